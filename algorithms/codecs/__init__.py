@@ -1,0 +1,25 @@
+"""Wire codecs: how fp32 values travel. Each name here has one wire id, and each id one codec."""
+
+from algorithms.codecs.base import Codec
+from algorithms.codecs.bf16 import BF16
+from algorithms.codecs.fp32 import FP32
+
+__all__ = ["CODECS", "Codec", "codec_by_id", "codec_by_name"]
+
+CODECS: tuple[Codec, ...] = (FP32(), BF16())
+
+
+def codec_by_name(name: str) -> Codec:
+    """Raises ValueError, with the names that exist."""
+    for codec in CODECS:
+        if codec.name == name:
+            return codec
+    raise ValueError(f"unknown codec {name!r}; use one of {', '.join(c.name for c in CODECS)}")
+
+
+def codec_by_id(wire_id: int) -> Codec:
+    """Raises ValueError when this version does not know the codec."""
+    for codec in CODECS:
+        if codec.wire_id == wire_id:
+            return codec
+    raise ValueError(f"codec {wire_id} is unknown to this version")

@@ -1,0 +1,24 @@
+"""bfloat16: fp32's range, eight bits of precision, two bytes a value; rounds to nearest even."""
+
+import torch
+from torch import Tensor
+
+from algorithms.codecs.base import check_size
+
+
+class BF16:
+    """Relative error at most 2^-8."""
+
+    name = "bf16"
+    wire_id = 2
+    block_elements = 1
+
+    def encoded_bytes(self, elements: int) -> int:
+        return 2 * elements
+
+    def encode(self, values: Tensor) -> Tensor:
+        return values.to(torch.bfloat16).view(torch.uint8)
+
+    def decode(self, raw: Tensor, elements: int) -> Tensor:
+        check_size(self, raw, elements)
+        return raw.view(torch.bfloat16).to(torch.float32)

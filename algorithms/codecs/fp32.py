@@ -1,0 +1,24 @@
+"""The identity: four bytes a value, little-endian."""
+
+import torch
+from torch import Tensor
+
+from algorithms.codecs.base import check_size
+
+
+class FP32:
+    """Exact; encoding and decoding are views, not copies."""
+
+    name = "fp32"
+    wire_id = 1
+    block_elements = 1
+
+    def encoded_bytes(self, elements: int) -> int:
+        return 4 * elements
+
+    def encode(self, values: Tensor) -> Tensor:
+        return values.view(torch.uint8)
+
+    def decode(self, raw: Tensor, elements: int) -> Tensor:
+        check_size(self, raw, elements)
+        return raw.view(torch.float32)

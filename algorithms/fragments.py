@@ -1,0 +1,113 @@
+"""Fragments: named sets of parameters that are exchanged as a unit, and their shards."""
+
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+_LAYER = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Name and shape of one parameter, as every peer of a run must have it."""
+
+    name: str
+    shape: tuple[int, ...]
+
+    @property
+    def elements(self) -> int:
+        return prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """A set of parameters that travels together, in the order of the schema."""
+
+    index: int
+    specs: tuple[TensorSpec, ...]
+
+    @property
+    def elements(self) -> int:
+        return sum(spec.elements for spec in self.specs)
+
+    def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """Copies the fragment's tensors into one fresh 1-D fp32 tensor of `elements` values."""
+        flat = torch.empty(self.elements, dtype=torch.float32)
+        for name, view in self.views(flat).items():
+            view.copy_(tensors[name])
+        return flat
+
+    def views(self, flat: Tensor) -> dict[str, Tensor]:
+        """Views into `flat` (1-D, `elements` values), by parameter name and in its shape."""
+        if flat.shape != (self.elements,):
+            raise ValueError(
+                f"fragment {self.index} has {self.elements} elements, got shape {tuple(flat.shape)}"
+            )
+        parts = torch.split(flat, [spec.elements for spec in self.specs])
+        return {
+            spec.name: part.view(spec.shape) for spec, part in zip(self.specs, parts, strict=True)
+        }
+
+
+def layer_of(name: str) -> int | None:
+    """The layer index in a parameter name: its first numeric component; None outside the layers."""
+    found = _LAYER.search(name)
+    return int(found.group(1)) if found else None
+
+
+def partition(
+    schema: Sequence[TensorSpec], fragments: int, pattern: str = "strided"
+) -> tuple[Fragment, ...]:
+    """Cuts a model into fragments.
+
+    Args:
+        schema: every parameter, in the model's order.
+        fragments: 1 puts all into one; P > 1 makes P fragments of layers and, after them, one of
+            the embeddings and whatever else is outside the layers.
+        pattern: `strided` puts layer l into fragment l mod P, `sequential` cuts runs of layers.
+
+    Returns:
+        The fragments; every parameter is in exactly one.
+
+    Raises:
+        ValueError: fewer layers than fragments, or an unknown pattern.
+
+    Ref: arXiv:2501.18512 section 2.2. There a fragment is three layers; here P is given.
+    """
+    if fragments == 1:
+        return (Fragment(0, tuple(schema)),)
+    if pattern not in ("strided", "sequential"):
+        raise ValueError(f"unknown fragment pattern {pattern!r}; use 'strided' or 'sequential'")
+    layers = sorted({layer for spec in schema if (layer := layer_of(spec.name)) is not None})
+    if fragments < 1 or fragments > len(layers):
+        raise ValueError(f"{fragments} fragments of {len(layers)} layers; use 1 to {len(layers)}")
+    rank = {layer: position for position, layer in enumerate(layers)}
+    groups: list[list[TensorSpec]] = [[] for _ in range(fragments + 1)]
+    for spec in schema:
+        layer = layer_of(spec.name)
+        if layer is None:
+            groups[fragments].append(spec)
+        elif pattern == "strided":
+            groups[rank[layer] % fragments].append(spec)
+        else:
+            groups[rank[layer] * fragments // len(layers)].append(spec)
+    filled = [group for group in groups if group]
+    return tuple(Fragment(index, tuple(group)) for index, group in enumerate(filled))
+
+
+def shard_bounds(elements: int, shards: int, align: int) -> tuple[tuple[int, int], ...]:
+    """Cuts `elements` values into `shards` ranges that cover each value exactly once.
+
+    Inner bounds are multiples of `align`, so that block codecs see the same blocks whatever the
+    number of shards. The ranges differ by at most `align` values from even; some may be empty.
+    """
+    if elements < 0 or shards < 1 or align < 1:
+        raise ValueError(f"cannot cut {elements} elements into {shards} shards aligned to {align}")
+    cuts = [min(elements, round(elements * k / shards / align) * align) for k in range(shards)]
+    cuts.append(elements)
+    return tuple(itertools.pairwise(cuts))

@@ -1,0 +1,44 @@
+"""Who reduces which shard: rendezvous (highest random weight) hashing, one shard a peer.
+
+Everyone who knows the group computes the same answer, so nobody is asked. A group of n cuts a
+fragment into n shards, and each peer reduces one: traffic per peer is 2 (n-1)/n of the fragment.
+"""
+
+from collections.abc import Sequence
+from hashlib import blake2b
+
+
+def weight(key: bytes, peer: str) -> int:
+    """The 64-bit weight of a peer for a key."""
+    return int.from_bytes(blake2b(peer.encode(), key=key[:64], digest_size=8).digest(), "big")
+
+
+def ranking(key: bytes, peers: Sequence[str]) -> tuple[str, ...]:
+    """The peers by falling weight for this key; ties (never seen) by name."""
+    return tuple(sorted(peers, key=lambda peer: (-weight(key, peer), peer)))
+
+
+def reducer_orders(
+    run: int, fragment: int, round_: int, group: Sequence[str]
+) -> tuple[tuple[str, ...], ...]:
+    """For each of the len(group) shards, the peers in the order in which they may reduce it.
+
+    The first is the reducer: going through the shards, each takes the heaviest peer that has none
+    yet, so that the load is exactly even. The others follow by weight and take over when all before
+    them are gone.
+
+    Args:
+        run: 64-bit run id.
+        fragment: fragment index.
+        round_: round of that fragment; other rounds give other reducers.
+        group: the peers that lay out the round; the order does not matter.
+    """
+    taken: set[str] = set()
+    orders = []
+    for shard in range(len(group)):
+        key = b"".join(number.to_bytes(8, "big") for number in (run, fragment, round_, shard))
+        by_weight = ranking(key, group)
+        first = next(peer for peer in by_weight if peer not in taken)
+        taken.add(first)
+        orders.append((first, *(peer for peer in by_weight if peer != first)))
+    return tuple(orders)

@@ -1,0 +1,107 @@
+"""When each fragment is sent and applied: exact offsets, period H, overlap tau.
+
+Steps count from 1: after inner step t, a fragment with offset t_p is sent when t >= t_p and
+(t - t_p) mod H == 0, and its reduction is applied tau steps later. Offsets are spread evenly and
+exactly over the period, so every fragment syncs every H steps whatever the number of fragments.
+The last step closes: what is in flight is applied, and fragments with unsent steps sync once more.
+
+Ref: arXiv:2501.18512 algorithm 2.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, order=True)
+class Due:
+    """Round `round` (from 0) of fragment `fragment`."""
+
+    fragment: int
+    round: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """The rounds of a run.
+
+    Args:
+        fragments: number of fragments, at most `inner_steps`.
+        inner_steps: H, inner steps between two syncs of one fragment.
+        overlap_steps: tau in 0..H, inner steps between sending and applying.
+        steps: length of the run in inner steps.
+
+    Raises:
+        ValueError: with the value, the reason and the fix.
+    """
+
+    fragments: int
+    inner_steps: int
+    overlap_steps: int
+    steps: int
+
+    def __post_init__(self) -> None:
+        if self.inner_steps < 1:
+            raise ValueError(f"inner_steps (H) is {self.inner_steps}; it must be at least 1")
+        if not 1 <= self.fragments <= self.inner_steps:
+            raise ValueError(
+                f"{self.fragments} fragments do not fit into inner_steps = {self.inner_steps}; "
+                "use fewer fragments or a longer period"
+            )
+        if not 0 <= self.overlap_steps <= self.inner_steps:
+            raise ValueError(
+                f"overlap_steps (tau) is {self.overlap_steps}; it must be 0 to inner_steps = "
+                f"{self.inner_steps}"
+            )
+        if self.steps < 1:
+            raise ValueError(f"steps is {self.steps}; it must be at least 1")
+
+    def offset(self, fragment: int) -> int:
+        """t_p, the step of a fragment's first sync, in 1..H."""
+        return (fragment + 1) * self.inner_steps // self.fragments
+
+    def rounds(self, fragment: int) -> int:
+        """How many rounds a fragment has in the whole run, the closing one included."""
+        regular, left = self._regular(fragment)
+        return regular + (1 if left else 0)
+
+    def send_step(self, due: Due) -> int:
+        """The step after which a round is sent."""
+        return min(self.steps, self.offset(due.fragment) + due.round * self.inner_steps)
+
+    def sends(self, step: int) -> tuple[Due, ...]:
+        """The rounds that start after inner step `step`."""
+        return tuple(due for f in range(self.fragments) if (due := self._sent(f, step)) is not None)
+
+    def applies(self, step: int) -> tuple[Due, ...]:
+        """The earlier rounds to apply after `step`, before `sends(step)`: those sent tau steps ago.
+
+        With tau = 0 there are none: a round is applied right after it was sent. At the last step
+        everything that is still in flight is applied.
+        """
+        if self.overlap_steps == 0:
+            return ()
+        window = range(self.overlap_steps, 0, -1) if step == self.steps else (self.overlap_steps,)
+        return tuple(
+            due
+            for back in window
+            for f in range(self.fragments)
+            if (due := self._sent(f, step - back)) is not None
+        )
+
+    def applies_at_once(self, step: int) -> bool:
+        """Whether the rounds sent after `step` are applied before the next step."""
+        return self.overlap_steps == 0 or step == self.steps
+
+    def _regular(self, fragment: int) -> tuple[int, int]:
+        """(rounds at regular steps, steps left over after the last of them)."""
+        beyond = self.steps - self.offset(fragment)
+        if beyond < 0:
+            return 0, self.steps
+        return beyond // self.inner_steps + 1, beyond % self.inner_steps
+
+    def _sent(self, fragment: int, step: int) -> Due | None:
+        beyond = step - self.offset(fragment)
+        if 0 < step <= self.steps and beyond >= 0 and beyond % self.inner_steps == 0:
+            return Due(fragment, beyond // self.inner_steps)
+        if step == self.steps:
+            return Due(fragment, self.rounds(fragment) - 1)
+        return None
