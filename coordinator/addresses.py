@@ -1,0 +1,71 @@
+"""HOST:PORT: reading it, judging it, and reserving free ports on loopback."""
+
+import ipaddress
+import socket
+import sys
+from types import TracebackType
+
+LOOPBACK_HOST = "127.0.0.1"
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Splits `HOST:PORT` or `[IPv6]:PORT`.
+
+    Raises:
+        ValueError: with a line that says what is wrong.
+    """
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isdecimal() or int(port) > 65535:
+        raise ValueError(f"{address!r} is no address: write HOST:PORT, such as 127.0.0.1:7600")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach the host. Names other than localhost count as no."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+class ReservedPorts:
+    """Distinct free loopback ports, kept from everyone else until closed.
+
+    A port that is merely looked up can be lost before its worker listens on it: any outgoing
+    connection may get it as its source port. Linux lets a listener bind next to a socket that is
+    bound but does not listen, if both set SO_REUSEADDR, as gRPC does; so there the sockets stay
+    open. Elsewhere they are closed once all ports are chosen.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._sockets: list[socket.socket] = []
+        self.addresses: list[str] = []
+        try:
+            for _ in range(count):
+                reserved = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+                self._sockets.append(reserved)
+                reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                reserved.bind((LOOPBACK_HOST, 0))
+                self.addresses.append(f"{LOOPBACK_HOST}:{reserved.getsockname()[1]}")
+        except OSError:
+            self.close()
+            raise
+        if not sys.platform.startswith("linux"):
+            self.close()
+
+    def close(self) -> None:
+        while self._sockets:
+            self._sockets.pop().close()
+
+    def __enter__(self) -> "ReservedPorts":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,28 @@
+"""Runs a command that dies with the process that started it, even when that one is SIGKILLed.
+
+    python leash.py PARENT_PID COMMAND [ARGUMENT...]
+
+Linux sends the signal; elsewhere the command just runs. A wrapper, because code between fork and
+exec is not safe in Python; it imports next to nothing and replaces itself.
+"""
+
+import os
+import signal
+import sys
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main(arguments: list[str]) -> None:
+    parent, command = int(arguments[0]), arguments[1:]
+    if sys.platform.startswith("linux"):
+        import ctypes
+
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:  # it had died before it could be said
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.execvp(command[0], command)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,83 @@
+"""Which events deserve a line of their own, and in which words."""
+
+from collections.abc import Callable
+
+from coordinator.records import Event, exit_words, float_of, int_of, names_of, text_of
+
+_MAX_SEEN = 10_000
+_WORSE = ("alive", "suspect", "dead")
+
+
+class Notes:
+    """Turns events into lines for people. What several workers report alike is said once."""
+
+    def __init__(self) -> None:
+        self._starts: set[tuple[str, ...]] = set()
+        self._health: dict[str, int] = {}
+        self._writers: dict[str, Callable[[Event], str | None]] = {
+            "started": self._started,
+            "round_failed": _round_failed,
+            "adopted": _adopted,
+            "refused": lambda event: f"refused: {text_of(event, 'reason') or '?'}",
+            "warning": lambda event: f"warning: {text_of(event, 'text') or '?'}",
+            "member": self._member,
+            "result": _result,
+            "exit": _exit,
+        }
+
+    def line(self, event: Event) -> str | None:
+        """The line for this event, or None where it is ordinary."""
+        kind, peer = text_of(event, "event"), text_of(event, "peer") or "?"
+        writer = self._writers.get(kind or "")
+        words = writer(event) if writer else None
+        return " ".join(f"{peer} {words}".split()) if words else None
+
+    def _started(self, event: Event) -> str | None:
+        group, step = names_of(event, "group"), int_of(event, "step") or 0
+        start = (*group, str(step))
+        if start in self._starts or len(self._starts) >= _MAX_SEEN:
+            return None
+        self._starts.add(start)
+        return f"starts training at step {step} with {', '.join(group) or 'nobody'}"
+
+    def _member(self, event: Event) -> str | None:
+        """Doubts, deaths and returns; that a peer joins or leaves in good order is ordinary."""
+        changed = text_of(event, "peer_changed") or "?"
+        health = (text_of(event, "health") or "").lower()
+        told = self._health.get(changed, 0)
+        rank = _WORSE.index(health) if health in _WORSE else 0
+        if rank == told or 0 < rank < told or len(self._health) >= _MAX_SEEN:
+            return None  # known, or a slower witness of what was already said
+        self._health[changed] = rank
+        return f"sees {changed} {'alive again' if rank == 0 else health}"
+
+
+def _round_failed(event: Event) -> str:
+    missing = names_of(event, "waiting_for")
+    tail = f"; it waited for {', '.join(missing)}" if missing else ""
+    return (
+        f"gave up round {int_of(event, 'round')} of fragment {int_of(event, 'fragment')}: "
+        f"{text_of(event, 'reason') or 'no reason given'}{tail}"
+    )
+
+
+def _adopted(event: Event) -> str:
+    reason = text_of(event, "reason")
+    return (
+        f"took over the state of {text_of(event, 'donor') or '?'} at step {int_of(event, 'step')}"
+        f"{f': {reason}' if reason else ''}"
+    )
+
+
+def _result(event: Event) -> str:
+    loss, step = float_of(event, "val_loss"), int_of(event, "step")
+    words = "finished" if text_of(event, "reason") == "finished" else "ended"
+    return f"{words} at step {step}" + (f", validation loss {loss:.3f}" if loss else "")
+
+
+def _exit(event: Event) -> str | None:
+    code = int_of(event, "exit_code")
+    if code in (None, 0, 130):
+        return None
+    reason = text_of(event, "text")
+    return f"has ended: {exit_words(code)}" + (f": {reason}" if reason else "")

@@ -1,0 +1,124 @@
+"""One worker process: started on a leash, read without blocking, ended with all its children."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+_LEASH = Path(__file__).with_name("leash.py")
+_READ_BYTES = 64 * 1024
+_MAX_LINE_BYTES = 16 * 1024 * 1024
+_KEPT_ERRORS = 50
+
+
+class WorkerProcess:
+    """A child in a session of its own, so that the terminal's Ctrl-C does not reach it.
+
+    Its stderr goes to a log file, which appears with the first line. Used from one thread, the main
+    one: on Linux the leash is tied to the thread that starts the child.
+    """
+
+    def __init__(self, name: str, command: Sequence[str], log_path: Path) -> None:
+        self.name = name
+        self.errors: deque[str] = deque(maxlen=_KEPT_ERRORS)
+        self.log_path = log_path
+        self._log: IO[str] | None = None
+        self._lines = {"out": _Lines(), "err": _Lines()}
+        leash = [sys.executable, "-I", "-S", str(_LEASH), str(os.getpid())]
+        self._process = subprocess.Popen(
+            [*leash, *command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        for stream in (self._process.stdout, self._process.stderr):
+            assert stream is not None
+            os.set_blocking(stream.fileno(), False)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def files(self) -> list[int]:
+        """The descriptors that become readable when there is output."""
+        pipes = (self._process.stdout, self._process.stderr)
+        return [pipe.fileno() for pipe in pipes if pipe is not None and not pipe.closed]
+
+    def read(self) -> list[str]:
+        """The complete lines of stdout that have come since; stderr goes to log and `errors`."""
+        for line in self._drain(self._process.stderr, "err"):
+            self.errors.append(line)
+            self._write_log(line)
+        return self._drain(self._process.stdout, "out")
+
+    def note(self, line: str) -> None:
+        """Keeps a line of stdout that is no event."""
+        self._write_log(line)
+
+    def poll(self) -> int | None:
+        """The exit code, negative for a signal; None while it runs."""
+        return self._process.poll()
+
+    def interrupt(self) -> None:
+        """Asks it to save and end, as Ctrl-C does."""
+        with suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGINT)
+
+    def kill(self) -> None:
+        """Ends it and every process it has started, at once."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Waits for the end of a process that has ended or was killed, and frees what it held."""
+        self.kill()  # what it may have left behind in its session
+        self._process.wait()
+        for stream in (self._process.stdout, self._process.stderr):
+            if stream is not None:
+                stream.close()
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
+    def _drain(self, pipe: IO[bytes] | None, key: str) -> list[str]:
+        if pipe is None or pipe.closed:
+            return []
+        lines: list[str] = []
+        while True:
+            try:
+                chunk = os.read(pipe.fileno(), _READ_BYTES)
+            except BlockingIOError:
+                return lines
+            if not chunk:
+                pipe.close()
+                return lines + self._lines[key].rest()
+            lines += self._lines[key].feed(chunk)
+
+    def _write_log(self, line: str) -> None:
+        with suppress(OSError):  # a full disk must not end the supervisor
+            if self._log is None:
+                self._log = self.log_path.open("a", encoding="utf-8")
+            print(line, file=self._log, flush=True)
+
+
+class _Lines:
+    """Cuts a stream of bytes into lines; what is too long to be one is dropped."""
+
+    def __init__(self) -> None:
+        self._partial = b""
+
+    def feed(self, chunk: bytes) -> list[str]:
+        *lines, partial = (self._partial + chunk).split(b"\n")
+        self._partial = partial if len(partial) <= _MAX_LINE_BYTES else b""
+        return [line.decode(errors="replace") for line in lines]
+
+    def rest(self) -> list[str]:
+        """The last line, if it has no end."""
+        partial, self._partial = self._partial, b""
+        return [partial.decode(errors="replace")] if partial else []

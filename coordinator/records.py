@@ -1,0 +1,178 @@
+"""What is known of each worker from its events, whichever way they came."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from signal import Signals
+
+Event = Mapping[str, object]
+Curve = list[tuple[int, float]]  # (inner step, training loss in nats)
+
+SILENT_AFTER_S = 10.0  # workers report about twice a second
+_MAX_CURVE_POINTS = 4096
+_MAX_FRAGMENTS = 4096
+_MAX_TEXT = 20_000
+
+
+@dataclass
+class Record:
+    """One worker, as last heard. Counts are of its current life.
+
+    `curve` is the training loss as seen in progress; `result` is the worker's own final event,
+    whose figures then count; `exit_code` is negative for a signal, and None while the process runs
+    or when nobody here could see it end. Times are monotonic seconds of this process.
+    """
+
+    peer: str
+    address: str = ""
+    state: str = "starting"
+    step: int = 0
+    steps: int = 0
+    loss: float | None = None
+    round: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    rounds_completed: int = 0
+    rounds_failed: int = 0
+    started: bool = False
+    heard_s: float = 0.0
+    exit_code: int | None = None
+    result: dict[str, object] | None = None
+    curve: Curve = field(default_factory=list)
+    _first_step: tuple[float, int] | None = None  # when heard, and where the worker then was
+    _last_round: dict[int, int] = field(default_factory=dict)
+    _last_failed: dict[int, int] = field(default_factory=dict)
+
+    def apply(self, event: Event, now_s: float) -> None:
+        """Takes one event. The same event again changes nothing; unknown ones are passed over."""
+        self.heard_s = now_s
+        match event.get("event"):
+            case "listening":
+                self.address = text_of(event, "address") or self.address
+            case "started":
+                self.started = True
+            case "progress":
+                self._progress(event)
+            case "round":
+                self.rounds_completed += _is_later(self._last_round, event)
+            case "round_failed":
+                self.rounds_failed += _is_later(self._last_failed, event)
+            case "result":
+                self._finish(event)
+            case "exit":
+                self.exit_code = int_of(event, "exit_code")
+
+    def shown_state(self, now_s: float) -> str:
+        """The state in a word or two."""
+        if self.exit_code is not None:
+            return exit_words(self.exit_code)
+        silence_s = now_s - self.heard_s
+        if self.started and self.result is None and silence_s > SILENT_AFTER_S:
+            return f"silent {silence_s:.0f} s"
+        return self.state
+
+    def remaining_s(self) -> float | None:
+        """How long the rest takes at the pace so far; None before there is one."""
+        if self._first_step is None or self.step <= self._first_step[1]:
+            return None
+        began_s, began_step = self._first_step
+        return (self.heard_s - began_s) / (self.step - began_step) * (self.steps - self.step)
+
+    def loss_curve(self) -> Curve:
+        """The worker's own curve once it has reported, else what was seen in its progress."""
+        reported = curve_of(self.result or {}, "train_loss_curve")
+        return reported or self.curve
+
+    def _progress(self, event: Event) -> None:
+        self.state = text_of(event, "state") or self.state
+        self.step = int_of(event, "step") or 0
+        self.steps = int_of(event, "steps") or self.steps
+        self.round = int_of(event, "round") or self.round
+        self.bytes_sent = int_of(event, "bytes_sent") or self.bytes_sent
+        self.bytes_received = int_of(event, "bytes_received") or self.bytes_received
+        self.loss = float_of(event, "loss")
+        if self.state == "training":
+            self.started = True
+            self._first_step = self._first_step or (self.heard_s, self.step)
+        if self.loss is not None and (not self.curve or self.step > self.curve[-1][0]):
+            self.curve.append((self.step, self.loss))
+            if len(self.curve) > _MAX_CURVE_POINTS:
+                del self.curve[1::2]
+
+    def _finish(self, event: Event) -> None:
+        self.result = dict(event)
+        finished = text_of(event, "reason") == "finished"
+        self.state = "done" if finished else text_of(event, "reason") or "ended"
+        for name in ("step", "bytes_sent", "bytes_received", "rounds_completed", "rounds_failed"):
+            if (value := int_of(event, name)) is not None:
+                setattr(self, name, value)
+
+
+def exit_words(code: int) -> str:
+    """An exit code in words: `killed (SIGKILL)`, `exit 4`."""
+    if code == 0:
+        return "done"
+    if code == 130:
+        return "interrupted"
+    if code < 0:
+        try:
+            return f"killed ({Signals(-code).name})"
+        except ValueError:
+            return f"killed (signal {-code})"
+    return f"exit {code}"
+
+
+# --------------------------------------------------- values from outside: checked where they enter
+
+
+def int_of(event: Event, key: str) -> int | None:
+    value = event.get(key)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def float_of(event: Event, key: str) -> float | None:
+    """A finite number, else None."""
+    value = event.get(key)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def text_of(event: Event, key: str) -> str | None:
+    """Text that cannot steer a terminal, else None."""
+    value = event.get(key)
+    return printable(value[:_MAX_TEXT]) if isinstance(value, str) else None
+
+
+def names_of(event: Event, key: str) -> list[str]:
+    value = event.get(key)
+    return [printable(str(name)) for name in value] if isinstance(value, list | tuple) else []
+
+
+def curve_of(event: Event, key: str) -> Curve:
+    """A list of [step, loss], without the points that are not finite numbers."""
+    points = event.get(key)
+    curve: Curve = []
+    for point in points if isinstance(points, list | tuple) else ():
+        if isinstance(point, list | tuple) and len(point) == 2:
+            pair = {"step": point[0], "loss": point[1]}
+            step, loss = int_of(pair, "step"), float_of(pair, "loss")
+            if step is not None and loss is not None:
+                curve.append((step, loss))
+    return curve
+
+
+def printable(text: str) -> str:
+    """Replaces control characters other than newline and tab."""
+    return "".join(
+        c if c in "\n\t" or c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text
+    )
+
+
+def _is_later(last: dict[int, int], event: Event) -> bool:
+    """Whether this is a later round of its fragment than the last one counted; then counts it."""
+    fragment, round_ = int_of(event, "fragment") or 0, int_of(event, "round") or 0
+    if round_ <= last.get(fragment, -1) or (fragment not in last and len(last) >= _MAX_FRAGMENTS):
+        return False
+    last[fragment] = round_
+    return True

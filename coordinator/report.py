@@ -1,0 +1,155 @@
+"""The final report: what all workers said, as one JSON document."""
+
+import json
+import os
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from coordinator.records import Curve, Record, float_of, int_of, text_of
+
+Report = dict[str, Any]
+
+_SETTING_COUNTS = ("inner_steps", "seed", "params")
+_PEER_COUNTS = (
+    "tokens",
+    "payload_bytes_sent",
+    "payload_bytes_received",
+    "payload_bytes_per_round",
+    "ddp_bytes",
+)
+_PEER_MEASURES = ("compute_s", "stall_s", "wall_s", "compute_utilization", "val_loss")
+_PEER_TEXTS = ("anchor_hash", "momentum_hash", "reason", "checkpoint")
+
+
+def build_report(
+    records: Sequence[Record], *, settings: Mapping[str, object], elapsed_s: float
+) -> Report:
+    """Puts the workers' results together.
+
+    `val_loss compute_s stall_s wall_s compute_utilization` are means over the workers that reported
+    them; `rounds_completed` is the most that one worker saw, `rounds_failed` the sum over workers.
+    `loop_lag_ms` is the worst worker's. `bytes_ratio` says how many times more DDP would have sent.
+    A worker that ended without a result stands in `peers` with what was last heard of it.
+
+    Args:
+        records: one per worker.
+        settings: preset, steps, inner_steps and seed as asked for, where no worker has told.
+        elapsed_s: from the command's start to its end.
+    """
+    results = [record.result for record in records if record.result is not None]
+    told = dict(settings)
+    for result in results:
+        told |= _settings(result)
+    peers = [_peer(record) for record in records]
+    sent = _mean([float(peer["bytes_sent"]) for peer in peers if peer["anchor_hash"]])
+    ddp = _mean([float(peer["ddp_bytes"]) for peer in peers if peer["ddp_bytes"] is not None])
+    return {
+        "preset": told.get("preset"),
+        "workers": len(records),
+        "steps": max((record.steps for record in records), default=0) or told.get("steps"),
+        "step": max((record.step for record in records), default=0),
+        "inner_steps": told.get("inner_steps"),
+        "seed": told.get("seed"),
+        "params": told.get("params"),
+        **{key: _mean([p[key] for p in peers if p[key] is not None]) for key in _PEER_MEASURES},
+        "elapsed_s": round(elapsed_s, 3),
+        "rounds_completed": max((record.rounds_completed for record in records), default=0),
+        "rounds_failed": sum(record.rounds_failed for record in records),
+        "bytes_sent_per_worker": sent,
+        "ddp_bytes_per_worker": ddp,
+        "bytes_ratio": ddp / sent if ddp and sent else None,
+        "hashes_agree": _agree(peers),
+        "reason": _reason(peers),
+        "loop_lag_ms": _worst([p["loop_lag_ms"] for p in peers if p["loop_lag_ms"]]),
+        "sample": next((s for r in results if (s := text_of(r, "sample"))), None),
+        "checkpoint": next((p["checkpoint"] for p in peers if p["checkpoint"]), None),
+        "loss_png": None,
+        "peers": peers,
+        "train_loss_curve": mean_curve([record.loss_curve() for record in records]),
+    }
+
+
+def mean_curve(curves: Sequence[Curve]) -> Curve:
+    """Per step the mean over the workers that have a value there."""
+    by_step: defaultdict[int, list[float]] = defaultdict(list)
+    for curve in curves:
+        for step, loss in curve:
+            by_step[step].append(loss)
+    return [(step, sum(losses) / len(losses)) for step, losses in sorted(by_step.items())]
+
+
+def write_report(report: Report, path: Path) -> None:
+    """Writes the JSON so that a reader sees the old file or the new one, never a part."""
+    text = json.dumps(report, indent=1, allow_nan=False) + "\n"
+    write_atomically(path, text.encode())
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Raises OSError; then nothing is left beside the path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        with suppress(FileNotFoundError):
+            temporary.unlink()
+
+
+def _peer(record: Record) -> dict[str, Any]:
+    result = record.result or {}
+    return {
+        "peer": record.peer,
+        "address": record.address,
+        "exit_code": record.exit_code,
+        "state": record.state,
+        "step": record.step,
+        "steps": int_of(result, "steps") if record.result else record.step,
+        "bytes_sent": record.bytes_sent,
+        "bytes_received": record.bytes_received,
+        "rounds_completed": record.rounds_completed,
+        "rounds_failed": record.rounds_failed,
+        **{key: int_of(result, key) for key in _PEER_COUNTS},
+        **{key: float_of(result, key) for key in _PEER_MEASURES},
+        **{key: text_of(result, key) for key in _PEER_TEXTS},
+        "loop_lag_ms": _numbers(result.get("loop_lag_ms")),
+    }
+
+
+def _settings(result: Mapping[str, object]) -> dict[str, object]:
+    """The run's settings as a worker tells them."""
+    told: dict[str, object] = {key: int_of(result, key) for key in _SETTING_COUNTS}
+    told["preset"] = text_of(result, "preset")
+    return {key: value for key, value in told.items() if value is not None}
+
+
+def _numbers(value: object) -> dict[str, float]:
+    if not isinstance(value, Mapping):
+        return {}
+    return {str(k): number for k in value if (number := float_of(value, k)) is not None}
+
+
+def _worst(lags: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return {key: max(lag.get(key, 0.0) for lag in lags) for key in sorted(set[str]().union(*lags))}
+
+
+def _reason(peers: Sequence[Mapping[str, Any]]) -> str | None:
+    """Why the run ended: `finished` when at least one worker got there."""
+    reasons = [peer["reason"] for peer in peers if peer["reason"]]
+    return "finished" if "finished" in reasons else next(iter(reasons), None)
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _agree(peers: Sequence[Mapping[str, object]]) -> bool | None:
+    """Whether all workers that reported hold the same state; None when there are not two."""
+    hashes = [(p["anchor_hash"], p["momentum_hash"]) for p in peers if p["anchor_hash"]]
+    return len(set(hashes)) == 1 if len(hashes) > 1 else None

@@ -1,0 +1,151 @@
+"""The built-in task: samples by cursor, loss, generation, export."""
+
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from worker.tasks import Cursor, TaskError, TextError
+from worker.tasks.llama_bytes import LlamaBytes, window_starts
+
+SMALL = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+}
+START = Cursor(seed=3, stream="peer-a")
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> LlamaBytes:
+    """Text that tells where it is from: lower case is trained on, capitals are held out."""
+    path = tmp_path / "text.txt"
+    path.write_text("abcdefghijklmnopqrs" * 90 + "ABCDEFGHIJKLMNOPQRS" * 10)
+    return LlamaBytes(seed=1, text=str(path), batch_size=4, context_bytes=16, architecture=SMALL)
+
+
+def test_targets_are_the_inputs_one_byte_later(task: LlamaBytes) -> None:
+    batch = next(task.batches("train", START))
+    assert batch.inputs.shape == batch.targets.shape == (4, 16)
+    assert batch.inputs.dtype == batch.targets.dtype == torch.int64
+    assert torch.equal(batch.inputs[:, 1:], batch.targets[:, :-1])
+    text = task.corpus.train.tobytes()
+    for row, target in zip(batch.inputs.tolist(), batch.targets.tolist(), strict=True):
+        assert bytes([*row, target[-1]]) in text
+
+
+def test_batches_depend_on_the_cursor_alone(task: LlamaBytes) -> None:
+    whole = list(islice(task.batches("train", START), 6))
+    assert whole[2].cursor == START.advance(12)
+    resumed = list(islice(task.batches("train", whole[2].cursor), 3))
+    for before, after in zip(whole[3:], resumed, strict=True):
+        assert torch.equal(before.inputs, after.inputs)
+        assert torch.equal(before.targets, after.targets)
+        assert before.cursor == after.cursor
+
+
+def test_a_sample_is_the_same_whatever_batch_it_falls_into(task: LlamaBytes) -> None:
+    rows = torch.cat([batch.inputs for batch in islice(task.batches("train", START), 3)])
+    task.batch_size = 3
+    batch = next(task.batches("train", START.advance(5)))
+    assert torch.equal(batch.inputs, rows[5:8])
+
+
+@pytest.mark.parametrize(
+    "other", [replace(START, stream="peer-b"), replace(START, seed=4), START.advance(1)]
+)
+def test_other_streams_seeds_and_positions_give_other_samples(other: Cursor) -> None:
+    mine, others = window_starts(START, 64, 10**7), window_starts(other, 64, 10**7)
+    assert np.count_nonzero(mine == others) == 0
+
+
+def test_samples_are_spread_evenly_and_seldom_repeat() -> None:
+    starts = window_starts(START, 20_000, 10**9)
+    assert starts.dtype == np.int64
+    assert len(np.unique(starts)) > 19_990
+    counts, _ = np.histogram(starts, bins=20, range=(0, 10**9))
+    assert counts.min() > 850
+    assert counts.max() < 1150
+    assert set(window_starts(START, 1000, 3)) == {0, 1, 2}
+
+
+def test_no_sample_of_one_split_holds_text_of_the_other(task: LlamaBytes) -> None:
+    for split, known in (("train", str.islower), ("validation", str.isupper)):
+        for batch in islice(task.batches(split, START), 100):
+            for rows in (batch.inputs, batch.targets):
+                assert known(bytes(rows.flatten().tolist()).decode())
+
+
+def test_a_split_of_another_name_is_refused(task: LlamaBytes) -> None:
+    with pytest.raises(ValueError, match="'train' or 'validation', not 'test'"):
+        task.batches("test", START)
+
+
+def test_the_loss_is_the_mean_cross_entropy_of_the_next_byte(task: LlamaBytes) -> None:
+    model, batch = task.model(), next(task.batches("train", START))
+    loss = task.loss(model, batch)
+    assert loss.shape == ()
+    logs = model(batch.inputs).log_softmax(dim=-1)
+    expected = -logs.gather(2, batch.targets[:, :, None]).mean()
+    torch.testing.assert_close(loss, expected)
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_it_learns(task: LlamaBytes) -> None:
+    model = task.model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for batch in islice(task.batches("train", START), 60):
+        optimizer.zero_grad()
+        loss = task.loss(model, batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    assert loss.item() < 0.3
+    assert "fghijk" in task.generate(model, "abcde", n_tokens=40, temperature=0.0)
+
+
+def test_generation_depends_on_its_seed_and_outlives_the_context(task: LlamaBytes) -> None:
+    model = task.model()
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    text = task.generate(model, "def ", n_tokens=50, temperature=1.0, seed=1)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert text == task.generate(model, "def ", n_tokens=50, temperature=1.0, seed=1)
+    assert text != task.generate(model, "def ", n_tokens=50, temperature=1.0, seed=2)
+    assert 1 <= len(text) <= 50
+
+
+@pytest.mark.parametrize("prompt", ["", "é", "x" * 16, "x" * 100])
+def test_generation_takes_any_prompt(task: LlamaBytes, prompt: str) -> None:
+    assert task.generate(task.model(), prompt, n_tokens=20, temperature=0.8, seed=0)
+
+
+def test_export_holds_copies_of_the_parameters(task: LlamaBytes) -> None:
+    model = task.model()
+    tensors, config = task.export(model)
+    assert tensors.keys() == model.state_dict().keys()
+    assert config["model_type"] == "llama"
+    assert config["vocab_size"] == 256
+    assert config["max_position_embeddings"] == 16
+    kept = tensors["lm_head.weight"].clone()
+    with torch.no_grad():
+        model.get_parameter("lm_head.weight").zero_()
+    assert torch.equal(tensors["lm_head.weight"], kept)
+
+
+def test_wrong_options_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match="batch_size must be an integer of at least 1, got 0"):
+        LlamaBytes(seed=0, batch_size=0)
+    with pytest.raises(TaskError, match="leave vocab_size at 256"):
+        LlamaBytes(seed=0, architecture={"vocab_size": 300})
+    with pytest.raises(TaskError, match="max_position_embeddings must be an integer"):
+        LlamaBytes(seed=0, context_bytes=0)
+    path = tmp_path / "short.txt"
+    path.write_text("a" * 100)
+    with pytest.raises(TextError, match="10 bytes to hold out, but one sample takes 17"):
+        LlamaBytes(seed=0, text=str(path), context_bytes=16)

@@ -1,0 +1,164 @@
+"""Text: where it comes from, and that held-out text is never trained on."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from worker.tasks.errors import TextError
+from worker.tasks.text import HELD_OUT_SHARE, Corpus, load_text
+
+
+def contents(corpus: Corpus) -> tuple[bytes, bytes]:
+    return corpus.train.tobytes(), corpus.validation.tobytes()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    root = tmp_path / "texts"
+    for index in range(60):
+        path = root / f"part{index % 3}" / f"{index}.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"<file {index}>" * 20)
+    return root
+
+
+def test_of_a_file_the_last_tenth_is_held_out(tmp_path: Path) -> None:
+    path = tmp_path / "one.txt"
+    path.write_bytes(bytes(range(200)))
+    corpus = load_text(str(path))
+    assert contents(corpus) == (bytes(range(180)), bytes(range(180, 200)))
+    assert str(corpus) == f"{path}: 180 bytes to train on, 20 held out"
+
+
+def test_every_file_of_a_folder_is_on_one_side_whole(folder: Path) -> None:
+    corpus = load_text(str(folder))
+    train, validation = contents(corpus)
+    for index in range(60):
+        text = (f"<file {index}>" * 20).encode()
+        assert (text in train) != (text in validation)
+    assert corpus.train_files + corpus.validation_files == 60
+    assert 1 <= corpus.validation_files <= 15
+
+
+def test_the_split_depends_on_relative_names_alone(folder: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "moved" / "here"
+    elsewhere.parent.mkdir()
+    before = contents(load_text(str(folder)))
+    folder.rename(elsewhere)
+    assert contents(load_text(str(elsewhere))) == before
+    (elsewhere / "part0" / "new.txt").write_text("one file more")
+    after = contents(load_text(str(elsewhere)))
+    for index in range(60):
+        text = (f"<file {index}>" * 20).encode()
+        assert (text in after[1]) == (text in before[1])
+
+
+def test_a_glob_splits_as_its_folder_does(folder: Path) -> None:
+    assert contents(load_text(f"{folder}/**/*.txt")) == contents(load_text(str(folder)))
+    assert load_text(f"{folder}/part1/*.txt").train_files < 20
+
+
+@pytest.mark.parametrize("number_of_files", [1, 2, 3])
+def test_a_few_files_still_leave_text_on_both_sides(tmp_path: Path, number_of_files: int) -> None:
+    for index in range(number_of_files):
+        (tmp_path / f"{index}.txt").write_text(f"{index}" * 100)
+    train, validation = contents(load_text(str(tmp_path)))
+    assert train
+    assert validation
+    if number_of_files > 1:
+        assert not set(train) & set(validation)
+
+
+def test_a_copy_of_a_held_out_file_is_not_trained_on(folder: Path) -> None:
+    _, validation = contents(load_text(str(folder)))
+    held_out = next(
+        path for path in folder.rglob("*.txt") if path.read_bytes() in validation
+    ).read_bytes()
+    for index in range(40):
+        (folder / f"copy{index}.txt").write_bytes(held_out)
+    train, validation = contents(load_text(str(folder)))
+    assert (held_out in train) != (held_out in validation)
+    assert (train + validation).count(held_out) == 1
+
+
+def test_hidden_binary_and_empty_files_are_passed_over(tmp_path: Path) -> None:
+    for name, text in [
+        ("a.txt", b"aaaa" * 9),
+        ("b.txt", b"bbbb" * 9),
+        (".hidden", b"hhhh"),
+        ("model.bin", b"m\0mm"),
+        ("empty.txt", b""),
+        (".git/config", b"gggg"),
+    ]:
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(text)
+    train, validation = contents(load_text(str(tmp_path)))
+    assert sorted([train, validation]) == [b"aaaa" * 9, b"bbbb" * 9]
+
+
+def test_the_standard_library_is_quick_plentiful_and_the_same_twice() -> None:
+    load_text("stdlib")  # from now on from the page cache
+    start_s = time.perf_counter()
+    corpus = load_text("stdlib")
+    assert time.perf_counter() - start_s < 1.0
+    assert corpus.train_bytes > 3_000_000
+    share = corpus.validation_bytes / (corpus.train_bytes + corpus.validation_bytes)
+    assert HELD_OUT_SHARE / 3 < share < HELD_OUT_SHARE * 3
+    assert contents(corpus) == contents(load_text("stdlib"))
+    assert b"def " in corpus.validation.tobytes()
+
+
+def test_a_file_in_the_working_directory_called_stdlib_is_not_meant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "stdlib").write_text("mine" * 5)
+    monkeypatch.chdir(tmp_path)
+    assert load_text("stdlib").train_bytes > 3_000_000
+    assert load_text("./stdlib").train_bytes == 18
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("missing.txt", r"no such file or folder \(looked at .*missing\.txt\): name one"),
+        ("*.nothing", r"no file matches: check the pattern"),
+        ("empty", r"the folder holds no file: put text"),
+        ("short.txt", r"too short: 9 bytes to train on, but one sample takes 100: give more"),
+        ("zero.txt", r"too short: 0 bytes to train on"),
+    ],
+)
+def test_text_that_cannot_be_used_says_why_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, expected: str
+) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "short.txt").write_text("ten bytes!")
+    (tmp_path / "zero.txt").touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(TextError, match=expected) as caught:
+        load_text(source, min_bytes=100)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_file_without_permission_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "closed.txt"
+    path.write_text("text")
+    path.chmod(0)
+    with pytest.raises(TextError, match=r"cannot read .*closed\.txt: Permission denied"):
+        load_text(str(path))
+
+
+def test_a_file_that_fails_to_open_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.txt").write_text("text")
+
+    def refuse(path: Path) -> bytes:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(TextError, match=r"cannot read .*a\.txt: Permission denied: make it"):
+        load_text(str(tmp_path))

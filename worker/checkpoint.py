@@ -1,0 +1,140 @@
+"""Checkpoints: written atomically, verified when read, the one before kept as a fallback.
+
+A checkpoint is a folder `step-00000300` with `tensors.safetensors` and, written last,
+`manifest.json` with the size and hash of the tensors. It becomes visible by one rename, so a kill
+at any point leaves the newest or the one before. Nothing is ever unpickled.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import xxhash
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from worker.errors import CheckpointError
+
+_TENSORS = "tensors.safetensors"
+_MANIFEST = "manifest.json"
+_HASH_BLOCK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """Args: every_s: seconds between two checkpoints; keep: how many stay (at least 2)."""
+
+    every_s: float = 30.0
+    keep: int = 2
+
+    def __post_init__(self) -> None:
+        if self.every_s <= 0:
+            raise ValueError(f"every_s is {self.every_s}; it must be above 0")
+        if self.keep < 2:
+            raise ValueError(f"keep is {self.keep}; it must be at least 2, one to fall back on")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Tensors by name, and plain values: step, cursor, versions, the run's manifest."""
+
+    path: Path
+    tensors: Mapping[str, Tensor]
+    values: Mapping[str, Any]
+
+
+def save(folder: Path, step: int, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> Path:
+    """Writes a checkpoint, durable when this returns. any thread, one at a time.
+
+    Raises:
+        OSError: the disk is full or the folder not writable; the earlier checkpoints still stand.
+    """
+    final = folder / f"step-{step:08d}"
+    partial = folder / f".partial-{step:08d}"
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    save_file(dict(tensors), partial / _TENSORS)
+    _sync(partial / _TENSORS)
+    record = {
+        **values,
+        "tensors": {
+            "bytes": (partial / _TENSORS).stat().st_size,
+            "xxh3_128": _file_hash(partial / _TENSORS),
+        },
+    }
+    (partial / _MANIFEST).write_text(json.dumps(record, indent=1))
+    _sync(partial / _MANIFEST)
+    _sync(partial)
+    if final.exists():  # the same step, written before a restart
+        shutil.rmtree(final)
+    partial.rename(final)
+    _sync(folder)
+    return final
+
+
+def prune(folder: Path, keep: int) -> None:
+    """Removes all but the newest `keep` checkpoints."""
+    for old in _newest_first(folder)[keep:]:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def load(folder: Path) -> tuple[Checkpoint, list[str]]:
+    """The newest checkpoint that is whole, and a line for each newer one that is not.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    problems: list[str] = []
+    for path in _newest_first(folder):
+        try:
+            return _load_one(path), problems
+        except _Unusable as error:
+            problems.append(f"{path}: {error}; going back to the one before")
+    detail = f" ({problems[0]})" if problems else ""
+    raise CheckpointError(
+        f"{folder}: no usable checkpoint{detail}; start without --resume, or name another --out"
+    )
+
+
+class _Unusable(Exception):
+    pass
+
+
+def _load_one(path: Path) -> Checkpoint:
+    try:
+        values = json.loads((path / _MANIFEST).read_text())
+        expected = values["tensors"]
+        size = (path / _TENSORS).stat().st_size
+        if size != expected["bytes"]:
+            raise _Unusable(f"cut short: {size} of {expected['bytes']} bytes")
+        if _file_hash(path / _TENSORS) != expected["xxh3_128"]:
+            raise _Unusable("damaged: its hash differs")
+        return Checkpoint(path, load_file(path / _TENSORS), values)
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise _Unusable(f"unreadable: {error}") from error
+
+
+def _newest_first(folder: Path) -> list[Path]:
+    return sorted(folder.glob("step-*"), reverse=True)
+
+
+def _file_hash(path: Path) -> str:
+    whole = xxhash.xxh3_128()
+    with path.open("rb") as file:
+        while block := file.read(_HASH_BLOCK_BYTES):
+            whole.update(block)
+    return whole.hexdigest()
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

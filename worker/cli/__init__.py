@@ -1,0 +1,73 @@
+"""`murmur`: finds the commands by entry point, and turns errors into one line and an exit code."""
+
+import importlib
+import os
+import sys
+from importlib.metadata import entry_points
+
+import click
+
+from worker.errors import EXIT_ADDRESS, EXIT_INTERRUPTED, EXIT_TASK, MurmurError
+
+_GROUP = "murmur.commands"
+
+
+class _Commands(click.Group):
+    """Loads a command's module only when it is used: `murmur status` needs no torch."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({entry.name for entry in entry_points(group=_GROUP)})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        for entry in entry_points(group=_GROUP, name=cmd_name):
+            command = entry.load()
+            assert isinstance(command, click.Command)
+            return command
+        return None
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="murmuration", prog_name="murmur")
+def cli() -> None:
+    """Train one model on machines joined only by ordinary internet links.
+
+    \b
+    Exit codes: 0 done; 2 usage; 3 configuration; 4 task or text; 5 the swarm runs something else;
+    6 peers unreachable; 7 address in use; 8 no usable checkpoint; 130 interrupted after a save.
+    """
+
+
+def main() -> None:
+    """The `murmur` command."""
+    # gRPC's core writes what our own messages say already.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    try:
+        code = cli.main(standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
+    except click.exceptions.Abort:
+        sys.exit(EXIT_INTERRUPTED)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except Exception as error:
+        code = exit_code_of(error)
+        if code is None:
+            raise
+        click.echo(f"murmur: {' '.join(str(error).split())}", err=True)
+        sys.exit(code)
+
+
+def exit_code_of(error: Exception) -> int | None:
+    """The documented exit code of an error meant for the user; None for a defect."""
+    if isinstance(error, MurmurError):
+        return error.exit_code
+    # Known by name, so that a command which needs no torch does not import it for its errors.
+    for module, name, code in (
+        ("worker.tasks.errors", "TaskError", EXIT_TASK),
+        ("worker.transport.base", "AddressInUse", EXIT_ADDRESS),
+    ):
+        if module in sys.modules and isinstance(
+            error, getattr(importlib.import_module(module), name)
+        ):
+            return code
+    return None

@@ -1,0 +1,5 @@
+"""`python -m worker.cli` is `murmur`."""
+
+from worker.cli import main
+
+main()

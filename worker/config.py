@@ -1,0 +1,181 @@
+"""A run's TOML file: one section per owner, unknown keys refused with the nearest valid name.
+
+    [run]         seed, steps
+    [task]        name, and the task's own options
+    [inner]       the inner optimizer
+    [diloco]      preset, and the plan's fields where they differ from the preset's
+    [rounds]      when a round closes
+    [membership]  the failure detector
+    [checkpoint]  how often, how many
+
+`[run] [task] [inner] [diloco]` are run-wide: they make the manifest. The rest is the machine's own.
+"""
+
+import dataclasses
+import difflib
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from algorithms.plan import PRESETS, Plan
+from worker.checkpoint import CheckpointConfig
+from worker.errors import ConfigError
+from worker.inner import InnerConfig
+from worker.membership import MembershipConfig
+from worker.rounds import RoundConfig
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Args: seed: of the model and all streams of samples; steps: inner steps of the run."""
+
+    seed: int = 0
+    steps: int = 1200
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise ValueError(f"steps is {self.steps}; it must be at least 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskConfig:
+    """Args: name: a built-in task or `package.module:factory`; options: the factory's keywords."""
+
+    name: str = "llama-bytes"
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Everything that a run's TOML says."""
+
+    run: RunConfig = field(default_factory=RunConfig)
+    task: TaskConfig = field(default_factory=TaskConfig)
+    inner: InnerConfig = field(default_factory=InnerConfig)
+    preset: str = "diloco"
+    plan: Plan = PRESETS["diloco"]
+    rounds: RoundConfig = field(default_factory=RoundConfig)
+    membership: MembershipConfig = field(default_factory=MembershipConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+
+
+_SECTIONS = ("run", "task", "inner", "diloco", "rounds", "membership", "checkpoint")
+
+
+def load_config(path: Path | None, settings: Iterable[str], preset: str | None = None) -> Config:
+    """Reads a run's TOML and applies `section.key=value` settings on top.
+
+    Args:
+        path: the file; None takes the defaults.
+        settings: as given with `--set`; values are TOML, or else plain text.
+        preset: wins over the file's.
+
+    Raises:
+        ConfigError: with the file or flag, the key, and the fix.
+    """
+    source = str(path) if path else "the defaults"
+    document = _read(path) if path else {}
+    for setting in settings:
+        _apply_setting(document, setting)
+    if preset is not None:
+        document.setdefault("diloco", {})["preset"] = preset
+    return parse_config(document, source)
+
+
+def parse_config(document: Mapping[str, Any], source: str) -> Config:
+    """From plain nested values to a Config. Raises ConfigError."""
+    for name, section in document.items():
+        if name not in _SECTIONS:
+            raise ConfigError(f"{source}: no section [{name}]{_nearest(name, _SECTIONS)}")
+        if not isinstance(section, dict):
+            raise ConfigError(f"{source}: {name} is a section; write [{name}] and keys below it")
+    task = dict(document.get("task", {}))
+    diloco = dict(document.get("diloco", {}))
+    preset = diloco.pop("preset", "diloco")
+    if preset not in PRESETS:
+        raise ConfigError(f"{source}: no preset {preset!r}{_nearest(str(preset), PRESETS)}")
+    if preset == "ddp":
+        # A DDP step is its own round, whatever period a comparison was started with.
+        diloco.pop("inner_steps", None)
+    name = task.pop("name", TaskConfig.name)
+    return Config(
+        run=_build(RunConfig(), document.get("run", {}), "run", source),
+        task=TaskConfig(name=name, options=task),
+        inner=_build(InnerConfig(), document.get("inner", {}), "inner", source),
+        preset=preset,
+        plan=_build(PRESETS[preset], diloco, "diloco", source, extra=("preset",)),
+        rounds=_build(RoundConfig(), document.get("rounds", {}), "rounds", source),
+        membership=_build(MembershipConfig(), document.get("membership", {}), "membership", source),
+        checkpoint=_build(CheckpointConfig(), document.get("checkpoint", {}), "checkpoint", source),
+    )
+
+
+def to_document(config: Config) -> dict[str, Any]:
+    """The run-wide sections as plain values; `parse_config` takes them back."""
+    return {
+        "run": dataclasses.asdict(config.run),
+        "task": {"name": config.task.name, **config.task.options},
+        "inner": dataclasses.asdict(config.inner),
+        "diloco": {"preset": config.preset, **dataclasses.asdict(config.plan)},
+    }
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not TOML: {error}") from error
+
+
+def _apply_setting(document: dict[str, Any], setting: str) -> None:
+    key, equals, text = setting.partition("=")
+    section, dot, name = key.strip().partition(".")
+    if not equals or not dot or not section or not name:
+        raise ConfigError(
+            f"--set {setting}: write section.key=value, such as diloco.inner_steps=50"
+        )
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    target = document.setdefault(section, {})
+    if not isinstance(target, dict):
+        raise ConfigError(f"--set {setting}: {section} is not a section")
+    target[name] = value
+
+
+def _build(
+    default: T, values: Mapping[str, Any], section: str, source: str, extra: tuple[str, ...] = ()
+) -> T:
+    """`default` with the given fields replaced, each checked for name and type."""
+    known = {f.name: getattr(default, f.name) for f in dataclasses.fields(default)}  # type: ignore[arg-type]
+    checked: dict[str, Any] = {}
+    for name, value in values.items():
+        if name not in known:
+            raise ConfigError(
+                f"{source}: [{section}] has no key {name!r}{_nearest(name, (*known, *extra))}"
+            )
+        wanted = type(known[name])
+        if wanted is float and type(value) is int:
+            value = float(value)
+        if type(value) is not wanted:
+            raise ConfigError(
+                f"{source}: [{section}] {name} is {value!r}; it must be of type {wanted.__name__}"
+            )
+        checked[name] = value
+    try:
+        return dataclasses.replace(default, **checked)  # type: ignore[type-var]
+    except ValueError as error:
+        raise ConfigError(f"{source}: [{section}] {error}") from error
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    names = list(known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
+    return f"; did you mean {close[0]!r}?" if close else f"; use one of {', '.join(names)}"

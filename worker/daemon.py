@@ -1,0 +1,473 @@
+"""The composition root: starts the I/O thread, trains on this one, and ends both in good order."""
+
+import asyncio
+import concurrent.futures
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from algorithms.fragments import Fragment, TensorSpec, partition
+from algorithms.plan import Plan
+from worker import checkpoint
+from worker.config import Config
+from worker.errors import EXIT_INTERRUPTED, CheckpointError
+from worker.inner import Replica
+from worker.mailbox import FragmentState, Mailbox, Stop, ToIO
+from worker.manifest import Manifest, first_difference
+from worker.membership import Card
+from worker.node import Node, NodeConfig
+from worker.tasks import Cursor, Generates, Task, load_task
+from worker.train import Trainer
+from worker.transport import Transport
+from worker.transport.grpc import GrpcTransport
+from worker.wire import state_hash, tensor_hash
+
+T = TypeVar("T")
+
+_VALIDATION_BATCHES = 16
+_LINGER_S = 30.0
+_SAMPLE_BYTES = 400
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerOptions:
+    """Args:
+    node: name, addresses and whom to wait for.
+    listen: `host:port` to serve.
+    out: folder for checkpoints, `events.jsonl` and `result.json`.
+    resume: go on from the newest checkpoint in `out`.
+    announce: takes each event, for the terminal or a supervisor.
+    """
+
+    node: NodeConfig
+    listen: str
+    out: Path
+    resume: bool
+    announce: Callable[[dict[str, object]], None]
+
+
+class EventLog:
+    """`events.jsonl`, always; and on to whoever listens. any thread."""
+
+    def __init__(self, options: WorkerOptions, enrich: Callable[[dict[str, object]], None]) -> None:
+        self._options, self._enrich = options, enrich
+        self._started_at = time.monotonic()
+        self._lock = threading.Lock()
+        options.out.mkdir(parents=True, exist_ok=True)
+        self._file = (options.out / "events.jsonl").open("a", buffering=1)
+
+    def __call__(self, event: dict[str, object]) -> None:
+        event.setdefault("peer", self._options.node.peer)
+        event.setdefault("time_s", round(time.monotonic() - self._started_at, 3))
+        self._enrich(event)
+        with self._lock:
+            if not self._file.closed:
+                self._file.write(json.dumps(event) + "\n")
+            self._options.announce(event)
+
+    def close(self) -> None:
+        with self._lock:
+            self._file.close()
+
+
+class IOThread:
+    """Runs a node on an event loop of its own thread."""
+
+    def __init__(self, make: Callable[[], Node], mailbox: Mailbox) -> None:
+        self._make, self._mailbox = make, mailbox
+        self._ready: concurrent.futures.Future[str] = concurrent.futures.Future()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._node: Node | None = None
+        self._ended: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="murmur-io", daemon=True)
+
+    @property
+    def node(self) -> Node:
+        assert self._node is not None, "start() comes first"
+        return self._node
+
+    def start(self) -> str:
+        """Returns the advertised address. Raises AddressInUse."""
+        self._thread.start()
+        return self._ready.result()
+
+    def ask(self, question: Callable[[], T]) -> T:
+        """Calls a function on the loop's thread."""
+        assert self._loop is not None
+        answer: concurrent.futures.Future[T] = concurrent.futures.Future()
+
+        def call() -> None:
+            try:
+                answer.set_result(question())
+            except Exception as error:
+                answer.set_exception(error)
+
+        self._loop.call_soon_threadsafe(call)
+        return answer.result(timeout=10)
+
+    def close(self) -> None:
+        """Leaves the swarm and waits for the thread to end."""
+        if self._loop is not None and self._node is not None and self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._node.close)
+        self._thread.join(timeout=10)
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._main())
+        except BaseException as error:  # handed to the train thread, whatever it is
+            cause = _first_cause(error)
+            if not self._ready.done():
+                self._ready.set_exception(cause)
+            self._mailbox.answer(Stop(str(cause), cause))
+
+    async def _main(self) -> None:
+        loop = self._loop = asyncio.get_running_loop()
+        node = self._node = self._make()
+        address = await node.listen()
+
+        def deliver(message: ToIO) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(node.deliver, message)
+
+        self._mailbox.connect(deliver)
+        self._ready.set_result(address)
+        await node.run()
+
+
+def run_worker(config: Config, options: WorkerOptions) -> int:
+    """Trains until the end, a signal, or an error; returns the exit code. main thread only.
+
+    Raises:
+        MurmurError, TaskError, TransportError: one line for the user.
+    """
+    worker = Worker(config, options)
+    return worker.run()
+
+
+class Worker:
+    """One peer's process."""
+
+    def __init__(self, config: Config, options: WorkerOptions) -> None:
+        self._config, self._options = config, options
+        self._task: Task = load_task(
+            config.task.name, seed=config.run.seed, options=config.task.options
+        )
+        self._model = self._task.model()
+        schema = [
+            TensorSpec(name, tuple(parameter.shape))
+            for name, parameter in self._model.named_parameters()
+            if parameter.requires_grad
+        ]
+        self._fragments = partition(schema, config.plan.fragments, config.plan.pattern)
+        self._manifest = Manifest.of(config, schema)
+        self._log = EventLog(options, self._add_traffic)
+        self._saver = concurrent.futures.ThreadPoolExecutor(1, "murmur-save")
+        self._saving: concurrent.futures.Future[None] | None = None
+        self._saved_at = time.monotonic()
+        self._saved_path: Path | None = None
+        self._tokens_per_step = 0
+        self._io: IOThread | None = None
+        self._transport: Transport = GrpcTransport(options.listen)
+        self._mailbox = Mailbox()
+        self._interrupted_by: int | None = None
+
+    def run(self) -> int:
+        restored = self._restore() if self._options.resume else None
+        trainer = self._trainer(restored)
+        io = self._io = IOThread(self._make_node, self._mailbox)
+        try:
+            with self._signals():
+                address = io.start()
+                self._log({"event": "listening", "address": address, "pid": os.getpid()})
+                trainer.run()
+                return self._finish(trainer)
+        finally:
+            io.close()
+            self._saver.shutdown()
+            self._log.close()
+
+    # ---------------------------------------------------------------------------------- parts
+
+    def _make_node(self) -> Node:
+        async def offload(work: Callable[[], T]) -> T:
+            return await asyncio.get_running_loop().run_in_executor(None, work)
+
+        return Node(
+            node=self._options.node,
+            config=self._config,
+            manifest=self._manifest,
+            elements=[fragment.elements for fragment in self._fragments],
+            transport=self._transport,
+            mailbox=self._mailbox,
+            offload=offload,
+            log=self._log,
+        )
+
+    def _trainer(self, restored: checkpoint.Checkpoint | None) -> Trainer:
+        config = self._config
+        cursor = Cursor(seed=config.run.seed, stream=self._options.node.peer)
+        if restored is not None:
+            cursor = cursor.advance(restored.values["position"])
+        replica = Replica(self._task, self._model, config.inner, cursor, config.run.steps)
+        states = [initial_state(config.plan, f, replica.parameters) for f in self._fragments]
+        trainer = Trainer(
+            replica=replica,
+            fragments=self._fragments,
+            plan=config.plan,
+            steps=config.run.steps,
+            states=states,
+            step=0,
+            mailbox=self._mailbox,
+            checkpoint=self._checkpoint_now_and_then,
+        )
+        if restored is not None:
+            restore_trainer(trainer, restored)
+        return trainer
+
+    def _restore(self) -> checkpoint.Checkpoint:
+        restored, problems = checkpoint.load(self._options.out / "checkpoints")
+        for problem in problems:
+            self._log({"event": "warning", "text": problem})
+        difference = first_difference(restored.values["manifest"], self._manifest.plain())
+        if difference:
+            raise CheckpointError(
+                f"{restored.path} is of another run: {difference} (there: this run's settings); "
+                "resume with the settings it was started with, or choose another --out"
+            )
+        return restored
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """SIGINT and SIGTERM end the run in good order; a second one at once."""
+
+        def stop(number: int, _frame: FrameType | None) -> None:
+            if self._interrupted_by is not None:
+                os._exit(128 + number)
+            self._interrupted_by = number
+            self._mailbox.answer(Stop(signal.Signals(number).name))
+
+        before = {n: signal.signal(n, stop) for n in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    # ---------------------------------------------------------------------------- checkpoints
+
+    def _checkpoint_now_and_then(self, trainer: Trainer) -> None:
+        now = time.monotonic()
+        busy = self._saving is not None and not self._saving.done()
+        if now - self._saved_at >= self._config.checkpoint.every_s and not busy:
+            self._saved_at = now
+            self._saving = self._saver.submit(self._save, trainer.step, *self._snapshot(trainer))
+
+    def _snapshot(self, trainer: Trainer) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        return snapshot(trainer, self._manifest)
+
+    def _save(self, step: int, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+        folder = self._options.out / "checkpoints"
+        try:
+            self._saved_path = checkpoint.save(folder, step, tensors, values)
+            checkpoint.prune(folder, self._config.checkpoint.keep)
+            self._log({"event": "checkpoint", "path": str(self._saved_path), "step": step})
+        except OSError as error:
+            self._log({"event": "warning", "text": f"no checkpoint at step {step}: {error}"})
+
+    # ------------------------------------------------------------------------------- the end
+
+    def _finish(self, trainer: Trainer) -> int:
+        self._saver.submit(self._save, trainer.step, *self._snapshot(trainer)).result()
+        interrupted = trainer.stopped is not None
+        result = self._result(trainer, evaluate=not interrupted)
+        (self._options.out / "result.json").write_text(json.dumps(result, indent=1))
+        self._log({"event": "result", **result})
+        if not interrupted:
+            self._linger()
+        return EXIT_INTERRUPTED if self._interrupted_by == signal.SIGINT else 0
+
+    def _linger(self) -> None:
+        """Answers others that are not done yet, for a while."""
+        deadline = time.monotonic() + _LINGER_S
+        assert self._io is not None
+        while time.monotonic() < deadline and self._mailbox.poll() is None:
+            cards: Sequence[Card] = self._io.ask(lambda: self._io.node.cards)  # type: ignore[union-attr]
+            if all(card.phase.name in ("DONE", "STARTING") or not card.live for card in cards):
+                return
+            time.sleep(0.1)
+
+    def _add_traffic(self, event: dict[str, object]) -> None:
+        if event["event"] in ("progress", "result"):
+            event["bytes_sent"] = self._transport.traffic.sent_bytes
+            event["bytes_received"] = self._transport.traffic.received_bytes
+
+    def _result(self, trainer: Trainer, *, evaluate: bool) -> dict[str, object]:
+        assert self._io is not None
+        node, config, tally = self._io.node, self._config, trainer.tally
+        anchors = [state.anchor for state in trainer.states]
+        peers = max(2, len({card.peer for card in node.cards}))
+        params = sum(fragment.elements for fragment in self._fragments)
+        val_loss, sample = (None, None)
+        if evaluate:
+            with _anchors_loaded(trainer, self._fragments):
+                val_loss = validation_loss(self._task, self._model, config.run.seed)
+                sample = generate_sample(self._task, self._model, config.run.seed)
+        counts = node.context.counts
+        return {
+            "preset": config.preset,
+            "inner_steps": config.plan.inner_steps,
+            "seed": config.run.seed,
+            "params": params,
+            "step": trainer.step,
+            "steps": tally.inner_steps,
+            "reason": "finished" if trainer.stopped is None else trainer.stopped.reason,
+            "val_loss": val_loss,
+            "sample": sample,
+            "train_loss_curve": tally.curve,
+            "wall_s": round(tally.wall_s, 3),
+            "compute_s": round(tally.compute_s, 3),
+            "stall_s": round(tally.stall_s, 3),
+            "compute_utilization": round(tally.compute_utilization, 4),
+            "rounds_completed": tally.rounds_completed,
+            "rounds_failed": tally.rounds_failed,
+            "adoptions": tally.adoptions,
+            "payload_bytes_sent": counts.payload_sent_bytes,
+            "payload_bytes_received": counts.payload_received_bytes,
+            "payload_bytes_per_round": sum(
+                node.context.codec.encoded_bytes(f.elements) for f in self._fragments
+            ),
+            "ddp_bytes": round(2 * (peers - 1) / peers * 4 * params * tally.inner_steps),
+            "anchor_hash": tensor_hash(anchors),
+            "momentum_hash": tensor_hash(state.momentum for state in trainer.states),
+            "checkpoint": str(self._saved_path) if self._saved_path else None,
+            "loop_lag_ms": self._io.ask(node.lag.summary_ms),
+        }
+
+
+# ----------------------------------------------------------------------------------- functions
+
+
+def initial_state(
+    plan: Plan, fragment: Fragment, parameters: Mapping[str, Tensor]
+) -> FragmentState:
+    """Version 0: the initial parameters, and a momentum of zeros where the plan has one."""
+    anchor = fragment.flatten(parameters)
+    outer = plan.exchange == "mean" and plan.payload == "pseudo_gradient"
+    momentum = torch.zeros_like(anchor) if outer else torch.empty(0)
+    return FragmentState(0, 0, (), anchor, momentum, state_hash(anchor, momentum, ()), 0)
+
+
+def snapshot(trainer: Trainer, manifest: Manifest) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """A checkpoint's tensors, independent of what training does next, and its values."""
+    tensors: dict[str, Tensor] = {}
+    for index, state in enumerate(trainer.states):
+        tensors[f"anchor/{index}"] = state.anchor
+        tensors[f"momentum/{index}"] = state.momentum
+    for name, local in trainer.replica.parameters.items():
+        tensors[f"local/{name}"] = local.clone()
+    inner_steps = {}
+    for (name, _), (index, moments) in zip(
+        trainer.replica.parameters.items(),
+        sorted(trainer.replica.optimizer.state_dict()["state"].items()),
+        strict=False,
+    ):
+        tensors[f"exp_avg/{name}"] = moments["exp_avg"].clone()
+        tensors[f"exp_avg_sq/{name}"] = moments["exp_avg_sq"].clone()
+        inner_steps[str(index)] = int(moments["step"])
+    values = {
+        "manifest": manifest.plain(),
+        "step": trainer.step,
+        "position": trainer.replica.cursor.position,
+        "stream": trainer.replica.cursor.stream,
+        "optimizer_steps": inner_steps,
+        "states": [
+            {"version": s.version, "contributors": s.contributors, "group": list(s.group)}
+            for s in trainer.states
+        ],
+    }
+    return tensors, values
+
+
+def restore_trainer(trainer: Trainer, saved: checkpoint.Checkpoint) -> None:
+    """Puts a snapshot back."""
+    trainer.step = saved.values["step"]
+    restored = []
+    for index, values in enumerate(saved.values["states"]):
+        anchor, momentum = saved.tensors[f"anchor/{index}"], saved.tensors[f"momentum/{index}"]
+        group = tuple(values["group"])
+        hashed = state_hash(anchor, momentum, group)
+        version, contributors = values["version"], values["contributors"]
+        restored.append(
+            FragmentState(version, contributors, group, anchor, momentum, hashed, version)
+        )
+    trainer.states = restored
+    replica = trainer.replica
+    for name, local in replica.parameters.items():
+        local.copy_(saved.tensors[f"local/{name}"])
+    state = {}
+    for index, name in enumerate(replica.parameters):
+        if str(index) in saved.values["optimizer_steps"]:
+            state[index] = {
+                "step": torch.tensor(float(saved.values["optimizer_steps"][str(index)])),
+                "exp_avg": saved.tensors[f"exp_avg/{name}"],
+                "exp_avg_sq": saved.tensors[f"exp_avg_sq/{name}"],
+            }
+    replica.optimizer.load_state_dict({**replica.optimizer.state_dict(), "state": state})
+
+
+@contextmanager
+def _anchors_loaded(trainer: Trainer, fragments: Sequence[Fragment]) -> Iterator[None]:
+    """The model with the anchors as parameters; the local ones come back afterwards."""
+    parameters = trainer.replica.parameters
+    locals_ = {name: local.clone() for name, local in parameters.items()}
+    for fragment, state in zip(fragments, trainer.states, strict=True):
+        for name, value in fragment.views(state.anchor).items():
+            parameters[name].copy_(value)
+    try:
+        yield
+    finally:
+        for name, local in locals_.items():
+            parameters[name].copy_(local)
+
+
+def validation_loss(task: Task, model: nn.Module, seed: int) -> float:
+    """Mean loss over the same held-out batches on every peer."""
+    batches = task.batches("validation", Cursor(seed=seed, stream="validation"))
+    with torch.inference_mode():
+        losses = [float(task.loss(model, next(batches))) for _ in range(_VALIDATION_BATCHES)]
+    return sum(losses) / len(losses)
+
+
+def generate_sample(task: Task, model: nn.Module, seed: int) -> str | None:
+    """A piece of text, where the task can write one."""
+    if not isinstance(task, Generates):
+        return None
+    prompt = "def "
+    return prompt + task.generate(model, prompt, _SAMPLE_BYTES, 0.7, seed)
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def print_line(event: Mapping[str, object]) -> None:
+    """One JSON event a line on stdout; a reader that went away is no error."""
+    try:
+        sys.stdout.write(json.dumps(event) + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (stays open until the end)

@@ -1,0 +1,13 @@
+"""Carries out rounds: what `worker.rounds` decides, over the transport, in frames.
+
+`contribute` takes this peer's own rounds to their reducers and back, `reduce` serves the shards
+that this peer reduces; a contribution and its reduction share one stream. All of it runs on the
+I/O thread; encoding, averaging and checking run in blocks in `Context.offload`, so that the loop
+keeps its pace.
+"""
+
+from worker.exchange.context import Context, Counts, Offload
+from worker.exchange.contribute import Contributor
+from worker.exchange.reduce import Reducer
+
+__all__ = ["Context", "Contributor", "Counts", "Offload", "Reducer"]

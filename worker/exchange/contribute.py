@@ -1,0 +1,308 @@
+"""The contributing side: this peer's rounds, each shard to its reducer and each reduction back."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from algorithms.rendezvous import reducer_orders
+from algorithms.schedule import Due
+from protos import murmuration_pb2 as pb
+from worker import wire
+from worker.exchange.context import BLOCK_ELEMENTS, Context, Tasks
+from worker.exchange.reduce import Reducer
+from worker.mailbox import Begin, RoundDone, RoundFailed
+from worker.rounds import Contributing, ShardKey, View, reducing
+from worker.rounds import contributing as machine
+from worker.transport import Stream, Transport, TransportError
+
+
+@dataclass
+class _Round:
+    """One of this peer's rounds on its way."""
+
+    machine: Contributing
+    group: tuple[str, ...]
+    bounds: tuple[tuple[int, int], ...]
+    encoded: list[memoryview]
+    hashes: list[int]
+    mean: Tensor
+    streams: dict[tuple[int, int], asyncio.Task[None]] = field(default_factory=dict)
+    partial: dict[int, wire.Incoming] = field(default_factory=dict)
+    reductions: dict[int, wire.Reduction] = field(default_factory=dict)
+
+    @property
+    def due(self) -> Due:
+        return Due(self.machine.fragment, self.machine.round)
+
+
+class Contributor:
+    """This peer's own rounds, at most one per fragment. io thread only.
+
+    Args:
+        context: what both sides share.
+        reducer: this peer's own, for the shard that falls to itself.
+        transport, address_of: how to reach a peer.
+        finished: takes each RoundDone and RoundFailed.
+        doubt: takes a peer whose stream broke.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        reducer: Reducer,
+        transport: Transport,
+        address_of: Callable[[str], str | None],
+        finished: Callable[[RoundDone | RoundFailed], None],
+        doubt: Callable[[str], None],
+    ) -> None:
+        self._context, self._reducer = context, reducer
+        self._transport, self._address_of = transport, address_of
+        self._finished, self._doubt = finished, doubt
+        self._view = View()
+        self._rounds: dict[int, _Round] = {}
+        self._tasks = Tasks()
+
+    def tick(self) -> None:
+        """Time passes."""
+        for round_ in list(self._rounds.values()):
+            self._step(round_, machine.Tick())
+
+    def viewed(self, view: View) -> None:
+        """Membership has changed."""
+        self._view = view
+        for round_ in list(self._rounds.values()):
+            self._step(round_, machine.Viewed(view))
+
+    async def begin(self, begin: Begin) -> None:
+        """Starts a round; it ends with `finished`. A round of the fragment still on its way is
+        given up: its result could not be applied any more."""
+        due, values, context = begin.due, begin.values, self._context
+        bounds = context.bounds(due.fragment, len(begin.group))
+
+        def encode() -> tuple[list[memoryview], list[int]]:
+            shards = [
+                wire.tensor_bytes(context.codec.encode(values[start:stop]))
+                for start, stop in bounds
+            ]
+            return shards, [wire.hash64(shard) for shard in shards]
+
+        encoded, hashes = await context.offload(encode)
+        own = Contributing(
+            due.fragment,
+            due.round,
+            reducer_orders(context.run, due.fragment, due.round, begin.group),
+            self._view,
+            context.config,
+            deadline=context.clock() + context.round_s(due.fragment),
+        )
+        if earlier := self._rounds.pop(due.fragment, None):
+            for task in earlier.streams.values():
+                task.cancel()
+        mean = torch.empty_like(values)
+        round_ = _Round(own, begin.group, bounds, encoded, hashes, mean)
+        self._rounds[due.fragment] = round_
+        self._step(round_, machine.Tick())
+
+    async def close(self) -> None:
+        await self._tasks.close()
+
+    # --------------------------------------------------------------------------------- inside
+
+    def _step(self, round_: _Round, event: machine.Event) -> None:
+        if self._rounds.get(round_.machine.fragment) is not round_:
+            return
+        for action in round_.machine.step(event, self._context.clock()):
+            match action:
+                case machine.OpenExchange(key, peer, attempt, resumed):
+                    work = (
+                        self._contribute_here(round_, key, attempt)
+                        if peer == self._context.me
+                        else self._contribute_there(round_, key, peer, attempt, resumed)
+                    )
+                    round_.streams[key.shard, attempt] = self._tasks.spawn(work)
+                case machine.CancelExchange(key, attempt):
+                    if task := round_.streams.pop((key.shard, attempt), None):
+                        task.cancel()
+                        self._context.counts.takeovers += 1
+                case machine.Doubt(peer):
+                    self._doubt(peer)
+                case machine.Succeeded():
+                    del self._rounds[round_.machine.fragment]
+                    self._finished(self._result(round_))
+                case machine.Failed(reason, waiting_for):
+                    del self._rounds[round_.machine.fragment]
+                    self._finished(RoundFailed(round_.due, reason, waiting_for))
+
+    def _result(self, round_: _Round) -> RoundDone:
+        shards = [round_.reductions[index] for index in range(len(round_.bounds))]
+        missed = tuple(
+            bounds
+            for bounds, shard in zip(round_.bounds, shards, strict=True)
+            if self._context.me not in shard.contributors
+        )
+        self._context.counts.late += bool(missed)
+        return RoundDone(
+            due=round_.due,
+            mean=round_.mean,
+            contributors=min(len(shard.contributors) for shard in shards),
+            next_group=shards[0].next_group,
+            missed=missed,
+        )
+
+    async def _contribute_here(self, round_: _Round, key: ShardKey, attempt: int) -> None:
+        """This peer is the shard's reducer itself."""
+        answer = await self._reducer.contribute(
+            key, round_.group, round_.encoded[key.shard], round_.hashes[key.shard]
+        )
+        event: machine.Event
+        match answer:
+            case reducing.RedirectTo(peer):
+                event = machine.Redirected(key.shard, attempt, peer)
+            case reducing.Refuse("moved", reason):
+                event = machine.Broken(key.shard, attempt, reason, link=False)
+            case reducing.Refuse(_, reason):
+                event = machine.Refused(key.shard, attempt, reason)
+            case reduction:
+                await self._take(round_, key, reduction)
+                event = machine.Reduced(key.shard, attempt)
+        round_.streams.pop((key.shard, attempt), None)
+        self._step(round_, event)
+
+    async def _contribute_there(
+        self, round_: _Round, key: ShardKey, peer: str, attempt: int, resumed: bool
+    ) -> None:
+        """Another peer reduces the shard."""
+        event: machine.Event
+        try:
+            address = self._address_of(peer)
+            if address is None:
+                raise TransportError(f"{peer}: no address known")
+            stream = self._transport.open(address, "Data/Exchange")
+            try:
+                event = await self._converse(round_, key, peer, attempt, resumed, stream)
+            finally:
+                stream.cancel()
+        except TransportError as error:
+            event = machine.Broken(key.shard, attempt, f"{peer}: {error}", link=True)
+        except wire.WireError as error:
+            round_.partial.pop(key.shard, None)
+            event = machine.Broken(key.shard, attempt, f"{peer}: {error}", link=False)
+        round_.streams.pop((key.shard, attempt), None)
+        self._step(round_, event)
+
+    async def _converse(
+        self,
+        round_: _Round,
+        key: ShardKey,
+        peer: str,
+        attempt: int,
+        resumed: bool,
+        stream: Stream,
+    ) -> machine.Event:
+        """One try: header and contribution up, reduction down."""
+        encoded, shard = round_.encoded[key.shard], key.shard
+        partial = round_.partial.get(shard) if resumed else None
+        start, stop = round_.bounds[shard]
+        header = pb.ContributionHeader(
+            run=self._context.run,
+            fragment=key.fragment,
+            round=key.round,
+            shard=shard,
+            sender=self._context.me,
+            group=wire.group_hash(round_.group),
+            codec=self._context.codec.wire_id,
+            elements=stop - start,
+            total_bytes=len(encoded),
+            hash=round_.hashes[shard],
+            reduction_offset=partial.received_bytes if partial else 0,
+            resumed=resumed,
+        )
+        await stream.send(pb.ExchangeUp(header=header).SerializeToString())
+        sending: asyncio.Task[None] | None = None
+        if not resumed:
+            sending = self._tasks.spawn(self._send(stream, encoded, 0))
+        try:
+            while (raw := await stream.receive()) is not None:
+                answer = wire.parse(pb.ExchangeDown, raw)
+                match answer.WhichOneof("body"):
+                    case "resume" if sending is None:
+                        offset = min(answer.resume.offset, len(encoded))
+                        sending = self._tasks.spawn(self._send(stream, encoded, offset))
+                    case "redirect":
+                        return machine.Redirected(shard, attempt, answer.redirect.peer)
+                    case "refusal":
+                        reason = f"{peer}: {answer.refusal.reason}"
+                        if answer.refusal.code == pb.RefusalCode.REFUSAL_BUSY:
+                            return machine.Broken(shard, attempt, reason, link=False)
+                        return machine.Refused(shard, attempt, reason)
+                    case "header":
+                        reduction = await self._receive(round_, key, answer.header, partial, stream)
+                        await self._take(round_, key, reduction)
+                        return machine.Reduced(shard, attempt)
+                    case other:
+                        raise wire.WireError(f"{key}: an unexpected {other}")
+        finally:
+            if sending is not None:
+                sending.cancel()
+        return machine.Broken(shard, attempt, f"{peer}: ended without an answer", link=True)
+
+    async def _send(self, stream: Stream, encoded: memoryview, offset: int) -> None:
+        with suppress(TransportError):  # the receiving side of the stream reports it
+            for frame in wire.frames([encoded], offset):
+                await stream.send(pb.ExchangeUp(frame=frame).SerializeToString())
+                self._context.counts.payload_sent_bytes += len(frame.payload)
+            await stream.done()
+
+    async def _receive(
+        self,
+        round_: _Round,
+        key: ShardKey,
+        header: pb.ReductionHeader,
+        partial: wire.Incoming | None,
+        stream: Stream,
+    ) -> wire.Reduction:
+        """The frames of a reduction, verified. Raises WireError, TransportError."""
+        start, stop = round_.bounds[key.shard]
+        codec = self._context.reduction_codec
+        expected = codec.encoded_bytes(stop - start)
+        if header.codec != codec.wire_id or header.total_bytes != expected:
+            raise wire.WireError(
+                f"{key}: a reduction of {header.total_bytes} bytes in codec {header.codec}, "
+                f"expected {expected} in {codec.name}"
+            )
+        incoming = partial
+        if incoming is None:
+            incoming = round_.partial[key.shard] = wire.Incoming(expected, header.hash)
+        elif incoming.hash != header.hash:
+            raise wire.WireError(f"{key}: the reduction is another one than before")
+        while not incoming.complete:
+            raw = await stream.receive()
+            if raw is None:
+                raise TransportError(f"{key}: the reduction broke off")
+            frame = wire.parse(pb.ExchangeDown, raw).frame
+            incoming.add(frame)
+            self._context.counts.payload_received_bytes += len(frame.payload)
+        incoming.verify()
+        return wire.Reduction(
+            tuple(header.contributors), tuple(header.next_group), incoming.buffer, header.hash
+        )
+
+    async def _take(self, round_: _Round, key: ShardKey, reduction: wire.Reduction) -> None:
+        """Decodes a reduction into the round's mean, and keeps it for others who may ask."""
+        start, stop = round_.bounds[key.shard]
+        codec = self._context.reduction_codec
+
+        def decode() -> None:
+            for at in range(start, stop, BLOCK_ELEMENTS):
+                end = min(stop, at + BLOCK_ELEMENTS)
+                low, high = codec.encoded_bytes(at - start), codec.encoded_bytes(end - start)
+                raw = wire.bytes_tensor(reduction.payload[low:high])
+                round_.mean[at:end] = codec.decode(raw, end - at)
+
+        await self._context.offload(decode)
+        round_.reductions[key.shard] = reduction
+        self._reducer.learned(key, reduction)

@@ -1,0 +1,249 @@
+"""The reducing side: takes contributions, averages when the round closes, answers everyone."""
+
+import asyncio
+
+from torch import Tensor
+
+from algorithms.mean import mean_in_order
+from algorithms.rendezvous import reducer_orders
+from protos import murmuration_pb2 as pb
+from worker import wire
+from worker.exchange.context import BLOCK_ELEMENTS, Context, Tasks
+from worker.rounds import Reducing, ShardKey, View
+from worker.rounds import reducing as machine
+from worker.transport import Stream
+
+_HEADER_S = 10.0
+
+
+class Reducer:
+    """All shards that this peer reduces, and the reductions that it knows. io thread only."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._machine = Reducing(
+            context.me,
+            lambda fragment, round_, group: reducer_orders(context.run, fragment, round_, group),
+            context.config,
+            [context.config.transfer_s(context.codec.encoded_bytes(n)) for n in context.elements],
+        )
+        self._view = View()
+        self._arriving: dict[ShardKey, dict[str, wire.Incoming]] = {}
+        self._reductions: dict[ShardKey, wire.Reduction] = {}
+        self._changed = asyncio.Event()
+        self._tasks = Tasks()
+
+    # ------------------------------------------------------------------------ events from outside
+
+    def tick(self) -> None:
+        """Time passes."""
+        self._step(machine.Tick())
+
+    def viewed(self, view: View) -> None:
+        """Membership has changed."""
+        self._view = view
+        self._step(machine.Viewed(view))
+
+    def advanced(self, fragment: int, version: int, group: tuple[str, ...]) -> None:
+        """This peer has committed a version of a fragment."""
+        self._step(machine.Advanced(fragment, version, group))
+
+    def learned(self, key: ShardKey, reduction: wire.Reduction) -> None:
+        """A reduction came from its reducer: keep it for others who may ask."""
+        if key not in self._reductions:
+            self._reductions[key] = reduction
+            self._step(machine.Closed(key))
+
+    async def close(self) -> None:
+        await self._tasks.close()
+
+    # -------------------------------------------------------------------------------- the answer
+
+    async def contribute(
+        self, key: ShardKey, group: tuple[str, ...], payload: memoryview, payload_hash: int
+    ) -> machine.RedirectTo | machine.Refuse | wire.Reduction:
+        """This peer's own contribution to a shard that it reduces itself."""
+        decision = await self._decide(key, wire.group_hash(group))
+        if isinstance(decision, machine.Accept):
+            arriving = self._arriving.setdefault(key, {})
+            arriving.setdefault(self._context.me, wire.Incoming.held(payload, payload_hash))
+            self._step(machine.Contributed(key, self._context.me))
+            decision = await self._closed(key)
+        if isinstance(decision, machine.RedirectTo | machine.Refuse):
+            return decision
+        return self._reductions[key]
+
+    async def serve(self, stream: Stream) -> None:
+        """Serves one contributor's stream."""
+        async with asyncio.timeout(_HEADER_S):
+            raw = await stream.receive()
+        if raw is None:
+            return
+        try:
+            up = wire.parse(pb.ExchangeUp, raw)
+            if up.WhichOneof("body") != "header":
+                raise wire.WireError("a contribution must begin with its header")
+            await self._serve(up.header, stream)
+        except wire.WireError as error:
+            self._context.counts.refuse("invalid")
+            self._context.log({"event": "refused", "reason": str(error)})
+            await stream.send(wire.refusal(pb.RefusalCode.REFUSAL_INVALID, str(error)))
+
+    async def _serve(self, header: pb.ContributionHeader, stream: Stream) -> None:
+        key = wire.key_of(header)
+        if header.run != self._context.run:
+            await stream.send(wire.refusal(pb.RefusalCode.REFUSAL_RUN, "this is another run"))
+            return
+        if key.fragment >= len(self._context.elements):
+            raise wire.WireError(f"fragment {key.fragment} of {len(self._context.elements)}")
+        decision = await self._decide(key, header.group)
+        if isinstance(decision, machine.Accept):
+            await self._receive(key, header, decision.shards, stream)
+            decision = await self._closed(key)
+        match decision:
+            case machine.RedirectTo(peer):
+                redirect = pb.ExchangeDown(redirect=pb.Redirect(peer=peer))
+                await stream.send(redirect.SerializeToString())
+            case machine.Refuse(kind, reason):
+                self._context.counts.refuse(kind)
+                await stream.send(wire.refusal(wire.REFUSAL_CODES[kind], reason))
+            case _:
+                await self._answer(self._reductions[key], header.reduction_offset, stream)
+
+    async def _answer(self, reduction: wire.Reduction, offset: int, stream: Stream) -> None:
+        await stream.send(wire.reduction_header(reduction, self._context.reduction_codec.wire_id))
+        for frame in wire.frames([reduction.payload], offset):
+            await stream.send(pb.ExchangeDown(frame=frame).SerializeToString())
+            self._context.counts.payload_sent_bytes += len(frame.payload)
+
+    async def _decide(self, key: ShardKey, group: int) -> machine.Decision:
+        """Asks the machine; while it says `Hold`, again whenever something has changed."""
+        deadline = self._context.clock() + self._context.round_s(key.fragment)
+        while True:
+            mine = self._machine.group(key.fragment, key.round)
+            agreed = mine if mine is not None and wire.group_hash(mine) == group else None
+            decision = self._machine.offer(key, agreed)
+            if not isinstance(decision, machine.Hold):
+                return decision
+            if self._context.clock() > deadline:
+                return machine.Refuse("pruned", "this peer has not come to that round in time")
+            await self._change()
+
+    async def _closed(self, key: ShardKey) -> machine.Decision:
+        """Waits until an accepted shard is closed, or goes to another reducer."""
+        while key not in self._reductions:
+            if key not in self._arriving:
+                decision = self._machine.offer(key, self._machine.group(key.fragment, key.round))
+                if isinstance(decision, machine.RedirectTo | machine.Refuse):
+                    return decision
+                return machine.Refuse("moved", "the shard has moved to another reducer")
+            await self._change()
+        return machine.Answer()
+
+    async def _change(self) -> None:
+        await self._changed.wait()
+
+    # -------------------------------------------------------------------------------- the intake
+
+    async def _receive(
+        self, key: ShardKey, header: pb.ContributionHeader, shards: int, stream: Stream
+    ) -> None:
+        """Takes one contribution; counts it once however often it is sent. Raises WireError."""
+        elements, total_bytes = self._expect(key, header, shards)
+        arriving = self._arriving.setdefault(key, {})
+        incoming = arriving.get(header.sender)
+        if incoming is not None and incoming.verified:
+            return
+        if incoming is None or not header.resumed or incoming.hash != header.hash:
+            incoming = arriving[header.sender] = wire.Incoming(total_bytes, header.hash)
+        if header.resumed:
+            resume = pb.ExchangeDown(resume=pb.Resume(offset=incoming.received_bytes))
+            await stream.send(resume.SerializeToString())
+        while not incoming.complete:
+            raw = await stream.receive()
+            if raw is None:
+                raise wire.WireError(f"{key} from {header.sender} broke off")
+            if arriving.get(header.sender) is not incoming:
+                raise wire.WireError(f"{key} from {header.sender}: a later stream took over")
+            frame = wire.parse(pb.ExchangeUp, raw).frame
+            incoming.add(frame)
+            self._context.counts.payload_received_bytes += len(frame.payload)
+        try:
+            incoming.verify()
+            await self._context.offload(lambda: self._check_values(incoming, elements))
+        except wire.WireError:
+            arriving.pop(header.sender, None)
+            raise
+        if self._arriving.get(key) is arriving:
+            self._step(machine.Contributed(key, header.sender))
+
+    def _expect(self, key: ShardKey, header: pb.ContributionHeader, shards: int) -> tuple[int, int]:
+        """(elements, bytes) that the manifest and the group imply. Raises WireError."""
+        if key.shard >= shards:
+            raise wire.WireError(f"{key}: the group has {shards} shards")
+        start, stop = self._context.shard(key, shards)
+        elements, codec = stop - start, self._context.codec
+        total_bytes = codec.encoded_bytes(elements)
+        announced = (header.codec, header.elements, header.total_bytes)
+        if announced != (codec.wire_id, elements, total_bytes):
+            raise wire.WireError(
+                f"{key} from {header.sender}: {header.elements} values in {header.total_bytes} "
+                f"bytes of codec {header.codec}; expected {elements} in {total_bytes} bytes of "
+                f"{codec.name}"
+            )
+        if not self._view.live(header.sender):
+            raise wire.WireError(f"{key}: {header.sender} is not a member")
+        return elements, total_bytes
+
+    def _check_values(self, incoming: wire.Incoming, elements: int) -> None:
+        for at in range(0, elements, BLOCK_ELEMENTS):
+            if not wire.is_finite(self._block(incoming, at, min(elements, at + BLOCK_ELEMENTS))):
+                raise wire.WireError("the contribution holds NaN, Inf or absurdly large values")
+
+    def _block(self, incoming: wire.Incoming, at: int, end: int) -> Tensor:
+        codec = self._context.codec
+        low, high = codec.encoded_bytes(at), codec.encoded_bytes(end)
+        return codec.decode(wire.bytes_tensor(incoming.buffer[low:high]), end - at)
+
+    # ------------------------------------------------------------------------------- the machine
+
+    def _step(self, event: machine.Event) -> None:
+        for action in self._machine.step(event, self._context.clock()):
+            match action:
+                case machine.Compute(key, contributors, next_group):
+                    self._tasks.spawn(self._reduce(key, contributors, next_group))
+                case machine.Abandon(key, _):
+                    self._arriving.pop(key, None)
+                case machine.Prune(fragment, round_):
+                    for key in {*self._arriving, *self._reductions}:
+                        if key.fragment == fragment and key.round < round_:
+                            self._arriving.pop(key, None)
+                            self._reductions.pop(key, None)
+        if not isinstance(event, machine.Tick):
+            self._changed.set()
+            self._changed = asyncio.Event()
+
+    async def _reduce(
+        self, key: ShardKey, contributors: tuple[str, ...], next_group: tuple[str, ...]
+    ) -> None:
+        """Averages in the order given, block by block, into the bytes that everyone applies."""
+        group = self._machine.group(key.fragment, key.round)
+        assert group is not None, "a shard closes only when its group is known"
+        start, stop = self._context.shard(key, len(group))
+        elements, codec = stop - start, self._context.reduction_codec
+        arriving = self._arriving[key]
+        inputs = [arriving[peer] for peer in contributors]
+
+        def reduce() -> tuple[memoryview, int]:
+            payload = bytearray(codec.encoded_bytes(elements))
+            target = wire.bytes_tensor(memoryview(payload))
+            for at in range(0, elements, BLOCK_ELEMENTS):
+                end = min(elements, at + BLOCK_ELEMENTS)
+                mean = mean_in_order(self._block(incoming, at, end) for incoming in inputs)
+                target[codec.encoded_bytes(at) : codec.encoded_bytes(end)] = codec.encode(mean)
+            return memoryview(payload), wire.hash64(payload)
+
+        payload, whole_hash = await self._context.offload(reduce)
+        self._reductions[key] = wire.Reduction(contributors, next_group, payload, whole_hash)
+        self._arriving.pop(key, None)
+        self._step(machine.Closed(key))

@@ -1,0 +1,54 @@
+"""Text from a checkpoint's anchor."""
+
+from pathlib import Path
+
+import torch
+
+from algorithms.fragments import TensorSpec, partition
+from worker import checkpoint
+from worker.errors import CheckpointError
+from worker.manifest import Manifest
+from worker.tasks import Generates, TaskError, load_task
+
+
+def generate_text(run: Path, prompt: str, n_tokens: int, temperature: float, seed: int) -> str:
+    """Continues `prompt` with the newest anchor below the folder `run`.
+
+    Args:
+        run: a swarm's folder, a worker's, one of checkpoints, or one checkpoint.
+
+    Raises:
+        CheckpointError: there is none that can be used.
+        TaskError: the run's task cannot be loaded here, or writes no text.
+    """
+    saved = find_checkpoint(run)
+    manifest = Manifest(saved.values["manifest"])
+    config = manifest.config(str(saved.path))
+    task = load_task(config.task.name, seed=config.run.seed, options=config.task.options)
+    if not isinstance(task, Generates):
+        raise TaskError(f"task {config.task.name!r} has no generate()")
+    model = task.model()
+    parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    schema = [TensorSpec(name, tuple(p.shape)) for name, p in parameters.items()]
+    with torch.no_grad():
+        for fragment in partition(schema, config.plan.fragments, config.plan.pattern):
+            anchor = saved.tensors[f"anchor/{fragment.index}"]
+            for name, value in fragment.views(anchor).items():
+                parameters[name].copy_(value)
+    return task.generate(model, prompt, n_tokens, temperature, seed)
+
+
+def find_checkpoint(run: Path) -> checkpoint.Checkpoint:
+    """The usable checkpoint with the highest step below `run`. Raises CheckpointError."""
+    folders = {path.parent for path in run.glob("**/step-*") if path.is_dir()}
+    if run.name.startswith("step-"):
+        folders.add(run.parent)
+    found = []
+    for folder in sorted(folders):
+        try:
+            found.append(checkpoint.load(folder)[0])
+        except CheckpointError:
+            continue
+    if not found:
+        raise CheckpointError(f"{run}: no usable checkpoint; name a folder that `murmur` wrote to")
+    return max(found, key=lambda saved: saved.values["step"])

@@ -1,0 +1,154 @@
+"""What the train thread and the I/O thread tell each other.
+
+Both directions are bounded by construction: a fragment has at most one round in flight, states
+replace older states, and there is at most one adoption on its way. Putting never blocks the train
+thread; it waits only in `Mailbox.wait`, and that wait is what the report calls stall.
+"""
+
+import queue
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from algorithms.schedule import Due
+from worker.membership import Phase
+
+
+@dataclass(frozen=True)
+class FragmentState:
+    """The committed state of one fragment; tensors are never written again.
+
+    `version` counts the rounds applied; `contributors` those of the latest; `group` lays out the
+    next round; `next_round` is the round that this peer contributes to next. `momentum` is empty
+    where the plan has no outer momentum.
+    """
+
+    version: int
+    contributors: int
+    group: tuple[str, ...]
+    anchor: Tensor
+    momentum: Tensor
+    hash: int
+    next_round: int
+
+
+# ------------------------------------------------------------------------- train thread -> I/O
+
+
+@dataclass(frozen=True)
+class Begin:
+    """Exchange these values (1-D fp32, a snapshot) in a round."""
+
+    due: Due
+    group: tuple[str, ...]
+    values: Tensor
+
+
+@dataclass(frozen=True)
+class Published:
+    """What this peer has committed, for others to see and fetch."""
+
+    phase: Phase
+    step: int
+    states: tuple[FragmentState, ...]
+    failed: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class Progress:
+    """An event for the log, the supervisor and the coordinator: plain values."""
+
+    event: dict[str, object]
+
+
+ToIO = Begin | Published | Progress
+
+# ------------------------------------------------------------------------- I/O -> train thread
+
+
+@dataclass(frozen=True)
+class RoundDone:
+    """A round has closed. `mean` is what everyone applies; `missed` are the ranges of it in which
+    this peer's contribution is not counted."""
+
+    due: Due
+    mean: Tensor
+    contributors: int
+    next_group: tuple[str, ...]
+    missed: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class RoundFailed:
+    """A round was given up; nothing may be applied."""
+
+    due: Due
+    reason: str
+    waiting_for: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Adopt:
+    """Another peer's committed states, by fragment, and its position in the schedule."""
+
+    donor: str
+    step: int
+    states: dict[int, FragmentState]
+    reason: str
+
+
+@dataclass(frozen=True)
+class Started:
+    """Training may begin. `group` lays out the first round; empty when a run under way is joined,
+    whose states say so themselves."""
+
+    group: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Stop:
+    """End now, in good order. `error` is set when the I/O thread cannot go on."""
+
+    reason: str
+    error: BaseException | None = None
+
+
+ToTrain = RoundDone | RoundFailed | Adopt | Started | Stop
+
+
+class Mailbox:
+    """The train thread's end, and the I/O thread's."""
+
+    def __init__(self) -> None:
+        self._to_train: queue.SimpleQueue[ToTrain] = queue.SimpleQueue()
+        self._deliver: Callable[[ToIO], None] | None = None
+
+    def connect(self, deliver: Callable[[ToIO], None]) -> None:
+        """io: where `post` delivers to; must be thread-safe and not block."""
+        self._deliver = deliver
+
+    def post(self, message: ToIO) -> None:
+        """train: never blocks."""
+        if self._deliver is None:
+            raise RuntimeError("the I/O thread is not running")
+        self._deliver(message)
+
+    def answer(self, message: ToTrain) -> None:
+        """io, or a signal handler: never blocks."""
+        self._to_train.put(message)
+
+    def poll(self) -> ToTrain | None:
+        """train: the next message if there is one."""
+        try:
+            return self._to_train.get_nowait()
+        except queue.Empty:
+            return None
+
+    def wait(self) -> ToTrain:
+        """train: the next message. Ctrl-C is noticed within a second."""
+        while True:
+            try:
+                return self._to_train.get(timeout=1.0)
+            except queue.Empty:
+                continue

@@ -1,0 +1,79 @@
+"""The manifest: all that the peers of one run must have in common. Its hash names the run."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+import xxhash
+
+from algorithms.fragments import TensorSpec
+from worker.config import Config, parse_config, to_document
+from worker.wire import WireError, pack_document, unpack_document
+
+PROTOCOL = 1
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Plain nested values: protocol, run, task, inner, diloco, tensors (name -> shape)."""
+
+    document: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, config: Config, schema: Sequence[TensorSpec]) -> "Manifest":
+        return cls(
+            {
+                "protocol": PROTOCOL,
+                **to_document(config),
+                "tensors": {spec.name: list(spec.shape) for spec in schema},
+            }
+        )
+
+    @classmethod
+    def unpack(cls, raw: bytes) -> "Manifest":
+        """Raises WireError when the bytes are no manifest."""
+        document = unpack_document(raw)
+        if not isinstance(document, dict) or not isinstance(document.get("protocol"), int):
+            raise WireError("not a manifest")
+        return cls(document)
+
+    def plain(self) -> dict[str, Any]:
+        """Nested dicts, lists and scalars, keys sorted."""
+        plain: dict[str, Any] = _sorted(self.document)
+        return plain
+
+    def pack(self) -> bytes:
+        return pack_document(_sorted(self.document))
+
+    @property
+    def run(self) -> int:
+        """64 bits that name the run."""
+        return xxhash.xxh3_64_intdigest(msgpack.packb(_sorted(self.document)))
+
+    def config(self, source: str) -> Config:
+        """The run-wide settings. Raises ConfigError."""
+        sections = {k: v for k, v in self.document.items() if k not in ("protocol", "tensors")}
+        return parse_config(sections, source)
+
+
+def first_difference(here: object, there: object, path: str = "") -> str | None:
+    """The first key, in order, in which two documents differ: `key: X here, Y there`."""
+    if isinstance(here, Mapping) and isinstance(there, Mapping):
+        for key in sorted({*here, *there}):
+            inner = f"{path}.{key}" if path else str(key)
+            if key not in here or key not in there:
+                missing = "here" if key not in here else "there"
+                return f"{inner}: missing {missing}"
+            if found := first_difference(here[key], there[key], inner):
+                return found
+        return None
+    return None if here == there else f"{path}: {here} here, {there} there"
+
+
+def _sorted(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _sorted(value[key]) for key in sorted(value)}
+    if isinstance(value, list | tuple):
+        return [_sorted(item) for item in value]
+    return value

@@ -1,0 +1,41 @@
+"""Who is in the swarm, and who of them is alive: gossip, probes and suspicion, without I/O."""
+
+from worker.membership.card import Card, Digest, Health, Phase, newest
+from worker.membership.machine import (
+    Action,
+    AskProbe,
+    Doubted,
+    Event,
+    Heard,
+    Leaving,
+    Membership,
+    MembershipConfig,
+    Probe,
+    Probed,
+    ProbedFor,
+    Tick,
+    Updated,
+    ViewChanged,
+)
+
+__all__ = [
+    "Action",
+    "AskProbe",
+    "Card",
+    "Digest",
+    "Doubted",
+    "Event",
+    "Health",
+    "Heard",
+    "Leaving",
+    "Membership",
+    "MembershipConfig",
+    "Phase",
+    "Probe",
+    "Probed",
+    "ProbedFor",
+    "Tick",
+    "Updated",
+    "ViewChanged",
+    "newest",
+]

@@ -1,0 +1,82 @@
+"""What peers tell each other about a peer, and which of two tellings is the newer."""
+
+from dataclasses import dataclass, replace
+from enum import IntEnum
+
+
+class Health(IntEnum):
+    """Ordered: of two rumours with the same incarnation the higher wins."""
+
+    ALIVE = 0
+    SUSPECT = 1
+    DEAD = 2
+    LEFT = 3
+
+
+class Phase(IntEnum):
+    """Where a peer is in its run."""
+
+    STARTING = 0  # known, but has no model yet
+    READY = 1  # waits for the swarm to be complete enough to start
+    TRAINING = 2
+    DONE = 3  # trained to the end; still answers
+
+
+@dataclass(frozen=True)
+class Digest:
+    """The committed state of one fragment, in short.
+
+    `contributors` is that of the latest round: of two states with the same version the one with
+    more contributors wins, ties by hash. `next_round` is the round the peer contributes to next.
+    """
+
+    version: int
+    contributors: int
+    hash: int
+    next_round: int
+
+    @property
+    def rank(self) -> tuple[int, int, int]:
+        return (self.version, self.contributors, self.hash)
+
+
+@dataclass(frozen=True)
+class Card:
+    """One peer as the others know it.
+
+    `epoch` is the start of its process in ms: a restart is a new life. `incarnation` is raised by
+    the peer itself to refute a suspicion, `heartbeat` at every change of phase, step or digests.
+    """
+
+    peer: str
+    address: str
+    epoch: int
+    incarnation: int = 0
+    health: Health = Health.ALIVE
+    phase: Phase = Phase.STARTING
+    heartbeat: int = 0
+    step: int = 0
+    digests: tuple[Digest, ...] = ()
+
+    @property
+    def live(self) -> bool:
+        """Not known to be gone."""
+        return self.health in (Health.ALIVE, Health.SUSPECT)
+
+
+def newest(known: Card, heard: Card) -> Card:
+    """Merges two cards of one peer: health by incarnation, the rest by heartbeat.
+
+    A card of a later epoch replaces all; who left stays gone for that epoch.
+    """
+    if known.epoch != heard.epoch:
+        return max(known, heard, key=lambda card: card.epoch)
+    fields = heard if heard.heartbeat > known.heartbeat else known
+    if Health.LEFT in (known.health, heard.health):
+        health = Health.LEFT
+        incarnation = max(known.incarnation, heard.incarnation)
+    else:
+        incarnation, health = max(
+            (known.incarnation, known.health), (heard.incarnation, heard.health)
+        )
+    return replace(fields, incarnation=incarnation, health=health)

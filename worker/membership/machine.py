@@ -1,0 +1,319 @@
+"""Membership as a state machine: `step(event, now) -> actions`.
+
+Every `gossip_s` a peer exchanges full member lists with another (push-pull). The answer is
+evidence of life, so this is the probe too. A peer that does not answer is probed through others;
+if they fail as well it is suspected, and declared dead after `suspicion_s` unless it refutes by
+raising its incarnation. A suspicion is enough to route around a peer; only a death removes it from
+a group.
+
+Ref: SWIM (Das et al. 2002) and Lifeguard (arXiv:1707.00788). Differences: full lists instead of
+piggybacked deltas, fit for tens of peers; own starvation shifts all timers instead of scaling them.
+"""
+
+import math
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from worker.membership.card import Card, Digest, Health, Phase, newest
+
+_MAX_INCARNATION_JUMP = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class MembershipConfig:
+    """Timing of the failure detector.
+
+    A crash is noticed after about gossip_s + 2 probe_timeout_s + suspicion, where
+    suspicion = suspicion_factor * max(1, log10(peers)) * probe_s.
+
+    Args:
+        gossip_s: between two exchanges with a random peer.
+        probe_s: the longest that a live peer goes without being probed, roughly.
+        probe_timeout_s: for a direct probe, and again for the indirect ones.
+        indirect_probes: peers asked to probe in our place.
+        suspicion_factor: see above.
+        reconnect_s: between two tries to reach a peer believed dead, to heal partitions.
+    """
+
+    gossip_s: float = 0.25
+    probe_s: float = 1.0
+    probe_timeout_s: float = 1.0
+    indirect_probes: int = 3
+    suspicion_factor: float = 4.0
+    reconnect_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        for field in ("gossip_s", "probe_s", "probe_timeout_s", "suspicion_factor", "reconnect_s"):
+            if getattr(self, field) <= 0:
+                raise ValueError(f"{field} is {getattr(self, field)}; it must be above 0")
+        if self.indirect_probes < 0:
+            raise ValueError(f"indirect_probes is {self.indirect_probes}; it must be at least 0")
+
+    def suspicion_s(self, peers: int) -> float:
+        """How long a suspected peer has to refute."""
+        return self.suspicion_factor * max(1.0, math.log10(max(1, peers))) * self.probe_s
+
+    def detection_s(self, peers: int) -> float:
+        """From a crash to the peer being declared dead, about, at most."""
+        return self.probe_s + 2 * self.probe_timeout_s + self.suspicion_s(peers)
+
+
+# ------------------------------------------------------------------------------------- events
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time passes; expected a few times per `gossip_s`."""
+
+
+@dataclass(frozen=True)
+class Heard:
+    """Cards arrived, in a request or an answer, or from a join."""
+
+    cards: tuple[Card, ...]
+
+
+@dataclass(frozen=True)
+class Probed:
+    """A `Probe` has ended."""
+
+    peer: str
+    answered: bool
+
+
+@dataclass(frozen=True)
+class ProbedFor:
+    """An `AskProbe` has ended; `alive` is False as well when the asked peer did not answer."""
+
+    peer: str
+    alive: bool
+
+
+@dataclass(frozen=True)
+class Doubted:
+    """A data stream to the peer broke: probe it now."""
+
+    peer: str
+
+
+@dataclass(frozen=True)
+class Updated:
+    """This peer's own state has changed."""
+
+    phase: Phase
+    step: int
+    digests: tuple[Digest, ...]
+
+
+@dataclass(frozen=True)
+class Leaving:
+    """This peer goes away on purpose."""
+
+
+Event = Tick | Heard | Probed | ProbedFor | Doubted | Updated | Leaving
+
+# ------------------------------------------------------------------------------------ actions
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Exchange member lists with a peer; report `Probed`, and `Heard` with its answer."""
+
+    peer: str
+    address: str
+    timeout_s: float
+
+
+@dataclass(frozen=True)
+class AskProbe:
+    """Ask the peer at `via` to probe another; report `ProbedFor`."""
+
+    via: str
+    peer: str
+    address: str
+    timeout_s: float
+
+
+@dataclass(frozen=True)
+class ViewChanged:
+    """Somebody's health or phase, or the set of peers, is another now."""
+
+
+Action = Probe | AskProbe | ViewChanged
+
+
+class Membership:
+    """One peer's knowledge of the swarm.
+
+    Args:
+        me: this peer's card.
+        config: timing.
+        rng: chooses whom to gossip with; seeded by the caller.
+    """
+
+    def __init__(self, me: Card, config: MembershipConfig, rng: random.Random) -> None:
+        self._config, self._rng = config, rng
+        self._me = me.peer
+        self._cards: dict[str, Card] = {me.peer: me}
+        self._probing: set[str] = set()
+        self._asking: dict[str, int] = {}
+        self._suspected_until: dict[str, float] = {}
+        self._ticked_at: float | None = None
+        self._gossip_at = self._reconnect_at = -math.inf
+        self._order: list[str] = []
+
+    @property
+    def me(self) -> Card:
+        return self._cards[self._me]
+
+    @property
+    def cards(self) -> tuple[Card, ...]:
+        """Everyone known, by name; this is what gossip carries."""
+        return tuple(self._cards[peer] for peer in sorted(self._cards))
+
+    def address(self, peer: str) -> str | None:
+        card = self._cards.get(peer)
+        return card.address if card else None
+
+    def step(self, event: Event, now: float) -> list[Action]:
+        """Takes one event at monotonic time `now` (s) and says what to do."""
+        before = self._outline()
+        actions: list[Action] = []
+        match event:
+            case Tick():
+                actions += self._tick(now)
+            case Heard(cards):
+                self._merge(cards, now)
+            case Probed(peer, answered):
+                actions += self._probed(peer, answered)
+            case ProbedFor(peer, alive):
+                self._probed_for(peer, alive, now)
+            case Doubted(peer):
+                if (card := self._cards.get(peer)) and card.live:
+                    actions += self._probe([peer])
+            case Updated(phase, step, digests):
+                me = self.me
+                self._cards[self._me] = replace(
+                    me, phase=phase, step=step, digests=digests, heartbeat=me.heartbeat + 1
+                )
+            case Leaving():
+                self._cards[self._me] = replace(self.me, health=Health.LEFT)
+                actions += self._probe([card.peer for card in self._others() if card.live])
+        if self._outline() != before:
+            actions.append(ViewChanged())
+        return actions
+
+    # --------------------------------------------------------------------------------- inside
+
+    def _others(self) -> Iterable[Card]:
+        return (card for card in self.cards if card.peer != self._me)
+
+    def _outline(self) -> dict[str, tuple[int, Health, Phase]]:
+        return {c.peer: (c.epoch, c.health, c.phase) for c in self._cards.values()}
+
+    def _tick(self, now: float) -> list[Action]:
+        if self._ticked_at is not None:
+            asleep_s = now - self._ticked_at - self._config.probe_timeout_s
+            if asleep_s > 0:  # this process was starved or frozen: the others are not to blame
+                for peer in self._suspected_until:
+                    self._suspected_until[peer] += asleep_s
+        self._ticked_at = now
+        for peer, until in list(self._suspected_until.items()):
+            if now >= until:
+                del self._suspected_until[peer]
+                self._cards[peer] = replace(self._cards[peer], health=Health.DEAD)
+        actions: list[Action] = []
+        if now >= self._gossip_at:
+            self._gossip_at = now + self._config.gossip_s
+            actions += self._probe(self._next_targets())
+        if now >= self._reconnect_at:
+            self._reconnect_at = now + self._config.reconnect_s
+            dead = [card.peer for card in self._others() if card.health is Health.DEAD]
+            actions += self._probe(self._rng.sample(dead, min(1, len(dead))))
+        return actions
+
+    def _next_targets(self) -> list[str]:
+        """Round robin over a shuffled list, so that nobody waits long for a probe.
+
+        Enough at once that everybody is reached once per `probe_s`.
+        """
+        live = [card.peer for card in self._others() if card.live]
+        count = math.ceil(len(live) * min(1.0, self._config.gossip_s / self._config.probe_s))
+        targets: list[str] = []
+        while live and len(targets) < count:
+            if not self._order:
+                self._order = self._rng.sample(live, len(live))
+            peer = self._order.pop()
+            if peer in live and peer not in targets:
+                targets.append(peer)
+        return targets
+
+    def _probe(self, peers: list[str]) -> list[Action]:
+        actions: list[Action] = []
+        for peer in peers:
+            if peer not in self._probing and peer != self._me:
+                self._probing.add(peer)
+                address = self._cards[peer].address
+                actions.append(Probe(peer, address, self._config.probe_timeout_s))
+        return actions
+
+    def _probed(self, peer: str, answered: bool) -> list[Action]:
+        self._probing.discard(peer)
+        card = self._cards.get(peer)
+        if answered or card is None or card.health is not Health.ALIVE or peer in self._asking:
+            return []
+        helpers = [
+            other for other in self._others() if other.health is Health.ALIVE and other.peer != peer
+        ]
+        chosen = self._rng.sample(helpers, min(self._config.indirect_probes, len(helpers)))
+        self._asking[peer] = len(chosen)
+        if not chosen:
+            # Nobody else to ask: this peer tries once more itself.
+            return [AskProbe(self.me.address, peer, card.address, self._config.probe_timeout_s)]
+        return [
+            AskProbe(helper.address, peer, card.address, self._config.probe_timeout_s)
+            for helper in chosen
+        ]
+
+    def _probed_for(self, peer: str, alive: bool, now: float) -> None:
+        if peer not in self._asking:
+            return
+        if alive:
+            del self._asking[peer]
+            return
+        self._asking[peer] -= 1
+        if self._asking[peer] > 0:
+            return
+        del self._asking[peer]
+        card = self._cards[peer]
+        if card.health is Health.ALIVE:
+            self._cards[peer] = replace(card, health=Health.SUSPECT)
+            self._suspected_until[peer] = now + self._config.suspicion_s(len(self._cards))
+
+    def _merge(self, cards: tuple[Card, ...], now: float) -> None:
+        for heard in cards:
+            if heard.peer == self._me:
+                self._defend(heard)
+                continue
+            known = self._cards.get(heard.peer)
+            merged = newest(known, heard) if known else heard
+            self._cards[heard.peer] = merged
+            if merged.health is not Health.SUSPECT:
+                self._suspected_until.pop(heard.peer, None)
+            elif known is None or known.incarnation != merged.incarnation:
+                self._suspected_until[heard.peer] = now + self._config.suspicion_s(len(self._cards))
+            else:
+                self._suspected_until.setdefault(
+                    heard.peer, now + self._config.suspicion_s(len(self._cards))
+                )
+
+    def _defend(self, heard: Card) -> None:
+        """Refutes a rumour of this peer's end, unless it is leaving or the rumour is absurd."""
+        me = self.me
+        if heard.epoch != me.epoch or heard.health is Health.ALIVE or me.health is Health.LEFT:
+            return
+        if me.incarnation <= heard.incarnation <= me.incarnation + _MAX_INCARNATION_JUMP:
+            self._cards[self._me] = replace(
+                me, incarnation=heard.incarnation + 1, heartbeat=me.heartbeat + 1
+            )

@@ -1,0 +1,53 @@
+"""Anti-entropy: when this peer's state differs from the others', whose to fetch.
+
+States are ordered by (version, contributors of the latest round, hash), so everyone agrees which of
+two wins, and replicas converge again after any fault.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from worker.membership import Card, Digest, Health, Phase
+
+
+@dataclass(frozen=True)
+class Repair:
+    """Fetch these fragments from the peer."""
+
+    peer: str
+    address: str
+    fragments: tuple[int, ...]
+    reason: str
+
+
+def choose_repair(
+    mine: Sequence[Digest], cards: Iterable[Card], failed: frozenset[int]
+) -> Repair | None:
+    """Decides whether to fetch state, and from whom.
+
+    Args:
+        mine: this peer's digests, by fragment.
+        cards: the other peers.
+        failed: fragments whose current round this peer has given up, and which it therefore cannot
+            bring forward by itself. One version of difference is otherwise the normal course.
+
+    Returns:
+        The donor that wins in most fragments, or None when there is nothing to repair.
+    """
+    best: Repair | None = None
+    for card in cards:
+        if card.health is not Health.ALIVE or card.phase in (Phase.STARTING, Phase.READY):
+            continue
+        reasons: dict[int, str] = {}
+        for index, (my, other) in enumerate(zip(mine, card.digests, strict=False)):
+            if other.rank <= my.rank:
+                continue
+            ahead = other.version - my.version
+            if ahead == 0 and other.hash != my.hash:
+                reasons[index] = f"another state at version {my.version}"
+            elif ahead >= 2 or (ahead == 1 and index in failed):
+                reasons[index] = f"version {my.version}, there {other.version}"
+        if reasons and (best is None or len(reasons) > len(best.fragments)):
+            first = next(iter(reasons.values()))
+            best = Repair(card.peer, card.address, tuple(reasons), first)
+    return best

@@ -1,0 +1,83 @@
+"""What both sides of a round speak of."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from worker.membership import Card, Health, Phase
+
+
+@dataclass(frozen=True, order=True)
+class ShardKey:
+    """Shard `shard` of a round of a fragment; there are as many as the group has peers."""
+
+    fragment: int
+    round: int
+    shard: int
+
+
+@dataclass(frozen=True)
+class View:
+    """The swarm as membership sees it, for decisions about rounds."""
+
+    cards: Mapping[str, Card] = field(default_factory=dict)
+
+    def live(self, peer: str) -> bool:
+        """Not known to be gone."""
+        card = self.cards.get(peer)
+        return card is not None and card.live
+
+    def usable(self, peer: str) -> bool:
+        """Alive beyond doubt: worth sending a shard to."""
+        card = self.cards.get(peer)
+        return card is not None and card.health is Health.ALIVE
+
+    def will_contribute(self, peer: str, fragment: int, round_: int) -> bool:
+        """Whether to wait for this peer: it trains, and has not passed the round another way."""
+        card = self.cards.get(peer)
+        if card is None or not card.live or card.phase not in (Phase.READY, Phase.TRAINING):
+            return False
+        return fragment >= len(card.digests) or card.digests[fragment].next_round <= round_
+
+    def joinable(self) -> frozenset[str]:
+        """The peers to lay the next round out over."""
+        return frozenset(
+            card.peer
+            for card in self.cards.values()
+            if card.live and card.phase in (Phase.READY, Phase.TRAINING)
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundConfig:
+    """When a round closes, and when it is given up.
+
+    Args:
+        quorum: share of the awaited contributions that must be there before a round may close
+            without the rest.
+        grace_s: how long the rest is waited for from then on, on top of the time that the payload
+            takes at `floor_mbps`.
+        floor_mbps: the slowest link that is planned for, Mbit/s.
+        retry_s: between two tries of one exchange.
+        slack_s: added to every deadline.
+    """
+
+    quorum: float = 0.5
+    grace_s: float = 20.0
+    floor_mbps: float = 1.0
+    retry_s: float = 0.25
+    slack_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.quorum <= 1:
+            raise ValueError(f"quorum is {self.quorum}; it must be above 0, at most 1")
+        for name in ("grace_s", "floor_mbps", "retry_s", "slack_s"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0")
+
+    def transfer_s(self, payload_bytes: int) -> float:
+        """Time for `payload_bytes` at the floor bandwidth."""
+        return payload_bytes * 8 / (self.floor_mbps * 1e6)
+
+    def round_s(self, payload_bytes: int, detection_s: float) -> float:
+        """Deadline of a whole round: both directions, a dead reducer, a straggler, and slack."""
+        return 2 * self.transfer_s(payload_bytes) + detection_s + self.grace_s + self.slack_s

@@ -1,0 +1,189 @@
+"""The built-in task: a Llama-style decoder that learns the bytes of a text.
+
+Shape suffixes: B batch, T time, V vocabulary.
+"""
+# ruff: noqa: N803, N806 (shape suffixes are capitals)
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F  # noqa: N812 (torch's own convention)
+from torch import nn
+
+from worker.tasks.errors import TaskError
+from worker.tasks.llama import KeyValueCache, Llama, build_llama, llama_config
+from worker.tasks.task import SPLITS, Batch, Cursor
+from worker.tasks.text import STDLIB, load_text
+
+__all__ = ["LlamaBytes", "window_starts"]
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio: splitmix64's increment
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2 = np.uint64(0x94D049BB133111EB)
+
+
+class LlamaBytes:
+    """Next-byte prediction on windows of a text.
+
+    A sample is a window of context_bytes + 1 bytes at a place that (seed, stream, position) alone
+    decide, so samples repeat by chance only, and a resumed worker goes on exactly.
+
+    Args:
+        seed: the run's seed: it decides the model's first parameters.
+        model: a preset: 'tiny', 'small' or 'base'.
+        text: a file, a folder, a glob, or 'stdlib' for Python's own sources.
+        batch_size: samples per batch.
+        context_bytes: length of a sample; by default what the preset says.
+        architecture: fields of `LlamaConfig` to change in the preset.
+
+    Attributes:
+        config: the model's sizes.
+        corpus: the text, with the size of each part.
+        batch_size: samples per batch.
+
+    Raises:
+        TaskError: an unknown preset or field, or sizes that do not fit one another.
+        TextError: the text is missing, unreadable or too short.
+    """
+
+    def __init__(
+        self,
+        *,
+        seed: int,
+        model: str = "tiny",
+        text: str = STDLIB,
+        batch_size: int = 16,
+        context_bytes: int | None = None,
+        architecture: Mapping[str, object] | None = None,
+    ) -> None:
+        changes = dict(architecture or {})
+        if changes.get("vocab_size", 256) != 256:
+            raise TaskError("task 'llama-bytes' reads bytes: leave vocab_size at 256")
+        if context_bytes is not None:
+            changes["max_position_embeddings"] = context_bytes
+        if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
+            raise TaskError(f"batch_size must be an integer of at least 1, got {batch_size!r}")
+        self.seed = seed
+        self.config = llama_config(model, **changes)
+        self.batch_size = batch_size
+        self.corpus = load_text(text, min_bytes=self.config.max_position_embeddings + 1)
+
+    def model(self) -> Llama:
+        """Return a new decoder (CPU, fp32) whose parameters depend on the seed alone."""
+        return build_llama(self.config, self.seed)
+
+    def batches(self, split: str, cursor: Cursor) -> Iterator[Batch]:
+        """Yield batches without end: inputs and targets are int64, (batch_size, context_bytes).
+
+        Args:
+            split: 'train' or 'validation'.
+            cursor: where to begin.
+
+        Raises:
+            ValueError: for any other split.
+        """
+        if split not in SPLITS:
+            raise ValueError(f"split is 'train' or 'validation', not {split!r}")
+        text = self.corpus.train if split == "train" else self.corpus.validation
+        return self._batches(text, cursor)
+
+    def _batches(self, text: npt.NDArray[np.uint8], cursor: Cursor) -> Iterator[Batch]:
+        window_bytes = self.config.max_position_embeddings + 1
+        offsets = np.arange(window_bytes)
+        while True:
+            starts = window_starts(cursor, self.batch_size, text.size - window_bytes + 1)
+            windows = torch.from_numpy(text[starts[:, None] + offsets].astype(np.int64))
+            cursor = cursor.advance(self.batch_size)
+            yield Batch(windows[:, :-1].contiguous(), windows[:, 1:].contiguous(), cursor)
+
+    def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        """Return the mean cross-entropy of the batch in nats per byte: scalar, fp32."""
+        device = next(model.parameters()).device
+        logits_BTV = model(batch.inputs.to(device))
+        return F.cross_entropy(logits_BTV.flatten(0, 1), batch.targets.to(device).flatten())
+
+    @torch.inference_mode()
+    def generate(
+        self,
+        model: nn.Module,
+        prompt: str,
+        n_tokens: int = 400,
+        temperature: float = 0.8,
+        seed: int = 0,
+    ) -> str:
+        """Continue a text.
+
+        When the context is full, its later half is read again and the earlier half forgotten, so
+        the model never meets a position that it was not trained on.
+
+        Args:
+            model: a decoder of this task, on any device.
+            prompt: text to continue; its end counts where it is longer than the context.
+            n_tokens: bytes to add.
+            temperature: 0 takes the likeliest byte; 1 samples from the model as it is.
+            seed: of the sampling; torch's global random generator is neither read nor moved.
+
+        Returns:
+            The added text, without the prompt; bytes that are no UTF-8 become U+FFFD.
+        """
+        assert isinstance(model, Llama)
+        device = next(model.parameters()).device
+        generator = torch.Generator().manual_seed(seed)
+        context = self.config.max_position_embeddings
+        tokens = list(prompt.encode() or b"\n")
+        kept = len(tokens)
+        cache = KeyValueCache(self.config, device)
+        unread = tokens[-context:]
+        for _ in range(n_tokens):
+            if cache.length + len(unread) > context:
+                cache.length = 0
+                unread = tokens[-max(context // 2, 1) :]
+            logits_BTV = model(torch.tensor([unread], device=device), cache)
+            token = _sample(logits_BTV[0, -1].float().cpu(), temperature, generator)
+            tokens.append(token)
+            unread = [token]
+        return bytes(tokens[kept:]).decode("utf-8", "replace")
+
+    def export(self, model: nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, object]]:
+        """Return what Hugging Face's Llama loads: the tensors and the contents of config.json."""
+        tensors = {
+            name: tensor.detach().to("cpu", copy=True).contiguous()
+            for name, tensor in model.state_dict().items()
+        }
+        return tensors, self.config.hf_config()
+
+
+def window_starts(cursor: Cursor, samples: int, places: int) -> npt.NDArray[np.int64]:
+    """Return where the next samples begin.
+
+    Counter-based: number `position` is splitmix64 at that counter, keyed by a hash of the seed and
+    the stream, so any of them is found without those before it.
+
+    Args:
+        cursor: names the first sample.
+        samples: how many to place.
+        places: number of possible starts.
+
+    Returns:
+        int64, shape (samples,), each in [0, places).
+    """
+    name = f"{cursor.seed}/{cursor.stream}".encode()
+    key = int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little")
+    counter = np.arange(samples, dtype=np.uint64) + np.uint64(cursor.position)
+    state = np.uint64(key) + (counter + np.uint64(1)) * _GOLDEN  # wraps at 2**64, as it should
+    state = (state ^ (state >> np.uint64(30))) * _MIX_1
+    state = (state ^ (state >> np.uint64(27))) * _MIX_2
+    state ^= state >> np.uint64(31)
+    return (state % np.uint64(places)).astype(np.int64)
+
+
+def _sample(logits_V: torch.Tensor, temperature: float, generator: torch.Generator) -> int:
+    if temperature <= 0:
+        return int(logits_V.argmax())
+    probabilities_V = (logits_V / temperature).softmax(dim=-1)
+    return int(torch.multinomial(probabilities_V, 1, generator=generator))

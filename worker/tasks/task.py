@@ -1,0 +1,118 @@
+"""What a task is: the model, the samples and the loss that a swarm trains with.
+
+A task of your own is an object with three methods and takes about twenty lines; `Generates` and
+`ExportsToHuggingFace` are extras that reports and exports use when a task has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import nn
+
+__all__ = [
+    "SPLITS",
+    "Batch",
+    "Cursor",
+    "ExportsToHuggingFace",
+    "Generates",
+    "Task",
+]
+
+SPLITS = ("train", "validation")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cursor:
+    """A place in a stream of samples: three values that name every later sample.
+
+    Sample number `position` of a stream is a pure function of (seed, stream, position). Resuming
+    is therefore exact and replays nothing, and two streams never wait for each other.
+
+    Attributes:
+        seed: the run's seed, the same on every worker.
+        stream: names the stream; a worker trains on the stream of its own peer name.
+        position: number of samples (not batches) of this stream that were already drawn.
+
+    Raises:
+        ValueError: if the position is negative.
+    """
+
+    seed: int
+    stream: str
+    position: int = 0
+
+    def __post_init__(self) -> None:
+        if self.position < 0:
+            raise ValueError(f"a cursor's position counts samples from 0, got {self.position}")
+
+    def advance(self, samples: int) -> Cursor:
+        """Return the cursor that lies `samples` samples further on."""
+        return replace(self, position=self.position + samples)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one inner step learns from.
+
+    Attributes:
+        inputs: what the model is given; only the task's own `loss` looks inside.
+        targets: what the model should answer; likewise.
+        cursor: where the next batch begins. A checkpoint that holds it resumes exactly there.
+    """
+
+    inputs: Any
+    targets: Any
+    cursor: Cursor
+
+
+@runtime_checkable
+class Task(Protocol):
+    """A model with the samples and the loss that train it.
+
+    Called from the train thread only. Build one with `load_task`.
+    """
+
+    def model(self) -> nn.Module:
+        """Return a new model on the CPU, in fp32.
+
+        Its parameters depend on the run's seed alone: every call and every worker gets the same
+        values, whatever the state of torch's global random generator, which stays as it was.
+        """
+        ...
+
+    def batches(self, split: str, cursor: Cursor) -> Iterator[Batch]:
+        """Yield the batches of a split from `cursor` on, without end.
+
+        Args:
+            split: 'train' or 'validation'. No sample of one split holds text of the other.
+            cursor: where to begin.
+        """
+        ...
+
+    def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        """Return the mean loss of the batch: fp32 scalar with its graph, on the model's device."""
+        ...
+
+
+@runtime_checkable
+class Generates(Protocol):
+    """A task whose model can continue a text."""
+
+    def generate(
+        self, model: nn.Module, prompt: str, n_tokens: int, temperature: float, seed: int
+    ) -> str:
+        """Return the `n_tokens` tokens that the model puts after `prompt` (the prompt excluded)."""
+        ...
+
+
+@runtime_checkable
+class ExportsToHuggingFace(Protocol):
+    """A task whose model has a Hugging Face layout."""
+
+    def export(self, model: nn.Module) -> tuple[Mapping[str, torch.Tensor], Mapping[str, object]]:
+        """Return the tensors of `model.safetensors` and the contents of `config.json`."""
+        ...

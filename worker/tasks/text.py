@@ -1,0 +1,241 @@
+"""Text to learn from, as bytes, with a part held out that is never trained on.
+
+Text comes from a file, a folder, a glob, or ("stdlib") the sources of the Python standard
+library, which every machine that runs us has. The split into training and held-out text depends
+on the files' relative names alone, so machines that keep the same text in different places, or
+run different Python versions, hold out the same files.
+"""
+
+from __future__ import annotations
+
+import glob as globbing
+import hashlib
+import os
+import sysconfig
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from worker.tasks.errors import TextError
+
+__all__ = ["HELD_OUT_SHARE", "STDLIB", "Corpus", "load_text"]
+
+STDLIB = "stdlib"
+HELD_OUT_SHARE = 0.1
+
+# Not the library's prose: its tests, tables that a program wrote, and copies of other software.
+_STDLIB_SKIPPED_FOLDERS = frozenset(
+    {
+        *("site-packages", "dist-packages", "ensurepip"),
+        *("test", "tests", "idle_test", "turtledemo", "__phello__"),
+        *("idlelib", "lib2to3", "distutils", "encodings", "pydoc_data"),
+    }
+)
+_STDLIB_SKIPPED_PREFIXES = ("_sysconfigdata", "_pydecimal")
+_BINARY_PROBE_BYTES = 8192
+
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Corpus:
+    """Text in two parts that share no byte.
+
+    Attributes:
+        source: what the user named.
+        train: uint8, shape (train_bytes,); may be a read-only map of a file.
+        validation: uint8, shape (validation_bytes,); held out.
+        train_files: files that `train` is made of.
+        validation_files: files that `validation` is made of; equal to `train_files` (1) when a
+            single file was cut in two.
+    """
+
+    source: str
+    train: Bytes
+    validation: Bytes
+    train_files: int
+    validation_files: int
+
+    @property
+    def train_bytes(self) -> int:
+        """Size of the text to train on."""
+        return int(self.train.size)
+
+    @property
+    def validation_bytes(self) -> int:
+        """Size of the held-out text."""
+        return int(self.validation.size)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.source}: {self.train_bytes:,} bytes to train on, "
+            f"{self.validation_bytes:,} held out"
+        )
+
+
+def load_text(source: str, *, min_bytes: int = 1) -> Corpus:
+    """Load text and set a part of it aside.
+
+    Of a single file, the last tenth is held out. Of several, about a tenth of the files is, chosen
+    by a hash of their names relative to the folder (or to the part of a glob before its first
+    wildcard); a file with the same contents as an earlier one counts once. Hidden files, files
+    that hold a zero byte near their start, and links to folders are passed over.
+
+    Args:
+        source: a file, a folder, a glob, or "stdlib".
+        min_bytes: what each part must at least hold.
+
+    Returns:
+        The two parts.
+
+    Raises:
+        TextError: nothing is there, it cannot be read, or a part is shorter than `min_bytes`.
+    """
+    path = Path(source).expanduser()
+    if source != STDLIB and path.is_file():
+        corpus = _load_file(source, path)
+    else:
+        root, names = _list_files(source, path)
+        corpus = _load_files(source, root, names)
+    for part, size in (("train on", corpus.train_bytes), ("hold out", corpus.validation_bytes)):
+        if size < min_bytes:
+            raise TextError(
+                f"text {source!r}: too short: {size:,} bytes to {part}, but one sample takes "
+                f"{min_bytes:,}: give more text or a smaller context"
+            )
+    return corpus
+
+
+def _load_file(source: str, path: Path) -> Corpus:
+    try:
+        size = path.stat().st_size
+        text: Bytes = (
+            np.memmap(path, dtype=np.uint8, mode="r") if size else np.empty(0, dtype=np.uint8)
+        )
+    except OSError as error:
+        raise _unreadable(source, path, error) from error
+    cut = size - int(size * HELD_OUT_SHARE)
+    return Corpus(
+        source=source,
+        train=text[:cut],
+        validation=text[cut:],
+        train_files=1,
+        validation_files=1,
+    )
+
+
+def _list_files(source: str, path: Path) -> tuple[Path, list[str]]:
+    """Return the folder that names are relative to, and the sorted names ('/' between parts)."""
+    if source == STDLIB:
+        root = Path(sysconfig.get_path("stdlib"))
+        names = [
+            name
+            for name in _walk(root, skipped=_STDLIB_SKIPPED_FOLDERS)
+            if name.endswith(".py")
+            and not name.rpartition("/")[2].startswith(_STDLIB_SKIPPED_PREFIXES)
+        ]
+        if not names:
+            raise TextError(
+                f"text {source!r}: this Python keeps no sources in {root}: name a file or folder"
+            )
+    elif path.is_dir():
+        root, names = path, list(_walk(path))
+        if not names:
+            raise TextError(f"text {source!r}: the folder holds no file: put text files into it")
+    elif globbing.has_magic(source):
+        root = _root_of_glob(path)
+        matches = globbing.iglob(str(path), recursive=True)
+        names = [Path(match).relative_to(root).as_posix() for match in matches if _is_file(match)]
+        if not names:
+            raise TextError(
+                f"text {source!r}: no file matches: check the pattern "
+                f"(it is read relative to {Path.cwd()})"
+            )
+    else:
+        raise TextError(
+            f"text {source!r}: no such file or folder (looked at {path.absolute()}): "
+            f"name one that exists, or {STDLIB!r} for Python's own sources"
+        )
+    return root, sorted(names)
+
+
+def _walk(root: Path, skipped: frozenset[str] = frozenset()) -> Iterator[str]:
+    for folder, subfolders, files in os.walk(root):
+        subfolders[:] = [
+            name
+            for name in subfolders
+            if not name.startswith((".", "config-")) and name not in skipped | {"__pycache__"}
+        ]
+        for name in files:
+            path = os.path.join(folder, name)
+            if not name.startswith(".") and _is_file(path):
+                yield Path(path).relative_to(root).as_posix()
+
+
+def _is_file(path: str) -> bool:
+    return os.path.isfile(path)  # not a pipe or a device, which would block or never end
+
+
+def _root_of_glob(path: Path) -> Path:
+    parts: list[str] = []
+    for part in path.parts[:-1]:
+        if globbing.has_magic(part):
+            break
+        parts.append(part)
+    return Path(*parts)
+
+
+def _load_files(source: str, root: Path, names: Sequence[str]) -> Corpus:
+    texts: dict[str, bytes] = {}
+    seen: set[bytes] = set()
+    for name in names:
+        path = root / name
+        try:
+            text = path.read_bytes()
+        except OSError as error:
+            raise _unreadable(source, path, error) from error
+        digest = hashlib.blake2b(text, digest_size=16).digest()
+        if text and digest not in seen and b"\0" not in text[:_BINARY_PROBE_BYTES]:
+            seen.add(digest)
+            texts[name] = text
+    held_out = _held_out(texts)
+    train = [text for name, text in texts.items() if name not in held_out]
+    validation = [texts[name] for name in texts if name in held_out]
+    if not validation:  # one file at most: cut it, as if it had been named itself
+        whole = b"".join(train)
+        cut = len(whole) - int(len(whole) * HELD_OUT_SHARE)
+        train, validation = [whole[:cut]], [whole[cut:]]
+    return Corpus(
+        source=source,
+        train=np.frombuffer(b"".join(train), dtype=np.uint8),
+        validation=np.frombuffer(b"".join(validation), dtype=np.uint8),
+        train_files=len(train),
+        validation_files=len(validation),
+    )
+
+
+def _held_out(names: Iterable[str]) -> set[str]:
+    """Return about a tenth of the names, at least one and never all; none of fewer than two."""
+    ranked = sorted((_rank(name), name) for name in names)
+    chosen = {name for rank, name in ranked if rank < HELD_OUT_SHARE} or {
+        name for _, name in ranked[:1]
+    }
+    if len(chosen) == len(ranked):
+        chosen.discard(ranked[-1][1])
+    return chosen
+
+
+def _rank(name: str) -> float:
+    """Return a number in [0, 1) that depends on the name alone."""
+    digest = hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=8).digest()
+    return int.from_bytes(digest, "big") / 2**64
+
+
+def _unreadable(source: str, path: Path, error: OSError) -> TextError:
+    return TextError(
+        f"text {source!r}: cannot read {path}: {error.strerror or error}: "
+        "make it readable or leave it out"
+    )

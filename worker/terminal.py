@@ -1,0 +1,50 @@
+"""What a worker started by hand says: one plain line an event."""
+
+import sys
+from collections.abc import Mapping
+
+
+def announce_plainly(event: Mapping[str, object]) -> None:
+    """Prints an event for a person."""
+    if (line := describe(event)) is not None:
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()
+
+
+def describe(event: Mapping[str, object]) -> str | None:
+    """One line, None for an event that needs none."""
+    match event["event"]:
+        case "listening":
+            return (
+                f"{event['peer']} listens on {event['address']}\n"
+                f"another machine joins with: murmur join {event['address']}"
+            )
+        case "started":
+            group = event["group"]
+            names = ", ".join(group) if isinstance(group, list) else ""
+            return f"started at step {event['step']} with {names}"
+        case "progress" if event.get("state") == "training":
+            megabytes = float(str(event.get("bytes_sent", 0))) / 1e6
+            return (
+                f"step {event['step']}/{event['steps']}  loss {event['loss']:.3f}  "
+                f"round {event['round']}  sent {megabytes:.1f} MB"
+            )
+        case "round_failed":
+            return f"round {event['round']} failed: {event['reason']}"
+        case "adopted":
+            return f"took over {event['donor']}'s state at step {event['step']}: {event['reason']}"
+        case "member":
+            return f"{event['peer_changed']} is {event['health']}"
+        case "warning":
+            return f"warning: {event['text']}"
+        case "checkpoint":
+            return f"checkpoint {event['path']}"
+        case "result":
+            loss = event["val_loss"]
+            scored = f"validation loss {loss:.4f}, " if isinstance(loss, float) else ""
+            return (
+                f"{event['reason']} at step {event['step']}: {scored}"
+                f"{event['rounds_completed']} rounds, anchor {event['anchor_hash']}"
+            )
+        case _:
+            return None

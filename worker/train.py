@@ -1,0 +1,417 @@
+"""The train thread: inner steps, and outer rounds between two of them.
+
+Nothing here awaits and no coroutine touches a parameter. An outer update computes fresh tensors and
+commits by copy, so that an error commits nothing. When a round fails, the local parameters are kept
+and the anchor waits for another peer's state; when a round closed without this peer, what it has
+learned is carried over into the next.
+"""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from algorithms.fragments import Fragment
+from algorithms.merge import carry_over, merge
+from algorithms.outer import Nesterov
+from algorithms.plan import Plan
+from algorithms.pseudogradient import pseudo_gradient
+from algorithms.schedule import Due
+from worker.inner import Replica
+from worker.mailbox import (
+    Adopt,
+    Begin,
+    FragmentState,
+    Mailbox,
+    Progress,
+    Published,
+    RoundDone,
+    RoundFailed,
+    Started,
+    Stop,
+    ToTrain,
+)
+from worker.membership import Phase
+from worker.wire import is_finite, state_hash
+
+_PROGRESS_S = 0.5
+_CURVE_POINTS = 400
+
+
+@dataclass
+class Tally:
+    """What a worker's life came to: steps taken here, seconds, rounds."""
+
+    inner_steps: int = 0
+    compute_s: float = 0.0
+    stall_s: float = 0.0
+    first_step_at: float | None = None
+    last_step_at: float | None = None
+    rounds_completed: int = 0
+    rounds_failed: int = 0
+    adoptions: int = 0
+    curve: list[tuple[int, float]] = field(default_factory=list)
+
+    @property
+    def wall_s(self) -> float:
+        """From the first inner step to the last."""
+        if self.first_step_at is None or self.last_step_at is None:
+            return 0.0
+        return self.last_step_at - self.first_step_at
+
+    @property
+    def compute_utilization(self) -> float:
+        """Share of that time in forward, backward and inner step."""
+        return self.compute_s / self.wall_s if self.wall_s > 0 else 0.0
+
+
+class Trainer:
+    """One worker's training loop. train thread only.
+
+    Args:
+        replica: model, inner optimizer and samples.
+        fragments, plan, steps: what is exchanged, how, and until when.
+        states: the committed state of each fragment, fresh or from a checkpoint.
+        step: position in the schedule to go on from.
+        mailbox: the way to the I/O thread.
+        checkpoint: called now and then between two steps, with this trainer.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        replica: Replica,
+        fragments: Sequence[Fragment],
+        plan: Plan,
+        steps: int,
+        states: Sequence[FragmentState],
+        step: int,
+        mailbox: Mailbox,
+        checkpoint: Callable[["Trainer"], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.replica, self.states, self.step = replica, list(states), step
+        self.tally = Tally()
+        self.stopped: Stop | None = None
+        self._fragments, self._plan, self._steps = fragments, plan, steps
+        self._schedule = plan.schedule(fragments=len(fragments), steps=steps)
+        self._outer = Nesterov(plan.outer_lr, plan.outer_momentum)
+        self._mailbox, self._checkpoint, self._clock = mailbox, checkpoint, clock
+        self._phase = Phase.READY
+        self._exchanges = plan.exchange == "mean"
+        self._gradients = plan.payload == "gradient"
+        self._in_flight: dict[int, Due] = {}
+        self._arrived: dict[int, RoundDone | RoundFailed] = {}
+        self._failed: set[int] = set()
+        self._progress_at = -math.inf
+        self._recent: list[float] = []
+        self._curve_every = max(1, steps // _CURVE_POINTS)
+
+    # ----------------------------------------------------------------------------------- the run
+
+    def run(self) -> None:
+        """Trains until the schedule's last step or a Stop; afterwards `stopped` says which.
+
+        Raises:
+            Exception: what ended the I/O thread, if that is why.
+        """
+        self._publish()
+        self._event("progress", state="ready")
+        self._await_start()
+        self._phase = Phase.TRAINING
+        self._publish()
+        while self.step < self._steps and self.stopped is None:
+            self._one_step()
+        if self.stopped is not None and self.stopped.error is not None:
+            raise self.stopped.error
+        if not self._exchanges:
+            self._commit_parameters()
+        self._phase = Phase.DONE
+        self._publish()
+
+    def _await_start(self) -> None:
+        while self.stopped is None:
+            message = self._mailbox.wait()
+            if isinstance(message, Started):
+                if message.group:
+                    self.states = [self._state(s, group=message.group) for s in self.states]
+                self._event("started", group=list(self.states[0].group), step=self.step)
+                return
+            self._take(message)
+
+    def _one_step(self) -> None:
+        self.step += 1
+        started = self._clock()
+        if self.tally.first_step_at is None:
+            self.tally.first_step_at = started
+        gradients = dict(self.replica.backward(self.step))
+        self.tally.compute_s += self._clock() - started
+        if self._gradients and self._exchanges:
+            self._average(gradients)
+        resumed = self._clock()
+        self.replica.inner_step(self.step, gradients)
+        self.tally.last_step_at = self._clock()
+        self.tally.compute_s += self.tally.last_step_at - resumed
+        self.tally.inner_steps += 1
+        self._note_loss()
+        if self._gradients:
+            self._commit_parameters()
+        elif self._exchanges:
+            self._rounds()
+        while (message := self._mailbox.poll()) is not None:
+            self._take(message)
+        self._report()
+        self._checkpoint(self)
+
+    # ------------------------------------------------------------------- rounds of pseudo-gradients
+
+    def _rounds(self) -> None:
+        """Applies what is due, then sends what is due."""
+        step = self.step
+        for due in self._schedule.applies(step):
+            self._apply(due)
+        sent = self._schedule.sends(step)
+        for due in sent:
+            self._send(due)
+        if self._schedule.applies_at_once(step):
+            for due in sent:
+                self._apply(due)
+
+    def _send(self, due: Due) -> None:
+        state = self.states[due.fragment]
+        if state.version > due.round:
+            return  # already past it, by another peer's state
+        fragment = self._fragments[due.fragment]
+        g = pseudo_gradient(state.anchor, fragment.flatten(self.replica.parameters))
+        if state.version < due.round:
+            self._fail(due, f"still at version {state.version}, waiting for another peer's state")
+        elif not is_finite(g):
+            self._fail(due, "the local parameters are not finite: nothing was contributed")
+        else:
+            self._begin(due, g)
+
+    def _begin(self, due: Due, values: Tensor) -> None:
+        self._in_flight[due.fragment] = due
+        self._publish()
+        self._mailbox.post(Begin(due, self.states[due.fragment].group, values))
+
+    def _apply(self, due: Due) -> None:
+        """Waits for a round that was sent, and applies its mean."""
+        result = self._await_round(due)
+        if result is None:
+            return
+        state, fragment = self.states[due.fragment], self._fragments[due.fragment]
+        anchor, momentum = self._outer.step(state.anchor, state.momentum, result.mean)
+        local = fragment.flatten(self.replica.parameters)
+        merged = merge(local, anchor, self._plan.merge_alpha)
+        for start, stop in result.missed:
+            here = slice(start, stop)
+            merged[here] = carry_over(local[here], state.anchor[here], anchor[here])
+        self._write(fragment, merged)
+        self._commit(due, result, anchor, momentum)
+
+    def _commit(self, due: Due, result: RoundDone, anchor: Tensor, momentum: Tensor) -> None:
+        self.states[due.fragment] = self._state(
+            self.states[due.fragment],
+            version=due.round + 1,
+            contributors=result.contributors,
+            group=result.next_group,
+            anchor=anchor,
+            momentum=momentum,
+        )
+        self._failed.discard(due.fragment)
+        self.tally.rounds_completed += 1
+        self._publish()
+
+    def _await_round(self, due: Due) -> RoundDone | None:
+        """The result of a round in flight; None when it failed or came to nothing."""
+        if self._in_flight.get(due.fragment) != due:
+            return None
+        started = self._clock()
+        if due.fragment not in self._arrived:
+            self._report(state="waiting")
+        while (
+            self._in_flight.get(due.fragment) == due
+            and due.fragment not in self._arrived
+            and self.stopped is None
+        ):
+            self._take(self._mailbox.wait())
+        stall_s = self._clock() - started
+        self.tally.stall_s += stall_s
+        result = self._arrived.pop(due.fragment, None)
+        if self._in_flight.get(due.fragment) != due or result is None:
+            return None  # another peer's state took its place, or the run is stopping
+        del self._in_flight[due.fragment]
+        if isinstance(result, RoundFailed):
+            self._fail(due, result.reason, result.waiting_for)
+            return None
+        self._event(
+            "round",
+            fragment=due.fragment,
+            round=due.round,
+            contributors=result.contributors,
+            missed=bool(result.missed),
+            stall_s=round(stall_s, 4),
+        )
+        return result
+
+    def _fail(self, due: Due, reason: str, waiting_for: tuple[str, ...] = ()) -> None:
+        """A round of this peer's has come to nothing: local parameters are kept."""
+        self.tally.rounds_failed += 1
+        self._failed.add(due.fragment)
+        self._event(
+            "round_failed",
+            fragment=due.fragment,
+            round=due.round,
+            reason=reason,
+            waiting_for=list(waiting_for),
+        )
+        self._publish()
+
+    # -------------------------------------------------------------------- data-parallel gradients
+
+    def _average(self, gradients: dict[str, Tensor]) -> None:
+        """Replaces the gradients by their mean over the group; keeps them where a round fails."""
+        sent = [Due(fragment.index, self.step - 1) for fragment in self._fragments]
+        for due in sent:
+            if self.states[due.fragment].version == due.round:
+                self._begin(due, self._fragments[due.fragment].flatten(gradients))
+            else:
+                self._fail(due, f"at version {self.states[due.fragment].version}")
+        for due in sent:
+            result = self._await_round(due)
+            if result is not None:
+                gradients.update(self._fragments[due.fragment].views(result.mean))
+                self._arrived_gradient(due, result)
+
+    def _arrived_gradient(self, due: Due, result: RoundDone) -> None:
+        """Notes the round; the parameters that come of it are committed after the inner step."""
+        state = self.states[due.fragment]
+        self.states[due.fragment] = replace(
+            state,
+            version=due.round + 1,
+            contributors=result.contributors,
+            group=result.next_group,
+        )
+        self._failed.discard(due.fragment)
+        self.tally.rounds_completed += 1
+
+    def _commit_parameters(self) -> None:
+        """Without an outer optimizer the anchor is the local model."""
+        for fragment in self._fragments:
+            anchor = fragment.flatten(self.replica.parameters)
+            self.states[fragment.index] = self._state(self.states[fragment.index], anchor=anchor)
+        self._publish()
+
+    # --------------------------------------------------------------------------- from the mailbox
+
+    def _take(self, message: ToTrain) -> None:
+        match message:
+            case RoundDone() | RoundFailed():
+                if self._in_flight.get(message.due.fragment) == message.due:
+                    self._arrived[message.due.fragment] = message
+            case Adopt():
+                self._adopt(message)
+            case Stop():
+                self.stopped = message
+            case Started():
+                pass
+
+    def _adopt(self, adopt: Adopt) -> None:
+        """Takes over another peer's committed states; own progress against the anchor is kept."""
+        taken = []
+        for index, theirs in sorted(adopt.states.items()):
+            mine, fragment = self.states[index], self._fragments[index]
+            ranks = [(s.version, s.contributors, s.hash) for s in (mine, theirs)]
+            if ranks[1] <= ranks[0]:
+                continue
+            local = fragment.flatten(self.replica.parameters)
+            if self._gradients or torch.equal(local, mine.anchor):
+                moved = theirs.anchor
+            else:
+                moved = carry_over(local, mine.anchor, theirs.anchor)
+            self._write(fragment, moved)
+            self.states[index] = theirs
+            self._failed.discard(index)
+            due = self._in_flight.get(index)
+            if due is not None and due.round < theirs.version:
+                del self._in_flight[index]
+                self._arrived.pop(index, None)
+            taken.append(index)
+        if not taken:
+            return
+        self.tally.adoptions += 1
+        # Go on where the donor is, but not past a round that is still to come.
+        ahead = min(
+            self._schedule.send_step(Due(i, s.version)) - 1 for i, s in enumerate(self.states)
+        )
+        self.step = max(self.step, min(adopt.step, ahead, self._steps))
+        self._event(
+            "adopted",
+            donor=adopt.donor,
+            fragments=taken,
+            step=self.step,
+            reason=adopt.reason,
+        )
+        self._publish()
+
+    # ---------------------------------------------------------------------------------- helpers
+
+    def _state(self, state: FragmentState, **changes: object) -> FragmentState:
+        changed = replace(state, **changes)  # type: ignore[arg-type]
+        hashed = state_hash(changed.anchor, changed.momentum, changed.group)
+        return replace(changed, hash=hashed)
+
+    def _write(self, fragment: Fragment, values: Tensor) -> None:
+        for name, value in fragment.views(values).items():
+            self.replica.parameters[name].copy_(value)
+
+    def _next_round(self, index: int) -> int:
+        state = self.states[index]
+        due = self._in_flight.get(index)
+        if due is not None:
+            return due.round + 1
+        if self._gradients:
+            return max(state.version, self.step)
+        round_ = state.version
+        while round_ < self._schedule.rounds(index) and (
+            self._schedule.send_step(Due(index, round_)) < self.step
+        ):
+            round_ += 1
+        return round_
+
+    def _publish(self) -> None:
+        states = tuple(
+            replace(state, next_round=self._next_round(index))
+            for index, state in enumerate(self.states)
+        )
+        self._mailbox.post(Published(self._phase, self.step, states, frozenset(self._failed)))
+
+    def _event(self, kind: str, **fields: object) -> None:
+        self._mailbox.post(Progress({"event": kind, **fields}))
+
+    def _note_loss(self) -> None:
+        self._recent.append(self.replica.loss)
+        if self.step % self._curve_every == 0 or self.step == self._steps:
+            self.tally.curve.append((self.step, sum(self._recent) / len(self._recent)))
+            self._recent.clear()
+
+    def _report(self, state: str = "training") -> None:
+        now = self._clock()
+        if now < self._progress_at and state == "training" and self.step < self._steps:
+            return
+        self._progress_at = now + _PROGRESS_S
+        self._event(
+            "progress",
+            step=self.step,
+            steps=self._steps,
+            loss=self.replica.loss,
+            round=self.states[0].version,
+            state=state,
+        )
+        if state == "training":
+            self._publish()

@@ -1,0 +1,238 @@
+"""The transport over gRPC: one server, and per peer one channel for control and one for data.
+
+Messages are bytes here; `protos/murmuration.proto` says what they are. Settings are those measured
+in docs/design: without BDP probing and a large look-ahead one stream over a 100 ms link stays at a
+tenth of what it can carry, and without keepalive a dead link is noticed after many minutes.
+"""
+
+import grpc
+from grpc import aio
+
+from worker.transport.base import (
+    CONTROL_METHODS,
+    DATA_METHODS,
+    MAX_CONTROL_BYTES,
+    MAX_DATA_BYTES,
+    AddressInUse,
+    Handler,
+    Stream,
+    Traffic,
+    Unreachable,
+)
+
+_PACKAGE = "/murmuration.v1."
+
+_COMMON_OPTIONS: list[tuple[str, int]] = [
+    ("grpc.max_receive_message_length", MAX_DATA_BYTES),
+    ("grpc.max_send_message_length", MAX_DATA_BYTES),
+    ("grpc.http2.bdp_probe", 1),
+    ("grpc.http2.lookahead_bytes", 16 * 1024 * 1024),
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+]
+_SERVER_OPTIONS: list[tuple[str, int]] = [
+    *_COMMON_OPTIONS,
+    ("grpc.so_reuseport", 0),  # else two peers could share a port and half of the calls
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+]
+_CHANNEL_OPTIONS: list[tuple[str, int]] = [
+    *_COMMON_OPTIONS,
+    ("grpc.use_local_subchannel_pool", 1),  # else control and data would share one connection
+    ("grpc.enable_retries", 0),
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.min_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+]
+
+
+class GrpcTransport:
+    """Serves `host:port` and calls others. Port 0 takes a free one."""
+
+    def __init__(self, listen_address: str) -> None:
+        self._listen_address = listen_address
+        self._traffic = Traffic()
+        self._server: aio.Server | None = None
+        self._channels: dict[tuple[str, bool], aio.Channel] = {}
+
+    @property
+    def traffic(self) -> Traffic:
+        return self._traffic
+
+    async def listen(self, handler: Handler) -> str:
+        server = aio.server(options=_SERVER_OPTIONS)
+        server.add_generic_rpc_handlers((_Router(handler, self._traffic),))
+        host = self._listen_address.rpartition(":")[0]
+        try:
+            port = server.add_insecure_port(self._listen_address)
+        except RuntimeError:
+            port = 0
+        if port == 0:
+            raise AddressInUse(
+                f"cannot listen on {self._listen_address}: the port is taken or the address is not "
+                "this machine's; choose another with --listen HOST:PORT (port 0 takes a free one)"
+            )
+        await server.start()
+        self._server = server
+        return f"{host}:{port}"
+
+    async def call(self, address: str, method: str, request: bytes, timeout_s: float) -> bytes:
+        multicallable = self._channel(address, data=False).unary_unary(
+            _PACKAGE + method, _as_is, _as_is
+        )
+        self._traffic.count_sent(method, len(request))
+        try:
+            answer: bytes = await multicallable(request, timeout=timeout_s)
+        except aio.AioRpcError as error:
+            raise Unreachable(_describe(address, error)) from error
+        self._traffic.count_received(method, len(answer))
+        return answer
+
+    def open(self, address: str, method: str) -> Stream:
+        multicallable = self._channel(address, data=True).stream_stream(
+            _PACKAGE + method, _as_is, _as_is
+        )
+        return _ClientStream(address, method, multicallable(None), self._traffic)
+
+    async def close(self) -> None:
+        channels, self._channels = list(self._channels.values()), {}
+        for channel in channels:
+            await channel.close(None)
+        if self._server is not None:
+            await self._server.stop(grace=0.5)
+            self._server = None
+
+    def _channel(self, address: str, *, data: bool) -> aio.Channel:
+        key = (address, data)
+        if key not in self._channels:
+            self._channels[key] = aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+        return self._channels[key]
+
+
+class _ClientStream:
+    def __init__(
+        self,
+        address: str,
+        method: str,
+        call: "aio.StreamStreamCall[bytes, bytes]",
+        traffic: Traffic,
+    ) -> None:
+        self._address, self._method, self._call, self._traffic = address, method, call, traffic
+
+    async def send(self, message: bytes) -> None:
+        try:
+            await self._call.write(message)
+        except (aio.AioRpcError, aio.UsageError) as error:
+            raise self._broken(error) from error
+        self._traffic.count_sent(self._method, len(message))
+
+    async def done(self) -> None:
+        try:
+            await self._call.done_writing()
+        except (aio.AioRpcError, aio.UsageError) as error:
+            raise self._broken(error) from error
+
+    async def receive(self) -> bytes | None:
+        try:
+            message = await self._call.read()
+        except (aio.AioRpcError, aio.UsageError) as error:
+            raise self._broken(error) from error
+        if not isinstance(message, bytes):  # grpc.aio.EOF
+            return None
+        self._traffic.count_received(self._method, len(message))
+        return message
+
+    def cancel(self) -> None:
+        self._call.cancel()
+
+    def _broken(self, error: Exception) -> Unreachable:
+        if isinstance(error, aio.AioRpcError):
+            return Unreachable(_describe(self._address, error))
+        return Unreachable(f"{self._address}: the stream has ended")
+
+
+class _ServerStream:
+    def __init__(
+        self, method: str, context: "aio.ServicerContext[bytes, bytes]", traffic: Traffic
+    ) -> None:
+        self._method, self._context, self._traffic = method, context, traffic
+
+    async def send(self, message: bytes) -> None:
+        try:
+            await self._context.write(message)
+        except (aio.AioRpcError, aio.UsageError, aio.InternalError) as error:
+            raise Unreachable(f"{self._context.peer()}: the stream has ended") from error
+        self._traffic.count_sent(self._method, len(message))
+
+    async def done(self) -> None:
+        """The stream ends when its handler returns."""
+
+    async def receive(self) -> bytes | None:
+        try:
+            message: object = await self._context.read()
+        except (aio.AioRpcError, aio.UsageError, aio.InternalError) as error:
+            raise Unreachable(f"{self._context.peer()}: the stream has ended") from error
+        if not isinstance(message, bytes):  # grpc.aio.EOF
+            return None
+        self._traffic.count_received(self._method, len(message))
+        return message
+
+    def cancel(self) -> None:
+        """Served streams end by returning; nothing to cancel."""
+
+
+class _Router(grpc.GenericRpcHandler):  # type: ignore[type-arg]
+    """Leads each known method to the handler, as bytes."""
+
+    def __init__(self, handler: Handler, traffic: Traffic) -> None:
+        self._handlers = {
+            **{
+                _PACKAGE + method: self._unary(method, handler, traffic)
+                for method in CONTROL_METHODS
+            },
+            **{
+                _PACKAGE + method: self._stream(method, handler, traffic) for method in DATA_METHODS
+            },
+        }
+
+    def service(
+        self, handler_call_details: grpc.HandlerCallDetails
+    ) -> "grpc.RpcMethodHandler[bytes, bytes] | None":
+        return self._handlers.get(handler_call_details.method)
+
+    @staticmethod
+    def _unary(
+        method: str, handler: Handler, traffic: Traffic
+    ) -> "grpc.RpcMethodHandler[bytes, bytes]":
+        async def serve(request: bytes, context: "aio.ServicerContext[bytes, bytes]") -> bytes:
+            traffic.count_received(method, len(request))
+            if len(request) > MAX_CONTROL_BYTES:
+                await context.abort(
+                    grpc.StatusCode.RESOURCE_EXHAUSTED,
+                    f"{method} takes at most {MAX_CONTROL_BYTES} bytes, got {len(request)}",
+                )
+            answer = await handler.on_call(method, request)
+            traffic.count_sent(method, len(answer))
+            return answer
+
+        return grpc.unary_unary_rpc_method_handler(serve)
+
+    @staticmethod
+    def _stream(
+        method: str, handler: Handler, traffic: Traffic
+    ) -> "grpc.RpcMethodHandler[bytes, bytes]":
+        async def serve(_requests: object, context: "aio.ServicerContext[bytes, bytes]") -> None:
+            await handler.on_stream(method, _ServerStream(method, context, traffic))
+
+        return grpc.stream_stream_rpc_method_handler(serve)
+
+
+def _as_is(message: bytes) -> bytes:
+    return message
+
+
+def _describe(address: str, error: aio.AioRpcError) -> str:
+    code = error.code().name.lower().replace("_", " ")
+    details = (error.details() or "").splitlines()
+    return f"{address}: {code}" + (f" ({details[0]})" if details else "")

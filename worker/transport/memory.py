@@ -1,0 +1,184 @@
+"""The transport inside one process, for tests: same interface, same bytes, same counting.
+
+Every message crosses as bytes, so serialisation is exercised. The network can delay messages and
+cut links; on the virtual clock of the tests a delay takes no real time.
+"""
+
+import asyncio
+from collections.abc import Coroutine
+from contextlib import suppress
+
+from worker.transport.base import (
+    MAX_CONTROL_BYTES,
+    MAX_DATA_BYTES,
+    AddressInUse,
+    Handler,
+    Stream,
+    Traffic,
+    TransportError,
+    Unreachable,
+)
+
+_WINDOW_MESSAGES = 4
+
+
+class MemoryNetwork:
+    """Peers by address, and the state of the links between them."""
+
+    def __init__(self, delay_s: float = 0.0) -> None:
+        self.delay_s = delay_s
+        self._served: dict[str, tuple[MemoryTransport, Handler]] = {}
+        self._cuts: set[frozenset[str]] = set()
+        self._streams: set[_Pipe] = set()
+
+    def cut(self, a: str, b: str) -> None:
+        """Breaks the link: streams between the two end now, calls and new streams fail."""
+        self._cuts.add(frozenset((a, b)))
+        for pipe in [pipe for pipe in self._streams if pipe.ends == frozenset((a, b))]:
+            pipe.sever()
+
+    def heal(self, a: str, b: str) -> None:
+        self._cuts.discard(frozenset((a, b)))
+
+    def reach(self, source: str, target: str) -> tuple["MemoryTransport", Handler]:
+        """Raises Unreachable when nobody serves `target` or the link is cut."""
+        if frozenset((source, target)) in self._cuts:
+            raise Unreachable(f"{target}: the link from {source} is cut")
+        if target not in self._served:
+            raise Unreachable(f"{target}: nobody listens there")
+        return self._served[target]
+
+
+class MemoryTransport:
+    """One peer on a MemoryNetwork."""
+
+    def __init__(self, network: MemoryNetwork, address: str) -> None:
+        self._network, self._address = network, address
+        self._traffic = Traffic()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def traffic(self) -> Traffic:
+        return self._traffic
+
+    async def listen(self, handler: Handler) -> str:
+        if self._address in self._network._served:
+            raise AddressInUse(f"cannot listen on {self._address}: the address is taken")
+        self._network._served[self._address] = (self, handler)
+        return self._address
+
+    async def call(self, address: str, method: str, request: bytes, timeout_s: float) -> bytes:
+        if len(request) > MAX_CONTROL_BYTES:
+            raise Unreachable(f"{address}: {method} takes at most {MAX_CONTROL_BYTES} bytes")
+        self._traffic.count_sent(method, len(request))
+        try:
+            async with asyncio.timeout(timeout_s):
+                await asyncio.sleep(self._network.delay_s)
+                other, handler = self._network.reach(self._address, address)
+                other.traffic.count_received(method, len(request))
+                answer = await handler.on_call(method, request)
+                other.traffic.count_sent(method, len(answer))
+                await asyncio.sleep(self._network.delay_s)
+                self._network.reach(self._address, address)
+        except TimeoutError as error:
+            raise Unreachable(f"{address}: no answer in {timeout_s:g} s") from error
+        self._traffic.count_received(method, len(answer))
+        return answer
+
+    def open(self, address: str, method: str) -> Stream:
+        pipe = _Pipe(self._network, frozenset((self._address, address)), method)
+        near = _PipeEnd(pipe, pipe.up, pipe.down, self._traffic)
+        try:
+            other, handler = self._network.reach(self._address, address)
+        except Unreachable:
+            pipe.sever()
+            return near
+        far = _PipeEnd(pipe, pipe.down, pipe.up, other.traffic)
+        other._spawn(_serve(handler, method, far))
+        self._network._streams.add(pipe)
+        return near
+
+    async def close(self) -> None:
+        self._network._served.pop(self._address, None)
+        for pipe in [p for p in self._network._streams if self._address in p.ends]:
+            pipe.sever()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+async def _serve(handler: Handler, method: str, stream: "_PipeEnd") -> None:
+    with suppress(TransportError):
+        await handler.on_stream(method, stream)
+        await stream.done()
+
+
+class _Pipe:
+    """Both directions of one stream."""
+
+    def __init__(self, network: MemoryNetwork, ends: frozenset[str], method: str) -> None:
+        self.network, self.ends, self.method = network, ends, method
+        self.up: asyncio.Queue[bytes | None] = asyncio.Queue(_WINDOW_MESSAGES)
+        self.down: asyncio.Queue[bytes | None] = asyncio.Queue(_WINDOW_MESSAGES)
+        self.severed = asyncio.Event()
+
+    def sever(self) -> None:
+        self.severed.set()
+        self.network._streams.discard(self)
+
+    async def or_severed(self, work: Coroutine[None, None, bytes | None]) -> bytes | None:
+        """Does the work, or raises Unreachable as soon as the stream is cut."""
+        task = asyncio.ensure_future(work)
+        cut = asyncio.ensure_future(self.severed.wait())
+        try:
+            await asyncio.wait({task, cut}, return_when=asyncio.FIRST_COMPLETED)
+            if self.severed.is_set():
+                raise Unreachable(f"the stream between {' and '.join(sorted(self.ends))} broke")
+            return task.result()
+        finally:
+            task.cancel()
+            cut.cancel()
+
+
+class _PipeEnd:
+    def __init__(
+        self,
+        pipe: _Pipe,
+        out: "asyncio.Queue[bytes | None]",
+        into: "asyncio.Queue[bytes | None]",
+        traffic: Traffic,
+    ) -> None:
+        self._pipe, self._out, self._into, self._traffic = pipe, out, into, traffic
+        self._ended = False
+
+    async def send(self, message: bytes) -> None:
+        if len(message) > MAX_DATA_BYTES:
+            raise Unreachable(f"a message of {len(message)} bytes is over {MAX_DATA_BYTES}")
+        await self._pipe.or_severed(self._put(message))
+        self._traffic.count_sent(self._pipe.method, len(message))
+
+    async def done(self) -> None:
+        await self._pipe.or_severed(self._put(None))
+
+    async def receive(self) -> bytes | None:
+        if self._ended:
+            return None
+        message = await self._pipe.or_severed(self._into.get())
+        if message is None:
+            self._ended = True
+        else:
+            self._traffic.count_received(self._pipe.method, len(message))
+        return message
+
+    def cancel(self) -> None:
+        self._pipe.sever()
+
+    async def _put(self, message: bytes | None) -> None:
+        await asyncio.sleep(self._pipe.network.delay_s)
+        await self._out.put(message)

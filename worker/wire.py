@@ -1,0 +1,251 @@
+"""Turns tensors and cards into messages and back. Nothing from the network is trusted.
+
+Sizes are checked against what the manifest implies before anything is allocated, then the hash of
+each frame, then the hash of the whole, then that the values are finite. Nothing is ever unpickled.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import msgpack
+import torch
+import xxhash
+import zstandard
+from google.protobuf.message import DecodeError, Message
+from torch import Tensor
+
+from protos import murmuration_pb2 as pb
+from worker.membership import Card, Digest, Health, Phase
+from worker.rounds import ShardKey
+
+MAX_FRAME_BYTES = 1024 * 1024
+MAX_MANIFEST_BYTES = 8 * 1024 * 1024
+_MAX_PEERS = 4096
+_MAX_NAME_BYTES = 256
+
+T = TypeVar("T", bound=Message)
+
+
+class WireError(ValueError):
+    """A message that does not fit this run; says what and where."""
+
+
+def hash64(payload: bytes | bytearray | memoryview) -> int:
+    """xxh3-64 of some bytes."""
+    return xxhash.xxh3_64_intdigest(payload)
+
+
+def group_hash(group: Sequence[str]) -> int:
+    """Hash of the group that lays out a round."""
+    return hash64("\n".join(group).encode())
+
+
+def state_hash(anchor: Tensor, momentum: Tensor, group: Sequence[str]) -> int:
+    """Hash of one fragment's committed state: what digests compare."""
+    whole = xxhash.xxh3_64(tensor_bytes(anchor))
+    whole.update(tensor_bytes(momentum))
+    whole.update("\n".join(group).encode())
+    return whole.intdigest()
+
+
+def tensor_hash(tensors: Iterable[Tensor]) -> str:
+    """xxh3-128 of some fp32 tensors, as hex: for reports and people."""
+    whole = xxhash.xxh3_128()
+    for tensor in tensors:
+        whole.update(tensor_bytes(tensor))
+    return whole.hexdigest()
+
+
+def tensor_bytes(tensor: Tensor) -> memoryview:
+    """The bytes of a contiguous 1-D CPU tensor, without a copy."""
+    view: memoryview = memoryview(tensor.view(torch.uint8).numpy())  # type: ignore[arg-type]
+    return view
+
+
+def bytes_tensor(raw: memoryview) -> Tensor:
+    """A 1-D uint8 tensor over the bytes, without a copy; the buffer must be writable."""
+    if len(raw) == 0:
+        return torch.empty(0, dtype=torch.uint8)
+    return torch.frombuffer(raw, dtype=torch.uint8)
+
+
+def is_finite(values: Tensor) -> bool:
+    """Whether all of a 1-D fp32 tensor is finite and of sane size (its square sum is finite)."""
+    return bool(torch.isfinite(torch.dot(values, values)))
+
+
+# ------------------------------------------------------------------------------------- frames
+
+
+def frames(parts: Iterable[memoryview], offset: int = 0) -> Iterator[pb.Frame]:
+    """Cuts the parts, one after another, into frames of at most 1 MiB, from `offset` on."""
+    base = 0
+    for part in parts:
+        for start in range(max(0, offset - base), len(part), MAX_FRAME_BYTES):
+            piece = part[start : start + MAX_FRAME_BYTES]
+            yield pb.Frame(offset=base + start, payload=bytes(piece), hash=hash64(piece))
+        base += len(part)
+
+
+class Incoming:
+    """A payload of known size and hash, arriving in frames; resumes where it broke off."""
+
+    def __init__(self, total_bytes: int, whole_hash: int) -> None:
+        self.total_bytes, self.hash = total_bytes, whole_hash
+        self.buffer = memoryview(bytearray(total_bytes))
+        self.received_bytes = 0
+        self.verified = False
+
+    @classmethod
+    def held(cls, payload: memoryview, whole_hash: int) -> "Incoming":
+        """A payload that is here already: this peer's own."""
+        incoming = cls(0, whole_hash)
+        incoming.buffer = payload
+        incoming.total_bytes = incoming.received_bytes = len(payload)
+        incoming.verified = True
+        return incoming
+
+    @property
+    def complete(self) -> bool:
+        return self.received_bytes == self.total_bytes
+
+    def add(self, frame: pb.Frame) -> None:
+        """Raises WireError when the frame is out of place, too large or damaged."""
+        size = len(frame.payload)
+        if frame.offset != self.received_bytes:
+            raise WireError(f"a frame at {frame.offset}, expected {self.received_bytes}")
+        if size == 0 or size > MAX_FRAME_BYTES or frame.offset + size > self.total_bytes:
+            raise WireError(f"a frame of {size} bytes at {frame.offset} of {self.total_bytes}")
+        if hash64(frame.payload) != frame.hash:
+            raise WireError(f"the frame at {frame.offset} is damaged: its hash differs")
+        self.buffer[frame.offset : frame.offset + size] = frame.payload
+        self.received_bytes += size
+
+    def verify(self) -> None:
+        """Raises WireError unless everything is here and has the announced hash."""
+        if not self.complete:
+            raise WireError(f"{self.received_bytes} of {self.total_bytes} bytes arrived")
+        if hash64(self.buffer) != self.hash:
+            raise WireError("the payload is damaged: its hash differs")
+        self.verified = True
+
+
+# ----------------------------------------------------------------------------------- messages
+
+
+def parse(kind: type[T], raw: bytes) -> T:
+    """Raises WireError when the bytes are no such message."""
+    try:
+        return kind.FromString(raw)
+    except DecodeError as error:
+        raise WireError(f"not a {kind.__name__}") from error
+
+
+def card_to_message(card: Card) -> pb.PeerCard:
+    return pb.PeerCard(
+        peer=card.peer,
+        address=card.address,
+        epoch=card.epoch,
+        incarnation=card.incarnation,
+        health=pb.Health.ValueType(card.health),
+        phase=pb.Phase.ValueType(card.phase),
+        heartbeat=card.heartbeat,
+        step=card.step,
+        digests=[
+            pb.FragmentDigest(
+                version=d.version, contributors=d.contributors, hash=d.hash, next_round=d.next_round
+            )
+            for d in card.digests
+        ],
+    )
+
+
+def card_from_message(message: pb.PeerCard) -> Card:
+    """Raises WireError when names or enums are out of range."""
+    for name in (message.peer, message.address):
+        if not 0 < len(name.encode()) <= _MAX_NAME_BYTES:
+            raise WireError(f"a peer with a name or address of {len(name)} characters")
+    try:
+        health, phase = Health(message.health), Phase(message.phase)
+    except ValueError as error:
+        raise WireError(f"peer {message.peer}: {error}") from error
+    return Card(
+        peer=message.peer,
+        address=message.address,
+        epoch=message.epoch,
+        incarnation=message.incarnation,
+        health=health,
+        phase=phase,
+        heartbeat=message.heartbeat,
+        step=message.step,
+        digests=tuple(
+            Digest(d.version, d.contributors, d.hash, d.next_round) for d in message.digests
+        ),
+    )
+
+
+def cards_from_messages(messages: Sequence[pb.PeerCard]) -> tuple[Card, ...]:
+    if len(messages) > _MAX_PEERS:
+        raise WireError(f"{len(messages)} peers in one message; at most {_MAX_PEERS}")
+    return tuple(card_from_message(message) for message in messages)
+
+
+def pack_document(document: object) -> bytes:
+    """A document of plain values as compressed msgpack."""
+    return zstandard.ZstdCompressor(level=3).compress(msgpack.packb(document))
+
+
+def unpack_document(raw: bytes) -> object:
+    """Raises WireError when damaged or larger than a manifest can be.
+
+    The output is read through a bounded reader: the size in the zstd header is not trusted.
+    """
+    try:
+        reader = zstandard.ZstdDecompressor(max_window_size=MAX_MANIFEST_BYTES).stream_reader(raw)
+        plain = reader.read(MAX_MANIFEST_BYTES + 1)
+        if len(plain) > MAX_MANIFEST_BYTES:
+            raise WireError(f"a document of more than {MAX_MANIFEST_BYTES} bytes")
+        return msgpack.unpackb(plain, strict_map_key=True)
+    except (zstandard.ZstdError, ValueError, msgpack.UnpackException) as error:
+        raise WireError(f"a damaged document: {error}") from error
+
+
+# ----------------------------------------------------------------------------------- exchange
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """The mean of a shard, as the encoded bytes that everyone applies."""
+
+    contributors: tuple[str, ...]
+    next_group: tuple[str, ...]
+    payload: memoryview
+    hash: int
+
+
+def key_of(header: pb.ContributionHeader) -> ShardKey:
+    return ShardKey(header.fragment, header.round, header.shard)
+
+
+def reduction_header(reduction: Reduction, codec: int) -> bytes:
+    return pb.ExchangeDown(
+        header=pb.ReductionHeader(
+            contributors=reduction.contributors,
+            next_group=reduction.next_group,
+            codec=codec,
+            total_bytes=len(reduction.payload),
+            hash=reduction.hash,
+        )
+    ).SerializeToString()
+
+
+REFUSAL_CODES: dict[str, "pb.RefusalCode.ValueType"] = {
+    "group": pb.RefusalCode.REFUSAL_GROUP,
+    "pruned": pb.RefusalCode.REFUSAL_PRUNED,
+    "moved": pb.RefusalCode.REFUSAL_BUSY,
+}
+
+
+def refusal(code: "pb.RefusalCode.ValueType", reason: str) -> bytes:
+    return pb.ExchangeDown(refusal=pb.Refusal(code=code, reason=reason)).SerializeToString()
