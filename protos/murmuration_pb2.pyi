@@ -159,7 +159,7 @@ class FragmentDigest(_message.Message):
     hash: _builtins.int
     """over anchor, momentum and group"""
     next_round: _builtins.int
-    """the round that this peer contributes to next"""
+    """the first round that this peer is still to contribute to"""
     def __init__(
         self,
         *,

@@ -20,7 +20,7 @@ class FragmentState:
     """The committed state of one fragment; tensors are never written again.
 
     `version` counts the rounds applied; `contributors` those of the latest; `group` lays out the
-    next round; `next_round` is the round that this peer contributes to next. `momentum` is empty
+    next round; `next_round` is the first that this peer is still to contribute to. `momentum` is empty
     where the plan has no outer momentum.
     """
 

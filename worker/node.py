@@ -416,9 +416,15 @@ class Node:
             and card.health is Health.ALIVE
             and card.phase in (Phase.READY, Phase.TRAINING, Phase.DONE)
             and len(card.digests) == len(mine)
-            and any(theirs.rank > my.rank for theirs, my in zip(card.digests, mine, strict=True))
+            and any(
+                theirs.version and theirs.rank > my.rank
+                for theirs, my in zip(card.digests, mine, strict=True)
+            )
         ]
-        under_way = any(card.phase in (Phase.TRAINING, Phase.DONE) for card in self.cards)
+        under_way = any(
+            card.phase in (Phase.TRAINING, Phase.DONE) and any(d.version for d in card.digests)
+            for card in self.cards
+        )
         donor = max(running, key=lambda card: [d.rank for d in card.digests], default=None)
         if donor is not None:
             fetched = await self._fetch(donor, range(len(mine)), "joining")

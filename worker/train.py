@@ -371,10 +371,11 @@ class Trainer:
             self.replica.parameters[name].copy_(value)
 
     def _next_round(self, index: int) -> int:
+        """The first round whose reducers should still wait for this peer."""
         state = self.states[index]
         due = self._in_flight.get(index)
         if due is not None:
-            return due.round + 1
+            return due.round
         if self._gradients:
             return max(state.version, self.step)
         round_ = state.version

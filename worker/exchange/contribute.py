@@ -253,8 +253,8 @@ class Contributor:
     async def _send(self, stream: Stream, encoded: memoryview, offset: int) -> None:
         with suppress(TransportError):  # the receiving side of the stream reports it
             for frame in wire.frames([encoded], offset):
-                await stream.send(pb.ExchangeUp(frame=frame).SerializeToString())
                 self._context.counts.payload_sent_bytes += len(frame.payload)
+                await stream.send(pb.ExchangeUp(frame=frame).SerializeToString())
             await stream.done()
 
     async def _receive(

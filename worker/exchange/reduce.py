@@ -113,8 +113,8 @@ class Reducer:
     async def _answer(self, reduction: wire.Reduction, offset: int, stream: Stream) -> None:
         await stream.send(wire.reduction_header(reduction, self._context.reduction_codec.wire_id))
         for frame in wire.frames([reduction.payload], offset):
-            await stream.send(pb.ExchangeDown(frame=frame).SerializeToString())
             self._context.counts.payload_sent_bytes += len(frame.payload)
+            await stream.send(pb.ExchangeDown(frame=frame).SerializeToString())
 
     async def _decide(self, key: ShardKey, group: int) -> machine.Decision:
         """Asks the machine; while it says `Hold`, again whenever something has changed."""

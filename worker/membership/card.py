@@ -27,7 +27,8 @@ class Digest:
     """The committed state of one fragment, in short.
 
     `contributors` is that of the latest round: of two states with the same version the one with
-    more contributors wins, ties by hash. `next_round` is the round the peer contributes to next.
+    more contributors wins, ties by hash. `next_round` is the first round that the peer is still to
+    contribute to.
     """
 
     version: int

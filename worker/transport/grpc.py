@@ -121,11 +121,11 @@ class _ClientStream:
         self._address, self._method, self._call, self._traffic = address, method, call, traffic
 
     async def send(self, message: bytes) -> None:
+        self._traffic.count_sent(self._method, len(message))
         try:
             await self._call.write(message)
         except (aio.AioRpcError, aio.UsageError) as error:
             raise self._broken(error) from error
-        self._traffic.count_sent(self._method, len(message))
 
     async def done(self) -> None:
         try:
@@ -159,11 +159,11 @@ class _ServerStream:
         self._method, self._context, self._traffic = method, context, traffic
 
     async def send(self, message: bytes) -> None:
+        self._traffic.count_sent(self._method, len(message))
         try:
             await self._context.write(message)
         except (aio.AioRpcError, aio.UsageError, aio.InternalError) as error:
             raise Unreachable(f"{self._context.peer()}: the stream has ended") from error
-        self._traffic.count_sent(self._method, len(message))
 
     async def done(self) -> None:
         """The stream ends when its handler returns."""
