@@ -15,30 +15,29 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from algorithms.fragments import Fragment, TensorSpec, partition
-from algorithms.plan import Plan
+from algorithms.fragments import TensorSpec, partition
 from worker import checkpoint
 from worker.config import Config
 from worker.errors import EXIT_INTERRUPTED, CheckpointError
+from worker.evaluation import anchors_loaded, generate_sample, validation_loss
 from worker.inner import Replica
-from worker.mailbox import FragmentState, Mailbox, Stop, ToIO
+from worker.iothread import IOThread
+from worker.mailbox import Mailbox, Stop
 from worker.manifest import Manifest, first_difference
 from worker.membership import Card
 from worker.node import Node, NodeConfig
-from worker.tasks import Cursor, Generates, Task, load_task
+from worker.snapshot import initial_state, restore_trainer, snapshot
+from worker.tasks import Cursor, Task, load_task
 from worker.train import Trainer
 from worker.transport import Transport
 from worker.transport.grpc import GrpcTransport
-from worker.wire import state_hash, tensor_hash
+from worker.wire import tensor_hash
 
 T = TypeVar("T")
 
-_VALIDATION_BATCHES = 16
 _LINGER_S = 30.0
-_SAMPLE_BYTES = 400
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,70 +79,6 @@ class EventLog:
     def close(self) -> None:
         with self._lock:
             self._file.close()
-
-
-class IOThread:
-    """Runs a node on an event loop of its own thread."""
-
-    def __init__(self, make: Callable[[], Node], mailbox: Mailbox) -> None:
-        self._make, self._mailbox = make, mailbox
-        self._ready: concurrent.futures.Future[str] = concurrent.futures.Future()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._node: Node | None = None
-        self._ended: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="murmur-io", daemon=True)
-
-    @property
-    def node(self) -> Node:
-        assert self._node is not None, "start() comes first"
-        return self._node
-
-    def start(self) -> str:
-        """Returns the advertised address. Raises AddressInUse."""
-        self._thread.start()
-        return self._ready.result()
-
-    def ask(self, question: Callable[[], T]) -> T:
-        """Calls a function on the loop's thread."""
-        assert self._loop is not None
-        answer: concurrent.futures.Future[T] = concurrent.futures.Future()
-
-        def call() -> None:
-            try:
-                answer.set_result(question())
-            except Exception as error:
-                answer.set_exception(error)
-
-        self._loop.call_soon_threadsafe(call)
-        return answer.result(timeout=10)
-
-    def close(self) -> None:
-        """Leaves the swarm and waits for the thread to end."""
-        if self._loop is not None and self._node is not None and self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._node.close)
-        self._thread.join(timeout=10)
-
-    def _run(self) -> None:
-        try:
-            asyncio.run(self._main())
-        except BaseException as error:  # handed to the train thread, whatever it is
-            cause = _first_cause(error)
-            if not self._ready.done():
-                self._ready.set_exception(cause)
-            self._mailbox.answer(Stop(str(cause), cause))
-
-    async def _main(self) -> None:
-        loop = self._loop = asyncio.get_running_loop()
-        node = self._node = self._make()
-        address = await node.listen()
-
-        def deliver(message: ToIO) -> None:
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(node.deliver, message)
-
-        self._mailbox.connect(deliver)
-        self._ready.set_result(address)
-        await node.run()
 
 
 def run_worker(config: Config, options: WorkerOptions) -> int:
@@ -303,7 +238,7 @@ class Worker:
         deadline = time.monotonic() + _LINGER_S
         assert self._io is not None
         while time.monotonic() < deadline and self._mailbox.poll() is None:
-            cards: Sequence[Card] = self._io.ask(lambda: self._io.node.cards)  # type: ignore[union-attr]
+            cards: Sequence[Card] = self._io.ask(lambda: self._io.node.gossip.cards)  # type: ignore[union-attr]
             if all(card.phase.name in ("DONE", "STARTING") or not card.live for card in cards):
                 return
             time.sleep(0.1)
@@ -317,11 +252,11 @@ class Worker:
         assert self._io is not None
         node, config, tally = self._io.node, self._config, trainer.tally
         anchors = [state.anchor for state in trainer.states]
-        peers = max(2, len({card.peer for card in node.cards}))
+        peers = max(2, len({card.peer for card in node.gossip.cards}))
         params = sum(fragment.elements for fragment in self._fragments)
         val_loss, sample = (None, None)
         if evaluate:
-            with _anchors_loaded(trainer, self._fragments):
+            with anchors_loaded(trainer, self._fragments):
                 val_loss = validation_loss(self._task, self._model, config.run.seed)
                 sample = generate_sample(self._task, self._model, config.run.seed)
         counts = node.context.counts
@@ -354,114 +289,6 @@ class Worker:
             "checkpoint": str(self._saved_path) if self._saved_path else None,
             "loop_lag_ms": self._io.ask(node.lag.summary_ms),
         }
-
-
-# ----------------------------------------------------------------------------------- functions
-
-
-def initial_state(
-    plan: Plan, fragment: Fragment, parameters: Mapping[str, Tensor]
-) -> FragmentState:
-    """Version 0: the initial parameters, and a momentum of zeros where the plan has one."""
-    anchor = fragment.flatten(parameters)
-    outer = plan.exchange == "mean" and plan.payload == "pseudo_gradient"
-    momentum = torch.zeros_like(anchor) if outer else torch.empty(0)
-    return FragmentState(0, 0, (), anchor, momentum, state_hash(anchor, momentum, ()), 0)
-
-
-def snapshot(trainer: Trainer, manifest: Manifest) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """A checkpoint's tensors, independent of what training does next, and its values."""
-    tensors: dict[str, Tensor] = {}
-    for index, state in enumerate(trainer.states):
-        tensors[f"anchor/{index}"] = state.anchor
-        tensors[f"momentum/{index}"] = state.momentum
-    for name, local in trainer.replica.parameters.items():
-        tensors[f"local/{name}"] = local.clone()
-    inner_steps = {}
-    for (name, _), (index, moments) in zip(
-        trainer.replica.parameters.items(),
-        sorted(trainer.replica.optimizer.state_dict()["state"].items()),
-        strict=False,
-    ):
-        tensors[f"exp_avg/{name}"] = moments["exp_avg"].clone()
-        tensors[f"exp_avg_sq/{name}"] = moments["exp_avg_sq"].clone()
-        inner_steps[str(index)] = int(moments["step"])
-    values = {
-        "manifest": manifest.plain(),
-        "step": trainer.step,
-        "position": trainer.replica.cursor.position,
-        "stream": trainer.replica.cursor.stream,
-        "optimizer_steps": inner_steps,
-        "states": [
-            {"version": s.version, "contributors": s.contributors, "group": list(s.group)}
-            for s in trainer.states
-        ],
-    }
-    return tensors, values
-
-
-def restore_trainer(trainer: Trainer, saved: checkpoint.Checkpoint) -> None:
-    """Puts a snapshot back."""
-    trainer.step = saved.values["step"]
-    restored = []
-    for index, values in enumerate(saved.values["states"]):
-        anchor, momentum = saved.tensors[f"anchor/{index}"], saved.tensors[f"momentum/{index}"]
-        group = tuple(values["group"])
-        hashed = state_hash(anchor, momentum, group)
-        version, contributors = values["version"], values["contributors"]
-        restored.append(
-            FragmentState(version, contributors, group, anchor, momentum, hashed, version)
-        )
-    trainer.states = restored
-    replica = trainer.replica
-    for name, local in replica.parameters.items():
-        local.copy_(saved.tensors[f"local/{name}"])
-    state = {}
-    for index, name in enumerate(replica.parameters):
-        if str(index) in saved.values["optimizer_steps"]:
-            state[index] = {
-                "step": torch.tensor(float(saved.values["optimizer_steps"][str(index)])),
-                "exp_avg": saved.tensors[f"exp_avg/{name}"],
-                "exp_avg_sq": saved.tensors[f"exp_avg_sq/{name}"],
-            }
-    replica.optimizer.load_state_dict({**replica.optimizer.state_dict(), "state": state})
-
-
-@contextmanager
-def _anchors_loaded(trainer: Trainer, fragments: Sequence[Fragment]) -> Iterator[None]:
-    """The model with the anchors as parameters; the local ones come back afterwards."""
-    parameters = trainer.replica.parameters
-    locals_ = {name: local.clone() for name, local in parameters.items()}
-    for fragment, state in zip(fragments, trainer.states, strict=True):
-        for name, value in fragment.views(state.anchor).items():
-            parameters[name].copy_(value)
-    try:
-        yield
-    finally:
-        for name, local in locals_.items():
-            parameters[name].copy_(local)
-
-
-def validation_loss(task: Task, model: nn.Module, seed: int) -> float:
-    """Mean loss over the same held-out batches on every peer."""
-    batches = task.batches("validation", Cursor(seed=seed, stream="validation"))
-    with torch.inference_mode():
-        losses = [float(task.loss(model, next(batches))) for _ in range(_VALIDATION_BATCHES)]
-    return sum(losses) / len(losses)
-
-
-def generate_sample(task: Task, model: nn.Module, seed: int) -> str | None:
-    """A piece of text, where the task can write one."""
-    if not isinstance(task, Generates):
-        return None
-    prompt = "def "
-    return prompt + task.generate(model, prompt, _SAMPLE_BYTES, 0.7, seed)
-
-
-def _first_cause(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 def print_line(event: Mapping[str, object]) -> None:

@@ -1,45 +1,177 @@
-"""First contact with a swarm, before this peer knows what it trains."""
+"""Coming into a swarm, and staying in step with it: first contact, take-over, anti-entropy."""
 
 import asyncio
 import time
+from collections.abc import Callable, Iterable
 
 from protos import murmuration_pb2 as pb
 from worker import wire
 from worker.errors import PeersUnreachable
+from worker.exchange import Offload
+from worker.gossip import Gossip
+from worker.mailbox import Adopt, Mailbox, Published, Started
 from worker.manifest import Manifest
+from worker.membership import Card, Health, Phase
+from worker.rounds import choose_repair
+from worker.states import fetch_states, sizes_of
 from worker.transport import Transport, TransportError
 from worker.transport.grpc import GrpcTransport
 
 _TRY_S = 3.0
 _PAUSE_S = 0.25
+_HINT_S = 0.5
+_START_POLL_S = 0.05
+_REPAIR_S = 0.25
+
+
+class Joining:
+    """Waits for enough peers, takes over what a run under way has, and repairs ever after.
+
+    Args:
+        joins: addresses to try until the run starts; min_peers, wait_s: whom to wait for.
+        published: what the train thread has committed, None before it has anything.
+    """
+
+    def __init__(
+        self,
+        *,
+        joins: tuple[str, ...],
+        min_peers: int,
+        wait_s: float,
+        run: int,
+        gossip: Gossip,
+        transport: Transport,
+        mailbox: Mailbox,
+        offload: Offload,
+        published: Callable[[], Published | None],
+        clock: Callable[[], float],
+        log: Callable[[dict[str, object]], None],
+    ) -> None:
+        self._joins, self._min_peers, self._wait_s = joins, min_peers, wait_s
+        self._run, self._gossip, self._transport = run, gossip, transport
+        self._mailbox, self._offload, self._published = mailbox, offload, published
+        self._clock, self._log = clock, log
+
+    async def run(self) -> None:
+        """Until cancelled. Raises PeersUnreachable, ManifestRefused."""
+        await self._start()
+        while True:
+            await asyncio.sleep(_REPAIR_S)
+            await self._repair()
+
+    async def _start(self) -> None:
+        deadline = self._clock() + self._wait_s
+        problems: dict[str, str] = {}
+        hint_at = self._clock()
+        while True:
+            if self._clock() >= hint_at:
+                hint_at = self._clock() + _HINT_S
+                await self._try_hints(problems)
+            if self._published() is not None:
+                if await self._take_over():
+                    self._mailbox.answer(Started(()))
+                    return
+                ready = tuple(sorted(self._gossip.view.joinable()))
+                if len(ready) >= self._min_peers and self._gossip.me.peer in ready:
+                    self._mailbox.answer(Started(ready))
+                    return
+            if self._clock() > deadline:
+                raise PeersUnreachable(self._too_few(problems))
+            await asyncio.sleep(_START_POLL_S)
+
+    async def _try_hints(self, problems: dict[str, str]) -> None:
+        known = {card.address for card in self._gossip.cards if card.live}
+        for address in self._joins:
+            if address not in known:
+                try:
+                    await self._gossip.join(address)
+                    problems.pop(address, None)
+                except (TransportError, wire.WireError) as error:
+                    problems[address] = str(error)
+
+    def _too_few(self, problems: dict[str, str]) -> str:
+        have = ", ".join(card.peer for card in self._gossip.cards if card.live)
+        tried = "; ".join(problems.values()) or "everyone named answered"
+        return (
+            f"{len(self._gossip.view.joinable())} of {self._min_peers} peers after "
+            f"{self._wait_s:g} s (here: {have}); tried: {tried}; "
+            "start the others, or lower --min-peers"
+        )
+
+    async def _take_over(self) -> bool:
+        """Fetches the most advanced state; whether a run is under way (then that was a must)."""
+        mine, others = self._gossip.me.digests, self._gossip.others
+        ahead = [
+            card
+            for card in others
+            if card.health is Health.ALIVE
+            and card.phase is not Phase.STARTING
+            and len(card.digests) == len(mine)
+            and any(
+                theirs.version and theirs.rank > my.rank
+                for theirs, my in zip(card.digests, mine, strict=True)
+            )
+        ]
+        donor = max(ahead, key=lambda card: [d.rank for d in card.digests], default=None)
+        under_way = any(
+            card.live
+            and card.phase in (Phase.TRAINING, Phase.DONE)
+            and any(digest.version for digest in card.digests)
+            for card in others
+        )
+        if donor is not None and not await self._fetch(donor, range(len(mine)), "joining"):
+            return False
+        return under_way
+
+    async def _repair(self) -> None:
+        published = self._published()
+        if published is None or published.phase is not Phase.TRAINING:
+            return
+        others = self._gossip.others
+        repair = choose_repair(self._gossip.me.digests, others, published.failed)
+        if repair is not None:
+            donor = next(card for card in others if card.peer == repair.peer)
+            if await self._fetch(donor, repair.fragments, repair.reason):
+                await asyncio.sleep(_REPAIR_S)  # until the train thread has adopted it
+
+    async def _fetch(self, donor: Card, fragments: Iterable[int], reason: str) -> bool:
+        published = self._published()
+        assert published is not None, "nothing to compare with"
+        sizes = sizes_of(published.states)
+        expected = {index: sizes[index] for index in fragments}
+        try:
+            step, states = await fetch_states(
+                self._transport, donor.address, self._run, expected, self._offload
+            )
+        except (TransportError, wire.WireError) as error:
+            self._log({"event": "warning", "text": f"fetching from {donor.peer}: {error}"})
+            return False
+        self._mailbox.answer(Adopt(donor.peer, step, states, reason))
+        return True
 
 
 def fetch_manifest(address: str, timeout_s: float) -> Manifest:
-    """Asks a peer what its run is.
+    """Asks a peer what its run is, before this process knows anything.
 
     Raises:
         PeersUnreachable: no answer within `timeout_s`; says what was tried.
     """
-    return asyncio.run(_fetch(GrpcTransport("127.0.0.1:0"), address, timeout_s))
+    return asyncio.run(_fetch_manifest(GrpcTransport("127.0.0.1:0"), address, timeout_s))
 
 
-async def _fetch(transport: Transport, address: str, timeout_s: float) -> Manifest:
+async def _fetch_manifest(transport: Transport, address: str, timeout_s: float) -> Manifest:
     deadline = time.monotonic() + timeout_s
+    request = pb.JoinRequest().SerializeToString()
     tries, problem = 0, ""
     try:
         while (left_s := deadline - time.monotonic()) > 0:
             tries += 1
             try:
-                raw = await transport.call(
-                    address,
-                    "Control/Join",
-                    pb.JoinRequest().SerializeToString(),
-                    min(_TRY_S, left_s),
-                )
+                raw = await transport.call(address, "Control/Join", request, min(_TRY_S, left_s))
                 return Manifest.unpack(wire.parse(pb.JoinReply, raw).manifest)
             except (TransportError, wire.WireError) as error:
                 problem = str(error)
-                await asyncio.sleep(min(_PAUSE_S, max(0.0, left_s)))
+            await asyncio.sleep(_PAUSE_S)
     finally:
         await transport.close()
     raise PeersUnreachable(

@@ -20,8 +20,8 @@ class FragmentState:
     """The committed state of one fragment; tensors are never written again.
 
     `version` counts the rounds applied; `contributors` those of the latest; `group` lays out the
-    next round; `next_round` is the first that this peer is still to contribute to. `momentum` is empty
-    where the plan has no outer momentum.
+    next round; `next_round` is the first that this peer is still to contribute to. `momentum` is
+    empty where the plan has no outer momentum.
     """
 
     version: int

@@ -224,6 +224,11 @@ class Reduction:
     hash: int
 
 
+def status_reply(document: object) -> bytes:
+    """The answer of `Control/Status`."""
+    return pb.StatusReply(document=pack_document(document)).SerializeToString()
+
+
 def key_of(header: pb.ContributionHeader) -> ShardKey:
     return ShardKey(header.fragment, header.round, header.shard)
 

@@ -1,0 +1,181 @@
+"""Carries out membership over the transport: gossip, probes, first contact, leaving."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+
+from protos import murmuration_pb2 as pb
+from worker import wire
+from worker.errors import ManifestRefused
+from worker.manifest import Manifest, first_difference
+from worker.membership import (
+    AskProbe,
+    Card,
+    Event,
+    Heard,
+    Leaving,
+    Membership,
+    Probe,
+    Probed,
+    ProbedFor,
+    Updated,
+    ViewChanged,
+)
+from worker.rounds import View
+from worker.transport import Transport, TransportError
+
+_JOIN_S = 2.0
+_LEAVE_S = 1.0
+_MAX_PROBE_S = 10.0
+
+
+class Gossip:
+    """One peer's membership, live. io thread only.
+
+    Args:
+        membership: the state machine.
+        manifest: of the run; who has another is refused.
+        transport, clock: the outside.
+        spawn: runs a coroutine in the background.
+        viewed: takes every new View.
+        log: takes events as plain values.
+    """
+
+    def __init__(
+        self,
+        membership: Membership,
+        manifest: Manifest,
+        transport: Transport,
+        clock: Callable[[], float],
+        spawn: Callable[[Coroutine[None, None, None]], None],
+        viewed: Callable[[View], None],
+        log: Callable[[dict[str, object]], None],
+    ) -> None:
+        self._membership, self._manifest = membership, manifest
+        self._packed, self._run = manifest.pack(), manifest.run
+        self._transport, self._clock, self._spawn = transport, clock, spawn
+        self._viewed, self._log = viewed, log
+        self._logged: dict[str, str] = {}
+
+    @property
+    def me(self) -> Card:
+        return self._membership.me
+
+    @property
+    def cards(self) -> tuple[Card, ...]:
+        return self._membership.cards
+
+    @property
+    def others(self) -> list[Card]:
+        return [card for card in self.cards if card.peer != self.me.peer]
+
+    @property
+    def view(self) -> View:
+        return View({card.peer: card for card in self.cards})
+
+    def address_of(self, peer: str) -> str | None:
+        return self._membership.address(peer)
+
+    def step(self, event: Event) -> None:
+        """Feeds the state machine and does what it says."""
+        changed = isinstance(event, Heard | Updated)
+        for action in self._membership.step(event, self._clock()):
+            match action:
+                case Probe(peer, address, timeout_s):
+                    self._spawn(self._probe(peer, address, timeout_s))
+                case AskProbe(via, peer, address, timeout_s):
+                    self._spawn(self._ask_probe(via, peer, address, timeout_s))
+                case ViewChanged():
+                    changed = True
+                    self._log_members()
+        if changed:
+            self._viewed(self.view)
+
+    # ---------------------------------------------------------------------------------- serving
+
+    def on_gossip(self, request: bytes) -> bytes:
+        """Takes a peer's list and gives ours."""
+        gossip = wire.parse(pb.GossipMessage, request)
+        if gossip.run == self._run:
+            self.step(Heard(wire.cards_from_messages(gossip.members)))
+        return self._message()
+
+    def on_join(self, request: bytes) -> bytes:
+        """First contact: refuses another run, tells a peer without a manifest what the run is."""
+        join = wire.parse(pb.JoinRequest, request)
+        if not join.manifest:
+            return pb.JoinReply(manifest=self._packed).SerializeToString()
+        theirs = Manifest.unpack(join.manifest)
+        if theirs.run != self._run:
+            difference = first_difference(theirs.document, self._manifest.document)
+            refusal = f"the manifests differ in {difference}"
+            return pb.JoinReply(refusal=refusal, manifest=self._packed).SerializeToString()
+        self.step(Heard((wire.card_from_message(join.card),)))
+        members = [wire.card_to_message(card) for card in self.cards]
+        return pb.JoinReply(members=members).SerializeToString()
+
+    async def on_probe_for(self, request: bytes) -> bytes:
+        """Probes another peer in the asking one's place."""
+        asked = wire.parse(pb.ProbeRequest, request)
+        alive = await self._exchange(asked.address, min(asked.timeout_s, _MAX_PROBE_S))
+        return pb.ProbeReply(alive=alive).SerializeToString()
+
+    # ---------------------------------------------------------------------------------- calling
+
+    async def join(self, address: str) -> None:
+        """First contact with a peer. Raises ManifestRefused, Unreachable."""
+        request = pb.JoinRequest(card=wire.card_to_message(self.me), manifest=self._packed)
+        raw = await self._transport.call(
+            address, "Control/Join", request.SerializeToString(), _JOIN_S
+        )
+        reply = wire.parse(pb.JoinReply, raw)
+        if reply.refusal:
+            raise ManifestRefused(f"{address} refuses this run: {reply.refusal}")
+        self.step(Heard(wire.cards_from_messages(reply.members)))
+
+    async def leave(self) -> None:
+        """Tells every live peer; waits a moment at most, for gossip will do the rest."""
+        self.step(Leaving())
+        targets = [card.address for card in self.others if card.live]
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LEAVE_S):
+                await asyncio.gather(*(self._exchange(address, _LEAVE_S) for address in targets))
+
+    async def _probe(self, peer: str, address: str, timeout_s: float) -> None:
+        self.step(Probed(peer, await self._exchange(address, timeout_s)))
+
+    async def _ask_probe(self, via: str, peer: str, address: str, timeout_s: float) -> None:
+        request = pb.ProbeRequest(peer=peer, address=address, timeout_s=timeout_s)
+        alive = False
+        with suppress(TransportError, wire.WireError):
+            raw = await self._transport.call(
+                via, "Control/ProbeFor", request.SerializeToString(), 2 * timeout_s
+            )
+            alive = wire.parse(pb.ProbeReply, raw).alive
+        self.step(ProbedFor(peer, alive))
+
+    async def _exchange(self, address: str, timeout_s: float) -> bool:
+        """Push-pull with one address; False when it does not answer or runs something else."""
+        try:
+            raw = await self._transport.call(address, "Control/Gossip", self._message(), timeout_s)
+            answer = wire.parse(pb.GossipMessage, raw)
+            if answer.run != self._run:
+                return False
+            self.step(Heard(wire.cards_from_messages(answer.members)))
+        except (TransportError, wire.WireError):
+            return False
+        return True
+
+    def _message(self) -> bytes:
+        return pb.GossipMessage(
+            sender=self.me.peer,
+            run=self._run,
+            members=[wire.card_to_message(card) for card in self.cards],
+        ).SerializeToString()
+
+    def _log_members(self) -> None:
+        for card in self.others:
+            health = card.health.name.lower()
+            if self._logged.get(card.peer) != health:
+                self._logged[card.peer] = health
+                self._log({"event": "member", "peer_changed": card.peer, "health": health})

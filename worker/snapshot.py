@@ -1,0 +1,83 @@
+"""A trainer's state to and from a checkpoint."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from algorithms.fragments import Fragment
+from algorithms.plan import Plan
+from worker.checkpoint import Checkpoint
+from worker.mailbox import FragmentState
+from worker.manifest import Manifest
+from worker.train import Trainer
+from worker.wire import state_hash
+
+
+def initial_state(
+    plan: Plan, fragment: Fragment, parameters: Mapping[str, Tensor]
+) -> FragmentState:
+    """Version 0: the initial parameters, and a momentum of zeros where the plan has one."""
+    anchor = fragment.flatten(parameters)
+    outer = plan.exchange == "mean" and plan.payload == "pseudo_gradient"
+    momentum = torch.zeros_like(anchor) if outer else torch.empty(0)
+    return FragmentState(0, 0, (), anchor, momentum, state_hash(anchor, momentum, ()), 0)
+
+
+def snapshot(trainer: Trainer, manifest: Manifest) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """A checkpoint's tensors, independent of what training does next, and its values."""
+    tensors: dict[str, Tensor] = {}
+    for index, state in enumerate(trainer.states):
+        tensors[f"anchor/{index}"] = state.anchor
+        tensors[f"momentum/{index}"] = state.momentum
+    for name, local in trainer.replica.parameters.items():
+        tensors[f"local/{name}"] = local.clone()
+    inner_steps = {}
+    for (name, _), (index, moments) in zip(
+        trainer.replica.parameters.items(),
+        sorted(trainer.replica.optimizer.state_dict()["state"].items()),
+        strict=False,
+    ):
+        tensors[f"exp_avg/{name}"] = moments["exp_avg"].clone()
+        tensors[f"exp_avg_sq/{name}"] = moments["exp_avg_sq"].clone()
+        inner_steps[str(index)] = int(moments["step"])
+    values = {
+        "manifest": manifest.plain(),
+        "step": trainer.step,
+        "position": trainer.replica.cursor.position,
+        "stream": trainer.replica.cursor.stream,
+        "optimizer_steps": inner_steps,
+        "states": [
+            {"version": s.version, "contributors": s.contributors, "group": list(s.group)}
+            for s in trainer.states
+        ],
+    }
+    return tensors, values
+
+
+def restore_trainer(trainer: Trainer, saved: Checkpoint) -> None:
+    """Puts a snapshot back."""
+    trainer.step = saved.values["step"]
+    restored = []
+    for index, values in enumerate(saved.values["states"]):
+        anchor, momentum = saved.tensors[f"anchor/{index}"], saved.tensors[f"momentum/{index}"]
+        group = tuple(values["group"])
+        hashed = state_hash(anchor, momentum, group)
+        version, contributors = values["version"], values["contributors"]
+        restored.append(
+            FragmentState(version, contributors, group, anchor, momentum, hashed, version)
+        )
+    trainer.states = restored
+    replica = trainer.replica
+    for name, local in replica.parameters.items():
+        local.copy_(saved.tensors[f"local/{name}"])
+    state = {}
+    for index, name in enumerate(replica.parameters):
+        if str(index) in saved.values["optimizer_steps"]:
+            state[index] = {
+                "step": torch.tensor(float(saved.values["optimizer_steps"][str(index)])),
+                "exp_avg": saved.tensors[f"exp_avg/{name}"],
+                "exp_avg_sq": saved.tensors[f"exp_avg_sq/{name}"],
+            }
+    replica.optimizer.load_state_dict({**replica.optimizer.state_dict(), "state": state})
