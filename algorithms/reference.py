@@ -86,8 +86,8 @@ def train(
         if plan.payload == "gradient":
             for fragment in fragments:
                 mean = exchange([fragment.flatten(gradients[peer]) for peer in order])
-                shared = fragment.views(mean)
-                gradients = {peer: {**gradients[peer], **shared} for peer in order}
+                for peer in order:  # a copy each: clipping writes into gradients
+                    gradients[peer] = {**gradients[peer], **fragment.views(mean.clone())}
         for peer in order:
             replicas[peer].inner_step(step, gradients[peer])
         if plan.payload == "gradient":

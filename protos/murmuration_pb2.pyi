@@ -151,26 +151,22 @@ class FragmentDigest(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     CONTRIBUTORS_FIELD_NUMBER: _builtins.int
     HASH_FIELD_NUMBER: _builtins.int
-    NEXT_ROUND_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """rounds applied"""
     contributors: _builtins.int
     """contributors of the latest round; the larger wins a conflict"""
     hash: _builtins.int
     """over anchor, momentum and group"""
-    next_round: _builtins.int
-    """the first round that this peer is still to contribute to"""
     def __init__(
         self,
         *,
         version: _builtins.int = ...,
         contributors: _builtins.int = ...,
         hash: _builtins.int = ...,
-        next_round: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["contributors", b"contributors", "hash", b"hash", "next_round", b"next_round", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["contributors", b"contributors", "hash", b"hash", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -646,7 +642,7 @@ class StateHeader(_message.Message):
     hash: _builtins.int
     """of those bytes"""
     step: _builtins.int
-    """the donor's position in the schedule"""
+    """where a joiner goes on in the schedule"""
     @_builtins.property
     def group(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(

@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,7 @@ from worker.inner import Replica
 from worker.iothread import IOThread
 from worker.mailbox import Mailbox, Stop
 from worker.manifest import Manifest, first_difference
-from worker.membership import Card
+from worker.membership import Phase
 from worker.node import Node, NodeConfig
 from worker.snapshot import initial_state, restore_trainer, snapshot
 from worker.tasks import Cursor, Task, load_task
@@ -37,7 +37,7 @@ from worker.wire import tensor_hash
 
 T = TypeVar("T")
 
-_LINGER_S = 30.0
+_SETTLE_S = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,24 +224,24 @@ class Worker:
     # ------------------------------------------------------------------------------- the end
 
     def _finish(self, trainer: Trainer) -> int:
+        if trainer.stopped is None:
+            trainer.settle(self._agreed, _SETTLE_S)
         self._saver.submit(self._save, trainer.step, *self._snapshot(trainer)).result()
-        interrupted = trainer.stopped is not None
-        result = self._result(trainer, evaluate=not interrupted)
+        result = self._result(trainer, evaluate=self._interrupted_by is None)
         (self._options.out / "result.json").write_text(json.dumps(result, indent=1))
         self._log({"event": "result", **result})
-        if not interrupted:
-            self._linger()
         return EXIT_INTERRUPTED if self._interrupted_by == signal.SIGINT else 0
 
-    def _linger(self) -> None:
-        """Answers others that are not done yet, for a while."""
-        deadline = time.monotonic() + _LINGER_S
+    def _agreed(self) -> bool:
+        """Whether everyone here is done and has what this peer has."""
         assert self._io is not None
-        while time.monotonic() < deadline and self._mailbox.poll() is None:
-            cards: Sequence[Card] = self._io.ask(lambda: self._io.node.gossip.cards)  # type: ignore[union-attr]
-            if all(card.phase.name in ("DONE", "STARTING") or not card.live for card in cards):
-                return
-            time.sleep(0.1)
+        gossip = self._io.node.gossip
+        others, me = self._io.ask(lambda: (gossip.others, gossip.me))
+        return all(
+            card.phase is Phase.DONE and card.digests == me.digests
+            for card in others
+            if card.live and card.phase is not Phase.STARTING
+        )
 
     def _add_traffic(self, event: dict[str, object]) -> None:
         if event["event"] in ("progress", "result"):

@@ -125,7 +125,7 @@ class Joining:
 
     async def _repair(self) -> None:
         published = self._published()
-        if published is None or published.phase is not Phase.TRAINING:
+        if published is None or published.phase not in (Phase.TRAINING, Phase.DONE):
             return
         others = self._gossip.others
         repair = choose_repair(self._gossip.me.digests, others, published.failed)

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from algorithms.schedule import Due
 from worker.membership import Phase
 
 
@@ -19,9 +18,8 @@ from worker.membership import Phase
 class FragmentState:
     """The committed state of one fragment; tensors are never written again.
 
-    `version` counts the rounds applied; `contributors` those of the latest; `group` lays out the
-    next round; `next_round` is the first that this peer is still to contribute to. `momentum` is
-    empty where the plan has no outer momentum.
+    `version` counts the rounds applied, so it names the next one; `contributors` are those of the
+    latest; `group` lays out the next. `momentum` is empty where the plan has no outer momentum.
     """
 
     version: int
@@ -30,7 +28,6 @@ class FragmentState:
     anchor: Tensor
     momentum: Tensor
     hash: int
-    next_round: int
 
 
 # ------------------------------------------------------------------------- train thread -> I/O
@@ -40,17 +37,23 @@ class FragmentState:
 class Begin:
     """Exchange these values (1-D fp32, a snapshot) in a round."""
 
-    due: Due
+    fragment: int
+    round: int
     group: tuple[str, ...]
     values: Tensor
 
 
 @dataclass(frozen=True)
 class Published:
-    """What this peer has committed, for others to see and fetch."""
+    """What this peer has committed, for others to see and fetch.
+
+    `entry_step` is the position from which a joiner takes part in what is in flight here. `failed`
+    are the fragments that this peer cannot bring forward by itself.
+    """
 
     phase: Phase
     step: int
+    entry_step: int
     states: tuple[FragmentState, ...]
     failed: frozenset[int] = frozenset()
 
@@ -72,7 +75,8 @@ class RoundDone:
     """A round has closed. `mean` is what everyone applies; `missed` are the ranges of it in which
     this peer's contribution is not counted."""
 
-    due: Due
+    fragment: int
+    round: int
     mean: Tensor
     contributors: int
     next_group: tuple[str, ...]
@@ -83,7 +87,8 @@ class RoundDone:
 class RoundFailed:
     """A round was given up; nothing may be applied."""
 
-    due: Due
+    fragment: int
+    round: int
     reason: str
     waiting_for: tuple[str, ...]
 
@@ -145,10 +150,9 @@ class Mailbox:
         except queue.Empty:
             return None
 
-    def wait(self) -> ToTrain:
-        """train: the next message. Ctrl-C is noticed within a second."""
-        while True:
-            try:
-                return self._to_train.get(timeout=1.0)
-            except queue.Empty:
-                continue
+    def wait(self, timeout_s: float | None = None) -> ToTrain | None:
+        """train: the next message; None when there is none in time."""
+        try:
+            return self._to_train.get(timeout=timeout_s)
+        except queue.Empty:
+            return None

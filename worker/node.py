@@ -241,13 +241,14 @@ class Node:
 
     def _take_published(self, published: Published) -> None:
         before, self._published = self._published, published
-        digests = tuple(
-            Digest(s.version, s.contributors, s.hash, s.next_round) for s in published.states
-        )
+        digests = tuple(Digest(s.version, s.contributors, s.hash) for s in published.states)
         self.gossip.step(Updated(published.phase, published.step, digests))
         old = before.states if before else (None,) * len(published.states)
         for index, (was, state) in enumerate(zip(old, published.states, strict=True)):
-            if was is None or (was.version, was.group) != (state.version, state.group):
+            # Before the start there is no group: early contributions are held until there is.
+            if state.group and (
+                was is None or (was.version, was.group) != (state.version, state.group)
+            ):
                 self._reducer.advanced(index, state.version, state.group)
 
     def _finished(self, result: RoundDone | RoundFailed) -> None:

@@ -22,7 +22,7 @@ def initial_state(
     anchor = fragment.flatten(parameters)
     outer = plan.exchange == "mean" and plan.payload == "pseudo_gradient"
     momentum = torch.zeros_like(anchor) if outer else torch.empty(0)
-    return FragmentState(0, 0, (), anchor, momentum, state_hash(anchor, momentum, ()), 0)
+    return FragmentState(0, 0, (), anchor, momentum, state_hash(anchor, momentum, ()))
 
 
 def snapshot(trainer: Trainer, manifest: Manifest) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -65,9 +65,7 @@ def restore_trainer(trainer: Trainer, saved: Checkpoint) -> None:
         group = tuple(values["group"])
         hashed = state_hash(anchor, momentum, group)
         version, contributors = values["version"], values["contributors"]
-        restored.append(
-            FragmentState(version, contributors, group, anchor, momentum, hashed, version)
-        )
+        restored.append(FragmentState(version, contributors, group, anchor, momentum, hashed))
     trainer.states = restored
     replica = trainer.replica
     for name, local in replica.parameters.items():

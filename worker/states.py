@@ -29,7 +29,7 @@ async def serve_states(stream: Stream, run: int, published: Published | None) ->
             group=state.group,
             total_bytes=sum(map(len, parts)),
             hash=state.hash,
-            step=published.step,
+            step=published.entry_step,
         )
         await stream.send(pb.FetchReply(header=header).SerializeToString())
         for frame in wire.frames(parts):
@@ -49,7 +49,7 @@ async def fetch_states(
         expected: by fragment, the number of values of its anchor and of its momentum.
 
     Returns:
-        (the donor's position in the schedule, states by fragment), each verified by its hash.
+        (where a joiner goes on in the schedule, states by fragment), each verified by its hash.
 
     Raises:
         TransportError, WireError: nothing was taken.
@@ -100,7 +100,6 @@ async def _receive(
         anchor=anchor,
         momentum=momentum,
         hash=header.hash,
-        next_round=header.version,
     )
 
 

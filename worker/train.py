@@ -19,7 +19,6 @@ from algorithms.merge import carry_over, merge
 from algorithms.outer import Nesterov
 from algorithms.plan import Plan
 from algorithms.pseudogradient import pseudo_gradient
-from algorithms.schedule import Due
 from worker.inner import Replica
 from worker.mailbox import (
     Adopt,
@@ -39,6 +38,7 @@ from worker.wire import is_finite, state_hash
 
 _PROGRESS_S = 0.5
 _CURVE_POINTS = 400
+_SETTLE_POLL_S = 0.1
 
 
 @dataclass
@@ -66,6 +66,14 @@ class Tally:
     def compute_utilization(self) -> float:
         """Share of that time in forward, backward and inner step."""
         return self.compute_s / self.wall_s if self.wall_s > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class _InFlight:
+    """A round that was sent, and after which step."""
+
+    round: int
+    step: int
 
 
 class Trainer:
@@ -104,7 +112,7 @@ class Trainer:
         self._phase = Phase.READY
         self._exchanges = plan.exchange == "mean"
         self._gradients = plan.payload == "gradient"
-        self._in_flight: dict[int, Due] = {}
+        self._in_flight: dict[int, _InFlight] = {}
         self._arrived: dict[int, RoundDone | RoundFailed] = {}
         self._failed: set[int] = set()
         self._progress_at = -math.inf
@@ -132,6 +140,13 @@ class Trainer:
             self._commit_parameters()
         self._phase = Phase.DONE
         self._publish()
+
+    def settle(self, agreed: Callable[[], bool], timeout_s: float) -> None:
+        """After the last step: stays until the others are done too, and takes over what the last
+        of them has; a Stop or the time-out ends it."""
+        deadline = self._clock() + timeout_s
+        while self.stopped is None and self._clock() < deadline and not agreed():
+            self._take(self._mailbox.wait(_SETTLE_POLL_S))
 
     def _await_start(self) -> None:
         while self.stopped is None:
@@ -170,41 +185,42 @@ class Trainer:
     # ------------------------------------------------------------------- rounds of pseudo-gradients
 
     def _rounds(self) -> None:
-        """Applies what is due, then sends what is due."""
+        """Applies what is due, then sends what is due.
+
+        The schedule says when; which round it is follows from the state's version, so that a round
+        which came to nothing is made up for at the next occasion.
+        """
         step = self.step
         for due in self._schedule.applies(step):
-            self._apply(due)
+            self._apply(due.fragment)
         sent = self._schedule.sends(step)
         for due in sent:
-            self._send(due)
+            self._send(due.fragment)
         if self._schedule.applies_at_once(step):
             for due in sent:
-                self._apply(due)
+                self._apply(due.fragment)
 
-    def _send(self, due: Due) -> None:
-        state = self.states[due.fragment]
-        if state.version > due.round:
-            return  # already past it, by another peer's state
-        fragment = self._fragments[due.fragment]
-        g = pseudo_gradient(state.anchor, fragment.flatten(self.replica.parameters))
-        if state.version < due.round:
-            self._fail(due, f"still at version {state.version}, waiting for another peer's state")
-        elif not is_finite(g):
-            self._fail(due, "the local parameters are not finite: nothing was contributed")
+    def _send(self, index: int) -> None:
+        fragment = self._fragments[index]
+        anchor = self.states[index].anchor
+        g = pseudo_gradient(anchor, fragment.flatten(self.replica.parameters))
+        if is_finite(g):
+            self._begin(index, g)
         else:
-            self._begin(due, g)
+            self._fail(index, "the local parameters are not finite: nothing was contributed")
 
-    def _begin(self, due: Due, values: Tensor) -> None:
-        self._in_flight[due.fragment] = due
+    def _begin(self, index: int, values: Tensor) -> None:
+        state = self.states[index]
+        self._in_flight[index] = _InFlight(state.version, self.step)
         self._publish()
-        self._mailbox.post(Begin(due, self.states[due.fragment].group, values))
+        self._mailbox.post(Begin(index, state.version, state.group, values))
 
-    def _apply(self, due: Due) -> None:
+    def _apply(self, index: int) -> None:
         """Waits for a round that was sent, and applies its mean."""
-        result = self._await_round(due)
+        result = self._await_round(index)
         if result is None:
             return
-        state, fragment = self.states[due.fragment], self._fragments[due.fragment]
+        state, fragment = self.states[index], self._fragments[index]
         anchor, momentum = self._outer.step(state.anchor, state.momentum, result.mean)
         local = fragment.flatten(self.replica.parameters)
         merged = merge(local, anchor, self._plan.merge_alpha)
@@ -212,61 +228,62 @@ class Trainer:
             here = slice(start, stop)
             merged[here] = carry_over(local[here], state.anchor[here], anchor[here])
         self._write(fragment, merged)
-        self._commit(due, result, anchor, momentum)
+        self._commit(result, anchor, momentum)
 
-    def _commit(self, due: Due, result: RoundDone, anchor: Tensor, momentum: Tensor) -> None:
-        self.states[due.fragment] = self._state(
-            self.states[due.fragment],
-            version=due.round + 1,
+    def _commit(self, result: RoundDone, anchor: Tensor, momentum: Tensor) -> None:
+        self.states[result.fragment] = self._state(
+            self.states[result.fragment],
+            version=result.round + 1,
             contributors=result.contributors,
             group=result.next_group,
             anchor=anchor,
             momentum=momentum,
         )
-        self._failed.discard(due.fragment)
-        self.tally.rounds_completed += 1
         self._publish()
 
-    def _await_round(self, due: Due) -> RoundDone | None:
-        """The result of a round in flight; None when it failed or came to nothing."""
-        if self._in_flight.get(due.fragment) != due:
+    def _await_round(self, index: int) -> RoundDone | None:
+        """The result of a fragment's round in flight; None when it failed or came to nothing."""
+        sent = self._in_flight.get(index)
+        if sent is None:
             return None
         started = self._clock()
-        if due.fragment not in self._arrived:
+        if index not in self._arrived:
             self._report(state="waiting")
         while (
-            self._in_flight.get(due.fragment) == due
-            and due.fragment not in self._arrived
+            self._in_flight.get(index) == sent
+            and index not in self._arrived
             and self.stopped is None
         ):
             self._take(self._mailbox.wait())
         stall_s = self._clock() - started
         self.tally.stall_s += stall_s
-        result = self._arrived.pop(due.fragment, None)
-        if self._in_flight.get(due.fragment) != due or result is None:
+        result = self._arrived.pop(index, None)
+        if self._in_flight.get(index) != sent or result is None:
             return None  # another peer's state took its place, or the run is stopping
-        del self._in_flight[due.fragment]
+        del self._in_flight[index]
         if isinstance(result, RoundFailed):
-            self._fail(due, result.reason, result.waiting_for)
+            self._fail(index, result.reason, result.waiting_for)
             return None
+        self._failed.discard(index)
+        self.tally.rounds_completed += 1
         self._event(
             "round",
-            fragment=due.fragment,
-            round=due.round,
+            fragment=index,
+            round=sent.round,
             contributors=result.contributors,
             missed=bool(result.missed),
             stall_s=round(stall_s, 4),
         )
         return result
 
-    def _fail(self, due: Due, reason: str, waiting_for: tuple[str, ...] = ()) -> None:
+    def _fail(self, index: int, reason: str, waiting_for: tuple[str, ...] = ()) -> None:
         """A round of this peer's has come to nothing: local parameters are kept."""
         self.tally.rounds_failed += 1
-        self._failed.add(due.fragment)
+        self._failed.add(index)
         self._event(
             "round_failed",
-            fragment=due.fragment,
-            round=due.round,
+            fragment=index,
+            round=self.states[index].version,
             reason=reason,
             waiting_for=list(waiting_for),
         )
@@ -276,29 +293,19 @@ class Trainer:
 
     def _average(self, gradients: dict[str, Tensor]) -> None:
         """Replaces the gradients by their mean over the group; keeps them where a round fails."""
-        sent = [Due(fragment.index, self.step - 1) for fragment in self._fragments]
-        for due in sent:
-            if self.states[due.fragment].version == due.round:
-                self._begin(due, self._fragments[due.fragment].flatten(gradients))
-            else:
-                self._fail(due, f"at version {self.states[due.fragment].version}")
-        for due in sent:
-            result = self._await_round(due)
+        for fragment in self._fragments:
+            self._begin(fragment.index, fragment.flatten(gradients))
+        for fragment in self._fragments:
+            result = self._await_round(fragment.index)
             if result is not None:
-                gradients.update(self._fragments[due.fragment].views(result.mean))
-                self._arrived_gradient(due, result)
-
-    def _arrived_gradient(self, due: Due, result: RoundDone) -> None:
-        """Notes the round; the parameters that come of it are committed after the inner step."""
-        state = self.states[due.fragment]
-        self.states[due.fragment] = replace(
-            state,
-            version=due.round + 1,
-            contributors=result.contributors,
-            group=result.next_group,
-        )
-        self._failed.discard(due.fragment)
-        self.tally.rounds_completed += 1
+                gradients.update(fragment.views(result.mean))
+                # The parameters that come of it are committed after the inner step.
+                self.states[fragment.index] = replace(
+                    self.states[fragment.index],
+                    version=result.round + 1,
+                    contributors=result.contributors,
+                    group=result.next_group,
+                )
 
     def _commit_parameters(self) -> None:
         """Without an outer optimizer the anchor is the local model."""
@@ -309,16 +316,17 @@ class Trainer:
 
     # --------------------------------------------------------------------------- from the mailbox
 
-    def _take(self, message: ToTrain) -> None:
+    def _take(self, message: ToTrain | None) -> None:
         match message:
             case RoundDone() | RoundFailed():
-                if self._in_flight.get(message.due.fragment) == message.due:
-                    self._arrived[message.due.fragment] = message
+                sent = self._in_flight.get(message.fragment)
+                if sent is not None and sent.round == message.round:
+                    self._arrived[message.fragment] = message
             case Adopt():
                 self._adopt(message)
             case Stop():
                 self.stopped = message
-            case Started():
+            case Started() | None:
                 pass
 
     def _adopt(self, adopt: Adopt) -> None:
@@ -337,19 +345,15 @@ class Trainer:
             self._write(fragment, moved)
             self.states[index] = theirs
             self._failed.discard(index)
-            due = self._in_flight.get(index)
-            if due is not None and due.round < theirs.version:
+            sent = self._in_flight.get(index)
+            if sent is not None and sent.round < theirs.version:
                 del self._in_flight[index]
                 self._arrived.pop(index, None)
             taken.append(index)
         if not taken:
             return
         self.tally.adoptions += 1
-        # Go on where the donor is, but not past a round that is still to come.
-        ahead = min(
-            self._schedule.send_step(Due(i, s.version)) - 1 for i, s in enumerate(self.states)
-        )
-        self.step = max(self.step, min(adopt.step, ahead, self._steps))
+        self.step = max(self.step, adopt.step)
         self._event(
             "adopted",
             donor=adopt.donor,
@@ -370,27 +374,11 @@ class Trainer:
         for name, value in fragment.views(values).items():
             self.replica.parameters[name].copy_(value)
 
-    def _next_round(self, index: int) -> int:
-        """The first round whose reducers should still wait for this peer."""
-        state = self.states[index]
-        due = self._in_flight.get(index)
-        if due is not None:
-            return due.round
-        if self._gradients:
-            return max(state.version, self.step)
-        round_ = state.version
-        while round_ < self._schedule.rounds(index) and (
-            self._schedule.send_step(Due(index, round_)) < self.step
-        ):
-            round_ += 1
-        return round_
-
     def _publish(self) -> None:
-        states = tuple(
-            replace(state, next_round=self._next_round(index))
-            for index, state in enumerate(self.states)
-        )
-        self._mailbox.post(Published(self._phase, self.step, states, frozenset(self._failed)))
+        entry = min((sent.step - 1 for sent in self._in_flight.values()), default=self.step)
+        done = self._phase is Phase.DONE
+        failed = frozenset(range(len(self.states)) if done else self._failed)
+        self._mailbox.post(Published(self._phase, self.step, entry, tuple(self.states), failed))
 
     def _event(self, kind: str, **fields: object) -> None:
         self._mailbox.post(Progress({"event": kind, **fields}))

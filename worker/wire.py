@@ -153,9 +153,7 @@ def card_to_message(card: Card) -> pb.PeerCard:
         heartbeat=card.heartbeat,
         step=card.step,
         digests=[
-            pb.FragmentDigest(
-                version=d.version, contributors=d.contributors, hash=d.hash, next_round=d.next_round
-            )
+            pb.FragmentDigest(version=d.version, contributors=d.contributors, hash=d.hash)
             for d in card.digests
         ],
     )
@@ -179,9 +177,7 @@ def card_from_message(message: pb.PeerCard) -> Card:
         phase=phase,
         heartbeat=message.heartbeat,
         step=message.step,
-        digests=tuple(
-            Digest(d.version, d.contributors, d.hash, d.next_round) for d in message.digests
-        ),
+        digests=tuple(Digest(d.version, d.contributors, d.hash) for d in message.digests),
     )
 
 

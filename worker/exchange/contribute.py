@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from algorithms.rendezvous import reducer_orders
-from algorithms.schedule import Due
 from protos import murmuration_pb2 as pb
 from worker import wire
 from worker.exchange.context import BLOCK_ELEMENTS, Context, Tasks
@@ -33,10 +32,6 @@ class _Round:
     streams: dict[tuple[int, int], asyncio.Task[None]] = field(default_factory=dict)
     partial: dict[int, wire.Incoming] = field(default_factory=dict)
     reductions: dict[int, wire.Reduction] = field(default_factory=dict)
-
-    @property
-    def due(self) -> Due:
-        return Due(self.machine.fragment, self.machine.round)
 
 
 class Contributor:
@@ -80,8 +75,8 @@ class Contributor:
     async def begin(self, begin: Begin) -> None:
         """Starts a round; it ends with `finished`. A round of the fragment still on its way is
         given up: its result could not be applied any more."""
-        due, values, context = begin.due, begin.values, self._context
-        bounds = context.bounds(due.fragment, len(begin.group))
+        fragment, values, context = begin.fragment, begin.values, self._context
+        bounds = context.bounds(fragment, len(begin.group))
 
         def encode() -> tuple[list[memoryview], list[int]]:
             shards = [
@@ -92,19 +87,19 @@ class Contributor:
 
         encoded, hashes = await context.offload(encode)
         own = Contributing(
-            due.fragment,
-            due.round,
-            reducer_orders(context.run, due.fragment, due.round, begin.group),
+            fragment,
+            begin.round,
+            reducer_orders(context.run, fragment, begin.round, begin.group),
             self._view,
             context.config,
-            deadline=context.clock() + context.round_s(due.fragment),
+            deadline=context.clock() + context.round_s(fragment),
         )
-        if earlier := self._rounds.pop(due.fragment, None):
+        if earlier := self._rounds.pop(fragment, None):
             for task in earlier.streams.values():
                 task.cancel()
         mean = torch.empty_like(values)
         round_ = _Round(own, begin.group, bounds, encoded, hashes, mean)
-        self._rounds[due.fragment] = round_
+        self._rounds[fragment] = round_
         self._step(round_, machine.Tick())
 
     async def close(self) -> None:
@@ -135,7 +130,11 @@ class Contributor:
                     self._finished(self._result(round_))
                 case machine.Failed(reason, waiting_for):
                     del self._rounds[round_.machine.fragment]
-                    self._finished(RoundFailed(round_.due, reason, waiting_for))
+                    self._finished(
+                        RoundFailed(
+                            round_.machine.fragment, round_.machine.round, reason, waiting_for
+                        )
+                    )
 
     def _result(self, round_: _Round) -> RoundDone:
         shards = [round_.reductions[index] for index in range(len(round_.bounds))]
@@ -146,7 +145,8 @@ class Contributor:
         )
         self._context.counts.late += bool(missed)
         return RoundDone(
-            due=round_.due,
+            fragment=round_.machine.fragment,
+            round=round_.machine.round,
             mean=round_.mean,
             contributors=min(len(shard.contributors) for shard in shards),
             next_group=shards[0].next_group,

@@ -66,7 +66,7 @@ class Reducer:
         decision = await self._decide(key, wire.group_hash(group))
         if isinstance(decision, machine.Accept):
             arriving = self._arriving.setdefault(key, {})
-            arriving.setdefault(self._context.me, wire.Incoming.held(payload, payload_hash))
+            arriving[self._context.me] = wire.Incoming.held(payload, payload_hash)
             self._step(machine.Contributed(key, self._context.me))
             decision = await self._closed(key)
         if isinstance(decision, machine.RedirectTo | machine.Refuse):
@@ -148,13 +148,20 @@ class Reducer:
     async def _receive(
         self, key: ShardKey, header: pb.ContributionHeader, shards: int, stream: Stream
     ) -> None:
-        """Takes one contribution; counts it once however often it is sent. Raises WireError."""
+        """Takes one contribution; counts it once however often it is sent. Raises WireError.
+
+        Other values than before come from a peer that gave the round up and tries it again later:
+        the newer ones count.
+        """
         elements, total_bytes = self._expect(key, header, shards)
         arriving = self._arriving.setdefault(key, {})
         incoming = arriving.get(header.sender)
+        if incoming is not None and incoming.hash != header.hash:
+            self._step(machine.Withdrawn(key, header.sender))
+            incoming = None
         if incoming is not None and incoming.verified:
             return
-        if incoming is None or not header.resumed or incoming.hash != header.hash:
+        if incoming is None or not header.resumed:
             incoming = arriving[header.sender] = wire.Incoming(total_bytes, header.hash)
         if header.resumed:
             resume = pb.ExchangeDown(resume=pb.Resume(offset=incoming.received_bytes))

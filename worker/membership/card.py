@@ -27,14 +27,12 @@ class Digest:
     """The committed state of one fragment, in short.
 
     `contributors` is that of the latest round: of two states with the same version the one with
-    more contributors wins, ties by hash. `next_round` is the first round that the peer is still to
-    contribute to.
+    more contributors wins, ties by hash. The next round that the peer contributes to is `version`.
     """
 
     version: int
     contributors: int
     hash: int
-    next_round: int
 
     @property
     def rank(self) -> tuple[int, int, int]:

@@ -49,13 +49,21 @@ class Contributed:
 
 
 @dataclass(frozen=True)
+class Withdrawn:
+    """The peer is sending another contribution in place of the one that was here."""
+
+    key: ShardKey
+    peer: str
+
+
+@dataclass(frozen=True)
 class Closed:
     """The reduction of the shard is known: computed here, or received from its reducer."""
 
     key: ShardKey
 
 
-Event = Tick | Viewed | Advanced | Contributed | Closed
+Event = Tick | Viewed | Advanced | Contributed | Withdrawn | Closed
 
 # -------------------------------------------------------------------------- actions, decisions
 
@@ -209,6 +217,9 @@ class Reducing:
             case Contributed(key, peer):
                 if key not in self._closed:
                     self._open.setdefault(key, _Open()).contributors.add(peer)
+            case Withdrawn(key, peer):
+                if (tried := self._open.get(key)) and not tried.computing:
+                    tried.contributors.discard(peer)
             case Closed(key):
                 self._open.pop(key, None)
                 self._closed.add(key)

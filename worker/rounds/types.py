@@ -32,11 +32,11 @@ class View:
         return card is not None and card.health is Health.ALIVE
 
     def will_contribute(self, peer: str, fragment: int, round_: int) -> bool:
-        """Whether to wait for this peer: it trains, and has not passed the round another way."""
+        """Whether to wait for this peer: it trains, and has not applied the round already."""
         card = self.cards.get(peer)
         if card is None or not card.live or card.phase not in (Phase.READY, Phase.TRAINING):
             return False
-        return fragment >= len(card.digests) or card.digests[fragment].next_round <= round_
+        return fragment >= len(card.digests) or card.digests[fragment].version <= round_
 
     def joinable(self) -> frozenset[str]:
         """The peers to lay the next round out over."""

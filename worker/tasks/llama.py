@@ -105,13 +105,15 @@ def _check_field(name: str, kind: str, value: object) -> None:
         raise TaskError(f"model: {name} must be {described} above 0, got {value!r}")
 
 
+# 'tiny' was chosen by trial: four workers on two cores, 100 s of DiLoCo on Python's own sources.
+# Larger ones (128 wide, 3 or 4 layers) take fewer steps in that time and end at a higher loss.
 PRESETS: dict[str, LlamaConfig] = {
     "tiny": LlamaConfig(
-        hidden_size=128,
-        intermediate_size=352,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=4,
+        hidden_size=96,
+        intermediate_size=256,
+        num_hidden_layers=3,
+        num_attention_heads=3,
+        num_key_value_heads=3,
     ),
     "small": LlamaConfig(
         hidden_size=256,

@@ -1,0 +1,151 @@
+"""Killed workers, a worker that comes back, a coordinator that goes away: the others finish."""
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.support.workers import (
+    SMALL,
+    Event,
+    WorkerProcess,
+    free_addresses,
+    running_swarm,
+    settings_of,
+)
+
+QUICK = settings_of(membership__probe_timeout_s=0.5, membership__suspicion_factor=2)
+
+
+def gated(tmp_path: Path, step: int) -> tuple[Path, list[str]]:
+    """A FIFO, and settings that make every worker wait for it at its `step`-th batch."""
+    fifo = tmp_path / "gate"
+    os.mkfifo(fifo)
+    name = settings_of(task__name='"tests.support.gated:Gated"')
+    return fifo, [*name, *settings_of(task__gate=f'"{fifo}"', task__gate_step=step)]
+
+
+@contextmanager
+def opened(fifo: Path) -> Iterator[None]:
+    """Lets everyone through who waits at the gate, and everyone who comes later."""
+    descriptor = os.open(fifo, os.O_RDWR)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def hashes(result: Event) -> tuple[str, str]:
+    return result["anchor_hash"], result["momentum_hash"]
+
+
+def test_a_killed_worker_is_missed_by_nobody(tmp_path: Path) -> None:
+    settings = [*SMALL, *QUICK, *settings_of(run__steps=120, diloco__inner_steps=10)]
+    fifo, gate = gated(tmp_path, 45)
+    with running_swarm(4, tmp_path, *settings, *gate) as swarm:
+        swarm.start_all()
+        victim = swarm.workers["w2"]
+        victim.wait_for_round(3)
+        victim.send(signal.SIGKILL)
+        assert victim.wait() == -signal.SIGKILL
+        with opened(fifo):
+            results = swarm.wait("w0", "w1", "w3")
+    assert len({hashes(result) for result in results.values()}) == 1
+    for result in results.values():
+        assert result["step"] == 120
+        assert result["rounds_completed"] == 12
+        assert result["rounds_failed"] == 0
+    last = swarm.workers["w0"].of("round")[-1]
+    assert last["contributors"] == 3
+
+
+def test_a_worker_comes_back_and_ends_equal(tmp_path: Path) -> None:
+    settings = [*SMALL, *QUICK, *settings_of(run__steps=120, diloco__inner_steps=10)]
+    settings += settings_of(checkpoint__every_s=0.001)
+    fifo, gate = gated(tmp_path, 85)
+    with running_swarm(4, tmp_path, *settings, *gate) as swarm:
+        swarm.start_all()
+        victim = swarm.workers["w3"]
+        victim.wait_for_round(2)
+        victim.send(signal.SIGKILL)
+        victim.wait()
+        swarm.workers["w0"].wait_for_round(7)  # the others have gone on without it
+        back = swarm.start("w3", "--resume")
+        adopted = back.wait_for(lambda e: e["event"] == "adopted", "adoption")
+        with opened(fifo):
+            results = swarm.wait()
+    assert adopted["step"] >= 70
+    assert len({hashes(result) for result in results.values()}) == 1
+    assert results["w3"]["steps"] < results["w0"]["steps"] == 120
+    assert swarm.workers["w0"].of("round")[-1]["contributors"] == 4
+
+
+def test_a_worker_joins_with_nothing_but_an_address(tmp_path: Path) -> None:
+    settings = [*SMALL, *QUICK, *settings_of(run__steps=60, diloco__inner_steps=10)]
+    fifo, gate = gated(tmp_path, 25)
+    with running_swarm(2, tmp_path, *settings, *gate) as swarm:
+        swarm.start_all()
+        swarm.workers["w0"].wait_for_round(1)
+        newcomer = WorkerProcess(
+            [
+                "join",
+                swarm.addresses["w1"],
+                "--name",
+                "new",
+                "--out",
+                str(tmp_path / "new"),
+                "--json",
+            ],
+            "new",
+        )
+        swarm.workers["new"] = newcomer
+        newcomer.wait_for(lambda e: e["event"] == "adopted", "adoption")
+        with opened(fifo):
+            results = swarm.wait("w0", "w1", "new")
+    assert len({hashes(result) for result in results.values()}) == 1
+    assert results["new"]["rounds_completed"] >= 1
+    assert swarm.workers["w0"].of("round")[-1]["contributors"] == 3
+
+
+def test_the_coordinator_is_optional(tmp_path: Path) -> None:
+    (address,) = free_addresses(1)
+    coordinator = WorkerProcess(["coordinator", "--listen", address, "--json"], "coordinator")
+    settings = [*SMALL, *QUICK, *settings_of(run__steps=60, diloco__inner_steps=10)]
+    fifo, gate = gated(tmp_path, 25)
+    with running_swarm(3, tmp_path, *settings, *gate) as swarm:
+        swarm.ended.append(coordinator)
+        swarm.addresses = dict.fromkeys(swarm.names, "127.0.0.1:0")  # nobody else is named
+        for name in swarm.names:
+            swarm.workers[name] = WorkerProcess(
+                ["up", "--name", name, "--coordinator", address, "--min-peers", "3",
+                 "--out", str(tmp_path / name), "--json", *settings, *gate],
+                name,
+            )  # fmt: skip
+        swarm.workers["w0"].wait_for_round(1)
+        coordinator.send(signal.SIGKILL)
+        coordinator.wait()
+        with opened(fifo):
+            results = swarm.wait()
+    assert len({hashes(result) for result in results.values()}) == 1
+    assert {result["rounds_completed"] for result in results.values()} == {6}
+
+
+def test_sigterm_saves_and_leaves(tmp_path: Path) -> None:
+    settings = [*SMALL, *QUICK, *settings_of(run__steps=10_000_000, diloco__inner_steps=10)]
+    with running_swarm(2, tmp_path, *settings) as swarm:
+        swarm.start_all()
+        leaver, stayer = swarm.workers["w0"], swarm.workers["w1"]
+        leaver.wait_for_round(1)
+        leaver.send(signal.SIGTERM)
+        assert leaver.wait() == 0
+        left = stayer.wait_for(
+            lambda e: e["event"] == "member" and e["health"] == "left", "a departure"
+        )
+        assert left["peer_changed"] == "w0"
+        assert leaver.result["reason"] == "SIGTERM"
+        assert Path(leaver.result["checkpoint"]).is_dir()
+        here = stayer.of("round")[-1]["round"]
+        stayer.wait_for_round(here + 3)  # alone, without waiting for anybody
+        stayer.send(signal.SIGINT)
+        assert stayer.wait() == 130

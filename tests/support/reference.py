@@ -1,0 +1,47 @@
+"""The same run as real workers make, by `algorithms.reference` in one process."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from algorithms import reference
+from algorithms.fragments import TensorSpec, partition
+from worker.config import Config
+from worker.inner import Replica
+from worker.tasks import Cursor, load_task
+from worker.wire import tensor_hash
+
+
+@dataclass(frozen=True)
+class Hashes:
+    anchor: str
+    momentum: str
+
+
+def reference_hashes(config: Config, peers: Sequence[str]) -> Hashes:
+    """Trains all peers here, one after another, and hashes what they agree on."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as each worker has: sums may round differently otherwise
+    try:
+        replicas = {peer: _replica(config, peer) for peer in peers}
+        schema = [
+            TensorSpec(name, tuple(parameter.shape))
+            for name, parameter in replicas[peers[0]].model.named_parameters()
+        ]
+        plan = config.plan
+        fragments = partition(schema, plan.fragments, plan.pattern)
+        outer = reference.train(plan, fragments, replicas, config.run.steps)
+    finally:
+        torch.set_num_threads(threads)
+    no_momentum = plan.payload == "gradient"
+    return Hashes(
+        tensor_hash(state.anchor for state in outer),
+        tensor_hash(torch.empty(0) if no_momentum else state.momentum for state in outer),
+    )
+
+
+def _replica(config: Config, peer: str) -> Replica:
+    task = load_task(config.task.name, seed=config.run.seed, options=config.task.options)
+    cursor = Cursor(seed=config.run.seed, stream=peer)
+    return Replica(task, task.model(), config.inner, cursor, config.run.steps)

@@ -1,0 +1,189 @@
+"""Real worker processes on real sockets, and what they say."""
+
+import json
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+Event = dict[str, Any]
+PATIENCE_S = 120.0
+
+# One millisecond a step: protocol matters here, not the model.
+SMALL = (
+    "--set", "task.batch_size=2",
+    "--set", "task.context_bytes=32",
+    "--set",
+    "task.architecture={hidden_size=32, intermediate_size=64, num_hidden_layers=2, "
+    "num_attention_heads=2, num_key_value_heads=2}",
+)  # fmt: skip
+
+
+class WorkerProcess:
+    """One `murmur` process; its JSON events are read as they come."""
+
+    def __init__(self, args: Sequence[str], name: str) -> None:
+        self.name = name
+        self.events: list[Event] = []
+        self._new: queue.Queue[Event | None] = queue.Queue()
+        env = {**os.environ, "OMP_NUM_THREADS": "1"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "worker.cli", *args],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=env,
+            start_new_session=True,
+        )
+        self._readers = [
+            threading.Thread(target=self._read_events, daemon=True),
+            threading.Thread(target=self._read_errors, daemon=True),
+        ]
+        self.errors = ""
+        for reader in self._readers:
+            reader.start()
+
+    def wait_for(self, wanted: Callable[[Event], bool], what: str) -> Event:
+        """The next event that fits; fails when the process ends or falls silent."""
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                event = self._new.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                raise AssertionError(f"{self.name}: no {what} in {PATIENCE_S} s") from None
+            if event is None:
+                raise AssertionError(f"{self.name} ended before {what}: {self.errors}")
+            if wanted(event):
+                return event
+
+    def wait_for_round(self, number: int) -> Event:
+        """Waits until this worker has applied round `number` or a later one."""
+        return self.wait_for(
+            lambda e: e["event"] == "round" and e["round"] >= number, f"round {number}"
+        )
+
+    def send(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def wait(self) -> int:
+        """The exit code, after everything it said has been read."""
+        code = self.process.wait(PATIENCE_S)
+        for reader in self._readers:
+            reader.join(PATIENCE_S)
+        return code
+
+    @property
+    def result(self) -> Event:
+        """The final result event."""
+        return next(e for e in reversed(self.events) if e["event"] == "result")
+
+    def of(self, kind: str) -> list[Event]:
+        return [event for event in self.events if event["event"] == kind]
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.wait()
+        for stream in (self.process.stdout, self.process.stderr):
+            assert stream is not None
+            stream.close()
+
+    def _read_events(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            event = json.loads(line)
+            self.events.append(event)
+            self._new.put(event)
+        self._new.put(None)
+
+    def _read_errors(self) -> None:
+        assert self.process.stderr is not None
+        self.errors = self.process.stderr.read()
+
+
+class Swarm:
+    """Some workers on loopback that know each other's addresses."""
+
+    def __init__(self, count: int, out: Path, settings: Sequence[str]) -> None:
+        self.out, self.settings = out, settings
+        self.names = [f"w{index}" for index in range(count)]
+        self.addresses = dict(zip(self.names, free_addresses(count), strict=True))
+        self.workers: dict[str, WorkerProcess] = {}
+        self.ended: list[WorkerProcess] = []
+
+    def start(self, name: str, *extra: str) -> WorkerProcess:
+        """Starts one worker, or starts it again."""
+        if name in self.workers:
+            self.ended.append(self.workers[name])
+        others = [address for peer, address in self.addresses.items() if peer != name]
+        joins = [part for address in others for part in ("--join", address)]
+        worker = WorkerProcess(
+            [
+                "up",
+                "--name", name,
+                "--listen", self.addresses[name],
+                *joins,
+                "--min-peers", str(len(self.names)),
+                "--out", str(self.out / name),
+                "--json",
+                *self.settings,
+                *extra,
+            ],
+            name,
+        )  # fmt: skip
+        self.workers[name] = worker
+        return worker
+
+    def start_all(self, *extra: str) -> None:
+        for name in self.names:
+            self.start(name, *extra)
+
+    def wait(self, *names: str) -> dict[str, Event]:
+        """Waits for these workers, all by default, to exit 0; their results."""
+        results = {}
+        for name in names or self.names:
+            worker = self.workers[name]
+            code = worker.wait()
+            assert code == 0, f"{name} exited with {code}: {worker.errors}"
+            results[name] = worker.result
+        return results
+
+    def end(self) -> None:
+        for worker in (*self.workers.values(), *self.ended):
+            worker.end()
+
+
+@contextmanager
+def running_swarm(count: int, out: Path, *settings: str) -> Iterator[Swarm]:
+    """A swarm whose processes are gone afterwards, whatever happens."""
+    swarm = Swarm(count, out, settings)
+    try:
+        yield swarm
+    finally:
+        swarm.end()
+
+
+def free_addresses(count: int) -> list[str]:
+    """Loopback addresses that nobody listened on a moment ago."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
+
+
+def settings_of(**values: object) -> list[str]:
+    """`run__steps=40` as `--set run.steps=40`."""
+    pairs = (f"{key.replace('__', '.')}={value}" for key, value in values.items())
+    return [part for pair in pairs for part in ("--set", pair)]
