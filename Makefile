@@ -1,37 +1,60 @@
-# Everything sets itself up: each target creates the virtual environment and installs when missing.
+# Every target sets up what it needs: the virtual environment is made and filled when missing.
 VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 ARGS ?=
+RUN := PATH="$(abspath $(BIN)):$$PATH" PYTHONPATH=. python
+# Two test processes at most: more would only wait for each other on a small machine.
+TEST_PROCESSES ?= 2
 
-.PHONY: swarm test check fmt proto bench parity compose-test clean
+.PHONY: help swarm test check fmt proto bench parity baselines traffic compose-test clean
+
+help:  ## what there is
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-swarm: $(READY)  ## train on four local worker processes and report
+swarm: $(READY)  ## train on four local worker processes and report; ARGS="--steps 300 ..."
 	$(BIN)/murmur swarm $(ARGS)
 
-test: $(READY)  ## every gating test
-	$(BIN)/pytest -n 2 --dist loadscope tests/unit tests/protocol
+test: $(READY)  ## all tests that gate
+	$(BIN)/pytest -n $(TEST_PROCESSES) tests/unit tests/protocol
 	$(BIN)/pytest tests/integration
 
-check: $(READY)  ## format, lint, types, import rules, proto freshness
+check: $(READY)  ## format, lint, types, import rules, freshness of the generated code, quick tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	PATH=$(abspath $(BIN)):$$PATH $(BIN)/python protos/generate.py --check
+	$(RUN) protos/generate.py --check
+	$(BIN)/pytest -n $(TEST_PROCESSES) tests/unit tests/protocol
 
-fmt: $(READY)
+fmt: $(READY)  ## format and fix what can be fixed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 proto: $(READY)  ## regenerate the gRPC code
-	PATH=$(abspath $(BIN)):$$PATH $(BIN)/python protos/generate.py
+	$(RUN) protos/generate.py
 
-clean:
+bench: $(READY)  ## exchange on loopback, and the I/O loop's lag while training
+	$(RUN) tests/bench/exchange.py $(ARGS)
+	$(RUN) tests/bench/lag.py
+
+parity: $(READY)  ## four real workers against the one-process reference, on the default model
+	$(RUN) tests/bench/parity.py $(ARGS)
+
+baselines: $(READY)  ## diloco, ddp and local at equal tokens: the README's table
+	$(RUN) tests/bench/baselines.py $(ARGS)
+
+traffic: $(READY)  ## bytes per worker and round for 2 to 5 workers, against the kernel's count
+	$(RUN) tests/bench/traffic.py $(ARGS)
+
+compose-test:  ## the container swarm on a real engine, one container killed on the way
+	deploy/compose-test
+
+clean:  ## remove the virtual environment and the runs
 	rm -rf $(VENV) *.egg-info runs

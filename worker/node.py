@@ -215,6 +215,7 @@ class Node:
                 "payload_bytes_sent": counts.payload_sent_bytes,
                 "payload_bytes_received": counts.payload_received_bytes,
                 "sent_by_method": dict(traffic.sent),
+                "received_by_method": dict(traffic.received),
             },
             "rounds": {**self._rounds, "late": counts.late, "takeovers": counts.takeovers},
             "refused": dict(counts.refused),

@@ -1,11 +1,9 @@
 """Killed workers, a worker that comes back, a coordinator that goes away: the others finish."""
 
-import os
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
+from tests.support.gate import gate
 from tests.support.workers import (
     SMALL,
     Event,
@@ -18,38 +16,20 @@ from tests.support.workers import (
 QUICK = settings_of(membership__probe_timeout_s=0.5, membership__suspicion_factor=2)
 
 
-def gated(tmp_path: Path, step: int) -> tuple[Path, list[str]]:
-    """A FIFO, and settings that make every worker wait for it at its `step`-th batch."""
-    fifo = tmp_path / "gate"
-    os.mkfifo(fifo)
-    name = settings_of(task__name='"tests.support.gated:Gated"')
-    return fifo, [*name, *settings_of(task__gate=f'"{fifo}"', task__gate_step=step)]
-
-
-@contextmanager
-def opened(fifo: Path) -> Iterator[None]:
-    """Lets everyone through who waits at the gate, and everyone who comes later."""
-    descriptor = os.open(fifo, os.O_RDWR)
-    try:
-        yield
-    finally:
-        os.close(descriptor)
-
-
 def hashes(result: Event) -> tuple[str, str]:
     return result["anchor_hash"], result["momentum_hash"]
 
 
 def test_a_killed_worker_is_missed_by_nobody(tmp_path: Path) -> None:
     settings = [*SMALL, *QUICK, *settings_of(run__steps=120, diloco__inner_steps=10)]
-    fifo, gate = gated(tmp_path, 45)
-    with running_swarm(4, tmp_path, *settings, *gate) as swarm:
+    held = gate(tmp_path, 45)
+    with running_swarm(4, tmp_path, *settings, *held.settings) as swarm:
         swarm.start_all()
         victim = swarm.workers["w2"]
         victim.wait_for_round(3)
         victim.send(signal.SIGKILL)
         assert victim.wait() == -signal.SIGKILL
-        with opened(fifo):
+        with held.opened():
             results = swarm.wait("w0", "w1", "w3")
     assert len({hashes(result) for result in results.values()}) == 1
     for result in results.values():
@@ -63,8 +43,8 @@ def test_a_killed_worker_is_missed_by_nobody(tmp_path: Path) -> None:
 def test_a_worker_comes_back_and_ends_equal(tmp_path: Path) -> None:
     settings = [*SMALL, *QUICK, *settings_of(run__steps=120, diloco__inner_steps=10)]
     settings += settings_of(checkpoint__every_s=0.001)
-    fifo, gate = gated(tmp_path, 85)
-    with running_swarm(4, tmp_path, *settings, *gate) as swarm:
+    held = gate(tmp_path, 85)
+    with running_swarm(4, tmp_path, *settings, *held.settings) as swarm:
         swarm.start_all()
         victim = swarm.workers["w3"]
         victim.wait_for_round(2)
@@ -73,7 +53,7 @@ def test_a_worker_comes_back_and_ends_equal(tmp_path: Path) -> None:
         swarm.workers["w0"].wait_for_round(7)  # the others have gone on without it
         back = swarm.start("w3", "--resume")
         adopted = back.wait_for(lambda e: e["event"] == "adopted", "adoption")
-        with opened(fifo):
+        with held.opened():
             results = swarm.wait()
     assert adopted["step"] >= 70
     assert len({hashes(result) for result in results.values()}) == 1
@@ -83,8 +63,8 @@ def test_a_worker_comes_back_and_ends_equal(tmp_path: Path) -> None:
 
 def test_a_worker_joins_with_nothing_but_an_address(tmp_path: Path) -> None:
     settings = [*SMALL, *QUICK, *settings_of(run__steps=60, diloco__inner_steps=10)]
-    fifo, gate = gated(tmp_path, 25)
-    with running_swarm(2, tmp_path, *settings, *gate) as swarm:
+    held = gate(tmp_path, 25)
+    with running_swarm(2, tmp_path, *settings, *held.settings) as swarm:
         swarm.start_all()
         swarm.workers["w0"].wait_for_round(1)
         newcomer = WorkerProcess(
@@ -101,7 +81,7 @@ def test_a_worker_joins_with_nothing_but_an_address(tmp_path: Path) -> None:
         )
         swarm.workers["new"] = newcomer
         newcomer.wait_for(lambda e: e["event"] == "adopted", "adoption")
-        with opened(fifo):
+        with held.opened():
             results = swarm.wait("w0", "w1", "new")
     assert len({hashes(result) for result in results.values()}) == 1
     assert results["new"]["rounds_completed"] >= 1
@@ -112,20 +92,20 @@ def test_the_coordinator_is_optional(tmp_path: Path) -> None:
     (address,) = free_addresses(1)
     coordinator = WorkerProcess(["coordinator", "--listen", address, "--json"], "coordinator")
     settings = [*SMALL, *QUICK, *settings_of(run__steps=60, diloco__inner_steps=10)]
-    fifo, gate = gated(tmp_path, 25)
-    with running_swarm(3, tmp_path, *settings, *gate) as swarm:
+    held = gate(tmp_path, 25)
+    with running_swarm(3, tmp_path, *settings, *held.settings) as swarm:
         swarm.ended.append(coordinator)
         swarm.addresses = dict.fromkeys(swarm.names, "127.0.0.1:0")  # nobody else is named
         for name in swarm.names:
             swarm.workers[name] = WorkerProcess(
                 ["up", "--name", name, "--coordinator", address, "--min-peers", "3",
-                 "--out", str(tmp_path / name), "--json", *settings, *gate],
+                 "--out", str(tmp_path / name), "--json", *settings, *held.settings],
                 name,
             )  # fmt: skip
         swarm.workers["w0"].wait_for_round(1)
         coordinator.send(signal.SIGKILL)
         coordinator.wait()
-        with opened(fifo):
+        with held.opened():
             results = swarm.wait()
     assert len({hashes(result) for result in results.values()}) == 1
     assert {result["rounds_completed"] for result in results.values()} == {6}

@@ -156,6 +156,13 @@ class Swarm:
             results[name] = worker.result
         return results
 
+    def status(self, name: str) -> Event:
+        """What `murmur status --json` says of one worker."""
+        command = [sys.executable, "-m", "worker.cli", "status", self.addresses[name], "--json"]
+        answer = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+        document: Event = json.loads(answer)
+        return document
+
     def end(self) -> None:
         for worker in (*self.workers.values(), *self.ended):
             worker.end()

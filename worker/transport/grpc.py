@@ -5,6 +5,8 @@ in docs/design: without BDP probing and a large look-ahead one stream over a 100
 tenth of what it can carry, and without keepalive a dead link is noticed after many minutes.
 """
 
+from collections.abc import Callable
+
 import grpc
 from grpc import aio
 
@@ -85,6 +87,7 @@ class GrpcTransport:
         try:
             answer: bytes = await multicallable(request, timeout=timeout_s)
         except aio.AioRpcError as error:
+            self._forget(address, data=False, error=error)
             raise Unreachable(_describe(address, error)) from error
         self._traffic.count_received(method, len(answer))
         return answer
@@ -93,7 +96,13 @@ class GrpcTransport:
         multicallable = self._channel(address, data=True).stream_stream(
             _PACKAGE + method, _as_is, _as_is
         )
-        return _ClientStream(address, method, multicallable(None), self._traffic)
+        return _ClientStream(
+            address,
+            method,
+            multicallable(None),
+            self._traffic,
+            lambda error: self._forget(address, data=True, error=error),
+        )
 
     async def close(self) -> None:
         channels, self._channels = list(self._channels.values()), {}
@@ -102,6 +111,12 @@ class GrpcTransport:
         if self._server is not None:
             await self._server.stop(grace=0.5)
             self._server = None
+
+    def _forget(self, address: str, *, data: bool, error: aio.AioRpcError) -> None:
+        """Drops a channel that cannot connect: it would fail every call until its back-off ends,
+        though the peer may have come up meanwhile. How often to try is for the caller to say."""
+        if error.code() is grpc.StatusCode.UNAVAILABLE:
+            self._channels.pop((address, data), None)
 
     def _channel(self, address: str, *, data: bool) -> aio.Channel:
         key = (address, data)
@@ -117,8 +132,10 @@ class _ClientStream:
         method: str,
         call: "aio.StreamStreamCall[bytes, bytes]",
         traffic: Traffic,
+        failed: Callable[[aio.AioRpcError], None],
     ) -> None:
         self._address, self._method, self._call, self._traffic = address, method, call, traffic
+        self._failed = failed
 
     async def send(self, message: bytes) -> None:
         self._traffic.count_sent(self._method, len(message))
@@ -148,6 +165,7 @@ class _ClientStream:
 
     def _broken(self, error: Exception) -> Unreachable:
         if isinstance(error, aio.AioRpcError):
+            self._failed(error)
             return Unreachable(_describe(self._address, error))
         return Unreachable(f"{self._address}: the stream has ended")
 

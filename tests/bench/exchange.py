@@ -1,0 +1,127 @@
+"""How fast peers exchange when nothing trains: encode, send, decode, reduce, over loopback.
+
+    python tests/bench/exchange.py [--peers 2] [--mbytes 64] [--rounds 8] [--codec fp32]
+
+Each peer is a process with the real node, transport and rounds. Printed per peer: the payload that
+it sent (its contributions and the reductions it answers with) over the time that its rounds took,
+from handing the values over to having the mean; the median round, since the machine is shared.
+"""
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import statistics
+import sys
+import time
+from dataclasses import replace
+from multiprocessing.queues import Queue
+
+import torch
+
+from algorithms.plan import PRESETS
+from tests.support.workers import free_addresses
+from worker.config import Config, RunConfig
+from worker.iothread import IOThread
+from worker.mailbox import Begin, FragmentState, Mailbox, Published, RoundDone, Started, ToTrain
+from worker.manifest import Manifest
+from worker.membership import Phase
+from worker.node import Node, NodeConfig
+from worker.transport.grpc import GrpcTransport
+
+
+def peer(
+    index: int, addresses: list[str], options: argparse.Namespace, results: "Queue[str]"
+) -> None:
+    """One peer's process: rounds as fast as they go."""
+    torch.set_num_threads(1)
+    elements = options.mbytes * 1_000_000 // 4
+    plan = replace(PRESETS["diloco"], codec=options.codec, reduction_codec=options.codec)
+    config = Config(run=RunConfig(steps=options.rounds), plan=plan)
+    mailbox = Mailbox()
+    transport = GrpcTransport(addresses[index])
+
+    def make() -> Node:
+        async def offload(work):  # type: ignore[no-untyped-def]
+            return await asyncio.get_running_loop().run_in_executor(None, work)
+
+        others = tuple(address for at, address in enumerate(addresses) if at != index)
+        return Node(
+            node=NodeConfig(peer=f"p{index}", joins=others, min_peers=len(addresses)),
+            config=config,
+            manifest=Manifest.of(config, []),
+            elements=[elements],
+            transport=transport,
+            mailbox=mailbox,
+            offload=offload,
+            log=lambda event: None,
+        )
+
+    io = IOThread(make, mailbox)
+    io.start()
+    empty = torch.empty(0)
+    state = FragmentState(0, 0, (), empty, empty, 0)
+    mailbox.post(Published(Phase.READY, 0, 0, (state,)))
+    state = replace(state, group=_await(mailbox, Started).group)
+    values = torch.randn(elements, generator=torch.Generator().manual_seed(index))
+    rounds = []
+    for number in range(options.rounds):
+        mailbox.post(Published(Phase.TRAINING, number, number, (state,)))
+        before, started = io.node.context.counts.payload_sent_bytes, time.perf_counter()
+        mailbox.post(Begin(0, number, state.group, values))
+        done = _await(mailbox, RoundDone)
+        took_s = time.perf_counter() - started
+        rounds.append((io.node.context.counts.payload_sent_bytes - before, took_s))
+        state = replace(state, version=number + 1, group=done.next_group)
+    mailbox.post(Published(Phase.DONE, options.rounds, options.rounds, (state,)))
+    results.put(json.dumps({"peer": f"p{index}", "rounds": rounds}))
+    sys.stdin.readline()  # others may still need this one
+    io.close()
+
+
+def _await(mailbox: Mailbox, kind: type) -> ToTrain:  # type: ignore[type-arg]
+    while True:
+        message = mailbox.wait()
+        if isinstance(message, kind):
+            return message
+        error = getattr(message, "error", None) or getattr(message, "reason", None)
+        if error:
+            raise SystemExit(f"exchange: {error}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--peers", type=int, default=2)
+    parser.add_argument("--mbytes", type=int, default=64, help="fragment size, MB of fp32")
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--codec", default="fp32")
+    options = parser.parse_args()
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    addresses = free_addresses(options.peers)
+    peers = [
+        context.Process(target=peer, args=(index, addresses, options, results))
+        for index in range(options.peers)
+    ]
+    for each in peers:
+        each.start()
+    reports = [json.loads(results.get()) for _ in peers]
+    for each in peers:
+        each.kill()
+        each.join()
+    share = 2 * (options.peers - 1) / options.peers
+    print(f"{options.peers} peers, {options.mbytes} MB of fp32, codec {options.codec}")
+    for report in sorted(reports, key=lambda each: each["peer"]):
+        timed = report["rounds"][1:]  # the first one opens the connections
+        rates = [sent / took_s / 1e6 for sent, took_s in timed]
+        took_s = statistics.median(took_s for _, took_s in timed)
+        sent = statistics.median(sent for sent, _ in timed)
+        print(
+            f"  {report['peer']}: {statistics.median(rates):.0f} MB/s sent (and as much received), "
+            f"round {took_s:.3f} s, best {max(rates):.0f}, worst {min(rates):.0f} MB/s, "
+            f"{sent / (share * options.mbytes * 1e6):.4f} of 2(n-1)/n"
+        )
+
+
+if __name__ == "__main__":
+    main()

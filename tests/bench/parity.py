@@ -1,0 +1,40 @@
+"""Four real workers against the one-process reference, on the default model: hashes side by side.
+
+python tests/bench/parity.py [--steps 60] [--inner-steps 10] [--preset diloco] [--seed 0]
+"""
+
+import argparse
+
+from tests.support.reference import Hashes, reference_hashes
+from tests.support.swarm_runs import run_swarm
+from worker.config import load_config
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--inner-steps", type=int, default=10)
+    parser.add_argument("--preset", default="diloco")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    settings = [
+        f"run.steps={options.steps}",
+        f"run.seed={options.seed}",
+        f"diloco.inner_steps={options.inner_steps}",
+    ]
+    flags = [part for setting in settings for part in ("--set", setting)]
+    report = run_swarm("--preset", options.preset, *flags)
+    peers = sorted(peer["peer"] for peer in report["peers"])
+    wanted = reference_hashes(load_config(None, settings, options.preset), peers)
+    equal = True
+    for peer in report["peers"]:
+        seen = Hashes(peer["anchor_hash"], peer["momentum_hash"])
+        equal &= seen == wanted
+        print(f"{peer['peer']:<10} anchor {seen.anchor}  momentum {seen.momentum}")
+    print(f"{'reference':<10} anchor {wanted.anchor}  momentum {wanted.momentum}")
+    print("equal, bit for bit" if equal else "NOT EQUAL")
+    return 0 if equal else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

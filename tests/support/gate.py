@@ -1,0 +1,36 @@
+"""A gate that a test holds: training waits at a step until the test opens it."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.support.workers import settings_of
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A FIFO, and the settings that make every worker wait for it."""
+
+    fifo: Path
+    settings: tuple[str, ...]
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """Lets everyone through who waits at the gate, and everyone who comes later."""
+        descriptor = os.open(self.fifo, os.O_RDWR)
+        try:
+            yield
+        finally:
+            os.close(descriptor)
+
+
+def gate(folder: Path, step: int) -> Gate:
+    """A closed gate before every worker's `step`-th batch."""
+    fifo = folder / "gate"
+    os.mkfifo(fifo)
+    settings = settings_of(
+        task__name='"tests.support.gated:Gated"', task__gate=f'"{fifo}"', task__gate_step=step
+    )
+    return Gate(fifo, tuple(settings))
