@@ -27,13 +27,14 @@ class Plan:
         exchange: `mean` over the group, or `none`.
         payload: what is averaged; `gradient` is data-parallel training, every step.
         codec: wire codec of contributions; `reduction_codec` of what comes back.
-        outer_lr, outer_momentum: the outer Nesterov step.
+        outer_lr, outer_momentum: the outer Nesterov step. The defaults were chosen by runs of four
+            workers on the built-in task; the paper's 0.7 and 0.9 are too hot for periods so short.
 
     Raises:
         ValueError: a value or a combination that cannot work, with the fix.
     """
 
-    inner_steps: int = 30
+    inner_steps: int = 20
     fragments: int = 1
     pattern: str = "strided"
     overlap_steps: int = 0
@@ -42,8 +43,8 @@ class Plan:
     payload: Payload = "pseudo_gradient"
     codec: str = "fp32"
     reduction_codec: str = "fp32"
-    outer_lr: float = 0.7
-    outer_momentum: float = 0.9
+    outer_lr: float = 0.9
+    outer_momentum: float = 0.6
 
     def __post_init__(self) -> None:
         # The parts check their own values.

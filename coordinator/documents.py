@@ -18,13 +18,13 @@ def pack(document: object) -> bytes:
     return zstandard.ZstdCompressor(level=3).compress(msgpack.packb(document))
 
 
-def unpack(compressed: bytes) -> dict[str, Any]:
+def unpack(compressed: bytes, max_bytes: int = MAX_DOCUMENT_BYTES) -> dict[str, Any]:
     """The document in `pack`'s bytes. Raises BadDocument."""
-    return parse(expand(compressed))
+    return parse(expand(compressed, max_bytes))
 
 
-def expand(compressed: bytes) -> bytes:
-    """Decompresses at most 8 MiB: the size that the zstd header claims is not believed.
+def expand(compressed: bytes, max_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:
+    """Decompresses at most `max_bytes`: the size that the zstd header claims is not believed.
 
     Raises:
         BadDocument: damaged, or larger.
@@ -32,11 +32,11 @@ def expand(compressed: bytes) -> bytes:
     try:
         decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_DOCUMENT_BYTES)
         with decompressor.stream_reader(compressed) as reader:
-            plain = reader.read(MAX_DOCUMENT_BYTES + 1)
+            plain = reader.read(max_bytes + 1)
     except zstandard.ZstdError as error:
         raise BadDocument(f"damaged: {error}") from error
-    if len(plain) > MAX_DOCUMENT_BYTES:
-        raise BadDocument(f"larger than {MAX_DOCUMENT_BYTES} bytes")
+    if len(plain) > max_bytes:
+        raise BadDocument(f"larger than {max_bytes} bytes")
     return plain
 
 

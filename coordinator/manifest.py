@@ -12,7 +12,9 @@ _MAX_SHOWN = 60
 
 def run_name(manifest: bytes) -> str:
     """The run's name: hex of xxh3-64 of the manifest's msgpack. Raises BadDocument."""
-    return xxhash.xxh3_64_hexdigest(expand(manifest))
+    plain = expand(manifest)
+    parse(plain)
+    return xxhash.xxh3_64_hexdigest(plain)
 
 
 def manifest_difference(run: bytes, yours: bytes) -> str | None:
@@ -66,7 +68,7 @@ def _difference(a: object, b: object, path: str, depth: int) -> tuple[str, str, 
             if found := _difference(left, right, f"{path}[{index}]", depth - 1):
                 return found
         if len(a) != len(b):
-            return path, f"{len(a)} entries", f"{len(b)} entries"
+            return path, _shown(a), _shown(b)
         return None
     return None if type(a) is type(b) and a == b else (path, _shown(a), _shown(b))
 

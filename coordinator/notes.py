@@ -77,7 +77,7 @@ def _result(event: Event) -> str:
 
 def _exit(event: Event) -> str | None:
     code = int_of(event, "exit_code")
-    if code in (None, 0, 130):
+    if code is None or exit_words(code) in ("done", "interrupted"):
         return None
     reason = text_of(event, "text")
     return f"has ended: {exit_words(code)}" + (f": {reason}" if reason else "")

@@ -39,8 +39,9 @@ def print_report(report: Report, console: "Console") -> None:
     figures.add_column(overflow="fold")
     for label, value in figure_lines(report):
         figures.add_row(label, Text(value, style=_style(label, report)))
-    console.print(Padding(figures, (1, 0, 0, 2)))
-    console.print(Padding(peer_table(report["peers"]), (1, 0, 0, 0)))
+    console.print()
+    console.print(Padding(figures, (0, 0, 0, 2), expand=False))
+    console.print(peer_table(report["peers"]))
     if report["sample"]:
         console.print(Text("A sample of what it writes", style="dim"))
         lines = str(report["sample"]).expandtabs(4).splitlines()[:_MAX_SAMPLE_LINES]
@@ -67,7 +68,7 @@ def headline(report: Report) -> str:
 
 def figure_lines(report: Report) -> list[tuple[str, str]]:
     """(label, value) of each headline figure; what nobody reported is said, not left out."""
-    lines = [("validation loss", _validation(report["val_loss"]))]
+    lines = [("validation loss", _validation(report))]
     if curve := report["train_loss_curve"]:
         lines.append(("training loss", f"{curve[0][1]:.2f} {sparkline(curve)} {curve[-1][1]:.2f}"))
     lines += [
@@ -126,9 +127,11 @@ def _optional(value: float | None, show: Callable[[float], str]) -> str:
     return "-" if value is None else show(value)
 
 
-def _validation(loss: float | None) -> str:
+def _validation(report: Report) -> str:
+    loss = report["val_loss"]
     if loss is None:
-        return "not measured: no worker reported one"
+        stopped = report["reason"] not in (None, "finished")
+        return f"not measured: {'stopped before the end' if stopped else 'no worker reported one'}"
     return (
         f"{loss:.4f} nats per byte (perplexity {perplexity(loss):.2f}, "
         f"{bits_per_byte(loss):.2f} bits per byte)"

@@ -96,12 +96,13 @@ def progress_for(console: "Console", began_s: float) -> Progress:
 def summary(records: Sequence[Record], now_s: float) -> str:
     """`step 240/1200  loss 2.31  round 9  sent 8.3 MB each  [4 training]`.
 
-    The step is that of the last worker still at work, the loss the mean over those, bytes the mean
-    over all.
+    Of the workers still at work, or at the end of those that reported: the smallest step, and means
+    of loss and bytes.
     """
     states = Counter(record.shown_state(now_s) for record in records)
     standing = "[" + ", ".join(f"{number} {state}" for state, number in states.items()) + "]"
-    active = [r for r in records if r.exit_code is None and r.result is None] or list(records)
+    active = [r for r in records if r.exit_code is None and r.result is None]
+    active = active or [r for r in records if r.result is not None] or list(records)
     if not any(record.started for record in records):
         return f"starting  {standing}"
     parts = [f"step {min(r.step for r in active)}/{max(r.steps for r in records)}"]
@@ -109,7 +110,7 @@ def summary(records: Sequence[Record], now_s: float) -> str:
     if losses:
         parts.append(f"loss {sum(losses) / len(losses):.2f}")
     parts.append(f"round {max(record.round for record in records)}")
-    parts.append(f"sent {megabytes(sum(r.bytes_sent for r in records) / len(records))} each")
+    parts.append(f"sent {megabytes(sum(r.bytes_sent for r in active) / len(active))} each")
     return "  ".join([*parts, standing])
 
 
@@ -120,7 +121,12 @@ def progress_table(records: Sequence[Record], now_s: float, began_s: float) -> "
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, title=_title(records, now_s, began_s), title_justify="left")
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        title=_title(records, now_s, began_s),
+        title_justify="left",
+        title_style="dim",
+    )
     table.add_column("worker")
     table.add_column("step", min_width=_BAR_WIDTH)
     for name in ("", "loss", "round", "sent", "received"):

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from signal import Signals
+from signal import SIGINT, Signals
 
 Event = Mapping[str, object]
 Curve = list[tuple[int, float]]  # (inner step, training loss in nats)
@@ -51,7 +51,7 @@ class Record:
                 self.address = text_of(event, "address") or self.address
             case "started":
                 self.started = True
-            case "progress":
+            case "progress" if self.result is None:
                 self._progress(event)
             case "round":
                 self.rounds_completed += _is_later(self._last_round, event)
@@ -101,8 +101,9 @@ class Record:
 
     def _finish(self, event: Event) -> None:
         self.result = dict(event)
-        finished = text_of(event, "reason") == "finished"
-        self.state = "done" if finished else text_of(event, "reason") or "ended"
+        reason = text_of(event, "reason") or "ended"
+        stopped = reason.startswith("SIG")  # a worker names the signal that stopped it
+        self.state = {"finished": "done"}.get(reason, "interrupted" if stopped else reason)
         for name in ("step", "bytes_sent", "bytes_received", "rounds_completed", "rounds_failed"):
             if (value := int_of(event, name)) is not None:
                 setattr(self, name, value)
@@ -112,7 +113,7 @@ def exit_words(code: int) -> str:
     """An exit code in words: `killed (SIGKILL)`, `exit 4`."""
     if code == 0:
         return "done"
-    if code == 130:
+    if code in (130, -SIGINT):
         return "interrupted"
     if code < 0:
         try:

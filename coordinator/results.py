@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def leave_results(
     records: Sequence[Record],
     out: Path,
-    console: "Console",
+    console: "Console | None",
     *,
     settings: Mapping[str, object],
     elapsed_s: float,
@@ -23,7 +23,7 @@ def leave_results(
 ) -> Report:
     """Writes OUT/report.json and OUT/loss.png, and prints the report. Never raises OSError.
 
-    What cannot be written is said; the printed report comes all the same.
+    What cannot be written is said; the printed report comes all the same, unless `console` is None.
     """
     report = build_report(records, settings=settings, elapsed_s=elapsed_s)
     problems = []
@@ -37,6 +37,8 @@ def leave_results(
             write_report(report, path)
         except OSError as error:
             problems.append(f"{path} could not be written: {error}")
+    if console is None:
+        return report
     from coordinator.printed import print_report
 
     print_report(report, console)

@@ -315,6 +315,7 @@ class StatusReply(_message.Message):
 
     DOCUMENT_FIELD_NUMBER: _builtins.int
     document: _builtins.bytes
+    """zstd of msgpack"""
     def __init__(
         self,
         *,
@@ -676,7 +677,7 @@ class IntroduceRequest(_message.Message):
     def card(self) -> Global___PeerCard: ...
     @_builtins.property
     def events(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
-        """msgpack documents: progress since the last call, the final result"""
+        """zstd of msgpack each: progress since the last call, the final result"""
 
     def __init__(
         self,

@@ -34,7 +34,7 @@ class RunConfig:
     """Args: seed: of the model and all streams of samples; steps: inner steps of the run."""
 
     seed: int = 0
-    steps: int = 1200
+    steps: int = 1600
 
     def __post_init__(self) -> None:
         if self.steps < 1:

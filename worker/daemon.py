@@ -24,7 +24,7 @@ from worker.errors import EXIT_INTERRUPTED, CheckpointError
 from worker.evaluation import anchors_loaded, generate_sample, validation_loss
 from worker.inner import Replica
 from worker.iothread import IOThread
-from worker.mailbox import Mailbox, Stop
+from worker.mailbox import Mailbox, Progress, Stop
 from worker.manifest import Manifest, first_difference
 from worker.membership import Phase
 from worker.node import Node, NodeConfig
@@ -229,7 +229,7 @@ class Worker:
         self._saver.submit(self._save, trainer.step, *self._snapshot(trainer)).result()
         result = self._result(trainer, evaluate=self._interrupted_by is None)
         (self._options.out / "result.json").write_text(json.dumps(result, indent=1))
-        self._log({"event": "result", **result})
+        self._mailbox.post(Progress({"event": "result", **result}))
         return EXIT_INTERRUPTED if self._interrupted_by == signal.SIGINT else 0
 
     def _agreed(self) -> bool:
@@ -252,7 +252,7 @@ class Worker:
         assert self._io is not None
         node, config, tally = self._io.node, self._config, trainer.tally
         anchors = [state.anchor for state in trainer.states]
-        peers = max(2, len({card.peer for card in node.gossip.cards}))
+        peers = len(node.gossip.cards)
         params = sum(fragment.elements for fragment in self._fragments)
         val_loss, sample = (None, None)
         if evaluate:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,14 +18,14 @@ class InnerConfig:
     Args:
         lr: peak learning rate; warmup_steps: linear warm-up from 0; min_lr_ratio: where the cosine
             ends at the run's last step, as a share of `lr`.
-        weight_decay, beta1, beta2: AdamW's.
+        weight_decay: of matrices; vectors (norms) are exempt. beta1, beta2: AdamW's.
         clip: the largest norm of a gradient; 0 clips nothing.
 
     Ref: arXiv:2311.08105 section 3 (AdamW inside, cosine, weight decay 0.1).
     """
 
-    lr: float = 2e-3
-    warmup_steps: int = 50
+    lr: float = 3e-3
+    warmup_steps: int = 80
     min_lr_ratio: float = 0.1
     weight_decay: float = 0.1
     beta1: float = 0.9
@@ -64,13 +65,20 @@ class Replica:
         self._batches = task.batches("train", cursor)
         self._named = {n: p for n, p in model.named_parameters() if p.requires_grad}
         self._parameters: dict[str, Tensor] = {n: p.detach() for n, p in self._named.items()}
+        decayed = [name for name, p in self._named.items() if p.dim() >= 2]
+        exempt = [name for name, p in self._named.items() if p.dim() < 2]
+        groups: list[dict[str, Any]] = [
+            {"params": [self._named[name] for name in decayed]},
+            {"params": [self._named[name] for name in exempt], "weight_decay": 0.0},
+        ]
         self.optimizer = torch.optim.AdamW(
-            self._named.values(),
+            groups,
             lr=config.lr,
             betas=(config.beta1, config.beta2),
             weight_decay=config.weight_decay,
             fused=True,
         )
+        self.optimizer_names = (*decayed, *exempt)
         self.loss = math.nan
 
     @property

@@ -43,12 +43,18 @@ class Introduction:
         del self._events[:-_MAX_EVENTS]
 
     async def run(self, log: Callable[[dict[str, object]], None]) -> None:
-        """Until cancelled. Raises ManifestRefused."""
+        """Until cancelled. A refusal ends the run only before it has begun.
+
+        Raises:
+            ManifestRefused: the coordinator's run is another one.
+        """
         while True:
             try:
                 await self._call()
                 self._silent = False
-            except (TransportError, wire.WireError) as error:
+            except (TransportError, wire.WireError, ManifestRefused) as error:
+                if isinstance(error, ManifestRefused) and not self._started():
+                    raise
                 if self._started() and not self._silent:
                     self._silent = True
                     log({"event": "warning", "text": f"coordinator: {error}; going on without"})
@@ -60,7 +66,7 @@ class Introduction:
         try:
             while self._events:
                 await self._call()
-        except (TransportError, wire.WireError):
+        except (TransportError, wire.WireError, ManifestRefused):
             return
 
     async def _call(self) -> None:

@@ -148,6 +148,8 @@ class Node:
                 self._group = group
                 tasks = [group.create_task(each) for each in work]
                 await self._closing.wait()
+                while not self._inbox.empty():  # the result is the last word of the train thread
+                    await self._take(self._inbox.get_nowait())
                 if self._introduction is not None:
                     await self._introduction.flush()
                 await self.gossip.leave()
@@ -230,15 +232,18 @@ class Node:
 
     async def _take_mail(self) -> None:
         while True:
-            match await self._inbox.get():
-                case Begin() as begin:
-                    await self._contributor.begin(begin)
-                case Published() as published:
-                    self._take_published(published)
-                case Progress(event):
-                    if event["event"] == "progress":
-                        self._progress = event
-                    self._log(event)
+            await self._take(await self._inbox.get())
+
+    async def _take(self, message: ToIO) -> None:
+        match message:
+            case Begin() as begin:
+                await self._contributor.begin(begin)
+            case Published() as published:
+                self._take_published(published)
+            case Progress(event):
+                if event["event"] == "progress":
+                    self._progress = event
+                self._log(event)
 
     def _take_published(self, published: Published) -> None:
         before, self._published = self._published, published

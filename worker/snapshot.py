@@ -34,14 +34,12 @@ def snapshot(trainer: Trainer, manifest: Manifest) -> tuple[dict[str, Tensor], d
     for name, local in trainer.replica.parameters.items():
         tensors[f"local/{name}"] = local.clone()
     inner_steps = {}
-    for (name, _), (index, moments) in zip(
-        trainer.replica.parameters.items(),
-        sorted(trainer.replica.optimizer.state_dict()["state"].items()),
-        strict=False,
-    ):
+    names = trainer.replica.optimizer_names
+    for index, moments in trainer.replica.optimizer.state_dict()["state"].items():
+        name = names[index]
         tensors[f"exp_avg/{name}"] = moments["exp_avg"].clone()
         tensors[f"exp_avg_sq/{name}"] = moments["exp_avg_sq"].clone()
-        inner_steps[str(index)] = int(moments["step"])
+        inner_steps[name] = int(moments["step"])
     values = {
         "manifest": manifest.plain(),
         "step": trainer.step,
@@ -71,10 +69,10 @@ def restore_trainer(trainer: Trainer, saved: Checkpoint) -> None:
     for name, local in replica.parameters.items():
         local.copy_(saved.tensors[f"local/{name}"])
     state = {}
-    for index, name in enumerate(replica.parameters):
-        if str(index) in saved.values["optimizer_steps"]:
+    for index, name in enumerate(replica.optimizer_names):
+        if name in saved.values["optimizer_steps"]:
             state[index] = {
-                "step": torch.tensor(float(saved.values["optimizer_steps"][str(index)])),
+                "step": torch.tensor(float(saved.values["optimizer_steps"][name])),
                 "exp_avg": saved.tensors[f"exp_avg/{name}"],
                 "exp_avg_sq": saved.tensors[f"exp_avg_sq/{name}"],
             }

@@ -27,6 +27,7 @@ _PACKAGE = "/murmuration.v1."
 _COMMON_OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_receive_message_length", MAX_DATA_BYTES),
     ("grpc.max_send_message_length", MAX_DATA_BYTES),
+    ("grpc.enable_http_proxy", 0),  # peers are peers, whatever the environment says of the web
     ("grpc.http2.bdp_probe", 1),
     ("grpc.http2.lookahead_bytes", 16 * 1024 * 1024),
     ("grpc.keepalive_time_ms", 20_000),

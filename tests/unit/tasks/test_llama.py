@@ -10,7 +10,6 @@ from worker.tasks.errors import TaskError
 from worker.tasks.llama import (
     PRESETS,
     KeyValueCache,
-    Llama,
     LlamaConfig,
     build_llama,
     llama_config,
@@ -90,7 +89,7 @@ def test_logits_equal_a_naive_decoder(key_heads: int, tied: bool) -> None:
         for index, parameter in enumerate(model.parameters()):
             if parameter.dim() == 1:
                 parameter.add_(torch.linspace(-0.5, 0.5, parameter.numel()) * (1 + index % 3))
-    tokens = [(7 * index + index * index) % config.vocab_size for index in range(12)]
+    tokens = [(7 * index + index * index) % config.vocab_size for index in range(8)]
     with torch.no_grad():
         logits = model(torch.tensor([tokens]))[0]
     expected = naive_logits(dict(model.state_dict()), config, tokens)
@@ -171,11 +170,7 @@ def test_first_parameters_are_exact_multiples_of_a_24_bit_draw() -> None:
 
 
 def test_presets_grow_and_export_a_config() -> None:
-    with torch.device("meta"):
-        sizes = [
-            sum(parameter.numel() for parameter in Llama(config).parameters())
-            for config in PRESETS.values()
-        ]
+    sizes = [(config.num_hidden_layers, config.hidden_size) for config in PRESETS.values()]
     assert sizes == sorted(sizes)
     assert PRESETS["base"].hf_config()["architectures"] == ["LlamaForCausalLM"]
     assert PRESETS["base"].hf_config()["head_dim"] == 64

@@ -1,0 +1,166 @@
+"""The commands `murmur coordinator`, `murmur status` and `murmur swarm`.
+
+What is heavy to import is imported by the command that needs it.
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from coordinator.addresses import is_loopback, split_address
+from coordinator.errors import Exit, Failure
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_PLAIN_WIDTH = 160
+
+
+@click.command()
+@click.option("--listen", default="127.0.0.1:7600", show_default=True, metavar="HOST:PORT")
+@click.option("--expect", type=click.IntRange(min=1), help="End once N workers are through.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("runs/coordinator"),
+    show_default=True,
+    help="Where report.json and loss.png go.",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per event on stdout.")
+@click.option("--insecure", is_flag=True, help="Serve a network without encryption.")
+def coordinator(listen: str, expect: int | None, out: Path, as_json: bool, insecure: bool) -> None:
+    """Introduce workers to each other, and watch the swarm.
+
+    Optional: training goes on when it ends, and started again it learns the swarm back. It ends
+    by itself once --expect workers have delivered their results (or have been silent for 30 s), on
+    Ctrl-C or SIGTERM with what it has.
+    """
+    _check_listen(listen, insecure)
+    import asyncio
+
+    from coordinator.progress import PlainProgress
+    from coordinator.results import leave_results
+    from coordinator.server import Session
+
+    began_s = time.monotonic()
+    session = Session(None if as_json else PlainProgress(sys.stdout, began_s), expect)
+    asyncio.run(session.run(listen))
+    records = session.registry.records()
+    if not records:
+        click.echo("no worker has called; there is nothing to report", err=True)
+        return
+    report = leave_results(
+        records,
+        out,
+        None if as_json else _console(),
+        settings=session.registry.settings(),
+        elapsed_s=time.monotonic() - began_s,
+    )
+    if as_json:
+        click.echo(json.dumps({"event": "report", **report}))
+
+
+@click.command()
+@click.argument("address", metavar="HOST:PORT")
+@click.option("--json", "as_json", is_flag=True, help="Print the whole document as JSON.")
+def status(address: str, as_json: bool) -> None:
+    """Show how the swarm is, as any worker or coordinator sees it."""
+    _check_address(address)
+    from coordinator.status import ask, print_status
+
+    document = ask(address)
+    if as_json:
+        click.echo(json.dumps(document, indent=1, default=_plain))
+        return
+    print_status(document, _console())
+
+
+@click.command()
+@click.option("--workers", type=int, default=4, show_default=True, help="Processes, 1 to 64.")
+@click.option("--preset", help="diloco, ddp or local.  [default: the config's, else diloco]")
+@click.option("--steps", type=int, metavar="N", help="Inner steps of the whole run.")
+@click.option("--inner-steps", type=int, metavar="H", help="Inner steps between rounds.")
+@click.option("--seed", type=int, metavar="S")
+@click.option("--text", metavar="PATH", help="A file, folder or glob to learn from.")
+@click.option("--model", metavar="NAME", help="tiny, small, ...")
+@click.option("--config", type=click.Path(path_type=Path), metavar="RUN.toml")
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Any config key.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Checkpoints, logs and the report.  [default: runs/PRESET-TIME]",
+)
+@click.option("--json", "json_path", metavar="FILE", help="The report once more; - for stdout.")
+@click.option(
+    "--coordinator/--no-coordinator", default=False, help="Start one too, as a process of its own."
+)
+@click.option("--resume", is_flag=True, help="Go on from the checkpoints in --out.")
+def swarm(out: Path | None, json_path: str | None, **asked: Any) -> None:
+    """Train on worker processes of this machine, and report.
+
+    Real processes and real sockets on loopback. Ctrl-C saves, stops and still reports.
+    """
+    from coordinator.launch import Launch
+
+    if asked["resume"] and out is None:
+        raise Failure(
+            "--resume: name the folder of the run to go on with, as --out DIR", Exit.USAGE
+        )
+    config = asked["config"]
+    launch = Launch(
+        out=out or _new_folder(asked["preset"] or (config.stem if config else "diloco")),
+        threads=Launch.fair_threads(asked["workers"]),
+        **asked,
+    )
+    launch.check()
+    from coordinator.swarm import run_swarm
+
+    to_stdout = json_path == "-"
+    path = Path(json_path) if json_path and not to_stdout else None
+    code, report = run_swarm(launch, _console(stderr=to_stdout), path)
+    if to_stdout:
+        click.echo(json.dumps(report, indent=1))
+    sys.exit(code)
+
+
+def _check_address(address: str) -> tuple[str, int]:
+    try:
+        return split_address(address)
+    except ValueError as error:
+        raise Failure(str(error), Exit.USAGE) from error
+
+
+def _check_listen(listen: str, insecure: bool) -> None:
+    host, _ = _check_address(listen)
+    if not insecure and not is_loopback(host):
+        raise Failure(
+            f"--listen {listen} opens the run to whoever reaches this machine, and this version "
+            "does not encrypt yet: add --insecure where the network is trusted, or listen on "
+            "127.0.0.1",
+            Exit.CONFIGURATION,
+        )
+
+
+def _console(*, stderr: bool = False) -> "Console":
+    """As wide as the terminal; wide enough for every table where there is none."""
+    from rich.console import Console
+
+    terminal = (sys.stderr if stderr else sys.stdout).isatty()
+    return Console(highlight=False, stderr=stderr, width=None if terminal else _PLAIN_WIDTH)
+
+
+def _new_folder(name: str) -> Path:
+    """A folder that is not there yet, named after the run and the time."""
+    base = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder, number = base, 2
+    while folder.exists():
+        folder, number = base.with_name(f"{base.name}-{number}"), number + 1
+    return folder
+
+
+def _plain(value: object) -> object:
+    return value.hex() if isinstance(value, bytes) else str(value)

@@ -1,0 +1,111 @@
+"""What `murmur swarm` was asked for, and the command lines that it becomes."""
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from coordinator.errors import Exit, Failure
+
+WORKER_PROGRAM = (sys.executable, "-m", "worker.cli")
+MAX_WORKERS = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """A swarm to start; None leaves a setting to the config or its default.
+
+    Args:
+        threads: of each worker; None leaves them to the worker. More threads than cores make
+            training several times slower, and one worker cannot know how many share the machine.
+        program: what runs a worker; tests put their own here.
+    """
+
+    workers: int
+    out: Path
+    preset: str | None = None
+    steps: int | None = None
+    inner_steps: int | None = None
+    seed: int | None = None
+    text: str | None = None
+    model: str | None = None
+    settings: tuple[str, ...] = ()
+    config: Path | None = None
+    resume: bool = False
+    coordinator: bool = False
+    threads: int | None = None
+    program: Sequence[str] = WORKER_PROGRAM
+
+    def check(self) -> None:
+        """Says at once what workers would say after they have started. Raises Failure."""
+        if not 1 <= self.workers <= MAX_WORKERS:
+            raise Failure(
+                f"--workers {self.workers}: one machine takes 1 to {MAX_WORKERS}, each a process "
+                "with a model of its own; choose a number in between, or start `murmur up` on more "
+                "machines",
+                Exit.USAGE,
+            )
+        for flag, value in (("--steps", self.steps), ("--inner-steps", self.inner_steps)):
+            if value is not None and value < 1:
+                raise Failure(f"{flag} {value}: must be at least 1", Exit.CONFIGURATION)
+        for setting in self.settings:
+            if "=" not in setting:
+                raise Failure(
+                    f"--set {setting}: write section.key=value, such as diloco.inner_steps=50",
+                    Exit.CONFIGURATION,
+                )
+        if self.resume and not self.out.is_dir():
+            raise Failure(
+                f"--resume: there is no folder {self.out}; name that of the run to go on with, as "
+                "--out DIR",
+                Exit.USAGE,
+            )
+
+    def asked(self) -> dict[str, object]:
+        """The settings that stand in the report where no worker has told them."""
+        return {key: getattr(self, key) for key in ("preset", "steps", "inner_steps", "seed")}
+
+    def commands(self, addresses: Sequence[str], coordinator: str | None) -> dict[str, list[str]]:
+        """The command line of each worker, by name: `w0`, `w1`, ..., one per address."""
+        shared = [str(self.config)] if self.config else []
+        shared += ["--json", "--min-peers", str(self.workers)]
+        shared += ["--resume"] if self.resume else []
+        shared += ["--coordinator", coordinator] if coordinator else []
+        shared += ["--preset", self.preset] if self.preset else []
+        shared += ["--threads", str(self.threads)] if self.threads else []
+        for setting in (*self._own_settings(), *self.settings):
+            shared += ["--set", setting]
+        commands = {}
+        for index, address in enumerate(addresses):
+            name = f"w{index}"
+            own = ["--name", name, "--listen", address, "--out", str(self.out / name)]
+            for other in addresses:
+                own += ["--join", other] if other != address else []
+            commands[name] = [*self.program, "up", *shared, *own]
+        return commands
+
+    @staticmethod
+    def fair_threads(workers: int) -> int | None:
+        """A worker's share of this machine's cores; None where OMP_NUM_THREADS says it already."""
+        if "OMP_NUM_THREADS" in os.environ:
+            return None
+        affinity = getattr(os, "sched_getaffinity", None)  # only some systems have it
+        cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+        return max(1, cores // max(1, workers))
+
+    def _own_settings(self) -> list[str]:
+        """The options that stand for a config key; values as TOML."""
+        keys = {
+            "run.steps": self.steps,
+            "run.seed": self.seed,
+            "diloco.inner_steps": self.inner_steps,
+            "task.text": self.text,
+            "task.model": self.model,
+        }
+        return [
+            f"{key}={json.dumps(value, ensure_ascii=False)}"
+            for key, value in keys.items()
+            if value is not None
+        ]

@@ -1,0 +1,26 @@
+"""Runs a swarm of fake workers in a process of its own, which a test can interrupt or kill.
+
+python drive_swarm.py OUT [KEY=VALUE...]
+"""
+
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from coordinator.errors import Failure
+from coordinator.launch import Launch
+from coordinator.swarm import run_swarm
+
+if __name__ == "__main__":
+    launch = Launch(
+        workers=2,
+        out=Path(sys.argv[1]),
+        settings=tuple(sys.argv[2:]),
+        program=(sys.executable, str(Path(__file__).with_name("fake_worker.py"))),
+    )
+    try:
+        sys.exit(run_swarm(launch, Console(highlight=False))[0])
+    except Failure as failure:
+        failure.show()
+        sys.exit(failure.exit_code)

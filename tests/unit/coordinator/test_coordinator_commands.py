@@ -1,0 +1,62 @@
+"""What the commands refuse, and that they start quickly."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from coordinator import cli
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "code", "words"),
+    [
+        (cli.swarm, ["--workers", "0"], 2, "--workers 0: one machine takes 1 to 64"),
+        (cli.swarm, ["--workers", "65"], 2, "--workers 65: one machine takes 1 to 64"),
+        (cli.swarm, ["--inner-steps", "0"], 3, "--inner-steps 0: must be at least 1"),
+        (cli.swarm, ["--steps", "-1"], 3, "--steps -1: must be at least 1"),
+        (cli.swarm, ["--set", "steps"], 3, "write section.key=value"),
+        (cli.swarm, ["--resume"], 2, "name the folder"),
+        (cli.swarm, ["--resume", "--out", "nowhere"], 2, "no folder nowhere"),
+        (cli.swarm, ["--out", "file/below"], 2, "cannot be made"),
+        (cli.coordinator, ["--listen", "0.0.0.0:0"], 3, "add --insecure"),
+        (cli.coordinator, ["--listen", "7600"], 2, "write HOST:PORT"),
+        (cli.coordinator, ["--listen", "127.0.0.1:99999"], 2, "write HOST:PORT"),
+        (cli.status, ["nowhere"], 2, "write HOST:PORT"),
+    ],
+)
+def test_bad_input_is_one_line_with_its_exit_code(
+    command: click.Command,
+    arguments: list[str],
+    code: int,
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
+    run = CliRunner().invoke(command, arguments)
+    assert (run.exit_code, len(run.output.splitlines())) == (code, 1)
+    assert run.output.startswith("murmur: ")
+    assert words in run.output
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_importing_the_commands_imports_nothing_heavy() -> None:
+    heavy = {"torch", "grpc", "matplotlib", "rich", "numpy"}
+    code = f"import sys, coordinator.cli; print(*sorted({heavy} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
+def test_a_coordinator_process_ends_cleanly_when_told_to() -> None:
+    command = [sys.executable, "-m", "coordinator", "--listen", "127.0.0.1:0", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert '"event": "listening"' in process.stdout.readline()
+        process.terminate()
+        assert process.stdout.read() == ""
+    assert process.returncode == 0

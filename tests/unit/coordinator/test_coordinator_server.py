@@ -1,0 +1,224 @@
+"""The service over real sockets on loopback."""
+
+import asyncio
+import io
+import json
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+from click.testing import CliRunner
+from grpc import aio
+from rich.console import Console
+
+from coordinator import cli
+from coordinator.addresses import ReservedPorts
+from coordinator.documents import pack
+from coordinator.errors import Failure
+from coordinator.progress import PlainProgress
+from coordinator.registry import Registry
+from coordinator.server import CoordinatorService, Session, start_server
+from coordinator.status import ask, print_status
+from protos import murmuration_pb2 as pb
+from protos import murmuration_pb2_grpc as rpc
+
+MANIFEST = pack({"diloco": {"inner_steps": 50}})
+
+
+def request(peer: str, *events: dict[str, Any], manifest: bytes = MANIFEST) -> pb.IntroduceRequest:
+    card = pb.PeerCard(peer=peer, address=f"{peer}:7700", epoch=1, phase=pb.PHASE_TRAINING)
+    return pb.IntroduceRequest(card=card, manifest=manifest, events=[pack(e) for e in events])
+
+
+@asynccontextmanager
+async def serving(listen: str = "127.0.0.1:0") -> AsyncIterator[tuple[str, Registry]]:
+    registry = Registry()
+    server, address = await start_server(listen, CoordinatorService(registry))
+    try:
+        yield address, registry
+    finally:
+        await server.stop(None)
+
+
+def call(address: str, *requests: pb.IntroduceRequest) -> list[pb.IntroduceReply]:
+    with grpc.insecure_channel(address) as channel:
+        stub = rpc.CoordinatorStub(channel)
+        return [stub.Introduce(each, timeout=10, wait_for_ready=True) for each in requests]
+
+
+def test_introduces_and_refuses() -> None:
+    async def scenario() -> None:
+        async with serving() as (address, _):
+            other = pack({"diloco": {"inner_steps": 25}})
+            replies = await asyncio.to_thread(
+                call, address, request("w0"), request("w1"), request("w2", manifest=other)
+            )
+            assert [card.peer for card in replies[1].members] == ["w0"]
+            assert replies[1].members[0].address == "w0:7700"
+            assert "diloco.inner_steps: 50 in this run, 25 in yours" in replies[2].refusal
+
+    asyncio.run(scenario())
+
+
+def test_started_again_it_learns_the_swarm_back() -> None:
+    async def scenario(listen: str) -> None:
+        async with serving(listen) as (address, _):
+            await asyncio.to_thread(call, address, request("w0"), request("w1"))
+        async with serving(listen) as (address, registry):
+            assert registry.members == {}
+            progress = {"event": "progress", "step": 40, "steps": 100, "state": "training"}
+            replies = await asyncio.to_thread(
+                call, address, request("w1"), request("w0", progress), request("w1")
+            )
+            assert [card.peer for card in replies[-1].members] == ["w0"]
+            assert registry.members["w0"].record.step == 40
+            assert registry.manifest == MANIFEST
+
+    with ReservedPorts(1) as ports:
+        asyncio.run(scenario(ports.addresses[0]))
+
+
+def test_a_taken_port_is_one_line_and_exit_code_7() -> None:
+    async def scenario() -> None:
+        async with serving() as (address, _):
+            with pytest.raises(Failure, match="cannot listen on") as failure:
+                await start_server(address, CoordinatorService(Registry()))
+            assert failure.value.exit_code == 7
+
+    asyncio.run(scenario())
+
+
+def test_status_of_a_coordinator() -> None:
+    async def scenario() -> None:
+        async with serving() as (address, _):
+            await asyncio.to_thread(call, address, request("w0"))
+            run = await asyncio.to_thread(CliRunner().invoke, cli.status, [address, "--json"])
+            document = json.loads(run.output)
+            assert (run.exit_code, document["kind"]) == (0, "coordinator")
+            assert document["members"][0]["peer"] == "w0"
+            shown = await asyncio.to_thread(CliRunner().invoke, cli.status, [address])
+            assert "w0:7700" in shown.output
+
+    asyncio.run(scenario())
+
+
+class FakeWorker(rpc.ControlServicer):
+    """Answers only Status, as a worker does."""
+
+    def __init__(self, document: bytes) -> None:
+        self._document = document
+
+    async def Status(self, request: pb.StatusRequest, context: object) -> pb.StatusReply:  # noqa: N802
+        return pb.StatusReply(document=self._document)
+
+    Join = Gossip = ProbeFor = None  # type: ignore[assignment]
+
+
+async def ask_worker(document: bytes) -> dict[str, Any]:
+    server = aio.server()
+    rpc.add_ControlServicer_to_server(FakeWorker(document), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        return await asyncio.to_thread(ask, f"127.0.0.1:{port}")
+    finally:
+        await server.stop(None)
+
+
+def test_status_of_a_worker_shows_whatever_is_there() -> None:
+    document = {
+        "kind": "worker",
+        "peer": "w0\x1b[2J",
+        "step": 1200,
+        "members": [{"peer": "w1", "step": 3, "versions": [4, 5]}, {"peer": "w2", "health": None}],
+        "traffic": {"bytes_sent": 33_100_000},
+        "refused": {},
+        "something_new": [1, 2.5],
+    }
+    console = Console(file=io.StringIO(), width=120, highlight=False)
+    print_status(asyncio.run(ask_worker(pack(document))), console)
+    assert isinstance(console.file, io.StringIO)
+    lines = [" ".join(line.split()) for line in console.file.getvalue().splitlines()]
+    for line in ("step 1,200", "traffic sent 33.1 MB", "refused none", "something new 1, 2.5"):
+        assert line in lines
+    assert any(line.startswith("w1 3 4, 5") for line in lines)
+    assert "\x1b" not in console.file.getvalue()
+
+
+def test_an_answer_that_is_no_status_is_refused() -> None:
+    with pytest.raises(Failure, match="not with a status") as failure:
+        asyncio.run(ask_worker(b"junk"))
+    assert failure.value.exit_code == 6
+
+
+def test_nobody_there_is_said_at_once() -> None:
+    with ReservedPorts(1) as ports:
+        run = CliRunner().invoke(cli.status, [ports.addresses[0]])
+    assert run.exit_code == 6
+    assert run.output.startswith(f"murmur: {ports.addresses[0]} does not answer: tried Control/")
+    assert len(run.output.splitlines()) == 1
+
+
+def test_one_that_listens_and_says_nothing_is_given_up_in_time() -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        address = f"127.0.0.1:{deaf.getsockname()[1]}"
+        with pytest.raises(Failure, match="does not answer: tried Control/Status for 0"):
+            ask(address, timeout_s=0.3)
+
+
+def test_neither_worker_nor_coordinator() -> None:
+    async def scenario() -> None:
+        server = aio.server()
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        try:
+            with pytest.raises(Failure, match="neither a worker nor a coordinator"):
+                await asyncio.to_thread(ask, f"127.0.0.1:{port}")
+        finally:
+            await server.stop(None)
+
+    asyncio.run(scenario())
+
+
+# ------------------------------------------------------------------------------------- the session
+
+
+class Lines(io.StringIO):
+    """Collects what is printed; calls back with the address once it is known."""
+
+    def __init__(self, on_listening: Callable[[str], None]) -> None:
+        super().__init__()
+        self._on_listening = on_listening
+
+    def write(self, text: str) -> int:
+        if "listening on " in text:
+            self._on_listening(text.rpartition(" ")[2].strip())
+        return super().write(text)
+
+
+def test_a_session_ends_when_the_expected_workers_have_reported(result_event) -> None:
+    threads = []
+
+    def workers(address: str) -> None:
+        started = {"event": "started", "group": ["w0", "w1"], "step": 0}
+        requests = [
+            request("w0", started),
+            request("w1", started),
+            request("w0", result_event("w0")),
+            request("w1", result_event("w1", val_loss=3.0)),
+        ]
+        threads.append(threading.Thread(target=call, args=(address, *requests)))
+        threads[0].start()
+
+    lines = Lines(workers)
+    session = Session(PlainProgress(lines, 0.0), expect=2)
+    asyncio.run(session.run("127.0.0.1:0"))
+    threads[0].join()
+    assert [record.state for record in session.registry.records()] == ["done", "done"]
+    assert "w0 starts training at step 0 with w0, w1" in lines.getvalue()
+    assert "w1 finished at step 100, validation loss 3.000" in lines.getvalue()

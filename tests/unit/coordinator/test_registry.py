@@ -1,0 +1,182 @@
+from typing import Any
+
+import pytest
+
+from coordinator.documents import pack
+from coordinator.registry import MAX_MEMBERS, Registry
+from protos import murmuration_pb2 as pb
+
+MANIFEST = pack({"diloco": {"inner_steps": 50}})
+
+
+def call(
+    peer: str,
+    *,
+    epoch: int = 1,
+    heartbeat: int = 0,
+    step: int = 0,
+    manifest: bytes = MANIFEST,
+    events: tuple[dict[str, Any], ...] = (),
+    address: str = "",
+) -> pb.IntroduceRequest:
+    card = pb.PeerCard(
+        peer=peer,
+        address=address or f"{peer}:7700",
+        epoch=epoch,
+        heartbeat=heartbeat,
+        step=step,
+        phase=pb.PHASE_TRAINING,
+    )
+    return pb.IntroduceRequest(card=card, manifest=manifest, events=[pack(e) for e in events])
+
+
+def raw_events(*events: dict[str, Any]) -> list[bytes]:
+    return [pack(event) for event in events]
+
+
+def names(registry: Registry, request: pb.IntroduceRequest, now: float) -> list[str]:
+    return [card.peer for card in registry.introduce(request, now).reply.members]
+
+
+def test_introduces_everyone_to_everyone() -> None:
+    registry = Registry()
+    assert names(registry, call("w0"), 0.0) == []
+    assert names(registry, call("w1"), 1.0) == ["w0"]
+    assert names(registry, call("w2"), 2.0) == ["w0", "w1"]
+    assert names(registry, call("w0"), 3.0) == ["w1", "w2"]
+
+
+def test_the_lost_are_not_handed_out_and_may_come_back() -> None:
+    registry = Registry()
+    registry.introduce(call("w0"), 0.0)
+    assert names(registry, call("w1"), 16.0) == []
+    assert registry.members["w0"].health(16.0) == "lost"
+    registry.introduce(call("w0"), 17.0)
+    assert registry.members["w0"].health(17.0) == "alive"
+    assert names(registry, call("w1"), 18.0) == ["w0"]
+
+
+def test_hands_out_the_manifest_of_the_first_and_refuses_another() -> None:
+    registry = Registry()
+    empty = registry.introduce(call("early", manifest=b""), 0.0).reply
+    assert (empty.refusal, empty.manifest) == ("", b"")
+    registry.introduce(call("w0"), 0.0)
+    assert registry.introduce(call("late", manifest=b""), 1.0).reply.manifest == MANIFEST
+    other = pack({"diloco": {"inner_steps": 25}})
+    reply = registry.introduce(call("w9", manifest=other), 1.0).reply
+    assert reply.refusal == (
+        "the manifest is not this run's: diloco.inner_steps: 50 in this run, 25 in yours"
+    )
+    assert list(reply.members) == []
+    assert "w9" not in registry.members
+    assert registry.status(1.0)["refused"] == {"the manifest is not this run's": 1}
+
+
+def test_settings_come_from_the_manifest() -> None:
+    registry = Registry()
+    assert registry.settings() == {}
+    manifest = pack(
+        {"diloco": {"preset": "ddp", "inner_steps": 1}, "run": {"seed": 0}, "task": {"x": 2}}
+    )
+    registry.introduce(call("w0", manifest=manifest), 0.0)
+    assert registry.settings() == {"preset": "ddp", "inner_steps": 1, "seed": 0}
+
+
+def test_the_newest_card_wins() -> None:
+    registry = Registry()
+    registry.introduce(call("w0", epoch=5, heartbeat=7, step=70), 0.0)
+    registry.introduce(call("w0", epoch=5, heartbeat=6, step=60), 1.0)
+    assert registry.members["w0"].card.step == 70
+    registry.introduce(call("w0", epoch=6, heartbeat=0, step=50), 2.0)
+    assert registry.members["w0"].card.step == 50
+    late = call("w0", epoch=5, heartbeat=9, step=90, events=({"event": "progress", "step": 90},))
+    assert registry.introduce(late, 3.0).events == []
+    assert registry.members["w0"].card.step == 50
+    assert registry.members["w0"].heard_s == 2.0
+
+
+def test_a_new_life_starts_a_new_record(result_event) -> None:
+    registry = Registry()
+    registry.introduce(call("w0", epoch=1, events=(result_event("w0"),)), 0.0)
+    assert registry.all_over(1, 0.0, 30.0)
+    registry.introduce(call("w0", epoch=2), 1.0)
+    assert not registry.all_over(1, 1.0, 30.0)
+
+
+def test_events_may_come_twice(result_event) -> None:
+    registry = Registry()
+    events = (
+        {"event": "round", "fragment": 0, "round": 0},
+        {"event": "progress", "step": 50, "steps": 100, "round": 1, "state": "training"},
+        result_event("w0"),
+    )
+    first = registry.introduce(call("w0", events=events), 0.0)
+    again = registry.introduce(call("w0", events=events), 1.0)
+    assert [event["event"] for event in first.events] == ["round", "progress", "result"]
+    assert [event["event"] for event in again.events] == ["round", "progress"]
+    record = registry.members["w0"].record
+    assert (record.rounds_completed, record.step, record.state) == (4, 100, "done")
+
+
+def test_a_worker_speaks_for_itself_only() -> None:
+    registry = Registry()
+    registry.introduce(call("w0"), 0.0)
+    forged = ({"event": "progress", "peer": "w0", "step": 99}, {"event": "exit", "exit_code": -9})
+    registry.introduce(call("w1", events=forged), 0.0)
+    assert registry.members["w0"].record.step == 0
+    assert registry.members["w1"].record.exit_code is None
+
+
+def test_junk_is_counted_not_believed() -> None:
+    registry = Registry()
+    request = call("w0")
+    request.events.extend([b"junk", pack([1]), *raw_events({"event": "progress", "step": 3})])
+    assert len(registry.introduce(request, 0.0).events) == 1
+    for bad in (call("x\x1b[2J"), call("n" * 300), call("w1", manifest=b"junk")):
+        assert Registry().introduce(bad, 0.0).reply.refusal
+    status = registry.status(0.0)
+    assert status["refused"] == {"bad event": 2}
+
+
+def test_members_are_bounded() -> None:
+    registry = Registry()
+    for index in range(MAX_MEMBERS):
+        registry.introduce(call(f"w{index}"), float(index) / MAX_MEMBERS)
+    assert registry.introduce(call("more"), 2.0).reply.refusal.startswith("full")
+    assert registry.introduce(call("more"), 15.5).reply.refusal == ""
+    assert len(registry.members) == MAX_MEMBERS
+    assert "w0" not in registry.members
+
+
+def test_over_when_all_expected_have_reported_or_are_long_silent(result_event) -> None:
+    registry = Registry()
+    registry.introduce(call("w0"), 0.0)
+    registry.introduce(call("w1", events=(result_event("w1"),)), 0.0)
+    assert not registry.all_over(2, 10.0, 30.0)
+    assert not registry.all_over(3, 40.0, 30.0)  # the third has never come
+    assert registry.all_over(2, 31.0, 30.0)
+    registry.settle(31.0)
+    assert [record.state for record in registry.records()] == ["lost", "done"]
+
+
+def test_the_status_document(result_event) -> None:
+    registry = Registry()
+    progress = {"event": "progress", "step": 7, "steps": 9, "loss": 2.5, "round": 3}
+    registry.introduce(call("w0", step=5, events=(progress,)), 0.0)
+    document = registry.status(2.0)
+    assert document["kind"] == "coordinator"
+    assert len(str(document["run"])) == 16
+    assert document["members"] == [
+        {
+            "peer": "w0",
+            "address": "w0:7700",
+            "health": "alive",
+            "phase": "training",
+            "step": 7,
+            "loss": 2.5,
+            "round": 3,
+            "bytes_sent": 0,
+            "bytes_received": 0,
+            "heard_s_ago": pytest.approx(2.0),
+        }
+    ]

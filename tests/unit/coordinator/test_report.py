@@ -1,0 +1,239 @@
+import io
+import json
+import math
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from coordinator.curve import draw_loss_curve, smoothed, thinned
+from coordinator.printed import print_report, sparkline
+from coordinator.records import Record
+from coordinator.report import build_report, mean_curve, write_atomically, write_report
+from coordinator.results import leave_results
+
+KEYS = [
+    "preset",
+    "workers",
+    "steps",
+    "inner_steps",
+    "seed",
+    "params",
+    "val_loss",
+    "train_loss_curve",
+    "wall_s",
+    "compute_s",
+    "stall_s",
+    "compute_utilization",
+    "rounds_completed",
+    "rounds_failed",
+    "peers",
+]
+PEER_KEYS = [
+    "peer",
+    "steps",
+    "bytes_sent",
+    "bytes_received",
+    "payload_bytes_sent",
+    "anchor_hash",
+    "momentum_hash",
+    "exit_code",
+]
+
+
+def finished(event: dict[str, object]) -> Record:
+    record = Record(str(event["peer"]))
+    record.apply({"event": "progress", "step": 90, "steps": 100, "state": "training"}, 0.0)
+    record.apply(event, 1.0)
+    record.apply({"event": "exit", "exit_code": 0}, 1.0)
+    return record
+
+
+def killed(peer: str) -> Record:
+    record = Record(peer)
+    for step, loss in ((10, 4.0), (40, 3.0)):
+        record.apply(
+            {
+                "event": "progress",
+                "step": step,
+                "steps": 100,
+                "loss": loss,
+                "bytes_sent": 700_000,
+                "bytes_received": 600_000,
+                "state": "training",
+            },
+            0.0,
+        )
+    record.apply({"event": "round", "fragment": 0, "round": 0}, 0.0)
+    record.apply({"event": "round_failed", "fragment": 0, "round": 1}, 0.0)
+    record.apply({"event": "exit", "exit_code": -9}, 0.0)
+    return record
+
+
+def printed(report: dict[str, object]) -> str:
+    console = Console(file=io.StringIO(), width=120, highlight=False)
+    print_report(report, console)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_means_are_over_the_workers_that_reported(result_event) -> None:
+    records = [
+        finished(result_event("w0", compute_s=8.0, compute_utilization=0.8)),
+        finished(result_event("w1", compute_s=6.0, compute_utilization=0.6, bytes_sent=4_000_000)),
+        killed("w2"),
+    ]
+    report = build_report(records, settings={}, elapsed_s=12.0)
+    assert not [key for key in KEYS if key not in report]
+    assert not [key for key in PEER_KEYS if any(key not in peer for peer in report["peers"])]
+    assert report["compute_s"] == pytest.approx(7.0)
+    assert report["compute_utilization"] == pytest.approx(0.7)
+    assert report["bytes_sent_per_worker"] == 3_000_000
+    assert report["bytes_ratio"] == pytest.approx(100 / 3)
+    assert (report["steps"], report["step"], report["workers"]) == (100, 100, 3)
+    assert (report["rounds_completed"], report["rounds_failed"]) == (4, 1)
+    assert (report["seed"], report["preset"], report["inner_steps"]) == (0, "diloco", 25)
+    assert report["hashes_agree"] is True
+    assert report["reason"] == "finished"
+
+
+def test_a_dead_worker_stands_with_its_last_numbers(result_event) -> None:
+    report = build_report([finished(result_event("w0")), killed("w1")], settings={}, elapsed_s=1.0)
+    dead = report["peers"][1]
+    assert dead["exit_code"] == -9
+    assert (dead["steps"], dead["bytes_sent"], dead["rounds_completed"]) == (40, 700_000, 1)
+    assert (dead["anchor_hash"], dead["val_loss"], dead["compute_s"]) == (None, None, None)
+    assert report["hashes_agree"] is None  # one alone has nobody to agree with
+    text = printed(report)
+    assert "killed (SIGKILL)" in text
+    assert "nothing to compare: 1 worker reported" in text
+
+
+def test_when_all_have_died_the_report_still_stands() -> None:
+    report = build_report(
+        [killed("w0"), killed("w1")],
+        settings={"preset": "ddp", "steps": 100, "inner_steps": 1, "seed": 7},
+        elapsed_s=1.0,
+    )
+    assert (report["preset"], report["seed"], report["val_loss"]) == ("ddp", 7, None)
+    assert report["train_loss_curve"] == [(10, 4.0), (40, 3.0)]
+    text = printed(report)
+    assert "not measured" in text
+    assert "40 of 100 inner steps" in text
+
+
+def test_differing_hashes_are_not_hidden(result_event) -> None:
+    records = [finished(result_event("w0")), finished(result_event("w1", momentum_hash="cc"))]
+    report = build_report(records, settings={}, elapsed_s=1.0)
+    assert report["hashes_agree"] is False
+    assert "DIFFER" in printed(report)
+    assert "DIFFER" not in printed({**report, "preset": "local"})
+
+
+def test_the_printed_report_names_the_figures(result_event) -> None:
+    records = [
+        finished(result_event(f"w{i}", sample="def f():\n\treturn \x1b[2J1\n")) for i in range(4)
+    ]
+    report = build_report(records, settings={}, elapsed_s=1.0)
+    text = printed({**report, "loss_png": "out/loss.png", "out": "out/report.json"})
+    for expected in (
+        "diloco · 4 workers · 100 inner steps · a round every 25 steps · 1.5 million parameters",
+        "2.0000 nats per byte (perplexity 7.39, 2.89 bits per byte)",
+        "2.0 MB per worker; DDP would have sent 100.0 MB, 50 times as much",
+        "80.0 % of the 10 s from first to last inner step; 1.0 s stalled on average",
+        "4 completed, none failed",
+        "all 4 that reported hold identical anchors and momenta, bit for bit",
+        "p50 0.2 ms, p99 2.0 ms, max 5.0 ms",
+        "  | def f():",
+        "loss curve  out/loss.png",
+        "report      out/report.json",
+    ):
+        assert expected in text
+    assert "\x1b" not in text
+
+
+def test_the_mean_curve_uses_who_has_the_step() -> None:
+    assert mean_curve([[(1, 4.0), (2, 2.0)], [(1, 2.0)], []]) == [(1, 3.0), (2, 2.0)]
+    assert mean_curve([]) == []
+
+
+def test_numbers_that_json_cannot_hold_become_null(tmp_path: Path, result_event) -> None:
+    event = result_event(
+        "w0", val_loss=math.nan, compute_s=math.inf, train_loss_curve=[[1, math.nan], [2, 1.0]]
+    )
+    report = build_report([finished(event)], settings={}, elapsed_s=1.0)
+    write_report(report, tmp_path / "report.json")
+    read = json.loads((tmp_path / "report.json").read_text())
+    assert (read["val_loss"], read["compute_s"]) == (None, None)
+    assert read["train_loss_curve"] == [[2, 1.0]]
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "report.json"
+    write_atomically(path, b"old")
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("coordinator.report.os.fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        write_atomically(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_leaves_json_picture_and_a_copy(tmp_path: Path, result_event) -> None:
+    console = Console(file=io.StringIO(), width=120)
+    report = leave_results(
+        [finished(result_event("w0")), killed("w1")],
+        tmp_path,
+        console,
+        settings={},
+        elapsed_s=2.0,
+        json_path=tmp_path / "deep" / "copy.json",
+    )
+    assert report["loss_png"] == str(tmp_path / "loss.png")
+    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+    first, copy = (tmp_path / "report.json").read_text(), (tmp_path / "deep/copy.json").read_text()
+    assert first == copy
+    assert json.loads(first)["peers"][1]["exit_code"] == -9
+
+
+def test_a_folder_that_cannot_be_written_is_said_and_survived(tmp_path: Path, result_event) -> None:
+    (tmp_path / "file").write_text("in the way")
+    console = Console(file=io.StringIO(), width=120)
+    report = leave_results(
+        [finished(result_event("w0"))], tmp_path / "file", console, settings={}, elapsed_s=2.0
+    )
+    assert report["val_loss"] == 2.0
+    assert isinstance(console.file, io.StringIO)
+    assert "could not be written" in console.file.getvalue()
+
+
+def test_an_empty_run_can_be_drawn(tmp_path: Path) -> None:
+    draw_loss_curve(tmp_path / "empty.png", {}, [], None, "nothing")
+    assert (tmp_path / "empty.png").exists()
+
+
+def test_smoothing_keeps_a_line_a_line_and_both_ends() -> None:
+    line = [(i, float(i)) for i in range(1000)]
+    assert [loss for _, loss in smoothed(line)] == pytest.approx([loss for _, loss in line])
+    noisy = [(i, float(i % 2)) for i in range(1000)]
+    middle = [loss for _, loss in smoothed(noisy)][100:900]
+    assert all(abs(loss - 0.5) < 0.06 for loss in middle)
+    assert smoothed([]) == []
+
+
+def test_thinning_keeps_the_last_point() -> None:
+    curve = [(i, 1.0) for i in range(9_999)]
+    assert len(thinned(curve)) <= 2001
+    assert thinned(curve)[-1] == curve[-1]
+    assert thinned(curve[:10]) == curve[:10]
+
+
+def test_the_sparkline_falls() -> None:
+    line = sparkline([(i, 5.0 / (i + 1)) for i in range(200)])
+    assert (line[0], line[-1], len(line)) == ("█", "▁", 40)
+    assert sparkline([(1, 2.0)]) == "▁"

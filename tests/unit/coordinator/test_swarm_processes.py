@@ -1,0 +1,190 @@
+"""The supervisor against fake workers: real processes, however they end."""
+
+import fcntl
+import io
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from coordinator.addresses import ReservedPorts
+from coordinator.errors import Failure
+from coordinator.launch import Launch
+from coordinator.swarm import run_swarm
+
+Swarm = Callable[..., tuple[int, dict, str]]
+
+
+@pytest.fixture
+def swarm(tmp_path: Path, fake_program: tuple[str, ...]) -> Swarm:
+    """Runs a swarm of two fake workers here; returns exit code, report and what was printed."""
+
+    def run(*settings: str, workers: int = 2) -> tuple[int, dict, str]:
+        console = Console(file=io.StringIO(), width=120, highlight=False)
+        launch = Launch(
+            workers=workers, out=tmp_path / "out", settings=settings, program=fake_program
+        )
+        code, report = run_swarm(launch, console)
+        assert isinstance(console.file, io.StringIO)
+        return code, report, console.file.getvalue()
+
+    return run
+
+
+def wait_until_gone(out: Path, *names: str) -> None:
+    """Returns once these workers hold their locks no more, however early they ended."""
+    for name in names:
+        path = out / name / "lock"
+        if path.exists():
+            with path.open() as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+
+
+@contextmanager
+def driven(out: Path, *settings: str) -> Iterator[subprocess.Popen[str]]:
+    """A swarm in a process of its own, at a point where both workers train."""
+    driver = Path(__file__).with_name("drive_swarm.py")
+    with subprocess.Popen(
+        [sys.executable, str(driver), str(out), "run.steps=3", *settings],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            waiting = 0
+            while waiting < 2:
+                waiting += "warning: waits" in process.stdout.readline()
+            yield process
+        finally:
+            process.kill()
+
+
+def test_trains_to_the_end_and_reports(swarm: Swarm, tmp_path: Path) -> None:
+    code, report, text = swarm("run.steps=12", workers=3)
+    assert code == 0
+    assert [peer["exit_code"] for peer in report["peers"]] == [0, 0, 0]
+    assert (report["steps"], report["rounds_completed"], report["val_loss"]) == (12, 12, 1.5)
+    assert report["hashes_agree"] is True
+    written = json.loads((tmp_path / "out/report.json").read_text())
+    assert written["peers"][2]["bytes_sent"] == 12_000
+    assert "starts training at step 0 with w0, w1, w2" in text
+    assert "validation loss  1.5000 nats per byte" in text
+    wait_until_gone(tmp_path / "out", "w0", "w1", "w2")
+
+
+def test_a_worker_killed_while_training_is_reported_and_survived(
+    swarm: Swarm, tmp_path: Path
+) -> None:
+    code, report, text = swarm("fake.dies=w1")
+    assert code == 0
+    alive, dead = report["peers"]
+    assert (alive["exit_code"], dead["exit_code"]) == (0, -signal.SIGKILL)
+    assert (dead["steps"], dead["bytes_sent"], dead["rounds_completed"]) == (20, 20_000, 20)
+    assert "w1 has ended: killed (SIGKILL)" in text
+
+
+def test_an_early_error_stops_all_and_is_the_only_line(swarm: Swarm, tmp_path: Path) -> None:
+    with pytest.raises(Failure) as failure:
+        swarm("fake.error=w1", workers=3)
+    assert failure.value.exit_code == 4
+    assert failure.value.message == "no text at /nowhere; name a file with --text"
+    assert not (tmp_path / "out/report.json").exists()
+    wait_until_gone(tmp_path / "out", "w0", "w1")
+
+
+def test_an_early_crash_says_where_to_look(swarm: Swarm, tmp_path: Path) -> None:
+    with pytest.raises(Failure) as failure:
+        swarm("fake.crash=w0")
+    assert failure.value.exit_code == 1
+    assert "w0 has ended before training started" in failure.value.message
+    assert "RuntimeError: a defect" in failure.value.message
+    assert "Traceback" in (tmp_path / "out/w0.log").read_text()
+
+
+def test_ctrl_c_saves_reports_and_exits_130(tmp_path: Path) -> None:
+    with driven(tmp_path / "out", "fake.wait=1") as process:
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate()
+    assert process.returncode == 130
+    report = json.loads((tmp_path / "out/report.json").read_text())
+    assert [peer["exit_code"] for peer in report["peers"]] == [130, 130]
+    assert [peer["reason"] for peer in report["peers"]] == ["interrupted", "interrupted"]
+    assert "stopping: workers save and end" in output
+    wait_until_gone(tmp_path / "out", "w0", "w1")
+
+
+def test_a_second_ctrl_c_kills_at_once(tmp_path: Path) -> None:
+    with driven(tmp_path / "out", "fake.wait=1", "fake.deaf=w1") as process:
+        process.send_signal(signal.SIGINT)
+        assert process.stdout is not None
+        while "w0 ended at step" not in process.stdout.readline():
+            pass
+        while process.poll() is None:  # an impatient user; the report must survive that too
+            process.send_signal(signal.SIGINT)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(0.1)
+    assert process.returncode == 130
+    report = json.loads((tmp_path / "out/report.json").read_text())
+    assert [peer["exit_code"] for peer in report["peers"]] == [130, -signal.SIGKILL]
+    wait_until_gone(tmp_path / "out", "w0", "w1")
+
+
+def test_no_worker_outlives_a_killed_supervisor(tmp_path: Path) -> None:
+    with driven(tmp_path / "out", "fake.wait=1") as process:
+        process.kill()
+        process.wait()
+    wait_until_gone(tmp_path / "out", "w0", "w1")
+
+
+def test_a_coordinator_is_started_and_ended(tmp_path: Path, fake_program: tuple[str, ...]) -> None:
+    launch = Launch(workers=1, out=tmp_path / "out", coordinator=True, program=fake_program)
+    code, _ = run_swarm(launch, Console(file=io.StringIO()))
+    assert code == 0
+
+
+def test_reserved_ports_are_distinct_and_a_listener_may_take_them() -> None:
+    import socket
+
+    with ReservedPorts(64) as ports:
+        assert len(set(ports.addresses)) == 64
+        host, _, port = ports.addresses[0].rpartition(":")
+        with socket.create_server((host, int(port))) as listener:
+            assert listener.getsockname()[1] == int(port)
+
+
+def test_workers_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(8)), raising=False)
+    assert [Launch.fair_threads(n) for n in (0, 1, 3, 8, 64)] == [8, 8, 2, 1, 1]
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert Launch.fair_threads(4) is None
+
+
+def test_command_lines() -> None:
+    launch = Launch(
+        workers=2,
+        out=Path("o"),
+        preset="ddp",
+        steps=9,
+        text='a "b"',
+        settings=("x.y=1",),
+        config=Path("run.toml"),
+        resume=True,
+        threads=1,
+        program=("murmur",),
+    )
+    commands = launch.commands(["h:1", "h:2"], "h:3")
+    assert list(commands) == ["w0", "w1"]
+    assert commands["w1"] == [
+        *("murmur", "up", "run.toml", "--json", "--min-peers", "2", "--resume"),
+        *("--coordinator", "h:3", "--preset", "ddp", "--threads", "1"),
+        *("--set", "run.steps=9", "--set", 'task.text="a \\"b\\""', "--set", "x.y=1"),
+        *("--name", "w1", "--listen", "h:2", "--out", "o/w1", "--join", "h:1"),
+    ]
