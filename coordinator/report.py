@@ -107,7 +107,8 @@ def _peer(record: Record) -> dict[str, Any]:
     return {
         "peer": record.peer,
         "address": record.address,
-        "exit_code": record.exit_code,
+        # Another machine's process: its word for it, where this one did not see it end.
+        "exit_code": int_of(result, "exit_code") if record.exit_code is None else record.exit_code,
         "state": record.state,
         "step": record.step,
         "steps": int_of(result, "steps") if record.result else record.step,

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
@@ -139,8 +139,11 @@ class Worker:
         async def offload(work: Callable[[], T]) -> T:
             return await asyncio.get_running_loop().run_in_executor(None, work)
 
+        node = self._options.node
+        if self._config.plan.exchange == "none":
+            node = replace(node, min_peers=1)  # nothing is exchanged, so nobody is waited for
         return Node(
-            node=self._options.node,
+            node=node,
             config=self._config,
             manifest=self._manifest,
             elements=[fragment.elements for fragment in self._fragments],
@@ -224,13 +227,15 @@ class Worker:
     # ------------------------------------------------------------------------------- the end
 
     def _finish(self, trainer: Trainer) -> int:
-        if trainer.stopped is None:
+        if trainer.stopped is None and self._config.plan.exchange != "none":
             trainer.settle(self._agreed, _SETTLE_S)
         self._saver.submit(self._save, trainer.step, *self._snapshot(trainer)).result()
+        code = EXIT_INTERRUPTED if self._interrupted_by == signal.SIGINT else 0
         result = self._result(trainer, evaluate=self._interrupted_by is None)
+        result["exit_code"] = code
         (self._options.out / "result.json").write_text(json.dumps(result, indent=1))
         self._mailbox.post(Progress({"event": "result", **result}))
-        return EXIT_INTERRUPTED if self._interrupted_by == signal.SIGINT else 0
+        return code
 
     def _agreed(self) -> bool:
         """Whether everyone here is done and has what this peer has."""

@@ -71,9 +71,9 @@ class Joining:
                 if await self._take_over():
                     self._mailbox.answer(Started(()))
                     return
-                ready = tuple(sorted(self._gossip.view.joinable()))
-                if len(ready) >= self._min_peers and self._gossip.me.peer in ready:
-                    self._mailbox.answer(Started(ready))
+                view = self._gossip.view
+                if len(view.arrived()) >= self._min_peers and self._gossip.me.phase is Phase.READY:
+                    self._mailbox.answer(Started(tuple(sorted(view.joinable()))))
                     return
             if self._clock() > deadline:
                 raise PeersUnreachable(self._too_few(problems))
@@ -93,7 +93,7 @@ class Joining:
         have = ", ".join(card.peer for card in self._gossip.cards if card.live)
         tried = "; ".join(problems.values()) or "everyone named answered"
         return (
-            f"{len(self._gossip.view.joinable())} of {self._min_peers} peers after "
+            f"{len(self._gossip.view.arrived())} of {self._min_peers} peers after "
             f"{self._wait_s:g} s (here: {have}); tried: {tried}; "
             "start the others, or lower --min-peers"
         )

@@ -38,6 +38,14 @@ class View:
             return False
         return fragment >= len(card.digests) or card.digests[fragment].version <= round_
 
+    def arrived(self) -> frozenset[str]:
+        """The live peers that have a model, or had: who counts for the start of a run."""
+        return frozenset(
+            card.peer
+            for card in self.cards.values()
+            if card.live and card.phase is not Phase.STARTING
+        )
+
     def joinable(self) -> frozenset[str]:
         """The peers to lay the next round out over."""
         return frozenset(

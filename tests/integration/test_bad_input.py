@@ -1,0 +1,161 @@
+"""Bad input, given to real processes: one line, the documented exit code, nothing lost."""
+
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.gate import gate
+from tests.support.workers import (
+    PATIENCE_S,
+    SMALL,
+    WorkerProcess,
+    free_addresses,
+    running_swarm,
+    settings_of,
+)
+
+MURMUR = [sys.executable, "-m", "worker.cli"]
+
+
+def refused(*args: str) -> tuple[int, str]:
+    """(exit code, the one line on stderr)."""
+    done = subprocess.run(
+        [*MURMUR, *args], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1, done.stderr
+    return done.returncode, lines[0]
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "says"),
+    [
+        (["--set", "diloco.inner_step=5"], 3, ["inner_step", "'inner_steps'"]),
+        (["--set", "diloco.inner_steps=0"], 3, ["inner_steps", "at least 1"]),
+        (["--set", 'task.text="/nowhere/at/all"'], 4, ["/nowhere/at/all"]),
+        (["--listen", "0.0.0.0:0"], 3, ["--insecure"]),
+    ],
+    ids=["key", "H", "text", "public"],
+)
+def test_a_worker_says_what_is_wrong(
+    tmp_path: Path, args: list[str], code: int, says: list[str]
+) -> None:
+    seen, line = refused("up", "--out", str(tmp_path), *args)
+    assert seen == code
+    assert line.startswith("murmur: ")
+    assert all(part in line for part in says)
+
+
+def test_more_workers_than_make_sense() -> None:
+    code, line = refused("swarm", "--workers", "1000")
+    assert code == 2
+    assert "1 to 64" in line
+
+
+def test_a_peer_that_does_not_answer_is_given_up_within_ten_seconds(tmp_path: Path) -> None:
+    (address,) = free_addresses(1)
+    started = time.monotonic()
+    code, line = refused("join", address, "--out", str(tmp_path))
+    took_s = time.monotonic() - started
+    assert code == 6
+    assert address in line
+    assert "tries" in line
+    assert took_s < 20  # ten, and the start of a process on a busy machine
+
+
+def test_a_port_in_use_and_another_manifest(tmp_path: Path) -> None:
+    held = gate(tmp_path, 1)
+    with running_swarm(1, tmp_path, *SMALL, *held.settings) as swarm:
+        swarm.start("w0").wait_for(lambda e: e["event"] == "started", "start")
+        address = swarm.addresses["w0"]
+        code, line = refused("up", "--listen", address, "--out", str(tmp_path / "x"), *SMALL)
+        assert code == 7
+        assert address in line
+        code, line = refused(
+            "up", "--join", address, "--out", str(tmp_path / "y"), *SMALL, *held.settings,
+            *settings_of(diloco__inner_steps=33, inner__lr=0.1),
+        )  # fmt: skip
+        assert code == 5
+        assert "diloco.inner_steps: 33 here, 20 there" in line
+        code, line = refused(
+            "join", address, "--out", str(tmp_path / "z"), *SMALL, *held.settings,
+            *settings_of(run__seed=9),
+        )  # fmt: skip
+        assert code == 5
+        assert "run.seed: 9 here, 0 there" in line
+
+
+def test_a_checkpoint_cut_short_is_passed_over(tmp_path: Path) -> None:
+    settings = [*SMALL, *settings_of(run__steps=40, diloco__inner_steps=10)]
+    settings += settings_of(checkpoint__every_s=0.001)
+    with running_swarm(1, tmp_path, *settings) as swarm:
+        swarm.start_all()
+        swarm.wait()
+        newest, before = sorted((tmp_path / "w0" / "checkpoints").iterdir(), reverse=True)
+        tensors = newest / "tensors.safetensors"
+        tensors.write_bytes(tensors.read_bytes()[:-100])
+        swarm.start("w0", "--resume")
+        results = swarm.wait()
+        warning = swarm.workers["w0"].of("warning")[0]["text"]
+    assert str(newest) in warning
+    assert "cut short" in warning
+    assert results["w0"]["step"] == 40
+    assert 0 < results["w0"]["steps"] == 40 - int(before.name.removeprefix("step-"))
+    shutil.rmtree(tmp_path / "w0" / "checkpoints")
+    code, line = refused("up", "--resume", "--out", str(tmp_path / "w0"), *settings)
+    assert code == 8
+    assert "no usable checkpoint" in line
+
+
+def test_a_status_of_nobody(tmp_path: Path) -> None:
+    (address,) = free_addresses(1)
+    code, line = refused("status", address)
+    assert code == 6
+    assert address in line
+
+
+def test_a_worker_survives_garbage(tmp_path: Path) -> None:
+    """Bytes that are no message, to every method: refused, and the worker goes on."""
+    import asyncio
+
+    from worker.transport import CONTROL_METHODS, DATA_METHODS, TransportError
+    from worker.transport.grpc import GrpcTransport
+
+    async def pester(address: str) -> None:
+        transport = GrpcTransport("127.0.0.1:0")
+        for payload in (
+            b"",
+            b"\xff" * 100,
+            b"\x0a\xff\xff\xff\xff\x0f",
+            b"cos\nsystem\n(S'x'\ntR.",
+        ):
+            for method in CONTROL_METHODS:
+                try:
+                    await transport.call(address, method, payload, 5.0)
+                except TransportError:
+                    continue
+            for method in DATA_METHODS:
+                stream = transport.open(address, method)
+                try:
+                    await stream.send(payload)
+                    await stream.done()
+                    await stream.receive()
+                except TransportError:
+                    continue
+                finally:
+                    stream.cancel()
+        await transport.close()
+
+    settings = [*SMALL, *settings_of(run__steps=20, diloco__inner_steps=10)]
+    held = gate(tmp_path, 5)
+    with running_swarm(1, tmp_path, *settings, *held.settings) as swarm:
+        worker: WorkerProcess = swarm.start("w0")
+        worker.wait_for(lambda e: e["event"] == "started", "start")
+        asyncio.run(pester(swarm.addresses["w0"]))
+        with held.opened():
+            results = swarm.wait()
+    assert results["w0"]["rounds_completed"] == 2

@@ -1,0 +1,94 @@
+"""`murmur swarm`, as a newcomer runs it: trains, reports, leaves nothing behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.workers import PATIENCE_S, SMALL, settings_of
+
+MURMUR = [sys.executable, "-m", "worker.cli"]
+REPORT_KEYS = {
+    "preset", "workers", "steps", "inner_steps", "seed", "params", "val_loss", "train_loss_curve",
+    "wall_s", "compute_s", "stall_s", "compute_utilization", "rounds_completed", "rounds_failed",
+    "peers",
+}  # fmt: skip
+PEER_KEYS = {
+    "peer", "steps", "bytes_sent", "bytes_received", "payload_bytes_sent", "anchor_hash",
+    "momentum_hash", "exit_code",
+}  # fmt: skip
+
+
+def murmur(*args: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [*MURMUR, *args], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+
+
+def processes_of(folder: Path) -> list[str]:
+    """The command lines of processes that were told of this folder."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+        except OSError:
+            continue
+        if str(folder) in line and int(pid) != os.getpid():
+            found.append(line)
+    return found
+
+
+@pytest.mark.parametrize("preset", ["diloco", "ddp", "local"])
+def test_a_swarm_trains_and_reports(tmp_path: Path, preset: str) -> None:
+    out, report_path = tmp_path / "out", tmp_path / "report.json"
+    done = murmur(
+        "swarm", "--workers", "2", "--preset", preset, "--steps", "24", "--inner-steps", "10",
+        "--seed", "5", "--out", str(out), "--json", str(report_path), *SMALL,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    report: dict[str, Any] = json.loads(report_path.read_text())
+    assert set(report) >= REPORT_KEYS
+    assert [set(peer) >= PEER_KEYS for peer in report["peers"]] == [True, True]
+    assert (report["preset"], report["workers"], report["seed"]) == (preset, 2, 5)
+    rounds = {"diloco": 3, "ddp": 24, "local": 0}[preset]
+    assert (report["rounds_completed"], report["rounds_failed"]) == (rounds, 0)
+    assert [peer["exit_code"] for peer in report["peers"]] == [0, 0]
+    assert 0 < report["compute_utilization"] <= 1
+    hashes = {peer["anchor_hash"] for peer in report["peers"]}
+    assert len(hashes) == (2 if preset == "local" else 1)
+    payload_bytes = 4 * report["params"]  # 2 (n-1)/n is 1 for two workers
+    for peer in report["peers"]:
+        assert peer["payload_bytes_sent"] == rounds * payload_bytes
+        assert peer["bytes_sent"] >= peer["payload_bytes_sent"]
+    assert f"{report['val_loss']:.3f}" in done.stdout
+    assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")
+    assert processes_of(tmp_path) == []
+    written = murmur("generate", str(out), "def ", "--bytes", "20")
+    assert written.returncode == 0
+    assert written.stdout.startswith("def ")
+
+
+def test_ctrl_c_saves_and_still_reports(tmp_path: Path) -> None:
+    command = [
+        *MURMUR, "swarm", "--workers", "2", "--inner-steps", "10", "--out", str(tmp_path / "out"),
+        *SMALL, *settings_of(run__steps=10_000_000),
+    ]  # fmt: skip
+    swarm = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert swarm.stdout is not None
+    with swarm.stdout:
+        for line in swarm.stdout:
+            if " round " in line and "round 0 " not in line:
+                break
+        os.killpg(swarm.pid, signal.SIGINT)
+        rest = swarm.stdout.read()
+    assert swarm.wait(PATIENCE_S) == 130
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["rounds_completed"] > 0
+    assert all(Path(peer["checkpoint"]).is_dir() for peer in report["peers"])
+    assert "checkpoint" in rest
+    assert processes_of(tmp_path) == []
