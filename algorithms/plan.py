@@ -52,6 +52,8 @@ class Plan:
             fragments=1, inner_steps=self.inner_steps, overlap_steps=self.overlap_steps, steps=1
         )
         Nesterov(self.outer_lr, self.outer_momentum)
+        if self.fragments < 1:
+            raise ValueError(f"fragments is {self.fragments}; it must be at least 1")
         codec_by_name(self.codec)
         codec_by_name(self.reduction_codec)
         if not 0 <= self.merge_alpha < 1:

@@ -78,8 +78,8 @@ class _RefusalCodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RefusalCo
     """closed too long ago: fetch the state"""
     REFUSAL_INVALID: _RefusalCode.ValueType  # 4
     """size, codec, hash or values do not fit the manifest"""
-    REFUSAL_BUSY: _RefusalCode.ValueType  # 5
-    """no room: try again"""
+    REFUSAL_AGAIN: _RefusalCode.ValueType  # 5
+    """damaged on the way, or the shard has moved: try again"""
 
 class RefusalCode(_RefusalCode, metaclass=_RefusalCodeEnumTypeWrapper): ...
 
@@ -92,8 +92,8 @@ REFUSAL_PRUNED: RefusalCode.ValueType  # 3
 """closed too long ago: fetch the state"""
 REFUSAL_INVALID: RefusalCode.ValueType  # 4
 """size, codec, hash or values do not fit the manifest"""
-REFUSAL_BUSY: RefusalCode.ValueType  # 5
-"""no room: try again"""
+REFUSAL_AGAIN: RefusalCode.ValueType  # 5
+"""damaged on the way, or the shard has moved: try again"""
 Global___RefusalCode: _TypeAlias = RefusalCode  # noqa: Y015
 
 @_typing.final

@@ -59,7 +59,10 @@ def save(folder: Path, step: int, tensors: Mapping[str, Tensor], values: Mapping
     folder.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
-    save_file(dict(tensors), partial / _TENSORS)
+    try:
+        save_file(dict(tensors), partial / _TENSORS)
+    except SafetensorError as error:
+        raise OSError(f"{partial / _TENSORS}: {error}") from error
     _sync(partial / _TENSORS)
     record = {
         **values,
@@ -68,7 +71,8 @@ def save(folder: Path, step: int, tensors: Mapping[str, Tensor], values: Mapping
             "xxh3_128": _file_hash(partial / _TENSORS),
         },
     }
-    (partial / _MANIFEST).write_text(json.dumps(record, indent=1))
+    sealed = {"record": record, "xxh3_128": _record_hash(record)}
+    (partial / _MANIFEST).write_text(json.dumps(sealed, indent=1))
     _sync(partial / _MANIFEST)
     _sync(partial)
     if final.exists():  # the same step, written before a restart
@@ -93,8 +97,8 @@ def load(folder: Path) -> tuple[Checkpoint, list[str]]:
     problems: list[str] = []
     for path in _newest_first(folder):
         try:
-            return _load_one(path), problems
-        except _Unusable as error:
+            return load_one(path), problems
+        except CheckpointDamaged as error:
             problems.append(f"{path}: {error}; going back to the one before")
     detail = f" ({problems[0]})" if problems else ""
     raise CheckpointError(
@@ -102,22 +106,30 @@ def load(folder: Path) -> tuple[Checkpoint, list[str]]:
     )
 
 
-class _Unusable(Exception):
-    pass
+class CheckpointDamaged(Exception):
+    """Says what is wrong with one checkpoint."""
 
 
-def _load_one(path: Path) -> Checkpoint:
+def load_one(path: Path) -> Checkpoint:
+    """One checkpoint. Raises CheckpointDamaged."""
     try:
-        values = json.loads((path / _MANIFEST).read_text())
+        sealed = json.loads((path / _MANIFEST).read_text())
+        values = sealed["record"]
+        if _record_hash(values) != sealed["xxh3_128"]:
+            raise CheckpointDamaged("its manifest is damaged: the hash differs")
         expected = values["tensors"]
         size = (path / _TENSORS).stat().st_size
         if size != expected["bytes"]:
-            raise _Unusable(f"cut short: {size} of {expected['bytes']} bytes")
+            raise CheckpointDamaged(f"cut short: {size} of {expected['bytes']} bytes")
         if _file_hash(path / _TENSORS) != expected["xxh3_128"]:
-            raise _Unusable("damaged: its hash differs")
+            raise CheckpointDamaged("damaged: its hash differs")
         return Checkpoint(path, load_file(path / _TENSORS), values)
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise _Unusable(f"unreadable: {error}") from error
+        raise CheckpointDamaged(f"unreadable: {error}") from error
+
+
+def _record_hash(record: object) -> str:
+    return xxhash.xxh3_128_hexdigest(json.dumps(record).encode())
 
 
 def _newest_first(folder: Path) -> list[Path]:

@@ -13,6 +13,7 @@
 
 import dataclasses
 import difflib
+import math
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -39,6 +40,8 @@ class RunConfig:
     def __post_init__(self) -> None:
         if self.steps < 1:
             raise ValueError(f"steps is {self.steps}; it must be at least 1")
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed is {self.seed}; it must be 0 to 2^63 - 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +85,7 @@ def load_config(path: Path | None, settings: Iterable[str], preset: str | None =
     for setting in settings:
         _apply_setting(document, setting)
     if preset is not None:
-        document.setdefault("diloco", {})["preset"] = preset
+        _apply_setting(document, f'diloco.preset="{preset}"')
     return parse_config(document, source)
 
 
@@ -96,12 +99,14 @@ def parse_config(document: Mapping[str, Any], source: str) -> Config:
     task = dict(document.get("task", {}))
     diloco = dict(document.get("diloco", {}))
     preset = diloco.pop("preset", "diloco")
-    if preset not in PRESETS:
+    if not isinstance(preset, str) or preset not in PRESETS:
         raise ConfigError(f"{source}: no preset {preset!r}{_nearest(str(preset), PRESETS)}")
     if preset == "ddp":
         # A DDP step is its own round, whatever period a comparison was started with.
         diloco.pop("inner_steps", None)
     name = task.pop("name", TaskConfig.name)
+    if not isinstance(name, str):
+        raise ConfigError(f"{source}: [task] name is {name!r}; it must be of type str")
     return Config(
         run=_build(RunConfig(), document.get("run", {}), "run", source),
         task=TaskConfig(name=name, options=task),
@@ -167,6 +172,10 @@ def _build(
         if type(value) is not wanted:
             raise ConfigError(
                 f"{source}: [{section}] {name} is {value!r}; it must be of type {wanted.__name__}"
+            )
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(
+                f"{source}: [{section}] {name} is {value}; it must be a finite number"
             )
         checked[name] = value
     try:

@@ -20,7 +20,7 @@ from torch import Tensor
 from algorithms.fragments import TensorSpec, partition
 from worker import checkpoint
 from worker.config import Config
-from worker.errors import EXIT_INTERRUPTED, CheckpointError
+from worker.errors import EXIT_INTERRUPTED, CheckpointError, ConfigError
 from worker.evaluation import anchors_loaded, generate_sample, validation_loss
 from worker.inner import Replica
 from worker.iothread import IOThread
@@ -105,7 +105,11 @@ class Worker:
             for name, parameter in self._model.named_parameters()
             if parameter.requires_grad
         ]
-        self._fragments = partition(schema, config.plan.fragments, config.plan.pattern)
+        try:
+            self._fragments = partition(schema, config.plan.fragments, config.plan.pattern)
+            config.plan.schedule(fragments=len(self._fragments), steps=config.run.steps)
+        except ValueError as error:
+            raise ConfigError(f"[diloco] {error}") from error
         self._manifest = Manifest.of(config, schema)
         self._log = EventLog(options, self._add_traffic)
         self._saver = concurrent.futures.ThreadPoolExecutor(1, "murmur-save")

@@ -40,9 +40,12 @@ def generate_text(run: Path, prompt: str, n_tokens: int, temperature: float, see
 
 def find_checkpoint(run: Path) -> checkpoint.Checkpoint:
     """The usable checkpoint with the highest step below `run`. Raises CheckpointError."""
-    folders = {path.parent for path in run.glob("**/step-*") if path.is_dir()}
     if run.name.startswith("step-"):
-        folders.add(run.parent)
+        try:
+            return checkpoint.load_one(run)
+        except checkpoint.CheckpointDamaged as error:
+            raise CheckpointError(f"{run}: {error}; name the folder above it") from error
+    folders = {path.parent for path in run.glob("**/step-*") if path.is_dir()}
     found = []
     for folder in sorted(folders):
         try:

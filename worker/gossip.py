@@ -97,7 +97,7 @@ class Gossip:
         """Takes a peer's list and gives ours."""
         gossip = wire.parse(pb.GossipMessage, request)
         if gossip.run == self._run:
-            self.step(Heard(wire.cards_from_messages(gossip.members)))
+            self.step(Heard(wire.cards_from_messages(gossip.members), gossip.sender))
         return self._message()
 
     def on_join(self, request: bytes) -> bytes:
@@ -161,7 +161,7 @@ class Gossip:
             answer = wire.parse(pb.GossipMessage, raw)
             if answer.run != self._run:
                 return False
-            self.step(Heard(wire.cards_from_messages(answer.members)))
+            self.step(Heard(wire.cards_from_messages(answer.members), answer.sender))
         except (TransportError, wire.WireError):
             return False
         return True

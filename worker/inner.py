@@ -86,6 +86,10 @@ class Replica:
         """Local parameters by name, detached: writing into them changes the model."""
         return self._parameters
 
+    def reset_moments(self) -> None:
+        """Forgets what the optimizer knows, after it has led astray."""
+        self.optimizer.state.clear()
+
     def backward(self, step: int) -> Mapping[str, Tensor]:
         """Gradients at the next batch; sets `loss` and moves `cursor`."""
         batch: Batch = next(self._batches)

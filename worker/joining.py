@@ -11,7 +11,7 @@ from worker.exchange import Offload
 from worker.gossip import Gossip
 from worker.mailbox import Adopt, Mailbox, Published, Started
 from worker.manifest import Manifest
-from worker.membership import Card, Health, Phase
+from worker.membership import Card, Digest, Health, Phase
 from worker.rounds import choose_repair
 from worker.states import fetch_states, sizes_of
 from worker.transport import Transport, TransportError
@@ -30,6 +30,7 @@ class Joining:
     Args:
         joins: addresses to try until the run starts; min_peers, wait_s: whom to wait for.
         published: what the train thread has committed, None before it has anything.
+        give_up: ends this peer's own round of a fragment, which the fetched state supersedes.
     """
 
     def __init__(
@@ -44,13 +45,14 @@ class Joining:
         mailbox: Mailbox,
         offload: Offload,
         published: Callable[[], Published | None],
+        give_up: Callable[[int, str], None],
         clock: Callable[[], float],
         log: Callable[[dict[str, object]], None],
     ) -> None:
         self._joins, self._min_peers, self._wait_s = joins, min_peers, wait_s
         self._run, self._gossip, self._transport = run, gossip, transport
         self._mailbox, self._offload, self._published = mailbox, offload, published
-        self._clock, self._log = clock, log
+        self._give_up, self._clock, self._log = give_up, clock, log
 
     async def run(self) -> None:
         """Until cancelled. Raises PeersUnreachable, ManifestRefused."""
@@ -99,29 +101,46 @@ class Joining:
         )
 
     async def _take_over(self) -> bool:
-        """Fetches the most advanced state; whether a run is under way (then that was a must)."""
+        """Whether a run is under way that this peer is not laid out in, and its state was fetched.
+
+        Peers that have started a moment ago with this one in their group have the state that this
+        one will have: then there is nothing to take over. Of peers that are all about to start,
+        after a restart of the whole swarm, the most advanced gives its state to the others.
+        """
         mine, others = self._gossip.me.digests, self._gossip.others
-        ahead = [
+        known = [
             card
             for card in others
             if card.health is Health.ALIVE
             and card.phase is not Phase.STARTING
             and len(card.digests) == len(mine)
-            and any(
+        ]
+        started = [card for card in known if card.phase is not Phase.READY]
+        as_started = self._digests_with(tuple(sorted(self._gossip.view.joinable())))
+        under_way = bool(started) and all(card.digests != as_started for card in started)
+        ahead = [
+            card
+            for card in known
+            if any(
                 theirs.version and theirs.rank > my.rank
                 for theirs, my in zip(card.digests, mine, strict=True)
             )
         ]
-        donor = max(ahead, key=lambda card: [d.rank for d in card.digests], default=None)
-        under_way = any(
-            card.live
-            and card.phase in (Phase.TRAINING, Phase.DONE)
-            and any(digest.version for digest in card.digests)
-            for card in others
-        )
-        if donor is not None and not await self._fetch(donor, range(len(mine)), "joining"):
-            return False
+        donors = ahead or (started if under_way else [])
+        if donors:
+            donor = max(donors, key=lambda card: [digest.rank for digest in card.digests])
+            if not await self._fetch(donor, range(len(mine)), "joining"):
+                return False
         return under_way
+
+    def _digests_with(self, group: tuple[str, ...]) -> tuple[Digest, ...]:
+        """This peer's digests as they will be once it starts with that group."""
+        published = self._published()
+        assert published is not None, "nothing to compare with"
+        return tuple(
+            Digest(s.version, s.contributors, wire.state_hash(s.anchor, s.momentum, group))
+            for s in published.states
+        )
 
     async def _repair(self) -> None:
         published = self._published()
@@ -146,6 +165,9 @@ class Joining:
         except (TransportError, wire.WireError) as error:
             self._log({"event": "warning", "text": f"fetching from {donor.peer}: {error}"})
             return False
+        for index, state in states.items():
+            if state.version > published.states[index].version:
+                self._give_up(index, f"over for the others: {reason}")
         self._mailbox.answer(Adopt(donor.peer, step, states, reason))
         return True
 

@@ -85,12 +85,17 @@ class RoundDone:
 
 @dataclass(frozen=True)
 class RoundFailed:
-    """A round was given up; nothing may be applied."""
+    """A round was given up; nothing may be applied.
+
+    `counted` are the ranges of the fragment whose reduction is known and has this peer in it: what
+    was contributed there comes back with another peer's state, and must not be contributed again.
+    """
 
     fragment: int
     round: int
     reason: str
     waiting_for: tuple[str, ...]
+    counted: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,9 @@ def first_difference(here: object, there: object, path: str = "") -> str | None:
             if found := first_difference(here[key], there[key], inner):
                 return found
         return None
-    return None if here == there else f"{path}: {here} here, {there} there"
+    if msgpack.packb(here) == msgpack.packb(there):  # 1 and 1.0 are equal, but not the same run
+        return None
+    return f"{path}: {here} here, {there} there"
 
 
 def _sorted(value: Any) -> Any:

@@ -137,6 +137,7 @@ class Node:
             mailbox=self._mailbox,
             offload=self._offload,
             published=lambda: self._published,
+            give_up=self._contributor.give_up,
             clock=self._clock,
             log=self._log,
         )

@@ -70,10 +70,11 @@ class Tally:
 
 @dataclass(frozen=True)
 class _InFlight:
-    """A round that was sent, and after which step."""
+    """A round that was sent: after which step, and what."""
 
     round: int
     step: int
+    values: Tensor
 
 
 class Trainer:
@@ -115,6 +116,7 @@ class Trainer:
         self._in_flight: dict[int, _InFlight] = {}
         self._arrived: dict[int, RoundDone | RoundFailed] = {}
         self._failed: set[int] = set()
+        self._counted: dict[int, tuple[_InFlight, RoundFailed]] = {}
         self._progress_at = -math.inf
         self._recent: list[float] = []
         self._curve_every = max(1, steps // _CURVE_POINTS)
@@ -204,14 +206,17 @@ class Trainer:
         fragment = self._fragments[index]
         anchor = self.states[index].anchor
         g = pseudo_gradient(anchor, fragment.flatten(self.replica.parameters))
-        if is_finite(g):
-            self._begin(index, g)
-        else:
-            self._fail(index, "the local parameters are not finite: nothing was contributed")
+        if not is_finite(g):
+            # Others wait for this peer: no movement is a better answer than none.
+            self._event("warning", text="parameters are not finite: going on from the anchor")
+            self._write(fragment, anchor)
+            self.replica.reset_moments()
+            g = torch.zeros_like(anchor)
+        self._begin(index, g)
 
     def _begin(self, index: int, values: Tensor) -> None:
         state = self.states[index]
-        self._in_flight[index] = _InFlight(state.version, self.step)
+        self._in_flight[index] = _InFlight(state.version, self.step, values)
         self._publish()
         self._mailbox.post(Begin(index, state.version, state.group, values))
 
@@ -262,8 +267,11 @@ class Trainer:
             return None  # another peer's state took its place, or the run is stopping
         del self._in_flight[index]
         if isinstance(result, RoundFailed):
+            if result.counted:
+                self._counted[index] = (sent, result)
             self._fail(index, result.reason, result.waiting_for)
             return None
+        self._counted.pop(index, None)
         self._failed.discard(index)
         self.tally.rounds_completed += 1
         self._event(
@@ -334,10 +342,19 @@ class Trainer:
         taken = []
         for index, theirs in sorted(adopt.states.items()):
             mine, fragment = self.states[index], self._fragments[index]
+            sent = self._in_flight.get(index)
+            if sent is not None and sent.round < theirs.version:
+                del self._in_flight[index]
+                given_up = self._arrived.pop(index, None)
+                if isinstance(given_up, RoundFailed):
+                    self._counted[index] = (sent, given_up)
             ranks = [(s.version, s.contributors, s.hash) for s in (mine, theirs)]
-            if ranks[1] <= ranks[0]:
+            # Before the start the others' group wins: theirs is the run under way.
+            joining = self._phase is Phase.READY and theirs.version >= mine.version
+            if ranks[1] <= ranks[0] and not joining:
                 continue
             local = fragment.flatten(self.replica.parameters)
+            self._take_back_counted(index, theirs.version, local)
             if self._gradients or torch.equal(local, mine.anchor):
                 moved = theirs.anchor
             else:
@@ -345,10 +362,6 @@ class Trainer:
             self._write(fragment, moved)
             self.states[index] = theirs
             self._failed.discard(index)
-            sent = self._in_flight.get(index)
-            if sent is not None and sent.round < theirs.version:
-                del self._in_flight[index]
-                self._arrived.pop(index, None)
             taken.append(index)
         if not taken:
             return
@@ -362,6 +375,14 @@ class Trainer:
             reason=adopt.reason,
         )
         self._publish()
+
+    def _take_back_counted(self, index: int, version: int, local: Tensor) -> None:
+        """Removes from `local` what the new state holds already: this peer's part in a round that
+        others finished and it did not."""
+        sent, given_up = self._counted.pop(index, (None, None))
+        if sent is not None and given_up is not None and sent.round < version:
+            for start, stop in given_up.counted:
+                local[start:stop] += sent.values[start:stop]
 
     # ---------------------------------------------------------------------------------- helpers
 

@@ -20,7 +20,10 @@ from worker.membership import Card, Digest, Health, Phase
 from worker.rounds import ShardKey
 
 MAX_FRAME_BYTES = 1024 * 1024
-MAX_MANIFEST_BYTES = 8 * 1024 * 1024
+MAX_DOCUMENT_BYTES = 1024 * 1024
+_MAX_DOCUMENT_ITEMS = 16 * 1024
+_MAX_WINDOW_BYTES = 8 * 1024 * 1024
+_MAX_DOCUMENT_DEPTH = 16
 _MAX_PEERS = 4096
 _MAX_NAME_BYTES = 256
 
@@ -29,6 +32,10 @@ T = TypeVar("T", bound=Message)
 
 class WireError(ValueError):
     """A message that does not fit this run; says what and where."""
+
+
+class Damaged(WireError):
+    """Bytes that were changed or lost on the way: sending them again helps."""
 
 
 def hash64(payload: bytes | bytearray | memoryview) -> int:
@@ -89,13 +96,17 @@ def frames(parts: Iterable[memoryview], offset: int = 0) -> Iterator[pb.Frame]:
 
 
 class Incoming:
-    """A payload of known size and hash, arriving in frames; resumes where it broke off."""
+    """A payload of known size and hash, arriving in frames; resumes where it broke off.
+
+    `taken_by` is the stream it arrives on: an earlier one that still trickles is passed over.
+    """
 
     def __init__(self, total_bytes: int, whole_hash: int) -> None:
         self.total_bytes, self.hash = total_bytes, whole_hash
         self.buffer = memoryview(bytearray(total_bytes))
         self.received_bytes = 0
         self.verified = False
+        self.taken_by: object = None
 
     @classmethod
     def held(cls, payload: memoryview, whole_hash: int) -> "Incoming":
@@ -111,23 +122,23 @@ class Incoming:
         return self.received_bytes == self.total_bytes
 
     def add(self, frame: pb.Frame) -> None:
-        """Raises WireError when the frame is out of place, too large or damaged."""
+        """Raises Damaged when the frame is out of place, too large or its bytes have changed."""
         size = len(frame.payload)
         if frame.offset != self.received_bytes:
-            raise WireError(f"a frame at {frame.offset}, expected {self.received_bytes}")
+            raise Damaged(f"a frame at {frame.offset}, expected {self.received_bytes}")
         if size == 0 or size > MAX_FRAME_BYTES or frame.offset + size > self.total_bytes:
-            raise WireError(f"a frame of {size} bytes at {frame.offset} of {self.total_bytes}")
+            raise Damaged(f"a frame of {size} bytes at {frame.offset} of {self.total_bytes}")
         if hash64(frame.payload) != frame.hash:
-            raise WireError(f"the frame at {frame.offset} is damaged: its hash differs")
+            raise Damaged(f"the frame at {frame.offset} is damaged: its hash differs")
         self.buffer[frame.offset : frame.offset + size] = frame.payload
         self.received_bytes += size
 
     def verify(self) -> None:
-        """Raises WireError unless everything is here and has the announced hash."""
+        """Raises Damaged unless everything is here and has the announced hash."""
         if not self.complete:
-            raise WireError(f"{self.received_bytes} of {self.total_bytes} bytes arrived")
+            raise Damaged(f"{self.received_bytes} of {self.total_bytes} bytes arrived")
         if hash64(self.buffer) != self.hash:
-            raise WireError("the payload is damaged: its hash differs")
+            raise Damaged("the payload is damaged: its hash differs")
         self.verified = True
 
 
@@ -135,11 +146,11 @@ class Incoming:
 
 
 def parse(kind: type[T], raw: bytes) -> T:
-    """Raises WireError when the bytes are no such message."""
+    """Raises Damaged when the bytes are no such message."""
     try:
         return kind.FromString(raw)
     except DecodeError as error:
-        raise WireError(f"not a {kind.__name__}") from error
+        raise Damaged(f"not a {kind.__name__}") from error
 
 
 def card_to_message(card: Card) -> pb.PeerCard:
@@ -193,18 +204,39 @@ def pack_document(document: object) -> bytes:
 
 
 def unpack_document(raw: bytes) -> object:
-    """Raises WireError when damaged or larger than a manifest can be.
+    """Raises WireError when damaged, nested deeply, or larger than a manifest can be.
 
     The output is read through a bounded reader: the size in the zstd header is not trusted.
     """
     try:
-        reader = zstandard.ZstdDecompressor(max_window_size=MAX_MANIFEST_BYTES).stream_reader(raw)
-        plain = reader.read(MAX_MANIFEST_BYTES + 1)
-        if len(plain) > MAX_MANIFEST_BYTES:
-            raise WireError(f"a document of more than {MAX_MANIFEST_BYTES} bytes")
-        return msgpack.unpackb(plain, strict_map_key=True)
+        reader = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES).stream_reader(raw)
+        plain = reader.read(MAX_DOCUMENT_BYTES + 1)
+        if len(plain) > MAX_DOCUMENT_BYTES:
+            raise WireError(f"a document of more than {MAX_DOCUMENT_BYTES} bytes")
+        document = msgpack.unpackb(
+            plain,
+            strict_map_key=True,
+            max_array_len=_MAX_DOCUMENT_ITEMS,
+            max_map_len=_MAX_DOCUMENT_ITEMS,
+        )
     except (zstandard.ZstdError, ValueError, msgpack.UnpackException) as error:
         raise WireError(f"a damaged document: {error}") from error
+    _check_document(document, _MAX_DOCUMENT_DEPTH)
+    return document
+
+
+def _check_document(value: object, depth: int) -> None:
+    """Raises WireError unless the keys are text and the nesting is shallow."""
+    if depth == 0:
+        raise WireError(f"a document nested deeper than {_MAX_DOCUMENT_DEPTH}")
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if not isinstance(key, str):
+                raise WireError(f"a document with the key {key!r}")
+            _check_document(inner, depth - 1)
+    elif isinstance(value, list):
+        for inner in value:
+            _check_document(inner, depth - 1)
 
 
 # ----------------------------------------------------------------------------------- exchange
@@ -244,7 +276,8 @@ def reduction_header(reduction: Reduction, codec: int) -> bytes:
 REFUSAL_CODES: dict[str, "pb.RefusalCode.ValueType"] = {
     "group": pb.RefusalCode.REFUSAL_GROUP,
     "pruned": pb.RefusalCode.REFUSAL_PRUNED,
-    "moved": pb.RefusalCode.REFUSAL_BUSY,
+    "invalid": pb.RefusalCode.REFUSAL_INVALID,
+    "again": pb.RefusalCode.REFUSAL_AGAIN,
 }
 
 

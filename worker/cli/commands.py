@@ -151,7 +151,7 @@ def _run(
 
 def _check_address(address: str) -> tuple[str, int]:
     host, colon, port = address.rpartition(":")
-    if not colon or not host or not port.isdigit() or int(port) > 65535:
+    if not colon or not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
         raise click.BadParameter(f"{address!r} is no HOST:PORT, such as 192.0.2.7:7700")
     return host, int(port)
 

@@ -102,6 +102,11 @@ class Contributor:
         self._rounds[fragment] = round_
         self._step(round_, machine.Tick())
 
+    def give_up(self, fragment: int, reason: str) -> None:
+        """Ends the fragment's round on its way, if there is one, as failed."""
+        if round_ := self._rounds.get(fragment):
+            self._step(round_, machine.GivenUp(reason))
+
     async def close(self) -> None:
         await self._tasks.close()
 
@@ -132,9 +137,21 @@ class Contributor:
                     del self._rounds[round_.machine.fragment]
                     self._finished(
                         RoundFailed(
-                            round_.machine.fragment, round_.machine.round, reason, waiting_for
+                            round_.machine.fragment,
+                            round_.machine.round,
+                            reason,
+                            waiting_for,
+                            self._counted(round_),
                         )
                     )
+
+    def _counted(self, round_: _Round) -> tuple[tuple[int, int], ...]:
+        """The ranges whose reduction is here and has this peer in it."""
+        return tuple(
+            round_.bounds[shard]
+            for shard, reduction in sorted(round_.reductions.items())
+            if self._context.me in reduction.contributors
+        )
 
     def _result(self, round_: _Round) -> RoundDone:
         shards = [round_.reductions[index] for index in range(len(round_.bounds))]
@@ -162,7 +179,7 @@ class Contributor:
         match answer:
             case reducing.RedirectTo(peer):
                 event = machine.Redirected(key.shard, attempt, peer)
-            case reducing.Refuse("moved", reason):
+            case reducing.Refuse("again", reason):
                 event = machine.Broken(key.shard, attempt, reason, link=False)
             case reducing.Refuse(_, reason):
                 event = machine.Refused(key.shard, attempt, reason)
@@ -236,7 +253,7 @@ class Contributor:
                         return machine.Redirected(shard, attempt, answer.redirect.peer)
                     case "refusal":
                         reason = f"{peer}: {answer.refusal.reason}"
-                        if answer.refusal.code == pb.RefusalCode.REFUSAL_BUSY:
+                        if answer.refusal.code == pb.RefusalCode.REFUSAL_AGAIN:
                             return machine.Broken(shard, attempt, reason, link=False)
                         return machine.Refused(shard, attempt, reason)
                     case "header":

@@ -85,9 +85,10 @@ class Reducer:
                 raise wire.WireError("a contribution must begin with its header")
             await self._serve(up.header, stream)
         except wire.WireError as error:
-            self._context.counts.refuse("invalid")
+            kind = "again" if isinstance(error, wire.Damaged) else "invalid"
+            self._context.counts.refuse(kind)
             self._context.log({"event": "refused", "reason": str(error)})
-            await stream.send(wire.refusal(pb.RefusalCode.REFUSAL_INVALID, str(error)))
+            await stream.send(wire.refusal(wire.REFUSAL_CODES[kind], str(error)))
 
     async def _serve(self, header: pb.ContributionHeader, stream: Stream) -> None:
         key = wire.key_of(header)
@@ -136,7 +137,7 @@ class Reducer:
                 decision = self._machine.offer(key, self._machine.group(key.fragment, key.round))
                 if isinstance(decision, machine.RedirectTo | machine.Refuse):
                     return decision
-                return machine.Refuse("moved", "the shard has moved to another reducer")
+                return machine.Refuse("again", "the shard has moved to another reducer")
             await self._change()
         return machine.Answer()
 
@@ -163,15 +164,16 @@ class Reducer:
             return
         if incoming is None or not header.resumed:
             incoming = arriving[header.sender] = wire.Incoming(total_bytes, header.hash)
+        incoming.taken_by = stream
         if header.resumed:
             resume = pb.ExchangeDown(resume=pb.Resume(offset=incoming.received_bytes))
             await stream.send(resume.SerializeToString())
         while not incoming.complete:
             raw = await stream.receive()
             if raw is None:
-                raise wire.WireError(f"{key} from {header.sender} broke off")
-            if arriving.get(header.sender) is not incoming:
-                raise wire.WireError(f"{key} from {header.sender}: a later stream took over")
+                raise wire.Damaged(f"{key} from {header.sender} broke off")
+            if arriving.get(header.sender) is not incoming or incoming.taken_by is not stream:
+                raise wire.Damaged(f"{key} from {header.sender}: a later stream took over")
             frame = wire.parse(pb.ExchangeUp, raw).frame
             incoming.add(frame)
             self._context.counts.payload_received_bytes += len(frame.payload)
@@ -222,13 +224,18 @@ class Reducer:
                 case machine.Abandon(key, _):
                     self._arriving.pop(key, None)
                 case machine.Prune(fragment, round_):
-                    for key in {*self._arriving, *self._reductions}:
-                        if key.fragment == fragment and key.round < round_:
-                            self._arriving.pop(key, None)
-                            self._reductions.pop(key, None)
+                    self._forget(fragment, range(round_))
+                case machine.Discard(fragment, round_):
+                    self._forget(fragment, range(round_, round_ + 1))
         if not isinstance(event, machine.Tick):
             self._changed.set()
             self._changed = asyncio.Event()
+
+    def _forget(self, fragment: int, rounds: range) -> None:
+        for key in {*self._arriving, *self._reductions}:
+            if key.fragment == fragment and key.round in rounds:
+                self._arriving.pop(key, None)
+                self._reductions.pop(key, None)
 
     async def _reduce(
         self, key: ShardKey, contributors: tuple[str, ...], next_group: tuple[str, ...]
@@ -251,6 +258,8 @@ class Reducer:
             return memoryview(payload), wire.hash64(payload)
 
         payload, whole_hash = await self._context.offload(reduce)
+        if self._arriving.get(key) is not arriving:
+            return  # laid out anew meanwhile
         self._reductions[key] = wire.Reduction(contributors, next_group, payload, whole_hash)
         self._arriving.pop(key, None)
         self._step(machine.Closed(key))

@@ -40,7 +40,7 @@ class MembershipConfig:
     probe_s: float = 1.0
     probe_timeout_s: float = 1.0
     indirect_probes: int = 3
-    suspicion_factor: float = 4.0
+    suspicion_factor: float = 5.0
     reconnect_s: float = 5.0
 
     def __post_init__(self) -> None:
@@ -69,9 +69,10 @@ class Tick:
 
 @dataclass(frozen=True)
 class Heard:
-    """Cards arrived, in a request or an answer, or from a join."""
+    """Cards arrived, in a request or an answer, or from a join; `sender` is who spoke, if known."""
 
     cards: tuple[Card, ...]
+    sender: str | None = None
 
 
 @dataclass(frozen=True)
@@ -183,8 +184,11 @@ class Membership:
         match event:
             case Tick():
                 actions += self._tick(now)
-            case Heard(cards):
+            case Heard(cards, sender):
                 self._merge(cards, now)
+                if sender in self._suspected_until:
+                    # It speaks: time to refute, which takes it another message, starts anew.
+                    self._suspected_until[sender] = now + self._suspicion_s
             case Probed(peer, answered):
                 actions += self._probed(peer, answered)
             case ProbedFor(peer, alive):
@@ -205,6 +209,10 @@ class Membership:
         return actions
 
     # --------------------------------------------------------------------------------- inside
+
+    @property
+    def _suspicion_s(self) -> float:
+        return self._config.suspicion_s(len(self._cards))
 
     def _others(self) -> Iterable[Card]:
         return (card for card in self.cards if card.peer != self._me)
@@ -289,7 +297,7 @@ class Membership:
         card = self._cards[peer]
         if card.health is Health.ALIVE:
             self._cards[peer] = replace(card, health=Health.SUSPECT)
-            self._suspected_until[peer] = now + self._config.suspicion_s(len(self._cards))
+            self._suspected_until[peer] = now + self._suspicion_s
 
     def _merge(self, cards: tuple[Card, ...], now: float) -> None:
         for heard in cards:
@@ -301,12 +309,13 @@ class Membership:
             self._cards[heard.peer] = merged
             if merged.health is not Health.SUSPECT:
                 self._suspected_until.pop(heard.peer, None)
-            elif known is None or known.incarnation != merged.incarnation:
-                self._suspected_until[heard.peer] = now + self._config.suspicion_s(len(self._cards))
+            elif known is None or (known.epoch, known.incarnation) != (
+                merged.epoch,
+                merged.incarnation,
+            ):
+                self._suspected_until[heard.peer] = now + self._suspicion_s
             else:
-                self._suspected_until.setdefault(
-                    heard.peer, now + self._config.suspicion_s(len(self._cards))
-                )
+                self._suspected_until.setdefault(heard.peer, now + self._suspicion_s)
 
     def _defend(self, heard: Card) -> None:
         """Refutes a rumour of this peer's end, unless it is leaving or the rumour is absurd."""

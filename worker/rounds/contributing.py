@@ -62,7 +62,14 @@ class Refused:
     reason: str
 
 
-Event = Tick | Viewed | Reduced | Redirected | Broken | Refused
+@dataclass(frozen=True)
+class GivenUp:
+    """This peer takes over another's state instead."""
+
+    reason: str
+
+
+Event = Tick | Viewed | Reduced | Redirected | Broken | Refused | GivenUp
 
 # ------------------------------------------------------------------------------------ actions
 
@@ -175,6 +182,8 @@ class Contributing:
             case Refused(shard, attempt, reason):
                 if self._current(shard, attempt):
                     return actions + self._fail(reason)
+            case GivenUp(reason):
+                return self._fail(reason)
         actions += self._advance(now)
         if all(state.reduced for state in self._shards):
             self._ended = True

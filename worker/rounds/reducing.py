@@ -86,6 +86,14 @@ class Abandon:
 
 
 @dataclass(frozen=True)
+class Discard:
+    """Forget all contributions and reductions of a round: it is laid out anew."""
+
+    fragment: int
+    round: int
+
+
+@dataclass(frozen=True)
 class Prune:
     """Forget what is kept about rounds of the fragment before `round`."""
 
@@ -93,7 +101,7 @@ class Prune:
     round: int
 
 
-Action = Compute | Abandon | Prune
+Action = Compute | Abandon | Discard | Prune
 
 
 @dataclass(frozen=True)
@@ -120,7 +128,8 @@ class RedirectTo:
 
 @dataclass(frozen=True)
 class Refuse:
-    """`kind`: `group` or `pruned`; the sender must repair its state first."""
+    """`kind`: `group`, `pruned`: the sender must repair its state first; `invalid`: it does not
+    fit; `again`: trying again helps."""
 
     kind: str
     reason: str
@@ -171,14 +180,16 @@ class Reducing:
             group: the sender's group if it is ours too (the caller compares hashes), else None.
         """
         if key in self._closed:
-            return Answer()
+            return Answer() if group is not None else self._other_group()
         version = self._versions.get(key.fragment)
         if version is None or key.round > version:
             return Hold()
         if key.round < version - self._keep:
             return Refuse("pruned", f"round {key.round} closed long ago, this peer is at {version}")
         if group is None:
-            return Refuse("group", "the groups of this round differ")
+            return self._other_group()
+        if key.shard >= len(group):
+            return Refuse("invalid", f"shard {key.shard} of {len(group)}")
         above = self._above(key, group)
         if above is not None:
             return RedirectTo(above)
@@ -229,6 +240,10 @@ class Reducing:
 
     # --------------------------------------------------------------------------------- inside
 
+    @staticmethod
+    def _other_group() -> Refuse:
+        return Refuse("group", "the groups of this round differ")
+
     def _above(self, key: ShardKey, group: tuple[str, ...]) -> str | None:
         """The usable peer that ranks above this one, if any."""
         for peer in self._orders(key.fragment, key.round, group)[key.shard]:
@@ -242,6 +257,11 @@ class Reducing:
         return {peer for peer in group if self._view.will_contribute(peer, key.fragment, key.round)}
 
     def _advanced(self, fragment: int, version: int, group: tuple[str, ...]) -> list[Action]:
+        actions: list[Action] = []
+        if self._groups.get((fragment, version), group) != group:
+            self._open = {k: e for k, e in self._open.items() if not _of(k, fragment, version)}
+            self._closed = {k for k in self._closed if not _of(k, fragment, version)}
+            actions.append(Discard(fragment, version))
         self._versions[fragment] = version
         self._groups[(fragment, version)] = group
         oldest = version - self._keep
@@ -251,7 +271,7 @@ class Reducing:
         self._groups = {
             at: group for at, group in self._groups.items() if at[0] != fragment or at[1] >= oldest
         }
-        return [Prune(fragment, oldest)]
+        return [*actions, Prune(fragment, oldest)]
 
     def _close_if_due(self, key: ShardKey, now: float) -> list[Action]:
         entry = self._open[key]
@@ -277,3 +297,7 @@ class Reducing:
             if self._view.live(peer) or peer == self._me
         }
         return [Compute(key, tuple(sorted(entry.contributors)), tuple(sorted(next_group)))]
+
+
+def _of(key: ShardKey, fragment: int, round_: int) -> bool:
+    return (key.fragment, key.round) == (fragment, round_)

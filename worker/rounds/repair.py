@@ -32,9 +32,11 @@ def choose_repair(
             bring forward by itself. One version of difference is otherwise the normal course.
 
     Returns:
-        The donor that wins in most fragments, or None when there is nothing to repair.
+        The donor that wins in most fragments, the most advanced of several; or None when there is
+        nothing to repair.
     """
     best: Repair | None = None
+    best_rank: tuple[object, ...] = ()
     for card in cards:
         if card.health is not Health.ALIVE or card.phase in (Phase.STARTING, Phase.READY):
             continue
@@ -47,7 +49,8 @@ def choose_repair(
                 reasons[index] = f"another state at version {my.version}"
             elif ahead >= 2 or (ahead == 1 and index in failed):
                 reasons[index] = f"version {my.version}, there {other.version}"
-        if reasons and (best is None or len(reasons) > len(best.fragments)):
+        rank = (len(reasons), [card.digests[index].rank for index in reasons])
+        if reasons and (best is None or rank > best_rank):
             first = next(iter(reasons.values()))
-            best = Repair(card.peer, card.address, tuple(reasons), first)
+            best, best_rank = Repair(card.peer, card.address, tuple(reasons), first), rank
     return best

@@ -1,0 +1,40 @@
+"""Protocol tests: the real state machines and nodes on a virtual clock, with seeded faults."""
+
+import asyncio
+import gc
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+
+@pytest.fixture(scope="session", autouse=True)
+def libraries_frozen() -> Iterator[None]:
+    """`run` collects garbage after each test; what was imported need not be looked at again."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tensors are small here: more threads only wait for one another."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
+def virtual_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer's epoch, and with it whom it gossips with, comes from the virtual clock."""
+
+    def time_ns() -> int:
+        try:
+            return int(1e9 * (1_000_000 + asyncio.get_running_loop().time()))
+        except RuntimeError:
+            return int(1e15)
+
+    monkeypatch.setattr(time, "time_ns", time_ns)

@@ -1,0 +1,120 @@
+"""A problem to train without a model: every peer is pulled towards a point of its own."""
+
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from algorithms import reference
+from algorithms.fragments import Fragment, TensorSpec, partition
+from algorithms.plan import Plan
+from worker.config import Config, RunConfig
+from worker.manifest import Manifest
+from worker.membership import MembershipConfig
+from worker.rounds import RoundConfig
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What all peers of a run share.
+
+    Args:
+        layers: number of values of each layer; a fragment holds one or more of them.
+        steps: of the run.
+        step_s: virtual seconds that an inner step takes, by peer; 0.1 where none is given.
+    """
+
+    layers: tuple[int, ...] = (300,)
+    steps: int = 12
+    plan: Plan = field(default_factory=lambda: Plan(inner_steps=3))
+    rounds: RoundConfig = field(default_factory=RoundConfig)
+    membership: MembershipConfig = field(default_factory=MembershipConfig)
+    step_s: Mapping[str, float] = field(default_factory=dict)
+    seed: int = 0
+
+    @property
+    def config(self) -> Config:
+        return Config(
+            run=RunConfig(seed=self.seed, steps=self.steps),
+            plan=self.plan,
+            rounds=self.rounds,
+            membership=self.membership,
+        )
+
+    @property
+    def schema(self) -> tuple[TensorSpec, ...]:
+        return tuple(TensorSpec(f"layers.{i}.w", (n,)) for i, n in enumerate(self.layers))
+
+    @property
+    def fragments(self) -> tuple[Fragment, ...]:
+        return partition(self.schema, self.plan.fragments, self.plan.pattern)
+
+    @property
+    def manifest(self) -> Manifest:
+        return Manifest.of(self.config, self.schema)
+
+    @property
+    def encoded_bytes(self) -> int:
+        """Of all fragments, as fp32."""
+        return 4 * sum(self.layers)
+
+    def reference(self, peers: Sequence[str]) -> list[reference.Outer]:
+        """The outer state that these peers must end with, when all are in every round."""
+        replicas = {peer: Synthetic(self, peer) for peer in peers}
+        return reference.train(self.plan, self.fragments, replicas, self.steps)
+
+
+class Synthetic:
+    """One peer's parameters and its gradients; deterministic in (seed, peer, steps taken).
+
+    After the inner step `poison_at` its parameters hold a NaN; after `moves_until` steps of its own
+    all its gradients are 0.
+    """
+
+    def __init__(
+        self, problem: Problem, peer: str, computes: Callable[[float], None] = lambda _: None
+    ) -> None:
+        shared, own = _generator(problem.seed, "start"), _generator(problem.seed, peer)
+        self._parameters = {
+            spec.name: torch.randn(spec.shape, generator=shared) for spec in problem.schema
+        }
+        self._targets = {
+            spec.name: torch.randn(spec.shape, generator=own) for spec in problem.schema
+        }
+        self._computes, self._step_s = computes, problem.step_s.get(peer, 0.1)
+        self._taken = 0
+        self.loss = math.nan
+        self.poison_at: int | None = None
+        self.moves_until = math.inf
+
+    @property
+    def parameters(self) -> Mapping[str, Tensor]:
+        return self._parameters
+
+    def backward(self, step: int) -> Mapping[str, Tensor]:
+        self._computes(self._step_s)
+        self._taken += 1
+        scale = 0.05 * (1 + 0.5 * math.sin(self._taken))
+        if self._taken > self.moves_until:
+            scale = 0.0
+        self.loss = scale
+        return {
+            name: (value - self._targets[name]).mul_(scale)
+            for name, value in self._parameters.items()
+        }
+
+    def reset_moments(self) -> None:
+        """There are none."""
+
+    def inner_step(self, step: int, gradients: Mapping[str, Tensor]) -> None:
+        for name, value in self._parameters.items():
+            value.sub_(gradients[name])
+        if step == self.poison_at:
+            next(iter(self._parameters.values()))[0] = math.nan
+
+
+def _generator(seed: int, name: str) -> torch.Generator:
+    return torch.Generator().manual_seed(random.Random(f"{seed}/{name}").getrandbits(63))

@@ -1,0 +1,532 @@
+"""A swarm of real nodes and real trainers in one process, on the virtual clock.
+
+Each peer is a `worker.node.Node` on a `MemoryTransport`, with its `worker.train.Trainer` on a
+thread that runs only while the loop waits for it: one thread runs at a time, so that every run of
+a test is the same. A tap sees every message of the data plane, and may change it or act on it.
+"""
+
+import asyncio
+import contextvars
+import math
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+import torch
+
+from protos import murmuration_pb2 as pb
+from tests.protocol.problem import Problem, Synthetic
+from tests.protocol.virtual_time import Stalled, VirtualLoop, in_peer
+from worker.lag import LagMonitor
+from worker.mailbox import FragmentState, Mailbox, Stop, ToIO, ToTrain
+from worker.membership import Phase
+from worker.node import Node, NodeConfig
+from worker.snapshot import initial_state
+from worker.train import Trainer
+from worker.transport.base import Handler, Stream
+from worker.transport.memory import MemoryNetwork, MemoryTransport
+from worker.wire import tensor_hash
+
+T = TypeVar("T")
+
+SETTLE_S = 30.0
+
+Event = dict[str, object]
+
+
+async def inline(work: Callable[[], T], /) -> T:
+    """An `Offload` without threads."""
+    return work()
+
+
+# ------------------------------------------------------------------------------------ transport
+
+
+@dataclass(frozen=True)
+class Passing:
+    """A message of a stream that `source` opened to `target`; `up`: from source to target."""
+
+    source: str
+    target: str
+    method: str
+    up: bool
+    message: bytes
+
+    @property
+    def body(self) -> str | None:
+        """What an Exchange message holds: header, frame, resume, redirect or refusal."""
+        kind = pb.ExchangeUp if self.up else pb.ExchangeDown
+        return kind.FromString(self.message).WhichOneof("body") if self._exchange else None
+
+    @property
+    def offset(self) -> int:
+        """Of the frame that an Exchange message holds."""
+        kind = pb.ExchangeUp if self.up else pb.ExchangeDown
+        return kind.FromString(self.message).frame.offset
+
+    @property
+    def _exchange(self) -> bool:
+        return self.method == "Data/Exchange"
+
+
+Tap = Callable[[Passing], bytes]
+
+
+class TappedTransport(MemoryTransport):
+    """A MemoryTransport whose streams pass a tap, and whose handlers run as their own peer."""
+
+    def __init__(
+        self,
+        network: MemoryNetwork,
+        address: str,
+        context: contextvars.Context,
+        tap: Callable[[], Tap | None],
+    ) -> None:
+        super().__init__(network, address)
+        self._own, self._tap = context, tap
+
+    async def listen(self, handler: Handler) -> str:
+        return await super().listen(_Serving(handler, self._own))
+
+    def open(self, address: str, method: str) -> Stream:
+        return _TappedStream(super().open(address, method), self._passes(address, method))
+
+    def _passes(self, address: str, method: str) -> Callable[[bool, bytes], bytes]:
+        def passes(up: bool, message: bytes) -> bytes:
+            tap = self._tap()
+            if tap is None:
+                return message
+            return tap(Passing(self._address, address, method, up, message))
+
+        return passes
+
+
+class _Serving:
+    """Runs a handler in the peer's own context, so that a frozen peer does not answer."""
+
+    def __init__(self, handler: Handler, context: contextvars.Context) -> None:
+        self._handler, self._context = handler, context
+
+    async def on_call(self, method: str, request: bytes) -> bytes:
+        return await self._in_own_context(self._handler.on_call(method, request))
+
+    async def on_stream(self, method: str, stream: Stream) -> None:
+        await self._in_own_context(self._handler.on_stream(method, stream))
+
+    async def _in_own_context(self, work: Coroutine[None, None, T]) -> T:
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(work, context=self._context.copy())
+        try:
+            return await asyncio.shield(task)  # who gives up does not wait for a frozen peer
+        except asyncio.CancelledError:
+            task.cancel()
+            raise
+
+
+class _TappedStream:
+    def __init__(self, stream: Stream, passes: Callable[[bool, bytes], bytes]) -> None:
+        self._stream, self._passes = stream, passes
+
+    async def send(self, message: bytes) -> None:
+        await self._stream.send(self._passes(True, message))
+
+    async def done(self) -> None:
+        await self._stream.done()
+
+    async def receive(self) -> bytes | None:
+        message = await self._stream.receive()
+        return None if message is None else self._passes(False, message)
+
+    def cancel(self) -> None:
+        self._stream.cancel()
+
+
+# ----------------------------------------------------------------------------------- train side
+
+
+class Unwind(BaseException):
+    """Ends a trainer's thread from outside."""
+
+
+class TrainSide(Mailbox):
+    """Runs `work` on a thread of its own, but only while the loop stands still for it."""
+
+    def __init__(self, loop: VirtualLoop, context: contextvars.Context) -> None:
+        super().__init__()
+        self.ended = False
+        self.error: BaseException | None = None
+        self._loop, self._context = loop, context
+        self._outbox: list[ToIO] = []
+        self._deliver_to: Callable[[ToIO], None] = lambda _: None
+        self._go, self._back = threading.Semaphore(0), threading.Semaphore(0)
+        self._wake_at = math.inf
+        self._timer: asyncio.TimerHandle | None = None
+        self._waits = self._unwinding = False
+        self._thread: threading.Thread | None = None
+        self.connect(self._outbox.append)
+
+    # loop
+
+    def start(self, work: Callable[[], None], deliver: Callable[[ToIO], None]) -> None:
+        self._deliver_to = deliver
+        self._thread = threading.Thread(target=self._run, args=(work,), daemon=True)
+        self._thread.start()
+        self._loop.call_soon(self._turn, context=self._context)
+
+    def answer(self, message: ToTrain) -> None:
+        super().answer(message)
+        if self._waits:
+            self._waits = False
+            if self._timer is not None:
+                self._timer.cancel()
+            self._loop.call_soon(self._turn, context=self._context)
+
+    def unwind(self) -> None:
+        """Ends the thread wherever it is."""
+        if self._thread is not None and not self.ended:
+            self._unwinding = True
+            self._go.release()
+            self._thread.join()
+
+    def _turn(self) -> None:
+        """Lets the thread run until it sleeps, waits or ends."""
+        if self.ended:
+            return
+        self._waits, self._timer, self._wake_at = False, None, math.inf
+        self._go.release()
+        self._back.acquire()
+        posted, self._outbox[:] = list(self._outbox), []
+        for message in posted:
+            self._deliver_to(message)
+        if not self.ended and self._wake_at < math.inf:
+            self._timer = self._loop.call_at(self._wake_at, self._turn, context=self._context)
+
+    # thread
+
+    def wait(self, timeout_s: float | None = None) -> ToTrain | None:
+        deadline = math.inf if timeout_s is None else self._loop.time() + timeout_s
+        while (message := self.poll()) is None and self._loop.time() < deadline:
+            self._waits = True
+            self._wake_at = deadline
+            self._pause()
+        return message
+
+    def computes(self, seconds: float) -> None:
+        """Takes virtual time."""
+        self._wake_at = self._loop.time() + seconds
+        self._pause()
+
+    def _pause(self) -> None:
+        self._back.release()
+        self._go.acquire()
+        if self._unwinding:
+            raise Unwind
+
+    def _run(self, work: Callable[[], None]) -> None:
+        self._go.acquire()
+        try:
+            if not self._unwinding:
+                work()
+        except Unwind:
+            pass
+        except BaseException as error:
+            self.error = error
+        self.ended = True
+        self._back.release()
+
+
+# ---------------------------------------------------------------------------------------- swarm
+
+
+@dataclass
+class Peer:
+    """One worker of the swarm."""
+
+    name: str
+    address: str
+    transport: TappedTransport
+    node: Node
+    train: TrainSide
+    trainer: Trainer
+    replica: Synthetic
+    events: list[Event] = field(default_factory=list)
+    task: asyncio.Task[None] | None = None
+    killed: bool = False
+
+    @property
+    def done(self) -> bool:
+        """Trained to the end of the schedule, and settled."""
+        return self.train.ended and self.train.error is None
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        return tuple(state.version for state in self.trainer.states)
+
+    @property
+    def outer_hash(self) -> str:
+        """Of anchors and outer momenta."""
+        states = self.trainer.states
+        return tensor_hash([*(s.anchor for s in states), *(s.momentum for s in states)])
+
+    def of_kind(self, kind: str) -> list[Event]:
+        """The peer's events of one kind."""
+        return [event for event in self.events if event["event"] == kind]
+
+    @property
+    def members(self) -> list[dict[str, object]]:
+        """Whom the peer knows, as `murmur status` shows them."""
+        members = self.node.status()["members"]
+        assert isinstance(members, list)
+        return members
+
+    @property
+    def payload_received_bytes(self) -> int:
+        return self.node.context.counts.payload_received_bytes
+
+    @property
+    def payload_sent_bytes(self) -> int:
+        return self.node.context.counts.payload_sent_bytes
+
+    @property
+    def refused(self) -> dict[str, int]:
+        return self.node.context.counts.refused
+
+
+class Swarm:
+    """Peers of one problem. Use it as `async with Swarm(problem) as swarm`."""
+
+    def __init__(self, problem: Problem, delay_s: float = 0.01) -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        self.problem, self.loop = problem, loop
+        self.network = MemoryNetwork(delay_s)
+        self.peers: dict[str, Peer] = {}
+        self.tap: Tap | None = None
+        self._closing: asyncio.Task[None] | None = None
+
+    def __getitem__(self, name: str) -> Peer:
+        return self.peers[name]
+
+    async def __aenter__(self) -> "Swarm":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.tap = None
+        for peer in self.peers.values():
+            peer.train.unwind()
+            peer.node.close()
+        self.loop.thaw_all()
+        await asyncio.gather(*(peer.task for peer in self.peers.values() if peer.task is not None))
+
+    @property
+    def alive(self) -> list[Peer]:
+        return [peer for peer in self.peers.values() if not peer.killed]
+
+    async def start(self, *names: str, min_peers: int | None = None) -> None:
+        """Starts peers that know each other's addresses, and the first of those there already."""
+        contacts = (*list(self.peers)[:1], *names)
+        for name in names:
+            await self.join(
+                name,
+                via=[other for other in contacts if other != name],
+                min_peers=len(names) if min_peers is None else min_peers,
+            )
+
+    async def join(
+        self,
+        name: str,
+        via: Iterable[str],
+        min_peers: int = 1,
+        problem: Problem | None = None,
+        address: str = "",
+    ) -> Peer:
+        """Starts one peer.
+
+        Args:
+            via: addresses to try; a peer's is its name unless `address` says otherwise.
+            problem: when it is to run something else than the others.
+        """
+        problem, address = problem or self.problem, address or name
+        context = in_peer(address)
+        transport = TappedTransport(self.network, address, context, lambda: self.tap)
+        train = TrainSide(self.loop, context)
+        replica = Synthetic(problem, name, train.computes)
+        events: list[Event] = []
+        node = Node(
+            node=NodeConfig(peer=name, joins=tuple(via), min_peers=min_peers, wait_s=60.0),
+            config=problem.config,
+            manifest=problem.manifest,
+            elements=[fragment.elements for fragment in problem.fragments],
+            transport=transport,
+            mailbox=train,
+            offload=inline,
+            log=events.append,
+            clock=self.loop.time,
+        )
+        node.lag = Punctual(self.loop.time)
+        states = [initial_state(problem.plan, f, replica.parameters) for f in problem.fragments]
+        trainer = Trainer(
+            replica=replica,
+            fragments=problem.fragments,
+            plan=problem.plan,
+            steps=problem.steps,
+            states=states,
+            step=0,
+            mailbox=train,
+            checkpoint=lambda _: None,
+            clock=self.loop.time,
+        )
+        peer = Peer(name, address, transport, node, train, trainer, replica, events)
+        self.peers[name] = peer
+
+        def work() -> None:
+            """As the daemon's main thread does."""
+            trainer.run()
+            if trainer.stopped is None:
+                trainer.settle(lambda: _agreed(node), SETTLE_S)
+
+        await node.listen()
+        train.start(work, node.deliver)
+        peer.task = self.loop.create_task(self._run(peer), context=context.copy())
+        return peer
+
+    async def _run(self, peer: Peer) -> None:
+        """As the daemon's I/O thread does."""
+        try:
+            await peer.node.run()
+        except Exception as error:
+            cause: BaseException = error
+            while isinstance(cause, BaseExceptionGroup):
+                cause = cause.exceptions[0]
+            peer.train.answer(Stop(str(cause), cause))
+
+    # --------------------------------------------------------------------------------- faults
+
+    def kill(self, name: str) -> None:
+        """As SIGKILL: nothing of the peer runs any more, and its connections break."""
+        peer = self.peers[name]
+        peer.killed = True
+        self.loop.freeze(peer.address)
+        self._closing = self.loop.create_task(peer.transport.close(), context=contextvars.Context())
+
+    async def restart(self, name: str, via: Iterable[str]) -> Peer:
+        """A killed peer begins a new life, at another address and from nothing."""
+        before = self.peers.pop(name)
+        assert before.killed
+        self.peers[f"{name}, killed"] = before
+        return await self.join(name, via, address=f"{before.address}'")
+
+    def freeze(self, name: str) -> None:
+        """As SIGSTOP."""
+        self.loop.freeze(self.peers[name].address)
+
+    def thaw(self, name: str) -> None:
+        self.loop.thaw(self.peers[name].address)
+
+    def cut(self, some: Iterable[str], others: Iterable[str]) -> None:
+        """Breaks every link between the two sides."""
+        for a, b in _pairs(some, others):
+            self.network.cut(a, b)
+
+    def heal(self, some: Iterable[str], others: Iterable[str]) -> None:
+        for a, b in _pairs(some, others):
+            self.network.heal(a, b)
+
+    # -------------------------------------------------------------------------------- waiting
+
+    async def sleep(self, seconds: float) -> None:
+        """On the virtual clock."""
+        await asyncio.sleep(seconds)
+
+    async def until(self, what: Callable[[], bool], limit_s: float) -> None:
+        """Waits on the virtual clock. Raises Stalled with what everyone is at."""
+        deadline = self.loop.time() + limit_s
+        while not what():
+            for peer in self.alive:
+                if peer.train.error is not None:
+                    raise peer.train.error
+            if self.loop.time() > deadline:
+                raise Stalled("\n".join(self._outline()))
+            await asyncio.sleep(0.02)
+
+    async def finished(self, limit_s: float = 300.0) -> None:
+        """Until every peer that lives has trained to the end, and has settled."""
+        await self.until(lambda: all(peer.done for peer in self.alive), limit_s)
+
+    def _outline(self) -> Iterator[str]:
+        yield f"not in time, at {self.loop.time():.2f} s:"
+        for peer in self.peers.values():
+            failed = [(e["round"], e["reason"]) for e in peer.of_kind("round_failed")]
+            health = {member["peer"]: member["health"] for member in peer.members}
+            yield (
+                f"{peer.name}: step {peer.trainer.step}, versions {peer.versions}, "
+                f"killed {peer.killed}, sees {health}, failed {failed[-3:]}"
+            )
+
+    # ------------------------------------------------------------------------------- outcomes
+
+    def agrees(self) -> bool:
+        """Whether all that live hold the same anchors and momenta at the same version."""
+        return len({(peer.versions, peer.outer_hash) for peer in self.alive}) == 1
+
+    def assert_equal(self, *, versions: Sequence[int] | None = None) -> None:
+        """All that live hold the same anchors and momenta, at the version expected."""
+        found = {peer.name: (peer.versions, peer.outer_hash) for peer in self.alive}
+        assert len(set(found.values())) == 1, found
+        if versions is not None:
+            assert self.alive[0].versions == tuple(versions), found
+
+    def assert_reference(self) -> None:
+        """All peers hold, bit for bit, what the reference computes."""
+        expected = self.problem.reference(sorted(self.peers))
+        for peer in self.alive:
+            for state, outer in zip(peer.trainer.states, expected, strict=True):
+                assert torch.equal(state.anchor, outer.anchor), peer.name
+                if self.problem.plan.payload == "gradient":
+                    assert (state.momentum.numel(), outer.momentum.count_nonzero()) == (0, 0)
+                else:
+                    assert torch.equal(state.momentum, outer.momentum), peer.name
+
+
+class Punctual(LagMonitor):
+    """The virtual clock is never late: saves a hundred wake-ups a second."""
+
+    async def run(self) -> None:
+        await asyncio.Event().wait()
+
+
+def _agreed(node: Node) -> bool:
+    """Whether everyone here is done and has what this peer has."""
+    return all(
+        card.phase is Phase.DONE and card.digests == node.gossip.me.digests
+        for card in node.gossip.others
+        if card.live and card.phase is not Phase.STARTING
+    )
+
+
+def _pairs(some: Iterable[str], others: Iterable[str]) -> list[tuple[str, str]]:
+    return [(a, b) for a in some for b in others]
+
+
+@contextmanager
+def tapped(swarm: Swarm, tap: Tap) -> Iterator[None]:
+    """Taps the swarm's streams for a while."""
+    before, swarm.tap = swarm.tap, tap
+    yield
+    swarm.tap = before
+
+
+def spoiled_frame(message: bytes) -> bytes:
+    """The same frame with one bit of its payload flipped."""
+    up = pb.ExchangeUp.FromString(message)
+    payload = bytearray(up.frame.payload)
+    payload[len(payload) // 2] ^= 1
+    frame = pb.Frame(offset=up.frame.offset, payload=bytes(payload), hash=up.frame.hash)
+    return pb.ExchangeUp(frame=frame).SerializeToString()
+
+
+def without_changes(state: FragmentState) -> FragmentState:
+    """A copy to compare with later."""
+    return replace(state, anchor=state.anchor.clone(), momentum=state.momentum.clone())

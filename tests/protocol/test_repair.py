@@ -1,0 +1,124 @@
+"""choose_repair: whose state to fetch, as a table."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from worker.membership import Card, Digest, Health, Phase
+from worker.rounds import Repair, choose_repair
+
+Digests = tuple[tuple[int, int, int], ...]
+
+
+def donor(
+    name: str,
+    digests: Digests,
+    health: Health = Health.ALIVE,
+    phase: Phase = Phase.TRAINING,
+) -> Card:
+    return Card(
+        name,
+        f"{name}:1",
+        epoch=1,
+        health=health,
+        phase=phase,
+        digests=tuple(Digest(*digest) for digest in digests),
+    )
+
+
+def choose(mine: Digests, *cards: Card, failed: frozenset[int] = frozenset()) -> Repair | None:
+    return choose_repair([Digest(*digest) for digest in mine], cards, failed)
+
+
+@dataclass(frozen=True)
+class Case:
+    """(version, contributors, hash) here and there, and whether there is repaired from."""
+
+    name: str
+    mine: tuple[int, int, int]
+    theirs: tuple[int, int, int]
+    failed: bool
+    repaired: bool
+
+
+CASES = [
+    Case("the same state", (4, 3, 7), (4, 3, 7), False, False),
+    Case("one behind is the normal course", (4, 3, 7), (5, 3, 9), False, False),
+    Case("one behind after a failed round", (4, 3, 7), (5, 3, 9), True, True),
+    Case("two behind", (4, 3, 7), (6, 3, 9), False, True),
+    Case("far behind", (4, 3, 7), (90, 1, 0), False, True),
+    Case("ahead", (5, 3, 7), (4, 3, 9), False, False),
+    Case("ahead after a failed round", (5, 3, 7), (4, 3, 9), True, False),
+    Case("the same version from more contributors", (4, 2, 9), (4, 3, 1), False, True),
+    Case("the same version from fewer contributors", (4, 3, 1), (4, 2, 9), False, False),
+    Case("a tie goes to the larger hash", (4, 3, 7), (4, 3, 8), False, True),
+    Case("a tie keeps the larger hash", (4, 3, 8), (4, 3, 7), False, False),
+    Case("another group before the first round", (0, 0, 7), (0, 0, 8), False, True),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+def test_one_fragment(case: Case) -> None:
+    failed = frozenset({0}) if case.failed else frozenset()
+    repair = choose((case.mine,), donor("b", (case.theirs,)), failed=failed)
+    assert (repair is not None) is case.repaired
+    if repair is not None:
+        assert (repair.peer, repair.address, repair.fragments) == ("b", "b:1", (0,))
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+def test_of_two_peers_never_both_repair(case: Case) -> None:
+    """Else they would swap states for ever."""
+    both = frozenset({0})
+    here = choose((case.mine,), donor("b", (case.theirs,)), failed=both)
+    there = choose((case.theirs,), donor("a", (case.mine,)), failed=both)
+    assert here is None or there is None
+    assert (here is None and there is None) is (case.mine == case.theirs)
+
+
+@pytest.mark.parametrize("health", [Health.SUSPECT, Health.DEAD, Health.LEFT])
+def test_a_peer_in_doubt_is_no_donor(health: Health) -> None:
+    assert choose(((4, 3, 7),), donor("b", ((9, 3, 7),), health)) is None
+
+
+@pytest.mark.parametrize(
+    ("phase", "gives"),
+    [(Phase.STARTING, False), (Phase.READY, False), (Phase.TRAINING, True), (Phase.DONE, True)],
+)
+def test_only_who_has_trained_is_a_donor(phase: Phase, gives: bool) -> None:
+    repair = choose(((4, 3, 7),), donor("b", ((9, 3, 7),), phase=phase))
+    assert (repair is not None) is gives
+
+
+def test_only_the_fragments_that_need_it_are_fetched() -> None:
+    mine = ((4, 3, 7), (4, 3, 7), (4, 3, 7), (4, 3, 7))
+    theirs = ((5, 3, 1), (6, 3, 1), (4, 4, 1), (3, 9, 9))
+    repair = choose(mine, donor("b", theirs), failed=frozenset({3}))
+    assert repair is not None
+    assert repair.fragments == (1, 2)
+
+
+def test_the_donor_of_most_fragments_is_chosen() -> None:
+    mine = ((4, 3, 7), (4, 3, 7))
+    one, two = donor("b", ((9, 3, 1), (4, 3, 7))), donor("c", ((6, 3, 1), (6, 3, 1)))
+    for cards in ((one, two), (two, one)):
+        repair = choose(mine, *cards)
+        assert repair is not None
+        assert repair.peer == "c"
+
+
+def test_of_equal_donors_the_most_advanced_is_chosen() -> None:
+    mine = ((4, 3, 7),)
+    behind, ahead = donor("b", ((6, 3, 1),)), donor("c", ((9, 3, 1),))
+    for cards in ((behind, ahead), (ahead, behind)):
+        repair = choose(mine, *cards)
+        assert repair is not None
+        assert repair.peer == "c"
+
+
+def test_a_donor_without_digests_gives_nothing() -> None:
+    assert choose(((4, 3, 7),), donor("b", ())) is None
+
+
+def test_nobody_there() -> None:
+    assert choose(((4, 3, 7),)) is None

@@ -1,0 +1,72 @@
+"""View: who is worth sending to, who is waited for, who lays out the next round."""
+
+import pytest
+
+from tests.protocol.views import card, view
+from worker.membership import Health, Phase
+from worker.rounds import RoundConfig, View
+
+SEEN = view("ab", suspect="s", dead="x", left="l", done="d", starting="n", ahead="h")
+
+
+@pytest.mark.parametrize(
+    ("peer", "live", "usable", "contributes"),
+    [
+        ("a", True, True, True),
+        ("s", True, False, True),
+        ("x", False, False, False),
+        ("l", False, False, False),
+        ("d", True, True, False),
+        ("n", True, True, False),
+        ("h", True, True, False),
+        ("nobody", False, False, False),
+    ],
+)
+def test_peers(peer: str, live: bool, usable: bool, contributes: bool) -> None:
+    assert SEEN.live(peer) is live
+    assert SEEN.usable(peer) is usable
+    assert SEEN.will_contribute(peer, 0, 0) is contributes
+
+
+def test_the_joinable_are_ready_or_train() -> None:
+    ready = card("r", phase=Phase.READY)
+    cards = {**SEEN.cards, "r": ready}
+    assert View(cards).joinable() == frozenset("abshr")
+
+
+@pytest.mark.parametrize(("round_", "waited_for"), [(3, False), (4, True), (5, True)])
+def test_a_peer_is_waited_for_from_its_version_on(round_: int, waited_for: bool) -> None:
+    seen = View({"a": card("a", versions=(9, 4))})
+    assert seen.will_contribute("a", 1, round_) is waited_for
+
+
+def test_a_peer_whose_digests_are_not_known_yet_is_waited_for() -> None:
+    seen = View({"a": card("a", versions=())})
+    assert seen.will_contribute("a", 0, 0)
+
+
+def test_a_ready_peer_is_waited_for() -> None:
+    seen = View({"a": card("a", phase=Phase.READY)})
+    assert seen.will_contribute("a", 0, 0)
+
+
+def test_a_dead_peer_is_not_waited_for_whatever_its_phase() -> None:
+    seen = View({"a": card("a", Health.DEAD, Phase.READY)})
+    assert not seen.will_contribute("a", 0, 0)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"quorum": 0.0}, {"quorum": 1.1}, {"grace_s": 0.0}, {"floor_mbps": -1.0}, {"retry_s": 0.0}],
+)
+def test_settings_that_cannot_work_are_refused(wrong: dict[str, float]) -> None:
+    (name,) = wrong
+    with pytest.raises(ValueError, match=name):
+        RoundConfig(**wrong)
+
+
+def test_the_deadline_of_a_round_covers_all_that_may_happen_in_it() -> None:
+    config = RoundConfig(floor_mbps=8.0, grace_s=20.0, slack_s=30.0)
+    assert config.transfer_s(5_000_000) == 5.0
+    longest_s = config.transfer_s(5_000_000) + 7.0 + config.grace_s + config.transfer_s(5_000_000)
+    assert config.round_s(5_000_000, detection_s=7.0) > longest_s

@@ -1,0 +1,38 @@
+"""Short ways to say what membership sees."""
+
+from collections.abc import Iterable
+
+from worker.membership import Card, Digest, Health, Phase
+from worker.rounds import View
+
+
+def card(
+    peer: str,
+    health: Health = Health.ALIVE,
+    phase: Phase = Phase.TRAINING,
+    versions: Iterable[int] = (0,),
+) -> Card:
+    """A peer that is at these versions of the fragments."""
+    digests = tuple(Digest(version, 0, 0) for version in versions)
+    return Card(peer, f"{peer}:1", epoch=1, health=health, phase=phase, digests=digests)
+
+
+def view(
+    peers: str = "",
+    *,
+    suspect: str = "",
+    dead: str = "",
+    left: str = "",
+    done: str = "",
+    starting: str = "",
+    ahead: str = "",
+) -> View:
+    """Peers by single letters; those in `ahead` have applied round 0 already."""
+    cards = [card(peer) for peer in peers]
+    cards += [card(peer, Health.SUSPECT) for peer in suspect]
+    cards += [card(peer, Health.DEAD) for peer in dead]
+    cards += [card(peer, Health.LEFT) for peer in left]
+    cards += [card(peer, phase=Phase.DONE) for peer in done]
+    cards += [card(peer, phase=Phase.STARTING, versions=()) for peer in starting]
+    cards += [card(peer, versions=(1,)) for peer in ahead]
+    return View({each.peer: each for each in cards})

@@ -1,0 +1,151 @@
+"""Fragments: every parameter once, every element once."""
+
+import itertools
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from algorithms.fragments import Fragment, TensorSpec, layer_of, partition, shard_bounds
+
+SHAPES = st.lists(st.integers(1, 4), max_size=3).map(tuple)
+PATTERNS = st.sampled_from(["strided", "sequential"])
+
+
+@st.composite
+def schemas(draw: st.DrawFn) -> list[TensorSpec]:
+    """A model of some layers, in any order, with gaps in their numbers."""
+    layers = draw(st.lists(st.integers(0, 99), min_size=1, max_size=9, unique=True))
+    names = [f"model.layers.{n}.{part}" for n in layers for part in ("attention", "mlp.weight")]
+    names += draw(st.lists(st.sampled_from(["embed", "norm", "head.weight"]), unique=True))
+    return [TensorSpec(name, draw(SHAPES)) for name in draw(st.permutations(names))]
+
+
+def layers_of(fragment: Fragment) -> set[int]:
+    return {layer for spec in fragment.specs if (layer := layer_of(spec.name)) is not None}
+
+
+@given(schemas(), st.data(), PATTERNS)
+def test_every_parameter_is_in_exactly_one_fragment(
+    schema: list[TensorSpec], data: st.DataObject, pattern: str
+) -> None:
+    layers = {layer_of(spec.name) for spec in schema} - {None}
+    fragments = partition(schema, data.draw(st.integers(1, len(layers))), pattern)
+    assert Counter(spec for f in fragments for spec in f.specs) == Counter(schema)
+    assert [f.index for f in fragments] == list(range(len(fragments)))
+    assert all(f.specs for f in fragments)
+    for fragment in fragments:  # each in the schema's order
+        assert sorted(fragment.specs, key=schema.index) == list(fragment.specs)
+
+
+@given(schemas(), st.data())
+def test_strided_layers_go_round_and_the_rest_comes_last(
+    schema: list[TensorSpec], data: st.DataObject
+) -> None:
+    layers = sorted({layer_of(spec.name) for spec in schema} - {None})
+    count = data.draw(st.integers(min(2, len(layers)), len(layers)))
+    fragments = partition(schema, count)
+    if count == 1:
+        assert fragments == (Fragment(0, tuple(schema)),)
+        return
+    for index, fragment in enumerate(fragments[:count]):
+        assert layers_of(fragment) == set(layers[index::count])
+    others = [spec for spec in schema if layer_of(spec.name) is None]
+    assert [spec for f in fragments[count:] for spec in f.specs] == others
+
+
+@given(st.integers(2, 40), st.data())
+def test_sequential_fragments_are_even_runs_of_layers(layers: int, data: st.DataObject) -> None:
+    count = data.draw(st.integers(2, layers))
+    fragments = partition(
+        [TensorSpec(f"layers.{n}.w", (1,)) for n in range(layers)], count, "sequential"
+    )
+    runs = [sorted(layers_of(f)) for f in fragments]
+    assert list(itertools.chain(*runs)) == list(range(layers))
+    assert max(map(len, runs)) - min(map(len, runs)) <= 1
+
+
+@pytest.mark.parametrize(
+    ("name", "layer"),
+    [
+        ("model.layers.12.mlp.weight", 12),
+        ("blocks.3.experts.5.w", 3),
+        ("0", 0),
+        ("h.7", 7),
+        ("lm_head.weight", None),
+        ("layer3.weight", None),
+    ],
+)
+def test_the_layer_is_the_first_numeric_component(name: str, layer: int | None) -> None:
+    assert layer_of(name) == layer
+
+
+@pytest.mark.parametrize("fragments", [-1, 0, 3])
+def test_more_fragments_than_layers_are_refused(fragments: int) -> None:
+    schema = [TensorSpec("layers.0.w", (1,)), TensorSpec("layers.1.w", (1,))]
+    with pytest.raises(ValueError, match=f"^{fragments} fragments of 2 layers; use 1 to 2$"):
+        partition(schema, fragments)
+
+
+def test_an_unknown_pattern_is_refused() -> None:
+    schema = [TensorSpec("layers.0.w", (1,)), TensorSpec("layers.1.w", (1,))]
+    with pytest.raises(ValueError, match="unknown fragment pattern 'random'"):
+        partition(schema, 2, "random")
+
+
+@given(st.lists(SHAPES, min_size=1, max_size=6))
+def test_flatten_and_views_are_inverse(shapes: list[tuple[int, ...]]) -> None:
+    fragment = Fragment(0, tuple(TensorSpec(f"p{i}", shape) for i, shape in enumerate(shapes)))
+    tensors = {spec.name: torch.randn(spec.shape) for spec in fragment.specs}
+    flat = fragment.flatten(tensors)
+    assert flat.shape == (fragment.elements,)
+    assert flat.dtype == torch.float32
+    back = fragment.views(flat)
+    assert list(back) == list(tensors)
+    for name, tensor in tensors.items():
+        assert torch.equal(back[name], tensor)
+
+
+def test_flatten_copies_and_views_do_not() -> None:
+    fragment = Fragment(0, (TensorSpec("a", (2,)), TensorSpec("b", ())))
+    tensors = {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor(3.0)}
+    flat = fragment.flatten(tensors)
+    tensors["a"].zero_()
+    assert flat.tolist() == [1.0, 2.0, 3.0]
+    fragment.views(flat)["b"].fill_(7)
+    assert flat.tolist() == [1.0, 2.0, 7.0]
+
+
+def test_views_of_a_wrong_size_are_refused() -> None:
+    fragment = Fragment(4, (TensorSpec("a", (2, 3)),))
+    with pytest.raises(ValueError, match=r"fragment 4 has 6 elements, got shape \(5,\)"):
+        fragment.views(torch.zeros(5))
+
+
+@given(st.integers(0, 10**10), st.integers(1, 300), st.integers(1, 8192))
+def test_shards_cover_each_element_once_aligned_and_evenly(
+    elements: int, shards: int, align: int
+) -> None:
+    bounds = shard_bounds(elements, shards, align)
+    assert len(bounds) == shards
+    assert bounds[0][0] == 0
+    assert bounds[-1][1] == elements
+    assert all(left[1] == right[0] for left, right in itertools.pairwise(bounds))
+    for start, stop in bounds:
+        assert start <= stop
+        assert start % align == 0 or start == elements
+        assert abs(stop - start - elements / shards) <= align
+
+
+@given(st.integers(0, 60), st.integers(1, 9), st.integers(1, 9))
+def test_small_shards_name_each_index_once(elements: int, shards: int, align: int) -> None:
+    ranges = [range(*bounds) for bounds in shard_bounds(elements, shards, align)]
+    assert [index for each in ranges for index in each] == list(range(elements))
+
+
+@pytest.mark.parametrize(("elements", "shards", "align"), [(-1, 1, 1), (1, 0, 1), (1, 1, 0)])
+def test_impossible_shards_are_refused(elements: int, shards: int, align: int) -> None:
+    with pytest.raises(ValueError, match="cannot cut"):
+        shard_bounds(elements, shards, align)

@@ -1,0 +1,58 @@
+"""Plans: every value that cannot work is refused with the reason and the fix."""
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from algorithms.plan import PRESETS, Plan
+
+
+def test_the_presets_are_settings_of_one_engine() -> None:
+    diloco = PRESETS["diloco"]
+    assert (diloco.fragments, diloco.overlap_steps, diloco.merge_alpha) == (1, 0, 0.0)
+    assert (diloco.exchange, diloco.payload) == ("mean", "pseudo_gradient")
+    assert (diloco.codec, diloco.reduction_codec) == ("fp32", "fp32")
+    assert diloco.inner_steps > 1
+    assert PRESETS["ddp"] == replace(diloco, inner_steps=1, payload="gradient")
+    assert PRESETS["local"] == replace(diloco, exchange="none")
+
+
+@given(st.integers(1, 6), st.integers(1, 40), st.integers(1, 200))
+def test_the_schedule_takes_the_plans_period_and_overlap(
+    fragments: int, inner_steps: int, steps: int
+) -> None:
+    plan = Plan(inner_steps=inner_steps + 6, overlap_steps=min(3, inner_steps))
+    schedule = plan.schedule(fragments=fragments, steps=steps)
+    assert schedule.inner_steps == inner_steps + 6
+    assert schedule.overlap_steps == min(3, inner_steps)
+    assert (schedule.fragments, schedule.steps) == (fragments, steps)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"inner_steps": 0}, r"inner_steps \(H\) is 0; it must be at least 1"),
+        ({"inner_steps": 5, "overlap_steps": 6}, r"overlap_steps \(tau\) is 6; .*inner_steps = 5"),
+        ({"overlap_steps": -1}, r"overlap_steps \(tau\) is -1"),
+        ({"merge_alpha": 1.0}, r"merge_alpha is 1\.0; .*use the preset `local`"),
+        ({"merge_alpha": -0.1}, r"merge_alpha is -0\.1"),
+        ({"merge_alpha": math.nan}, r"merge_alpha is nan"),
+        ({"outer_lr": 0.0}, r"outer_lr is 0\.0; .*0\.7 is the usual value"),
+        ({"outer_momentum": 1.0}, r"outer_momentum is 1\.0"),
+        ({"codec": "fp16"}, r"unknown codec 'fp16'; use one of fp32, bf16"),
+        ({"reduction_codec": "zip"}, r"unknown codec 'zip'"),
+        ({"exchange": "ring"}, r"exchange is 'ring'; use one of mean, none"),
+        ({"payload": "weights"}, r"payload is 'weights'; use one of pseudo_gradient, gradient"),
+        ({"pattern": "zigzag"}, r"pattern is 'zigzag'; use one of strided, sequential"),
+        ({"payload": "gradient"}, r"averaging gradients needs inner_steps = 1"),
+        ({"payload": "gradient", "inner_steps": 1, "overlap_steps": 1}, r"overlap_steps = 0"),
+        ({"fragments": 0}, r"fragments"),
+        ({"fragments": -2}, r"fragments"),
+    ],
+)
+def test_what_cannot_work_is_refused(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Plan(**changes)

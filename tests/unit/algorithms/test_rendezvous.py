@@ -1,0 +1,77 @@
+"""Who reduces which shard: everyone computes the same answer, and the load is even."""
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from algorithms.rendezvous import ranking, reducer_orders, weight
+
+NAMES = st.text(min_size=1, max_size=12)
+GROUPS = st.lists(NAMES, min_size=1, max_size=12, unique=True)
+U64 = st.integers(0, 2**64 - 1)
+EIGHT = [f"peer-{letter}" for letter in "abcdefgh"]
+
+
+@given(U64, st.integers(0, 100), st.integers(0, 10**6), GROUPS)
+def test_each_peer_reduces_one_shard_and_every_order_names_all(
+    run: int, fragment: int, round_: int, group: list[str]
+) -> None:
+    orders = reducer_orders(run, fragment, round_, group)
+    assert sorted(order[0] for order in orders) == sorted(group)
+    assert all(sorted(order) == sorted(group) for order in orders)
+
+
+@given(U64, st.integers(0, 100), GROUPS, st.data())
+def test_the_order_of_the_group_does_not_matter(
+    run: int, round_: int, group: list[str], data: st.DataObject
+) -> None:
+    shuffled = data.draw(st.permutations(group))
+    assert reducer_orders(run, 0, round_, group) == reducer_orders(run, 0, round_, shuffled)
+
+
+@given(st.binary(max_size=80), GROUPS, st.data())
+def test_a_peer_that_goes_leaves_the_order_of_the_others(
+    key: bytes, group: list[str], data: st.DataObject
+) -> None:
+    gone = data.draw(st.sampled_from(group))
+    rest = tuple(peer for peer in ranking(key, group) if peer != gone)
+    assert ranking(key, [peer for peer in group if peer != gone]) == rest
+
+
+def test_run_fragment_and_round_each_give_other_reducers() -> None:
+    here = reducer_orders(1, 0, 0, EIGHT)
+    assert here != reducer_orders(2, 0, 0, EIGHT)
+    assert here != reducer_orders(1, 1, 0, EIGHT)
+    assert here != reducer_orders(1, 0, 1, EIGHT)
+
+
+def test_over_the_rounds_every_peer_gets_every_shard_about_as_often() -> None:
+    rounds = 800
+    firsts = Counter(
+        (shard, order[0])
+        for round_ in range(rounds)
+        for shard, order in enumerate(reducer_orders(7, 0, round_, EIGHT))
+    )
+    assert len(firsts) == 64
+    assert all(60 <= count <= 145 for count in firsts.values())  # 100 on average
+
+
+def test_the_shards_of_a_lost_peer_go_to_all_others_in_turn() -> None:
+    heirs: Counter[str] = Counter()
+    for round_ in range(700):
+        for order in reducer_orders(7, 0, round_, EIGHT):
+            if order[0] == "peer-c":
+                heirs[order[1]] += 1
+    assert set(heirs) == set(EIGHT) - {"peer-c"}
+    assert all(60 <= count <= 145 for count in heirs.values())  # 100 on average
+
+
+def test_weights_are_the_same_on_every_machine_and_version() -> None:
+    """Two versions that disagree here would send one shard to two reducers."""
+    assert weight(b"key", "peer") == 15262365844821319713
+    assert reducer_orders(1, 2, 4, ["a", "b", "c"]) == (
+        ("b", "a", "c"),
+        ("c", "b", "a"),
+        ("a", "b", "c"),
+    )

@@ -1,0 +1,154 @@
+"""The schedule: exact periods and offsets, and every sent round applied exactly once."""
+
+import itertools
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from algorithms.schedule import Due, Schedule
+
+
+@st.composite
+def schedules(draw: st.DrawFn) -> Schedule:
+    inner_steps = draw(st.integers(1, 30))
+    return Schedule(
+        fragments=draw(st.integers(1, inner_steps)),
+        inner_steps=inner_steps,
+        overlap_steps=draw(st.integers(0, inner_steps)),
+        steps=draw(st.integers(1, 4 * inner_steps + 1)),
+    )
+
+
+def send_steps(schedule: Schedule, fragment: int) -> list[int]:
+    """The steps after which a fragment is sent, by asking about every step."""
+    return [
+        step
+        for step in range(1, schedule.steps + 1)
+        for due in schedule.sends(step)
+        if due.fragment == fragment
+    ]
+
+
+def plan(**changes: int) -> Schedule:
+    return Schedule(
+        **{"fragments": 1, "inner_steps": 4, "overlap_steps": 0, "steps": 10, **changes}
+    )
+
+
+@given(schedules())
+def test_every_fragment_syncs_every_h_steps_exactly_and_at_the_end(schedule: Schedule) -> None:
+    for fragment in range(schedule.fragments):
+        steps = send_steps(schedule, fragment)
+        assert steps[0] == min(schedule.offset(fragment), schedule.steps)
+        assert steps[-1] == schedule.steps
+        gaps = [later - earlier for earlier, later in itertools.pairwise(steps)]
+        assert all(gap == schedule.inner_steps for gap in gaps[:-1])
+        assert all(0 < gap <= schedule.inner_steps for gap in gaps[-1:])
+
+
+@given(st.integers(1, 500), st.data())
+def test_offsets_are_spread_evenly_over_the_period(inner_steps: int, data: st.DataObject) -> None:
+    fragments = data.draw(st.integers(1, inner_steps))
+    schedule = plan(fragments=fragments, inner_steps=inner_steps)
+    offsets = [schedule.offset(fragment) for fragment in range(fragments)]
+    assert offsets[-1] == inner_steps
+    gaps = [later - earlier for earlier, later in itertools.pairwise([0, *offsets])]
+    assert set(gaps) <= {inner_steps // fragments, -(-inner_steps // fragments)}
+    assert offsets[0] >= 1
+
+
+@given(schedules())
+@example(Schedule(fragments=3, inner_steps=3, overlap_steps=3, steps=7))
+def test_every_round_is_applied_once_in_order_and_tau_steps_later(schedule: Schedule) -> None:
+    in_flight: dict[int, tuple[Due, int]] = {}
+    applied: dict[int, list[int]] = {f: [] for f in range(schedule.fragments)}
+
+    def apply(due: Due, now: int) -> None:
+        sent, at = in_flight.pop(due.fragment)
+        assert sent == due
+        assert now == min(at + schedule.overlap_steps, schedule.steps)
+        applied[due.fragment].append(due.round)
+
+    for step in range(1, schedule.steps + 1):
+        for due in schedule.applies(step):
+            apply(due, step)
+        sent = schedule.sends(step)
+        for due in sent:
+            assert due.fragment not in in_flight, "two rounds of one fragment in flight"
+            assert schedule.send_step(due) == step
+            in_flight[due.fragment] = due, step
+        if schedule.applies_at_once(step):
+            for due in sent:
+                apply(due, step)
+    assert not in_flight
+    for fragment, rounds in applied.items():
+        assert rounds == list(range(schedule.rounds(fragment)))
+
+
+@given(schedules())
+def test_nothing_happens_outside_the_run(schedule: Schedule) -> None:
+    for step in (-1, 0, schedule.steps + 1):
+        assert schedule.sends(step) == ()
+    for step in range(schedule.steps + 1, schedule.steps + 2 * schedule.inner_steps):
+        assert schedule.sends(step) == ()
+
+
+def test_the_closing_round_takes_the_steps_left_over() -> None:
+    schedule = plan(steps=10)
+    assert send_steps(schedule, 0) == [4, 8, 10]
+    assert schedule.rounds(0) == 3
+    assert schedule.sends(10) == (Due(0, 2),)
+
+
+def test_a_run_that_ends_with_a_period_has_no_round_more() -> None:
+    schedule = plan(steps=8)
+    assert send_steps(schedule, 0) == [4, 8]
+    assert schedule.rounds(0) == 2
+
+
+def test_a_run_shorter_than_the_period_syncs_once() -> None:
+    schedule = plan(fragments=4, inner_steps=100, overlap_steps=5, steps=3)
+    assert [schedule.rounds(f) for f in range(4)] == [1, 1, 1, 1]
+    assert schedule.sends(3) == tuple(Due(f, 0) for f in range(4))
+
+
+def test_two_fragments_with_overlap_by_hand() -> None:
+    schedule = plan(fragments=2, overlap_steps=1, steps=10)
+    assert {step: schedule.sends(step) for step in range(1, 11) if schedule.sends(step)} == {
+        2: (Due(0, 0),),
+        4: (Due(1, 0),),
+        6: (Due(0, 1),),
+        8: (Due(1, 1),),
+        10: (Due(0, 2), Due(1, 2)),
+    }
+    assert {step: schedule.applies(step) for step in range(1, 11) if schedule.applies(step)} == {
+        3: (Due(0, 0),),
+        5: (Due(1, 0),),
+        7: (Due(0, 1),),
+        9: (Due(1, 1),),
+    }
+
+
+def test_the_last_step_applies_what_is_in_flight_oldest_first() -> None:
+    schedule = plan(fragments=4, overlap_steps=3, steps=7)
+    assert schedule.applies(7) == (Due(3, 0), Due(0, 1), Due(1, 1))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"inner_steps": 0}, r"^inner_steps \(H\) is 0; it must be at least 1$"),
+        ({"inner_steps": -3}, r"^inner_steps \(H\) is -3; it must be at least 1$"),
+        ({"fragments": 5}, r"^5 fragments do not fit into inner_steps = 4; use fewer"),
+        ({"fragments": 0}, r"^0 fragments do not fit"),
+        ({"overlap_steps": 5}, r"^overlap_steps \(tau\) is 5; it must be 0 to inner_steps = 4$"),
+        ({"overlap_steps": -1}, r"^overlap_steps \(tau\) is -1"),
+        ({"steps": 0}, r"^steps is 0; it must be at least 1$"),
+    ],
+)
+def test_impossible_schedules_are_refused_with_the_value(
+    changes: dict[str, int], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        plan(**changes)

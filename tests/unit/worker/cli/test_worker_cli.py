@@ -1,0 +1,207 @@
+"""Bad input: one line on stderr and a documented exit code."""
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from worker import cli
+
+Murmur = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def murmur(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Murmur:
+    """Runs `murmur` with arguments, in this process and an empty folder: (code, out, err)."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+
+    def run(*args: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["murmur", *args])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        captured = capsys.readouterr()
+        assert isinstance(ended.value.code, int)
+        return ended.value.code, captured.out, captured.err
+
+    return run
+
+
+def refused(murmur: Murmur, code: int, *args: str) -> str:
+    """The one line that refuses these arguments with this exit code."""
+    ended, out, err = murmur(*args)
+    assert (ended, out) == (code, ""), err
+    assert err.count("\n") == 1, err
+    assert err.endswith("\n")
+    return err.removesuffix("\n")
+
+
+@pytest.mark.parametrize(
+    ("args", "line"),
+    [
+        (
+            ["--set", "diloco.inner_step=5"],
+            "murmur: the defaults: [diloco] has no key 'inner_step'; did you mean 'inner_steps'?",
+        ),
+        (
+            ["--set", "inner_steps"],
+            "murmur: --set inner_steps: write section.key=value, such as diloco.inner_steps=50",
+        ),
+        (
+            ["--set", "diloco.inner_steps=0"],
+            "murmur: the defaults: [diloco] inner_steps (H) is 0; it must be at least 1",
+        ),
+        (
+            ["--set", "run.steps=0"],
+            "murmur: the defaults: [run] steps is 0; it must be at least 1",
+        ),
+        (
+            ["--preset", "diloc"],
+            "murmur: the defaults: no preset 'diloc'; did you mean 'diloco'?",
+        ),
+        (
+            ["missing.toml"],
+            "murmur: missing.toml: cannot be read: No such file or directory",
+        ),
+        (
+            ["--listen", "0.0.0.0:7700"],
+            "murmur: --listen 0.0.0.0:7700: reachable from other machines, and this version does "
+            "not encrypt; type --insecure to accept that, or listen on 127.0.0.1",
+        ),
+    ],
+    ids=lambda value: value[-1] if isinstance(value, list) else "",
+)
+def test_a_bad_configuration_is_one_line_and_exit_code_3(
+    murmur: Murmur, args: list[str], line: str
+) -> None:
+    assert refused(murmur, 3, "up", *args) == line
+
+
+def test_a_broken_file_is_exit_code_3(murmur: Murmur) -> None:
+    Path("run.toml").write_text("[run\n")
+    assert refused(murmur, 3, "up", "run.toml").startswith("murmur: run.toml: not TOML: ")
+
+
+@pytest.mark.parametrize("address", ["nowhere", "host:", ":7700", "host:port", "host:65536"])
+@pytest.mark.parametrize(
+    "before",
+    [["join"], ["up", "--join"], ["up", "--coordinator"], ["up", "--listen"]],
+    ids=" ".join,
+)
+def test_a_bad_address_is_exit_code_2_and_the_last_line_says_how_it_looks(
+    murmur: Murmur, before: list[str], address: str
+) -> None:
+    code, out, err = murmur(*before, address)
+    assert (code, out) == (2, "")
+    line = err.splitlines()[-1]
+    assert line.endswith(f"{address!r} is no HOST:PORT, such as 192.0.2.7:7700")
+
+
+def test_digits_that_make_no_number_are_no_port(murmur: Murmur) -> None:
+    code, _, err = murmur("join", "host:\N{SUPERSCRIPT TWO}")
+    assert code == 2
+    assert "is no HOST:PORT" in err
+
+
+def test_missing_text_is_one_line_and_exit_code_4(murmur: Murmur) -> None:
+    line = refused(murmur, 4, "up", "--set", "task.text=missing.txt")
+    assert line.startswith("murmur: text 'missing.txt': no such file or folder")
+
+
+def test_an_unknown_task_or_option_is_one_line_and_exit_code_4(murmur: Murmur) -> None:
+    line = refused(murmur, 4, "up", "--set", "task.name=lama-bytes")
+    assert line.startswith("murmur: unknown task 'lama-bytes'; did you mean 'llama-bytes'?")
+    line = refused(murmur, 4, "up", "--set", "task.batchsize=3")
+    assert (
+        line == "murmur: task 'llama-bytes' has no option 'batchsize'; did you mean 'batch_size'?"
+    )
+
+
+def test_more_fragments_than_layers_is_one_line_and_exit_code_3(murmur: Murmur) -> None:
+    Path("text.txt").write_text("some text to learn from. " * 200)
+    line = refused(murmur, 3, "up", "--set", "task.text=text.txt", "--set", "diloco.fragments=99")
+    assert "99 fragments of " in line
+
+
+def test_no_checkpoint_is_one_line_and_exit_code_8(murmur: Murmur) -> None:
+    assert refused(murmur, 8, "generate", "nowhere", "def ") == (
+        "murmur: nowhere: no usable checkpoint; name a folder that `murmur` wrote to"
+    )
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["fly"],
+        ["up", "--colour"],
+        ["up", "--min-peers", "0"],
+        ["up", "--wait-s", "0"],
+        ["up", "--threads", "none"],
+        ["join"],
+        ["generate", "run"],
+        ["generate", "run", "prompt", "--bytes", "0"],
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage_is_exit_code_2_and_leaves_nothing_behind(
+    murmur: Murmur, args: list[str]
+) -> None:
+    code, out, err = murmur(*args)
+    assert (code, out) == (2, "")
+    assert "Error: " in err.splitlines()[-1]
+    assert list(Path().iterdir()) == []
+
+
+def test_help_lists_every_command_and_the_exit_codes(murmur: Murmur) -> None:
+    code, out, _ = murmur("--help")
+    assert code == 0
+    for command in ("coordinator", "generate", "join", "status", "swarm", "up"):
+        assert f"\n  {command} " in out
+    assert "Exit codes: 0 done; 2 usage; 3 configuration; 4 task or text" in out
+
+
+def test_the_version_is_told(murmur: Murmur) -> None:
+    code, out, _ = murmur("--version")
+    assert code == 0
+    assert out.startswith("murmur, version ")
+
+
+def test_an_error_of_several_lines_becomes_one(
+    murmur: Murmur, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from worker.errors import ConfigError
+
+    def fail(**_: object) -> None:
+        raise ConfigError("first\n   second")
+
+    monkeypatch.setattr(cli.cli, "main", fail)
+    assert refused(murmur, 3) == "murmur: first second"
+
+
+def test_ctrl_c_is_exit_code_130(murmur: Murmur, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli.cli, "invoke", interrupt)
+    assert murmur("up")[0] == 130
+
+
+def test_a_defect_keeps_its_traceback(murmur: Murmur, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(**_: object) -> None:
+        raise RuntimeError("ours to mend")
+
+    monkeypatch.setattr(cli.cli, "main", fail)
+    with pytest.raises(RuntimeError, match="ours to mend"):
+        murmur()
+
+
+@pytest.mark.parametrize("answer", [0, 130, None])
+def test_a_commands_answer_is_the_exit_code(
+    murmur: Murmur, monkeypatch: pytest.MonkeyPatch, answer: int | None
+) -> None:
+    monkeypatch.setattr(cli.cli, "main", lambda **_: answer)
+    assert murmur()[0] == (answer or 0)

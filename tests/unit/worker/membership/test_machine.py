@@ -1,0 +1,414 @@
+"""One peer's membership, event by event."""
+
+import itertools
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from worker.membership import (
+    Action,
+    AskProbe,
+    Card,
+    Digest,
+    Doubted,
+    Health,
+    Heard,
+    Leaving,
+    Membership,
+    MembershipConfig,
+    Phase,
+    Probe,
+    Probed,
+    ProbedFor,
+    Tick,
+    Updated,
+    ViewChanged,
+)
+
+CONFIG = MembershipConfig(
+    gossip_s=0.25, probe_s=1.0, probe_timeout_s=1.0, suspicion_factor=4.0, reconnect_s=5.0
+)
+SUSPICION_S = CONFIG.suspicion_s(4)
+
+
+def card(peer: str, **changes: object) -> Card:
+    return replace(Card(peer, f"at-{peer}", epoch=1), **changes)
+
+
+def machine(*others: str, config: MembershipConfig = CONFIG) -> Membership:
+    """`me`, who knows `others` and has not ticked yet."""
+    membership = Membership(card("me"), config, random.Random(0))
+    membership.step(Heard(tuple(card(other) for other in others)), 0.0)
+    return membership
+
+
+def health(membership: Membership, peer: str) -> Health:
+    return next(each.health for each in membership.cards if each.peer == peer)
+
+
+def probes(actions: Sequence[Action]) -> list[str]:
+    return [action.peer for action in actions if isinstance(action, Probe)]
+
+
+def asked(actions: Sequence[Action]) -> list[AskProbe]:
+    return [action for action in actions if isinstance(action, AskProbe)]
+
+
+def suspect(membership: Membership, peer: str, now: float) -> None:
+    """Probes of `peer` fail, the indirect ones too."""
+    for _ in asked(membership.step(Probed(peer, answered=False), now)):
+        membership.step(ProbedFor(peer, alive=False), now)
+    assert health(membership, peer) is Health.SUSPECT
+
+
+def tick_until(membership: Membership, start: float, stop: float) -> None:
+    """Ticks ten times a second; every probe is answered."""
+    for tenth in range(round(10 * start), round(10 * stop) + 1):
+        for peer in probes(membership.step(Tick(), tenth / 10)):
+            membership.step(Probed(peer, answered=True), tenth / 10)
+
+
+# ------------------------------------------------------------------------------------- probing
+
+
+@pytest.mark.parametrize("others", range(1, 12))
+def test_everybody_is_probed_about_once_per_probe_period(others: int) -> None:
+    membership = machine(*(f"w{i}" for i in range(others)))
+    probed: dict[str, list[float]] = {f"w{i}": [0.0] for i in range(others)}
+    for tick in range(400):
+        now = tick * 0.05
+        for peer in probes(membership.step(Tick(), now)):
+            probed[peer].append(now)
+            membership.step(Probed(peer, answered=True), now)
+    for times in probed.values():
+        gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
+        assert max(gaps) <= 2 * CONFIG.probe_s + CONFIG.gossip_s
+
+
+def test_a_peer_is_not_probed_again_before_the_probe_has_ended() -> None:
+    membership = machine("w1")
+    assert probes(membership.step(Tick(), 0.0)) == ["w1"]
+    for tick in range(1, 20):
+        assert probes(membership.step(Tick(), tick / 10)) == []
+    membership.step(Probed("w1", answered=True), 2.0)
+    assert probes(membership.step(Tick(), 2.1)) == ["w1"]
+
+
+def test_a_probe_names_the_address_and_the_time_it_may_take() -> None:
+    (action,) = machine("w1").step(Tick(), 0.0)
+    assert action == Probe("w1", "at-w1", CONFIG.probe_timeout_s)
+
+
+def test_a_peer_alone_has_nothing_to_do() -> None:
+    assert machine().step(Tick(), 0.0) == []
+
+
+def test_who_is_gone_is_not_probed_but_the_dead_are_tried_now_and_then() -> None:
+    membership = machine("w1", "w2")
+    membership.step(Heard((card("w1", health=Health.LEFT), card("w2", health=Health.DEAD))), 0.0)
+    tried = []
+    for tick in range(200):
+        for peer in probes(membership.step(Tick(), tick / 10)):
+            tried.append((peer, tick / 10))
+            membership.step(Probed(peer, answered=False), tick / 10)
+    assert {peer for peer, _ in tried} == {"w2"}
+    assert [at for _, at in tried] == [0.0, 5.0, 10.0, 15.0]
+    assert health(membership, "w2") is Health.DEAD
+
+
+def test_who_goes_while_their_turn_is_still_to_come_is_passed_over() -> None:
+    membership = machine("w1", "w2", "w3", "w4")
+    (first,) = probes(membership.step(Tick(), 0.0))
+    membership.step(Probed(first, answered=True), 0.0)
+    rest = {"w1", "w2", "w3", "w4"} - {first}
+    membership.step(Heard(tuple(card(peer, health=Health.LEFT) for peer in rest)), 0.1)
+    for tick in range(2, 30):
+        for peer in probes(membership.step(Tick(), tick / 10)):
+            assert peer == first
+            membership.step(Probed(peer, answered=True), tick / 10)
+
+
+def test_doubt_probes_at_once_and_only_whom_it_may_concern() -> None:
+    membership = machine("w1", "w2")
+    assert probes(membership.step(Doubted("w1"), 0.0)) == ["w1"]
+    assert probes(membership.step(Doubted("w1"), 0.0)) == []
+    assert membership.step(Doubted("stranger"), 0.0) == []
+    membership.step(Heard((card("w2", health=Health.DEAD),)), 0.0)
+    assert membership.step(Doubted("w2"), 0.0) == []
+
+
+# ----------------------------------------------------------------------------------- suspicion
+
+
+def test_a_failed_probe_is_tried_through_others_before_it_means_anything() -> None:
+    membership = machine("w1", "w2", "w3", "w4", "w5")
+    actions = asked(membership.step(Probed("w1", answered=False), 0.0))
+    assert len(actions) == CONFIG.indirect_probes
+    assert len({action.via for action in actions}) == CONFIG.indirect_probes
+    for action in actions:
+        assert action.via in {"at-w2", "at-w3", "at-w4", "at-w5"}
+        assert (action.peer, action.address) == ("w1", "at-w1")
+    assert health(membership, "w1") is Health.ALIVE
+
+
+def test_one_indirect_answer_saves() -> None:
+    membership = machine("w1", "w2", "w3", "w4")
+    assert len(asked(membership.step(Probed("w1", answered=False), 0.0))) == 3
+    for alive in (False, True, False):
+        membership.step(ProbedFor("w1", alive), 1.0)
+    assert health(membership, "w1") is Health.ALIVE
+
+
+def test_suspicion_takes_every_indirect_probe_to_fail() -> None:
+    membership = machine("w1", "w2", "w3", "w4")
+    membership.step(Probed("w1", answered=False), 0.0)
+    membership.step(ProbedFor("w1", alive=False), 1.0)
+    membership.step(ProbedFor("w1", alive=False), 1.0)
+    assert health(membership, "w1") is Health.ALIVE
+    assert ViewChanged() in membership.step(ProbedFor("w1", alive=False), 1.0)
+    assert health(membership, "w1") is Health.SUSPECT
+
+
+def test_of_two_peers_each_tries_once_more_itself() -> None:
+    membership = machine("w1")
+    (again,) = asked(membership.step(Probed("w1", answered=False), 0.0))
+    assert (again.via, again.peer) == ("at-me", "w1")
+    membership.step(ProbedFor("w1", alive=False), 1.0)
+    assert health(membership, "w1") is Health.SUSPECT
+
+
+def test_an_answered_probe_asks_nobody() -> None:
+    assert machine("w1", "w2").step(Probed("w1", answered=True), 0.0) == []
+
+
+def test_a_late_answer_of_a_helper_that_was_not_asked_does_nothing() -> None:
+    membership = machine("w1", "w2")
+    assert membership.step(ProbedFor("w1", alive=False), 0.0) == []
+    assert membership.step(ProbedFor("stranger", alive=False), 0.0) == []
+    assert membership.step(Probed("stranger", answered=False), 0.0) == []
+    assert health(membership, "w1") is Health.ALIVE
+
+
+def test_a_suspect_dies_when_its_time_is_up_and_not_before() -> None:
+    membership = machine("w1", "w2", "w3")
+    tick_until(membership, 0.0, 1.0)
+    suspect(membership, "w1", 1.0)
+    tick_until(membership, 1.1, 0.9 + SUSPICION_S)
+    assert health(membership, "w1") is Health.SUSPECT
+    tick_until(membership, 1.0 + SUSPICION_S, 1.0 + SUSPICION_S)
+    assert health(membership, "w1") is Health.DEAD
+
+
+def test_a_higher_incarnation_refutes() -> None:
+    membership = machine("w1", "w2", "w3")
+    suspect(membership, "w1", 0.0)
+    membership.step(Heard((card("w1"),)), 1.0)
+    assert health(membership, "w1") is Health.SUSPECT, "the same incarnation is old news"
+    membership.step(Heard((card("w1", incarnation=1),)), 1.0)
+    assert health(membership, "w1") is Health.ALIVE
+    tick_until(membership, 1.0, 3 * SUSPICION_S)
+    assert health(membership, "w1") is Health.ALIVE
+
+
+def test_a_suspicion_of_a_higher_incarnation_starts_its_time_again() -> None:
+    membership = machine("w1", "w2", "w3")
+    suspect(membership, "w1", 0.0)
+    tick_until(membership, 0.0, 3.0)
+    membership.step(Heard((card("w1", incarnation=1, health=Health.SUSPECT),)), 3.0)
+    tick_until(membership, 3.1, 2.9 + SUSPICION_S)
+    assert health(membership, "w1") is Health.SUSPECT
+    tick_until(membership, 3.0 + SUSPICION_S, 3.0 + SUSPICION_S)
+    assert health(membership, "w1") is Health.DEAD
+
+
+def test_the_same_suspicion_heard_again_does_not() -> None:
+    membership = machine("w1", "w2", "w3")
+    suspect(membership, "w1", 0.0)
+    for second in range(1, 4):
+        membership.step(Heard((card("w1", health=Health.SUSPECT),)), float(second))
+        tick_until(membership, second, second)
+    tick_until(membership, 3.1, SUSPICION_S)
+    assert health(membership, "w1") is Health.DEAD
+
+
+def test_a_suspect_that_speaks_gets_its_time_anew() -> None:
+    """It has not heard of the suspicion yet; its answer takes another message."""
+    membership = machine("w1", "w2", "w3")
+    suspect(membership, "w1", 0.0)
+    tick_until(membership, 0.0, 3.0)
+    membership.step(Heard((card("w1"),), "w1"), 3.0)
+    assert health(membership, "w1") is Health.SUSPECT
+    tick_until(membership, 3.1, 2.9 + SUSPICION_S)
+    assert health(membership, "w1") is Health.SUSPECT
+    tick_until(membership, 3.0 + SUSPICION_S, 3.0 + SUSPICION_S)
+    assert health(membership, "w1") is Health.DEAD
+
+
+def test_somebody_else_speaking_of_a_suspect_does_not() -> None:
+    membership = machine("w1", "w2", "w3")
+    suspect(membership, "w1", 0.0)
+    membership.step(Heard((card("w1"), card("w2")), "w2"), 3.0)
+    tick_until(membership, 3.0, SUSPICION_S)
+    assert health(membership, "w1") is Health.DEAD
+
+
+def test_a_suspicion_that_is_only_heard_of_runs_out_too() -> None:
+    membership = machine("w1", "w2", "w3")
+    membership.step(Heard((card("w1", health=Health.SUSPECT),)), 0.0)
+    tick_until(membership, 0.0, SUSPICION_S)
+    assert health(membership, "w1") is Health.DEAD
+
+
+def test_a_new_life_under_suspicion_gets_its_own_time() -> None:
+    """What was left of the old life's time must not end the new one."""
+    membership = machine("w1", "w2", "w3")
+    suspect(membership, "w1", 0.0)
+    tick_until(membership, 0.0, SUSPICION_S - 0.2)
+    membership.step(Heard((card("w1", epoch=2, health=Health.SUSPECT),)), SUSPICION_S - 0.1)
+    tick_until(membership, SUSPICION_S, SUSPICION_S + 1.0)
+    assert health(membership, "w1") is Health.SUSPECT
+
+
+def test_ones_own_starvation_shifts_the_time_of_the_others() -> None:
+    membership = machine("w1", "w2", "w3")
+    tick_until(membership, 0.0, 1.0)
+    suspect(membership, "w1", 1.0)
+    membership.step(Tick(), 61.0)  # frozen for a minute: nobody could have been heard
+    assert health(membership, "w1") is Health.SUSPECT
+    membership.step(Heard((card("w1", incarnation=1),)), 61.0)
+    tick_until(membership, 61.1, 70.0)
+    assert health(membership, "w1") is Health.ALIVE
+
+
+def test_starvation_only_postpones() -> None:
+    membership = machine("w1", "w2", "w3")
+    tick_until(membership, 0.0, 1.0)
+    suspect(membership, "w1", 1.0)
+    tick_until(membership, 61.0, 61.0 + SUSPICION_S)
+    assert health(membership, "w1") is Health.DEAD
+
+
+# ------------------------------------------------------------------------------- about oneself
+
+
+@pytest.mark.parametrize("rumour", [Health.SUSPECT, Health.DEAD])
+def test_a_rumour_of_ones_own_end_is_refuted(rumour: Health) -> None:
+    membership = machine("w1")
+    membership.step(Heard((card("me", incarnation=5, health=rumour),)), 0.0)
+    assert membership.me.health is Health.ALIVE
+    assert membership.me.incarnation == 6
+    assert membership.me.heartbeat == 1
+    membership.step(Heard((card("me", incarnation=5, health=rumour),)), 0.0)
+    assert membership.me.incarnation == 6, "refuted already"
+
+
+def test_absurd_rumours_and_those_of_another_life_are_passed_over() -> None:
+    membership = machine("w1")
+    for rumour in (
+        card("me", incarnation=2**31, health=Health.DEAD),
+        card("me", epoch=0, incarnation=1, health=Health.DEAD),
+        card("me", incarnation=7),
+    ):
+        membership.step(Heard((rumour,)), 0.0)
+    assert membership.me == card("me")
+
+
+def test_an_update_is_newer_than_all_before() -> None:
+    membership = machine("w1")
+    digests = (Digest(3, 2, 99),)
+    assert ViewChanged() in membership.step(Updated(Phase.TRAINING, 30, digests), 0.0)
+    me = membership.me
+    assert (me.phase, me.step, me.digests, me.heartbeat) == (Phase.TRAINING, 30, digests, 1)
+    assert membership.step(Updated(Phase.TRAINING, 31, digests), 0.0) == []
+    assert membership.me.heartbeat == 2
+
+
+def test_leaving_tells_everyone_who_lives_and_cannot_be_talked_out_of() -> None:
+    membership = machine("w1", "w2", "w3")
+    membership.step(Heard((card("w3", health=Health.DEAD),)), 0.0)
+    actions = membership.step(Leaving(), 0.0)
+    assert sorted(probes(actions)) == ["w1", "w2"]
+    assert ViewChanged() in actions
+    membership.step(Heard((card("me", health=Health.DEAD),)), 0.0)
+    assert membership.me.health is Health.LEFT
+    assert membership.me.incarnation == 0
+
+
+# --------------------------------------------------------------------------- coming and going
+
+
+def test_leaving_is_not_death() -> None:
+    membership = machine("w1", "w2")
+    assert ViewChanged() in membership.step(Heard((card("w1", health=Health.LEFT),)), 0.0)
+    tick_until(membership, 0.0, 30.0)
+    assert health(membership, "w1") is Health.LEFT
+
+
+def test_who_left_while_suspected_left() -> None:
+    membership = machine("w1", "w2", "w3")
+    suspect(membership, "w1", 0.0)
+    membership.step(Heard((card("w1", health=Health.LEFT),)), 1.0)
+    tick_until(membership, 1.0, 30.0)
+    assert health(membership, "w1") is Health.LEFT
+
+
+@pytest.mark.parametrize("end", [Health.DEAD, Health.LEFT])
+def test_a_new_life_replaces_the_old_and_old_rumours_do_not_win(end: Health) -> None:
+    membership = machine("w1", "w2")
+    old = card("w1", incarnation=9, heartbeat=99, health=end)
+    membership.step(Heard((old,)), 0.0)
+    reborn = card("w1", epoch=2, address="elsewhere")
+    assert ViewChanged() in membership.step(Heard((reborn,)), 1.0)
+    assert membership.step(Heard((old,)), 2.0) == []
+    assert health(membership, "w1") is Health.ALIVE
+    assert membership.address("w1") == "elsewhere"
+
+
+def test_the_dead_may_come_back_by_refuting() -> None:
+    membership = machine("w1", "w2")
+    membership.step(Heard((card("w1", health=Health.DEAD),)), 0.0)
+    assert ViewChanged() in membership.step(Heard((card("w1", incarnation=1),)), 60.0)
+    assert health(membership, "w1") is Health.ALIVE
+
+
+def test_the_view_changes_with_peers_health_and_phase_and_with_nothing_else() -> None:
+    membership = machine("w1")
+    assert ViewChanged() in membership.step(Heard((card("w2"),)), 0.0)
+    assert membership.step(Heard((card("w2"),)), 0.0) == []
+    assert membership.step(Heard((card("w2", heartbeat=1, step=5),)), 0.0) == []
+    phase = card("w2", heartbeat=2, phase=Phase.TRAINING)
+    assert ViewChanged() in membership.step(Heard((phase,)), 0.0)
+
+
+def test_cards_are_sorted_and_addresses_known() -> None:
+    membership = machine("w2", "w1")
+    assert [each.peer for each in membership.cards] == ["me", "w1", "w2"]
+    assert membership.address("w1") == "at-w1"
+    assert membership.address("stranger") is None
+
+
+# ------------------------------------------------------------------------------------- settings
+
+
+def test_the_time_to_refute_grows_with_the_logarithm_of_the_swarm() -> None:
+    assert CONFIG.suspicion_s(0) == CONFIG.suspicion_s(10) == 4.0
+    assert CONFIG.suspicion_s(1000) == pytest.approx(12.0)
+    assert CONFIG.detection_s(4) == 1.0 + 2 * 1.0 + 4.0
+
+
+@pytest.mark.parametrize(
+    "field", ["gossip_s", "probe_s", "probe_timeout_s", "suspicion_factor", "reconnect_s"]
+)
+def test_periods_must_be_above_zero(field: str) -> None:
+    with pytest.raises(ValueError, match=f"^{field} is 0; it must be above 0$"):
+        MembershipConfig(**{field: 0})
+
+
+def test_the_number_of_indirect_probes_may_be_zero_and_not_less() -> None:
+    membership = machine("w1", "w2", config=MembershipConfig(indirect_probes=0))
+    (again,) = asked(membership.step(Probed("w1", answered=False), 0.0))
+    assert again.via == "at-me"
+    with pytest.raises(ValueError, match="indirect_probes is -1"):
+        MembershipConfig(indirect_probes=-1)

@@ -1,0 +1,241 @@
+"""Many Membership machines on one heap and one virtual clock: a failing seed is the reproduction.
+
+Mirrors how a worker carries out the machine's actions (`worker.gossip`), on links with latency and
+loss, with processes that crash, pause and are cut off. No I/O, no real time.
+"""
+
+import heapq
+import itertools
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from worker.membership import (
+    AskProbe,
+    Card,
+    Event,
+    Health,
+    Heard,
+    Leaving,
+    Membership,
+    MembershipConfig,
+    Probe,
+    Probed,
+    ProbedFor,
+    Tick,
+    ViewChanged,
+)
+
+TICK_S = 0.1
+LATENCY_S = (0.005, 0.05)
+
+
+@dataclass
+class Process:
+    """One peer: its machine, and what the world does to it."""
+
+    machine: Membership
+    running: bool = True
+    wakes_at: float = 0.0
+
+
+@dataclass(frozen=True)
+class Change:
+    """At `at`, `observer` came to think `peer` to be `health`."""
+
+    at: float
+    observer: str
+    peer: str
+    health: Health
+
+
+@dataclass
+class Simulation:
+    """Args: peers: how many, all known to each other at the start; loss: of a message one way."""
+
+    peers: int
+    seed: int
+    loss: float = 0.0
+    config: MembershipConfig = field(default_factory=MembershipConfig)
+
+    def __post_init__(self) -> None:
+        self.now = 0.0
+        self.changes: list[Change] = []
+        self.processes: dict[str, Process] = {}
+        self.cut: set[frozenset[str]] = set()
+        self._rng = random.Random(self.seed)
+        self._agenda: list[tuple[float, int, str, Callable[[], None]]] = []
+        self._number = itertools.count()
+        self._seen: dict[tuple[str, str], Health] = {}
+        cards = tuple(Card(f"w{i}", f"w{i}", epoch=1) for i in range(self.peers))
+        for card in cards:
+            self.start(card, cards)
+
+    @property
+    def names(self) -> list[str]:
+        return list(self.processes)
+
+    # ------------------------------------------------------------------ what a test does to them
+
+    def start(self, card: Card, known: tuple[Card, ...]) -> None:
+        """A process begins (again), having heard of `known`."""
+        machine = Membership(card, self.config, random.Random(self._rng.random()))
+        self.processes[card.peer] = Process(machine)
+        self._step(card.peer, Heard(known))
+        self._at(self._rng.uniform(0, TICK_S), card.peer, lambda: self._tick(card.peer, machine))
+
+    def restart(self, name: str, epoch: int, via: str) -> None:
+        """A new life of a crashed peer, which knows one other."""
+        self.start(Card(name, name, epoch), (Card(via, via, epoch=1),))
+
+    def crash(self, name: str) -> None:
+        self.processes[name].running = False
+
+    def leave(self, name: str) -> None:
+        """Says so, and is gone a second later."""
+        self._step(name, Leaving())
+        self._at(1.0, name, lambda: self.crash(name))
+
+    def pause(self, name: str, seconds: float) -> None:
+        """Nothing runs in this process for a while: the GIL is held, or it was stopped."""
+        process = self.processes[name]
+        process.wakes_at = max(process.wakes_at, self.now + seconds)
+
+    def partition(self, *sides: set[str]) -> None:
+        """Cuts every link between the sides; without sides, heals all."""
+        self.cut = {
+            frozenset((a, b))
+            for one, other in itertools.combinations(sides, 2)
+            for a in one
+            for b in other
+        }
+
+    def run(self, seconds: float) -> None:
+        """Lets virtual time pass."""
+        end = self.now + seconds
+        while self._agenda and self._agenda[0][0] <= end:
+            self.now, _, name, work = heapq.heappop(self._agenda)
+            process = self.processes.get(name)
+            if process is None or not process.running:
+                continue
+            if process.wakes_at > self.now:
+                self._push(process.wakes_at, name, work)
+                continue
+            work()
+        self.now = end
+
+    # -------------------------------------------------------------------------- what a test asks
+
+    def health(self, observer: str, peer: str) -> Health:
+        return self._seen[observer, peer]
+
+    def views(self) -> set[tuple[tuple[str, Health], ...]]:
+        """The different views that running peers have; one when all agree."""
+        return {
+            tuple((card.peer, card.health) for card in process.machine.cards)
+            for process in self.processes.values()
+            if process.running
+        }
+
+    def deaths(self) -> list[Change]:
+        return [change for change in self.changes if change.health is Health.DEAD]
+
+    # ------------------------------------------------------------------------------------ inside
+
+    def _push(self, at: float, name: str, work: Callable[[], None]) -> None:
+        heapq.heappush(self._agenda, (at, next(self._number), name, work))
+
+    def _at(self, delay_s: float, name: str, work: Callable[[], None]) -> None:
+        """Work in a process; dropped when it has crashed, postponed while it is paused."""
+        self._push(self.now + delay_s, name, work)
+
+    def _tick(self, name: str, machine: Membership) -> None:
+        if self.processes[name].machine is machine:
+            self._step(name, Tick())
+            self._at(TICK_S, name, lambda: self._tick(name, machine))
+
+    def _step(self, name: str, event: Event) -> None:
+        machine = self.processes[name].machine
+        for action in machine.step(event, self.now):
+            match action:
+                case Probe(peer, address, timeout_s):
+                    self._exchange(
+                        name, address, timeout_s, lambda ok, p=peer: self._step(name, Probed(p, ok))
+                    )
+                case AskProbe(via, peer, address, timeout_s):
+                    self._ask(name, via, peer, address, timeout_s)
+                case ViewChanged():
+                    self._note(name, machine)
+
+    def _note(self, name: str, machine: Membership) -> None:
+        for card in machine.cards:
+            if self._seen.get((name, card.peer)) is not card.health:
+                self._seen[name, card.peer] = card.health
+                self.changes.append(Change(self.now, name, card.peer, card.health))
+
+    def _exchange(
+        self, name: str, to: str, timeout_s: float, ended: Callable[[bool], None]
+    ) -> None:
+        """Push-pull of member lists; `ended` is told whether the answer came in time."""
+        carried = self.processes[name].machine.cards
+
+        def serve(answer: Callable[[Callable[[], None]], None]) -> None:
+            self._step(to, Heard(carried, name))
+            returned = self.processes[to].machine.cards
+            answer(lambda: self._step(name, Heard(returned, to)))
+
+        self._call(name, to, timeout_s, serve, ended)
+
+    def _ask(self, name: str, via: str, peer: str, address: str, timeout_s: float) -> None:
+        alive = False
+
+        def serve(answer: Callable[[Callable[[], None]], None]) -> None:
+            def note(value: bool) -> None:
+                nonlocal alive
+                alive = value
+
+            self._exchange(via, address, timeout_s, lambda ok: answer(lambda: note(ok)))
+
+        self._call(
+            name,
+            via,
+            2 * timeout_s,
+            serve,
+            lambda ok: self._step(name, ProbedFor(peer, ok and alive)),
+        )
+
+    def _call(
+        self,
+        name: str,
+        to: str,
+        timeout_s: float,
+        serve: Callable[[Callable[[Callable[[], None]], None]], None],
+        ended: Callable[[bool], None],
+    ) -> None:
+        """One request and its answer. An answer that reached the machine in time counts, though a
+        busy process takes it up later: gRPC's core needs no GIL to receive."""
+        deadline = self.now + timeout_s
+        done = False
+
+        def end(ok: bool, take: Callable[[], None] | None = None) -> None:
+            nonlocal done
+            if not done:
+                done = True
+                if take is not None:
+                    take()
+                ended(ok)
+
+        def answer(take: Callable[[], None]) -> None:
+            self._send(to, name, lambda: end(True, take), by=deadline)
+
+        self._send(name, to, lambda: serve(answer))
+        self._at(timeout_s, name, lambda: end(False))
+
+    def _send(self, sender: str, to: str, work: Callable[[], None], by: float = math.inf) -> None:
+        """A message, lost now and then, and dropped when it would arrive too late."""
+        if sender != to and frozenset((sender, to)) in self.cut:
+            return
+        latency_s = 0.0 if sender == to else self._rng.uniform(*LATENCY_S)
+        if (sender == to or self._rng.random() >= self.loss) and self.now + latency_s < by:
+            self._at(latency_s, to, work)

@@ -1,0 +1,275 @@
+"""Checkpoints: what was saved comes back, and damage of any kind leads to the one before."""
+
+import json
+import os
+import pickle
+import resource
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from worker import checkpoint
+from worker.checkpoint import CheckpointConfig, load, prune, save
+from worker.errors import CheckpointError
+
+TENSORS = "tensors.safetensors"
+MANIFEST = "manifest.json"
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+def save_step(folder: Path, step: int) -> Path:
+    tensors = {"anchor/0": torch.full((5,), float(step)), "empty": torch.empty(0)}
+    return save(folder, step, tensors, {"step": step, "group": ["a", "b"]})
+
+
+def step_of(folder: Path) -> int:
+    """The step of the newest usable checkpoint, whose tensors must belong to it."""
+    found, _ = load(folder)
+    step: int = found.values["step"]
+    assert found.tensors["anchor/0"].tolist() == [float(step)] * 5
+    return step
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Path:
+    """A folder with the checkpoints of steps 100 and 200."""
+    save_step(tmp_path, 100)
+    save_step(tmp_path, 200)
+    return tmp_path
+
+
+def newest(folder: Path, name: str) -> Path:
+    return folder / "step-00000200" / name
+
+
+def test_a_checkpoint_comes_back_as_it_was(tmp_path: Path) -> None:
+    tensors = {
+        "anchor/0": torch.randn(3, 4),
+        "scalar": torch.tensor(2.5),
+        "empty": torch.empty(0),
+        "steps": torch.arange(3),
+    }
+    values = {"step": 7, "stream": "w\N{LATIN SMALL LETTER U WITH DIAERESIS}", "none": None}
+    path = save(tmp_path / "new" / "folder", 7, tensors, values)
+    found, problems = load(path.parent)
+    assert problems == []
+    assert found.path == path
+    assert path.name == "step-00000007"
+    assert set(found.tensors) == set(tensors)
+    for name, tensor in tensors.items():
+        assert torch.equal(found.tensors[name], tensor)
+        assert found.tensors[name].dtype == tensor.dtype
+    assert {key: found.values[key] for key in values} == values
+
+
+def test_the_newest_is_loaded(two: Path) -> None:
+    found, problems = load(two)
+    assert (found.values["step"], problems) == (200, [])
+
+
+def test_the_same_step_can_be_saved_again(two: Path) -> None:
+    save(two, 200, {"anchor/0": torch.zeros(1)}, {"step": 200, "again": True})
+    assert load(two)[0].values["again"] is True
+    assert len(list(two.iterdir())) == 2
+
+
+# --------------------------------------------------------------------------------------- damage
+
+
+def test_tensors_cut_short_at_any_length_lead_to_the_one_before(two: Path) -> None:
+    whole = newest(two, TENSORS).read_bytes()
+    for length in range(len(whole)):
+        newest(two, TENSORS).write_bytes(whole[:length])
+        found, problems = load(two)
+        assert found.values["step"] == 100
+        assert problems == [
+            f"{two / 'step-00000200'}: cut short: {length} of {len(whole)} bytes; "
+            "going back to the one before"
+        ]
+
+
+def test_every_damaged_byte_of_the_tensors_leads_to_the_one_before(two: Path) -> None:
+    whole = newest(two, TENSORS).read_bytes()
+    for position in range(len(whole)):
+        damaged = bytearray(whole)
+        damaged[position] ^= 1 << position % 8
+        newest(two, TENSORS).write_bytes(damaged)
+        found, (problem,) = load(two)
+        assert found.values["step"] == 100
+        assert problem == (
+            f"{two / 'step-00000200'}: damaged: its hash differs; going back to the one before"
+        )
+
+
+def test_a_manifest_cut_short_at_any_length_leads_to_the_one_before(two: Path) -> None:
+    whole = newest(two, MANIFEST).read_bytes()
+    for length in range(len(whole)):
+        newest(two, MANIFEST).write_bytes(whole[:length])
+        found, (problem,) = load(two)
+        assert found.values["step"] == 100
+        assert problem.startswith(f"{two / 'step-00000200'}: unreadable: ")
+        assert problem.endswith("; going back to the one before")
+
+
+def test_every_damaged_byte_of_the_manifest_leads_to_the_one_before_or_does_no_harm(
+    two: Path,
+) -> None:
+    """A flipped digit of the step is damage too."""
+    whole = newest(two, MANIFEST).read_bytes()
+    right = json.loads(whole)
+    wrongly_taken = []
+    for position in range(len(whole)):
+        damaged = bytearray(whole)
+        damaged[position] ^= 1
+        newest(two, MANIFEST).write_bytes(damaged)
+        found, _ = load(two)
+        if found.path.name == "step-00000200" and found.values != right:
+            wrongly_taken.append(bytes(damaged[max(0, position - 8) : position + 8]))
+    assert wrongly_taken == []
+
+
+@pytest.mark.parametrize(
+    "garbage", [b"", b"[]", b"3", b"null", b'"x"', b"{}", b'{"tensors": 3}', b"\xff\xfe\x00"]
+)
+def test_a_garbled_manifest_leads_to_the_one_before(two: Path, garbage: bytes) -> None:
+    newest(two, MANIFEST).write_bytes(garbage)
+    found, problems = load(two)
+    assert (found.values["step"], len(problems)) == (100, 1)
+
+
+@pytest.mark.parametrize("name", [TENSORS, MANIFEST])
+def test_a_missing_file_leads_to_the_one_before(two: Path, name: str) -> None:
+    newest(two, name).unlink()
+    assert step_of(two) == 100
+
+
+def test_a_pickle_in_place_of_the_tensors_is_never_executed(
+    two: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even where size and hash are those of the pickle."""
+
+    class Malicious:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return os.mkdir, (str(two / "executed"),)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            checkpoint, "save_file", lambda _, path: path.write_bytes(pickle.dumps(Malicious()))
+        )
+        save_step(two, 300)
+    found, (problem,) = load(two)
+    assert found.values["step"] == 200
+    assert problem.startswith(f"{two / 'step-00000300'}: unreadable: ")
+    assert not (two / "executed").exists()
+
+
+def test_when_none_is_usable_it_says_what_is_wrong_and_what_to_do(two: Path) -> None:
+    for path in two.glob("step-*"):
+        (path / TENSORS).write_bytes(b"short")
+    with pytest.raises(CheckpointError) as refused:
+        load(two)
+    line = str(refused.value)
+    assert line.startswith(f"{two}: no usable checkpoint ({two / 'step-00000200'}: cut short: 5 of")
+    assert line.endswith("start without --resume, or name another --out")
+
+
+def test_a_folder_without_checkpoints_has_none(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "missing"):
+        with pytest.raises(CheckpointError, match="no usable checkpoint; start without --resume"):
+            load(folder)
+
+
+# ---------------------------------------------------------------------------------- kill and disk
+
+
+@contextmanager
+def killed_at(monkeypatch: pytest.MonkeyPatch, moment: int) -> Iterator[None]:
+    """Ends the process at one of the moments at which the disk is in another state."""
+    moments = iter(range(100))
+
+    def dying(work: object) -> object:
+        def die_or_do(*args: object, **kwargs: object) -> object:
+            if next(moments) == moment:
+                raise Killed
+            return work(*args, **kwargs)
+
+        return die_or_do
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "save_file", dying(checkpoint.save_file))
+        patch.setattr(os, "fsync", dying(os.fsync))
+        patch.setattr(Path, "write_text", dying(Path.write_text))
+        patch.setattr(Path, "mkdir", dying(Path.mkdir))
+        patch.setattr(Path, "rename", dying(Path.rename))
+        yield
+
+
+@pytest.mark.parametrize("moment", range(9))
+def test_a_kill_at_any_point_leaves_the_newest_or_the_one_before(
+    two: Path, monkeypatch: pytest.MonkeyPatch, moment: int
+) -> None:
+    with killed_at(monkeypatch, moment), pytest.raises(Killed):
+        save_step(two, 300)
+    assert step_of(two) in (200, 300)
+    save_step(two, 300)
+    assert step_of(two) == 300
+    assert sorted(path.name for path in two.iterdir()) == [
+        f"step-{step:08d}" for step in (100, 200, 300)
+    ]
+
+
+def test_a_whole_save_has_no_more_moments_than_that(
+    two: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with killed_at(monkeypatch, moment=9):
+        save_step(two, 300)
+    assert step_of(two) == 300
+
+
+def test_a_partial_folder_is_never_loaded(two: Path) -> None:
+    shutil.copytree(two / "step-00000200", two / ".partial-00000300")
+    assert step_of(two) == 200
+
+
+def test_a_full_disk_is_an_os_error_and_the_earlier_checkpoints_stand(two: Path) -> None:
+    """A limit on the size of files stands in for the disk; the caller catches OSError."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        with pytest.raises(OSError, match="large"):
+            save(two, 300, {"anchor/0": torch.zeros(10_000)}, {"step": 300})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert step_of(two) == 200
+
+
+# ----------------------------------------------------------------------------------------- rest
+
+
+def test_prune_keeps_the_newest(tmp_path: Path) -> None:
+    for step in (5, 40, 300, 2000, 10_000):
+        save_step(tmp_path, step)
+    prune(tmp_path, keep=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00002000", "step-00010000"]
+    prune(tmp_path, keep=2)
+    assert step_of(tmp_path) == 10_000
+
+
+def test_pruning_a_folder_that_is_missing_does_nothing(tmp_path: Path) -> None:
+    prune(tmp_path / "missing", keep=2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [({"every_s": 0.0}, r"^every_s is 0\.0; it must be above 0$"), ({"keep": 1}, r"^keep is 1;")],
+)
+def test_settings_out_of_range_are_refused(changes: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        CheckpointConfig(**changes)

@@ -1,0 +1,280 @@
+"""A run's TOML: what it may say, and the one line for everything else."""
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from algorithms.plan import PRESETS
+from worker.config import Config, load_config, parse_config, to_document
+from worker.errors import ConfigError
+
+SHARES = st.floats(0, 0.99)
+POSITIVE = st.floats(1e-6, 100)
+
+
+def config_error(*settings: str, path: Path | None = None, preset: str | None = None) -> str:
+    """The one line that refuses these settings."""
+    with pytest.raises(ConfigError) as refused:
+        load_config(path, settings, preset)
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
+
+
+@pytest.fixture
+def toml(tmp_path: Path) -> Any:
+    def write(text: str) -> Path:
+        path = tmp_path / "run.toml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+# ------------------------------------------------------------------------------------- reading
+
+
+def test_without_anything_the_defaults_stand() -> None:
+    assert load_config(None, ()) == Config()
+    assert Config().plan == PRESETS["diloco"]
+
+
+def test_a_file_is_read_and_settings_go_on_top(toml: Any) -> None:
+    path = toml(
+        """
+        [run]
+        seed = 7
+        steps = 90
+        [task]
+        model = "small"
+        architecture = {hidden_size = 32}
+        [diloco]
+        inner_steps = 10
+        outer_lr = 1
+        [membership]
+        gossip_s = 0.5
+        """
+    )
+    config = load_config(path, ["run.steps=100", "task.batch_size=2"])
+    assert (config.run.seed, config.run.steps) == (7, 100)
+    assert config.task.options == {
+        "model": "small",
+        "architecture": {"hidden_size": 32},
+        "batch_size": 2,
+    }
+    assert (config.plan.inner_steps, config.plan.outer_lr) == (10, 1.0)
+    assert isinstance(config.plan.outer_lr, float)
+    assert config.membership.gossip_s == 0.5
+
+
+def test_a_preset_on_the_command_line_wins_over_the_files(toml: Any) -> None:
+    path = toml('[diloco]\npreset = "local"\ninner_steps = 9\n')
+    assert load_config(path, ()).preset == "local"
+    config = load_config(path, (), "diloco")
+    assert (config.preset, config.plan.exchange, config.plan.inner_steps) == ("diloco", "mean", 9)
+
+
+def test_ddp_is_its_own_period_whatever_a_comparison_was_started_with() -> None:
+    config = load_config(None, ["diloco.inner_steps=50"], "ddp")
+    assert config.plan == PRESETS["ddp"]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("3", 3),
+        ("2.5", 2.5),
+        ("true", True),
+        ('"quoted"', "quoted"),
+        ("plain", "plain"),
+        ("/some/where.txt", "/some/where.txt"),
+        ("a=b", "a=b"),
+        ("", ""),
+        ("[1, 2]", [1, 2]),
+        ("{a = 1, b = {c = 2}}", {"a": 1, "b": {"c": 2}}),
+    ],
+)
+def test_a_setting_is_toml_or_else_plain_text(text: str, value: object) -> None:
+    assert load_config(None, [f"task.option={text}"]).task.options == {"option": value}
+
+
+def test_the_last_setting_wins() -> None:
+    assert load_config(None, ["run.seed=1", "run.seed=2"]).run.seed == 2
+
+
+# ------------------------------------------------------------------------------------ refusals
+
+
+def test_an_unknown_key_gets_the_nearest_name_in_one_line(toml: Any) -> None:
+    path = toml("[diloco]\ninner_step = 50\n")
+    assert config_error(path=path) == (
+        f"{path}: [diloco] has no key 'inner_step'; did you mean 'inner_steps'?"
+    )
+    assert config_error("run.sed=1") == (
+        "the defaults: [run] has no key 'sed'; did you mean 'seed'?"
+    )
+    assert config_error("diloco.prset=1").endswith("did you mean 'preset'?")
+
+
+def test_a_key_like_no_other_gets_all_names() -> None:
+    assert config_error("run.zzz=1") == (
+        "the defaults: [run] has no key 'zzz'; use one of seed, steps"
+    )
+
+
+def test_an_unknown_section_gets_the_nearest(toml: Any) -> None:
+    path = toml("[dilocco]\ninner_steps = 50\n")
+    assert config_error(path=path) == f"{path}: no section [dilocco]; did you mean 'diloco'?"
+
+
+def test_a_section_must_be_one(toml: Any) -> None:
+    path = toml("run = 3\n")
+    assert config_error(path=path) == (f"{path}: run is a section; write [run] and keys below it")
+    assert config_error("run.seed=1", path=path) == "--set run.seed=1: run is not a section"
+
+
+def test_a_preset_cannot_be_put_into_what_is_no_section(toml: Any) -> None:
+    path = toml("diloco = 3\n")
+    assert "diloco is" in config_error(path=path, preset="ddp")
+
+
+@pytest.mark.parametrize(
+    ("preset", "hint"),
+    [("diloc", "did you mean 'diloco'?"), ("zzz", "use one of diloco, ddp, local")],
+)
+def test_an_unknown_preset_gets_the_nearest(preset: str, hint: str) -> None:
+    assert config_error(preset=preset) == f"the defaults: no preset {preset!r}; {hint}"
+    assert config_error(f"diloco.preset={preset}") == f"the defaults: no preset {preset!r}; {hint}"
+
+
+@pytest.mark.parametrize("value", ["3", "true", "[1]", "{a = 1}"])
+def test_a_preset_must_be_a_name(value: str) -> None:
+    assert "preset" in config_error(f"diloco.preset={value}")
+
+
+@pytest.mark.parametrize("value", ["3", "true", '["llama-bytes"]', "{a = 1}"])
+def test_a_tasks_name_must_be_text(value: str) -> None:
+    assert "name" in config_error(f"task.name={value}")
+
+
+@pytest.mark.parametrize(
+    ("setting", "line"),
+    [
+        ("run.steps=many", "[run] steps is 'many'; it must be of type int"),
+        ("run.steps=1.5", "[run] steps is 1.5; it must be of type int"),
+        ("run.steps=true", "[run] steps is True; it must be of type int"),
+        ("inner.lr=fast", "[inner] lr is 'fast'; it must be of type float"),
+        ("inner.lr=true", "[inner] lr is True; it must be of type float"),
+        ("diloco.codec=4", "[diloco] codec is 4; it must be of type str"),
+        ("checkpoint.keep=2.0", "[checkpoint] keep is 2.0; it must be of type int"),
+        ("run.steps=0", "[run] steps is 0; it must be at least 1"),
+        ("diloco.inner_steps=0", "[diloco] inner_steps (H) is 0; it must be at least 1"),
+        ("membership.gossip_s=0", "[membership] gossip_s is 0.0; it must be above 0"),
+        ("rounds.quorum=1.5", "[rounds] quorum is 1.5; it must be above 0, at most 1"),
+        ("checkpoint.keep=1", "[checkpoint] keep is 1; it must be at least 2, one to fall back on"),
+    ],
+)
+def test_a_wrong_type_or_value_is_named(setting: str, line: str) -> None:
+    assert config_error(setting) == f"the defaults: {line}"
+
+
+def test_no_setting_may_be_nan() -> None:
+    config = Config()
+    sections = {
+        "inner": config.inner,
+        "diloco": config.plan,
+        "rounds": config.rounds,
+        "membership": config.membership,
+        "checkpoint": config.checkpoint,
+    }
+    taken = []
+    for section, defaults in sections.items():
+        for field in dataclasses.fields(defaults):
+            if isinstance(getattr(defaults, field.name), float):
+                try:
+                    load_config(None, [f"{section}.{field.name}=nan"])
+                except ConfigError:
+                    continue
+                taken.append(f"{section}.{field.name}")
+    assert taken == []
+
+
+@pytest.mark.parametrize("seed", [2**64, -(2**64)])
+def test_a_seed_that_no_generator_takes_is_refused(seed: int) -> None:
+    assert "seed" in config_error(f"run.seed={seed}")
+
+
+@pytest.mark.parametrize("setting", ["", "run", "run.steps", "steps=3", ".steps=3", "run.=3", "="])
+def test_a_setting_of_another_form_is_refused_with_an_example(setting: str) -> None:
+    assert config_error(setting) == (
+        f"--set {setting}: write section.key=value, such as diloco.inner_steps=50"
+    )
+
+
+def test_a_file_that_is_missing_or_no_toml_is_refused(tmp_path: Path, toml: Any) -> None:
+    missing = tmp_path / "missing.toml"
+    assert config_error(path=missing) == f"{missing}: cannot be read: No such file or directory"
+    assert config_error(path=tmp_path) == f"{tmp_path}: cannot be read: Is a directory"
+    assert config_error(path=toml("[run\n")).startswith(f"{tmp_path / 'run.toml'}: not TOML: ")
+    (tmp_path / "run.toml").write_bytes(b"\xff\xfe")
+    assert "not TOML" in config_error(path=tmp_path / "run.toml")
+
+
+# ---------------------------------------------------------------------------------- round trip
+
+
+@given(
+    seed=st.integers(0, 2**62),
+    steps=st.integers(1, 10**9),
+    preset=st.sampled_from(["diloco", "local"]),
+    inner_steps=st.integers(1, 10**6),
+    outer_lr=POSITIVE,
+    momentum=SHARES,
+    alpha=SHARES,
+    lr=POSITIVE,
+    options=st.dictionaries(
+        st.text(st.characters(codec="ascii", categories=["L"]), min_size=1).filter(
+            lambda key: key != "name"
+        ),
+        st.integers() | st.text() | st.booleans(),
+        max_size=3,
+    ),
+)
+def test_the_run_wide_sections_survive_as_plain_values(
+    seed: int, steps: int, preset: str, inner_steps: int, outer_lr: float, momentum: float,
+    alpha: float, lr: float, options: dict[str, Any],
+) -> None:  # fmt: skip
+    config = parse_config(
+        {
+            "run": {"seed": seed, "steps": steps},
+            "task": options,
+            "inner": {"lr": lr},
+            "diloco": {
+                "preset": preset,
+                "inner_steps": inner_steps,
+                "outer_lr": outer_lr,
+                "outer_momentum": momentum,
+                "merge_alpha": alpha,
+            },
+        },
+        "here",
+    )
+    assert config.plan.inner_steps == inner_steps
+    assert parse_config(to_document(config), "there") == config
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_survives_as_plain_values(preset: str) -> None:
+    config = load_config(None, (), preset)
+    assert parse_config(to_document(config), "there") == config
+    assert config.plan == PRESETS[preset]
+
+
+def test_the_machines_own_sections_are_not_run_wide() -> None:
+    config = load_config(None, ["rounds.quorum=1", "membership.gossip_s=9", "checkpoint.keep=5"])
+    assert to_document(config) == to_document(Config())
+    assert math.isclose(config.rounds.quorum, 1.0)

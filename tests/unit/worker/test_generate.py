@@ -1,0 +1,113 @@
+"""Text from a checkpoint: which one is taken, and that its anchor is what writes."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from algorithms.fragments import TensorSpec, partition
+from worker import checkpoint
+from worker.config import Config, load_config
+from worker.errors import CheckpointError
+from worker.generate import find_checkpoint, generate_text
+from worker.manifest import Manifest
+from worker.tasks import TaskError, load_task
+
+SIZES = (
+    "{hidden_size = 8, intermediate_size = 16, num_hidden_layers = 2, num_attention_heads = 2, "
+    "num_key_value_heads = 1}"
+)
+WITHOUT_TEXT = """
+import torch
+
+class Numbers:
+    def model(self): return torch.nn.Linear(1, 1)
+    def batches(self, split, cursor): yield from ()
+    def loss(self, model, batch): return model(batch.inputs)
+
+def build(*, seed): return Numbers()
+"""
+
+
+def save_step(folder: Path, step: int, **values: Any) -> Path:
+    return checkpoint.save(folder, step, {"anchor/0": torch.zeros(1)}, {"step": step, **values})
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    text = tmp_path / "text.txt"
+    text.write_text("the flock turns as one, and no bird leads. " * 30)
+    return load_config(
+        None,
+        [
+            f"task.text={text}",
+            f"task.architecture={SIZES}",
+            "task.context_bytes=16",
+            "diloco.fragments=2",
+        ],
+    )
+
+
+def test_the_anchor_writes_whatever_the_number_of_fragments(config: Config, tmp_path: Path) -> None:
+    task = load_task(config.task.name, seed=0, options=config.task.options)
+    model = task.model()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
+    parameters = {name: p.detach() for name, p in model.named_parameters()}
+    schema = [TensorSpec(name, tuple(p.shape)) for name, p in parameters.items()]
+    tensors = {
+        f"anchor/{fragment.index}": fragment.flatten(parameters)
+        for fragment in partition(schema, 2)
+    }
+    assert len(tensors) == 3
+    values = {"step": 5, "manifest": Manifest.of(config, schema).plain()}
+    checkpoint.save(tmp_path / "run" / "w0" / "checkpoints", 5, tensors, values)
+    written = generate_text(tmp_path / "run", "a bird ", 30, temperature=0.7, seed=3)
+    assert written == task.generate(model, "a bird ", 30, 0.7, 3)
+    assert written != task.generate(task.model(), "a bird ", 30, 0.7, 3)
+
+
+def test_a_task_that_writes_no_text_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "numbers_without_text.py").write_text(WITHOUT_TEXT)
+    monkeypatch.syspath_prepend(tmp_path)
+    manifest = Manifest.of(load_config(None, ["task.name=numbers_without_text:build"]), [])
+    save_step(tmp_path, 1, manifest=manifest.plain())
+    with pytest.raises(TaskError, match=r"task 'numbers_without_text:build' has no generate\(\)"):
+        generate_text(tmp_path, "x", 1, 0.0, 0)
+
+
+def test_the_highest_step_of_all_workers_is_found(tmp_path: Path) -> None:
+    for worker, steps in (("w0", (100, 200)), ("w1", (100, 300)), ("w2", (250,))):
+        for step in steps:
+            save_step(tmp_path / worker / "checkpoints", step)
+    assert find_checkpoint(tmp_path).path == tmp_path / "w1" / "checkpoints" / "step-00000300"
+    assert find_checkpoint(tmp_path / "w0").values["step"] == 200
+    assert find_checkpoint(tmp_path / "w0" / "checkpoints").values["step"] == 200
+
+
+def test_damaged_checkpoints_are_passed_over(tmp_path: Path) -> None:
+    save_step(tmp_path / "w0", 100)
+    save_step(tmp_path / "w0", 300)
+    (tmp_path / "w0" / "step-00000300" / "tensors.safetensors").write_bytes(b"")
+    save_step(tmp_path / "w1", 400)
+    (tmp_path / "w1" / "step-00000400" / "manifest.json").write_text("{")
+    assert find_checkpoint(tmp_path).values["step"] == 100
+
+
+def test_a_checkpoint_that_is_named_is_the_one(tmp_path: Path) -> None:
+    older, newer = save_step(tmp_path, 100), save_step(tmp_path, 200)
+    assert find_checkpoint(newer).values["step"] == 200
+    assert find_checkpoint(older).values["step"] == 100
+    (older / "manifest.json").write_text("{")
+    with pytest.raises(CheckpointError, match=f"^{older}: unreadable"):
+        find_checkpoint(older)
+
+
+def test_where_there_is_none_it_says_what_to_name(tmp_path: Path) -> None:
+    for run in (tmp_path, tmp_path / "missing"):
+        with pytest.raises(CheckpointError, match=f"^{run}: no usable checkpoint; name a folder"):
+            find_checkpoint(run)

@@ -1,0 +1,185 @@
+"""The inner optimizer: its schedule in closed form, its step held against torch's AdamW."""
+
+import math
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from worker.inner import InnerConfig, Replica
+from worker.tasks import Batch, Cursor
+
+
+class Line:
+    """Fit y = 2x with a linear model; a sample is its own position."""
+
+    def model(self) -> nn.Module:
+        model = nn.Sequential(nn.Linear(1, 3), nn.Linear(3, 1))
+        with torch.no_grad():
+            for index, parameter in enumerate(model.parameters()):
+                parameter.fill_(0.1 * (index + 1))
+        return model
+
+    def batches(self, split: str, cursor: Cursor) -> Iterator[Batch]:
+        while True:
+            x = torch.arange(cursor.position, cursor.position + 2).float().unsqueeze(1)
+            cursor = cursor.advance(2)
+            yield Batch(x, 2 * x, cursor)
+
+    def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        return nn.functional.mse_loss(model(batch.inputs), batch.targets)
+
+
+def replica(config: InnerConfig, steps: int = 20, model: nn.Module | None = None) -> Replica:
+    task = Line()
+    cursor = Cursor(seed=0, stream="a")
+    return Replica(task, model or task.model(), config, cursor, steps)
+
+
+def trained(each: Replica, steps: int) -> Replica:
+    for step in range(1, steps + 1):
+        each.inner_step(step, each.backward(step))
+    return each
+
+
+# -------------------------------------------------------------------------------- learning rate
+
+
+@given(st.integers(0, 50), st.integers(1, 300), st.floats(0, 1))
+def test_the_rate_warms_up_to_its_peak_and_falls_along_a_cosine(
+    warmup: int, steps: int, floor: float
+) -> None:
+    config = InnerConfig(lr=0.5, warmup_steps=warmup, min_lr_ratio=floor)
+    rates = [config.lr_at(step, steps) for step in range(1, steps + 1)]
+    for step, rate in enumerate(rates, 1):
+        if step <= warmup:
+            assert rate == pytest.approx(0.5 * step / warmup)
+        else:
+            angle = math.pi * (step - warmup) / (steps - warmup)
+            assert rate == pytest.approx(0.5 * (floor + (1 - floor) * (1 + math.cos(angle)) / 2))
+    if steps > warmup:
+        assert rates[-1] == pytest.approx(0.5 * floor)
+
+
+def test_the_rate_stays_at_its_floor_past_the_end() -> None:
+    config = InnerConfig(lr=1.0, warmup_steps=5, min_lr_ratio=0.25)
+    assert config.lr_at(1000, 100) == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"lr": 0.0}, r"^lr is 0\.0; it must be above 0$"),
+        ({"warmup_steps": -1}, "must be at least 0"),
+        ({"weight_decay": -0.1}, "must be at least 0"),
+        ({"clip": -1.0}, "must be at least 0"),
+        ({"min_lr_ratio": 1.5}, r"^min_lr_ratio is 1\.5; it must be 0 to 1$"),
+        ({"beta1": 1.0}, "beta1 and beta2 must be"),
+        ({"beta2": -0.1}, "beta1 and beta2 must be"),
+    ],
+)
+def test_settings_out_of_range_are_refused(changes: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        InnerConfig(**changes)
+
+
+# -------------------------------------------------------------------------------------- replica
+
+
+@pytest.mark.parametrize("clip", [0.0, 0.5, 1e9])
+def test_it_trains_as_adamw_with_clipping_does(clip: float) -> None:
+    config = InnerConfig(lr=0.01, warmup_steps=3, clip=clip, weight_decay=0.1)
+    ours = trained(replica(config), 10)
+    task, model = Line(), Line().model()
+    weights = [p for name, p in model.named_parameters() if name.endswith("weight")]
+    biases = [p for name, p in model.named_parameters() if name.endswith("bias")]
+    optimizer = torch.optim.AdamW(
+        [{"params": weights, "weight_decay": 0.1}, {"params": biases, "weight_decay": 0.0}],
+        betas=(0.9, 0.95),
+    )
+    batches = task.batches("train", Cursor(seed=0, stream="a"))
+    for step in range(1, 11):
+        optimizer.zero_grad()
+        task.loss(model, next(batches)).backward()
+        if clip:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+        for group in optimizer.param_groups:
+            group["lr"] = config.lr_at(step, 20)
+        optimizer.step()
+    for name, parameter in model.named_parameters():
+        assert torch.allclose(ours.parameters[name], parameter, rtol=1e-4, atol=1e-6)
+
+
+def test_weight_decay_shrinks_matrices_and_leaves_vectors() -> None:
+    config = InnerConfig(lr=0.1, warmup_steps=0, weight_decay=0.5)
+    each = replica(config)
+    before = {name: value.clone() for name, value in each.parameters.items()}
+    zeros = {name: torch.zeros_like(value) for name, value in before.items()}
+    each.inner_step(1, zeros)
+    kept = 1 - 0.5 * config.lr_at(1, 20)
+    for name, value in each.parameters.items():
+        expected = before[name] * (kept if name.endswith("weight") else 1)
+        assert torch.allclose(value, expected)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_model_of_matrices_or_of_vectors_alone_trains(bias: bool) -> None:
+    model = Line().model()
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name.endswith("bias") is bias)
+    each = replica(InnerConfig(warmup_steps=0), model=model)
+    before = {name: value.clone() for name, value in each.parameters.items()}
+    trained(each, 3)
+    assert all(not torch.equal(value, before[name]) for name, value in each.parameters.items())
+
+
+def test_equal_replicas_stay_equal_bit_for_bit() -> None:
+    first, second = (trained(replica(InnerConfig()), 5) for _ in range(2))
+    for name, value in first.parameters.items():
+        assert torch.equal(value, second.parameters[name])
+
+
+def test_a_backward_moves_the_cursor_sets_the_loss_and_leaves_the_parameters() -> None:
+    each = replica(InnerConfig())
+    assert math.isnan(each.loss)
+    before = {name: value.clone() for name, value in each.parameters.items()}
+    gradients = each.backward(1)
+    assert each.cursor.position == 2
+    assert each.loss > 0
+    assert set(gradients) == set(each.parameters)
+    assert all(torch.equal(each.parameters[name], value) for name, value in before.items())
+    each.backward(2)
+    assert each.cursor.position == 4
+
+
+def test_writing_into_the_parameters_changes_the_model() -> None:
+    each = replica(InnerConfig())
+    for value in each.parameters.values():
+        assert not value.requires_grad
+        value.zero_()
+    assert all(not parameter.any() for parameter in each.model.parameters())
+
+
+def test_parameters_that_are_frozen_do_not_take_part() -> None:
+    model = Line().model()
+    model[0].weight.requires_grad_(False)
+    each = replica(InnerConfig(), model=model)
+    assert "0.weight" not in each.parameters
+    before = model[0].weight.clone()
+    trained(each, 3)
+    assert torch.equal(model[0].weight, before)
+
+
+def test_a_mean_of_gradients_may_take_the_place_of_ones_own() -> None:
+    """Data-parallel training hands in what came back from the swarm."""
+    config = InnerConfig(lr=0.1, warmup_steps=0, weight_decay=0.0, clip=0.0)
+    each = replica(config)
+    before = {name: value.clone() for name, value in each.parameters.items()}
+    ones = {name: torch.ones_like(value) for name, value in each.backward(1).items()}
+    each.inner_step(1, ones)
+    rate = config.lr_at(1, 20)  # AdamW's first step is the rate times the sign
+    for name, value in each.parameters.items():
+        assert torch.allclose(value, before[name] - rate, atol=1e-6)

@@ -1,0 +1,54 @@
+import pytest
+
+from worker.terminal import announce_plainly, describe
+
+
+@pytest.mark.parametrize(
+    ("event", "line"),
+    [
+        (
+            {"event": "listening", "peer": "w0", "address": "127.0.0.1:7700"},
+            "w0 listens on 127.0.0.1:7700\nanother machine joins with: murmur join 127.0.0.1:7700",
+        ),
+        ({"event": "started", "step": 0, "group": ["a", "b"]}, "started at step 0 with a, b"),
+        (
+            {"event": "progress", "state": "training", "step": 30, "steps": 90, "loss": 2.34567,
+             "round": 2, "bytes_sent": 12_345_678},
+            "step 30/90  loss 2.346  round 2  sent 12.3 MB",
+        ),
+        ({"event": "progress", "state": "waiting", "step": 30, "steps": 90, "loss": 2.0}, None),
+        ({"event": "progress", "state": "ready"}, None),
+        (
+            {"event": "round_failed", "round": 3, "reason": "w1 is gone"},
+            "round 3 failed: w1 is gone",
+        ),
+        (
+            {"event": "adopted", "donor": "w2", "step": 60, "reason": "ahead"},
+            "took over w2's state at step 60: ahead",
+        ),
+        ({"event": "member", "peer_changed": "w1", "health": "dead"}, "w1 is dead"),
+        ({"event": "warning", "text": "the disk is full"}, "warning: the disk is full"),
+        ({"event": "checkpoint", "path": "out/step-00000030"}, "checkpoint out/step-00000030"),
+        (
+            {"event": "result", "reason": "finished", "step": 90, "val_loss": 1.23456,
+             "rounds_completed": 3, "anchor_hash": "ab12"},
+            "finished at step 90: validation loss 1.2346, 3 rounds, anchor ab12",
+        ),
+        (
+            {"event": "result", "reason": "Ctrl-C", "step": 9, "val_loss": None,
+             "rounds_completed": 0, "anchor_hash": "ab12"},
+            "Ctrl-C at step 9: 0 rounds, anchor ab12",
+        ),
+        ({"event": "round", "round": 3}, None),
+    ],
+)  # fmt: skip
+def test_an_event_is_one_plain_line_or_none(event: dict[str, object], line: str | None) -> None:
+    assert describe(event) == line
+
+
+def test_lines_go_to_stdout_and_what_needs_none_is_silent(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    announce_plainly({"event": "warning", "text": "x"})
+    announce_plainly({"event": "round", "round": 3})
+    assert capsys.readouterr().out == "warning: x\n"

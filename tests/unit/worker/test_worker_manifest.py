@@ -1,0 +1,156 @@
+"""The manifest: the same for all peers of a run, and another for every other run."""
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import msgpack
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from algorithms.fragments import TensorSpec
+from worker.config import Config, load_config
+from worker.manifest import PROTOCOL, Manifest, first_difference
+from worker.wire import WireError, pack_document
+
+SCHEMA = [
+    TensorSpec("model.layers.0.w", (3, 4)),
+    TensorSpec("embed", (256, 3)),
+    TensorSpec("s", ()),
+]
+SCALARS = st.none() | st.booleans() | st.integers(0, 99) | st.floats(0, 9) | st.text(max_size=3)
+DOCUMENTS = st.recursive(
+    SCALARS,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+def manifest(*settings: str) -> Manifest:
+    return Manifest.of(load_config(None, settings), SCHEMA)
+
+
+def leaves(document: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for key, value in document.items():
+        if isinstance(value, dict) and value:
+            yield from leaves(value, (*path, key))
+        else:
+            yield (*path, key)
+
+
+def changed_at(document: dict[str, Any], path: tuple[str, ...], value: object) -> dict[str, Any]:
+    copied: dict[str, Any] = copy.deepcopy(document)
+    inner = copied
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = value
+    return copied
+
+
+ALL_LEAVES = list(leaves(manifest("task.model=tiny").plain()))
+
+
+def test_it_holds_the_run_wide_settings_and_every_tensor() -> None:
+    document = manifest().document
+    assert document["protocol"] == PROTOCOL
+    assert document["tensors"] == {"model.layers.0.w": [3, 4], "embed": [256, 3], "s": []}
+    assert set(document) == {"protocol", "run", "task", "inner", "diloco", "tensors"}
+
+
+def test_it_survives_packing() -> None:
+    packed = manifest("task.architecture={hidden_size = 8}")
+    arrived = Manifest.unpack(packed.pack())
+    assert arrived.plain() == packed.plain()
+    assert arrived.run == packed.run
+    assert arrived.pack() == packed.pack()
+
+
+def test_its_config_is_the_runs() -> None:
+    settings = ["run.seed=3", "task.text=stdlib", "diloco.inner_steps=7"]
+    arrived = Manifest.unpack(manifest(*settings).pack())
+    assert arrived.config("the peer") == load_config(None, settings)
+
+
+def test_the_run_does_not_depend_on_the_order_of_keys() -> None:
+    document = manifest().plain()
+    backwards = dict(reversed(document.items()))
+    backwards["diloco"] = dict(reversed(document["diloco"].items()))
+    assert Manifest(backwards).run == manifest().run
+    assert first_difference(document, backwards) is None
+
+
+@pytest.mark.parametrize("path", ALL_LEAVES, ids=".".join)
+def test_another_value_anywhere_is_another_run_and_is_named(path: tuple[str, ...]) -> None:
+    ours = manifest("task.model=tiny").plain()
+    theirs = changed_at(ours, path, "another")
+    assert Manifest(theirs).run != Manifest(ours).run
+    named = first_difference(ours, theirs)
+    assert named is not None
+    assert named.startswith(f"{'.'.join(path)}: ")
+    assert named.endswith(" here, another there")
+
+
+def test_the_first_difference_is_the_first_in_order_of_keys() -> None:
+    ours, theirs = manifest("run.seed=1", "diloco.codec=bf16"), manifest("run.seed=2")
+    assert first_difference(ours.plain(), theirs.plain()) == "diloco.codec: bf16 here, fp32 there"
+    many = {letter: letter for letter in "qwertyuiopasdfghjkl"}
+    assert first_difference(many, dict.fromkeys(many, 0)) == "a: a here, 0 there"
+
+
+def test_a_missing_key_is_named_with_its_side() -> None:
+    assert first_difference({"a": {"b": 1}}, {"a": {}}) == "a.b: missing there"
+    assert first_difference({}, {"a": 1}) == "a: missing here"
+    assert first_difference({"a": {"b": 1}}, {"a": 2}) == "a: {'b': 1} here, 2 there"
+
+
+@given(st.dictionaries(st.text(max_size=3), DOCUMENTS, max_size=3), st.data())
+def test_two_runs_differ_exactly_where_a_difference_is_named(
+    ours: dict[str, Any], data: st.DataObject
+) -> None:
+    theirs = copy.deepcopy(ours)
+    if ours and data.draw(st.booleans()):
+        theirs = changed_at(
+            ours, data.draw(st.sampled_from(list(leaves(ours)))), data.draw(SCALARS)
+        )
+    named = first_difference(ours, theirs)
+    assert (named is None) == (Manifest(ours).run == Manifest(theirs).run)
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(1, 1.0), (1, True)])
+def test_equal_numbers_of_other_types_are_no_difference_or_a_named_one(
+    ours: object, theirs: object
+) -> None:
+    """`rope_theta = 10000` and `10000.0`: one run, or a refusal that names the key."""
+    here, there = Manifest({"task": {"x": ours}}), Manifest({"task": {"x": theirs}})
+    named = first_difference(here.document, there.document)
+    assert (named is None) == (here.run == there.run)
+
+
+@pytest.mark.parametrize("document", [None, 3, [], {}, {"protocol": "one"}, {"run": {}}])
+def test_what_is_no_manifest_is_refused(document: object) -> None:
+    with pytest.raises(WireError, match=r"^not a manifest$"):
+        Manifest.unpack(pack_document(document))
+
+
+@pytest.mark.parametrize(
+    "plain",
+    [
+        b"\x82\xa8protocol\x01\xa1x" + b"\x81\xa1a" * 600 + b"\x01",
+        b"\x82\xa8protocol\x01\xa1x" + b"\x91" * 900 + b"\x01",
+        msgpack.packb({"protocol": 1, b"bytes": 1}),
+    ],
+    ids=["deep maps", "deep lists", "keys of two types"],
+)
+def test_a_hostile_manifest_is_refused_when_it_is_unpacked(plain: bytes) -> None:
+    """What `unpack` lets through must have a run to compare."""
+    raw = zstandard.ZstdCompressor().compress(plain)
+    with pytest.raises(WireError):
+        assert Manifest.unpack(raw).run
+
+
+def test_the_defaults_make_a_manifest() -> None:
+    assert Manifest.of(Config(), []).config("here") == Config()
