@@ -405,6 +405,21 @@ def test_a_later_stream_takes_over_from_one_that_still_trickles() -> None:
     run(scenario())
 
 
+def test_a_round_laid_out_anew_just_before_its_mean_is_computed() -> None:
+    """Another state came in at the same moment: nothing of the former layout is computed."""
+
+    async def scenario() -> None:
+        made = await bench()
+        pending = asyncio.create_task(made.send(contribution("a")))
+        await asyncio.sleep(0.1)
+        made.reducer.viewed(view("a", dead="br"))  # nobody else is awaited any more
+        made.reducer.advanced(0, 0, ("a", "r"))
+        (answer,) = await pending
+        assert answer.WhichOneof("body") == "refusal"
+
+    run(scenario())
+
+
 def test_a_reduction_is_given_from_the_offset_that_is_asked_for() -> None:
     async def scenario() -> None:
         made = await bench()

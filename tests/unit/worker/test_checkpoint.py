@@ -262,6 +262,15 @@ def test_prune_keeps_the_newest(tmp_path: Path) -> None:
     assert step_of(tmp_path) == 10_000
 
 
+def test_folders_of_other_names_are_neither_loaded_nor_counted_nor_removed(two: Path) -> None:
+    """A copy that somebody put aside must not cost the newest checkpoint."""
+    shutil.copytree(two / "step-00000100", two / "step-00000100.bak")
+    shutil.copytree(two / "step-00000100", two / "step-old")
+    assert step_of(two) == 200
+    prune(two, keep=2)
+    assert len(list(two.iterdir())) == 4
+
+
 def test_pruning_a_folder_that_is_missing_does_nothing(tmp_path: Path) -> None:
     prune(tmp_path / "missing", keep=2)
 

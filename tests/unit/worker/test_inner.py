@@ -142,6 +142,20 @@ def test_equal_replicas_stay_equal_bit_for_bit() -> None:
         assert torch.equal(value, second.parameters[name])
 
 
+def test_forgetting_the_moments_is_a_fresh_optimizer_on_the_same_parameters() -> None:
+    config = InnerConfig(lr=0.1, warmup_steps=0)
+    used = trained(replica(config), 5)
+    used.reset_moments()
+    fresh = replica(config, model=Line().model())
+    for name, value in fresh.parameters.items():
+        value.copy_(used.parameters[name])
+    gradients = {name: torch.ones_like(value) for name, value in fresh.parameters.items()}
+    for each in (used, fresh):
+        each.inner_step(6, {name: g.clone() for name, g in gradients.items()})
+    for name, value in fresh.parameters.items():
+        assert torch.equal(value, used.parameters[name])
+
+
 def test_a_backward_moves_the_cursor_sets_the_loss_and_leaves_the_parameters() -> None:
     each = replica(InnerConfig())
     assert math.isnan(each.loss)

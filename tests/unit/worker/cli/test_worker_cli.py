@@ -112,6 +112,10 @@ def test_missing_text_is_one_line_and_exit_code_4(murmur: Murmur) -> None:
     assert line.startswith("murmur: text 'missing.txt': no such file or folder")
 
 
+def test_a_text_that_is_no_path_is_one_line_and_exit_code_4(murmur: Murmur) -> None:
+    assert "text" in refused(murmur, 4, "up", "--set", "task.text=3")
+
+
 def test_an_unknown_task_or_option_is_one_line_and_exit_code_4(murmur: Murmur) -> None:
     line = refused(murmur, 4, "up", "--set", "task.name=lama-bytes")
     assert line.startswith("murmur: unknown task 'lama-bytes'; did you mean 'llama-bytes'?")
