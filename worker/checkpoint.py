@@ -7,6 +7,7 @@ at any point leaves the newest or the one before. Nothing is ever unpickled.
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,8 +22,10 @@ from torch import Tensor
 from worker.errors import CheckpointError
 
 _TENSORS = "tensors.safetensors"
-_MANIFEST = "manifest.json"
+MANIFEST = "manifest.json"
 _HASH_BLOCK_BYTES = 1 << 20
+_BEFORE = "-before"  # a checkpoint that one of the same step is just replacing
+_NAME = re.compile(rf"step-(\d{{8,}})({_BEFORE}|)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,13 +75,16 @@ def save(folder: Path, step: int, tensors: Mapping[str, Tensor], values: Mapping
         },
     }
     sealed = {"record": record, "xxh3_128": _record_hash(record)}
-    (partial / _MANIFEST).write_text(json.dumps(sealed, indent=1))
-    _sync(partial / _MANIFEST)
+    (partial / MANIFEST).write_text(json.dumps(sealed, indent=1))
+    _sync(partial / MANIFEST)
     _sync(partial)
+    before = final.with_name(final.name + _BEFORE)
     if final.exists():  # the same step, written before a restart
-        shutil.rmtree(final)
+        shutil.rmtree(before, ignore_errors=True)
+        final.rename(before)
     partial.rename(final)
     _sync(folder)
+    shutil.rmtree(before, ignore_errors=True)
     return final
 
 
@@ -113,7 +119,7 @@ class CheckpointDamaged(Exception):
 def load_one(path: Path) -> Checkpoint:
     """One checkpoint. Raises CheckpointDamaged."""
     try:
-        sealed = json.loads((path / _MANIFEST).read_text())
+        sealed = json.loads((path / MANIFEST).read_text())
         values = sealed["record"]
         if _record_hash(values) != sealed["xxh3_128"]:
             raise CheckpointDamaged("its manifest is damaged: the hash differs")
@@ -133,7 +139,9 @@ def _record_hash(record: object) -> str:
 
 
 def _newest_first(folder: Path) -> list[Path]:
-    return sorted(folder.glob("step-*"), reverse=True)
+    named = [(_NAME.fullmatch(path.name), path) for path in folder.glob("step-*")]
+    ours = [(int(name[1]), name[2] == "", path) for name, path in named if name]
+    return [path for *_, path in sorted(ours, reverse=True)]
 
 
 def _file_hash(path: Path) -> str:

@@ -107,6 +107,11 @@ def parse_config(document: Mapping[str, Any], source: str) -> Config:
     name = task.pop("name", TaskConfig.name)
     if not isinstance(name, str):
         raise ConfigError(f"{source}: [task] name is {name!r}; it must be of type str")
+    for key, value in task.items():
+        if not _is_plain(value):
+            raise ConfigError(
+                f"{source}: [task] {key} is {value!r}; use text, numbers, lists, tables"
+            )
     return Config(
         run=_build(RunConfig(), document.get("run", {}), "run", source),
         task=TaskConfig(name=name, options=task),
@@ -182,6 +187,14 @@ def _build(
         return dataclasses.replace(default, **checked)  # type: ignore[type-var]
     except ValueError as error:
         raise ConfigError(f"{source}: [{section}] {error}") from error
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, dict):
+        return all(map(_is_plain, value.values()))
+    if isinstance(value, list):
+        return all(map(_is_plain, value))
+    return isinstance(value, str | bool | int | float)
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:

@@ -1,16 +1,18 @@
 """What ends a worker, in one line and with an exit code of its own.
 
-MurmurError
-    ConfigError         3   the TOML, --set or a flag
-    (TaskError          4   the task or its text: worker.tasks)
-    ManifestRefused     5   the swarm runs something else
-    PeersUnreachable    6   nobody answers, or too few came
-    (AddressInUse       7   worker.transport)
-    CheckpointError     8   none can be used
+    MurmurError
+        UsageError          2   an argument
+        ConfigError         3   the TOML, --set or a flag
+        ManifestRefused     5   the swarm runs something else
+        PeersUnreachable    6   nobody answers, or too few came
+        CheckpointError     8   none can be used
+
+Two more live elsewhere: `worker.tasks.TaskError`, 4; `worker.transport.AddressInUse`, 7.
 """
 
 from typing import ClassVar
 
+EXIT_USAGE = 2
 EXIT_CONFIG = 3
 EXIT_TASK = 4
 EXIT_MANIFEST = 5
@@ -24,6 +26,10 @@ class MurmurError(Exception):
     """The message is one line for the user: what, where, how to fix."""
 
     exit_code: ClassVar[int] = 1
+
+
+class UsageError(MurmurError):
+    exit_code = EXIT_USAGE
 
 
 class ConfigError(MurmurError):

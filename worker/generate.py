@@ -40,7 +40,7 @@ def generate_text(run: Path, prompt: str, n_tokens: int, temperature: float, see
 
 def find_checkpoint(run: Path) -> checkpoint.Checkpoint:
     """The usable checkpoint with the highest step below `run`. Raises CheckpointError."""
-    if run.name.startswith("step-"):
+    if (run / checkpoint.MANIFEST).exists():
         try:
             return checkpoint.load_one(run)
         except checkpoint.CheckpointDamaged as error:

@@ -91,13 +91,15 @@ class Replica:
         self.optimizer.state.clear()
 
     def backward(self, step: int) -> Mapping[str, Tensor]:
-        """Gradients at the next batch; sets `loss` and moves `cursor`."""
+        """Gradients at the next batch, zeros where it has none; sets `loss` and moves `cursor`."""
         batch: Batch = next(self._batches)
         self.optimizer.zero_grad(set_to_none=True)
         loss = self._task.loss(self.model, batch)
         loss.backward()  # type: ignore[no-untyped-call]
         self.loss, self.cursor = loss.item(), batch.cursor
-        return {n: p.grad for n, p in self._named.items() if p.grad is not None}
+        return {
+            n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in self._named.items()
+        }
 
     def inner_step(self, step: int, gradients: Mapping[str, Tensor]) -> None:
         """Clips, then one AdamW step at the schedule's learning rate."""

@@ -30,6 +30,7 @@ class Joining:
     Args:
         joins: addresses to try until the run starts; min_peers, wait_s: whom to wait for.
         published: what the train thread has committed, None before it has anything.
+        exchanges: whether the plan exchanges at all; else there is nothing to take over or repair.
         give_up: ends this peer's own round of a fragment, which the fetched state supersedes.
     """
 
@@ -39,6 +40,7 @@ class Joining:
         joins: tuple[str, ...],
         min_peers: int,
         wait_s: float,
+        exchanges: bool,
         run: int,
         gossip: Gossip,
         transport: Transport,
@@ -50,6 +52,7 @@ class Joining:
         log: Callable[[dict[str, object]], None],
     ) -> None:
         self._joins, self._min_peers, self._wait_s = joins, min_peers, wait_s
+        self._exchanges = exchanges
         self._run, self._gossip, self._transport = run, gossip, transport
         self._mailbox, self._offload, self._published = mailbox, offload, published
         self._give_up, self._clock, self._log = give_up, clock, log
@@ -57,7 +60,7 @@ class Joining:
     async def run(self) -> None:
         """Until cancelled. Raises PeersUnreachable, ManifestRefused."""
         await self._start()
-        while True:
+        while self._exchanges:
             await asyncio.sleep(_REPAIR_S)
             await self._repair()
 
@@ -70,7 +73,7 @@ class Joining:
                 hint_at = self._clock() + _HINT_S
                 await self._try_hints(problems)
             if self._published() is not None:
-                if await self._take_over():
+                if self._exchanges and await self._take_over():
                     self._mailbox.answer(Started(()))
                     return
                 view = self._gossip.view

@@ -131,6 +131,7 @@ class Node:
             joins=self._node.joins,
             min_peers=self._node.min_peers,
             wait_s=self._node.wait_s,
+            exchanges=self._config.plan.exchange != "none",
             run=self._manifest.run,
             gossip=self.gossip,
             transport=self._transport,

@@ -175,6 +175,8 @@ def card_from_message(message: pb.PeerCard) -> Card:
     for name in (message.peer, message.address):
         if not 0 < len(name.encode()) <= _MAX_NAME_BYTES:
             raise WireError(f"a peer with a name or address of {len(name)} characters")
+        if not name.isprintable():
+            raise WireError(f"a peer with the name or address {name!r}")
     try:
         health, phase = Health(message.health), Phase(message.phase)
     except ValueError as error:

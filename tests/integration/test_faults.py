@@ -62,7 +62,7 @@ def test_a_worker_comes_back_and_ends_equal(tmp_path: Path) -> None:
 
 
 def test_a_worker_joins_with_nothing_but_an_address(tmp_path: Path) -> None:
-    settings = [*SMALL, *QUICK, *settings_of(run__steps=60, diloco__inner_steps=10)]
+    settings = [*SMALL, *QUICK, *settings_of(run__steps=600, diloco__inner_steps=10)]
     held = gate(tmp_path, 25)
     with running_swarm(2, tmp_path, *settings, *held.settings) as swarm:
         swarm.start_all()
@@ -85,7 +85,7 @@ def test_a_worker_joins_with_nothing_but_an_address(tmp_path: Path) -> None:
             results = swarm.wait("w0", "w1", "new")
     assert len({hashes(result) for result in results.values()}) == 1
     assert results["new"]["rounds_completed"] >= 1
-    assert swarm.workers["w0"].of("round")[-1]["contributors"] == 3
+    assert max(event["contributors"] for event in swarm.workers["w0"].of("round")) == 3
 
 
 def test_the_coordinator_is_optional(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def test_a_swarm_trains_and_reports(tmp_path: Path, preset: str) -> None:
     for peer in report["peers"]:
         assert peer["payload_bytes_sent"] == rounds * payload_bytes
         assert peer["bytes_sent"] >= peer["payload_bytes_sent"]
-    assert f"{report['val_loss']:.3f}" in done.stdout
+    assert f"{report['val_loss']:.4f}" in done.stdout
     assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")
     assert processes_of(tmp_path) == []
     written = murmur("generate", str(out), "def ", "--bytes", "20")

@@ -1,5 +1,7 @@
 """The worker's commands: `up`, `join`, `generate`. Heavy modules load when a command runs."""
 
+import ipaddress
+import secrets
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -7,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from worker.errors import ConfigError
+from worker.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
     from worker.config import Config
@@ -57,9 +59,8 @@ def up(
     """
     from worker.config import load_config
 
+    _check_addresses(*joins, **worker)
     config = load_config(run, settings, preset)
-    for address in (*joins, *filter(None, [worker["coordinator"]])):
-        _check_address(address)
     return _run(config, joins=joins, min_peers=min_peers, wait_s=wait_s, **worker)
 
 
@@ -79,7 +80,7 @@ def join(address: str, config: Path | None, settings: tuple[str, ...], **worker:
     from worker.joining import fetch_manifest
     from worker.manifest import first_difference
 
-    _check_address(address)
+    _check_addresses(address, **worker)
     manifest = fetch_manifest(address, timeout_s=_JOIN_S)
     theirs = manifest.config(f"the run at {address}")
     if config is not None or settings:
@@ -127,12 +128,7 @@ def _run(
     from worker.node import NodeConfig
     from worker.terminal import announce_plainly
 
-    host, port = _check_address(listen)
-    if not insecure and not _is_loopback(host):
-        raise ConfigError(
-            f"--listen {listen}: reachable from other machines, and this version does not encrypt; "
-            "type --insecure to accept that, or listen on 127.0.0.1"
-        )
+    port = int(listen.rpartition(":")[2])
     if threads is not None:
         torch.set_num_threads(threads)
     node = NodeConfig(
@@ -149,18 +145,35 @@ def _run(
     return run_worker(config, options)
 
 
-def _check_address(address: str) -> tuple[str, int]:
-    host, colon, port = address.rpartition(":")
-    if not colon or not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
-        raise click.BadParameter(f"{address!r} is no HOST:PORT, such as 192.0.2.7:7700")
-    return host, int(port)
+def _check_addresses(
+    *others: str,
+    listen: str,
+    advertise: str | None,
+    coordinator: str | None,
+    insecure: bool,
+    **_: Any,
+) -> None:
+    """Raises UsageError for what is no HOST:PORT, ConfigError for a public one not asked for."""
+    for address in (listen, *filter(None, (advertise, coordinator)), *others):
+        host, colon, port = address.rpartition(":")
+        number = int(port) if port.isascii() and port.isdigit() else -1
+        if not colon or not host or not 0 <= number <= 65535:
+            raise UsageError(f"{address!r} is no HOST:PORT, such as 192.0.2.7:7700")
+    if not insecure and not _is_loopback(listen.rpartition(":")[0].strip("[]")):
+        raise ConfigError(
+            f"--listen {listen}: reachable from other machines, and this version does not encrypt; "
+            "type --insecure to accept that, or listen on 127.0.0.1"
+        )
 
 
 def _is_loopback(host: str) -> bool:
-    return host in ("localhost", "[::1]", "::1") or host.startswith("127.")
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _short_id() -> str:
-    import secrets
-
     return secrets.token_hex(2)

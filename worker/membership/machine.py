@@ -222,7 +222,7 @@ class Membership:
 
     def _tick(self, now: float) -> list[Action]:
         if self._ticked_at is not None:
-            asleep_s = now - self._ticked_at - self._config.probe_timeout_s
+            asleep_s = now - self._ticked_at - self._config.gossip_s
             if asleep_s > 0:  # this process was starved or frozen: the others are not to blame
                 for peer in self._suspected_until:
                     self._suspected_until[peer] += asleep_s
@@ -320,6 +320,10 @@ class Membership:
     def _defend(self, heard: Card) -> None:
         """Refutes a rumour of this peer's end, unless it is leaving or the rumour is absurd."""
         me = self.me
+        if heard.epoch > me.epoch:
+            # A former life of this peer, with a clock that was ahead of today's.
+            self._cards[self._me] = replace(me, epoch=heard.epoch + 1)
+            return
         if heard.epoch != me.epoch or heard.health is Health.ALIVE or me.health is Health.LEFT:
             return
         if me.incarnation <= heard.incarnation <= me.incarnation + _MAX_INCARNATION_JUMP:

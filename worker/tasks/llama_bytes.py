@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import nn
 
-from worker.tasks.errors import TaskError
+from worker.tasks.errors import TaskError, TextError
 from worker.tasks.llama import KeyValueCache, Llama, build_llama, llama_config
 from worker.tasks.task import SPLITS, Batch, Cursor
 from worker.tasks.text import STDLIB, load_text
@@ -68,6 +68,8 @@ class LlamaBytes:
             changes["max_position_embeddings"] = context_bytes
         if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
             raise TaskError(f"batch_size must be an integer of at least 1, got {batch_size!r}")
+        if not isinstance(text, str):
+            raise TextError(f"text must be a path or {STDLIB!r}, got {text!r}")
         self.seed = seed
         self.config = llama_config(model, **changes)
         self.batch_size = batch_size

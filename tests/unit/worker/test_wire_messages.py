@@ -22,7 +22,7 @@ from worker.rounds import ShardKey
 from worker.wire import WireError, pack_document, parse, unpack_document
 
 U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
-NAMES = st.text(min_size=1, max_size=64)
+NAMES = st.text(min_size=1, max_size=64).filter(str.isprintable)
 CARDS = st.builds(
     Card,
     peer=NAMES,

@@ -228,8 +228,8 @@ def test_the_same_suspicion_heard_again_does_not() -> None:
     suspect(membership, "w1", 0.0)
     for second in range(1, 4):
         membership.step(Heard((card("w1", health=Health.SUSPECT),)), float(second))
-        tick_until(membership, second, second)
-    tick_until(membership, 3.1, SUSPICION_S)
+        tick_until(membership, second, second + 0.9)
+    tick_until(membership, 4.0, SUSPICION_S)
     assert health(membership, "w1") is Health.DEAD
 
 
