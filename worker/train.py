@@ -366,7 +366,9 @@ class Trainer:
         if not taken:
             return
         self.tally.adoptions += 1
-        self.step = max(self.step, adopt.step)
+        if len(adopt.states) == len(self.states):
+            # All of the other's state belongs to a step of its schedule; a part of it does not.
+            self.step = max(self.step, adopt.step)
         self._event(
             "adopted",
             donor=adopt.donor,

@@ -118,3 +118,13 @@ class Synthetic:
 
 def _generator(seed: int, name: str) -> torch.Generator:
     return torch.Generator().manual_seed(random.Random(f"{seed}/{name}").getrandbits(63))
+
+
+def steady(steps: int, seed: int = 0, inner_steps: int = 5) -> Problem:
+    """Half a second a step: long enough for faults that last a minute."""
+    return Problem(
+        steps=steps,
+        plan=Plan(inner_steps=inner_steps),
+        step_s=dict.fromkeys("abcde", 0.5),
+        seed=seed,
+    )

@@ -1,32 +1,28 @@
 """A swarm of real nodes and real trainers in one process, on the virtual clock.
 
 Each peer is a `worker.node.Node` on a `MemoryTransport`, with its `worker.train.Trainer` on a
-thread that runs only while the loop waits for it: one thread runs at a time, so that every run of
-a test is the same. A tap sees every message of the data plane, and may change it or act on it.
+thread that runs only while the loop waits for it, so that every run of a test is the same.
 """
 
 import asyncio
 import contextvars
-import math
-import threading
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import torch
 
-from protos import murmuration_pb2 as pb
 from tests.protocol.problem import Problem, Synthetic
+from tests.protocol.taps import Tap, TappedTransport
+from tests.protocol.train_side import TrainSide
 from tests.protocol.virtual_time import Stalled, VirtualLoop, in_peer
 from worker.lag import LagMonitor
-from worker.mailbox import FragmentState, Mailbox, Stop, ToIO, ToTrain
+from worker.mailbox import Stop
 from worker.membership import Phase
 from worker.node import Node, NodeConfig
 from worker.snapshot import initial_state
 from worker.train import Trainer
-from worker.transport.base import Handler, Stream
-from worker.transport.memory import MemoryNetwork, MemoryTransport
+from worker.transport.memory import MemoryNetwork
 from worker.wire import tensor_hash
 
 T = TypeVar("T")
@@ -39,205 +35,6 @@ Event = dict[str, object]
 async def inline(work: Callable[[], T], /) -> T:
     """An `Offload` without threads."""
     return work()
-
-
-# ------------------------------------------------------------------------------------ transport
-
-
-@dataclass(frozen=True)
-class Passing:
-    """A message of a stream that `source` opened to `target`; `up`: from source to target."""
-
-    source: str
-    target: str
-    method: str
-    up: bool
-    message: bytes
-
-    @property
-    def body(self) -> str | None:
-        """What an Exchange message holds: header, frame, resume, redirect or refusal."""
-        kind = pb.ExchangeUp if self.up else pb.ExchangeDown
-        return kind.FromString(self.message).WhichOneof("body") if self._exchange else None
-
-    @property
-    def offset(self) -> int:
-        """Of the frame that an Exchange message holds."""
-        kind = pb.ExchangeUp if self.up else pb.ExchangeDown
-        return kind.FromString(self.message).frame.offset
-
-    @property
-    def _exchange(self) -> bool:
-        return self.method == "Data/Exchange"
-
-
-Tap = Callable[[Passing], bytes]
-
-
-class TappedTransport(MemoryTransport):
-    """A MemoryTransport whose streams pass a tap, and whose handlers run as their own peer."""
-
-    def __init__(
-        self,
-        network: MemoryNetwork,
-        address: str,
-        context: contextvars.Context,
-        tap: Callable[[], Tap | None],
-    ) -> None:
-        super().__init__(network, address)
-        self._own, self._tap = context, tap
-
-    async def listen(self, handler: Handler) -> str:
-        return await super().listen(_Serving(handler, self._own))
-
-    def open(self, address: str, method: str) -> Stream:
-        return _TappedStream(super().open(address, method), self._passes(address, method))
-
-    def _passes(self, address: str, method: str) -> Callable[[bool, bytes], bytes]:
-        def passes(up: bool, message: bytes) -> bytes:
-            tap = self._tap()
-            if tap is None:
-                return message
-            return tap(Passing(self._address, address, method, up, message))
-
-        return passes
-
-
-class _Serving:
-    """Runs a handler in the peer's own context, so that a frozen peer does not answer."""
-
-    def __init__(self, handler: Handler, context: contextvars.Context) -> None:
-        self._handler, self._context = handler, context
-
-    async def on_call(self, method: str, request: bytes) -> bytes:
-        return await self._in_own_context(self._handler.on_call(method, request))
-
-    async def on_stream(self, method: str, stream: Stream) -> None:
-        await self._in_own_context(self._handler.on_stream(method, stream))
-
-    async def _in_own_context(self, work: Coroutine[None, None, T]) -> T:
-        loop = asyncio.get_running_loop()
-        task = loop.create_task(work, context=self._context.copy())
-        try:
-            return await asyncio.shield(task)  # who gives up does not wait for a frozen peer
-        except asyncio.CancelledError:
-            task.cancel()
-            raise
-
-
-class _TappedStream:
-    def __init__(self, stream: Stream, passes: Callable[[bool, bytes], bytes]) -> None:
-        self._stream, self._passes = stream, passes
-
-    async def send(self, message: bytes) -> None:
-        await self._stream.send(self._passes(True, message))
-
-    async def done(self) -> None:
-        await self._stream.done()
-
-    async def receive(self) -> bytes | None:
-        message = await self._stream.receive()
-        return None if message is None else self._passes(False, message)
-
-    def cancel(self) -> None:
-        self._stream.cancel()
-
-
-# ----------------------------------------------------------------------------------- train side
-
-
-class Unwind(BaseException):
-    """Ends a trainer's thread from outside."""
-
-
-class TrainSide(Mailbox):
-    """Runs `work` on a thread of its own, but only while the loop stands still for it."""
-
-    def __init__(self, loop: VirtualLoop, context: contextvars.Context) -> None:
-        super().__init__()
-        self.ended = False
-        self.error: BaseException | None = None
-        self._loop, self._context = loop, context
-        self._outbox: list[ToIO] = []
-        self._deliver_to: Callable[[ToIO], None] = lambda _: None
-        self._go, self._back = threading.Semaphore(0), threading.Semaphore(0)
-        self._wake_at = math.inf
-        self._timer: asyncio.TimerHandle | None = None
-        self._waits = self._unwinding = False
-        self._thread: threading.Thread | None = None
-        self.connect(self._outbox.append)
-
-    # loop
-
-    def start(self, work: Callable[[], None], deliver: Callable[[ToIO], None]) -> None:
-        self._deliver_to = deliver
-        self._thread = threading.Thread(target=self._run, args=(work,), daemon=True)
-        self._thread.start()
-        self._loop.call_soon(self._turn, context=self._context)
-
-    def answer(self, message: ToTrain) -> None:
-        super().answer(message)
-        if self._waits:
-            self._waits = False
-            if self._timer is not None:
-                self._timer.cancel()
-            self._loop.call_soon(self._turn, context=self._context)
-
-    def unwind(self) -> None:
-        """Ends the thread wherever it is."""
-        if self._thread is not None and not self.ended:
-            self._unwinding = True
-            self._go.release()
-            self._thread.join()
-
-    def _turn(self) -> None:
-        """Lets the thread run until it sleeps, waits or ends."""
-        if self.ended:
-            return
-        self._waits, self._timer, self._wake_at = False, None, math.inf
-        self._go.release()
-        self._back.acquire()
-        posted, self._outbox[:] = list(self._outbox), []
-        for message in posted:
-            self._deliver_to(message)
-        if not self.ended and self._wake_at < math.inf:
-            self._timer = self._loop.call_at(self._wake_at, self._turn, context=self._context)
-
-    # thread
-
-    def wait(self, timeout_s: float | None = None) -> ToTrain | None:
-        deadline = math.inf if timeout_s is None else self._loop.time() + timeout_s
-        while (message := self.poll()) is None and self._loop.time() < deadline:
-            self._waits = True
-            self._wake_at = deadline
-            self._pause()
-        return message
-
-    def computes(self, seconds: float) -> None:
-        """Takes virtual time."""
-        self._wake_at = self._loop.time() + seconds
-        self._pause()
-
-    def _pause(self) -> None:
-        self._back.release()
-        self._go.acquire()
-        if self._unwinding:
-            raise Unwind
-
-    def _run(self, work: Callable[[], None]) -> None:
-        self._go.acquire()
-        try:
-            if not self._unwinding:
-                work()
-        except Unwind:
-            pass
-        except BaseException as error:
-            self.error = error
-        self.ended = True
-        self._back.release()
-
-
-# ---------------------------------------------------------------------------------------- swarm
 
 
 @dataclass
@@ -508,25 +305,3 @@ def _agreed(node: Node) -> bool:
 
 def _pairs(some: Iterable[str], others: Iterable[str]) -> list[tuple[str, str]]:
     return [(a, b) for a in some for b in others]
-
-
-@contextmanager
-def tapped(swarm: Swarm, tap: Tap) -> Iterator[None]:
-    """Taps the swarm's streams for a while."""
-    before, swarm.tap = swarm.tap, tap
-    yield
-    swarm.tap = before
-
-
-def spoiled_frame(message: bytes) -> bytes:
-    """The same frame with one bit of its payload flipped."""
-    up = pb.ExchangeUp.FromString(message)
-    payload = bytearray(up.frame.payload)
-    payload[len(payload) // 2] ^= 1
-    frame = pb.Frame(offset=up.frame.offset, payload=bytes(payload), hash=up.frame.hash)
-    return pb.ExchangeUp(frame=frame).SerializeToString()
-
-
-def without_changes(state: FragmentState) -> FragmentState:
-    """A copy to compare with later."""
-    return replace(state, anchor=state.anchor.clone(), momentum=state.momentum.clone())

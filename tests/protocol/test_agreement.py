@@ -4,7 +4,8 @@ import pytest
 
 from algorithms.plan import PRESETS, Plan
 from tests.protocol.problem import Problem
-from tests.protocol.swarm import Passing, Swarm
+from tests.protocol.swarm import Swarm
+from tests.protocol.taps import Passing
 from tests.protocol.virtual_time import run
 from worker.membership import MembershipConfig
 

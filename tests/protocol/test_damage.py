@@ -10,7 +10,8 @@ import torch
 from algorithms.plan import Plan
 from protos import murmuration_pb2 as pb
 from tests.protocol.problem import Problem
-from tests.protocol.swarm import Passing, Swarm, spoiled_frame
+from tests.protocol.swarm import Swarm
+from tests.protocol.taps import Passing, spoiled_frame
 from tests.protocol.virtual_time import run
 from worker.errors import ManifestRefused
 from worker.rounds import RoundConfig

@@ -92,15 +92,23 @@ def test_only_who_has_trained_is_a_donor(phase: Phase, gives: bool) -> None:
 
 def test_only_the_fragments_that_need_it_are_fetched() -> None:
     mine = ((4, 3, 7), (4, 3, 7), (4, 3, 7), (4, 3, 7))
-    theirs = ((5, 3, 1), (6, 3, 1), (4, 4, 1), (3, 9, 9))
-    repair = choose(mine, donor("b", theirs), failed=frozenset({3}))
+    theirs = ((5, 3, 1), (5, 3, 1), (4, 4, 1), (3, 9, 9))
+    repair = choose(mine, donor("b", theirs), failed=frozenset({1, 3}))
     assert repair is not None
     assert repair.fragments == (1, 2)
 
 
+def test_who_is_overtaken_fetches_all_that_belongs_to_the_donors_step() -> None:
+    repair = choose(
+        ((4, 3, 7), (4, 3, 7), (4, 3, 7)), donor("b", ((5, 3, 1), (6, 3, 1), (4, 3, 7)))
+    )
+    assert repair is not None
+    assert repair.fragments == (0, 1, 2)
+
+
 def test_the_donor_of_most_fragments_is_chosen() -> None:
     mine = ((4, 3, 7), (4, 3, 7))
-    one, two = donor("b", ((9, 3, 1), (4, 3, 7))), donor("c", ((6, 3, 1), (6, 3, 1)))
+    one, two = donor("b", ((4, 9, 1), (4, 3, 7))), donor("c", ((4, 4, 1), (4, 4, 1)))
     for cards in ((one, two), (two, one)):
         repair = choose(mine, *cards)
         assert repair is not None

@@ -10,7 +10,8 @@ import pytest
 
 from algorithms.plan import Plan
 from tests.protocol.problem import Problem
-from tests.protocol.swarm import Passing, Swarm, spoiled_frame
+from tests.protocol.swarm import Swarm
+from tests.protocol.taps import Passing, spoiled_frame
 from tests.protocol.virtual_time import run
 from worker.membership import MembershipConfig
 from worker.rounds import RoundConfig

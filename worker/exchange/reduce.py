@@ -245,7 +245,9 @@ class Reducer:
         assert group is not None, "a shard closes only when its group is known"
         start, stop = self._context.shard(key, len(group))
         elements, codec = stop - start, self._context.reduction_codec
-        arriving = self._arriving[key]
+        arriving = self._arriving.get(key)
+        if arriving is None:
+            return  # laid out anew since
         inputs = [arriving[peer] for peer in contributors]
 
         def reduce() -> tuple[memoryview, int]:

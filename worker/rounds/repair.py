@@ -41,6 +41,7 @@ def choose_repair(
         if card.health is not Health.ALIVE or card.phase in (Phase.STARTING, Phase.READY):
             continue
         reasons: dict[int, str] = {}
+        overtaken = False
         for index, (my, other) in enumerate(zip(mine, card.digests, strict=False)):
             if other.rank <= my.rank:
                 continue
@@ -49,6 +50,11 @@ def choose_repair(
                 reasons[index] = f"another state at version {my.version}"
             elif ahead >= 2 or (ahead == 1 and index in failed):
                 reasons[index] = f"version {my.version}, there {other.version}"
+            overtaken = overtaken or ahead >= 2
+        if overtaken:
+            # This peer goes on at the other's step, so it needs all that belongs to that step.
+            first = next(iter(reasons.values()))
+            reasons = dict.fromkeys(range(len(mine)), first)
         rank = (len(reasons), [card.digests[index].rank for index in reasons])
         if reasons and (best is None or rank > best_rank):
             first = next(iter(reasons.values()))

@@ -1,0 +1,186 @@
+"""Links that are cut and healed, alone or as a partition: nothing counts twice, all agree again."""
+
+import pytest
+import torch
+
+from algorithms.plan import Plan
+from algorithms.rendezvous import reducer_orders
+from tests.protocol.problem import Problem, steady
+from tests.protocol.swarm import Swarm
+from tests.protocol.taps import Passing, frame_up, once
+from tests.protocol.virtual_time import run
+
+NAMES = "abcd"
+
+# A shard of three peers is over 1 MiB, so that it crosses in two frames.
+TWO_FRAMES = Problem(layers=(1_200_000,), steps=3)
+SHARD_BYTES = 4 * 400_000
+
+
+def test_a_link_cut_amid_a_contribution_resumes_and_counts_once() -> None:
+    async def scenario() -> None:
+        async with Swarm(TWO_FRAMES) as swarm:
+
+            def cut(passing: Passing) -> bytes:
+                # While the second frame is on its way, when the first has arrived.
+                swarm.loop.call_later(0.005, swarm.network.cut, "a", "b")
+                swarm.loop.call_later(0.6, swarm.network.heal, "a", "b")
+                return passing.message
+
+            swarm.tap = once(lambda p: frame_up("a", "b")(p) and p.offset > 0, cut)
+            await swarm.start(*"abc")
+            await swarm.finished()
+            swarm.assert_reference()
+            lost = SHARD_BYTES - 1024 * 1024
+            assert swarm["b"].payload_received_bytes == 4 * SHARD_BYTES
+            assert swarm["a"].payload_sent_bytes == 4 * SHARD_BYTES + lost
+            assert swarm["c"].payload_sent_bytes == 4 * SHARD_BYTES
+
+    run(scenario())
+
+
+def test_a_link_cut_amid_a_reduction_resumes_at_its_offset() -> None:
+    async def scenario() -> None:
+        async with Swarm(TWO_FRAMES) as swarm:
+
+            def cut(passing: Passing) -> bytes:
+                swarm.network.cut("a", "b")
+                swarm.loop.call_later(0.6, swarm.network.heal, "a", "b")
+                return passing.message
+
+            swarm.tap = once(
+                lambda p: (p.up, p.source, p.target, p.body) == (False, "a", "b", "frame"), cut
+            )
+            await swarm.start(*"abc")
+            await swarm.finished()
+            swarm.assert_reference()
+            assert swarm["a"].payload_received_bytes == 4 * SHARD_BYTES
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("peers", [2, 3, 4])
+@pytest.mark.parametrize("cut_s", [0.2, 3.0])
+def test_short_cuts_at_any_moment_change_nothing(peers: int, cut_s: float) -> None:
+    """Shorter than it takes to declare a peer dead: nobody's contribution is missed."""
+    names = NAMES[:peers]
+
+    async def scenario(frame: int) -> None:
+        async with Swarm(Problem(steps=6)) as swarm:
+            seen = 0
+
+            def tap(passing: Passing) -> bytes:
+                nonlocal seen
+                seen += 1
+                if seen == frame:
+                    swarm.network.cut(names[0], names[1])
+                    swarm.loop.call_later(cut_s, swarm.network.heal, names[0], names[1])
+                return passing.message
+
+            swarm.tap = tap
+            await swarm.start(*names)
+            await swarm.finished()
+            assert seen >= frame
+            swarm.assert_equal(versions=(2,))
+            swarm.assert_reference()
+
+    for frame in (1, 6, 12):
+        run(scenario(frame))
+
+
+def test_a_cut_that_is_not_healed_does_not_stop_the_others() -> None:
+    """Two peers cannot reach each other, but everyone else reaches both."""
+
+    async def scenario() -> None:
+        async with Swarm(steady(25)) as swarm:
+            await swarm.start(*NAMES)
+            await swarm.until(lambda: swarm["a"].versions >= (2,), 30)
+            swarm.network.cut("a", "b")
+            for version in range(3, 6):
+                await swarm.until(lambda v=version: swarm["c"].versions >= (v,), 60)
+            await swarm.finished()
+            swarm.assert_equal(versions=(5,))
+
+    run(scenario())
+
+
+# ----------------------------------------------------------------------------------- partitions
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_partition_heals_into_one_swarm(seed: int) -> None:
+    async def scenario() -> None:
+        async with Swarm(steady(150, seed)) as swarm:
+            await swarm.start(*NAMES)
+            await swarm.until(lambda: swarm["a"].versions >= (2,), 60)
+            await swarm.sleep(0.31 * seed)
+            swarm.cut("ab", "cd")
+            await swarm.sleep(60)
+            ours, theirs = swarm["a"], swarm["c"]
+            assert min(*ours.versions, *theirs.versions) > 10  # both sides went on
+            assert ours.outer_hash != theirs.outer_hash
+            swarm.heal("ab", "cd")
+            await swarm.until(swarm.agrees, 30)
+            await swarm.finished()
+            swarm.assert_equal()
+            last = swarm["a"].of_kind("round")[-1]
+            assert last["contributors"] == 4
+
+    run(scenario())
+
+
+def test_a_partition_into_single_peers_heals() -> None:
+    async def scenario() -> None:
+        async with Swarm(steady(120)) as swarm:
+            await swarm.start(*NAMES)
+            await swarm.until(lambda: swarm["a"].versions >= (2,), 60)
+            for at, name in enumerate(NAMES):
+                swarm.cut(name, NAMES[at + 1 :])
+            await swarm.sleep(40)
+            for at, name in enumerate(NAMES):
+                swarm.heal(name, NAMES[at + 1 :])
+            await swarm.until(swarm.agrees, 30)
+            await swarm.finished()
+            swarm.assert_equal()
+            assert swarm["a"].of_kind("round")[-1]["contributors"] == 4
+
+    run(scenario())
+
+
+# ------------------------------------------------------------------------------- what is learned
+
+
+def test_what_a_failed_round_has_counted_is_not_counted_again() -> None:
+    """`a` cannot reach one reducer until its round has failed; the others count its other shards.
+
+    All movement of the swarm is a's, before its first round: with outer learning rate 1 and no
+    momentum, the anchor must move by a's share of the mean once, whichever round counts it.
+    """
+    problem = Problem(
+        layers=(400,),
+        steps=400,
+        plan=Plan(inner_steps=2, outer_lr=1.0, outer_momentum=0.0),
+        step_s=dict.fromkeys("abcd", 0.5),
+    )
+
+    async def scenario() -> None:
+        async with Swarm(problem) as swarm:
+            start = {}
+            await swarm.start(*NAMES)
+            for peer in swarm.alive:
+                peer.replica.moves_until = 2 if peer.name == "a" else 0
+                start[peer.name] = peer.trainer.states[0].anchor.clone()
+            reducer = reducer_orders(problem.manifest.run, 0, 0, NAMES)[1][0]
+            far = reducer if reducer != "a" else "b"
+            swarm.network.cut("a", far)
+            await swarm.until(lambda: bool(swarm["a"].of_kind("round_failed")), 120)
+            moved = start["a"] - torch.cat(list(swarm["a"].replica.parameters.values()))
+            swarm.network.heal("a", far)
+            await swarm.until(lambda: swarm["a"].versions >= (3,), 120)
+            await swarm.until(swarm.agrees, 60)
+            ended = start["a"] - swarm["b"].trainer.states[0].anchor
+            # A shard was closed by all four, or by the three that reach its reducer.
+            shares = {round(share, 2) for share in (ended / moved).tolist()}
+            assert shares <= {0.25, 0.33}
+
+    run(scenario())
