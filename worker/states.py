@@ -32,8 +32,8 @@ async def serve_states(stream: Stream, run: int, published: Published | None) ->
             step=published.entry_step,
         )
         await stream.send(pb.FetchReply(header=header).SerializeToString())
-        for frame in wire.frames(parts):
-            await stream.send(pb.FetchReply(frame=frame).SerializeToString())
+        for message, _ in wire.frame_messages(pb.FetchReply, parts):
+            await stream.send(message)
 
 
 async def fetch_states(

@@ -18,6 +18,7 @@ from protos import murmuration_pb2 as pb
 from tests.protocol.swarm import inline
 from tests.protocol.views import view
 from tests.protocol.virtual_time import Stalled, run
+from tests.support.frames import frames
 from worker import wire
 from worker.exchange import Context, Reducer
 from worker.rounds import RoundConfig
@@ -76,9 +77,9 @@ class Bench:
             self.send(contribution("a"), "a"), self.send(contribution("b"), "b")
         )
         await own
-        for first, *frames in answers:
+        for first, *rest in answers:
             assert list(first.header.contributors) == ["a", "b", "r"]
-            raw = b"".join(answer.frame.payload for answer in frames)
+            raw = b"".join(answer.frame.payload for answer in rest)
             assert np.array_equal(np.frombuffer(raw, "<f4"), np.full(1_000, 3.0, "<f4"))
 
 
@@ -144,12 +145,12 @@ def contribution(
     """A header and its frames; `changes` are to the header."""
     payload = encoded(peer) if payload is None else payload
     changes = {"hash": wire.hash64(payload), **changes}
-    return [up(header(peer, **changes)), *(up(frame) for frame in wire.frames([payload]))]
+    return [up(header(peer, **changes)), *(up(frame) for frame in frames([payload]))]
 
 
 def with_frame(change: Callable[[pb.Frame], None]) -> list[bytes]:
     """A contribution whose only frame was changed."""
-    (frame,) = wire.frames([encoded("a")])
+    (frame,) = frames([encoded("a")])
     change(frame)
     return [up(header("a")), up(frame)]
 

@@ -269,9 +269,9 @@ class Contributor:
 
     async def _send(self, stream: Stream, encoded: memoryview, offset: int) -> None:
         with suppress(TransportError):  # the receiving side of the stream reports it
-            for frame in wire.frames([encoded], offset):
-                self._context.counts.payload_sent_bytes += len(frame.payload)
-                await stream.send(pb.ExchangeUp(frame=frame).SerializeToString())
+            for message, size in wire.frame_messages(pb.ExchangeUp, [encoded], offset):
+                self._context.counts.payload_sent_bytes += size
+                await stream.send(message)
             await stream.done()
 
     async def _receive(
@@ -300,9 +300,8 @@ class Contributor:
             raw = await stream.receive()
             if raw is None:
                 raise TransportError(f"{key}: the reduction broke off")
-            frame = wire.parse(pb.ExchangeDown, raw).frame
-            incoming.add(frame)
-            self._context.counts.payload_received_bytes += len(frame.payload)
+            size = incoming.add(wire.parse(pb.ExchangeDown, raw).frame)
+            self._context.counts.payload_received_bytes += size
         incoming.verify()
         return wire.Reduction(
             tuple(header.contributors), tuple(header.next_group), incoming.buffer, header.hash

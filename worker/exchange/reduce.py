@@ -113,9 +113,9 @@ class Reducer:
 
     async def _answer(self, reduction: wire.Reduction, offset: int, stream: Stream) -> None:
         await stream.send(wire.reduction_header(reduction, self._context.reduction_codec.wire_id))
-        for frame in wire.frames([reduction.payload], offset):
-            self._context.counts.payload_sent_bytes += len(frame.payload)
-            await stream.send(pb.ExchangeDown(frame=frame).SerializeToString())
+        for message, size in wire.frame_messages(pb.ExchangeDown, [reduction.payload], offset):
+            self._context.counts.payload_sent_bytes += size
+            await stream.send(message)
 
     async def _decide(self, key: ShardKey, group: int) -> machine.Decision:
         """Asks the machine; while it says `Hold`, again whenever something has changed."""
@@ -174,9 +174,8 @@ class Reducer:
                 raise wire.Damaged(f"{key} from {header.sender} broke off")
             if arriving.get(header.sender) is not incoming or incoming.taken_by is not stream:
                 raise wire.Damaged(f"{key} from {header.sender}: a later stream took over")
-            frame = wire.parse(pb.ExchangeUp, raw).frame
-            incoming.add(frame)
-            self._context.counts.payload_received_bytes += len(frame.payload)
+            size = incoming.add(wire.parse(pb.ExchangeUp, raw).frame)
+            self._context.counts.payload_received_bytes += size
         try:
             incoming.verify()
             await self._context.offload(lambda: self._check_values(incoming, elements))

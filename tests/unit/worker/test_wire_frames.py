@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protos import murmuration_pb2 as pb
+from tests.support.frames import frames
 from worker import wire
-from worker.wire import Incoming, WireError, frames, hash64
+from worker.wire import Incoming, WireError, hash64
 
 PARTS = st.lists(st.binary(max_size=70), max_size=5)
 
