@@ -287,7 +287,10 @@ class Node:
             self._introduction.add(event)
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
-        if self._group is None or self._closing.is_set():
+        try:
+            if self._group is None or self._closing.is_set():
+                work.close()
+            else:
+                self._group.create_task(work)
+        except RuntimeError:  # the group is ending: another of its tasks has failed
             work.close()
-        else:
-            self._group.create_task(work)

@@ -2,8 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 
-import torch
-
 from protos import murmuration_pb2 as pb
 from worker import wire
 from worker.exchange import Offload
@@ -21,7 +19,7 @@ async def serve_states(stream: Stream, run: int, published: Published | None) ->
         if index >= len(published.states):
             raise wire.WireError(f"fragment {index} of {len(published.states)}")
         state = published.states[index]
-        parts = [wire.tensor_bytes(state.anchor), wire.tensor_bytes(state.momentum)]
+        parts = wire.state_parts(state.anchor, state.momentum)
         header = pb.StateHeader(
             fragment=index,
             version=state.version,
@@ -88,8 +86,7 @@ async def _receive(
         if raw is None:
             raise TransportError(f"fragment {index} broke off at {incoming.received_bytes}")
         incoming.add(wire.parse(pb.FetchReply, raw).frame)
-    values = wire.bytes_tensor(incoming.buffer).view(torch.float32)
-    anchor, momentum = torch.split(values, list(sizes))
+    anchor, momentum = wire.split_state(incoming.buffer, sizes)
     group = tuple(header.group)
     if await offload(lambda: wire.state_hash(anchor, momentum, group)) != header.hash:
         raise wire.WireError(f"fragment {index} is damaged: its hash differs")

@@ -189,18 +189,29 @@ class Trainer:
     def _rounds(self) -> None:
         """Applies what is due, then sends what is due.
 
-        The schedule says when; which round it is follows from the state's version, so that a round
-        which came to nothing is made up for at the next occasion.
+        The schedule says when and how many; which round it is follows from the states' versions, so
+        that a round which came to nothing is made up for at the next occasion. All peers take the
+        rounds in one order (`_turn`), whatever happened to each: otherwise two could wait for each
+        other's fragments crosswise.
         """
         step = self.step
-        for due in self._schedule.applies(step):
-            self._apply(due.fragment)
-        sent = self._schedule.sends(step)
-        for due in sent:
-            self._send(due.fragment)
+        for index in self._waiting()[: len(self._schedule.applies(step))]:
+            self._apply(index)
+        idle = [index for index in range(len(self.states)) if index not in self._in_flight]
+        idle.sort(key=lambda index: self._turn(index, self.states[index].version))
+        for index in idle[: len(self._schedule.sends(step))]:
+            self._send(index)
         if self._schedule.applies_at_once(step):
-            for due in sent:
-                self._apply(due.fragment)
+            for index in self._waiting():
+                self._apply(index)
+
+    def _turn(self, index: int, round_: int) -> tuple[int, int]:
+        """Where a round stands in the order of all rounds: by its step in an undisturbed run."""
+        return (self._schedule.offset(index) + round_ * self._plan.inner_steps, index)
+
+    def _waiting(self) -> list[int]:
+        """The fragments in flight, in the order of their rounds."""
+        return sorted(self._in_flight, key=lambda i: self._turn(i, self._in_flight[i].round))
 
     def _send(self, index: int) -> None:
         fragment = self._fragments[index]
@@ -343,7 +354,7 @@ class Trainer:
         for index, theirs in sorted(adopt.states.items()):
             mine, fragment = self.states[index], self._fragments[index]
             sent = self._in_flight.get(index)
-            if sent is not None and sent.round < theirs.version:
+            if sent is not None and sent.round <= theirs.version:
                 del self._in_flight[index]
                 given_up = self._arrived.pop(index, None)
                 if isinstance(given_up, RoundFailed):
@@ -367,8 +378,9 @@ class Trainer:
             return
         self.tally.adoptions += 1
         if len(adopt.states) == len(self.states):
-            # All of the other's state belongs to a step of its schedule; a part of it does not.
-            self.step = max(self.step, adopt.step)
+            # All of the other's state belongs to a step of its schedule, even an earlier one than
+            # this peer's: else the two would wait for each other's rounds crosswise from now on.
+            self.step = adopt.step if self._phase is not Phase.DONE else self.step
         self._event(
             "adopted",
             donor=adopt.donor,

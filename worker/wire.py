@@ -15,11 +15,14 @@ import zstandard
 from google.protobuf.message import DecodeError, Message
 from torch import Tensor
 
+from algorithms.codecs import Codec
+from algorithms.mean import mean_in_order
 from protos import murmuration_pb2 as pb
 from worker.membership import Card, Digest, Health, Phase
 from worker.rounds import ShardKey
 
 MAX_FRAME_BYTES = 1024 * 1024
+BLOCK_ELEMENTS = 256 * 1024  # 1 MiB of fp32: short enough not to hold the loop up
 MAX_DOCUMENT_BYTES = 1024 * 1024
 _MAX_DOCUMENT_ITEMS = 16 * 1024
 _MAX_WINDOW_BYTES = 8 * 1024 * 1024
@@ -34,8 +37,8 @@ class WireError(ValueError):
     """A message that does not fit this run; says what and where."""
 
 
-class Damaged(WireError):
-    """Bytes that were changed or lost on the way: sending them again helps."""
+class Again(WireError):
+    """Sending it again may help: bytes were changed or lost on the way, or it came too early."""
 
 
 def hash64(payload: bytes | bytearray | memoryview) -> int:
@@ -80,6 +83,64 @@ def bytes_tensor(raw: memoryview) -> Tensor:
 def is_finite(values: Tensor) -> bool:
     """Whether all of a 1-D fp32 tensor is finite and of sane size (its square sum is finite)."""
     return bool(torch.isfinite(torch.dot(values, values)))
+
+
+# ------------------------------------------------------------------------- values and payloads
+
+
+def encode_shards(
+    codec: Codec, values: Tensor, bounds: Sequence[tuple[int, int]]
+) -> tuple[list[memoryview], list[int]]:
+    """The encoded ranges of `values` (1-D fp32) and their hashes; may share its memory."""
+    shards = [tensor_bytes(codec.encode(values[start:stop])) for start, stop in bounds]
+    return shards, [hash64(shard) for shard in shards]
+
+
+def check_values(codec: Codec, payload: memoryview, elements: int) -> None:
+    """Raises WireError unless all encoded values are finite and of sane size."""
+    for start, stop in _blocks(elements):
+        if not is_finite(_decode(codec, payload, start, stop)):
+            raise WireError("the contribution holds NaN, Inf or absurdly large values")
+
+
+def average(
+    codec: Codec, payloads: Sequence[memoryview], reduction_codec: Codec, elements: int
+) -> memoryview:
+    """The mean of encoded values, in the order given, encoded block by block."""
+    encoded = memoryview(bytearray(reduction_codec.encoded_bytes(elements)))
+    target = bytes_tensor(encoded)
+    for start, stop in _blocks(elements):
+        mean = mean_in_order(_decode(codec, payload, start, stop) for payload in payloads)
+        low, high = (reduction_codec.encoded_bytes(at) for at in (start, stop))
+        target[low:high] = reduction_codec.encode(mean)
+    return encoded
+
+
+def decode_into(target: Tensor, codec: Codec, payload: memoryview) -> None:
+    """Decodes into a 1-D fp32 tensor, block by block."""
+    for start, stop in _blocks(target.numel()):
+        target[start:stop] = _decode(codec, payload, start, stop)
+
+
+def state_parts(anchor: Tensor, momentum: Tensor) -> list[memoryview]:
+    """The bytes of a fragment's state, as Fetch carries them."""
+    return [tensor_bytes(anchor), tensor_bytes(momentum)]
+
+
+def split_state(payload: memoryview, sizes: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """(anchor, momentum) of those bytes, without a copy; `sizes` are their numbers of values."""
+    anchor, momentum = torch.split(bytes_tensor(payload).view(torch.float32), list(sizes))
+    return anchor, momentum
+
+
+def _blocks(elements: int) -> Iterator[tuple[int, int]]:
+    for start in range(0, elements, BLOCK_ELEMENTS):
+        yield start, min(elements, start + BLOCK_ELEMENTS)
+
+
+def _decode(codec: Codec, payload: memoryview, start: int, stop: int) -> Tensor:
+    raw = payload[codec.encoded_bytes(start) : codec.encoded_bytes(stop)]
+    return codec.decode(bytes_tensor(raw), stop - start)
 
 
 # ------------------------------------------------------------------------------------- frames
@@ -148,26 +209,26 @@ class Incoming:
         """Takes a frame and returns the size of its payload.
 
         Raises:
-            Damaged: the frame is out of place, too large, or its bytes have changed.
+            Again: the frame is out of place, too large, or its bytes have changed.
         """
         payload = frame.payload  # once: each access makes a copy
         size = len(payload)
         if frame.offset != self.received_bytes:
-            raise Damaged(f"a frame at {frame.offset}, expected {self.received_bytes}")
+            raise Again(f"a frame at {frame.offset}, expected {self.received_bytes}")
         if size == 0 or size > MAX_FRAME_BYTES or frame.offset + size > self.total_bytes:
-            raise Damaged(f"a frame of {size} bytes at {frame.offset} of {self.total_bytes}")
+            raise Again(f"a frame of {size} bytes at {frame.offset} of {self.total_bytes}")
         if hash64(payload) != frame.hash:
-            raise Damaged(f"the frame at {frame.offset} is damaged: its hash differs")
+            raise Again(f"the frame at {frame.offset} is damaged: its hash differs")
         self.buffer[frame.offset : frame.offset + size] = payload
         self.received_bytes += size
         return size
 
     def verify(self) -> None:
-        """Raises Damaged unless everything is here and has the announced hash."""
+        """Raises Again unless everything is here and has the announced hash."""
         if not self.complete:
-            raise Damaged(f"{self.received_bytes} of {self.total_bytes} bytes arrived")
+            raise Again(f"{self.received_bytes} of {self.total_bytes} bytes arrived")
         if hash64(self.buffer) != self.hash:
-            raise Damaged("the payload is damaged: its hash differs")
+            raise Again("the payload is damaged: its hash differs")
         self.verified = True
 
 
@@ -175,11 +236,11 @@ class Incoming:
 
 
 def parse(kind: type[T], raw: bytes) -> T:
-    """Raises Damaged when the bytes are no such message."""
+    """Raises Again when the bytes are no such message."""
     try:
         return kind.FromString(raw)
     except DecodeError as error:
-        raise Damaged(f"not a {kind.__name__}") from error
+        raise Again(f"not a {kind.__name__}") from error
 
 
 def card_to_message(card: Card) -> pb.PeerCard:

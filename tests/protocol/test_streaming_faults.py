@@ -88,13 +88,13 @@ FAULTS: dict[str, tuple[Fault, float]] = {
 }
 
 
-@pytest.mark.parametrize("at_s", [0.87, 1.36])
+@pytest.mark.parametrize(("at_s", "delay_s"), [(0.87, 0.05), (1.36, 0.05), (1.36, 0.1)])
 @pytest.mark.parametrize(("fault", "costs_s"), FAULTS.values(), ids=FAULTS)
-def test_a_fault_costs_time_once(fault: Fault, costs_s: float, at_s: float) -> None:
+def test_a_fault_costs_time_once(fault: Fault, costs_s: float, at_s: float, delay_s: float) -> None:
     """In all less than the quorum's grace once, on top of what the fault itself takes."""
 
     async def scenario() -> None:
-        async with Swarm(PROBLEM, delay_s=0.05) as swarm:
+        async with Swarm(PROBLEM, delay_s) as swarm:
             await swarm.start(*"abc")
             await swarm.sleep(at_s)
             await fault(swarm)

@@ -11,8 +11,6 @@ from worker.rounds import RoundConfig, ShardKey
 
 T = TypeVar("T")
 
-BLOCK_ELEMENTS = 256 * 1024
-
 
 class Offload(Protocol):
     """Runs a function of numpy and torch calls off the loop."""

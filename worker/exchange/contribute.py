@@ -4,19 +4,20 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from algorithms.rendezvous import reducer_orders
 from protos import murmuration_pb2 as pb
 from worker import wire
-from worker.exchange.context import BLOCK_ELEMENTS, Context, Tasks
+from worker.exchange.context import Context, Tasks
 from worker.exchange.reduce import Reducer
 from worker.mailbox import Begin, RoundDone, RoundFailed
 from worker.rounds import Contributing, ShardKey, View, reducing
 from worker.rounds import contributing as machine
 from worker.transport import Stream, Transport, TransportError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass
@@ -28,7 +29,7 @@ class _Round:
     bounds: tuple[tuple[int, int], ...]
     encoded: list[memoryview]
     hashes: list[int]
-    mean: Tensor
+    mean: "Tensor"
     streams: dict[tuple[int, int], asyncio.Task[None]] = field(default_factory=dict)
     partial: dict[int, wire.Incoming] = field(default_factory=dict)
     reductions: dict[int, wire.Reduction] = field(default_factory=dict)
@@ -78,14 +79,9 @@ class Contributor:
         fragment, values, context = begin.fragment, begin.values, self._context
         bounds = context.bounds(fragment, len(begin.group))
 
-        def encode() -> tuple[list[memoryview], list[int]]:
-            shards = [
-                wire.tensor_bytes(context.codec.encode(values[start:stop]))
-                for start, stop in bounds
-            ]
-            return shards, [wire.hash64(shard) for shard in shards]
-
-        encoded, hashes = await context.offload(encode)
+        encoded, hashes = await context.offload(
+            lambda: wire.encode_shards(context.codec, values, bounds)
+        )
         own = Contributing(
             fragment,
             begin.round,
@@ -97,7 +93,7 @@ class Contributor:
         if earlier := self._rounds.pop(fragment, None):
             for task in earlier.streams.values():
                 task.cancel()
-        mean = torch.empty_like(values)
+        mean = values.new_empty(values.shape)
         round_ = _Round(own, begin.group, bounds, encoded, hashes, mean)
         self._rounds[fragment] = round_
         self._step(round_, machine.Tick())
@@ -310,15 +306,7 @@ class Contributor:
     async def _take(self, round_: _Round, key: ShardKey, reduction: wire.Reduction) -> None:
         """Decodes a reduction into the round's mean, and keeps it for others who may ask."""
         start, stop = round_.bounds[key.shard]
-        codec = self._context.reduction_codec
-
-        def decode() -> None:
-            for at in range(start, stop, BLOCK_ELEMENTS):
-                end = min(stop, at + BLOCK_ELEMENTS)
-                low, high = codec.encoded_bytes(at - start), codec.encoded_bytes(end - start)
-                raw = wire.bytes_tensor(reduction.payload[low:high])
-                round_.mean[at:end] = codec.decode(raw, end - at)
-
-        await self._context.offload(decode)
+        codec, target = self._context.reduction_codec, round_.mean[start:stop]
+        await self._context.offload(lambda: wire.decode_into(target, codec, reduction.payload))
         round_.reductions[key.shard] = reduction
         self._reducer.learned(key, reduction)

@@ -2,13 +2,10 @@
 
 import asyncio
 
-from torch import Tensor
-
-from algorithms.mean import mean_in_order
 from algorithms.rendezvous import reducer_orders
 from protos import murmuration_pb2 as pb
 from worker import wire
-from worker.exchange.context import BLOCK_ELEMENTS, Context, Tasks
+from worker.exchange.context import Context, Tasks
 from worker.rounds import Reducing, ShardKey, View
 from worker.rounds import reducing as machine
 from worker.transport import Stream
@@ -85,7 +82,7 @@ class Reducer:
                 raise wire.WireError("a contribution must begin with its header")
             await self._serve(up.header, stream)
         except wire.WireError as error:
-            kind = "again" if isinstance(error, wire.Damaged) else "invalid"
+            kind = "again" if isinstance(error, wire.Again) else "invalid"
             self._context.counts.refuse(kind)
             self._context.log({"event": "refused", "reason": str(error)})
             await stream.send(wire.refusal(wire.REFUSAL_CODES[kind], str(error)))
@@ -171,14 +168,15 @@ class Reducer:
         while not incoming.complete:
             raw = await stream.receive()
             if raw is None:
-                raise wire.Damaged(f"{key} from {header.sender} broke off")
+                raise wire.Again(f"{key} from {header.sender} broke off")
             if arriving.get(header.sender) is not incoming or incoming.taken_by is not stream:
-                raise wire.Damaged(f"{key} from {header.sender}: a later stream took over")
+                raise wire.Again(f"{key} from {header.sender}: a later stream took over")
             size = incoming.add(wire.parse(pb.ExchangeUp, raw).frame)
             self._context.counts.payload_received_bytes += size
         try:
             incoming.verify()
-            await self._context.offload(lambda: self._check_values(incoming, elements))
+            codec = self._context.codec
+            await self._context.offload(lambda: wire.check_values(codec, incoming.buffer, elements))
         except wire.WireError:
             arriving.pop(header.sender, None)
             raise
@@ -200,18 +198,9 @@ class Reducer:
                 f"{codec.name}"
             )
         if not self._view.live(header.sender):
-            raise wire.WireError(f"{key}: {header.sender} is not a member")
+            # It may be one that gossip has not told of yet.
+            raise wire.Again(f"{key}: {header.sender} is not a member")
         return elements, total_bytes
-
-    def _check_values(self, incoming: wire.Incoming, elements: int) -> None:
-        for at in range(0, elements, BLOCK_ELEMENTS):
-            if not wire.is_finite(self._block(incoming, at, min(elements, at + BLOCK_ELEMENTS))):
-                raise wire.WireError("the contribution holds NaN, Inf or absurdly large values")
-
-    def _block(self, incoming: wire.Incoming, at: int, end: int) -> Tensor:
-        codec = self._context.codec
-        low, high = codec.encoded_bytes(at), codec.encoded_bytes(end)
-        return codec.decode(wire.bytes_tensor(incoming.buffer[low:high]), end - at)
 
     # ------------------------------------------------------------------------------- the machine
 
@@ -240,25 +229,19 @@ class Reducer:
         self, key: ShardKey, contributors: tuple[str, ...], next_group: tuple[str, ...]
     ) -> None:
         """Averages in the order given, block by block, into the bytes that everyone applies."""
-        group = self._machine.group(key.fragment, key.round)
+        context, group = self._context, self._machine.group(key.fragment, key.round)
         assert group is not None, "a shard closes only when its group is known"
-        start, stop = self._context.shard(key, len(group))
-        elements, codec = stop - start, self._context.reduction_codec
+        start, stop = context.shard(key, len(group))
         arriving = self._arriving.get(key)
         if arriving is None:
             return  # laid out anew since
-        inputs = [arriving[peer] for peer in contributors]
+        inputs = [arriving[peer].buffer for peer in contributors]
 
         def reduce() -> tuple[memoryview, int]:
-            payload = bytearray(codec.encoded_bytes(elements))
-            target = wire.bytes_tensor(memoryview(payload))
-            for at in range(0, elements, BLOCK_ELEMENTS):
-                end = min(elements, at + BLOCK_ELEMENTS)
-                mean = mean_in_order(self._block(incoming, at, end) for incoming in inputs)
-                target[codec.encoded_bytes(at) : codec.encoded_bytes(end)] = codec.encode(mean)
-            return memoryview(payload), wire.hash64(payload)
+            payload = wire.average(context.codec, inputs, context.reduction_codec, stop - start)
+            return payload, wire.hash64(payload)
 
-        payload, whole_hash = await self._context.offload(reduce)
+        payload, whole_hash = await context.offload(reduce)
         if self._arriving.get(key) is not arriving:
             return  # laid out anew meanwhile
         self._reductions[key] = wire.Reduction(contributors, next_group, payload, whole_hash)
