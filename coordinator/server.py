@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+import grpc
 from grpc import aio
 
 from coordinator.documents import pack
@@ -47,12 +48,12 @@ class CoordinatorService(rpc.CoordinatorServicer):
         on_event: Callable[[Event], None] = lambda event: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._registry, self._on_event, self._clock = registry, on_event, clock
+        self.registry, self._on_event, self._clock = registry, on_event, clock
 
     async def Introduce(  # noqa: N802
         self, request: pb.IntroduceRequest, context: "ServicerContext"
     ) -> pb.IntroduceReply:
-        introduction = self._registry.introduce(request, self._clock())
+        introduction = self.registry.introduce(request, self._clock())
         for event in introduction.events:
             self._on_event(event)
         return introduction.reply
@@ -60,7 +61,25 @@ class CoordinatorService(rpc.CoordinatorServicer):
     async def Status(  # noqa: N802
         self, request: pb.StatusRequest, context: "ServicerContext"
     ) -> pb.StatusReply:
-        return pb.StatusReply(document=pack(self._registry.status(self._clock())))
+        return pb.StatusReply(document=pack(self.registry.status(self._clock())))
+
+
+class EntryService(rpc.ControlServicer):
+    """`murmur join` through the coordinator: what the run is, and who is there."""
+
+    def __init__(self, registry: Registry, clock: Callable[[], float] = time.monotonic) -> None:
+        self._registry, self._clock = registry, clock
+
+    async def Join(  # noqa: N802
+        self, request: pb.JoinRequest, context: "ServicerContext"
+    ) -> pb.JoinReply:
+        if not self._registry.manifest:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "no worker has been here yet")
+        if not request.manifest:
+            return pb.JoinReply(manifest=self._registry.manifest)
+        introduce = pb.IntroduceRequest(card=request.card, manifest=request.manifest)
+        reply = self._registry.introduce(introduce, self._clock()).reply
+        return pb.JoinReply(refusal=reply.refusal, manifest=reply.manifest, members=reply.members)
 
 
 async def start_server(listen: str, service: CoordinatorService) -> tuple[aio.Server, str]:
@@ -74,6 +93,8 @@ async def start_server(listen: str, service: CoordinatorService) -> tuple[aio.Se
     """
     server = aio.server(options=_OPTIONS)
     rpc.add_CoordinatorServicer_to_server(service, server)
+    entry = EntryService(service.registry)  # type: ignore[abstract]  # the rest: unimplemented
+    rpc.add_ControlServicer_to_server(entry, server)
     try:
         port = server.add_insecure_port(listen)
     except RuntimeError:

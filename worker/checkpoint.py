@@ -5,6 +5,7 @@ A checkpoint is a folder `step-00000300` with `tensors.safetensors` and, written
 at any point leaves the newest or the one before. Nothing is ever unpickled.
 """
 
+import itertools
 import json
 import os
 import re
@@ -24,6 +25,7 @@ from worker.errors import CheckpointError
 _TENSORS = "tensors.safetensors"
 MANIFEST = "manifest.json"
 _HASH_BLOCK_BYTES = 1 << 20
+_EARLIER = "-earlier-"
 _BEFORE = "-before"  # a checkpoint that one of the same step is just replacing
 _NAME = re.compile(rf"step-(\d{{8,}})({_BEFORE}|)")
 
@@ -60,7 +62,8 @@ def save(folder: Path, step: int, tensors: Mapping[str, Tensor], values: Mapping
     final = folder / f"step-{step:08d}"
     partial = folder / f".partial-{step:08d}"
     folder.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(partial, ignore_errors=True)
+    for left in folder.glob(".partial-*"):  # by a kill in the middle of an earlier save
+        shutil.rmtree(left, ignore_errors=True)
     partial.mkdir()
     try:
         save_file(dict(tensors), partial / _TENSORS)
@@ -92,6 +95,22 @@ def prune(folder: Path, keep: int) -> None:
     """Removes all but the newest `keep` checkpoints."""
     for old in _newest_first(folder)[keep:]:
         shutil.rmtree(old, ignore_errors=True)
+
+
+def set_aside(folder: Path) -> None:
+    """Renames a folder of checkpoints of an earlier run, so that a new run does not mix with it."""
+    if any(folder.glob("step-*")):
+        number = next(n for n in itertools.count(1) if not _aside(folder, n).exists())
+        folder.rename(_aside(folder, number))
+
+
+def is_set_aside(folder: Path) -> bool:
+    """Whether `set_aside` has renamed this folder."""
+    return _EARLIER in folder.name
+
+
+def _aside(folder: Path, number: int) -> Path:
+    return folder.with_name(f"{folder.name}{_EARLIER}{number}")
 
 
 def load(folder: Path) -> tuple[Checkpoint, list[str]]:

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 from algorithms.plan import PRESETS, Plan
 from worker.checkpoint import CheckpointConfig
-from worker.errors import ConfigError
+from worker.errors import ConfigError, ManifestRefused
 from worker.inner import InnerConfig
 from worker.membership import MembershipConfig
 from worker.rounds import RoundConfig
@@ -66,7 +66,8 @@ class Config:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
 
 
-_SECTIONS = ("run", "task", "inner", "diloco", "rounds", "membership", "checkpoint")
+RUN_WIDE = ("run", "task", "inner", "diloco")
+_SECTIONS = (*RUN_WIDE, "rounds", "membership", "checkpoint")
 
 
 def load_config(path: Path | None, settings: Iterable[str], preset: str | None = None) -> Config:
@@ -87,6 +88,36 @@ def load_config(path: Path | None, settings: Iterable[str], preset: str | None =
     if preset is not None:
         _apply_setting(document, f'diloco.preset="{preset}"')
     return parse_config(document, source)
+
+
+def join_config(
+    run: Mapping[str, Any], path: Path | None, settings: Iterable[str], where: str
+) -> Config:
+    """The config of a machine that joins a run.
+
+    Args:
+        run: the run-wide sections, from the run's manifest; `where` it came from.
+        path, settings: this machine's own; what they say of the run must agree with it.
+
+    Raises:
+        ManifestRefused: the first key in which they do not.
+        ConfigError: as `load_config`.
+    """
+    document = _read(path) if path else {}
+    for setting in settings:
+        _apply_setting(document, setting)
+    source = str(path) if path else "--set"
+    own = parse_config(document, source)  # names and types first
+    for section in RUN_WIDE:
+        for key in sorted(document.get(section, {})):
+            ours, theirs = to_document(own)[section].get(key), run.get(section, {}).get(key)
+            if ours != theirs:
+                raise ManifestRefused(
+                    f"{where} runs something else: {section}.{key}: {ours} here, {theirs} there; "
+                    "leave it out, or join another run"
+                )
+    machine = {name: part for name, part in document.items() if name not in RUN_WIDE}
+    return parse_config({**run, **machine}, f"the run at {where}")
 
 
 def parse_config(document: Mapping[str, Any], source: str) -> Config:

@@ -3,6 +3,7 @@
 import asyncio
 import concurrent.futures
 import json
+import math
 import os
 import signal
 import sys
@@ -38,6 +39,7 @@ from worker.wire import tensor_hash
 T = TypeVar("T")
 
 _SETTLE_S = 30.0
+_LAST_WORDS_S = 3.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +125,9 @@ class Worker:
         self._interrupted_by: int | None = None
 
     def run(self) -> int:
+        folder = self._options.out / "checkpoints"
+        if not self._options.resume:
+            checkpoint.set_aside(folder)
         restored = self._restore() if self._options.resume else None
         trainer = self._trainer(restored)
         io = self._io = IOThread(self._make_node, self._mailbox)
@@ -161,6 +166,7 @@ class Worker:
         config = self._config
         cursor = Cursor(seed=config.run.seed, stream=self._options.node.peer)
         if restored is not None:
+            cursor = replace(cursor, stream=restored.values["stream"])
             cursor = cursor.advance(restored.values["position"])
         replica = Replica(self._task, self._model, config.inner, cursor, config.run.steps)
         states = [initial_state(config.plan, f, replica.parameters) for f in self._fragments]
@@ -235,7 +241,7 @@ class Worker:
             trainer.settle(self._agreed, _SETTLE_S)
         self._saver.submit(self._save, trainer.step, *self._snapshot(trainer)).result()
         code = EXIT_INTERRUPTED if self._interrupted_by == signal.SIGINT else 0
-        result = self._result(trainer, evaluate=self._interrupted_by is None)
+        result = self._result(trainer)
         result["exit_code"] = code
         (self._options.out / "result.json").write_text(json.dumps(result, indent=1))
         self._mailbox.post(Progress({"event": "result", **result}))
@@ -257,17 +263,17 @@ class Worker:
             event["bytes_sent"] = self._transport.traffic.sent_bytes
             event["bytes_received"] = self._transport.traffic.received_bytes
 
-    def _result(self, trainer: Trainer, *, evaluate: bool) -> dict[str, object]:
+    def _result(self, trainer: Trainer) -> dict[str, object]:
         assert self._io is not None
         node, config, tally = self._io.node, self._config, trainer.tally
         anchors = [state.anchor for state in trainer.states]
         peers = len(node.gossip.cards)
         params = sum(fragment.elements for fragment in self._fragments)
-        val_loss, sample = (None, None)
-        if evaluate:
-            with anchors_loaded(trainer, self._fragments):
-                val_loss = validation_loss(self._task, self._model, config.run.seed)
-                sample = generate_sample(self._task, self._model, config.run.seed)
+        # Whoever stops a worker waits for it: then only what is quick.
+        limit_s = math.inf if trainer.stopped is None else _LAST_WORDS_S
+        with anchors_loaded(trainer, self._fragments):
+            val_loss = validation_loss(self._task, self._model, config.run.seed, limit_s)
+            sample = generate_sample(self._task, self._model, config.run.seed)
         counts = node.context.counts
         return {
             "preset": config.preset,

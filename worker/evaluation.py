@@ -1,5 +1,6 @@
 """What the anchor is worth: held-out loss, and a piece of text."""
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -29,11 +30,16 @@ def anchors_loaded(trainer: Trainer, fragments: Sequence[Fragment]) -> Iterator[
             parameters[name].copy_(local)
 
 
-def validation_loss(task: Task, model: nn.Module, seed: int) -> float:
-    """Mean loss over the same held-out batches on every peer."""
+def validation_loss(task: Task, model: nn.Module, seed: int, limit_s: float) -> float | None:
+    """Mean loss over the same held-out batches on every peer; None if that takes too long."""
     batches = task.batches("validation", Cursor(seed=seed, stream="validation"))
+    deadline = time.monotonic() + limit_s
+    losses: list[float] = []
     with torch.inference_mode():
-        losses = [float(task.loss(model, next(batches))) for _ in range(_VALIDATION_BATCHES)]
+        while len(losses) < _VALIDATION_BATCHES:
+            if time.monotonic() > deadline:
+                return None
+            losses.append(float(task.loss(model, next(batches))))
     return sum(losses) / len(losses)
 
 

@@ -39,13 +39,18 @@ def generate_text(run: Path, prompt: str, n_tokens: int, temperature: float, see
 
 
 def find_checkpoint(run: Path) -> checkpoint.Checkpoint:
-    """The usable checkpoint with the highest step below `run`. Raises CheckpointError."""
+    """The usable checkpoint with the highest step below `run`; not of runs that were set aside.
+
+    Raises:
+        CheckpointError: there is none.
+    """
     if (run / checkpoint.MANIFEST).exists():
         try:
             return checkpoint.load_one(run)
         except checkpoint.CheckpointDamaged as error:
             raise CheckpointError(f"{run}: {error}; name the folder above it") from error
-    folders = {path.parent for path in run.glob("**/step-*") if path.is_dir()}
+    steps = (path.parent for path in run.glob("**/step-*") if path.is_dir())
+    folders = {folder for folder in steps if not checkpoint.is_set_aside(folder)}
     found = []
     for folder in sorted(folders):
         try:

@@ -28,7 +28,8 @@ class Joining:
     """Waits for enough peers, takes over what a run under way has, and repairs ever after.
 
     Args:
-        joins: addresses to try until the run starts; min_peers, wait_s: whom to wait for.
+        joins: addresses to try until the run starts.
+        min_peers, wait_s: how many to wait for, and how long; None: until another has started.
         published: what the train thread has committed, None before it has anything.
         exchanges: whether the plan exchanges at all; else there is nothing to take over or repair.
         give_up: ends this peer's own round of a fragment, which the fetched state supersedes.
@@ -38,7 +39,7 @@ class Joining:
         self,
         *,
         joins: tuple[str, ...],
-        min_peers: int,
+        min_peers: int | None,
         wait_s: float,
         exchanges: bool,
         run: int,
@@ -73,16 +74,24 @@ class Joining:
                 hint_at = self._clock() + _HINT_S
                 await self._try_hints(problems)
             if self._published() is not None:
-                if self._exchanges and await self._take_over():
+                taken = await self._take_over() if self._exchanges else False
+                if taken:
                     self._mailbox.answer(Started(()))
                     return
-                view = self._gossip.view
-                if len(view.arrived()) >= self._min_peers and self._gossip.me.phase is Phase.READY:
-                    self._mailbox.answer(Started(tuple(sorted(view.joinable()))))
+                if taken is False and self._complete() and self._gossip.me.phase is Phase.READY:
+                    group = tuple(sorted(self._gossip.view.joinable()))
+                    self._mailbox.answer(Started(group))
                     return
             if self._clock() > deadline:
                 raise PeersUnreachable(self._too_few(problems))
             await asyncio.sleep(_START_POLL_S)
+
+    def _complete(self) -> bool:
+        """Whether enough are here, or another has started with this peer in its group."""
+        if any(card.live and card.phase is Phase.TRAINING for card in self._gossip.others):
+            return True  # and it is not one to take over from: `_take_over` comes first
+        arrived = len(self._gossip.view.arrived())
+        return self._min_peers is not None and arrived >= self._min_peers
 
     async def _try_hints(self, problems: dict[str, str]) -> None:
         known = {card.address for card in self._gossip.cards if card.live}
@@ -103,8 +112,9 @@ class Joining:
             "start the others, or lower --min-peers"
         )
 
-    async def _take_over(self) -> bool:
-        """Whether a run is under way that this peer is not laid out in, and its state was fetched.
+    async def _take_over(self) -> bool | None:
+        """Whether a run is under way that this peer is not laid out in, and its state was fetched;
+        None when it could not be fetched this time.
 
         Peers that have started a moment ago with this one in their group have the state that this
         one will have: then there is nothing to take over. Of peers that are all about to start,
@@ -133,7 +143,7 @@ class Joining:
         if donors:
             donor = max(donors, key=lambda card: [digest.rank for digest in card.digests])
             if not await self._fetch(donor, range(len(mine)), "joining"):
-                return False
+                return None
         return under_way
 
     def _digests_with(self, group: tuple[str, ...]) -> tuple[Digest, ...]:

@@ -8,7 +8,7 @@ import msgpack
 import xxhash
 
 from algorithms.fragments import TensorSpec
-from worker.config import Config, parse_config, to_document
+from worker.config import RUN_WIDE, Config, parse_config, to_document
 from worker.wire import WireError, pack_document, unpack_document
 
 PROTOCOL = 1
@@ -51,10 +51,14 @@ class Manifest:
         """64 bits that name the run."""
         return xxhash.xxh3_64_intdigest(msgpack.packb(_sorted(self.document)))
 
+    @property
+    def sections(self) -> dict[str, Any]:
+        """The run-wide sections of the TOML."""
+        return {name: self.document[name] for name in RUN_WIDE if name in self.document}
+
     def config(self, source: str) -> Config:
         """The run-wide settings. Raises ConfigError."""
-        sections = {k: v for k, v in self.document.items() if k not in ("protocol", "tensors")}
-        return parse_config(sections, source)
+        return parse_config(self.sections, source)
 
 
 def first_difference(here: object, there: object, path: str = "") -> str | None:

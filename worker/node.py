@@ -32,14 +32,15 @@ class NodeConfig:
     peer: this peer's name; advertise: the address others reach it at, None for the bound one.
     joins: addresses to try, again and again until the run starts.
     coordinator: address, or None.
-    min_peers: how many must be ready before the run starts; wait_s: how long to wait for them.
+    min_peers: how many must be ready before the run starts, None to leave that to the others;
+    wait_s: how long to wait for them.
     """
 
     peer: str
     advertise: str | None = None
     joins: tuple[str, ...] = ()
     coordinator: str | None = None
-    min_peers: int = 1
+    min_peers: int | None = 1
     wait_s: float = 120.0
 
 
@@ -70,7 +71,7 @@ class Node:
             codec=codec_by_name(config.plan.codec),
             reduction_codec=codec_by_name(config.plan.reduction_codec),
             config=config.rounds,
-            detection_s=config.membership.detection_s(max(2, node.min_peers)),
+            detection_s=config.membership.detection_s(max(2, node.min_peers or 2)),
             clock=clock,
             offload=offload,
             log=self._log,

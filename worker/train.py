@@ -19,6 +19,7 @@ from algorithms.merge import carry_over, merge
 from algorithms.outer import Nesterov
 from algorithms.plan import Plan
 from algorithms.pseudogradient import pseudo_gradient
+from algorithms.schedule import Due
 from worker.inner import Replica
 from worker.mailbox import (
     Adopt,
@@ -207,7 +208,7 @@ class Trainer:
 
     def _turn(self, index: int, round_: int) -> tuple[int, int]:
         """Where a round stands in the order of all rounds: by its step in an undisturbed run."""
-        return (self._schedule.offset(index) + round_ * self._plan.inner_steps, index)
+        return (self._schedule.send_step(Due(index, round_)), index)
 
     def _waiting(self) -> list[int]:
         """The fragments in flight, in the order of their rounds."""
@@ -243,6 +244,14 @@ class Trainer:
         for start, stop in result.missed:
             here = slice(start, stop)
             merged[here] = carry_over(local[here], state.anchor[here], anchor[here])
+        earlier = self._counted.pop(index, None)
+        if earlier is not None and earlier[0].round == result.round:
+            # These ranges closed in an earlier try, with what was contributed then: what has been
+            # learned since is still to come.
+            for start, stop in earlier[1].counted:
+                here = slice(start, stop)
+                since = local[here] + earlier[0].values[here]
+                merged[here] = carry_over(since, state.anchor[here], anchor[here])
         self._write(fragment, merged)
         self._commit(result, anchor, momentum)
 
@@ -282,7 +291,6 @@ class Trainer:
                 self._counted[index] = (sent, result)
             self._fail(index, result.reason, result.waiting_for)
             return None
-        self._counted.pop(index, None)
         self._failed.discard(index)
         self.tally.rounds_completed += 1
         self._event(

@@ -28,6 +28,7 @@ from worker.manifest import Manifest
 from worker.membership import Phase
 from worker.node import Node, NodeConfig
 from worker.transport.grpc import GrpcTransport
+from worker.wire import state_hash
 
 
 def peer(
@@ -60,9 +61,10 @@ def peer(
     io = IOThread(make, mailbox)
     io.start()
     empty = torch.empty(0)
-    state = FragmentState(0, 0, (), empty, empty, 0)
+    state = FragmentState(0, 0, (), empty, empty, state_hash(empty, empty, ()))
     mailbox.post(Published(Phase.READY, 0, 0, (state,)))
-    state = replace(state, group=_await(mailbox, Started).group)
+    group = _await(mailbox, Started).group
+    state = replace(state, group=group, hash=state_hash(empty, empty, group))
     values = torch.randn(elements, generator=torch.Generator().manual_seed(index))
     rounds = []
     for number in range(options.rounds):

@@ -1,8 +1,11 @@
 """The worker's commands: `up`, `join`, `generate`. Heavy modules load when a command runs."""
 
 import ipaddress
-import secrets
+import math
 import socket
+import time
+import uuid
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +18,7 @@ if TYPE_CHECKING:
     from worker.config import Config
 
 _JOIN_S = 10.0
+_STARTED = time.monotonic()
 
 
 def _worker_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -38,8 +42,8 @@ def _worker_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path), required=False)
-@click.option("--join", "joins", multiple=True, help="HOST:PORT of a peer, tried until it answers.")
-@click.option("--min-peers", type=click.IntRange(1), default=1, help="Start when so many are here.")
+@click.option("--join", "joins", multiple=True, help="HOST:PORT of a peer, tried until the start.")
+@click.option("--min-peers", type=click.IntRange(1), help="Start when so many are here: 1, or 2.")
 @click.option("--wait-s", type=click.FloatRange(min=0.1), default=120.0, show_default=True)
 @click.option("--preset", help="diloco, ddp or local.")
 @click.option("--set", "settings", multiple=True, metavar="SECTION.KEY=VALUE")
@@ -47,7 +51,7 @@ def _worker_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def up(
     run: Path | None,
     joins: tuple[str, ...],
-    min_peers: int,
+    min_peers: int | None,
     wait_s: float,
     preset: str | None,
     settings: tuple[str, ...],
@@ -61,35 +65,32 @@ def up(
 
     _check_addresses(*joins, **worker)
     config = load_config(run, settings, preset)
-    return _run(config, joins=joins, min_peers=min_peers, wait_s=wait_s, **worker)
+    # Whoever names others does not want to train alone.
+    wanted = min_peers or (2 if joins else 1)
+    return _run(config, joins=joins, min_peers=wanted, wait_s=wait_s, **worker)
 
 
 @click.command()
 @click.argument("address", metavar="HOST:PORT")
-@click.option("--config", type=click.Path(path_type=Path), help="Refuse if the run's differs.")
+@click.option("--config", type=click.Path(path_type=Path), help="This machine's TOML file.")
 @click.option("--set", "settings", multiple=True, metavar="SECTION.KEY=VALUE")
 @_worker_options
 def join(address: str, config: Path | None, settings: tuple[str, ...], **worker: Any) -> int:
-    """Join the swarm that any of its peers at HOST:PORT belongs to.
+    """Join the swarm that the worker or coordinator at HOST:PORT belongs to.
 
-    The run's settings come from that peer. --config and --set are compared with them, and the first
-    difference is named.
+    The run's settings come from there. What --config and --set say of the run must agree with them,
+    else the first difference is named; what they say of this machine is used.
     """
-    from worker.config import load_config, to_document
-    from worker.errors import ManifestRefused
+    from worker.config import join_config
     from worker.joining import fetch_manifest
-    from worker.manifest import first_difference
 
     _check_addresses(address, **worker)
-    manifest = fetch_manifest(address, timeout_s=_JOIN_S)
-    theirs = manifest.config(f"the run at {address}")
-    if config is not None or settings:
-        ours = load_config(config, settings)
-        if difference := first_difference(to_document(ours), to_document(theirs)):
-            raise ManifestRefused(
-                f"{address} runs something else: {difference}; use the same TOML, or none"
-            )
-    return _run(theirs, joins=(address,), min_peers=2, wait_s=_JOIN_S, **worker)
+    # Ten seconds from when the command was typed, the time to load torch included.
+    timeout_s = max(3.0, _JOIN_S - (time.monotonic() - _STARTED))
+    manifest = fetch_manifest(address, timeout_s)
+    merged = join_config(manifest.sections, config, settings, address)
+    # A joiner never starts a run by itself; it waits as long as those who are there do.
+    return _run(merged, joins=(address,), min_peers=None, wait_s=math.inf, **worker)
 
 
 @click.command()
@@ -119,7 +120,7 @@ def _run(
     as_json: bool,
     threads: int | None,
     joins: tuple[str, ...],
-    min_peers: int,
+    min_peers: int | None,
     wait_s: float,
 ) -> int:
     import torch
@@ -128,16 +129,14 @@ def _run(
     from worker.node import NodeConfig
     from worker.terminal import announce_plainly
 
-    port = int(listen.rpartition(":")[2])
     if threads is not None:
         torch.set_num_threads(threads)
     node = NodeConfig(
-        peer=name or f"{socket.gethostname()}-{port if port else 'auto'}-{_short_id()}",
+        peer=name or _default_name(out),
         advertise=advertise,
         joins=joins,
         coordinator=coordinator,
-        # Whoever names others does not want to train alone.
-        min_peers=max(min_peers, 2) if joins else min_peers,
+        min_peers=min_peers,
         wait_s=wait_s,
     )
     announce = print_line if as_json else announce_plainly
@@ -175,5 +174,7 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-def _short_id() -> str:
-    return secrets.token_hex(2)
+def _default_name(out: Path) -> str:
+    """The same for every start on this machine with this folder: samples depend on the name."""
+    place = f"{uuid.getnode()}/{out.resolve()}"
+    return f"{socket.gethostname()}-{zlib.crc32(place.encode()):08x}"

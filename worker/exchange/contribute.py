@@ -111,7 +111,9 @@ class Contributor:
     def _step(self, round_: _Round, event: machine.Event) -> None:
         if self._rounds.get(round_.machine.fragment) is not round_:
             return
-        for action in round_.machine.step(event, self._context.clock()):
+        actions = round_.machine.step(event, self._context.clock())
+        ended = any(isinstance(action, machine.Failed) for action in actions)
+        for action in actions:
             match action:
                 case machine.OpenExchange(key, peer, attempt, resumed):
                     work = (
@@ -123,7 +125,7 @@ class Contributor:
                 case machine.CancelExchange(key, attempt):
                     if task := round_.streams.pop((key.shard, attempt), None):
                         task.cancel()
-                        self._context.counts.takeovers += 1
+                        self._context.counts.takeovers += not ended
                 case machine.Doubt(peer):
                     self._doubt(peer)
                 case machine.Succeeded():

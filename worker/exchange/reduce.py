@@ -208,7 +208,9 @@ class Reducer:
         for action in self._machine.step(event, self._context.clock()):
             match action:
                 case machine.Compute(key, contributors, next_group):
-                    self._tasks.spawn(self._reduce(key, contributors, next_group))
+                    # The payloads as they are now: a peer may begin to send others in their place.
+                    inputs = [self._arriving[key][peer].buffer for peer in contributors]
+                    self._tasks.spawn(self._reduce(key, inputs, contributors, next_group))
                 case machine.Abandon(key, _):
                     self._arriving.pop(key, None)
                 case machine.Prune(fragment, round_):
@@ -226,7 +228,11 @@ class Reducer:
                 self._reductions.pop(key, None)
 
     async def _reduce(
-        self, key: ShardKey, contributors: tuple[str, ...], next_group: tuple[str, ...]
+        self,
+        key: ShardKey,
+        inputs: list[memoryview],
+        contributors: tuple[str, ...],
+        next_group: tuple[str, ...],
     ) -> None:
         """Averages in the order given, block by block, into the bytes that everyone applies."""
         context, group = self._context, self._machine.group(key.fragment, key.round)
@@ -235,7 +241,6 @@ class Reducer:
         arriving = self._arriving.get(key)
         if arriving is None:
             return  # laid out anew since
-        inputs = [arriving[peer].buffer for peer in contributors]
 
         def reduce() -> tuple[memoryview, int]:
             payload = wire.average(context.codec, inputs, context.reduction_codec, stop - start)

@@ -33,7 +33,8 @@ class MembershipConfig:
         probe_timeout_s: for a direct probe, and again for the indirect ones.
         indirect_probes: peers asked to probe in our place.
         suspicion_factor: see above.
-        reconnect_s: between two tries to reach a peer believed dead, to heal partitions.
+        reconnect_s: between two tries to reach a peer that died or left, to heal partitions and to
+            find one that was started again.
     """
 
     gossip_s: float = 0.25
@@ -237,8 +238,8 @@ class Membership:
             actions += self._probe(self._next_targets())
         if now >= self._reconnect_at:
             self._reconnect_at = now + self._config.reconnect_s
-            dead = [card.peer for card in self._others() if card.health is Health.DEAD]
-            actions += self._probe(self._rng.sample(dead, min(1, len(dead))))
+            gone = [card.peer for card in self._others() if not card.live]
+            actions += self._probe(self._rng.sample(gone, min(1, len(gone))))
         return actions
 
     def _next_targets(self) -> list[str]:

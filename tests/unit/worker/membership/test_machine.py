@@ -105,7 +105,8 @@ def test_a_peer_alone_has_nothing_to_do() -> None:
     assert machine().step(Tick(), 0.0) == []
 
 
-def test_who_is_gone_is_not_probed_but_the_dead_are_tried_now_and_then() -> None:
+def test_who_is_gone_is_tried_now_and_then() -> None:
+    """Both the dead and those who left: either may have been started again."""
     membership = machine("w1", "w2")
     membership.step(Heard((card("w1", health=Health.LEFT), card("w2", health=Health.DEAD))), 0.0)
     tried = []
@@ -113,8 +114,9 @@ def test_who_is_gone_is_not_probed_but_the_dead_are_tried_now_and_then() -> None
         for peer in probes(membership.step(Tick(), tick / 10)):
             tried.append((peer, tick / 10))
             membership.step(Probed(peer, answered=False), tick / 10)
-    assert {peer for peer, _ in tried} == {"w2"}
+    assert {peer for peer, _ in tried} == {"w1", "w2"}
     assert [at for _, at in tried] == [0.0, 5.0, 10.0, 15.0]
+    assert health(membership, "w1") is Health.LEFT
     assert health(membership, "w2") is Health.DEAD
 
 
