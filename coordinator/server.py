@@ -65,21 +65,17 @@ class CoordinatorService(rpc.CoordinatorServicer):
 
 
 class EntryService(rpc.ControlServicer):
-    """`murmur join` through the coordinator: what the run is, and who is there."""
+    """`murmur join` through the coordinator: says what the run is; the joiner introduces itself."""
 
-    def __init__(self, registry: Registry, clock: Callable[[], float] = time.monotonic) -> None:
-        self._registry, self._clock = registry, clock
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
 
     async def Join(  # noqa: N802
         self, request: pb.JoinRequest, context: "ServicerContext"
     ) -> pb.JoinReply:
         if not self._registry.manifest:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "no worker has been here yet")
-        if not request.manifest:
-            return pb.JoinReply(manifest=self._registry.manifest)
-        introduce = pb.IntroduceRequest(card=request.card, manifest=request.manifest)
-        reply = self._registry.introduce(introduce, self._clock()).reply
-        return pb.JoinReply(refusal=reply.refusal, manifest=reply.manifest, members=reply.members)
+        return pb.JoinReply(manifest=self._registry.manifest, coordinator=True)
 
 
 async def start_server(listen: str, service: CoordinatorService) -> tuple[aio.Server, str]:

@@ -203,9 +203,12 @@ class JoinReply(_message.Message):
     REFUSAL_FIELD_NUMBER: _builtins.int
     MANIFEST_FIELD_NUMBER: _builtins.int
     MEMBERS_FIELD_NUMBER: _builtins.int
+    COORDINATOR_FIELD_NUMBER: _builtins.int
     refusal: _builtins.str
     """empty: welcome"""
     manifest: _builtins.bytes
+    coordinator: _builtins.bool
+    """asked a coordinator: introduce yourself there"""
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___PeerCard]: ...
     def __init__(
@@ -214,10 +217,11 @@ class JoinReply(_message.Message):
         refusal: _builtins.str = ...,
         manifest: _builtins.bytes = ...,
         members: _abc.Iterable[Global___PeerCard] | None = ...,
+        coordinator: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["manifest", b"manifest", "members", b"members", "refusal", b"refusal"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator", b"coordinator", "manifest", b"manifest", "members", b"members", "refusal", b"refusal"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

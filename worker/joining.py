@@ -185,8 +185,11 @@ class Joining:
         return True
 
 
-def fetch_manifest(address: str, timeout_s: float) -> Manifest:
-    """Asks a peer what its run is, before this process knows anything.
+def fetch_manifest(address: str, timeout_s: float) -> tuple[Manifest, bool]:
+    """Asks a peer or a coordinator what its run is, before this process knows anything.
+
+    Returns:
+        (the manifest, whether a coordinator gave it).
 
     Raises:
         PeersUnreachable: no answer within `timeout_s`; says what was tried.
@@ -194,7 +197,9 @@ def fetch_manifest(address: str, timeout_s: float) -> Manifest:
     return asyncio.run(_fetch_manifest(GrpcTransport("127.0.0.1:0"), address, timeout_s))
 
 
-async def _fetch_manifest(transport: Transport, address: str, timeout_s: float) -> Manifest:
+async def _fetch_manifest(
+    transport: Transport, address: str, timeout_s: float
+) -> tuple[Manifest, bool]:
     deadline = time.monotonic() + timeout_s
     request = pb.JoinRequest().SerializeToString()
     tries, problem = 0, ""
@@ -203,7 +208,8 @@ async def _fetch_manifest(transport: Transport, address: str, timeout_s: float) 
             tries += 1
             try:
                 raw = await transport.call(address, "Control/Join", request, min(_TRY_S, left_s))
-                return Manifest.unpack(wire.parse(pb.JoinReply, raw).manifest)
+                reply = wire.parse(pb.JoinReply, raw)
+                return Manifest.unpack(reply.manifest), reply.coordinator
             except (TransportError, wire.WireError) as error:
                 problem = str(error)
             await asyncio.sleep(_PAUSE_S)

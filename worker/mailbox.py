@@ -1,7 +1,7 @@
 """What the train thread and the I/O thread tell each other.
 
-Both directions are bounded by construction: a fragment has at most one round in flight, states
-replace older states, and there is at most one adoption on its way. Putting never blocks the train
+What is large is bounded by construction: a fragment has at most one round in flight, and there is
+at most one adoption on its way. Putting never blocks the train
 thread; it waits only in `Mailbox.wait`, and that wait is what the report calls stall.
 """
 

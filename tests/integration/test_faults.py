@@ -1,5 +1,6 @@
 """Killed workers, a worker that comes back, a coordinator that goes away: the others finish."""
 
+import json
 import signal
 from pathlib import Path
 
@@ -109,6 +110,36 @@ def test_the_coordinator_is_optional(tmp_path: Path) -> None:
             results = swarm.wait()
     assert len({hashes(result) for result in results.values()}) == 1
     assert {result["rounds_completed"] for result in results.values()} == {6}
+
+
+def test_a_worker_joins_through_the_coordinator_which_reports(tmp_path: Path) -> None:
+    (address,) = free_addresses(1)
+    coordinator = WorkerProcess(
+        ["coordinator", "--listen", address, "--expect", "3", "--json", "--out", str(tmp_path)],
+        "coordinator",
+    )
+    settings = [*SMALL, *QUICK, *settings_of(run__steps=300, diloco__inner_steps=10)]
+    held = gate(tmp_path, 25)
+    with running_swarm(2, tmp_path, *settings, *held.settings) as swarm:
+        swarm.ended.append(coordinator)
+        swarm.start_all("--coordinator", address)
+        swarm.workers["w0"].wait_for_round(1)
+        newcomer = WorkerProcess(
+            ["join", address, "--name", "new", "--out", str(tmp_path / "new"), "--json"], "new"
+        )
+        swarm.workers["new"] = newcomer
+        newcomer.wait_for(lambda e: e["event"] == "adopted", "adoption")
+        with held.opened():
+            results = swarm.wait("w0", "w1", "new")
+        assert coordinator.wait() == 0
+    assert len({hashes(result) for result in results.values()}) == 1
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert {peer["peer"]: peer["exit_code"] for peer in report["peers"]} == {
+        "new": 0,
+        "w0": 0,
+        "w1": 0,
+    }
+    assert report["hashes_agree"]
 
 
 def test_sigterm_saves_and_leaves(tmp_path: Path) -> None:

@@ -87,10 +87,13 @@ def join(address: str, config: Path | None, settings: tuple[str, ...], **worker:
     _check_addresses(address, **worker)
     # Ten seconds from when the command was typed, the time to load torch included.
     timeout_s = max(3.0, _JOIN_S - (time.monotonic() - _STARTED))
-    manifest = fetch_manifest(address, timeout_s)
+    manifest, coordinated = fetch_manifest(address, timeout_s)
+    if coordinated:
+        worker["coordinator"] = address
     merged = join_config(manifest.sections, config, settings, address)
     # A joiner never starts a run by itself; it waits as long as those who are there do.
-    return _run(merged, joins=(address,), min_peers=None, wait_s=math.inf, **worker)
+    joins = () if coordinated else (address,)
+    return _run(merged, joins=joins, min_peers=None, wait_s=math.inf, **worker)
 
 
 @click.command()

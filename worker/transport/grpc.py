@@ -1,7 +1,7 @@
 """The transport over gRPC: one server, and per peer one channel for control and one for data.
 
-Messages are bytes here; `protos/murmuration.proto` says what they are. Settings are those measured
-in docs/design: without BDP probing and a large look-ahead one stream over a 100 ms link stays at a
+Messages are bytes here; `protos/murmuration.proto` says what they are. The settings were measured:
+without BDP probing and a large look-ahead one stream over a 100 ms link stays at a
 tenth of what it can carry, and without keepalive a dead link is noticed after many minutes.
 """
 
