@@ -10,6 +10,7 @@ class Codec(Protocol):
 
     Values are encoded in blocks of `block_elements`: the encoding of a range that starts at a
     multiple of it is that range of the whole's encoding, so shards and frames can be coded apart.
+    Zeros stay zeros. Works on any device, and gives the same bytes and values on each.
     """
 
     @property
@@ -21,12 +22,26 @@ class Codec(Protocol):
     @property
     def block_elements(self) -> int: ...
 
+    @property
+    def rounds(self) -> bool:
+        """Whether it rounds to a grid, so that stochastic rounding applies."""
+        ...
+
     def encoded_bytes(self, elements: int) -> int:
         """Size of the encoding of `elements` values."""
         ...
 
-    def encode(self, values: Tensor) -> Tensor:
-        """1-D contiguous fp32 -> 1-D uint8 of `encoded_bytes`; may share memory with `values`."""
+    def encode(self, values: Tensor, seed: int | None = None) -> Tensor:
+        """1-D contiguous fp32 -> 1-D uint8 of `encoded_bytes`; may share memory with `values`.
+
+        Args:
+            values: finite; never written to.
+            seed: rounds stochastically, without bias, by a noise that follows from it; None rounds
+                to nearest. Without effect where `rounds` is False.
+
+        Raises:
+            ValueError: values are NaN, infinite, or too large to be represented.
+        """
         ...
 
     def decode(self, raw: Tensor, elements: int) -> Tensor:

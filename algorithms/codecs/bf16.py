@@ -12,11 +12,12 @@ class BF16:
     name = "bf16"
     wire_id = 2
     block_elements = 1
+    rounds = False
 
     def encoded_bytes(self, elements: int) -> int:
         return 2 * elements
 
-    def encode(self, values: Tensor) -> Tensor:
+    def encode(self, values: Tensor, seed: int | None = None) -> Tensor:
         return values.to(torch.bfloat16).view(torch.uint8)
 
     def decode(self, raw: Tensor, elements: int) -> Tensor:

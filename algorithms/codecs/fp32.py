@@ -12,11 +12,12 @@ class FP32:
     name = "fp32"
     wire_id = 1
     block_elements = 1
+    rounds = False
 
     def encoded_bytes(self, elements: int) -> int:
         return 4 * elements
 
-    def encode(self, values: Tensor) -> Tensor:
+    def encode(self, values: Tensor, seed: int | None = None) -> Tensor:
         return values.view(torch.uint8)
 
     def decode(self, raw: Tensor, elements: int) -> Tensor:
