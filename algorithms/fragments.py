@@ -9,6 +9,8 @@ from math import prod
 import torch
 from torch import Tensor
 
+_LAYERS_EACH = 3
+_FEWEST = 4
 _LAYER = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
 
 
@@ -68,7 +70,8 @@ def partition(
     Args:
         schema: every parameter, in the model's order.
         fragments: 1 puts all into one; P > 1 makes P fragments of layers and, after them, one of
-            the embeddings and whatever else is outside the layers.
+            the embeddings and whatever else is outside the layers; 0 takes three layers a fragment
+            as the paper does, but at least four fragments where there are as many layers.
         pattern: `strided` puts layer l into fragment l mod P, `sequential` cuts runs of layers.
 
     Returns:
@@ -77,13 +80,15 @@ def partition(
     Raises:
         ValueError: fewer layers than fragments, or an unknown pattern.
 
-    Ref: arXiv:2501.18512 section 2.2. There a fragment is three layers; here P is given.
+    Ref: arXiv:2501.18512 section 2.2.
     """
-    if fragments == 1:
-        return (Fragment(0, tuple(schema)),)
     if pattern not in ("strided", "sequential"):
         raise ValueError(f"unknown fragment pattern {pattern!r}; use 'strided' or 'sequential'")
     layers = sorted({layer for spec in schema if (layer := layer_of(spec.name)) is not None})
+    if fragments == 0:
+        fragments = max(1, min(len(layers), max(_FEWEST, -(-len(layers) // _LAYERS_EACH))))
+    if fragments == 1:
+        return (Fragment(0, tuple(schema)),)
     if fragments < 1 or fragments > len(layers):
         raise ValueError(f"{fragments} fragments of {len(layers)} layers; use 1 to {len(layers)}")
     rank = {layer: position for position, layer in enumerate(layers)}

@@ -1,5 +1,6 @@
 """A link between a worker and the rest: how fast, how far, how shaky. `20mbit,delay=50ms`."""
 
+import math
 import re
 from dataclasses import dataclass
 
@@ -31,7 +32,7 @@ class Link:
     def __post_init__(self) -> None:
         if not self.rate_mbps > 0:
             raise ValueError(f"a link of {self.rate_mbps:g} Mbit/s; it must be above 0")
-        if self.delay_s < 0 or self.loss < 0:
+        if not (self.delay_s >= 0 and 0 <= self.loss < math.inf):
             raise ValueError("a link's delay and loss must be at least 0")
         if not 0 <= self.jitter_s <= self.delay_s:
             raise ValueError(

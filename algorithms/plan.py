@@ -1,17 +1,19 @@
 """The plan of a run: fragments x schedule x exchange x wire codec x outer update x merge.
 
-DiLoCo, data-parallel training and local training are settings of one engine, not code paths.
+DiLoCo, Streaming DiLoCo, data-parallel and local training are settings of one engine.
 """
 
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from algorithms.codecs import codec_by_name
+from algorithms.fragments import shard_bounds
 from algorithms.outer import Nesterov
 from algorithms.schedule import Schedule
 
 Exchange = Literal["mean", "none"]
 Payload = Literal["pseudo_gradient", "gradient"]
+Rounding = Literal["nearest", "stochastic"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,13 +22,19 @@ class Plan:
 
     Args:
         inner_steps: H, inner steps between two rounds of one fragment.
-        fragments: 1, or P fragments of layers plus one for the rest.
+        fragments: 1, or P fragments of layers plus one for the rest; 0 chooses P by the layers.
         pattern: `strided` or `sequential` layers in a fragment.
-        overlap_steps: tau, inner steps between sending and applying.
+        overlap_steps: tau, inner steps between sending and applying; peers may differ.
         merge_alpha: share of the local parameters that survives a merge.
+        eager: go on from a guess of the new anchor (own fresh pseudo-gradient, the others' last)
+            while the round is on its way, and correct it when the mean is there.
         exchange: `mean` over the group, or `none`.
         payload: what is averaged; `gradient` is data-parallel training, every step.
-        codec: wire codec of contributions; `reduction_codec` of what comes back.
+        codec: wire codec of contributions; `reduction_codec` of what comes back. The reducer adds
+            what its requantization has left out to its next reduction.
+        rounding: `nearest` or `stochastic`, where a codec rounds to a grid.
+        error_feedback: add what a contribution's encoding has left out to the next contribution,
+            times `error_decay`. Costs one more copy of the model in memory.
         outer_lr, outer_momentum: the outer Nesterov step. The defaults were chosen by runs of four
             workers on the built-in task; the paper's 0.7 and 0.9 are too hot for periods so short.
 
@@ -39,10 +47,14 @@ class Plan:
     pattern: str = "strided"
     overlap_steps: int = 0
     merge_alpha: float = 0.0
+    eager: bool = False
     exchange: Exchange = "mean"
     payload: Payload = "pseudo_gradient"
     codec: str = "fp32"
     reduction_codec: str = "fp32"
+    rounding: Rounding = "nearest"
+    error_feedback: bool = False
+    error_decay: float = 0.95
     outer_lr: float = 0.9
     outer_momentum: float = 0.6
 
@@ -52,14 +64,30 @@ class Plan:
             fragments=1, inner_steps=self.inner_steps, overlap_steps=self.overlap_steps, steps=1
         )
         Nesterov(self.outer_lr, self.outer_momentum)
-        if self.fragments < 1:
-            raise ValueError(f"fragments is {self.fragments}; it must be at least 1")
-        codec_by_name(self.codec)
-        codec_by_name(self.reduction_codec)
+        if self.fragments < 0:
+            raise ValueError(f"fragments is {self.fragments}; it must be at least 1, or 0 for auto")
+        codecs = (codec_by_name(self.codec), codec_by_name(self.reduction_codec))
+        if self.rounding == "stochastic" and not any(codec.rounds for codec in codecs):
+            raise ValueError(
+                f"rounding is 'stochastic', but {self.codec} and {self.reduction_codec} have no "
+                "grid to round to; leave it out, or use a codec such as int8, int4 or e3m0"
+            )
+        if not 0 < self.error_decay <= 1:
+            raise ValueError(f"error_decay is {self.error_decay}; it must be above 0, at most 1")
         if not 0 <= self.merge_alpha < 1:
             raise ValueError(
                 f"merge_alpha is {self.merge_alpha}; it must be in 0..1, below 1 (1 would be no "
                 "communication: use the preset `local`)"
+            )
+        if self.eager and (self.merge_alpha, self.payload) != (0, "pseudo_gradient"):
+            raise ValueError(
+                "eager updates go on from a guess instead of merging: they need merge_alpha = 0 "
+                "and pseudo-gradients; leave merge_alpha out"
+            )
+        if self.eager and self.overlap_steps == 0:
+            raise ValueError(
+                "eager updates need overlap_steps of at least 1: without overlap there is nothing "
+                "to guess"
             )
         if self.payload == "gradient" and (self.inner_steps, self.overlap_steps) != (1, 0):
             raise ValueError(
@@ -70,11 +98,22 @@ class Plan:
             ("exchange", ("mean", "none")),
             ("payload", ("pseudo_gradient", "gradient")),
             ("pattern", ("strided", "sequential")),
+            ("rounding", ("nearest", "stochastic")),
         ):
             if getattr(self, field) not in known:
                 raise ValueError(
                     f"{field} is {getattr(self, field)!r}; use one of {', '.join(known)}"
                 )
+
+    @property
+    def keeps_reduction_residual(self) -> bool:
+        """Whether requantizing the mean leaves something out."""
+        return self.reduction_codec != "fp32"
+
+    def shard_bounds(self, elements: int, shards: int) -> tuple[tuple[int, int], ...]:
+        """The ranges of a fragment's shards, on blocks of both codecs (powers of two)."""
+        codecs = (codec_by_name(self.codec), codec_by_name(self.reduction_codec))
+        return shard_bounds(elements, shards, max(codec.block_elements for codec in codecs))
 
     def schedule(self, *, fragments: int, steps: int) -> Schedule:
         """The rounds of a run of `steps` inner steps with so many fragments in fact."""
@@ -90,6 +129,9 @@ _DILOCO = Plan()
 
 PRESETS: dict[str, Plan] = {
     "diloco": _DILOCO,
+    "streaming": replace(
+        _DILOCO, fragments=0, overlap_steps=5, merge_alpha=0.5, codec="bf16", reduction_codec="bf16"
+    ),
     "ddp": replace(_DILOCO, inner_steps=1, payload="gradient"),
     "local": replace(_DILOCO, exchange="none"),
 }

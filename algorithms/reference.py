@@ -4,20 +4,24 @@ Real workers must end with the same anchors and outer momenta, bit for bit, when
 every round and the codecs are the same.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from algorithms.codecs import codec_by_name
+from algorithms.codecs import Codec, codec_by_name
+from algorithms.eager import eager_mean, others_share
+from algorithms.feedback import keep_residual, with_residual
 from algorithms.fragments import Fragment
 from algorithms.mean import mean_in_order
-from algorithms.merge import merge
+from algorithms.merge import carry_over, merge
 from algorithms.outer import Nesterov
 from algorithms.plan import Plan
 from algorithms.pseudogradient import pseudo_gradient
+from algorithms.rounding import contribution_seed, reduction_seed
 
 
 class Replica(Protocol):
@@ -57,55 +61,125 @@ def train(
 
     Ref: arXiv:2311.08105 algorithm 1; arXiv:2501.18512 algorithm 2 when tau or alpha is not 0.
     """
-    order = sorted(replicas)
-    schedule = plan.schedule(fragments=len(fragments), steps=steps)
-    optimizer = Nesterov(plan.outer_lr, plan.outer_momentum)
-    to_reducer, from_reducer = codec_by_name(plan.codec), codec_by_name(plan.reduction_codec)
-    start = [fragment.flatten(replicas[order[0]].parameters) for fragment in fragments]
-    outer = [Outer(anchor, torch.zeros_like(anchor)) for anchor in start]
-    in_flight: dict[int, Tensor] = {}
+    return _Run(plan, fragments, replicas, steps).train()
 
-    def exchange(values: Sequence[Tensor]) -> Tensor:
-        elements = values[0].numel()
-        arrived = [to_reducer.decode(to_reducer.encode(value), elements) for value in values]
-        return from_reducer.decode(from_reducer.encode(mean_in_order(arrived)), elements)
 
-    def apply(index: int) -> None:
-        state = outer[index]
-        state.anchor, state.momentum = optimizer.step(
-            state.anchor, state.momentum, in_flight.pop(index)
-        )
-        for replica in replicas.values():
-            local = fragments[index].flatten(replica.parameters)
-            merged = merge(local, state.anchor, plan.merge_alpha)
-            for name, value in fragments[index].views(merged).items():
-                replica.parameters[name].copy_(value)
+class _Run:
+    def __init__(
+        self,
+        plan: Plan,
+        fragments: Sequence[Fragment],
+        replicas: Mapping[str, Replica],
+        steps: int,
+    ) -> None:
+        self.plan, self.fragments, self.steps = plan, fragments, steps
+        self.replicas, self.peers = replicas, sorted(replicas)
+        self.schedule = plan.schedule(fragments=len(fragments), steps=steps)
+        self.optimizer = Nesterov(plan.outer_lr, plan.outer_momentum)
+        start = [fragment.flatten(replicas[self.peers[0]].parameters) for fragment in fragments]
+        self.outer = [Outer(anchor, torch.zeros_like(anchor)) for anchor in start]
+        self.rounds = [0] * len(fragments)
+        self.residuals: dict[tuple[str, int], Tensor] = {}  # of each peer's contributions
+        self.reduction_residuals: dict[int, Tensor] = {}
+        self.in_flight: dict[int, Tensor] = {}
+        self.sent: dict[tuple[str, int], Tensor] = {}
+        self.guesses: dict[tuple[str, int], Tensor] = {}
+        self.others: dict[tuple[str, int], Tensor] = {}
 
-    for step in range(1, steps + 1):
-        gradients = {peer: replicas[peer].backward(step) for peer in order}
-        if plan.payload == "gradient":
-            for fragment in fragments:
-                mean = exchange([fragment.flatten(gradients[peer]) for peer in order])
-                for peer in order:  # a copy each: clipping writes into gradients
-                    gradients[peer] = {**gradients[peer], **fragment.views(mean.clone())}
-        for peer in order:
-            replicas[peer].inner_step(step, gradients[peer])
-        if plan.payload == "gradient":
-            for fragment, state in zip(fragments, outer, strict=True):
-                state.anchor = fragment.flatten(replicas[order[0]].parameters)
-            continue
-        for due in schedule.applies(step):
-            apply(due.fragment)
-        sent = schedule.sends(step)
+    def train(self) -> list[Outer]:
+        for step in range(1, self.steps + 1):
+            gradients = {peer: self.replicas[peer].backward(step) for peer in self.peers}
+            if self.plan.payload == "gradient":
+                for index, fragment in enumerate(self.fragments):
+                    own = {peer: fragment.flatten(gradients[peer]) for peer in self.peers}
+                    mean = self.exchange(index, own)
+                    for peer in self.peers:  # a copy each: clipping writes into gradients
+                        gradients[peer] = {**gradients[peer], **fragment.views(mean.clone())}
+            for peer in self.peers:
+                self.replicas[peer].inner_step(step, gradients[peer])
+            if self.plan.payload == "gradient":
+                for fragment, state in zip(self.fragments, self.outer, strict=True):
+                    state.anchor = self.local(self.peers[0], fragment)
+            else:
+                self.outer_rounds(step)
+        return self.outer
+
+    def outer_rounds(self, step: int) -> None:
+        for due in self.schedule.applies(step):
+            self.apply(due.fragment)
+        sent = self.schedule.sends(step)
         for due in sent:
-            anchor, fragment = outer[due.fragment].anchor, fragments[due.fragment]
-            in_flight[due.fragment] = exchange(
-                [
-                    pseudo_gradient(anchor, fragment.flatten(replicas[peer].parameters))
-                    for peer in order
-                ]
-            )
-        if schedule.applies_at_once(step):
+            self.send(due.fragment)
+        if self.schedule.applies_at_once(step):
             for due in sent:
-                apply(due.fragment)
-    return outer
+                self.apply(due.fragment)
+
+    def send(self, index: int) -> None:
+        state, fragment = self.outer[index], self.fragments[index]
+        own = {
+            peer: pseudo_gradient(state.anchor, self.local(peer, fragment)) for peer in self.peers
+        }
+        self.in_flight[index] = self.exchange(index, own)
+        for peer, g in own.items():
+            self.sent[peer, index] = g
+            if (peer, index) in self.others:
+                expected = eager_mean(g, self.others[peer, index], len(self.peers))
+                guess, _ = self.optimizer.step(state.anchor, state.momentum, expected)
+                self.guesses[peer, index] = guess
+                self.write(peer, fragment, guess)
+
+    def apply(self, index: int) -> None:
+        state, fragment, mean = self.outer[index], self.fragments[index], self.in_flight.pop(index)
+        state.anchor, state.momentum = self.optimizer.step(state.anchor, state.momentum, mean)
+        for peer in self.peers:
+            local, own = self.local(peer, fragment), self.sent.pop((peer, index))
+            if (guess := self.guesses.pop((peer, index), None)) is not None:
+                self.write(peer, fragment, carry_over(local, guess, state.anchor))
+            else:
+                self.write(peer, fragment, merge(local, state.anchor, self.plan.merge_alpha))
+            if self.plan.eager:
+                self.others[peer, index] = others_share(mean, own, len(self.peers))
+
+    def exchange(self, index: int, own: Mapping[str, Tensor]) -> Tensor:
+        """The mean as everyone decodes it: each contribution and the mean through their codecs."""
+        plan, round_ = self.plan, self.rounds[index]
+        self.rounds[index] += 1
+        arrived = []
+        for peer, g in own.items():
+            residual = self.residuals.get((peer, index))
+            values = with_residual(g, residual, plan.error_decay)
+            decoded = self.through(
+                codec_by_name(plan.codec),
+                values,
+                partial(contribution_seed, peer, index, round_),
+            )
+            if plan.error_feedback:
+                self.residuals[peer, index] = keep_residual(values - decoded, residual, ())
+            arrived.append(decoded)
+        mean = mean_in_order(arrived)
+        if index in self.reduction_residuals:
+            mean.add_(self.reduction_residuals[index])
+        decoded = self.through(
+            codec_by_name(plan.reduction_codec),
+            mean,
+            partial(reduction_seed, index, round_),
+        )
+        if plan.keeps_reduction_residual:
+            self.reduction_residuals[index] = mean - decoded
+        return decoded
+
+    def through(self, codec: Codec, values: Tensor, seed: Callable[[int], int]) -> Tensor:
+        """Encoded and decoded, shard by shard."""
+        decoded = torch.empty_like(values)
+        for start, stop in self.plan.shard_bounds(values.numel(), len(self.peers)):
+            noise = seed(start) if self.plan.rounding == "stochastic" else None
+            raw = codec.encode(values[start:stop], noise)
+            decoded[start:stop] = codec.decode(raw, stop - start)
+        return decoded
+
+    def local(self, peer: str, fragment: Fragment) -> Tensor:
+        return fragment.flatten(self.replicas[peer].parameters)
+
+    def write(self, peer: str, fragment: Fragment, values: Tensor) -> None:
+        for name, value in fragment.views(values).items():
+            self.replicas[peer].parameters[name].copy_(value)

@@ -18,25 +18,23 @@ def ranking(key: bytes, peers: Sequence[str]) -> tuple[str, ...]:
     return tuple(sorted(peers, key=lambda peer: (-weight(key, peer), peer)))
 
 
-def reducer_orders(
-    run: int, fragment: int, round_: int, group: Sequence[str]
-) -> tuple[tuple[str, ...], ...]:
+def reducer_orders(run: int, fragment: int, group: Sequence[str]) -> tuple[tuple[str, ...], ...]:
     """For each of the len(group) shards, the peers in the order in which they may reduce it.
 
     The first is the reducer: going through the shards, each takes the heaviest peer that has none
     yet, so that the load is exactly even. The others follow by weight and take over when all before
-    them are gone.
+    them are gone. As long as the group stays the same a peer reduces the same shard of a fragment
+    in every round: it keeps the residual of that shard's rounding (docs/adr/0006).
 
     Args:
         run: 64-bit run id.
         fragment: fragment index.
-        round_: round of that fragment; other rounds give other reducers.
         group: the peers that lay out the round; the order does not matter.
     """
     taken: set[str] = set()
     orders = []
     for shard in range(len(group)):
-        key = b"".join(number.to_bytes(8, "big") for number in (run, fragment, round_, shard))
+        key = b"".join(number.to_bytes(8, "big") for number in (run, fragment, shard))
         by_weight = ranking(key, group)
         first = next(peer for peer in by_weight if peer not in taken)
         taken.add(first)

@@ -340,21 +340,25 @@ class Frame(_message.Message):
     OFFSET_FIELD_NUMBER: _builtins.int
     PAYLOAD_FIELD_NUMBER: _builtins.int
     HASH_FIELD_NUMBER: _builtins.int
+    RAW_BYTES_FIELD_NUMBER: _builtins.int
     offset: _builtins.int
     payload: _builtins.bytes
     """at most 1 MiB"""
     hash: _builtins.int
     """of the payload"""
+    raw_bytes: _builtins.int
+    """0, or: the payload is zstd of so many bytes; offsets count those"""
     def __init__(
         self,
         *,
         offset: _builtins.int = ...,
         payload: _builtins.bytes = ...,
         hash: _builtins.int = ...,
+        raw_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["hash", b"hash", "offset", b"offset", "payload", b"payload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hash", b"hash", "offset", b"offset", "payload", b"payload", "raw_bytes", b"raw_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -553,9 +557,12 @@ class ReductionHeader(_message.Message):
     CODEC_FIELD_NUMBER: _builtins.int
     TOTAL_BYTES_FIELD_NUMBER: _builtins.int
     HASH_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
     codec: _builtins.int
     total_bytes: _builtins.int
     hash: _builtins.int
+    last: _builtins.str
+    """whose contribution came last: whom the round has waited for"""
     @_builtins.property
     def contributors(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -570,10 +577,11 @@ class ReductionHeader(_message.Message):
         codec: _builtins.int = ...,
         total_bytes: _builtins.int = ...,
         hash: _builtins.int = ...,
+        last: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec", b"codec", "contributors", b"contributors", "hash", b"hash", "next_group", b"next_group", "total_bytes", b"total_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec", b"codec", "contributors", b"contributors", "hash", b"hash", "last", b"last", "next_group", b"next_group", "total_bytes", b"total_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

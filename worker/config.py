@@ -5,6 +5,7 @@
     [inner]       the inner optimizer
     [diloco]      preset, and the plan's fields where they differ from the preset's
     [rounds]      when a round closes
+    [exchange]    what travels, and how
     [membership]  the failure detector
     [checkpoint]  how often, how many
 
@@ -23,6 +24,7 @@ from typing import Any, TypeVar
 from algorithms.plan import PRESETS, Plan
 from worker.checkpoint import CheckpointConfig
 from worker.errors import ConfigError, ManifestRefused
+from worker.exchange.compression import ExchangeConfig
 from worker.inner import InnerConfig
 from worker.membership import MembershipConfig
 from worker.rounds import RoundConfig
@@ -62,12 +64,13 @@ class Config:
     preset: str = "diloco"
     plan: Plan = PRESETS["diloco"]
     rounds: RoundConfig = field(default_factory=RoundConfig)
+    exchange: ExchangeConfig = field(default_factory=ExchangeConfig)
     membership: MembershipConfig = field(default_factory=MembershipConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
 
 
 RUN_WIDE = ("run", "task", "inner", "diloco")
-_SECTIONS = (*RUN_WIDE, "rounds", "membership", "checkpoint")
+_SECTIONS = (*RUN_WIDE, "rounds", "exchange", "membership", "checkpoint")
 
 
 def load_config(path: Path | None, settings: Iterable[str], preset: str | None = None) -> Config:
@@ -150,6 +153,7 @@ def parse_config(document: Mapping[str, Any], source: str) -> Config:
         preset=preset,
         plan=_build(PRESETS[preset], diloco, "diloco", source, extra=("preset",)),
         rounds=_build(RoundConfig(), document.get("rounds", {}), "rounds", source),
+        exchange=_build(ExchangeConfig(), document.get("exchange", {}), "exchange", source),
         membership=_build(MembershipConfig(), document.get("membership", {}), "membership", source),
         checkpoint=_build(CheckpointConfig(), document.get("checkpoint", {}), "checkpoint", source),
     )

@@ -47,6 +47,7 @@ class WorkerOptions:
     """Args:
     node: name, addresses and whom to wait for.
     listen: `host:port` to serve.
+    proxy: `host:port` of an HTTP CONNECT proxy to reach others through.
     out: folder for checkpoints, `events.jsonl` and `result.json`.
     resume: go on from the newest checkpoint in `out`.
     announce: takes each event, for the terminal or a supervisor.
@@ -57,6 +58,7 @@ class WorkerOptions:
     out: Path
     resume: bool
     announce: Callable[[dict[str, object]], None]
+    proxy: str | None = None
 
 
 class EventLog:
@@ -120,7 +122,7 @@ class Worker:
         self._saved_path: Path | None = None
         self._tokens_per_step = 0
         self._io: IOThread | None = None
-        self._transport: Transport = GrpcTransport(options.listen)
+        self._transport: Transport = GrpcTransport(options.listen, options.proxy)
         self._mailbox = Mailbox()
         self._interrupted_by: int | None = None
 
@@ -286,15 +288,14 @@ class Worker:
             "val_loss": val_loss,
             "sample": sample,
             "train_loss_curve": tally.curve,
-            "wall_s": round(tally.wall_s, 3),
-            "compute_s": round(tally.compute_s, 3),
-            "stall_s": round(tally.stall_s, 3),
-            "compute_utilization": round(tally.compute_utilization, 4),
-            "rounds_completed": tally.rounds_completed,
-            "rounds_failed": tally.rounds_failed,
-            "adoptions": tally.adoptions,
+            **tally.plain(),
             "payload_bytes_sent": counts.payload_sent_bytes,
             "payload_bytes_received": counts.payload_received_bytes,
+            "bits_per_value": {
+                "contributions": counts.contributions_sent.plain(),
+                "reductions": counts.reductions_sent.plain(),
+            },
+            "blocked_s": round(counts.blocked_s, 3),
             "payload_bytes_per_round": sum(
                 node.context.codec.encoded_bytes(f.elements) for f in self._fragments
             ),

@@ -73,7 +73,9 @@ ToIO = Begin | Published | Progress
 @dataclass(frozen=True)
 class RoundDone:
     """A round has closed. `mean` is what everyone applies; `missed` are the ranges of it in which
-    this peer's contribution is not counted."""
+    this peer's contribution is not counted; `exchange_s` is how long it was on its way, and
+    `waited_for` the peer that was last; `error` is what the encoding of the contribution has left
+    out, where the plan feeds it back."""
 
     fragment: int
     round: int
@@ -81,6 +83,9 @@ class RoundDone:
     contributors: int
     next_group: tuple[str, ...]
     missed: tuple[tuple[int, int], ...]
+    exchange_s: float = 0.0
+    waited_for: str = ""
+    error: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -96,6 +101,7 @@ class RoundFailed:
     reason: str
     waiting_for: tuple[str, ...]
     counted: tuple[tuple[int, int], ...] = ()
+    error: Tensor | None = None
 
 
 @dataclass(frozen=True)

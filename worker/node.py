@@ -7,10 +7,9 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from algorithms.codecs import codec_by_name
 from worker import wire
 from worker.config import Config
-from worker.exchange import Context, Contributor, Offload, Reducer
+from worker.exchange import Compression, Context, Contributor, Offload, Reducer
 from worker.gossip import Gossip
 from worker.introduction import Introduction
 from worker.joining import Joining
@@ -68,8 +67,8 @@ class Node:
             me=node.peer,
             run=manifest.run,
             elements=elements,
-            codec=codec_by_name(config.plan.codec),
-            reduction_codec=codec_by_name(config.plan.reduction_codec),
+            plan=config.plan,
+            compression=Compression(config.exchange),
             config=config.rounds,
             detection_s=config.membership.detection_s(max(2, node.min_peers or 2)),
             clock=clock,

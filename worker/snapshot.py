@@ -28,9 +28,11 @@ def initial_state(
 def snapshot(trainer: Trainer, manifest: Manifest) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """A checkpoint's tensors, independent of what training does next, and its values."""
     tensors: dict[str, Tensor] = {}
-    for index, state in enumerate(trainer.states):
-        tensors[f"anchor/{index}"] = state.anchor
-        tensors[f"momentum/{index}"] = state.momentum
+    for index, slot in enumerate(trainer.slots):
+        tensors[f"anchor/{index}"] = slot.state.anchor
+        tensors[f"momentum/{index}"] = slot.state.momentum
+        if slot.residual is not None:
+            tensors[f"residual/{index}"] = slot.residual
     for name, local in trainer.replica.parameters.items():
         tensors[f"local/{name}"] = local.clone()
     inner_steps = {}
@@ -57,14 +59,13 @@ def snapshot(trainer: Trainer, manifest: Manifest) -> tuple[dict[str, Tensor], d
 def restore_trainer(trainer: Trainer, saved: Checkpoint) -> None:
     """Puts a snapshot back."""
     trainer.step = saved.values["step"]
-    restored = []
-    for index, values in enumerate(saved.values["states"]):
+    for index, (slot, values) in enumerate(zip(trainer.slots, saved.values["states"], strict=True)):
         anchor, momentum = saved.tensors[f"anchor/{index}"], saved.tensors[f"momentum/{index}"]
         group = tuple(values["group"])
         hashed = state_hash(anchor, momentum, group)
         version, contributors = values["version"], values["contributors"]
-        restored.append(FragmentState(version, contributors, group, anchor, momentum, hashed))
-    trainer.states = restored
+        slot.state = FragmentState(version, contributors, group, anchor, momentum, hashed)
+        slot.residual = saved.tensors.get(f"residual/{index}")
     replica = trainer.replica
     for name, local in replica.parameters.items():
         local.copy_(saved.tensors[f"local/{name}"])

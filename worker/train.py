@@ -9,14 +9,12 @@ learned is carried over into the next.
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from algorithms.fragments import Fragment
-from algorithms.merge import carry_over, merge
-from algorithms.outer import Nesterov
 from algorithms.plan import Plan
 from algorithms.pseudogradient import pseudo_gradient
 from algorithms.schedule import Due
@@ -35,47 +33,13 @@ from worker.mailbox import (
     ToTrain,
 )
 from worker.membership import Phase
-from worker.wire import is_finite, state_hash
+from worker.slot import Sent, Slot
+from worker.tally import Stall, Tally
+from worker.wire import is_finite
 
 _PROGRESS_S = 0.5
 _CURVE_POINTS = 400
 _SETTLE_POLL_S = 0.1
-
-
-@dataclass
-class Tally:
-    """What a worker's life came to: steps taken here, seconds, rounds."""
-
-    inner_steps: int = 0
-    compute_s: float = 0.0
-    stall_s: float = 0.0
-    first_step_at: float | None = None
-    last_step_at: float | None = None
-    rounds_completed: int = 0
-    rounds_failed: int = 0
-    adoptions: int = 0
-    curve: list[tuple[int, float]] = field(default_factory=list)
-
-    @property
-    def wall_s(self) -> float:
-        """From the first inner step to the last."""
-        if self.first_step_at is None or self.last_step_at is None:
-            return 0.0
-        return self.last_step_at - self.first_step_at
-
-    @property
-    def compute_utilization(self) -> float:
-        """Share of that time in forward, backward and inner step."""
-        return self.compute_s / self.wall_s if self.wall_s > 0 else 0.0
-
-
-@dataclass(frozen=True)
-class _InFlight:
-    """A round that was sent: after which step, and what."""
-
-    round: int
-    step: int
-    values: Tensor
 
 
 class Trainer:
@@ -104,23 +68,24 @@ class Trainer:
         checkpoint: Callable[["Trainer"], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.replica, self.states, self.step = replica, list(states), step
+        self.replica, self.step = replica, step
+        self.slots = [Slot(f, plan, state) for f, state in zip(fragments, states, strict=True)]
         self.tally = Tally()
         self.stopped: Stop | None = None
-        self._fragments, self._plan, self._steps = fragments, plan, steps
+        self._plan, self._steps = plan, steps
         self._schedule = plan.schedule(fragments=len(fragments), steps=steps)
-        self._outer = Nesterov(plan.outer_lr, plan.outer_momentum)
         self._mailbox, self._checkpoint, self._clock = mailbox, checkpoint, clock
         self._phase = Phase.READY
         self._exchanges = plan.exchange == "mean"
         self._gradients = plan.payload == "gradient"
-        self._in_flight: dict[int, _InFlight] = {}
-        self._arrived: dict[int, RoundDone | RoundFailed] = {}
-        self._failed: set[int] = set()
-        self._counted: dict[int, tuple[_InFlight, RoundFailed]] = {}
         self._progress_at = -math.inf
         self._recent: list[float] = []
         self._curve_every = max(1, steps // _CURVE_POINTS)
+
+    @property
+    def states(self) -> list[FragmentState]:
+        """The committed state of each fragment."""
+        return [slot.state for slot in self.slots]
 
     # ----------------------------------------------------------------------------------- the run
 
@@ -155,8 +120,8 @@ class Trainer:
         while self.stopped is None:
             message = self._mailbox.wait()
             if isinstance(message, Started):
-                if message.group:
-                    self.states = [self._state(s, group=message.group) for s in self.states]
+                for slot in self.slots if message.group else ():
+                    slot.commit(group=message.group)
                 self._event("started", group=list(self.states[0].group), step=self.step)
                 return
             self._take(message)
@@ -166,15 +131,16 @@ class Trainer:
         started = self._clock()
         if self.tally.first_step_at is None:
             self.tally.first_step_at = started
+        in_flight = any(slot.sent is not None for slot in self.slots)
         gradients = dict(self.replica.backward(self.step))
-        self.tally.compute_s += self._clock() - started
+        backward_s = self._clock() - started
         if self._gradients and self._exchanges:
             self._average(gradients)
         resumed = self._clock()
         self.replica.inner_step(self.step, gradients)
         self.tally.last_step_at = self._clock()
-        self.tally.compute_s += self.tally.last_step_at - resumed
-        self.tally.inner_steps += 1
+        inner_s = self.tally.last_step_at - resumed
+        self.tally.stepped(backward_s + inner_s, in_flight=in_flight)
         self._note_loss()
         if self._gradients:
             self._commit_parameters()
@@ -196,102 +162,75 @@ class Trainer:
         other's fragments crosswise.
         """
         step = self.step
-        for index in self._waiting()[: len(self._schedule.applies(step))]:
-            self._apply(index)
-        idle = [index for index in range(len(self.states)) if index not in self._in_flight]
-        idle.sort(key=lambda index: self._turn(index, self.states[index].version))
-        for index in idle[: len(self._schedule.sends(step))]:
-            self._send(index)
+        for slot in self._waiting()[: len(self._schedule.applies(step))]:
+            self._apply(slot)
+        idle = [slot for slot in self.slots if slot.sent is None]
+        idle.sort(key=lambda slot: self._turn(slot, slot.state.version))
+        for slot in idle[: len(self._schedule.sends(step))]:
+            self._send(slot)
         if self._schedule.applies_at_once(step):
-            for index in self._waiting():
-                self._apply(index)
+            for slot in self._waiting():
+                self._apply(slot)
 
-    def _turn(self, index: int, round_: int) -> tuple[int, int]:
+    def _turn(self, slot: Slot, round_: int) -> tuple[int, int]:
         """Where a round stands in the order of all rounds: by its step in an undisturbed run."""
+        index = slot.fragment.index
         return (self._schedule.send_step(Due(index, round_)), index)
 
-    def _waiting(self) -> list[int]:
-        """The fragments in flight, in the order of their rounds."""
-        return sorted(self._in_flight, key=lambda i: self._turn(i, self._in_flight[i].round))
+    def _waiting(self) -> list[Slot]:
+        """The slots with a round in flight, in the order of the rounds."""
+        in_flight = [(slot, slot.sent.round) for slot in self.slots if slot.sent is not None]
+        return [slot for slot, _ in sorted(in_flight, key=lambda pair: self._turn(*pair))]
 
-    def _send(self, index: int) -> None:
-        fragment = self._fragments[index]
-        anchor = self.states[index].anchor
-        g = pseudo_gradient(anchor, fragment.flatten(self.replica.parameters))
+    def _send(self, slot: Slot) -> None:
+        anchor = slot.state.anchor
+        g = pseudo_gradient(anchor, self._local(slot))
         if not is_finite(g):
             # Others wait for this peer: no movement is a better answer than none.
             self._event("warning", text="parameters are not finite: going on from the anchor")
-            self._write(fragment, anchor)
+            self._write(slot, anchor)
             self.replica.reset_moments()
             g = torch.zeros_like(anchor)
-        self._begin(index, g)
+        sent = self._begin(slot, g)
+        if sent.guess is not None:
+            self._write(slot, sent.guess)
 
-    def _begin(self, index: int, values: Tensor) -> None:
-        state = self.states[index]
-        self._in_flight[index] = _InFlight(state.version, self.step, values)
+    def _begin(self, slot: Slot, g: Tensor) -> Sent:
+        sent, state = slot.send(g, self.step), slot.state
         self._publish()
-        self._mailbox.post(Begin(index, state.version, state.group, values))
+        self._mailbox.post(Begin(slot.fragment.index, state.version, state.group, sent.values))
+        return sent
 
-    def _apply(self, index: int) -> None:
+    def _apply(self, slot: Slot) -> None:
         """Waits for a round that was sent, and applies its mean."""
-        result = self._await_round(index)
-        if result is None:
-            return
-        state, fragment = self.states[index], self._fragments[index]
-        anchor, momentum = self._outer.step(state.anchor, state.momentum, result.mean)
-        local = fragment.flatten(self.replica.parameters)
-        merged = merge(local, anchor, self._plan.merge_alpha)
-        for start, stop in result.missed:
-            here = slice(start, stop)
-            merged[here] = carry_over(local[here], state.anchor[here], anchor[here])
-        earlier = self._counted.pop(index, None)
-        if earlier is not None and earlier[0].round == result.round:
-            # These ranges closed in an earlier try, with what was contributed then: what has been
-            # learned since is still to come.
-            for start, stop in earlier[1].counted:
-                here = slice(start, stop)
-                since = local[here] + earlier[0].values[here]
-                merged[here] = carry_over(since, state.anchor[here], anchor[here])
-        self._write(fragment, merged)
-        self._commit(result, anchor, momentum)
+        sent, result = self._await_round(slot)
+        if sent is not None and result is not None:
+            self._write(slot, slot.apply(sent, result, self._local(slot)))
+            self._publish()
 
-    def _commit(self, result: RoundDone, anchor: Tensor, momentum: Tensor) -> None:
-        self.states[result.fragment] = self._state(
-            self.states[result.fragment],
-            version=result.round + 1,
-            contributors=result.contributors,
-            group=result.next_group,
-            anchor=anchor,
-            momentum=momentum,
-        )
-        self._publish()
-
-    def _await_round(self, index: int) -> RoundDone | None:
-        """The result of a fragment's round in flight; None when it failed or came to nothing."""
-        sent = self._in_flight.get(index)
+    def _await_round(self, slot: Slot) -> tuple[Sent | None, RoundDone | None]:
+        """The result of a slot's round in flight; None when it failed or came to nothing."""
+        sent, index = slot.sent, slot.fragment.index
         if sent is None:
-            return None
+            return None, None
         started = self._clock()
-        if index not in self._arrived:
+        if slot.arrived is None:
             self._report(state="waiting")
-        while (
-            self._in_flight.get(index) == sent
-            and index not in self._arrived
-            and self.stopped is None
-        ):
+        while slot.sent is sent and slot.arrived is None and self.stopped is None:
             self._take(self._mailbox.wait())
         stall_s = self._clock() - started
-        self.tally.stall_s += stall_s
-        result = self._arrived.pop(index, None)
-        if self._in_flight.get(index) != sent or result is None:
-            return None  # another peer's state took its place, or the run is stopping
-        del self._in_flight[index]
+        result = slot.arrived
+        if slot.sent is not sent or result is None:
+            # Another peer's state took its place, or the run is stopping.
+            self.tally.stalled(Stall(stall_s, index, sent.round, "?"))
+            return sent, None
+        slot.sent = slot.arrived = None
         if isinstance(result, RoundFailed):
-            if result.counted:
-                self._counted[index] = (sent, result)
-            self._fail(index, result.reason, result.waiting_for)
-            return None
-        self._failed.discard(index)
+            waited_for = ",".join(result.waiting_for) or "?"
+            self.tally.stalled(Stall(stall_s, index, sent.round, waited_for))
+            self._fail(slot, sent, result)
+            return sent, None
+        self.tally.stalled(Stall(stall_s, index, sent.round, result.waited_for))
         self.tally.rounds_completed += 1
         self._event(
             "round",
@@ -300,19 +239,23 @@ class Trainer:
             contributors=result.contributors,
             missed=bool(result.missed),
             stall_s=round(stall_s, 4),
+            exchange_s=round(result.exchange_s, 4),
+            waited_for=result.waited_for,
         )
-        return result
+        return sent, result
 
-    def _fail(self, index: int, reason: str, waiting_for: tuple[str, ...] = ()) -> None:
+    def _fail(self, slot: Slot, sent: Sent, result: RoundFailed) -> None:
         """A round of this peer's has come to nothing: local parameters are kept."""
+        local = slot.fail(sent, result, self._local(slot))
+        if local is not None and not self._gradients:
+            self._write(slot, local)
         self.tally.rounds_failed += 1
-        self._failed.add(index)
         self._event(
             "round_failed",
-            fragment=index,
-            round=self.states[index].version,
-            reason=reason,
-            waiting_for=list(waiting_for),
+            fragment=slot.fragment.index,
+            round=slot.state.version,
+            reason=result.reason,
+            waiting_for=list(result.waiting_for),
         )
         self._publish()
 
@@ -320,15 +263,16 @@ class Trainer:
 
     def _average(self, gradients: dict[str, Tensor]) -> None:
         """Replaces the gradients by their mean over the group; keeps them where a round fails."""
-        for fragment in self._fragments:
-            self._begin(fragment.index, fragment.flatten(gradients))
-        for fragment in self._fragments:
-            result = self._await_round(fragment.index)
-            if result is not None:
-                gradients.update(fragment.views(result.mean))
+        for slot in self.slots:
+            self._begin(slot, slot.fragment.flatten(gradients))
+        for slot in self.slots:
+            sent, result = self._await_round(slot)
+            if sent is not None and result is not None:
+                slot.settle(result)
+                gradients.update(slot.fragment.views(result.mean))
                 # The parameters that come of it are committed after the inner step.
-                self.states[fragment.index] = replace(
-                    self.states[fragment.index],
+                slot.state = replace(
+                    slot.state,
                     version=result.round + 1,
                     contributors=result.contributors,
                     group=result.next_group,
@@ -336,9 +280,8 @@ class Trainer:
 
     def _commit_parameters(self) -> None:
         """Without an outer optimizer the anchor is the local model."""
-        for fragment in self._fragments:
-            anchor = fragment.flatten(self.replica.parameters)
-            self.states[fragment.index] = self._state(self.states[fragment.index], anchor=anchor)
+        for slot in self.slots:
+            slot.commit(anchor=self._local(slot))
         self._publish()
 
     # --------------------------------------------------------------------------- from the mailbox
@@ -346,9 +289,7 @@ class Trainer:
     def _take(self, message: ToTrain | None) -> None:
         match message:
             case RoundDone() | RoundFailed():
-                sent = self._in_flight.get(message.fragment)
-                if sent is not None and sent.round == message.round:
-                    self._arrived[message.fragment] = message
+                self.slots[message.fragment].take(message)
             case Adopt():
                 self._adopt(message)
             case Stop():
@@ -360,28 +301,18 @@ class Trainer:
         """Takes over another peer's committed states; own progress against the anchor is kept."""
         taken = []
         for index, theirs in sorted(adopt.states.items()):
-            mine, fragment = self.states[index], self._fragments[index]
-            sent = self._in_flight.get(index)
-            if sent is not None and sent.round <= theirs.version:
-                del self._in_flight[index]
-                given_up = self._arrived.pop(index, None)
-                if isinstance(given_up, RoundFailed):
-                    self._counted[index] = (sent, given_up)
+            slot = self.slots[index]
+            mine, before = slot.state, self._local(slot)
+            local = slot.give_up(theirs.version, before)
             ranks = [(s.version, s.contributors, s.hash) for s in (mine, theirs)]
             # Before the start the others' group wins: theirs is the run under way.
             joining = self._phase is Phase.READY and theirs.version >= mine.version
-            if ranks[1] <= ranks[0] and not joining:
-                continue
-            local = fragment.flatten(self.replica.parameters)
-            self._take_back_counted(index, theirs.version, local)
-            if self._gradients or torch.equal(local, mine.anchor):
-                moved = theirs.anchor
-            else:
-                moved = carry_over(local, mine.anchor, theirs.anchor)
-            self._write(fragment, moved)
-            self.states[index] = theirs
-            self._failed.discard(index)
-            taken.append(index)
+            if ranks[1] > ranks[0] or joining:
+                progress = not (self._gradients or torch.equal(local, mine.anchor))
+                local = slot.adopt(theirs, local, keep=progress)
+                taken.append(index)
+            if local is not before:
+                self._write(slot, local)
         if not taken:
             return
         self.tally.adoptions += 1
@@ -398,29 +329,21 @@ class Trainer:
         )
         self._publish()
 
-    def _take_back_counted(self, index: int, version: int, local: Tensor) -> None:
-        """Removes from `local` what the new state holds already: this peer's part in a round that
-        others finished and it did not."""
-        sent, given_up = self._counted.pop(index, (None, None))
-        if sent is not None and given_up is not None and sent.round < version:
-            for start, stop in given_up.counted:
-                local[start:stop] += sent.values[start:stop]
-
     # ---------------------------------------------------------------------------------- helpers
 
-    def _state(self, state: FragmentState, **changes: object) -> FragmentState:
-        changed = replace(state, **changes)  # type: ignore[arg-type]
-        hashed = state_hash(changed.anchor, changed.momentum, changed.group)
-        return replace(changed, hash=hashed)
+    def _local(self, slot: Slot) -> Tensor:
+        """A copy of the slot's local parameters, 1-D."""
+        return slot.fragment.flatten(self.replica.parameters)
 
-    def _write(self, fragment: Fragment, values: Tensor) -> None:
-        for name, value in fragment.views(values).items():
+    def _write(self, slot: Slot, values: Tensor) -> None:
+        for name, value in slot.fragment.views(values).items():
             self.replica.parameters[name].copy_(value)
 
     def _publish(self) -> None:
-        entry = min((sent.step - 1 for sent in self._in_flight.values()), default=self.step)
+        in_flight = (slot.sent.step - 1 for slot in self.slots if slot.sent is not None)
+        entry = min(in_flight, default=self.step)
         done = self._phase is Phase.DONE
-        failed = frozenset(range(len(self.states)) if done else self._failed)
+        failed = frozenset(slot.fragment.index for slot in self.slots if done or slot.failed)
         self._mailbox.post(Published(self._phase, self.step, entry, tuple(self.states), failed))
 
     def _event(self, kind: str, **fields: object) -> None:

@@ -88,12 +88,53 @@ def is_finite(values: Tensor) -> bool:
 # ------------------------------------------------------------------------- values and payloads
 
 
-def encode_shards(
-    codec: Codec, values: Tensor, bounds: Sequence[tuple[int, int]]
-) -> tuple[list[memoryview], list[int]]:
-    """The encoded ranges of `values` (1-D fp32) and their hashes; may share its memory."""
-    shards = [tensor_bytes(codec.encode(values[start:stop])) for start, stop in bounds]
-    return shards, [hash64(shard) for shard in shards]
+@dataclass(frozen=True)
+class Payload:
+    """The encoding of a shard, ready to be sent any number of times.
+
+    `packed` holds zstd of each frame where that is smaller, and None where it is not; it is empty
+    when compressing was not tried.
+    """
+
+    raw: memoryview
+    hash: int
+    packed: tuple[bytes | None, ...] = ()
+
+    @classmethod
+    def of(cls, raw: memoryview, *, compress: bool = False) -> "Payload":
+        """Hashes, and compresses frame by frame if asked to."""
+        if not compress:
+            return cls(raw, hash64(raw))
+        compressor = zstandard.ZstdCompressor(level=1, write_content_size=False)
+        pieces = (
+            raw[start : start + MAX_FRAME_BYTES] for start in range(0, len(raw), MAX_FRAME_BYTES)
+        )
+        packed = ((compressor.compress(piece), len(piece)) for piece in pieces)
+        return cls(raw, hash64(raw), tuple(z if len(z) < size else None for z, size in packed))
+
+    @property
+    def packed_bytes(self) -> int:
+        """Size on the wire."""
+        if not self.packed:
+            return len(self.raw)
+        starts = range(0, len(self.raw), MAX_FRAME_BYTES)
+        return sum(
+            len(self.raw[start : start + MAX_FRAME_BYTES]) if piece is None else len(piece)
+            for start, piece in zip(starts, self.packed, strict=True)
+        )
+
+
+def encode(codec: Codec, values: Tensor, seed: int | None = None) -> memoryview:
+    """The encoding of 1-D fp32 values; may share their memory. Raises ValueError: not finite."""
+    return tensor_bytes(codec.encode(values, seed))
+
+
+def encoding_error(codec: Codec, payload: memoryview, values: Tensor) -> Tensor:
+    """values - decode(payload), block by block: what an encoding has left out."""
+    error = torch.empty_like(values)
+    for start, stop in _blocks(values.numel()):
+        torch.sub(values[start:stop], _decode(codec, payload, start, stop), out=error[start:stop])
+    return error
 
 
 def check_values(codec: Codec, payload: memoryview, elements: int) -> None:
@@ -103,17 +144,14 @@ def check_values(codec: Codec, payload: memoryview, elements: int) -> None:
             raise WireError("the contribution holds NaN, Inf or absurdly large values")
 
 
-def average(
-    codec: Codec, payloads: Sequence[memoryview], reduction_codec: Codec, elements: int
-) -> memoryview:
-    """The mean of encoded values, in the order given, encoded block by block."""
-    encoded = memoryview(bytearray(reduction_codec.encoded_bytes(elements)))
-    target = bytes_tensor(encoded)
+def average(codec: Codec, payloads: Sequence[memoryview], elements: int) -> Tensor:
+    """The mean of encoded values, in the order given, block by block."""
+    mean = torch.empty(elements)
     for start, stop in _blocks(elements):
-        mean = mean_in_order(_decode(codec, payload, start, stop) for payload in payloads)
-        low, high = (reduction_codec.encoded_bytes(at) for at in (start, stop))
-        target[low:high] = reduction_codec.encode(mean)
-    return encoded
+        mean[start:stop] = mean_in_order(
+            _decode(codec, payload, start, stop) for payload in payloads
+        )
+    return mean
 
 
 def decode_into(target: Tensor, codec: Codec, payload: memoryview) -> None:
@@ -153,20 +191,54 @@ def frame_messages(
 ) -> Iterator[tuple[bytes, int]]:
     """Cuts the parts, one after another, into frames of at most 1 MiB, from `offset` on.
 
-    Yields each as a serialised message of the kind, and the size of its payload. Written out by
-    hand, field by field, because that copies the payload once where the generated code does thrice.
+    Yields each as a serialised message of the kind, and the size of its payload.
     """
-    outer = kind.DESCRIPTOR.fields_by_name["frame"].number
     base = 0
     for part in parts:
         for start in range(max(0, offset - base), len(part), MAX_FRAME_BYTES):
             piece = part[start : start + MAX_FRAME_BYTES]
-            at = b"\x08" + _varint(base + start) if base + start else b""  # 0 is left out
-            head = at + b"\x12" + _varint(len(piece))
-            tail = b"\x19" + hash64(piece).to_bytes(8, "little")
-            size = _varint(len(head) + len(piece) + len(tail))
-            yield b"".join((bytes((outer << 3 | 2,)), size, head, piece, tail)), len(piece)
+            yield _frame(kind, base + start, piece), len(piece)
         base += len(part)
+
+
+def payload_messages(
+    kind: type[pb.ExchangeUp] | type[pb.ExchangeDown], payload: Payload, offset: int = 0
+) -> Iterator[tuple[bytes, int, int]]:
+    """The frames of a payload from `offset` on, a multiple of the frame size.
+
+    Yields each as a serialised message, the size of what it carries, and how much of the raw
+    payload that stands for.
+    """
+    if not payload.packed:
+        for message, size in frame_messages(kind, [payload.raw], offset):
+            yield message, size, size
+        return
+    for start in range(offset, len(payload.raw), MAX_FRAME_BYTES):
+        raw = payload.raw[start : start + MAX_FRAME_BYTES]
+        piece = payload.packed[start // MAX_FRAME_BYTES]
+        carried = raw if piece is None else memoryview(piece)
+        yield (
+            _frame(kind, start, carried, 0 if piece is None else len(raw)),
+            len(carried),
+            len(raw),
+        )
+
+
+def _frame(
+    kind: type[pb.ExchangeUp] | type[pb.ExchangeDown] | type[pb.FetchReply],
+    offset: int,
+    piece: memoryview,
+    raw_bytes: int = 0,
+) -> bytes:
+    """One frame as a serialised message of the kind. Written out by hand, field by field, because
+    that copies the payload once where the generated code does thrice; 0 is left out."""
+    outer = kind.DESCRIPTOR.fields_by_name["frame"].number
+    at = b"\x08" + _varint(offset) if offset else b""
+    head = at + b"\x12" + _varint(len(piece))
+    tail = b"\x19" + hash64(piece).to_bytes(8, "little")
+    tail += b"\x20" + _varint(raw_bytes) if raw_bytes else b""
+    size = _varint(len(head) + len(piece) + len(tail))
+    return b"".join((bytes((outer << 3 | 2,)), size, head, piece, tail))
 
 
 def _varint(value: int) -> bytes:
@@ -205,23 +277,28 @@ class Incoming:
     def complete(self) -> bool:
         return self.received_bytes == self.total_bytes
 
-    def add(self, frame: pb.Frame) -> int:
-        """Takes a frame and returns the size of its payload.
+    def add(self, frame: pb.Frame) -> tuple[int, int]:
+        """Takes a frame; returns the size of what it carried, and of what that stands for.
 
         Raises:
             Again: the frame is out of place, too large, or its bytes have changed.
         """
-        payload = frame.payload  # once: each access makes a copy
-        size = len(payload)
+        carried = frame.payload  # once: each access makes a copy
+        size = frame.raw_bytes or len(carried)
         if frame.offset != self.received_bytes:
             raise Again(f"a frame at {frame.offset}, expected {self.received_bytes}")
-        if size == 0 or size > MAX_FRAME_BYTES or frame.offset + size > self.total_bytes:
+        if (
+            size == 0
+            or max(size, len(carried)) > MAX_FRAME_BYTES
+            or frame.offset + size > self.total_bytes
+        ):
             raise Again(f"a frame of {size} bytes at {frame.offset} of {self.total_bytes}")
-        if hash64(payload) != frame.hash:
+        if hash64(carried) != frame.hash:
             raise Again(f"the frame at {frame.offset} is damaged: its hash differs")
+        payload = _unpack(carried, size) if frame.raw_bytes else carried
         self.buffer[frame.offset : frame.offset + size] = payload
         self.received_bytes += size
-        return size
+        return len(carried), size
 
     def verify(self) -> None:
         """Raises Again unless everything is here and has the announced hash."""
@@ -230,6 +307,18 @@ class Incoming:
         if hash64(self.buffer) != self.hash:
             raise Again("the payload is damaged: its hash differs")
         self.verified = True
+
+
+def _unpack(packed: bytes, size: int) -> bytes:
+    """`size` bytes of zstd, through a bounded reader: no header is trusted. Raises Again."""
+    try:
+        reader = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES).stream_reader(packed)
+        payload: bytes = reader.read(size + 1)
+    except zstandard.ZstdError as error:
+        raise Again(f"a damaged zstd frame: {error}") from error
+    if len(payload) != size:
+        raise Again(f"a zstd frame of {len(payload)} bytes or more, announced as {size}")
+    return payload
 
 
 # ----------------------------------------------------------------------------------- messages
@@ -340,8 +429,8 @@ class Reduction:
 
     contributors: tuple[str, ...]
     next_group: tuple[str, ...]
-    payload: memoryview
-    hash: int
+    payload: Payload
+    last: str  # whose contribution came last
 
 
 def status_reply(document: object) -> bytes:
@@ -359,8 +448,9 @@ def reduction_header(reduction: Reduction, codec: int) -> bytes:
             contributors=reduction.contributors,
             next_group=reduction.next_group,
             codec=codec,
-            total_bytes=len(reduction.payload),
-            hash=reduction.hash,
+            total_bytes=len(reduction.payload.raw),
+            hash=reduction.payload.hash,
+            last=reduction.last,
         )
     ).SerializeToString()
 

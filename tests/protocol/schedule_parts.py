@@ -97,8 +97,8 @@ class Outcome:
 
 
 @lru_cache(maxsize=4096)
-def orders(fragment: int, round_: int, group: Group) -> Sequence[Sequence[str]]:
-    return reducer_orders(1, fragment, round_, group)
+def orders(fragment: int, group: Group) -> Sequence[Sequence[str]]:
+    return reducer_orders(1, fragment, group)
 
 
 @dataclass

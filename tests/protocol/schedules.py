@@ -169,7 +169,7 @@ class World:
         peer.contributing = Contributing(
             0,
             state.version,
-            orders(0, state.version, state.group),
+            orders(0, state.group),
             View(dict(peer.cards)),
             CONFIG,
             self.now + ROUND_S,

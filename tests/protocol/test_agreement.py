@@ -1,5 +1,7 @@
 """A swarm without faults ends with what the reference computes, and moves no more than it must."""
 
+from dataclasses import replace
+
 import pytest
 
 from algorithms.plan import PRESETS, Plan
@@ -23,6 +25,31 @@ PLANS = {
         inner_steps=4, fragments=3, overlap_steps=4, merge_alpha=0.25, codec="bf16"
     ),
     "data-parallel": PRESETS["ddp"],
+    "four bits both ways": Plan(inner_steps=3, codec="e3m0", reduction_codec="e3m0"),
+    "int4 with error feedback": Plan(
+        inner_steps=3, codec="int4", reduction_codec="int8", error_feedback=True
+    ),
+    "stochastic rounding": Plan(
+        inner_steps=3, codec="int4", reduction_codec="e3m0", rounding="stochastic"
+    ),
+    "topk": Plan(
+        inner_steps=3, codec="topk", reduction_codec="fp16", error_feedback=True, outer_momentum=0.0
+    ),
+    "streaming preset": replace(PRESETS["streaming"], inner_steps=4, overlap_steps=2),
+    "eager": Plan(inner_steps=3, overlap_steps=3, eager=True),
+    "eager streaming, four bits with feedback": Plan(
+        inner_steps=4,
+        fragments=2,
+        overlap_steps=3,
+        eager=True,
+        codec="e3m0",
+        reduction_codec="int4",
+        error_feedback=True,
+        rounding="stochastic",
+    ),
+    "data-parallel, eight bits with feedback": replace(
+        PRESETS["ddp"], codec="int8", reduction_codec="int8", error_feedback=True
+    ),
 }
 
 

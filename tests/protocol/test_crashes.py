@@ -82,7 +82,7 @@ def test_a_reducer_killed_after_it_has_answered_one_contributor(
     """Only one peer knows the reduction: the successor in the shard's order, or another one."""
     problem = Problem(steps=12 if last_round else 30)
     round_ = 3
-    reducer, *others = reducer_orders(problem.manifest.run, 0, round_, NAMES)[shard]
+    reducer, *others = reducer_orders(problem.manifest.run, 0, NAMES)[shard]
     lucky = others[answered]
 
     async def scenario() -> None:

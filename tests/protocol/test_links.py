@@ -170,7 +170,7 @@ def test_what_a_failed_round_has_counted_is_not_counted_again() -> None:
             for peer in swarm.alive:
                 peer.replica.moves_until = 2 if peer.name == "a" else 0
                 start[peer.name] = peer.trainer.states[0].anchor.clone()
-            reducer = reducer_orders(problem.manifest.run, 0, 0, NAMES)[1][0]
+            reducer = reducer_orders(problem.manifest.run, 0, NAMES)[1][0]
             far = reducer if reducer != "a" else "b"
             swarm.network.cut("a", far)
             await swarm.until(lambda: bool(swarm["a"].of_kind("round_failed")), 120)

@@ -34,7 +34,7 @@ TRANSFER_S = 3.0
 GRACE_S = CONFIG.grace_s + TRANSFER_S
 
 
-def by_name(_fragment: int, _round: int, group: tuple[str, ...]) -> Sequence[Sequence[str]]:
+def by_name(_fragment: int, group: tuple[str, ...]) -> Sequence[Sequence[str]]:
     """Shard k goes to the k-th peer; the others follow by name."""
     return [(first, *(peer for peer in group if peer != first)) for first in group]
 

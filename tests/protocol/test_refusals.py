@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from algorithms.codecs import codec_by_name
+from algorithms.plan import Plan
 from algorithms.rendezvous import reducer_orders
 from protos import murmuration_pb2 as pb
 from tests.protocol.swarm import inline
@@ -20,7 +21,7 @@ from tests.protocol.views import view
 from tests.protocol.virtual_time import Stalled, run
 from tests.support.frames import frames
 from worker import wire
-from worker.exchange import Context, Reducer
+from worker.exchange import Compression, Context, ExchangeConfig, Reducer
 from worker.rounds import RoundConfig
 from worker.transport import Stream
 from worker.transport.memory import MemoryNetwork, MemoryTransport
@@ -28,8 +29,8 @@ from worker.transport.memory import MemoryNetwork, MemoryTransport
 RUN = 77
 GROUP = ("a", "b", "r")
 ELEMENTS = 3_000
-SHARD = next(k for k, order in enumerate(reducer_orders(RUN, 0, 0, GROUP)) if order[0] == "r")
-NOT_MINE = next(k for k, order in enumerate(reducer_orders(RUN, 0, 0, GROUP)) if order[0] == "a")
+SHARD = next(k for k, order in enumerate(reducer_orders(RUN, 0, GROUP)) if order[0] == "r")
+NOT_MINE = next(k for k, order in enumerate(reducer_orders(RUN, 0, GROUP)) if order[0] == "a")
 VALUES = {"a": 1.0, "b": 2.0, "r": 6.0}
 INVALID = pb.RefusalCode.REFUSAL_INVALID
 AGAIN = pb.RefusalCode.REFUSAL_AGAIN  # damaged on the way: sending it again helps
@@ -71,7 +72,7 @@ class Bench:
         """Valid contributions of all three give their mean, untouched by what was before."""
         payload = encoded("r")
         own = asyncio.create_task(
-            self.reducer.contribute(wire.key_of(header("r")), GROUP, payload, wire.hash64(payload))
+            self.reducer.contribute(wire.key_of(header("r")), GROUP, wire.Payload.of(payload))
         )
         answers = await asyncio.gather(
             self.send(contribution("a"), "a"), self.send(contribution("b"), "b")
@@ -96,8 +97,8 @@ async def bench() -> Bench:
         me="r",
         run=RUN,
         elements=[ELEMENTS],
-        codec=codec_by_name("fp32"),
-        reduction_codec=codec_by_name("fp32"),
+        plan=Plan(),
+        compression=Compression(ExchangeConfig()),
         config=RoundConfig(),
         detection_s=6.0,
         clock=asyncio.get_running_loop().time,
@@ -261,7 +262,7 @@ def test_a_redirect_names_who_ranks_above() -> None:
     async def scenario() -> None:
         made = await bench()
         (answer,) = await made.send([up(header(shard=NOT_MINE))])
-        order = reducer_orders(RUN, 0, 0, GROUP)[NOT_MINE]
+        order = reducer_orders(RUN, 0, GROUP)[NOT_MINE]
         assert answer.redirect.peer == order[0] == "a"
 
     run(scenario())

@@ -29,6 +29,7 @@ def _worker_options(command: Callable[..., Any]) -> Callable[..., Any]:
             click.option("--listen", default="127.0.0.1:0", help="HOST:PORT; port 0: a free one."),
             click.option("--advertise", help="HOST:PORT that others reach this peer at."),
             click.option("--coordinator", help="HOST:PORT of a coordinator, if there is one."),
+            click.option("--proxy", help="HOST:PORT of an HTTP CONNECT proxy to reach others by."),
             click.option("--out", type=click.Path(path_type=Path), default=Path("runs/worker")),
             click.option("--resume", is_flag=True, help="Go on from the newest checkpoint in OUT."),
             click.option("--insecure", is_flag=True, help="Serve other machines unencrypted."),
@@ -117,6 +118,7 @@ def _run(
     listen: str,
     advertise: str | None,
     coordinator: str | None,
+    proxy: str | None,
     out: Path,
     resume: bool,
     insecure: bool,
@@ -143,7 +145,9 @@ def _run(
         wait_s=wait_s,
     )
     announce = print_line if as_json else announce_plainly
-    options = WorkerOptions(node=node, listen=listen, out=out, resume=resume, announce=announce)
+    options = WorkerOptions(
+        node=node, listen=listen, proxy=proxy, out=out, resume=resume, announce=announce
+    )
     return run_worker(config, options)
 
 
@@ -152,11 +156,12 @@ def _check_addresses(
     listen: str,
     advertise: str | None,
     coordinator: str | None,
+    proxy: str | None,
     insecure: bool,
     **_: Any,
 ) -> None:
     """Raises UsageError for what is no HOST:PORT, ConfigError for a public one not asked for."""
-    for address in (listen, *filter(None, (advertise, coordinator)), *others):
+    for address in (listen, *filter(None, (advertise, coordinator, proxy)), *others):
         host, colon, port = address.rpartition(":")
         number = int(port) if port.isascii() and port.isdigit() else -1
         if not colon or not host or not 0 <= number <= 65535:

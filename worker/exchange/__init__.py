@@ -6,8 +6,17 @@ I/O thread; encoding, averaging and checking run in blocks in `Context.offload`,
 keeps its pace.
 """
 
+from worker.exchange.compression import Compression, ExchangeConfig
 from worker.exchange.context import Context, Counts, Offload
 from worker.exchange.contribute import Contributor
 from worker.exchange.reduce import Reducer
 
-__all__ = ["Context", "Contributor", "Counts", "Offload", "Reducer"]
+__all__ = [
+    "Compression",
+    "Context",
+    "Contributor",
+    "Counts",
+    "ExchangeConfig",
+    "Offload",
+    "Reducer",
+]

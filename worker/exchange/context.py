@@ -1,15 +1,20 @@
 """What both sides of an exchange share."""
 
 import asyncio
+import math
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
-from algorithms.codecs import Codec
-from algorithms.fragments import shard_bounds
+from algorithms.codecs import Codec, codec_by_name
+from algorithms.plan import Plan
+from worker.exchange.compression import Compression
 from worker.rounds import RoundConfig, ShardKey
+from worker.transport import Stream
 
 T = TypeVar("T")
+
+_VALUES = 256 * 1024  # a number on which bits per value are measured: whole blocks of any codec
 
 
 class Offload(Protocol):
@@ -19,14 +24,54 @@ class Offload(Protocol):
 
 
 @dataclass
-class Counts:
-    """Payload (encoded values, without headers) that crossed the network, in bytes; and events."""
+class Flow:
+    """Payload of one kind in one direction, counted as it goes, sent again or not.
 
-    payload_sent_bytes: int = 0
-    payload_received_bytes: int = 0
+    `values` stood for `encoded_bytes`, of which `payload_bytes` crossed the network, after
+    compression and without headers.
+    """
+
+    values: float = 0.0
+    encoded_bytes: int = 0
+    payload_bytes: int = 0
+
+    def add(self, payload_bytes: int, encoded_bytes: int, codec: Codec) -> None:
+        """Counts a frame."""
+        self.payload_bytes += payload_bytes
+        self.encoded_bytes += encoded_bytes
+        self.values += encoded_bytes * _VALUES / codec.encoded_bytes(_VALUES)
+
+    def plain(self) -> dict[str, float]:
+        """Bits per value, before compression and as travelled, and the bytes."""
+        values = self.values or math.inf
+        return {
+            "bits_encoded": self.encoded_bytes * 8 / values,
+            "bits_travelled": self.payload_bytes * 8 / values,
+            "payload_bytes": self.payload_bytes,
+        }
+
+
+@dataclass
+class Counts:
+    """What crossed the network, and events. `blocked_s` is the time for which the network did not
+    take what was to be sent, over all streams."""
+
+    contributions_sent: Flow = field(default_factory=Flow)
+    contributions_received: Flow = field(default_factory=Flow)
+    reductions_sent: Flow = field(default_factory=Flow)
+    reductions_received: Flow = field(default_factory=Flow)
+    blocked_s: float = 0.0
     late: int = 0
     takeovers: int = 0
     refused: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def payload_sent_bytes(self) -> int:
+        return self.contributions_sent.payload_bytes + self.reductions_sent.payload_bytes
+
+    @property
+    def payload_received_bytes(self) -> int:
+        return self.contributions_received.payload_bytes + self.reductions_received.payload_bytes
 
     def refuse(self, reason: str) -> None:
         self.refused[reason] = self.refused.get(reason, 0) + 1
@@ -37,7 +82,7 @@ class Context:
     """Args:
     me, run: this peer and the run's id.
     elements: number of values of each fragment.
-    codec, reduction_codec: of contributions and of what comes back.
+    plan: codecs, rounding and feedback.
     config: closing rules; detection_s: how long a dead peer takes to be noticed.
     clock: monotonic seconds.
     offload: where heavy work runs.
@@ -47,23 +92,38 @@ class Context:
     me: str
     run: int
     elements: Sequence[int]
-    codec: Codec
-    reduction_codec: Codec
+    plan: Plan
     config: RoundConfig
     detection_s: float
     clock: Callable[[], float]
     offload: Offload
     log: Callable[[dict[str, object]], None]
+    compression: Compression
     counts: Counts = field(default_factory=Counts)
 
+    @property
+    def codec(self) -> Codec:
+        """Of contributions."""
+        return codec_by_name(self.plan.codec)
+
+    @property
+    def reduction_codec(self) -> Codec:
+        """Of what comes back."""
+        return codec_by_name(self.plan.reduction_codec)
+
     def bounds(self, fragment: int, shards: int) -> tuple[tuple[int, int], ...]:
-        """The ranges of a fragment's shards, on blocks of both codecs."""
-        align = max(self.codec.block_elements, self.reduction_codec.block_elements)
-        return shard_bounds(self.elements[fragment], shards, align)
+        """The ranges of a fragment's shards."""
+        return self.plan.shard_bounds(self.elements[fragment], shards)
 
     def shard(self, key: ShardKey, shards: int) -> tuple[int, int]:
         """The range of one shard."""
         return self.bounds(key.fragment, shards)[key.shard]
+
+    async def sent(self, stream: Stream, message: bytes) -> None:
+        """Sends, and counts the time that the network took to take it. Raises TransportError."""
+        began = self.clock()
+        await stream.send(message)
+        self.counts.blocked_s += self.clock() - began
 
     def round_s(self, fragment: int) -> float:
         """How long a round of the fragment may take."""

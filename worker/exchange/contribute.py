@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from algorithms.rendezvous import reducer_orders
+from algorithms.rounding import contribution_seed
 from protos import murmuration_pb2 as pb
 from worker import wire
 from worker.exchange.context import Context, Tasks
@@ -27,9 +28,12 @@ class _Round:
     machine: Contributing
     group: tuple[str, ...]
     bounds: tuple[tuple[int, int], ...]
-    encoded: list[memoryview]
-    hashes: list[int]
+    payloads: list[wire.Payload]
+    error: "Tensor | None"
     mean: "Tensor"
+    began: float
+    away: set[int] = field(default_factory=set)  # the shards that others reduce
+    waited_for: str = ""
     streams: dict[tuple[int, int], asyncio.Task[None]] = field(default_factory=dict)
     partial: dict[int, wire.Incoming] = field(default_factory=dict)
     reductions: dict[int, wire.Reduction] = field(default_factory=dict)
@@ -76,16 +80,14 @@ class Contributor:
     async def begin(self, begin: Begin) -> None:
         """Starts a round; it ends with `finished`. A round of the fragment still on its way is
         given up: its result could not be applied any more."""
-        fragment, values, context = begin.fragment, begin.values, self._context
+        fragment, context = begin.fragment, self._context
         bounds = context.bounds(fragment, len(begin.group))
-
-        encoded, hashes = await context.offload(
-            lambda: wire.encode_shards(context.codec, values, bounds)
-        )
+        began = context.clock()
+        payloads, error = await context.offload(lambda: self._encode(begin, bounds))
         own = Contributing(
             fragment,
             begin.round,
-            reducer_orders(context.run, fragment, begin.round, begin.group),
+            reducer_orders(context.run, fragment, begin.group),
             self._view,
             context.config,
             deadline=context.clock() + context.round_s(fragment),
@@ -93,8 +95,8 @@ class Contributor:
         if earlier := self._rounds.pop(fragment, None):
             for task in earlier.streams.values():
                 task.cancel()
-        mean = values.new_empty(values.shape)
-        round_ = _Round(own, begin.group, bounds, encoded, hashes, mean)
+        mean = begin.values.new_empty(begin.values.shape)
+        round_ = _Round(own, begin.group, bounds, payloads, error, mean, began)
         self._rounds[fragment] = round_
         self._step(round_, machine.Tick())
 
@@ -107,6 +109,24 @@ class Contributor:
         await self._tasks.close()
 
     # --------------------------------------------------------------------------------- inside
+
+    def _encode(
+        self, begin: Begin, bounds: tuple[tuple[int, int], ...]
+    ) -> tuple[list[wire.Payload], "Tensor | None"]:
+        """The payload of each shard, and what their encoding has left out. Runs off the loop."""
+        context, values = self._context, begin.values
+        codec, plan = context.codec, context.plan
+        error = values.new_empty(values.shape) if plan.error_feedback else None
+        payloads = []
+        for start, stop in bounds:
+            seed = None
+            if plan.rounding == "stochastic":
+                seed = contribution_seed(context.me, begin.fragment, begin.round, start)
+            raw = wire.encode(codec, values[start:stop], seed)
+            if error is not None:
+                error[start:stop] = wire.encoding_error(codec, raw, values[start:stop])
+            payloads.append(context.compression.payload(codec, raw))
+        return payloads, error
 
     def _step(self, round_: _Round, event: machine.Event) -> None:
         if self._rounds.get(round_.machine.fragment) is not round_:
@@ -140,6 +160,7 @@ class Contributor:
                             reason,
                             waiting_for,
                             self._counted(round_),
+                            round_.error,
                         )
                     )
 
@@ -159,6 +180,9 @@ class Contributor:
             if self._context.me not in shard.contributors
         )
         self._context.counts.late += bool(missed)
+        sent_bytes = sum(round_.payloads[shard].packed_bytes for shard in round_.away)
+        exchange_s = self._context.clock() - round_.began
+        self._context.compression.exchanged(sent_bytes, exchange_s)
         return RoundDone(
             fragment=round_.machine.fragment,
             round=round_.machine.round,
@@ -166,13 +190,14 @@ class Contributor:
             contributors=min(len(shard.contributors) for shard in shards),
             next_group=shards[0].next_group,
             missed=missed,
+            exchange_s=exchange_s,
+            waited_for=round_.waited_for,
+            error=round_.error,
         )
 
     async def _contribute_here(self, round_: _Round, key: ShardKey, attempt: int) -> None:
         """This peer is the shard's reducer itself."""
-        answer = await self._reducer.contribute(
-            key, round_.group, round_.encoded[key.shard], round_.hashes[key.shard]
-        )
+        answer = await self._reducer.contribute(key, round_.group, round_.payloads[key.shard])
         event: machine.Event
         match answer:
             case reducing.RedirectTo(peer):
@@ -182,7 +207,7 @@ class Contributor:
             case reducing.Refuse(_, reason):
                 event = machine.Refused(key.shard, attempt, reason)
             case reduction:
-                await self._take(round_, key, reduction)
+                await self._take(round_, key, reduction, self._context.me)
                 event = machine.Reduced(key.shard, attempt)
         round_.streams.pop((key.shard, attempt), None)
         self._step(round_, event)
@@ -191,6 +216,7 @@ class Contributor:
         self, round_: _Round, key: ShardKey, peer: str, attempt: int, resumed: bool
     ) -> None:
         """Another peer reduces the shard."""
+        round_.away.add(key.shard)
         event: machine.Event
         try:
             address = self._address_of(peer)
@@ -219,7 +245,7 @@ class Contributor:
         stream: Stream,
     ) -> machine.Event:
         """One try: header and contribution up, reduction down."""
-        encoded, shard = round_.encoded[key.shard], key.shard
+        payload, shard = round_.payloads[key.shard], key.shard
         partial = round_.partial.get(shard) if resumed else None
         start, stop = round_.bounds[shard]
         header = pb.ContributionHeader(
@@ -231,22 +257,22 @@ class Contributor:
             group=wire.group_hash(round_.group),
             codec=self._context.codec.wire_id,
             elements=stop - start,
-            total_bytes=len(encoded),
-            hash=round_.hashes[shard],
+            total_bytes=len(payload.raw),
+            hash=payload.hash,
             reduction_offset=partial.received_bytes if partial else 0,
             resumed=resumed,
         )
         await stream.send(pb.ExchangeUp(header=header).SerializeToString())
         sending: asyncio.Task[None] | None = None
         if not resumed:
-            sending = self._tasks.spawn(self._send(stream, encoded, 0))
+            sending = self._tasks.spawn(self._send(stream, payload, 0))
         try:
             while (raw := await stream.receive()) is not None:
                 answer = wire.parse(pb.ExchangeDown, raw)
                 match answer.WhichOneof("body"):
                     case "resume" if sending is None:
-                        offset = min(answer.resume.offset, len(encoded))
-                        sending = self._tasks.spawn(self._send(stream, encoded, offset))
+                        offset = min(answer.resume.offset, len(payload.raw))
+                        sending = self._tasks.spawn(self._send(stream, payload, offset))
                     case "redirect":
                         return machine.Redirected(shard, attempt, answer.redirect.peer)
                     case "refusal":
@@ -256,7 +282,7 @@ class Contributor:
                         return machine.Refused(shard, attempt, reason)
                     case "header":
                         reduction = await self._receive(round_, key, answer.header, partial, stream)
-                        await self._take(round_, key, reduction)
+                        await self._take(round_, key, reduction, peer)
                         return machine.Reduced(shard, attempt)
                     case other:
                         raise wire.WireError(f"{key}: an unexpected {other}")
@@ -265,11 +291,12 @@ class Contributor:
                 sending.cancel()
         return machine.Broken(shard, attempt, f"{peer}: ended without an answer", link=True)
 
-    async def _send(self, stream: Stream, encoded: memoryview, offset: int) -> None:
+    async def _send(self, stream: Stream, payload: wire.Payload, offset: int) -> None:
+        context = self._context
         with suppress(TransportError):  # the receiving side of the stream reports it
-            for message, size in wire.frame_messages(pb.ExchangeUp, [encoded], offset):
-                self._context.counts.payload_sent_bytes += size
-                await stream.send(message)
+            for message, size, raw in wire.payload_messages(pb.ExchangeUp, payload, offset):
+                context.counts.contributions_sent.add(size, raw, context.codec)
+                await context.sent(stream, message)
             await stream.done()
 
     async def _receive(
@@ -298,17 +325,24 @@ class Contributor:
             raw = await stream.receive()
             if raw is None:
                 raise TransportError(f"{key}: the reduction broke off")
-            size = incoming.add(wire.parse(pb.ExchangeDown, raw).frame)
-            self._context.counts.payload_received_bytes += size
+            size, stands_for = incoming.add(wire.parse(pb.ExchangeDown, raw).frame)
+            self._context.counts.reductions_received.add(size, stands_for, codec)
         incoming.verify()
         return wire.Reduction(
-            tuple(header.contributors), tuple(header.next_group), incoming.buffer, header.hash
+            tuple(header.contributors),
+            tuple(header.next_group),
+            wire.Payload(incoming.buffer, header.hash),
+            header.last,
         )
 
-    async def _take(self, round_: _Round, key: ShardKey, reduction: wire.Reduction) -> None:
+    async def _take(
+        self, round_: _Round, key: ShardKey, reduction: wire.Reduction, reducer: str
+    ) -> None:
         """Decodes a reduction into the round's mean, and keeps it for others who may ask."""
         start, stop = round_.bounds[key.shard]
         codec, target = self._context.reduction_codec, round_.mean[start:stop]
-        await self._context.offload(lambda: wire.decode_into(target, codec, reduction.payload))
+        await self._context.offload(lambda: wire.decode_into(target, codec, reduction.payload.raw))
         round_.reductions[key.shard] = reduction
+        me = self._context.me
+        round_.waited_for = reducer if reduction.last in ("", me) else reduction.last
         self._reducer.learned(key, reduction)

@@ -1,14 +1,20 @@
 """The reducing side: takes contributions, averages when the round closes, answers everyone."""
 
 import asyncio
+from typing import TYPE_CHECKING
 
 from algorithms.rendezvous import reducer_orders
+from algorithms.rounding import reduction_seed
 from protos import murmuration_pb2 as pb
 from worker import wire
 from worker.exchange.context import Context, Tasks
+from worker.exchange.residuals import Residuals
 from worker.rounds import Reducing, ShardKey, View
 from worker.rounds import reducing as machine
 from worker.transport import Stream
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _HEADER_S = 10.0
 
@@ -20,13 +26,15 @@ class Reducer:
         self._context = context
         self._machine = Reducing(
             context.me,
-            lambda fragment, round_, group: reducer_orders(context.run, fragment, round_, group),
+            lambda fragment, group: reducer_orders(context.run, fragment, group),
             context.config,
             [context.config.transfer_s(context.codec.encoded_bytes(n)) for n in context.elements],
         )
         self._view = View()
         self._arriving: dict[ShardKey, dict[str, wire.Incoming]] = {}
         self._reductions: dict[ShardKey, wire.Reduction] = {}
+        self._last: dict[ShardKey, str] = {}
+        self._residuals = Residuals()
         self._changed = asyncio.Event()
         self._tasks = Tasks()
 
@@ -57,14 +65,14 @@ class Reducer:
     # -------------------------------------------------------------------------------- the answer
 
     async def contribute(
-        self, key: ShardKey, group: tuple[str, ...], payload: memoryview, payload_hash: int
+        self, key: ShardKey, group: tuple[str, ...], payload: wire.Payload
     ) -> machine.RedirectTo | machine.Refuse | wire.Reduction:
         """This peer's own contribution to a shard that it reduces itself."""
         decision = await self._decide(key, wire.group_hash(group))
         if isinstance(decision, machine.Accept):
             arriving = self._arriving.setdefault(key, {})
-            arriving[self._context.me] = wire.Incoming.held(payload, payload_hash)
-            self._step(machine.Contributed(key, self._context.me))
+            arriving[self._context.me] = wire.Incoming.held(payload.raw, payload.hash)
+            self._contributed(key, self._context.me)
             decision = await self._closed(key)
         if isinstance(decision, machine.RedirectTo | machine.Refuse):
             return decision
@@ -110,9 +118,10 @@ class Reducer:
 
     async def _answer(self, reduction: wire.Reduction, offset: int, stream: Stream) -> None:
         await stream.send(wire.reduction_header(reduction, self._context.reduction_codec.wire_id))
-        for message, size in wire.frame_messages(pb.ExchangeDown, [reduction.payload], offset):
-            self._context.counts.payload_sent_bytes += size
-            await stream.send(message)
+        context = self._context
+        for message, size, raw in wire.payload_messages(pb.ExchangeDown, reduction.payload, offset):
+            context.counts.reductions_sent.add(size, raw, context.reduction_codec)
+            await context.sent(stream, message)
 
     async def _decide(self, key: ShardKey, group: int) -> machine.Decision:
         """Asks the machine; while it says `Hold`, again whenever something has changed."""
@@ -171,8 +180,8 @@ class Reducer:
                 raise wire.Again(f"{key} from {header.sender} broke off")
             if arriving.get(header.sender) is not incoming or incoming.taken_by is not stream:
                 raise wire.Again(f"{key} from {header.sender}: a later stream took over")
-            size = incoming.add(wire.parse(pb.ExchangeUp, raw).frame)
-            self._context.counts.payload_received_bytes += size
+            size, stands_for = incoming.add(wire.parse(pb.ExchangeUp, raw).frame)
+            self._context.counts.contributions_received.add(size, stands_for, self._context.codec)
         try:
             incoming.verify()
             codec = self._context.codec
@@ -181,7 +190,7 @@ class Reducer:
             arriving.pop(header.sender, None)
             raise
         if self._arriving.get(key) is arriving:
-            self._step(machine.Contributed(key, header.sender))
+            self._contributed(key, header.sender)
 
     def _expect(self, key: ShardKey, header: pb.ContributionHeader, shards: int) -> tuple[int, int]:
         """(elements, bytes) that the manifest and the group imply. Raises WireError."""
@@ -203,6 +212,10 @@ class Reducer:
         return elements, total_bytes
 
     # ------------------------------------------------------------------------------- the machine
+
+    def _contributed(self, key: ShardKey, peer: str) -> None:
+        self._last[key] = peer
+        self._step(machine.Contributed(key, peer))
 
     def _step(self, event: machine.Event) -> None:
         for action in self._machine.step(event, self._context.clock()):
@@ -226,6 +239,7 @@ class Reducer:
             if key.fragment == fragment and key.round in rounds:
                 self._arriving.pop(key, None)
                 self._reductions.pop(key, None)
+                self._last.pop(key, None)
 
     async def _reduce(
         self,
@@ -242,13 +256,37 @@ class Reducer:
         if arriving is None:
             return  # laid out anew since
 
-        def reduce() -> tuple[memoryview, int]:
-            payload = wire.average(context.codec, inputs, context.reduction_codec, stop - start)
-            return payload, wire.hash64(payload)
-
-        payload, whole_hash = await context.offload(reduce)
+        before = self._residuals.before(key, start, stop)
+        payload, residual = await context.offload(
+            lambda: self._average(key, start, stop, inputs, before)
+        )
         if self._arriving.get(key) is not arriving:
             return  # laid out anew meanwhile
-        self._reductions[key] = wire.Reduction(contributors, next_group, payload, whole_hash)
+        if residual is not None:
+            self._residuals.keep(key, start, stop, before, residual)
+        last = self._last.pop(key, "")
+        self._reductions[key] = wire.Reduction(contributors, next_group, payload, last)
         self._arriving.pop(key, None)
         self._step(machine.Closed(key))
+
+    def _average(
+        self,
+        key: ShardKey,
+        start: int,
+        stop: int,
+        inputs: list[memoryview],
+        residual: "Tensor | None",
+    ) -> tuple[wire.Payload, "Tensor | None"]:
+        """The bytes that everyone applies, and what their encoding has left out. Off the loop."""
+        context, codec = self._context, self._context.reduction_codec
+        mean = wire.average(context.codec, inputs, stop - start)
+        if residual is not None:
+            mean.add_(residual)
+        seed = None
+        if context.plan.rounding == "stochastic":
+            seed = reduction_seed(key.fragment, key.round, start)
+        raw = wire.encode(codec, mean, seed)
+        left = None
+        if context.plan.keeps_reduction_residual:
+            left = wire.encoding_error(codec, raw, mean)
+        return context.compression.payload(codec, raw), left

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from worker.rounds.types import RoundConfig, ShardKey, View
 
-Orders = Callable[[int, int, tuple[str, ...]], Sequence[Sequence[str]]]
+Orders = Callable[[int, tuple[str, ...]], Sequence[Sequence[str]]]
 
 # ------------------------------------------------------------------------------------- events
 
@@ -246,7 +246,7 @@ class Reducing:
 
     def _above(self, key: ShardKey, group: tuple[str, ...]) -> str | None:
         """The usable peer that ranks above this one, if any."""
-        for peer in self._orders(key.fragment, key.round, group)[key.shard]:
+        for peer in self._orders(key.fragment, group)[key.shard]:
             if peer == self._me:
                 return None
             if self._view.usable(peer):

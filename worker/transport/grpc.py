@@ -5,6 +5,7 @@ without BDP probing and a large look-ahead one stream over a 100 ms link stays a
 tenth of what it can carry, and without keepalive a dead link is noticed after many minutes.
 """
 
+import os
 from collections.abc import Callable
 
 import grpc
@@ -27,7 +28,6 @@ _PACKAGE = "/murmuration.v1."
 _COMMON_OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_receive_message_length", MAX_DATA_BYTES),
     ("grpc.max_send_message_length", MAX_DATA_BYTES),
-    ("grpc.enable_http_proxy", 0),  # peers are peers, whatever the environment says of the web
     ("grpc.http2.bdp_probe", 1),
     ("grpc.http2.lookahead_bytes", 16 * 1024 * 1024),
     ("grpc.keepalive_time_ms", 20_000),
@@ -51,10 +51,16 @@ _CHANNEL_OPTIONS: list[tuple[str, int]] = [
 
 
 class GrpcTransport:
-    """Serves `host:port` and calls others. Port 0 takes a free one."""
+    """Serves `host:port` and calls others. Port 0 takes a free one.
 
-    def __init__(self, listen_address: str) -> None:
+    Args:
+        proxy: HOST:PORT of an HTTP CONNECT proxy to reach others through. All of them: exceptions
+            that the environment makes for the web (`no_proxy`) do not count in this process then.
+    """
+
+    def __init__(self, listen_address: str, proxy: str | None = None) -> None:
         self._listen_address = listen_address
+        self._channel_options = [*_CHANNEL_OPTIONS, *_proxy_options(proxy)]
         self._traffic = Traffic()
         self._server: aio.Server | None = None
         self._channels: dict[tuple[str, bool], aio.Channel] = {}
@@ -122,7 +128,7 @@ class GrpcTransport:
     def _channel(self, address: str, *, data: bool) -> aio.Channel:
         key = (address, data)
         if key not in self._channels:
-            self._channels[key] = aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+            self._channels[key] = aio.insecure_channel(address, options=self._channel_options)
         return self._channels[key]
 
 
@@ -245,6 +251,13 @@ class _Router(grpc.GenericRpcHandler):  # type: ignore[type-arg]
             await handler.on_stream(method, _ServerStream(method, context, traffic))
 
         return grpc.stream_stream_rpc_method_handler(serve)
+
+
+def _proxy_options(proxy: str | None) -> list[tuple[str, int | str]]:
+    if proxy is None:  # peers are peers, whatever the environment says of the web
+        return [("grpc.enable_http_proxy", 0)]
+    os.environ["no_grpc_proxy"] = ""  # noqa: SIM112 (gRPC reads it before no_proxy)
+    return [("grpc.enable_http_proxy", 1), ("grpc.http_proxy", f"http://{proxy}")]
 
 
 def _as_is(message: bytes) -> bytes:

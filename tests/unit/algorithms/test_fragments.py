@@ -82,11 +82,21 @@ def test_the_layer_is_the_first_numeric_component(name: str, layer: int | None) 
     assert layer_of(name) == layer
 
 
-@pytest.mark.parametrize("fragments", [-1, 0, 3])
+@pytest.mark.parametrize("fragments", [-1, 3])
 def test_more_fragments_than_layers_are_refused(fragments: int) -> None:
     schema = [TensorSpec("layers.0.w", (1,)), TensorSpec("layers.1.w", (1,))]
     with pytest.raises(ValueError, match=f"^{fragments} fragments of 2 layers; use 1 to 2$"):
         partition(schema, fragments)
+
+
+@pytest.mark.parametrize(
+    ("layers", "fragments"), [(0, 1), (1, 1), (2, 2), (3, 3), (4, 4), (12, 4), (13, 5), (24, 8)]
+)
+def test_auto_takes_three_layers_a_fragment_but_four_fragments_at_least(
+    layers: int, fragments: int
+) -> None:
+    schema = [TensorSpec(f"layers.{layer}.w", (1,)) for layer in range(layers)]
+    assert len(partition(schema, 0)) == fragments
 
 
 def test_an_unknown_pattern_is_refused() -> None:

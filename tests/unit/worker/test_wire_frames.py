@@ -230,11 +230,12 @@ def test_a_group_hash_depends_on_names_and_order() -> None:
 
 
 def test_a_reduction_is_announced_by_its_size_and_hash() -> None:
-    payload = memoryview(b"mean")
-    reduction = wire.Reduction(("a", "b"), ("a", "b", "c"), payload, hash64(payload))
+    payload = wire.Payload.of(memoryview(b"mean"))
+    reduction = wire.Reduction(("a", "b"), ("a", "b", "c"), payload, last="b")
     header = wire.parse(pb.ExchangeDown, wire.reduction_header(reduction, codec=2)).header
     assert (reduction.contributors, reduction.next_group) == (
         tuple(header.contributors),
         tuple(header.next_group),
     )
     assert (header.codec, header.total_bytes, header.hash) == (2, 4, hash64(b"mean"))
+    assert header.last == "b"

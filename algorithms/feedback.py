@@ -1,0 +1,33 @@
+"""Error feedback: what an encoding leaves out comes with the next one.
+
+e <- decay * e + g; send Q(e); e <- e - Q(e).
+
+Ref: arXiv:2505.23725 (MuLoCo) and arXiv:2508.15706 (SparseLoCo), which use a decay of 0.95.
+"""
+
+from collections.abc import Iterable
+
+from torch import Tensor
+
+
+def with_residual(g: Tensor, residual: Tensor | None, decay: float) -> Tensor:
+    """What to send instead of `g`: decay * residual + g, fresh; without a residual `g` itself."""
+    if residual is None:
+        return g
+    return (residual * decay).add_(g)
+
+
+def keep_residual(
+    error: Tensor, before: Tensor | None, not_counted: Iterable[tuple[int, int]]
+) -> Tensor:
+    """The residual after a round.
+
+    Args:
+        error: what the encoding of the contribution has left out; it is written to.
+        before: the residual that went into it, None for zeros.
+        not_counted: the ranges in which the contribution came to nothing. What was learned there is
+            contributed again, and so is the residual as it was.
+    """
+    for start, stop in not_counted:
+        error[start:stop] = 0.0 if before is None else before[start:stop]
+    return error

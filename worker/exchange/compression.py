@@ -1,0 +1,79 @@
+"""Whether zstd on top of a quantized payload pays here: decided by measuring.
+
+Entropy coding shrinks quantized values of a bell-shaped distribution by a tenth to a third. It pays
+as long as the link takes longer for the bytes saved than a core takes to save them.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from algorithms.codecs import Codec
+from worker.wire import Payload
+
+_TRY_AGAIN = 32  # payloads, after which a codec that did not pay is measured again
+_REMEMBERED_ROUNDS = 16
+_DECOMPRESSION = 1.5  # compressing and decompressing, against compressing alone
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExchangeConfig:
+    """Args: compression: `auto` measures whether zstd pays, `always` or `never` do not ask."""
+
+    compression: str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.compression not in ("auto", "always", "never"):
+            raise ValueError(f"compression is {self.compression!r}; use one of auto, always, never")
+
+
+@dataclass
+class _Measured:
+    """Of one codec: share of the bytes saved, and seconds per byte that it took."""
+
+    saved: float
+    s_per_byte: float
+    since: int = 0
+
+
+class Compression:
+    """Makes payloads, compressed where that pays. `payload` runs off the loop, the rest on it."""
+
+    def __init__(
+        self, config: ExchangeConfig, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._mode, self._clock = config.compression, clock
+        self._measured: dict[str, _Measured] = {}
+        self._rates: deque[float] = deque(maxlen=_REMEMBERED_ROUNDS)
+
+    def payload(self, codec: Codec, raw: memoryview) -> Payload:
+        """The encoded bytes, ready to be sent."""
+        if not self._tries(codec):
+            return Payload.of(raw)
+        began = self._clock()
+        payload = Payload.of(raw, compress=True)
+        if len(raw):
+            took_s = self._clock() - began
+            saved = 1 - payload.packed_bytes / len(raw)
+            self._measured[codec.name] = _Measured(saved, took_s / len(raw))
+        return payload
+
+    def exchanged(self, sent_bytes: int, took_s: float) -> None:
+        """A round has moved so many bytes up; the link carries at least that."""
+        if took_s > 0:
+            self._rates.append(sent_bytes / took_s)
+
+    def _tries(self, codec: Codec) -> bool:
+        if self._mode != "auto":
+            return self._mode == "always"
+        if not codec.rounds:
+            return False  # mantissas are noise
+        known = self._measured.get(codec.name)
+        if known is None or not self._rates:
+            return True
+        saves_s = known.saved / max(self._rates)
+        if saves_s > known.s_per_byte * _DECOMPRESSION:
+            return True
+        known.since += 1
+        return known.since % _TRY_AGAIN == 0

@@ -1,0 +1,199 @@
+"""One fragment on this peer: its committed state, and at most one round in flight.
+
+Decides what is contributed and what becomes of the local parameters when a round ends, whichever
+way it does; computes fresh tensors and writes none that are known outside. train thread only.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from algorithms.eager import eager_mean, others_share
+from algorithms.feedback import keep_residual, with_residual
+from algorithms.fragments import Fragment
+from algorithms.merge import carry_over, merge
+from algorithms.outer import Nesterov
+from algorithms.plan import Plan
+from worker.mailbox import FragmentState, RoundDone, RoundFailed
+from worker.wire import state_hash
+
+Ranges = Iterable[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A contribution on its way: after which step, this peer's own part `g`, and the `values` that
+    travel, `g` with the residual. `guess` is the anchor that the local parameters went on from."""
+
+    round: int
+    step: int
+    g: Tensor
+    values: Tensor
+    guess: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What of a round that this peer did not apply is in its reduction all the same: it comes with
+    another peer's state, or with the next try, and must not be contributed again."""
+
+    round: int
+    g: Tensor
+    ranges: tuple[tuple[int, int], ...]
+    error: Tensor | None
+
+
+class Slot:
+    """Args:
+    fragment, plan: what is exchanged, and how.
+    state: the committed state, fresh or from a checkpoint.
+    """
+
+    def __init__(self, fragment: Fragment, plan: Plan, state: FragmentState) -> None:
+        self.fragment, self.state = fragment, state
+        self.residual: Tensor | None = None
+        self.others: Tensor | None = None
+        self.contributors = 0
+        self.sent: Sent | None = None
+        self.arrived: RoundDone | RoundFailed | None = None
+        self.failed = False
+        self._plan = plan
+        self._outer = Nesterov(plan.outer_lr, plan.outer_momentum)
+        self._counted: Counted | None = None
+
+    def send(self, g: Tensor, step: int) -> Sent:
+        """Takes this peer's part in the next round (1-D fp32, fresh)."""
+        plan, state = self._plan, self.state
+        residual = self.residual if plan.error_feedback else None
+        guess = None
+        if plan.eager and self.others is not None:
+            expected = eager_mean(g, self.others, self.contributors)
+            guess, _ = self._outer.step(state.anchor, state.momentum, expected)
+        values = with_residual(g, residual, plan.error_decay)
+        self.sent = Sent(state.version, step, g, values, guess)
+        return self.sent
+
+    def take(self, message: RoundDone | RoundFailed) -> None:
+        """The end of a round; passed over when it is not the one in flight."""
+        if self.sent is not None and self.sent.round == message.round:
+            self.arrived = message
+
+    def apply(self, sent: Sent, result: RoundDone, local: Tensor) -> Tensor:
+        """Commits the round, and returns the local parameters to go on from."""
+        old, own = self.state, _without_guess(sent, old_anchor=self.state.anchor, local=local)
+        anchor, momentum = self._outer.step(old.anchor, old.momentum, result.mean)
+        if sent.guess is not None:
+            merged = carry_over(local, sent.guess, anchor)
+        else:
+            merged = merge(local, anchor, self._plan.merge_alpha)
+        for start, stop in result.missed:
+            here = slice(start, stop)
+            merged[here] = carry_over(own[here], old.anchor[here], anchor[here])
+        earlier = self.settle(result)
+        if earlier is not None:
+            # These ranges closed in an earlier try, with what was contributed then: what has been
+            # learned since is still to come.
+            for start, stop in earlier.ranges:
+                here = slice(start, stop)
+                since = own[here] + earlier.g[here]
+                merged[here] = carry_over(since, old.anchor[here], anchor[here])
+        if self._plan.eager:
+            self.others = others_share(result.mean, sent.g, result.contributors)
+            self.contributors = result.contributors
+        self.commit(
+            version=result.round + 1,
+            contributors=result.contributors,
+            group=result.next_group,
+            anchor=anchor,
+            momentum=momentum,
+        )
+        return merged
+
+    def settle(self, result: RoundDone) -> Counted | None:
+        """Takes what the round leaves over into the residual; an earlier try of it that counted in
+        part, if there was one."""
+        earlier, self._counted = self._counted, None
+        if earlier is not None and earlier.round != result.round:
+            earlier = None
+        if result.error is not None:
+            self.residual = keep_residual(result.error, self.residual, result.missed)
+            if earlier is not None:
+                self._leave_over(earlier)
+        self.failed = False
+        return earlier
+
+    def fail(self, sent: Sent, result: RoundFailed, local: Tensor) -> Tensor | None:
+        """The round came to nothing; the local parameters to go on from, None for the same."""
+        self.failed = True
+        if result.counted:
+            self._counted = Counted(sent.round, sent.g, result.counted, result.error)
+        if sent.guess is None:
+            return None
+        return _without_guess(sent, old_anchor=self.state.anchor, local=local)
+
+    def give_up(self, version: int, local: Tensor) -> Tensor:
+        """Another peer's state of this version comes: what is in flight of an earlier one ends.
+
+        Returns the local parameters, a guess taken out of them.
+        """
+        sent = self.sent
+        if sent is None or sent.round > version:
+            return local
+        arrived, self.sent, self.arrived = self.arrived, None, None
+        if arrived is not None:
+            ranges = (
+                arrived.counted
+                if isinstance(arrived, RoundFailed)
+                else complement(arrived.missed, self.fragment.elements)
+            )
+            self._counted = Counted(sent.round, sent.g, ranges, arrived.error)
+        return _without_guess(sent, old_anchor=self.state.anchor, local=local)
+
+    def adopt(self, theirs: FragmentState, local: Tensor, *, keep: bool) -> Tensor:
+        """Takes over another peer's state; own progress against the anchor is kept if asked to."""
+        mine, earlier = self.state, self._counted
+        self._counted = None
+        if earlier is not None and earlier.round < theirs.version:
+            # The new state holds already this peer's part in a round that others finished.
+            local = local.clone()
+            for start, stop in earlier.ranges:
+                local[start:stop] += earlier.g[start:stop]
+            self._leave_over(earlier)
+        self.state, self.failed = theirs, False
+        self.others = None
+        return carry_over(local, mine.anchor, theirs.anchor) if keep else theirs.anchor
+
+    def commit(self, **changes: object) -> None:
+        """Replaces fields of the state, and hashes it anew."""
+        changed = replace(self.state, **changes)  # type: ignore[arg-type]
+        hashed = state_hash(changed.anchor, changed.momentum, changed.group)
+        self.state = replace(changed, hash=hashed)
+
+    def _leave_over(self, counted: Counted) -> None:
+        """The encoding of an earlier try has left something out of the ranges that counted."""
+        if counted.error is None:
+            return
+        residual = counted.error.new_zeros(counted.error.shape)
+        if self.residual is not None:
+            residual.copy_(self.residual)
+        for start, stop in counted.ranges:
+            residual[start:stop] = counted.error[start:stop]
+        self.residual = residual
+
+
+def complement(ranges: Ranges, elements: int) -> tuple[tuple[int, int], ...]:
+    """The ranges of 0..elements that are in none of these, which are in order."""
+    at, rest = 0, []
+    for start, stop in ranges:
+        rest.append((at, start))
+        at = stop
+    rest.append((at, elements))
+    return tuple((start, stop) for start, stop in rest if start < stop)
+
+
+def _without_guess(sent: Sent, *, old_anchor: Tensor, local: Tensor) -> Tensor:
+    """The local parameters as if they had not gone on from a guess."""
+    if sent.guess is None:
+        return local
+    return carry_over(local, sent.guess, old_anchor - sent.g)

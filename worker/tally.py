@@ -1,0 +1,93 @@
+"""What a worker's life came to, measured: steps, seconds, rounds, and whom it waited for."""
+
+import heapq
+import statistics
+from collections import defaultdict, deque
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+
+_REMEMBERED_STEPS = 4096
+_LONGEST = 5
+
+
+@dataclass(frozen=True, order=True)
+class Stall:
+    """A wait of the train thread for a round."""
+
+    stall_s: float
+    fragment: int
+    round: int
+    waited_for: str
+
+
+@dataclass
+class Tally:
+    """Of this process's life; counts and seconds. train thread only."""
+
+    inner_steps: int = 0
+    compute_s: float = 0.0
+    stall_s: float = 0.0
+    first_step_at: float | None = None
+    last_step_at: float | None = None
+    rounds_completed: int = 0
+    rounds_failed: int = 0
+    adoptions: int = 0
+    curve: list[tuple[int, float]] = field(default_factory=list)
+    stall_s_by_peer: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    stall_s_by_fragment: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
+    _longest: list[Stall] = field(default_factory=list)
+    _steps: Mapping[bool, deque[float]] = field(
+        default_factory=lambda: {at: deque(maxlen=_REMEMBERED_STEPS) for at in (True, False)}
+    )
+
+    @property
+    def wall_s(self) -> float:
+        """From the first inner step to the last."""
+        if self.first_step_at is None or self.last_step_at is None:
+            return 0.0
+        return self.last_step_at - self.first_step_at
+
+    @property
+    def compute_utilization(self) -> float:
+        """Share of that time in forward, backward and inner step."""
+        return self.compute_s / self.wall_s if self.wall_s > 0 else 0.0
+
+    def stalled(self, stall: Stall) -> None:
+        """The train thread has waited for a round to come back."""
+        self.stall_s += stall.stall_s
+        self.stall_s_by_peer[stall.waited_for] += stall.stall_s
+        self.stall_s_by_fragment[stall.fragment] += stall.stall_s
+        heapq.heappush(self._longest, stall)
+        if len(self._longest) > _LONGEST:
+            heapq.heappop(self._longest)
+
+    def stepped(self, seconds: float, *, in_flight: bool) -> None:
+        """An inner step has taken so long, with or without a round on its way."""
+        self.inner_steps += 1
+        self.compute_s += seconds
+        self._steps[in_flight].append(seconds)
+
+    def plain(self) -> dict[str, object]:
+        """The figures of the result event."""
+        return {
+            "wall_s": round(self.wall_s, 3),
+            "compute_s": round(self.compute_s, 3),
+            "stall_s": round(self.stall_s, 3),
+            "compute_utilization": round(self.compute_utilization, 4),
+            "rounds_completed": self.rounds_completed,
+            "rounds_failed": self.rounds_failed,
+            "adoptions": self.adoptions,
+            "stall_s_by_peer": _rounded(self.stall_s_by_peer),
+            "stall_s_by_fragment": _rounded(self.stall_s_by_fragment),
+            "longest_stalls": [asdict(stall) for stall in sorted(self._longest, reverse=True)],
+            "step_s_idle": _median(self._steps[False]),
+            "step_s_in_flight": _median(self._steps[True]),
+        }
+
+
+def _rounded(seconds: Mapping[str, float] | Mapping[int, float]) -> dict[str, float]:
+    return {str(key): round(value, 3) for key, value in sorted(seconds.items()) if value >= 0.001}
+
+
+def _median(seconds: deque[float]) -> float | None:
+    return round(statistics.median(seconds), 6) if seconds else None
