@@ -32,8 +32,12 @@ class Link:
     def __post_init__(self) -> None:
         if not self.rate_mbps > 0:
             raise ValueError(f"a link of {self.rate_mbps:g} Mbit/s; it must be above 0")
-        if not (self.delay_s >= 0 and 0 <= self.loss < math.inf):
-            raise ValueError("a link's delay and loss must be at least 0")
+        if not self.delay_s >= 0:
+            raise ValueError(f"a link's delay of {self.delay_s:g} s must be at least 0")
+        if not 0 <= self.loss < math.inf:
+            raise ValueError(
+                f"a link's loss is broken connections a minute, at least 0; {self.loss:g} is not"
+            )
         if not 0 <= self.jitter_s <= self.delay_s:
             raise ValueError(
                 f"a link's jitter of {self.jitter_s:g} s must be between 0 and its delay, "

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+import msgpack
 import xxhash
 
 from coordinator.documents import BadDocument, expand, parse
@@ -11,10 +12,8 @@ _MAX_SHOWN = 60
 
 
 def run_name(manifest: bytes) -> str:
-    """The run's name: hex of xxh3-64 of the manifest's msgpack. Raises BadDocument."""
-    plain = expand(manifest)
-    parse(plain)
-    return xxhash.xxh3_64_hexdigest(plain)
+    """The run's name: hex of xxh3-64 of the msgpack of what is agreed. Raises BadDocument."""
+    return xxhash.xxh3_64_hexdigest(msgpack.packb(_agreed(parse(expand(manifest)))))
 
 
 def manifest_difference(run: bytes, yours: bytes) -> str | None:
@@ -28,11 +27,20 @@ def manifest_difference(run: bytes, yours: bytes) -> str | None:
     if run == yours:
         return None
     try:
-        theirs = parse(expand(yours))
+        theirs = _agreed(parse(expand(yours)))
     except BadDocument as error:
         return f"the manifest cannot be read: {error}"
-    found = first_difference(parse(expand(run)), theirs, here="in this run", there="in yours")
+    found = first_difference(
+        _agreed(parse(expand(run))), theirs, here="in this run", there="in yours"
+    )
     return f"the manifest is not this run's: {found}" if found else None
+
+
+def _agreed(manifest: object) -> object:
+    """Without the advice, in which peers may differ."""
+    if not isinstance(manifest, Mapping):
+        return manifest
+    return {key: value for key, value in manifest.items() if key != "advice"}
 
 
 def first_difference(

@@ -9,7 +9,8 @@
     [membership]  the failure detector
     [checkpoint]  how often, how many
 
-`[run] [task] [inner] [diloco]` are run-wide: they make the manifest. The rest is the machine's own.
+`[run] [task] [inner] [diloco]` are run-wide: they make the manifest. The rest is the machine's own,
+and so is `diloco.overlap_steps`.
 """
 
 import dataclasses
@@ -21,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from algorithms.codecs import CODECS
 from algorithms.plan import PRESETS, Plan
 from worker.checkpoint import CheckpointConfig
 from worker.errors import ConfigError, ManifestRefused
@@ -30,6 +32,8 @@ from worker.membership import MembershipConfig
 from worker.rounds import RoundConfig
 
 T = TypeVar("T")
+
+CODEC_NAMES = tuple(codec.name for codec in CODECS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +74,7 @@ class Config:
 
 
 RUN_WIDE = ("run", "task", "inner", "diloco")
+ADVISED = (("diloco", "overlap_steps"),)  # of these, what peers need not have in common
 _SECTIONS = (*RUN_WIDE, "rounds", "exchange", "membership", "checkpoint")
 
 
@@ -111,8 +116,12 @@ def join_config(
         _apply_setting(document, setting)
     source = str(path) if path else "--set"
     own = parse_config(document, source)  # names and types first
+    chosen = {name: dict(run[name]) for name in RUN_WIDE if name in run}
     for section in RUN_WIDE:
         for key in sorted(document.get(section, {})):
+            if (section, key) in ADVISED:
+                chosen[section][key] = document[section][key]
+                continue
             ours, theirs = to_document(own)[section].get(key), run.get(section, {}).get(key)
             if ours != theirs:
                 raise ManifestRefused(
@@ -120,7 +129,20 @@ def join_config(
                     "leave it out, or join another run"
                 )
     machine = {name: part for name, part in document.items() if name not in RUN_WIDE}
-    return parse_config({**run, **machine}, f"the run at {where}")
+    try:
+        return parse_config({**chosen, **machine}, f"the run at {where}")
+    except ConfigError as error:
+        unknown = [
+            name
+            for key in ("codec", "reduction_codec")
+            if (name := chosen.get("diloco", {}).get(key)) not in CODEC_NAMES
+        ]
+        if not unknown:
+            raise
+        raise ManifestRefused(
+            f"{where} exchanges in the codec {unknown[0]!r}, which this version does not know (it "
+            f"knows {', '.join(CODEC_NAMES)}); install the version that they run"
+        ) from error
 
 
 def parse_config(document: Mapping[str, Any], source: str) -> Config:

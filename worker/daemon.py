@@ -190,7 +190,8 @@ class Worker:
         restored, problems = checkpoint.load(self._options.out / "checkpoints")
         for problem in problems:
             self._log({"event": "warning", "text": problem})
-        difference = first_difference(restored.values["manifest"], self._manifest.plain())
+        there = Manifest(restored.values["manifest"])
+        difference = first_difference(there.agreed, self._manifest.agreed)
         if difference:
             raise CheckpointError(
                 f"{restored.path} is of another run: {difference} (there: this run's settings); "

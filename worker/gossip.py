@@ -107,7 +107,7 @@ class Gossip:
             return pb.JoinReply(manifest=self._packed).SerializeToString()
         theirs = Manifest.unpack(join.manifest)
         if theirs.run != self._run:
-            difference = first_difference(theirs.document, self._manifest.document)
+            difference = first_difference(theirs.agreed, self._manifest.agreed)
             refusal = f"the manifests differ in {difference}"
             return pb.JoinReply(refusal=refusal, manifest=self._packed).SerializeToString()
         self.step(Heard((wire.card_from_message(join.card),)))

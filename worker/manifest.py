@@ -1,4 +1,7 @@
-"""The manifest: all that the peers of one run must have in common. Its hash names the run."""
+"""The manifest: all that the peers of one run must have in common. Its hash names the run.
+
+Beside that it carries advice: a joiner takes it unless it says otherwise, and peers may differ in it.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,27 +11,24 @@ import msgpack
 import xxhash
 
 from algorithms.fragments import TensorSpec
-from worker.config import RUN_WIDE, Config, parse_config, to_document
+from worker.config import ADVISED, RUN_WIDE, Config, parse_config, to_document
 from worker.wire import WireError, pack_document, unpack_document
 
-PROTOCOL = 1
+PROTOCOL = 2
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """Plain nested values: protocol, run, task, inner, diloco, tensors (name -> shape)."""
+    """Plain nested values: protocol, run, task, inner, diloco, tensors (name -> shape), advice."""
 
     document: Mapping[str, Any]
 
     @classmethod
     def of(cls, config: Config, schema: Sequence[TensorSpec]) -> "Manifest":
-        return cls(
-            {
-                "protocol": PROTOCOL,
-                **to_document(config),
-                "tensors": {spec.name: list(spec.shape) for spec in schema},
-            }
-        )
+        document = to_document(config)
+        advice = {name: {key: document[name].pop(key)} for name, key in ADVISED}
+        tensors = {spec.name: list(spec.shape) for spec in schema}
+        return cls({"protocol": PROTOCOL, **document, "tensors": tensors, "advice": advice})
 
     @classmethod
     def unpack(cls, raw: bytes) -> "Manifest":
@@ -49,12 +49,23 @@ class Manifest:
     @property
     def run(self) -> int:
         """64 bits that name the run."""
-        return xxhash.xxh3_64_intdigest(msgpack.packb(_sorted(self.document)))
+        return xxhash.xxh3_64_intdigest(msgpack.packb(_sorted(self.agreed)))
+
+    @property
+    def agreed(self) -> dict[str, Any]:
+        """What all peers of the run have in common."""
+        return {key: value for key, value in self.document.items() if key != "advice"}
 
     @property
     def sections(self) -> dict[str, Any]:
-        """The run-wide sections of the TOML."""
-        return {name: self.document[name] for name in RUN_WIDE if name in self.document}
+        """The run-wide sections of the TOML, with the advice in its place."""
+        found = {name: self.document[name] for name in RUN_WIDE if name in self.document}
+        advice = self.document.get("advice")
+        for name, key in ADVISED:
+            advised = advice.get(name) if isinstance(advice, Mapping) else None
+            if isinstance(advised, Mapping) and isinstance(found.get(name), Mapping):
+                found[name] = {**found[name], **{k: v for k, v in advised.items() if k == key}}
+        return found
 
     def config(self, source: str) -> Config:
         """The run-wide settings. Raises ConfigError."""

@@ -2,11 +2,16 @@
 
 from algorithms.codecs.base import Codec
 from algorithms.codecs.bf16 import BF16
+from algorithms.codecs.e3m0 import E3M0
+from algorithms.codecs.fp16 import FP16
 from algorithms.codecs.fp32 import FP32
+from algorithms.codecs.int4 import Int4
+from algorithms.codecs.int8 import Int8
+from algorithms.codecs.topk import TopK
 
 __all__ = ["CODECS", "Codec", "codec_by_id", "codec_by_name"]
 
-CODECS: tuple[Codec, ...] = (FP32(), BF16())
+CODECS: tuple[Codec, ...] = (FP32(), BF16(), FP16(), Int8(), Int4(), E3M0(), TopK())
 
 
 def codec_by_name(name: str) -> Codec:

@@ -2,6 +2,7 @@
 
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 
@@ -59,4 +60,19 @@ def check_size(codec: Codec, raw: Tensor, elements: int) -> None:
     if raw.numel() != expected:
         raise ValueError(
             f"{codec.name}: {elements} values take {expected} bytes, got {raw.numel()}"
+        )
+
+
+def check_range(codec: Codec, values: Tensor, limit: float) -> None:
+    """Raises ValueError when any of `values` (1-D) is NaN or beyond +-`limit`."""
+    if values.numel() > 0:
+        low, high = torch.aminmax(values)  # both NaN if any is
+        check_extremes(codec, low.item(), high.item(), limit)
+
+
+def check_extremes(codec: Codec, low: float, high: float, limit: float) -> None:
+    """Raises ValueError when the least or the largest of some values is NaN or beyond `limit`."""
+    if not (-limit <= low and high <= limit):
+        raise ValueError(
+            f"{codec.name}: the values are NaN, infinite or too large (at most {limit:.6g})"
         )

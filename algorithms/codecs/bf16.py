@@ -3,7 +3,9 @@
 import torch
 from torch import Tensor
 
-from algorithms.codecs.base import check_size
+from algorithms.codecs.base import check_range, check_size
+
+_LIMIT = 2.0**128 - 2.0**119 - 2.0**104  # the largest fp32 number that does not round to infinity
 
 
 class BF16:
@@ -18,6 +20,7 @@ class BF16:
         return 2 * elements
 
     def encode(self, values: Tensor, seed: int | None = None) -> Tensor:
+        check_range(self, values, _LIMIT)
         return values.to(torch.bfloat16).view(torch.uint8)
 
     def decode(self, raw: Tensor, elements: int) -> Tensor:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from algorithms.codecs.base import check_size
+from algorithms.codecs.base import check_range, check_size
 
 
 class FP32:
@@ -18,6 +18,7 @@ class FP32:
         return 4 * elements
 
     def encode(self, values: Tensor, seed: int | None = None) -> Tensor:
+        check_range(self, values, torch.finfo(torch.float32).max)
         return values.view(torch.uint8)
 
     def decode(self, raw: Tensor, elements: int) -> Tensor:

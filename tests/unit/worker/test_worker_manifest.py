@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from algorithms.fragments import TensorSpec
-from worker.config import Config, load_config
+from worker.config import Config, join_config, load_config
+from worker.errors import ManifestRefused
 from worker.manifest import PROTOCOL, Manifest, first_difference
 from worker.wire import WireError, pack_document
 
@@ -51,14 +52,32 @@ def changed_at(document: dict[str, Any], path: tuple[str, ...], value: object) -
     return copied
 
 
-ALL_LEAVES = list(leaves(manifest("task.model=tiny").plain()))
+ALL_LEAVES = list(leaves(manifest("task.model=tiny").agreed))
 
 
 def test_it_holds_the_run_wide_settings_and_every_tensor() -> None:
     document = manifest().document
     assert document["protocol"] == PROTOCOL
     assert document["tensors"] == {"model.layers.0.w": [3, 4], "embed": [256, 3], "s": []}
-    assert set(document) == {"protocol", "run", "task", "inner", "diloco", "tensors"}
+    assert set(document) == {"protocol", "run", "task", "inner", "diloco", "tensors", "advice"}
+
+
+def test_peers_may_differ_in_what_is_advice() -> None:
+    here, there = manifest("diloco.overlap_steps=0"), manifest("diloco.overlap_steps=7")
+    assert here.run == there.run
+    assert first_difference(here.agreed, there.agreed) is None
+    assert there.config("there").plan.overlap_steps == 7
+    assert join_config(there.sections, None, [], "there").plan.overlap_steps == 7
+    own = join_config(there.sections, None, ["diloco.overlap_steps=3"], "there")
+    assert own.plan.overlap_steps == 3
+    assert Manifest.of(own, SCHEMA).run == there.run
+
+
+def test_a_codec_of_another_version_is_refused_with_what_to_do() -> None:
+    sections = manifest().sections
+    theirs = {**sections, "diloco": {**sections["diloco"], "codec": "fp2"}}
+    with pytest.raises(ManifestRefused, match=r"there exchanges in the codec 'fp2', which this"):
+        join_config(theirs, None, [], "there")
 
 
 def test_it_survives_packing() -> None:

@@ -32,10 +32,12 @@ def test_ties_go_to_even(value: float, rounded: float) -> None:
     assert round_trip(value) == rounded
 
 
-def test_what_is_not_finite_stays_so() -> None:
-    assert round_trip(math.inf) == math.inf
-    assert round_trip(-math.inf) == -math.inf
-    assert math.isnan(round_trip(math.nan))
+def test_finite_values_never_become_infinite() -> None:
+    largest = 2.0**128 - 2.0**119 - 2.0**104
+    assert round_trip(largest) == 2.0**128 - 2.0**120
+    for value in (2.0**128 - 2.0**119, -(2.0**128) + 2.0**104, math.inf, math.nan):
+        with pytest.raises(ValueError, match="bf16: the values are NaN, infinite or too large"):
+            round_trip(value)
 
 
 def test_the_bytes_are_little_endian() -> None:

@@ -1,5 +1,7 @@
 """Laws of every codec, those that are still to come too."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given
@@ -8,8 +10,14 @@ from torch import Tensor
 
 from algorithms.codecs import CODECS, Codec, codec_by_id, codec_by_name
 from algorithms.fragments import shard_bounds
+from worker.wire import BLOCK_ELEMENTS
 
 every_codec = pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.name)
+rounding_codec = pytest.mark.parametrize(
+    "codec", [codec for codec in CODECS if codec.rounds], ids=lambda codec: codec.name
+)
+WIRE_IDS = {"fp32": 1, "bf16": 2, "fp16": 3, "int8": 4, "int4": 5, "e3m0": 6, "topk": 7}
+MOST_BITS = {"int8": 8.25, "int4": 4.25, "e3m0": 4.25, "topk": 0.23}
 
 
 def values_of(elements: int, seed: int) -> Tensor:
@@ -27,7 +35,7 @@ def test_names_and_wire_ids_are_unique() -> None:
 
 
 def test_wire_ids_never_change() -> None:
-    assert {codec.name: codec.wire_id for codec in CODECS}.items() >= {"fp32": 1, "bf16": 2}.items()
+    assert {codec.name: codec.wire_id for codec in CODECS} == WIRE_IDS
 
 
 @every_codec
@@ -44,7 +52,7 @@ def test_unknown_codecs_are_refused() -> None:
 
 
 @every_codec
-@given(elements=st.integers(0, 3000), seed=st.integers(0, 99))
+@given(elements=st.integers(0, 9000), seed=st.integers(0, 99))
 def test_sizes_are_as_announced(codec: Codec, elements: int, seed: int) -> None:
     raw = codec.encode(values_of(elements, seed))
     assert raw.dtype == torch.uint8
@@ -55,7 +63,17 @@ def test_sizes_are_as_announced(codec: Codec, elements: int, seed: int) -> None:
 
 
 @every_codec
-@given(elements=st.integers(1, 3000), shards=st.integers(1, 9), seed=st.integers(0, 99))
+def test_blocks_divide_what_the_worker_codes_at_a_time(codec: Codec) -> None:
+    assert BLOCK_ELEMENTS % codec.block_elements == 0
+
+
+@pytest.mark.parametrize(("name", "bits"), MOST_BITS.items())
+def test_few_bits_are_few(name: str, bits: float) -> None:
+    assert codec_by_name(name).encoded_bytes(BLOCK_ELEMENTS) * 8 <= bits * BLOCK_ELEMENTS
+
+
+@every_codec
+@given(elements=st.integers(1, 20000), shards=st.integers(1, 9), seed=st.integers(0, 99))
 def test_shards_encode_as_parts_of_the_whole(
     codec: Codec, elements: int, shards: int, seed: int
 ) -> None:
@@ -76,11 +94,112 @@ def test_zeros_stay_zeros(codec: Codec) -> None:
 
 
 @every_codec
-def test_encoding_does_not_change_the_values(codec: Codec) -> None:
+@given(seed=st.integers(0, 99), share=st.floats(0.0, 1.0))
+def test_zeros_among_others_stay_zeros(codec: Codec, seed: int, share: float) -> None:
+    values = values_of(5000, seed)
+    zeros = torch.rand(5000, generator=torch.Generator().manual_seed(seed)) < share
+    values[zeros] = 0.0
+    for noise in (None, seed):
+        decoded = codec.decode(codec.encode(values, noise), 5000)
+        assert torch.equal(decoded[zeros], torch.zeros(int(zeros.sum())))
+
+
+@every_codec
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize(("elements", "at"), [(1, 0), (130, 5), (130, 129), (270_000, 262_200)])
+@pytest.mark.parametrize("seed", [None, 3])
+def test_what_is_not_finite_is_refused(
+    codec: Codec, bad: float, elements: int, at: int, seed: int | None
+) -> None:
+    values = values_of(elements, 1)
+    values[at] = bad
+    with pytest.raises(ValueError, match=f"{codec.name}: the values are NaN, infinite or too"):
+        codec.encode(values, seed)
+
+
+@every_codec
+@pytest.mark.parametrize("scale", [2.0**-149, 2.0**-130, 2.0**-119, 2.0**-60, 2.0**10])
+@pytest.mark.parametrize("seed", [None, 3])
+def test_any_scale_is_decoded_to_finite_values(
+    codec: Codec, scale: float, seed: int | None
+) -> None:
+    values = values_of(1000, 2).mul_(scale)
+    decoded = codec.decode(codec.encode(values, seed), 1000)
+    assert torch.isfinite(decoded).all()
+    assert decoded.abs().max() <= 1.17 * values.abs().max() + 2.0**-119
+    again = codec.decode(codec.encode(decoded), 1000)
+    assert seed is not None or torch.equal(again, decoded)
+
+
+@every_codec
+@pytest.mark.parametrize("seed", [None, 7])
+def test_encoding_does_not_change_the_values(codec: Codec, seed: int | None) -> None:
     values = values_of(500, 1)
     before = values.clone()
-    codec.encode(values)
+    codec.encode(values, seed)
     assert torch.equal(values, before)
+
+
+@every_codec
+@pytest.mark.parametrize("seed", [None, 0, -5, 2**70])
+def test_the_same_values_and_seed_give_the_same_bytes(codec: Codec, seed: int | None) -> None:
+    values = values_of(140_000, 4)
+    once = codec.encode(values, seed).clone()
+    assert torch.equal(codec.encode(values, seed), once)
+
+
+@rounding_codec
+def test_another_seed_rounds_otherwise(codec: Codec) -> None:
+    values = values_of(1000, 4)
+    codes = {codec.encode(values, seed).numpy().tobytes() for seed in (None, *range(5))}
+    assert len(codes) == 6
+
+
+@rounding_codec
+@pytest.mark.parametrize("freedom", [30, 3], ids=["light tails", "heavy tails"])
+def test_stochastic_rounding_is_unbiased(codec: Codec, freedom: int) -> None:
+    """The mean over many seeds lies where chance lets it, for each value and for all."""
+    times, elements = 400, 1000
+    values = values_of(elements, 8)
+    squares = values_of(elements * freedom, 9).view(freedom, elements).square().mean(0)
+    values /= squares.sqrt()
+    errors = torch.stack(
+        [codec.decode(codec.encode(values, seed), elements) - values for seed in range(times)]
+    )
+    spread = errors.std(0) / times**0.5
+    off = errors.mean(0)[spread > 0] / spread[spread > 0]
+    assert (spread > 0).float().mean() > 0.9
+    assert (off.abs() > 5).float().mean() < 0.01  # rare outcomes make the estimated spread rough
+    assert off.abs().mean() < 0.9  # 0.8 is what chance gives
+    assert off.mean().abs() < 5 / elements**0.5
+
+
+@rounding_codec
+def test_exact_values_are_not_disturbed_by_noise(codec: Codec) -> None:
+    values = codec.decode(codec.encode(values_of(640, 5)), 640)
+    for seed in range(5):
+        assert torch.equal(codec.decode(codec.encode(values, seed), 640), values)
+
+
+@every_codec
+def test_any_bytes_of_the_right_size_decode(codec: Codec) -> None:
+    size = codec.encoded_bytes(5001)
+    raw = torch.randint(0, 256, (size,), generator=torch.Generator().manual_seed(1))
+    decoded = codec.decode(raw.to(torch.uint8), 5001)
+    assert decoded.shape == (5001,)
+    assert decoded.dtype == torch.float32
+
+
+@every_codec
+@pytest.mark.parametrize("elements", [1, 64, 65, 4096, 4097])
+def test_payloads_may_lie_anywhere_in_a_buffer(codec: Codec, elements: int) -> None:
+    values = values_of(elements + 3, 6)[3:]
+    raw = codec.encode(values)
+    buffer = torch.zeros(raw.numel() + 9, dtype=torch.uint8)
+    offset = 8 if codec.block_elements == 1 else 7  # whole values are viewed where they are
+    buffer[offset : offset + raw.numel()] = raw
+    decoded = codec.decode(buffer[offset : offset + raw.numel()], elements)
+    assert torch.equal(decoded, round_trip(codec, values))
 
 
 @every_codec

@@ -1,0 +1,158 @@
+"""What the codecs with a scale for every 64 values have in common: records, pieces and checks.
+
+The encoding is a row of records, one per block of 64 consecutive values:
+
+    scale, bf16, little-endian | 64 codes of `bits` bits, the first in the lowest bits
+
+The last record ends with its last value (the last byte is filled up with zero bits). Work goes in
+pieces whose temporaries stay in a core's cache. All arithmetic is in integers or in single IEEE
+operations, so every device gives the same bytes and values.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from algorithms.codecs.base import check_extremes, check_size
+from algorithms.codecs.noise import fill
+
+BLOCK = 64
+SCALE_BYTES = 2
+LIMIT = 2.0**127  # above, a rounded scale could overflow
+_CACHED_ELEMENTS = 128 * 1024  # fewer would cost more in calls than the nearer cache saves
+_DEVICE_ELEMENTS = 4 * 1024 * 1024  # accelerators want long kernels
+
+
+def piece_rows(row_elements: int, device: torch.device) -> int:
+    """How many rows are worked on at a time."""
+    elements = _CACHED_ELEMENTS if device.type == "cpu" else _DEVICE_ELEMENTS
+    return elements // row_elements
+
+
+def pieces(rows: int, row_elements: int, device: torch.device) -> Iterator[slice]:
+    """Cuts rows into the pieces in which they are worked on."""
+    step = piece_rows(row_elements, device)
+    for start in range(0, rows, step):
+        yield slice(start, min(rows, start + step))
+
+
+class BlockCodec(ABC):
+    """A codec of records; subclasses say what the scale and the codes of a block are."""
+
+    name: str
+    wire_id: int
+    bits: int
+    noise_bits: int
+    block_elements = BLOCK
+    rounds = True
+
+    @abstractmethod
+    def _scales(
+        self, blocks: Tensor, low: Tensor, high: Tensor, exact: bool, scratch: Tensor
+    ) -> Tensor:
+        """Scales (n, 1) of blocks (n, 64), as fp32 that bf16 holds exactly; never 0.
+
+        Args:
+            low, high: (n, 1), the least and the largest of each block.
+            exact: the whole block must lie between representable values, as stochastic rounding
+                needs; otherwise it is enough that the nearest one is representable.
+            scratch: fp32 (3, n, 64) to write to.
+        """
+
+    @abstractmethod
+    def _codes(
+        self, blocks: Tensor, scales: Tensor, noise: Tensor | None, scratch: Tensor
+    ) -> Tensor:
+        """Code bytes (n, 8 * bits) of blocks (n, 64), of any integer type; low eight bits count.
+
+        Args:
+            noise: int32 (n, 64), uniform in [0, 2^noise_bits); None rounds to nearest.
+            scratch: fp32 (2, n, 64) to write to; the answer may lie there.
+        """
+
+    @abstractmethod
+    def _values(self, codes: Tensor, out: Tensor) -> None:
+        """Writes what code bytes (n, 8 * bits) stand for, before scaling, into `out` (n, 64)."""
+
+    @property
+    def _record_bytes(self) -> int:
+        return SCALE_BYTES + BLOCK * self.bits // 8
+
+    def encoded_bytes(self, elements: int) -> int:
+        whole, rest = divmod(elements, BLOCK)
+        return whole * self._record_bytes + (rest > 0) * SCALE_BYTES + (rest * self.bits + 7) // 8
+
+    def encode(self, values: Tensor, seed: int | None = None) -> Tensor:
+        elements = values.numel()
+        raw = torch.empty(self.encoded_bytes(elements), dtype=torch.uint8, device=values.device)
+        whole = elements // BLOCK
+        blocks = values[: whole * BLOCK].view(whole, BLOCK)
+        records = raw[: whole * self._record_bytes].view(whole, self._record_bytes)
+        rows = max(1, min(whole, piece_rows(BLOCK, values.device)))
+        scratch = torch.empty(3, rows, BLOCK, device=values.device)
+        extremes = [
+            self._encode(blocks[piece], records[piece], seed, piece.start, scratch)
+            for piece in pieces(whole, BLOCK, values.device)
+        ]
+        if rest := elements - whole * BLOCK:
+            block = torch.zeros(1, BLOCK, device=values.device)
+            block[0, :rest] = values[whole * BLOCK :]
+            record = torch.empty(1, self._record_bytes, dtype=torch.uint8, device=values.device)
+            extremes.append(self._encode(block, record, seed, whole, scratch))
+            tail = raw[whole * self._record_bytes :]
+            tail.copy_(record[0, : tail.numel()])
+        if extremes:  # looked at once: that waits for the device
+            low, high = torch.stack(extremes).unbind(1)
+            check_extremes(self, low.amin().item(), high.amax().item(), LIMIT)
+        return raw
+
+    def decode(self, raw: Tensor, elements: int) -> Tensor:
+        check_size(self, raw, elements)
+        values = torch.empty(elements, dtype=torch.float32, device=raw.device)
+        whole = elements // BLOCK
+        records = raw[: whole * self._record_bytes].view(whole, self._record_bytes)
+        blocks = values[: whole * BLOCK].view(whole, BLOCK)
+        for piece in pieces(whole, BLOCK, raw.device):
+            self._decode(records[piece], blocks[piece])
+        if rest := elements - whole * BLOCK:
+            tail = raw[whole * self._record_bytes :]
+            record = torch.zeros(1, self._record_bytes, dtype=torch.uint8, device=raw.device)
+            record[0, : tail.numel()] = tail
+            block = torch.empty(1, BLOCK, device=raw.device)
+            self._decode(record, block)
+            values[whole * BLOCK :] = block[0, :rest]
+        return values
+
+    def _encode(
+        self, blocks: Tensor, records: Tensor, seed: int | None, start: int, scratch: Tensor
+    ) -> Tensor:
+        """Fills the records; returns the least and the largest value, NaN if any is."""
+        scratch = scratch[:, : len(blocks)]
+        low, high = blocks.amin(1, keepdim=True), blocks.amax(1, keepdim=True)
+        scales = self._scales(blocks, low, high, seed is not None, scratch)
+        noisy = None
+        if seed is not None:
+            noisy, spare = scratch[2].view(torch.int32), scratch[0].view(torch.int32)
+            fill(noisy, seed, start * BLOCK, self.noise_bits, spare)
+        records[:, :SCALE_BYTES] = scales.to(torch.bfloat16).view(torch.uint8)
+        records[:, SCALE_BYTES:] = self._codes(blocks, scales, noisy, scratch[:2])
+        return torch.stack((low.amin(), high.amax()))
+
+    def _decode(self, records: Tensor, blocks: Tensor) -> None:
+        self._values(records[:, SCALE_BYTES:], blocks)
+        scales = aligned(records[:, :SCALE_BYTES]).view(torch.bfloat16)
+        blocks.mul_(scales.to(torch.float32))
+
+
+def aligned(raw: Tensor) -> Tensor:
+    """A copy that can be viewed as wider elements: `raw` may start and step at odd bytes."""
+    return raw.clone(memory_format=torch.contiguous_format)
+
+
+def to_bf16(scales: Tensor, up: bool) -> Tensor:
+    """Positive fp32 rounded to what bf16 holds: up, or to nearest even."""
+    if up:
+        return ((scales.view(torch.int32) + 0xFFFF) & -0x10000).view(torch.float32)
+    return scales.to(torch.bfloat16).to(torch.float32)

@@ -1,0 +1,100 @@
+"""FP4 with a sign, three exponent bits and no mantissa, a scale for every 64 values: 4.25 bits.
+
+Code 8 * sign + c stands for 0 if c is 0, otherwise for +-scale * 2^(c - 7). The scale is bf16.
+
+Rounding to nearest is in the linear domain (1.5 lies between 1 and 2; half of the least power goes
+up), and the scale is the best, by squared error, of the block's largest magnitude and two
+neighbours, which shift the powers by about a quarter of an octave either way; the largest value
+keeps the top code in all three. For stochastic rounding the scale is the largest magnitude, rounded
+up, so that nothing is clipped: a value goes up to the next power with the probability that its
+mantissa says.
+
+Relative RMS error, gaussian / Student-t with 5 / with 3 degrees of freedom: 0.175 / 0.166 / 0.150.
+With the largest magnitude alone 0.188 / 0.177 / 0.157, with thirteen scales 0.171 / 0.163 / 0.146;
+with a power of two as scale 0.194 / 0.196 / 0.196, however small the blocks.
+
+Ref: arXiv:2501.18512, section 3.3, which leaves the scale open.
+"""
+
+import torch
+from torch import Tensor
+
+from algorithms.codecs.blocks import BlockCodec, to_bf16
+from algorithms.codecs.nibbles import look_up, packed
+
+_TOP = 64.0  # 2^6: the largest of the seven powers over the least
+_SMALLEST_SCALE = 2.0**-119  # keeps the least power normal
+_RATIOS = (1.0, 0.828125, 1.15625)  # of the scales tried; the first wins ties
+_TO_STEPS = 6.0  # fp32 numbers around it are multiples of 2^-21
+_ONE = 1 << 23  # one exponent step in the bits of fp32
+_HALF = _ONE >> 1
+_EXPONENT = -_ONE  # sign and exponent
+_VALUES = tuple(
+    sign * (2.0 ** (code - 7) if code else 0.0) for sign in (1.0, -1.0) for code in range(8)
+)
+
+
+class E3M0(BlockCodec):
+    """Error at most max(|x| / 3, amax / 96, 2^-126), amax the largest magnitude of the block.
+
+    Stochastic: below max(|x|, amax / 63, 2^-125).
+    """
+
+    name = "e3m0"
+    wire_id = 6
+    bits = 4
+    noise_bits = 23
+
+    def _scales(
+        self, blocks: Tensor, low: Tensor, high: Tensor, exact: bool, scratch: Tensor
+    ) -> Tensor:
+        largest = torch.maximum(high, -low)
+        scales = to_bf16(largest.clamp(min=_SMALLEST_SCALE), up=exact)
+        if exact:
+            return scales
+        quotients, scaled, spare = scratch.unbind()
+        torch.div(blocks, scales, out=quotients)
+        least, best = None, scales
+        for ratio in _RATIOS:
+            torch.mul(quotients, 1 / ratio, out=scaled)
+            error = _squared_error(scaled, spare) * (ratio * ratio)
+            if least is None:
+                least = error
+                continue
+            best = torch.where(error < least, to_bf16(scales * ratio, up=False), best)
+            least = torch.minimum(error, least)
+        return torch.where(largest < _SMALLEST_SCALE, scales, best)
+
+    def _codes(
+        self, blocks: Tensor, scales: Tensor, noise: Tensor | None, scratch: Tensor
+    ) -> Tensor:
+        # In units of the least power, y -> max(2y, 1 + y) makes the step from 0 to 1 an octave too:
+        # [1, 2) is what lies between 0 and 1, [2, 4) between 1 and 2, and so on. Adding to the bits
+        # of fp32 then carries into the exponent with the right chance, or from the middle on.
+        units, octaves = scratch.unbind()
+        torch.div(blocks, scales * (1 / _TOP), out=units)
+        torch.add(units.abs_(), 1.0, out=octaves)
+        codes = torch.maximum(units.add_(units), octaves, out=octaves).view(torch.int32)
+        if noise is None:
+            codes.add_(_ONE + _HALF)
+        else:
+            codes.add_(noise).add_(_ONE)
+        codes.bitwise_right_shift_(23).bitwise_and_(7)  # 127, the exponent of 1, is 7 modulo 8
+        signs = units.view(torch.int32)
+        torch.bitwise_right_shift(blocks.view(torch.int32), 28, out=signs)
+        return packed(codes.bitwise_or_(signs.bitwise_and_(8)), units)
+
+    def _values(self, codes: Tensor, out: Tensor) -> None:
+        look_up(codes, _VALUES, out)
+
+
+def _squared_error(values: Tensor, scratch: Tensor) -> Tensor:
+    """Of rounding fp32 (n, 64), at most 1.5 and overwritten, to powers of two: (n, 1).
+
+    Each square is rounded to a multiple of 2^-21; their sum is below 8, so it is exact and the same
+    in whatever order it is taken.
+    """
+    powers = torch.add(values.view(torch.int32), _HALF, out=scratch.view(torch.int32))
+    values.sub_(powers.bitwise_and_(_EXPONENT).view(torch.float32))
+    values.mul_(values).add_(_TO_STEPS).sub_(_TO_STEPS)
+    return values.sum(1, keepdim=True)

@@ -1,0 +1,218 @@
+"""Plans that reach a target utilization on a link, best first.
+
+The order of preference, and why:
+1. small H: what a model loses against data-parallel training grows with H first of all;
+2. then many bits per parameter: the exact codec before the rounded one;
+3. then small tau: at most 5 steps are advised, up to 10 cost less than 0.2 % of the loss. Never
+   more than a quarter of H: beyond that too much of a period starts from a stale anchor;
+4. then few fragments; then whichever changes least in the plan it is derived from.
+A plan stays on the list, behind those of smaller H, as long as it has more bits or a smaller tau
+than each of them.
+
+Ref: arXiv:2501.18512 (H and tau).
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+
+from algorithms.codecs import CODECS, codec_by_name
+from algorithms.link import Link
+from algorithms.plan import Plan
+from algorithms.utilization.prediction import Prediction, most_utilization, needed_mbps, predict
+from algorithms.utilization.workload import Workload, rounds_of
+
+MAX_INNER_STEPS = 500
+_PERIODS = (
+    *(1, 2, 3, 5, 8, 10, 15, 20, 25, 30, 40, 50, 60, 75),
+    *(100, 125, 150, 200, 250, 300, 400, 500),
+)
+_OVERLAPS = (0, 1, 2, 5, 10)
+_OVERLAP_OF_PERIOD = 4
+_MERGE_ALPHA = 0.5
+_LAYERS_A_FRAGMENT = 3
+_BITS_SAMPLE = 1 << 20
+_LEAST_BITS = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proposal:
+    """A plan that reaches the target.
+
+    Args:
+        base: the name of the plan that it was derived from. plan: in full.
+        fragments: how many there are in fact, the one outside of the layers included.
+        bits: per parameter on the wire, mean of contribution and reduction.
+        prediction: on the link in question.
+    """
+
+    base: str
+    plan: Plan
+    fragments: int
+    bits: float
+    prediction: Prediction
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proposals:
+    """Args: ranked: best first, may be empty. needed_mbps: only then: the speed at which the most
+    frugal plan would reach the target; None too if no speed would.
+    """
+
+    ranked: tuple[Proposal, ...]
+    needed_mbps: float | None = None
+
+
+def propose(
+    target: float,
+    bases: Mapping[str, Plan],
+    workload: Workload,
+    link: Link,
+    peers: int,
+    *,
+    max_inner_steps: int = MAX_INNER_STEPS,
+    most: int = 5,
+) -> Proposals:
+    """Searches H, fragments, tau and codecs.
+
+    Args:
+        target: utilization to reach, in 0..1, below 1.
+        bases: plans by name; what is not searched stays as it is there. Those that average
+            gradients or nothing are passed over, and so are sparse ones after the first.
+        max_inner_steps: the largest H.
+        most: length of the list, at least 2: the best, the last, and some from between, evenly.
+
+    Raises:
+        ValueError: the target is no share, or none of the bases can be varied.
+    """
+    if not 0 < target < 1:
+        raise ValueError(f"the target is {target:g}; a utilization is between 0 and 1")
+    varied = [
+        (name, plan)
+        for place, (name, base) in enumerate(bases.items())
+        if base.exchange != "none" and base.payload == "pseudo_gradient"
+        if place == 0 or not _drops_values(base.codec)
+        for plan in _with_codecs(base)
+    ]
+    if not varied:
+        raise ValueError("no plan to start from: give one that exchanges pseudo-gradients")
+    found: list[Proposal] = []
+    for name, base in varied:
+        for tau in _OVERLAPS:
+            proposal = _smallest(target, name, base, tau, workload, link, peers, max_inner_steps)
+            found += [proposal] if proposal else []
+    names = list(bases)
+    found.sort(key=lambda p: (*_rank(p), _changes(p.plan, bases[p.base]), names.index(p.base)))
+    kept: list[Proposal] = []
+    for proposal in found:
+        if not any(_replaces(other, proposal) for other in kept):
+            kept.append(proposal)
+    if kept:
+        last = len(kept) - 1
+        places = sorted({round(k * last / (most - 1)) for k in range(most)})
+        return Proposals(ranked=tuple(kept[place] for place in places))
+    needed = [
+        mbps
+        for _, base in varied
+        for plan in _variants(base, max_inner_steps, _OVERLAPS[-1], workload)
+        if (mbps := needed_mbps(plan, workload, link, peers, target)) is not None
+    ]
+    return Proposals(ranked=(), needed_mbps=min(needed, default=None))
+
+
+def bits_per_parameter(plan: Plan) -> float:
+    """On the wire, scales and the like included; mean of contribution and reduction."""
+    return (_bits(plan.codec) + _bits(plan.reduction_codec)) / 2
+
+
+def _bits(codec: str) -> float:
+    return 8 * codec_by_name(codec).encoded_bytes(_BITS_SAMPLE) / _BITS_SAMPLE
+
+
+def _rank(proposal: Proposal) -> tuple[float, ...]:
+    plan = proposal.plan
+    return (plan.inner_steps, -proposal.bits, plan.overlap_steps, proposal.fragments)
+
+
+def _changes(plan: Plan, base: Plan) -> int:
+    return sum(getattr(plan, f.name) != getattr(base, f.name) for f in fields(base))
+
+
+def _replaces(better: Proposal, other: Proposal) -> bool:
+    """Whether nothing speaks for the other one."""
+    return (
+        better.plan.inner_steps <= other.plan.inner_steps
+        and better.bits >= other.bits
+        and better.plan.overlap_steps <= other.plan.overlap_steps
+    )
+
+
+def _drops_values(codec: str) -> bool:
+    """Whether a codec is sparse: it needs settings of its own, and is not proposed unasked."""
+    return _bits(codec) < _LEAST_BITS
+
+
+def _with_codecs(base: Plan) -> Iterator[Plan]:
+    """The plan with its own codecs, and with each codec both ways that keeps all values."""
+    yield base
+    for codec in CODECS:
+        own = {base.codec, base.reduction_codec} == {codec.name}
+        if not own and not _drops_values(codec.name):
+            yield replace(
+                base,
+                codec=codec.name,
+                reduction_codec=codec.name,
+                rounding=base.rounding if codec.rounds else "nearest",
+            )
+
+
+def _variants(base: Plan, inner_steps: int, tau: int, workload: Workload) -> Iterator[Plan]:
+    """The base with this H and tau, once for each sensible number of fragments."""
+    layers = len(workload.layers)
+    counts = [1, -(-layers // _LAYERS_A_FRAGMENT), layers]
+    if base.fragments <= layers:
+        counts.append(base.fragments)
+    # By how many there are in fact; the base's own way of saying it wins.
+    by_size = {len(workload.fragments(count, base.pattern)): count for count in counts}
+    eager = base.eager and tau > 0
+    for size, fragments in sorted(by_size.items()):
+        if size > inner_steps:
+            continue
+        yield replace(
+            base,
+            inner_steps=inner_steps,
+            overlap_steps=tau,
+            fragments=fragments,
+            eager=eager,
+            # Without overlap there are no local steps to keep; with it, half of them are.
+            merge_alpha=0.0 if eager or not tau else base.merge_alpha or _MERGE_ALPHA,
+        )
+
+
+def _smallest(
+    target: float,
+    name: str,
+    base: Plan,
+    tau: int,
+    workload: Workload,
+    link: Link,
+    peers: int,
+    max_inner_steps: int,
+) -> Proposal | None:
+    """The plan of the smallest H, and the fewest fragments, that reaches the target."""
+    for inner_steps in (h for h in _PERIODS if h <= max_inner_steps):
+        if tau * _OVERLAP_OF_PERIOD > inner_steps:
+            continue
+        for plan in _variants(base, inner_steps, tau, workload):
+            rounds = rounds_of(plan, workload, peers)
+            if most_utilization(rounds, workload, link) < target:
+                continue
+            prediction = predict(plan, workload, link, peers)
+            if prediction.utilization >= target:
+                return Proposal(
+                    base=name,
+                    plan=plan,
+                    fragments=len(rounds.fragments),
+                    bits=bits_per_parameter(plan),
+                    prediction=prediction,
+                )
+    return None

@@ -1,0 +1,64 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from algorithms.link import Link, parse_link
+
+
+@pytest.mark.parametrize(
+    ("text", "link"),
+    [
+        ("20mbit", Link(rate_mbps=20)),
+        ("1gbit", Link(rate_mbps=1000)),
+        ("512kbit", Link(rate_mbps=0.512)),
+        ("1.5 Mbit", Link(rate_mbps=1.5)),
+        ("20mbit,delay=50ms", Link(rate_mbps=20, delay_s=0.05)),
+        (
+            "20mbit, loss=0.1, jitter=500us, delay=0.05s",
+            Link(rate_mbps=20, delay_s=0.05, jitter_s=0.0005, loss=0.1),
+        ),
+    ],
+)
+def test_what_it_understands(text: str, link: Link) -> None:
+    assert parse_link(text) == link
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "'' is no number with one of kbit, mbit, gbit"),
+        ("20", "'20' is no number with one of"),
+        ("20mb", "'20mb' is no number with one of"),
+        ("-5mbit", "'-5mbit' is no number"),
+        ("0mbit", "a link of 0 Mbit/s; it must be above 0"),
+        ("20mbit,delay=50", "'50' is no number with one of us, ms, s"),
+        ("20mbit,delay", "'delay' is not understood"),
+        ("20mbit,speed=3ms", "'speed=3ms' is not understood"),
+        ("20mbit,delay=1ms,delay=2ms", "'delay=2ms' is not understood"),
+        ("20mbit,loss=much", "'much' is no number"),
+        ("20mbit,loss=-1", "at least 0"),
+        ("20mbit,jitter=5ms", "jitter of 0.005 s must be between 0 and its delay, 0 s"),
+        ("w0=20mbit", "'w0=20mbit' is no number"),
+    ],
+)
+def test_what_it_refuses(text: str, said: str) -> None:
+    with pytest.raises(ValueError, match="link") as refusal:
+        parse_link(text)
+    assert said in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+@given(
+    rate=st.integers(1, 10_000),
+    delay_ms=st.integers(0, 500),
+    part=st.integers(0, 4),
+    loss=st.integers(0, 50),
+)
+def test_what_it_prints_it_reads(rate: int, delay_ms: int, part: int, loss: int) -> None:
+    jitter_s = delay_ms * part / 4e3
+    link = Link(rate_mbps=rate, delay_s=delay_ms / 1e3, jitter_s=jitter_s, loss=loss / 10)
+    again = parse_link(str(link))
+    assert again.rate_mbps == link.rate_mbps
+    assert again.delay_s == pytest.approx(link.delay_s)
+    assert again.jitter_s == pytest.approx(link.jitter_s)
+    assert again.loss == link.loss

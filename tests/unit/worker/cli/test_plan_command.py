@@ -1,0 +1,197 @@
+"""`murmur plan`: what it prints, what it refuses, and that its proposals can be typed."""
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+
+from worker.cli import exit_code_of
+from worker.cli.plan import plan
+from worker.config import load_config
+
+BY_HAND = ("--params", "1_000_000", "--layers", "4", "--step-time", "0.1")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.txt").write_text("some text to learn from. " * 200)
+    return tmp_path
+
+
+def run(*args: str, link: str = "20mbit") -> Result:
+    return CliRunner().invoke(plan, [*args, *(["--links", link] if link else [])])
+
+
+def printed(*args: str, link: str = "20mbit") -> str:
+    result = run(*args, link=link)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def document(*args: str, link: str = "20mbit") -> dict[str, Any]:
+    return json.loads(printed(*args, "--json", link=link))
+
+
+def refused(code: int, *args: str, link: str = "20mbit") -> str:
+    """The message that refuses these arguments, with the exit code of `murmur`."""
+    result = run(*args, link=link)
+    assert isinstance(result.exception, Exception), result.output
+    assert exit_code_of(result.exception) == code
+    assert "\n" not in str(result.exception)
+    return str(result.exception)
+
+
+def test_a_model_given_by_hand_needs_neither_task_nor_clock() -> None:
+    found = document(*BY_HAND, "--params", "1000002", "--peers", "2", "--set", "task.name=none")
+    assert (found["task"], found["layers"], found["parameters"]) == ("this model", 4, 1_000_002)
+    assert (found["step_s"], found["step_source"], found["peers"]) == (0.1, "as given", 2)
+    (link,) = found["links"]
+    told = link["prediction"]
+    # H 20, two peers, fp32: 32 Mbit per sync at 20 Mbit/s after 2 s of computing.
+    assert told["stall_s_per_period"] == pytest.approx(1.6, rel=1e-5)
+    assert told["utilization"] == pytest.approx(2 / 3.6, rel=1e-5)
+    assert told["bytes_per_sync"] == 4 * 1_000_002
+    # Half of the time for computing: 2 s for as many bits.
+    assert link["needed_mbps"]["0.5"] == pytest.approx(16, rel=0.003)
+
+
+def test_parameters_and_layers_come_from_the_task() -> None:
+    found = document("--set", "task.text=text.txt", "--step-time", "0.03")
+    assert (found["task"], found["layers"]) == ("llama-bytes", 3)
+    assert 0 < found["parameters_outside_layers"] < found["parameters"]
+
+
+def test_the_step_is_timed_where_no_time_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worker.cli.plan._TIMED_S", 0.0)
+    threads = torch.get_num_threads()
+    small = "task.architecture={hidden_size=12, intermediate_size=12}"
+    text = printed("--set", "task.text=text.txt", "--set", small)
+    assert torch.get_num_threads() == threads
+    assert " a step, measured on this machine, one thread\n" in text.splitlines(keepends=True)[0]
+
+
+@pytest.mark.parametrize("link", ["20mbit,delay=50ms", "3mbit"])
+def test_typing_a_proposal_gives_what_it_promises(link: str) -> None:
+    file = Path("run.toml")
+    file.write_text('[diloco]\npreset = "streaming"\ninner_steps = 33\n')
+    (answer,) = document("run.toml", *BY_HAND, link=link)["links"]
+    assert answer["proposals"]
+    for proposal in answer["proposals"]:
+        (again,) = document("run.toml", *BY_HAND, *proposal["arguments"], link=link)["links"]
+        assert again["prediction"] == proposal["prediction"]
+        assert again["prediction"]["utilization"] >= 0.95
+
+
+def test_proposals_keep_what_the_user_has_set() -> None:
+    answer = document(*BY_HAND, "--set", "diloco.outer_lr=0.25")["links"][0]
+    assert {proposal["plan"]["outer_lr"] for proposal in answer["proposals"]} == {0.25}
+
+
+def test_the_table_is_readable_in_a_pipe() -> None:
+    text = printed(*BY_HAND)
+    lines = text.splitlines()
+    assert lines[0] == "this model: 4 layers, 1,000,000 parameters; 100 ms a step, as given"
+    assert lines[2] == "4 peers, each on 20mbit"
+    assert lines[3] == "  this run      diloco: H 20, 1 fragment, tau 0, fp32"
+    assert lines[4].startswith("  utilization   45.5 %; 2.4 s waiting in a period of 4.4 s")
+    assert "bf16 DDP      would send 10 times as much" in text
+    assert "speed needed  50 %: 24 Mbit/s" in text
+    assert "for 95 %" in text
+    typed = [line for line in lines if line.startswith("  1  ")]
+    assert {"--set", "--preset"} & set(shlex.split(typed[-1]))
+    assert "\x1b" not in text
+
+
+def test_several_links_are_compared() -> None:
+    found = document(*BY_HAND, "--links", "1gbit", link="20mbit,delay=50ms")
+    assert [link["link"] for link in found["links"]] == ["1000mbit", "20mbit,delay=50ms"]
+    text = printed(*BY_HAND, "--links", "1gbit")
+    assert text.count("4 peers, each on ") == 2
+
+
+@pytest.mark.parametrize("preset", ["ddp", "local", "streaming"])
+def test_every_preset_is_told_and_improved(preset: str) -> None:
+    found = document(*BY_HAND, "--preset", preset)
+    assert found["preset"] == preset
+    assert found["links"][0]["proposals"]
+    text = printed(*BY_HAND, "--preset", preset)
+    assert f"  this run      {preset}: H " in text
+    assert ("  sent          nothing\n" in text) == (preset == "local")
+
+
+def test_a_target_out_of_reach_names_the_link_that_it_takes() -> None:
+    text = printed(*BY_HAND, link="1kbit")
+    assert "no H up to 500 reaches 95 % on this link; it takes " in text
+    assert "bit/s, or a lower --target" in text
+    text = printed(*BY_HAND, link="1gbit,delay=99s")
+    assert "no H up to 500 reaches 95 % on this link, nor on any with its delay" in text
+    assert "99 %: none is enough" in text
+
+
+@pytest.mark.parametrize(
+    ("code", "args", "link", "words"),
+    [
+        (2, [], "20", "--links: link '20': '20' is no number with one of kbit, mbit, gbit; write"),
+        (2, [], "20mbit,delay=5", "--links: link '20mbit,delay=5': '5' is no number with one of"),
+        (2, [], "0mbit", "--links: a link of 0 Mbit/s; it must be above 0"),
+        (2, ["--step-time", "nan"], "1mbit", "--step-time is nan; it must be a finite number"),
+        (2, ["--target", "nan"], "1mbit", "--target is nan; it must be a finite number"),
+        (2, ["--params", "9"], "1mbit", "--params needs --layers"),
+        (2, ["--layers", "9"], "1mbit", "--layers needs --params"),
+        (2, ["--params", "9", "--layers", "2"], "1mbit", "cannot be timed here; add --step-time"),
+        (
+            2,
+            ["--params", "2", "--layers", "9", "--step-time", "1"],
+            "1mbit",
+            "--layers 9 is more than --params 2",
+        ),
+        (3, ["--preset", "diloc"], "1mbit", "no preset 'diloc'; did you mean 'diloco'?"),
+        (3, ["missing.toml"], "1mbit", "missing.toml: cannot be read: No such file"),
+        (
+            3,
+            [*BY_HAND, "--set", "diloco.fragments=5"],
+            "1mbit",
+            "the defaults: [diloco] 5 fragments of 4 layers; use 1 to 4",
+        ),
+        (4, ["--set", "task.text=missing.txt"], "1mbit", "text 'missing.txt': no such file"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else str(value),
+)
+def test_bad_input_is_one_line_and_a_documented_exit_code(
+    code: int, args: list[str], link: str, words: str
+) -> None:
+    assert words in refused(code, *args, link=link)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["--peers", "1"],
+        ["--target", "1"],
+        ["--target", "95"],
+        ["--step-time", "0"],
+        ["--params", "0"],
+        ["--threads", "0"],
+    ],
+    ids=" ".join,
+)
+def test_values_out_of_range_are_usage(args: list[str]) -> None:
+    assert run(*args).exit_code == 2
+
+
+def test_a_link_is_required() -> None:
+    result = run(link="")
+    assert result.exit_code == 2
+    assert "Missing option '--links'" in result.output
+
+
+def test_a_file_named_in_the_message_is_the_users(folder: Path) -> None:
+    (folder / "run.toml").write_text("[diloco]\nfragments = 5\n")
+    message = refused(3, "run.toml", *BY_HAND)
+    assert message == "run.toml: [diloco] 5 fragments of 4 layers; use 1 to 4"
+    assert load_config(Path("run.toml"), ()).plan.fragments == 5
