@@ -1,6 +1,6 @@
 """The manifest: all that the peers of one run must have in common. Its hash names the run.
 
-Beside that it carries advice: a joiner takes it unless it says otherwise, and peers may differ in it.
+Beside that it carries advice, in which peers may differ: a joiner takes it or says otherwise.
 """
 
 from collections.abc import Mapping, Sequence

@@ -131,7 +131,7 @@ class Trainer:
         started = self._clock()
         if self.tally.first_step_at is None:
             self.tally.first_step_at = started
-        in_flight = any(slot.sent is not None for slot in self.slots)
+        in_flight = any(slot.sent is not None and slot.arrived is None for slot in self.slots)
         gradients = dict(self.replica.backward(self.step))
         backward_s = self._clock() - started
         if self._gradients and self._exchanges:
