@@ -5,8 +5,9 @@ The encoding is a row of records, one per block of 64 consecutive values:
     scale, bf16, little-endian | 64 codes of `bits` bits, the first in the lowest bits
 
 The last record ends with its last value (the last byte is filled up with zero bits). Work goes in
-pieces whose temporaries stay in a core's cache. All arithmetic is in integers or in single IEEE
-operations, so every device gives the same bytes and values.
+pieces whose temporaries stay in the cache. All arithmetic is in integers or in single IEEE
+operations, so every device gives the same bytes and values. Bytes that no encoder wrote may decode
+to NaN or infinity: the caller checks (worker.wire.check_values does).
 """
 
 from abc import ABC, abstractmethod
@@ -21,7 +22,7 @@ from algorithms.codecs.noise import fill
 BLOCK = 64
 SCALE_BYTES = 2
 LIMIT = 2.0**127  # above, a rounded scale could overflow
-_CACHED_ELEMENTS = 128 * 1024  # fewer would cost more in calls than the nearer cache saves
+_CACHED_ELEMENTS = 256 * 1024  # 3 MiB of temporaries; with less, the calls cost more than they do
 _DEVICE_ELEMENTS = 4 * 1024 * 1024  # accelerators want long kernels
 
 

@@ -13,7 +13,7 @@ Relative RMS error, gaussian / Student-t with 5 / with 3 degrees of freedom: 0.1
 With the largest magnitude alone 0.188 / 0.177 / 0.157, with thirteen scales 0.171 / 0.163 / 0.146;
 with a power of two as scale 0.194 / 0.196 / 0.196, however small the blocks.
 
-Ref: arXiv:2501.18512, section 3.3, which leaves the scale open.
+Ref: arXiv:2501.18512 (Streaming DiLoCo) for the format; scale, block and its choice are ours.
 """
 
 import torch
@@ -24,10 +24,11 @@ from algorithms.codecs.nibbles import look_up, packed
 
 _TOP = 64.0  # 2^6: the largest of the seven powers over the least
 _SMALLEST_SCALE = 2.0**-119  # keeps the least power normal
-_RATIOS = (1.0, 0.828125, 1.15625)  # of the scales tried; the first wins ties
+_OTHER_RATIOS = (0.828125, 1.15625)  # of the scales tried; few bits, so that products are exact
 _TO_STEPS = 6.0  # fp32 numbers around it are multiples of 2^-21
 _ONE = 1 << 23  # one exponent step in the bits of fp32
 _HALF = _ONE >> 1
+_ZERO = 127 * _ONE  # the bits of 1, which stands for code 0
 _EXPONENT = -_ONE  # sign and exponent
 _VALUES = tuple(
     sign * (2.0 ** (code - 7) if code else 0.0) for sign in (1.0, -1.0) for code in range(8)
@@ -52,15 +53,11 @@ class E3M0(BlockCodec):
         scales = to_bf16(largest.clamp(min=_SMALLEST_SCALE), up=exact)
         if exact:
             return scales
-        quotients, scaled, spare = scratch.unbind()
+        quotients, spare, _ = scratch.unbind()
         torch.div(blocks, scales, out=quotients)
-        least, best = None, scales
-        for ratio in _RATIOS:
-            torch.mul(quotients, 1 / ratio, out=scaled)
-            error = _squared_error(scaled, spare) * (ratio * ratio)
-            if least is None:
-                least = error
-                continue
+        least, best = _squared_error(quotients, 1.0, spare), scales
+        for ratio in _OTHER_RATIOS:
+            error = _squared_error(quotients, ratio, spare)
             best = torch.where(error < least, to_bf16(scales * ratio, up=False), best)
             least = torch.minimum(error, least)
         return torch.where(largest < _SMALLEST_SCALE, scales, best)
@@ -76,10 +73,10 @@ class E3M0(BlockCodec):
         torch.add(units.abs_(), 1.0, out=octaves)
         codes = torch.maximum(units.add_(units), octaves, out=octaves).view(torch.int32)
         if noise is None:
-            codes.add_(_ONE + _HALF)
+            codes.add_(_HALF - _ZERO)
         else:
-            codes.add_(noise).add_(_ONE)
-        codes.bitwise_right_shift_(23).bitwise_and_(7)  # 127, the exponent of 1, is 7 modulo 8
+            codes.add_(noise).add_(-_ZERO)
+        codes.bitwise_right_shift_(23)
         signs = units.view(torch.int32)
         torch.bitwise_right_shift(blocks.view(torch.int32), 28, out=signs)
         return packed(codes.bitwise_or_(signs.bitwise_and_(8)), units)
@@ -88,13 +85,16 @@ class E3M0(BlockCodec):
         look_up(codes, _VALUES, out)
 
 
-def _squared_error(values: Tensor, scratch: Tensor) -> Tensor:
-    """Of rounding fp32 (n, 64), at most 1.5 and overwritten, to powers of two: (n, 1).
+def _squared_error(values: Tensor, ratio: float, scratch: Tensor) -> Tensor:
+    """Of rounding fp32 (n, 64), at most 1.5, to `ratio` times powers of two: int32 (n, 1).
 
-    Each square is rounded to a multiple of 2^-21; their sum is below 8, so it is exact and the same
-    in whatever order it is taken.
+    The squares are rounded to steps of 2^-21, as integers: their sum is the same in any order.
     """
-    powers = torch.add(values.view(torch.int32), _HALF, out=scratch.view(torch.int32))
-    values.sub_(powers.bitwise_and_(_EXPONENT).view(torch.float32))
-    values.mul_(values).add_(_TO_STEPS).sub_(_TO_STEPS)
-    return values.sum(1, keepdim=True)
+    # What reaches 1.5 * ratio carries into the exponent.
+    powers = torch.add(
+        values.view(torch.int32), round((2 - 1.5 * ratio) * _ONE), out=scratch.view(torch.int32)
+    )
+    powers.bitwise_and_(_EXPONENT)
+    errors = torch.sub(values, scratch, alpha=ratio, out=scratch)  # products are exact: few bits
+    steps = errors.mul_(errors).add_(_TO_STEPS).view(torch.int32)
+    return steps.sum(1, keepdim=True, dtype=torch.int32)  # may wrap around, all by the same

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from algorithms.codecs import CODECS, Codec, codec_by_id, codec_by_name
+from algorithms.codecs import CODECS, Codec, blocks, codec_by_id, codec_by_name
 from algorithms.fragments import shard_bounds
 from worker.wire import BLOCK_ELEMENTS
 
@@ -146,6 +146,19 @@ def test_the_same_values_and_seed_give_the_same_bytes(codec: Codec, seed: int | 
     values = values_of(140_000, 4)
     once = codec.encode(values, seed).clone()
     assert torch.equal(codec.encode(values, seed), once)
+
+
+@every_codec
+@pytest.mark.parametrize("seed", [None, 7])
+def test_the_size_of_the_pieces_worked_on_does_not_show(
+    codec: Codec, seed: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = values_of(270_001, 3)
+    raw = codec.encode(values, seed).clone()
+    decoded = codec.decode(raw, 270_001)
+    monkeypatch.setattr(blocks, "_CACHED_ELEMENTS", 3 * 4096)
+    assert torch.equal(codec.encode(values, seed), raw)
+    assert torch.equal(codec.decode(raw, 270_001), decoded)
 
 
 @rounding_codec

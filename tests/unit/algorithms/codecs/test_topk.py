@@ -89,10 +89,3 @@ def test_an_index_past_the_end_counts_as_the_last() -> None:
     raw = codec.encode(torch.ones(10))
     raw[4:6] = torch.tensor([0xFF, 0x0F], dtype=torch.uint8)
     assert codec.decode(raw, 10).tolist() == [0.0] * 9 + [1.0]
-
-
-def test_the_order_of_work_does_not_show() -> None:
-    values = values_of(40 * CHUNK + 77, 3)
-    raw = codec.encode(values)
-    chunks = [codec.encode(chunk) for chunk in values.split(CHUNK)]
-    assert torch.equal(torch.cat(chunks), raw)
