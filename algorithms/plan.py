@@ -130,7 +130,7 @@ _DILOCO = Plan()
 PRESETS: dict[str, Plan] = {
     "diloco": _DILOCO,
     "streaming": replace(
-        _DILOCO, fragments=0, overlap_steps=5, merge_alpha=0.5, codec="bf16", reduction_codec="bf16"
+        _DILOCO, fragments=0, overlap_steps=5, merge_alpha=0.5, codec="int4", reduction_codec="int4"
     ),
     "ddp": replace(_DILOCO, inner_steps=1, payload="gradient"),
     "local": replace(_DILOCO, exchange="none"),

@@ -1,4 +1,4 @@
-"""The codecs with a scale for every 64 values: their stated bounds, and their bytes."""
+"""The codecs with a scale for every 128 values: their stated bounds, and their bytes."""
 
 import math
 
@@ -87,7 +87,7 @@ def test_one_huge_value_spoils_its_block_only(codec: Codec) -> None:
 
 @pytest.mark.parametrize(
     ("name", "gaussian", "heavy"),
-    [("int8", 0.0061, 0.0115), ("int4", 0.098, 0.168), ("e3m0", 0.176, 0.153)],
+    [("int8", 0.0066, 0.0145), ("int4", 0.107, 0.21), ("e3m0", 0.183, 0.163)],
 )
 def test_the_error_is_what_was_measured(name: str, gaussian: float, heavy: float) -> None:
     generator = torch.Generator().manual_seed(2)

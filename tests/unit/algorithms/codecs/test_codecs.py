@@ -17,7 +17,7 @@ rounding_codec = pytest.mark.parametrize(
     "codec", [codec for codec in CODECS if codec.rounds], ids=lambda codec: codec.name
 )
 WIRE_IDS = {"fp32": 1, "bf16": 2, "fp16": 3, "int8": 4, "int4": 5, "e3m0": 6, "topk": 7}
-MOST_BITS = {"int8": 8.25, "int4": 4.25, "e3m0": 4.25, "topk": 0.23}
+MOST_BITS = {"int8": 8.125, "int4": 4.125, "e3m0": 4.125, "topk": 0.23}
 
 
 def values_of(elements: int, seed: int) -> Tensor:
