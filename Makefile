@@ -8,7 +8,7 @@ RUN := PATH="$(abspath $(BIN)):$$PATH" PYTHONPATH=. python
 # Two test processes at most: more would only wait for each other on a small machine.
 TEST_PROCESSES ?= 2
 
-.PHONY: help swarm test check fmt proto bench parity baselines traffic compose-test clean
+.PHONY: help swarm test check fmt proto bench codecs parity baselines traffic goodput plan-table bench-peers compose-test clean
 
 help:  ## what there is
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -44,6 +44,9 @@ bench: $(READY)  ## exchange on loopback, and the I/O loop's lag while training
 	$(RUN) tests/bench/exchange.py $(ARGS)
 	$(RUN) tests/bench/lag.py
 
+codecs: $(READY)  ## codec throughput on one core
+	$(RUN) tests/bench/codecs.py $(ARGS)
+
 parity: $(READY)  ## four real workers against the one-process reference, on the default model
 	$(RUN) tests/bench/parity.py $(ARGS)
 
@@ -52,6 +55,23 @@ baselines: $(READY)  ## diloco, ddp and local at equal tokens: the README's tabl
 
 traffic: $(READY)  ## bytes per worker and round for 2 to 5 workers, against the kernel's count
 	$(RUN) tests/bench/traffic.py $(ARGS)
+
+goodput: $(READY)  ## exchange over links of 20 and 100 Mbit/s, beside iperf3 (root)
+	$(RUN) tests/bench/goodput.py $(ARGS)
+
+plan-table: $(READY)  ## link speeds that the paper tells for each method, beside our simulator's
+	$(RUN) tests/bench/plan_table.py
+
+# Other systems need other libraries: an environment of their own, with a .gitignore of its own.
+.venv-peers/.ready: tests/bench/peers/requirements.txt
+	test -x .venv-peers/bin/python || $(PYTHON) -m venv .venv-peers
+	echo '*' > .venv-peers/.gitignore
+	.venv-peers/bin/pip install --quiet --requirement $<
+	touch $@
+
+bench-peers: $(READY) .venv-peers/.ready  ## torchft and hivemind on our task; ARGS="--mbps 20 ..."
+	$(RUN) tests/bench/peers/run.py torchft $(ARGS)
+	$(RUN) tests/bench/peers/run.py hivemind $(ARGS)
 
 compose-test:  ## the container swarm on a real engine, one container killed on the way
 	deploy/compose-test

@@ -13,6 +13,7 @@ import click
 
 from coordinator.addresses import is_loopback, split_address
 from coordinator.errors import Exit, Failure
+from coordinator.links import MEANS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -81,7 +82,9 @@ def status(address: str, as_json: bool) -> None:
 
 @click.command()
 @click.option("--workers", type=int, default=4, show_default=True, help="Processes, 1 to 64.")
-@click.option("--preset", help="diloco, ddp or local.  [default: the config's, else diloco]")
+@click.option(
+    "--preset", help="diloco, streaming, ddp or local.  [default: the config's, else diloco]"
+)
 @click.option("--steps", type=int, metavar="N", help="Inner steps of the whole run.")
 @click.option("--inner-steps", type=int, metavar="H", help="Inner steps between rounds.")
 @click.option("--seed", type=int, metavar="S")
@@ -99,10 +102,25 @@ def status(address: str, as_json: bool) -> None:
     "--coordinator/--no-coordinator", default=False, help="Start one too, as a process of its own."
 )
 @click.option("--resume", is_flag=True, help="Go on from the checkpoints in --out.")
+@click.option(
+    "--link",
+    "links",
+    multiple=True,
+    metavar="LINK",
+    help="Each worker's, as 20mbit or 20mbit,delay=50ms,jitter=5ms,loss=0.1; w0=LINK for one.",
+)
+@click.option(
+    "--link-means",
+    type=click.Choice(MEANS),
+    default="auto",
+    show_default=True,
+    help="What makes links slow; namespaces need root.",
+)
 def swarm(out: Path | None, json_path: str | None, **asked: Any) -> None:
     """Train on worker processes of this machine, and report.
 
-    Real processes and real sockets on loopback. Ctrl-C saves, stops and still reports.
+    Real processes and real sockets on loopback, or on links as slow as --link says. Ctrl-C saves,
+    stops and still reports.
     """
     from coordinator.launch import Launch
 

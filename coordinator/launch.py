@@ -3,11 +3,14 @@
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from algorithms.link import Link
 from coordinator.errors import Exit, Failure
+from coordinator.links.asked import parse_links
+from coordinator.links.network import Place
 
 WORKER_PROGRAM = (sys.executable, "-m", "worker.cli")
 MAX_WORKERS = 64
@@ -20,6 +23,8 @@ class Launch:
     Args:
         threads: of each worker; None leaves them to the worker. More threads than cores make
             training several times slower, and one worker cannot know how many share the machine.
+        links: `--link` as typed, any number of times; none leaves workers on loopback.
+        link_means: one of `coordinator.links.MEANS`.
         program: what runs a worker; tests put their own here.
     """
 
@@ -36,6 +41,8 @@ class Launch:
     resume: bool = False
     coordinator: bool = False
     threads: int | None = None
+    links: tuple[str, ...] = ()
+    link_means: str = "auto"
     program: Sequence[str] = WORKER_PROGRAM
 
     def check(self) -> None:
@@ -56,6 +63,7 @@ class Launch:
                     f"--set {setting}: write section.key=value, such as diloco.inner_steps=50",
                     Exit.CONFIGURATION,
                 )
+        self.link_of()
         if self.resume and not self.out.is_dir():
             raise Failure(
                 f"--resume: there is no folder {self.out}; name that of the run to go on with, as "
@@ -63,11 +71,25 @@ class Launch:
                 Exit.USAGE,
             )
 
+    def link_of(self) -> dict[str, Link | None]:
+        """The link of each worker; empty where none was asked for. Raises Failure."""
+        if not self.links:
+            return {}
+        try:
+            return parse_links(self.links, self.workers)
+        except ValueError as error:
+            raise Failure(f"--link: {error}", Exit.CONFIGURATION) from error
+
     def asked(self) -> dict[str, object]:
         """The settings that stand in the report where no worker has told them."""
         return {key: getattr(self, key) for key in ("preset", "steps", "inner_steps", "seed")}
 
-    def commands(self, addresses: Sequence[str], coordinator: str | None) -> dict[str, list[str]]:
+    def commands(
+        self,
+        addresses: Sequence[str],
+        coordinator: str | None,
+        places: Mapping[str, Place] | None = None,
+    ) -> dict[str, list[str]]:
         """The command line of each worker, by name: `w0`, `w1`, ..., one per address."""
         shared = [str(self.config)] if self.config else []
         shared += ["--json", "--min-peers", str(self.workers)]
@@ -80,10 +102,14 @@ class Launch:
         commands = {}
         for index, address in enumerate(addresses):
             name = f"w{index}"
+            place = (places or {}).get(name, Place(address))
             own = ["--name", name, "--listen", address, "--out", str(self.out / name)]
             for other in addresses:
                 own += ["--join", other] if other != address else []
-            commands[name] = [*self.program, "up", *shared, *own]
+            commands[name] = [
+                *(*place.prefix, *self.program, "up"),
+                *(*shared, *own, *place.options),
+            ]
         return commands
 
     @staticmethod

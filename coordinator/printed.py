@@ -73,6 +73,7 @@ def figure_lines(report: Report) -> list[tuple[str, str]]:
         lines.append(("training loss", f"{curve[0][1]:.2f} {sparkline(curve)} {curve[-1][1]:.2f}"))
     lines += [
         ("bytes sent", _traffic(report)),
+        *([("links", _links(report))] if report.get("link") else []),
         ("computing", _computing(report)),
         ("rounds", _rounds(report)),
         ("replicas", _replicas(report)),
@@ -151,6 +152,10 @@ def _traffic(report: Report) -> str:
     if report["bytes_ratio"] >= 1:
         return f"{line}, {ratio(report['bytes_ratio'])} as much"
     return f"{line}, {ratio(1 / report['bytes_ratio'])} less"
+
+
+def _links(report: Report) -> str:
+    return f"{report['link']} each way, by {report['link_means']}"
 
 
 def _computing(report: Report) -> str:

@@ -12,6 +12,7 @@ from coordinator.records import Curve, Record, float_of, int_of, text_of
 
 Report = dict[str, Any]
 
+_LINK_KEYS = ("link", "link_means", "link_bytes")  # None where workers were on loopback
 _SETTING_COUNTS = ("inner_steps", "seed", "params")
 _PEER_COUNTS = (
     "tokens",
@@ -36,7 +37,8 @@ def build_report(
 
     Args:
         records: one per worker.
-        settings: preset, steps, inner_steps and seed as asked for, where no worker has told.
+        settings: preset, steps, inner_steps and seed as asked for, where no worker has told; link,
+            link_means and link_bytes (sent and received of each worker) of shaped links.
         elapsed_s: from the command's start to its end.
     """
     results = [record.result for record in records if record.result is not None]
@@ -54,6 +56,7 @@ def build_report(
         "inner_steps": told.get("inner_steps"),
         "seed": told.get("seed"),
         "params": told.get("params"),
+        **{key: told.get(key) for key in _LINK_KEYS},
         **{key: _mean([p[key] for p in peers if p[key] is not None]) for key in _PEER_MEASURES},
         "elapsed_s": round(elapsed_s, 3),
         "rounds_completed": max((record.rounds_completed for record in records), default=0),

@@ -3,13 +3,16 @@
 import sys
 import time
 from contextlib import ExitStack, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from coordinator.addresses import ReservedPorts
+from coordinator.addresses import LOOPBACK_HOST, ReservedPorts
 from coordinator.errors import Exit, Failure
 from coordinator.interrupts import Interrupts
 from coordinator.launch import Launch
+from coordinator.links.namespaces import NoNamespaces
+from coordinator.links.network import Network, Place
 from coordinator.processes import WorkerProcess
 from coordinator.progress import Progress, progress_for
 from coordinator.records import Record
@@ -46,9 +49,14 @@ def _run(
     began_s = time.monotonic()
     created = _make_folder(launch.out)
     records: dict[str, Record] = {}
+    told: dict[str, object] = {}
     progress = progress_for(console, began_s)
     try:
-        outcome = _train(launch, records, progress, interrupts)
+        outcome = _train(launch, records, told, progress, interrupts)
+    except Failure as failure:
+        if created and failure.exit_code != Exit.FAILED:
+            _remove_if_bare(launch.out)
+        raise
     finally:
         progress.close(list(records.values()), time.monotonic())
     if outcome.failure is not None:
@@ -61,7 +69,7 @@ def _run(
         list(records.values()),
         launch.out,
         console,
-        settings=launch.asked(),
+        settings=launch.asked() | told,
         elapsed_s=time.monotonic() - began_s,
         json_path=json_path,
     )
@@ -69,27 +77,92 @@ def _run(
 
 
 def _train(
-    launch: Launch, records: dict[str, Record], progress: Progress, interrupts: Interrupts
+    launch: Launch,
+    records: dict[str, Record],
+    told: dict[str, object],
+    progress: Progress,
+    interrupts: Interrupts,
 ) -> Outcome:
     """Starts all processes and follows them; when it returns or raises, none is left."""
     with ExitStack() as stack:
-        helper, address = _start_coordinator(launch, stack) if launch.coordinator else (None, None)
-        ports = stack.enter_context(ReservedPorts(launch.workers))
+        network = _enter_network(launch, stack, progress) if launch.links else None
+        helper, address = (
+            _start_coordinator(launch, stack, network) if launch.coordinator else (None, None)
+        )
+        if network is None:
+            places = None
+            addresses = stack.enter_context(ReservedPorts(launch.workers)).addresses
+        else:
+            places = _start_network(network, address)
+            addresses = [place.address for place in places.values()]
+            told |= {"link": " ".join(launch.links), "link_means": network.means}
         workers: list[WorkerProcess] = []
-        for name, command in launch.commands(ports.addresses, address).items():
+        for name, command in launch.commands(addresses, address, places).items():
             records[name] = Record(name, heard_s=time.monotonic())
             workers.append(WorkerProcess(name, command, launch.out / f"{name}.log"))
             stack.callback(workers[-1].close)
-        return Supervisor(workers, records, progress, interrupts, helper).run()
+        outcome = Supervisor(workers, records, progress, interrupts, helper).run()
+        if network is not None:
+            told["link_bytes"] = _traffic(network, progress)
+        return outcome
 
 
-def _start_coordinator(launch: Launch, stack: ExitStack) -> tuple[WorkerProcess, str]:
-    address = stack.enter_context(ReservedPorts(1)).addresses[0]
+def _enter_network(launch: Launch, stack: ExitStack, progress: Progress) -> Network:
+    """Raises Failure."""
+    log_path = launch.out / "relay.log"
+    stack.callback(_remove_if_empty, log_path)
+    links, seed = launch.link_of(), launch.seed or 0
+    try:
+        network = stack.enter_context(
+            Network(links, launch.link_means, seed=seed, log_path=log_path)
+        )
+    except NoNamespaces as reason:
+        raise Failure(
+            f"--link-means namespaces: {reason}; use --link-means relay", Exit.CONFIGURATION
+        ) from reason
+    line = f"links: {' '.join(launch.links)} each way, by {network.means}"
+    line += f" (no namespaces: {network.fallback})" if network.fallback else ""
+    progress.note(line, time.monotonic())
+    return network
+
+
+def _start_network(network: Network, coordinator: str | None) -> dict[str, Place]:
+    """Raises Failure."""
+    try:
+        return network.start([coordinator] if coordinator else [])
+    except (RuntimeError, OSError) as error:
+        raise Failure(f"--link: no relay: {error}", Exit.FAILED) from error
+
+
+def _traffic(network: Network, progress: Progress) -> dict[str, dict[str, int]] | None:
+    """What has passed each worker's link, for the report."""
+    try:
+        return {name: asdict(counters) for name, counters in network.traffic().items()}
+    except RuntimeError as error:
+        progress.note(f"what has passed the links is not known: {error}", time.monotonic())
+        return None
+
+
+def _start_coordinator(
+    launch: Launch, stack: ExitStack, network: Network | None
+) -> tuple[WorkerProcess, str]:
+    if network is None:
+        address = stack.enter_context(ReservedPorts(1)).addresses[0]
+    else:
+        address = network.reserve()
     command = [*_COORDINATOR_PROGRAM, "--listen", address, "--out", str(launch.out / "coordinator")]
+    if network is not None and network.host != LOOPBACK_HOST:
+        command.append("--insecure")
     process = WorkerProcess("coordinator", command, launch.out / "coordinator.log")
     stack.callback(process.close)
     stack.callback(process.interrupt_and_wait, _COORDINATOR_END_S)
     return process, address
+
+
+def _remove_if_empty(log_path: Path) -> None:
+    with suppress(OSError):
+        if log_path.stat().st_size == 0:
+            log_path.unlink()
 
 
 def _make_folder(folder: Path) -> bool:

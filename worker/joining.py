@@ -185,7 +185,9 @@ class Joining:
         return True
 
 
-def fetch_manifest(address: str, timeout_s: float) -> tuple[Manifest, bool]:
+def fetch_manifest(
+    address: str, timeout_s: float, proxy: str | None = None
+) -> tuple[Manifest, bool]:
     """Asks a peer or a coordinator what its run is, before this process knows anything.
 
     Returns:
@@ -194,7 +196,7 @@ def fetch_manifest(address: str, timeout_s: float) -> tuple[Manifest, bool]:
     Raises:
         PeersUnreachable: no answer within `timeout_s`; says what was tried.
     """
-    return asyncio.run(_fetch_manifest(GrpcTransport("127.0.0.1:0"), address, timeout_s))
+    return asyncio.run(_fetch_manifest(GrpcTransport("127.0.0.1:0", proxy), address, timeout_s))
 
 
 async def _fetch_manifest(

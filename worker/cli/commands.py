@@ -88,7 +88,7 @@ def join(address: str, config: Path | None, settings: tuple[str, ...], **worker:
     _check_addresses(address, **worker)
     # Ten seconds from when the command was typed, the time to load torch included.
     timeout_s = max(3.0, _JOIN_S - (time.monotonic() - _STARTED))
-    manifest, coordinated = fetch_manifest(address, timeout_s)
+    manifest, coordinated = fetch_manifest(address, timeout_s, worker["proxy"])
     if coordinated:
         worker["coordinator"] = address
     merged = join_config(manifest.sections, config, settings, address)

@@ -4,13 +4,15 @@ import asyncio
 import math
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol, TypeVar
 
 from algorithms.codecs import Codec, codec_by_name
 from algorithms.plan import Plan
 from worker.exchange.compression import Compression
+from worker.exchange.uplink import Uplink
 from worker.rounds import RoundConfig, ShardKey
-from worker.transport import Stream
+from worker.wire import MAX_FRAME_BYTES
 
 T = TypeVar("T")
 
@@ -53,14 +55,12 @@ class Flow:
 
 @dataclass
 class Counts:
-    """What crossed the network, and events. `blocked_s` is the time for which the network did not
-    take what was to be sent, over all streams."""
+    """What crossed the network, and events."""
 
     contributions_sent: Flow = field(default_factory=Flow)
     contributions_received: Flow = field(default_factory=Flow)
     reductions_sent: Flow = field(default_factory=Flow)
     reductions_received: Flow = field(default_factory=Flow)
-    blocked_s: float = 0.0
     late: int = 0
     takeovers: int = 0
     refused: dict[str, int] = field(default_factory=dict)
@@ -111,6 +111,11 @@ class Context:
         """Of what comes back."""
         return codec_by_name(self.plan.reduction_codec)
 
+    @cached_property
+    def uplink(self) -> Uplink:
+        """In whose order everything goes out."""
+        return Uplink(self.clock, self.config.transfer_s(MAX_FRAME_BYTES))
+
     def bounds(self, fragment: int, shards: int) -> tuple[tuple[int, int], ...]:
         """The ranges of a fragment's shards."""
         return self.plan.shard_bounds(self.elements[fragment], shards)
@@ -118,12 +123,6 @@ class Context:
     def shard(self, key: ShardKey, shards: int) -> tuple[int, int]:
         """The range of one shard."""
         return self.bounds(key.fragment, shards)[key.shard]
-
-    async def sent(self, stream: Stream, message: bytes) -> None:
-        """Sends, and counts the time that the network took to take it. Raises TransportError."""
-        began = self.clock()
-        await stream.send(message)
-        self.counts.blocked_s += self.clock() - began
 
     def round_s(self, fragment: int) -> float:
         """How long a round of the fragment may take."""

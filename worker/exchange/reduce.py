@@ -119,9 +119,11 @@ class Reducer:
     async def _answer(self, reduction: wire.Reduction, offset: int, stream: Stream) -> None:
         await stream.send(wire.reduction_header(reduction, self._context.reduction_codec.wire_id))
         context = self._context
-        for message, size, raw in wire.payload_messages(pb.ExchangeDown, reduction.payload, offset):
-            context.counts.reductions_sent.add(size, raw, context.reduction_codec)
-            await context.sent(stream, message)
+        frames = wire.payload_messages(pb.ExchangeDown, reduction.payload, offset)
+        with context.uplink.answering():
+            for message, size, raw in frames:
+                context.counts.reductions_sent.add(size, raw, context.reduction_codec)
+                await context.uplink.answer(stream, message)
 
     async def _decide(self, key: ShardKey, group: int) -> machine.Decision:
         """Asks the machine; while it says `Hold`, again whenever something has changed."""

@@ -79,3 +79,12 @@ def newest(known: Card, heard: Card) -> Card:
             (known.incarnation, known.health), (heard.incarnation, heard.health)
         )
     return replace(fields, incarnation=incarnation, health=health)
+
+
+def is_overtaken(rumour: Card, known: Card) -> bool:
+    """Whether a peer is said to be dead by somebody who has not heard of it as lately."""
+    return (
+        rumour.health is Health.DEAD
+        and rumour.epoch == known.epoch
+        and rumour.heartbeat < known.heartbeat
+    )

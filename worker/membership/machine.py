@@ -15,7 +15,7 @@ import random
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from worker.membership.card import Card, Digest, Health, Phase, newest
+from worker.membership.card import Card, Digest, Health, Phase, is_overtaken, newest
 
 _MAX_INCARNATION_JUMP = 1000
 
@@ -306,6 +306,9 @@ class Membership:
                 self._defend(heard)
                 continue
             known = self._cards.get(heard.peer)
+            if known is not None and known.live and is_overtaken(heard, known):
+                # It was heard of since: whoever says so was cut off, or slow. Doubt, no more.
+                heard = replace(heard, health=Health.SUSPECT)
             merged = newest(known, heard) if known else heard
             self._cards[heard.peer] = merged
             if merged.health is not Health.SUSPECT:

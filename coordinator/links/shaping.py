@@ -1,0 +1,162 @@
+"""What a link does to bytes, as decisions on a clock that is handed in: no sockets, no waiting.
+
+A chunk of bytes passes the sender's upward bucket and the receiver's downward one, then waits in a
+delay line. Times are seconds of any monotonic clock.
+"""
+
+import math
+import random
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from algorithms.link import Link
+
+BURST_S = 0.02  # of the rate: makes up for timers that fire late
+_CHUNK_S = 0.004  # of the rate
+_CHUNK_BYTES = (4 * 1024, 128 * 1024)  # least and most
+
+
+class Bucket:
+    """One direction of a link, first come first served. In any T seconds at most
+    rate * (T + BURST_S) bytes pass.
+
+    Args:
+        rate_bytes_s: infinite lets everything pass at once.
+    """
+
+    def __init__(self, rate_bytes_s: float) -> None:
+        self._rate = rate_bytes_s
+        self._free_at_s = -math.inf
+
+    def take(self, n_bytes: int, now_s: float) -> float:
+        """Books the next bytes; returns when the last has passed, `now_s` or before if at once."""
+        self._free_at_s = max(self._free_at_s, now_s - BURST_S) + n_bytes / self._rate
+        return self._free_at_s
+
+
+class DelayLine:
+    """The way through the air for one direction of one connection: later, never out of order."""
+
+    def __init__(self, delay_s: float, jitter_s: float, chance: random.Random) -> None:
+        self._delay_s, self._jitter_s, self._chance = delay_s, jitter_s, chance
+        self._last_s = -math.inf
+
+    def due(self, sent_s: float) -> float:
+        """When bytes arrive that were sent at `sent_s`; never before those sent earlier."""
+        jitter_s = self._chance.uniform(-self._jitter_s, self._jitter_s) if self._jitter_s else 0.0
+        self._last_s = max(self._last_s, sent_s + self._delay_s + jitter_s)
+        return self._last_s
+
+
+@dataclass(eq=False)
+class Member:
+    """One worker's link: its two buckets, and what has gone through.
+
+    Args:
+        link: None for a worker that is not shaped.
+        limit_rate: False where something else limits the rate already.
+    """
+
+    name: str
+    link: Link | None
+    limit_rate: bool = True
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    up: Bucket = field(init=False)
+    down: Bucket = field(init=False)
+
+    def __post_init__(self) -> None:
+        rate = self.rate_bytes_s if self.limit_rate else math.inf
+        self.up, self.down = Bucket(rate), Bucket(rate)
+
+    @property
+    def rate_bytes_s(self) -> float:
+        """What the link carries, whoever limits it."""
+        return math.inf if self.link is None else self.link.rate_mbps * 1e6 / 8
+
+    @property
+    def delay_s(self) -> float:
+        return 0.0 if self.link is None else self.link.delay_s
+
+
+class Pipe:
+    """One direction of one connection, from `source` to `target`.
+
+    It holds what is under way, bounded by what fits on such a link, so that whoever sends faster is
+    held back.
+
+    Args:
+        target: None when it is outside of the shaped swarm.
+    """
+
+    def __init__(self, source: Member | None, target: Member | None, chance: random.Random) -> None:
+        self._source, self._target = source, target
+        link = source.link if source else None
+        delay_s, jitter_s = (link.delay_s, link.jitter_s) if link else (0.0, 0.0)
+        self._line = DelayLine(delay_s, jitter_s, chance)
+        ends = [end for end in (source, target) if end is not None]
+        rate = min((end.rate_bytes_s for end in ends), default=math.inf)
+        least, most = _CHUNK_BYTES
+        self.chunk_bytes = round(min(most, max(least, rate * _CHUNK_S)))
+        in_flight = rate * (delay_s + jitter_s) if delay_s else 0.0
+        self._most_bytes = in_flight + 4 * self.chunk_bytes
+        self._held_bytes = 0
+
+    def enter(self, n_bytes: int, now_s: float) -> tuple[float, float]:
+        """Books bytes that were read.
+
+        Returns:
+            (when more may be read as far as the rates go, when these are to be delivered).
+        """
+        passed_s = now_s
+        if self._source is not None:
+            passed_s = max(passed_s, self._source.up.take(n_bytes, now_s))
+            self._source.sent_bytes += n_bytes
+        if self._target is not None:
+            passed_s = max(passed_s, self._target.down.take(n_bytes, now_s))
+            self._target.received_bytes += n_bytes
+        self._held_bytes += n_bytes
+        return passed_s, self._line.due(passed_s)
+
+    def leave(self, n_bytes: int) -> None:
+        """Bytes were delivered."""
+        self._held_bytes -= n_bytes
+
+    @property
+    def full(self) -> bool:
+        """Whether nothing more may be read until some bytes were delivered."""
+        return self._held_bytes >= self._most_bytes
+
+
+class Cuts:
+    """Which links between workers are cut."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        self._names = names
+        self._pairs: set[frozenset[str]] = set()
+
+    def cut(self, *who: str) -> None:
+        """Between two workers, or of one from all others.
+
+        Raises:
+            ValueError: nobody of that name, or not one or two names.
+        """
+        if len(who) not in (1, 2) or len(set(who)) != len(who):
+            raise ValueError("cut takes one worker, or two different ones")
+        for name in who:
+            if name not in self._names:
+                raise ValueError(f"there is no {name!r}; there are {', '.join(self._names)}")
+        others = who[1:] or [name for name in self._names if name != who[0]]
+        self._pairs |= {frozenset((who[0], other)) for other in others}
+
+    def heal(self) -> None:
+        self._pairs.clear()
+
+    def between(self, one: str, other: str) -> bool:
+        """Whether nothing passes between these."""
+        return frozenset((one, other)) in self._pairs
+
+
+def next_break_s(loss: float, chance: random.Random) -> float:
+    """Seconds to a worker's next broken connection, `loss` a minute on average."""
+    return chance.expovariate(loss / 60) if loss else math.inf

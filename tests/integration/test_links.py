@@ -1,0 +1,200 @@
+"""Slow, far and broken links between real workers."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from algorithms.link import Link
+from coordinator.links.namespaces import Namespaces, why_not
+from tests.support.gate import gate
+from tests.support.shaped import relayed_swarm
+from tests.support.workers import (
+    PATIENCE_S,
+    SMALL,
+    Event,
+    WorkerProcess,
+    free_addresses,
+    settings_of,
+)
+
+QUICK = settings_of(membership__probe_timeout_s=0.5, membership__suspicion_factor=2)
+RATE_BYTES_S = 20e6 / 8
+
+needs_namespaces = pytest.mark.skipif(
+    why_not() is not None, reason=f"no network namespaces: {why_not()}"
+)
+
+
+def hashes(result: Event) -> tuple[str, str]:
+    return result["anchor_hash"], result["momentum_hash"]
+
+
+def swarm_report(out: Path, *args: str) -> dict[str, Any]:
+    """Runs `murmur swarm` with three small workers and 20 rounds, as a user would."""
+    command = [
+        *(sys.executable, "-m", "worker.cli", "swarm", "--workers", "3", "--steps", "40"),
+        *("--inner-steps", "2", "--out", str(out), *args, *SMALL),
+    ]
+    # Whoever has a proxy for the web has exceptions from it; they must not count here.
+    env = {**os.environ, "no_proxy": "*", "NO_PROXY": "*"}
+    done = subprocess.run(
+        command, env=env, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"each way, by {args[args.index('--link-means') + 1]}" in done.stdout
+    report: dict[str, Any] = json.loads((out / "report.json").read_text())
+    assert report["hashes_agree"]
+    assert (report["step"], report["rounds_completed"], report["rounds_failed"]) == (40, 20, 0)
+    assert report["link"] == "20mbit"
+    return report
+
+
+def assert_no_faster_than_the_link(report: dict[str, Any]) -> None:
+    for peer in report["peers"]:
+        for moved in (peer["bytes_sent"], peer["bytes_received"]):
+            assert moved / peer["wall_s"] <= 1.1 * RATE_BYTES_S
+
+
+def test_a_swarm_behind_the_relay(tmp_path: Path) -> None:
+    report = swarm_report(tmp_path / "out", "--link", "20mbit", "--link-means", "relay")
+    assert report["link_means"] == "relay"
+    assert_no_faster_than_the_link(report)
+    for peer in report["peers"]:  # nothing went past it
+        over_link = report["link_bytes"][peer["peer"]]
+        assert over_link["sent_bytes"] == pytest.approx(peer["bytes_sent"], rel=0.05)
+        assert over_link["received_bytes"] == pytest.approx(peer["bytes_received"], rel=0.05)
+
+
+@needs_namespaces
+def test_a_swarm_in_namespaces(tmp_path: Path) -> None:
+    report = swarm_report(tmp_path / "out", "--link", "20mbit", "--link-means", "namespaces")
+    assert report["link_means"] == "namespaces"
+    assert_no_faster_than_the_link(report)
+    for peer in report["peers"]:
+        over_link = report["link_bytes"][peer["peer"]]
+        for way in ("sent", "received"):  # headers of Ethernet, IP and TCP, and acknowledgements
+            assert 1.0 <= over_link[f"{way}_bytes"] / peer[f"bytes_{way}"] <= 1.15
+
+
+@needs_namespaces
+def test_namespaces_leave_nothing_behind() -> None:
+    def made() -> set[str]:
+        return {each.name for each in Path("/run/netns").glob("murmur-*")}
+
+    interfaces = set(os.listdir("/sys/class/net"))
+    with Namespaces(2, [Link(rate_mbps=5), None]) as network:
+        names = {member.name for member in network.members}
+        assert names <= made()
+        one, other = network.members
+        ping = [*one.prefix, sys.executable, "-c", _KNOCK, other.address]
+        assert subprocess.run(ping, check=True, capture_output=True).stdout == b"refused\n"
+        assert all(each.sent_bytes > 0 for each in network.counters())
+    assert not names & made()
+    assert not {each for each in os.listdir("/sys/class/net") if each.startswith("mm")} - interfaces
+
+
+@needs_namespaces
+def test_what_a_killed_process_left_is_removed_by_the_next() -> None:
+    holder = subprocess.Popen(
+        [sys.executable, "-c", _HOLD], stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True
+    )
+    assert holder.stdout is not None
+    assert holder.stdin is not None
+    left = holder.stdout.readline().strip()
+    assert (Path("/run/netns") / left).exists()
+    with Namespaces(1, Link(rate_mbps=5)):
+        assert (Path("/run/netns") / left).exists()  # of a living one
+    holder.send_signal(signal.SIGKILL)
+    holder.communicate()
+    with Namespaces(1, Link(rate_mbps=5)):
+        assert not (Path("/run/netns") / left).exists()
+    assert not Path(f"/sys/class/net/mm{holder.pid}-0").exists()
+
+
+def test_connections_that_break_cost_no_agreement(tmp_path: Path) -> None:
+    settings = [*SMALL, *QUICK, *settings_of(run__steps=60, diloco__inner_steps=3)]
+    link = "20mbit,delay=30ms,jitter=5ms,loss=20"
+    with relayed_swarm(3, tmp_path, link, settings) as (swarm, relay):
+        results = swarm.wait()
+        assert relay.broken() >= 1
+    assert len({hashes(result) for result in results.values()}) == 1
+    for result in results.values():
+        assert result["step"] == 60
+        # A round that a break has failed for one is made up for by the others' answer.
+        assert result["rounds_completed"] + result["adoptions"] + result["rounds_failed"] >= 20
+
+
+def test_a_newcomer_joins_through_its_proxy(tmp_path: Path) -> None:
+    settings = [*SMALL, *QUICK, *settings_of(run__steps=200, diloco__inner_steps=10)]
+    held = gate(tmp_path, 25)
+    (address,) = free_addresses(1)
+    with relayed_swarm(2, tmp_path, "50mbit", [*settings, *held.settings], {"new": address}) as (
+        swarm,
+        relay,
+    ):
+        swarm.workers["w0"].wait_for_round(1)
+        newcomer = WorkerProcess(
+            [
+                *("join", swarm.addresses["w1"], "--proxy", relay.proxies["new"]),
+                *("--listen", address, "--name", "new", "--out", str(tmp_path / "new"), "--json"),
+            ],
+            "new",
+        )
+        swarm.workers["new"] = newcomer
+        newcomer.wait_for(lambda e: e["event"] == "adopted", "adoption")
+        with held.opened():
+            results = swarm.wait("w0", "w1", "new")
+        assert relay.counters()["new"].received_bytes >= results["new"]["bytes_received"]
+    assert len({hashes(result) for result in results.values()}) == 1
+
+
+def test_a_worker_that_was_cut_off_comes_back(tmp_path: Path) -> None:
+    settings = [*SMALL, *QUICK, *settings_of(run__steps=160, diloco__inner_steps=10)]
+    settings += settings_of(membership__reconnect_s=1.0)
+    held = gate(tmp_path, 105)
+    link = "50mbit,delay=5ms"
+    with relayed_swarm(3, tmp_path, link, [*settings, *held.settings]) as (swarm, relay):
+        stayer, cut = swarm.workers["w0"], swarm.workers["w2"]
+        cut.wait_for_round(2)
+        relay.cut("w2")
+        dead = stayer.wait_for(
+            lambda e: e["event"] == "member" and e["health"] == "dead", "a death"
+        )
+        assert dead["peer_changed"] == "w2"
+        stayer.wait_for_round(8)  # several without it
+        relay.heal()
+        stayer.wait_for(
+            lambda e: (
+                e["event"] == "member" and e["peer_changed"] == "w2" and e["health"] == "alive"
+            ),
+            "its return",
+        )
+        with held.opened():
+            results = swarm.wait()
+    assert len({hashes(result) for result in results.values()}) == 1
+    assert {result["step"] for result in results.values()} == {160}
+    assert [event["contributors"] for event in stayer.of("round")].count(2) >= 3
+    assert sum(result["adoptions"] for result in results.values()) >= 1  # two histories became one
+
+
+_KNOCK = """
+import socket, sys
+try:
+    socket.create_connection((sys.argv[1], 9), timeout=10)
+except ConnectionRefusedError:
+    print("refused")
+"""
+
+_HOLD = """
+from algorithms.link import Link
+from coordinator.links.namespaces import Namespaces
+with Namespaces(1, Link(rate_mbps=5)) as network:
+    print(network.members[0].name, flush=True)
+    input()
+"""

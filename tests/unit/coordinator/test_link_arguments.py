@@ -1,0 +1,144 @@
+"""`--link` from the command line to the workers' commands and the report."""
+
+import io
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from rich.console import Console
+
+from algorithms.link import Link
+from coordinator.cli import swarm
+from coordinator.errors import Exit, Failure
+from coordinator.launch import Launch
+from coordinator.links.asked import parse_links
+from coordinator.links.namespaces import NoNamespaces
+from coordinator.links.network import Network, Place
+from coordinator.links.subnets import free_subnet, leftovers, names, started
+from coordinator.swarm import run_swarm
+
+
+def test_each_worker_has_its_own_link_or_the_common_one() -> None:
+    links = parse_links(["w0=5mbit", "w2=100mbit,delay=20ms", "20mbit"], 4)
+    assert list(links) == ["w0", "w1", "w2", "w3"]
+    assert links["w0"] == Link(rate_mbps=5)
+    assert links["w1"] == links["w3"] == Link(rate_mbps=20)
+    assert links["w2"] == Link(rate_mbps=100, delay_s=0.02)
+    assert parse_links(["w1=5mbit"], 2) == {"w0": None, "w1": Link(rate_mbps=5)}
+
+
+@pytest.mark.parametrize(
+    ("texts", "said"),
+    [
+        (("fast",), "'fast' is no number with one of kbit, mbit, gbit"),
+        (("20mbit", "5mbit"), "a second one for all; name a worker, as w0=5mbit"),
+        (("w0=5mbit", "w0=6mbit"), "a second one for w0"),
+        (("w2=5mbit",), "there is no w2; workers are w0 to w1"),
+        (("w0=",), "'' is no number"),
+        (("20mbit,loss=nan",), "loss is broken connections a minute"),
+        (("w0=20mbit,loss=inf",), "loss is broken connections a minute"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_starts(
+    texts: tuple[str, ...], said: str, tmp_path: Path
+) -> None:
+    arguments = ["--workers", "2", "--out", str(tmp_path / "out")]
+    for text in texts:
+        arguments += ["--link", text]
+    result = CliRunner().invoke(swarm, arguments)
+    assert result.exit_code == Exit.CONFIGURATION
+    assert said in result.output
+    assert result.output.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_places_become_commands() -> None:
+    launch = Launch(workers=2, out=Path("o"), program=("murmur",))
+    places = {
+        "w0": Place("10.0.0.2:7", ("ip", "netns", "exec", "n0"), ("--insecure",)),
+        "w1": Place("10.0.0.3:7", ("ip", "netns", "exec", "n1"), ("--insecure", "--proxy", "h:1")),
+    }
+    commands = launch.commands([place.address for place in places.values()], None, places)
+    assert commands["w0"][:6] == ["ip", "netns", "exec", "n0", "murmur", "up"]
+    assert commands["w0"][-3:] == ["--join", "10.0.0.3:7", "--insecure"]
+    assert commands["w1"][-3:] == ["--insecure", "--proxy", "h:1"]
+
+
+@pytest.fixture
+def no_namespaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: object) -> None:
+        raise NoNamespaces("there is no `tc`")
+
+    monkeypatch.setattr("coordinator.links.namespaces.Namespaces.__enter__", refuse)
+
+
+@pytest.mark.usefixtures("no_namespaces")
+def test_without_namespaces_the_relay_does_it_all(
+    tmp_path: Path, fake_program: tuple[str, ...]
+) -> None:
+    console = Console(file=io.StringIO(), width=160, highlight=False)
+    # The stand-in does not know --proxy.
+    program = (*fake_program[:1], "-c", _WITHOUT_PROXY, *fake_program[1:])
+    launch = Launch(workers=2, out=tmp_path / "out", links=("w0=5mbit", "20mbit"), program=program)
+    code, report = run_swarm(launch, console)
+    assert code == 0
+    assert (report["link"], report["link_means"]) == ("w0=5mbit 20mbit", "relay")
+    assert report["link_bytes"]["w1"] == {"sent_bytes": 0, "received_bytes": 0}
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    assert "w0=5mbit 20mbit each way, by relay (no namespaces: there is no `tc`)" in text
+    assert "links            w0=5mbit 20mbit each way, by relay" in text
+    assert not (tmp_path / "out/relay.log").exists()  # nothing was said
+
+
+@pytest.mark.usefixtures("no_namespaces")
+def test_namespaces_that_were_asked_for_must_be_had(tmp_path: Path) -> None:
+    launch = Launch(workers=1, out=tmp_path / "out", links=("5mbit",), link_means="namespaces")
+    with pytest.raises(Failure) as failure:
+        run_swarm(launch, Console(file=io.StringIO()))
+    assert failure.value.exit_code == Exit.CONFIGURATION
+    said = "--link-means namespaces: there is no `tc`; use --link-means relay"
+    assert failure.value.message == said
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_relay_alone_keeps_to_loopback() -> None:
+    link = Link(rate_mbps=5)
+    with Network({"w0": link, "w1": None}, "relay") as network:
+        coordinator = network.reserve()
+        places = network.start([coordinator])
+        assert (network.means, network.host) == ("relay", "127.0.0.1")
+        for place in places.values():
+            assert place.prefix == ()
+            assert place.options[0] == "--proxy"
+        assert list(network.traffic()) == ["w0", "w1"]
+
+
+def test_a_subnet_is_free_of_all_routes() -> None:
+    assert str(free_subnet([{"dst": "default"}, {"dst": "0.0.0.0/1"}])) == "198.18.0.0/24"
+    taken = [{"dst": "198.18.0.0/24"}, {"dst": "198.18.1.7"}, {"dst": "fd00::/8"}]
+    assert str(free_subnet(taken)) == "198.18.2.0/24"
+    assert str(free_subnet([{"dst": "198.16.0.0/12"}])) == "10.192.0.0/24"
+    all_of_them = [{"dst": "198.0.0.0/8"}, {"dst": "10.0.0.0/8"}, {"dst": "172.16.0.0/12"}]
+    assert free_subnet(all_of_them) is None
+
+
+def test_only_what_a_dead_process_left_is_removed() -> None:
+    stem, host_end = names(3)
+    assert len(host_end) <= 15
+    mine, pid = f"{stem}-hub", stem.split("-")[1]
+    recycled = f"murmur-{pid}-{(started(int(pid)) or 0) + 1}-5-m0"  # the pid came again
+    dead = "murmur-999999999-12-0-hub"
+    others = ["cni-1", "murmur-x-1-0-hub", "murmur-1"]
+    assert list(leftovers([mine, recycled, dead, *others])) == [
+        (recycled, f"mm{pid}-5"),
+        (dead, "mm999999999-0"),
+    ]
+
+
+_WITHOUT_PROXY = """
+import runpy, sys
+at = sys.argv.index("--proxy")
+del sys.argv[at:at + 2], sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""

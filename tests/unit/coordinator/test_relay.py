@@ -1,0 +1,224 @@
+"""The relay on real sockets: what arrives, what is refused, what stands still, what breaks."""
+
+import asyncio
+import random
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+
+from algorithms.link import Link
+from coordinator.links.process import RelayProcess
+from coordinator.links.relay import Relay, listen
+from coordinator.links.shaping import Member
+
+FAST = Link(rate_mbps=1000)
+
+
+@dataclass
+class Net:
+    """A relay, and behind each worker's address a server that answers with what it gets."""
+
+    relay: Relay
+    proxies: dict[str, int]
+    addresses: dict[str, str]
+    writers: list[asyncio.StreamWriter] = field(default_factory=list)
+
+    async def ask(self, name: str, head: str) -> tuple[bytes, asyncio.StreamReader]:
+        """Sends a request to a worker's proxy; the status line, and what follows."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.proxies[name])
+        self.writers.append(writer)
+        writer.write(f"{head}\r\nHost: there\r\n\r\n".encode())
+        status = (await reader.readuntil(b"\r\n")).rstrip()
+        while await reader.readline() not in (b"\r\n", b""):
+            pass
+        return status, reader
+
+    async def connect(self, name: str, to: str) -> asyncio.StreamReader:
+        """A connection from one worker to another; its writer is the last of `writers`."""
+        status, reader = await self.ask(name, f"CONNECT {self.addresses[to]} HTTP/1.1")
+        assert status == b"HTTP/1.1 200 OK"
+        return reader
+
+
+@asynccontextmanager
+async def net(*links: Link | None) -> AsyncIterator[Net]:
+    members = {f"w{i}": Member(f"w{i}", link) for i, link in enumerate(links)}
+    servers = {name: await asyncio.start_server(echo, "127.0.0.1", 0) for name in members}
+    ports = {name: server.sockets[0].getsockname()[1] for name, server in servers.items()}
+    addresses = {name: f"127.0.0.1:{port}" for name, port in ports.items()}
+    relay = Relay(members, {address: name for name, address in addresses.items()}, seed=1)
+    listeners = {name: listen("127.0.0.1", member) for name, member in members.items()}
+    proxies = {name: listener.getsockname()[1] for name, listener in listeners.items()}
+    serving = asyncio.create_task(relay.serve(listeners))
+    await asyncio.sleep(0)  # begun, so that it closes what it was given
+    made = Net(relay, proxies, addresses)
+    try:
+        yield made
+    finally:
+        for writer in made.writers:
+            writer.close()
+        serving.cancel()
+        await asyncio.wait([serving])
+        for server in servers.values():
+            server.close()
+    assert serving.cancelled()
+
+
+async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()
+    except ConnectionError:
+        pass
+    finally:
+        writer.close()
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    async def limited() -> None:
+        async with asyncio.timeout(60):
+            await test()
+
+    asyncio.run(limited())
+
+
+@pytest.mark.parametrize(
+    "link", [FAST, Link(rate_mbps=400, delay_s=0.01, jitter_s=0.01), None], ids=str
+)
+def test_bytes_arrive_complete_and_in_order(link: Link | None) -> None:
+    sent = random.Random(0).randbytes(2_000_001)
+
+    async def check() -> None:
+        async with net(link, link) as here:
+            reader = await here.connect("w0", "w1")
+            writer = here.writers[-1]
+            writer.write(sent)
+            writer.write_eof()
+            assert await reader.read(-1) == sent  # the end came through too
+            w0, w1 = here.relay.members.values()
+            assert (w0.sent_bytes, w0.received_bytes) == (len(sent), len(sent))
+            assert (w1.sent_bytes, w1.received_bytes) == (len(sent), len(sent))
+
+    run(check)
+
+
+def test_a_link_is_as_slow_as_it_says() -> None:
+    sent = bytes(500_000)  # 0.4 s at 10 Mbit/s; only "not faster" is certain
+
+    async def check() -> None:
+        async with net(Link(rate_mbps=10, delay_s=0.05), Link(rate_mbps=100)) as here:
+            loop = asyncio.get_running_loop()
+            reader = await here.connect("w0", "w1")
+            began_s = loop.time()
+            here.writers[-1].write(sent)
+            await reader.readexactly(len(sent))
+            assert loop.time() - began_s >= 0.38 + 0.05
+
+    run(check)
+
+
+def test_senders_are_held_back() -> None:
+    async def check() -> None:
+        async with net(Link(rate_mbps=1), None) as here:
+            await here.connect("w0", "w1")
+            writer = here.writers[-1]
+            # Small kernel buffers on this side, so that what is accepted is what the relay holds.
+            connection = writer.get_extra_info("socket")
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 32_768)
+            writer.write(bytes(4_000_000))
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(writer.drain(), 0.2)  # 32 s at this rate
+            writer.transport.abort()
+
+    run(check)
+
+
+def test_what_is_refused() -> None:
+    async def check() -> None:
+        async with net(FAST, FAST) as here:
+            asked = {
+                f"GET {here.addresses['w1']} HTTP/1.1": b"HTTP/1.1 405",
+                "CONNECT 127.0.0.1:22 HTTP/1.1": b"HTTP/1.1 403",
+                "nonsense": b"HTTP/1.1 405",
+                "CONNECT " + 9000 * "a": b"HTTP/1.1 400",
+            }
+            for head, status in asked.items():
+                assert (await here.ask("w0", head))[0].startswith(status)
+
+    run(check)
+
+
+def test_a_worker_that_does_not_listen_is_told_at_once() -> None:
+    async def check() -> None:
+        with socket.socket() as taken:  # bound, but nobody listens
+            taken.bind(("127.0.0.1", 0))
+            async with net(FAST, FAST) as here:
+                gone = f"127.0.0.1:{taken.getsockname()[1]}"
+                here.relay._targets[gone] = "w1"  # type: ignore[index]
+                status, _ = await here.ask("w0", f"CONNECT {gone} HTTP/1.1")
+                assert status == b"HTTP/1.1 502 Connection refused"
+
+    run(check)
+
+
+def test_a_cut_link_stands_still_until_it_is_healed() -> None:
+    async def check() -> None:
+        async with net(FAST, FAST, FAST) as here:
+            cut, whole = await here.connect("w0", "w1"), await here.connect("w0", "w2")
+            over_cut, over_whole = here.writers
+            assert here.relay.obey("cut w0 w1") == {"done": "cut w0 w1"}
+            over_cut.write(b"one")
+            late = asyncio.create_task(here.connect("w1", "w0"))
+            for _ in range(20):
+                over_whole.write(b"two")
+                assert await whole.readexactly(3) == b"two"
+            waiting = asyncio.create_task(cut.readexactly(3))
+            await asyncio.sleep(0)
+            assert not waiting.done()
+            assert not late.done()
+            here.relay.obey("heal")
+            assert await waiting == b"one"
+            await late
+
+    run(check)
+
+
+def test_commands_that_make_no_sense_are_answered() -> None:
+    async def check() -> None:
+        async with net(FAST, FAST) as here:
+            assert "there is no 'w9'" in here.relay.obey("cut w9")["error"]
+            assert "none of cut, heal, counters, broken" in here.relay.obey("slow w1")["error"]
+
+    run(check)
+
+
+def test_connections_break_by_reset() -> None:
+    async def check() -> None:
+        async with net(Link(rate_mbps=1000, loss=6000), FAST) as here:
+            reader = await here.connect("w0", "w1")
+            with pytest.raises(ConnectionResetError):
+                await reader.readexactly(1)
+
+    run(check)
+
+
+def test_the_process_takes_commands_and_ends_with_its_stdin() -> None:
+    members = {"w0": ("127.0.0.1:1", FAST), "w1": ("127.0.0.1:2", None)}
+    with RelayProcess(members, others=["127.0.0.1:3"]) as relay:
+        assert list(relay.proxies) == ["w0", "w1"]
+        relay.cut("w0")
+        relay.heal()
+        with pytest.raises(ValueError, match="there is no 'w2'"):
+            relay.cut("w2")
+        assert [c.sent_bytes for c in relay.counters().values()] == [0, 0]
+    with pytest.raises((RuntimeError, ValueError)):
+        relay.heal()
+
+
+def test_a_process_that_cannot_start_says_so() -> None:
+    with pytest.raises(RuntimeError, match="the relay has ended with exit code 1"):
+        RelayProcess({"w0": ("127.0.0.1:1", FAST)}, host="203.0.113.1")

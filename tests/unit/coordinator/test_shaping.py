@@ -1,0 +1,123 @@
+"""The relay's decisions, on a virtual clock."""
+
+import math
+import random
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from algorithms.link import Link
+from coordinator.links.shaping import BURST_S, Bucket, Cuts, DelayLine, Member, Pipe, next_break_s
+
+RATE = 250_000.0  # bytes a second: 2 Mbit/s
+
+
+def member(name: str, **link: float) -> Member:
+    return Member(name, Link(**{"rate_mbps": 2, **link}))
+
+
+def stream(pipe: Pipe, until_s: float, late_s: float = 0.0) -> int:
+    """What a greedy sender gets through by `until_s`; each wait ends `late_s` too late."""
+    now = sent = 0.0
+    while now < until_s:
+        more_s, _ = pipe.enter(pipe.chunk_bytes, now)
+        pipe.leave(pipe.chunk_bytes)
+        sent += pipe.chunk_bytes
+        now = more_s + late_s if more_s > now else now
+    return round(sent)
+
+
+@given(st.lists(st.tuples(st.integers(1, 50_000), st.floats(0, 2)), min_size=1, max_size=50))
+def test_never_more_than_the_rate_and_a_burst_passes(chunks: list[tuple[int, float]]) -> None:
+    bucket, now, passed = Bucket(RATE), 0.0, []
+    for n_bytes, pause_s in chunks:
+        now += pause_s
+        passed.append((max(now, bucket.take(n_bytes, now)), n_bytes))
+    for first in range(len(passed)):
+        total = 0
+        for when, n_bytes in passed[first:]:
+            total += n_bytes
+            # The first of them may have passed in part before.
+            span_s = when - passed[first][0] + passed[first][1] / RATE
+            assert total <= RATE * (span_s + BURST_S) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("late_s", [0.0, BURST_S / 2])
+@pytest.mark.parametrize("rate_mbps", [1, 2, 20, 100, 1000])
+def test_a_greedy_sender_gets_the_whole_rate(rate_mbps: float, late_s: float) -> None:
+    pipe = Pipe(member("w0", rate_mbps=rate_mbps), None, random.Random(0))
+    assert stream(pipe, 100.0, late_s) == pytest.approx(rate_mbps * 1e6 / 8 * 100, rel=0.01)
+
+
+def test_without_a_limit_everything_passes_at_once() -> None:
+    free = Member("w0", Link(rate_mbps=2), limit_rate=False)
+    pipe = Pipe(free, Member("w1", None), random.Random(0))
+    assert pipe.enter(1_000_000, 5.0) == (5.0, 5.0)
+    assert pipe.full  # what is under way stays bounded all the same
+
+
+def test_connections_of_one_worker_share_its_link_both_ways_apart() -> None:
+    w0, w1, w2 = (member(f"w{i}") for i in range(3))
+    chance = random.Random(0)
+    ahead, other = Pipe(w0, w1, chance), Pipe(w0, w2, chance)
+    back = Pipe(w1, w0, chance)
+    n = round(RATE)  # a second's worth
+    assert ahead.enter(n, 0.0)[0] == pytest.approx(1 - BURST_S)
+    assert other.enter(n, 0.0)[0] == pytest.approx(2 - BURST_S)  # behind it, on w0's way up
+    assert back.enter(n, 0.0)[0] == pytest.approx(1 - BURST_S)
+    assert Pipe(w1, w2, chance).enter(n, 0.0)[0] == pytest.approx(2 - BURST_S)
+    assert (w0.sent_bytes, w0.received_bytes) == (2 * n, n)
+    assert (w2.sent_bytes, w2.received_bytes) == (0, 2 * n)
+
+
+def test_the_slower_end_decides() -> None:
+    pipe = Pipe(member("w0", rate_mbps=100), member("w1"), random.Random(0))
+    assert stream(pipe, 50.0) == pytest.approx(50 * RATE, rel=0.01)
+
+
+@given(st.lists(st.floats(0, 0.1), min_size=2, max_size=100), st.integers())
+def test_the_delay_varies_and_keeps_the_order(pauses: list[float], seed: int) -> None:
+    line, now, due = DelayLine(0.05, 0.02, random.Random(seed)), 0.0, []
+    for pause_s in pauses:
+        now += pause_s
+        due.append(line.due(now))
+        assert 0.03 - 1e-9 <= due[-1] - now <= 0.07 + 1e-9
+    assert all(a <= b for a, b in pairwise(due))
+
+
+def test_what_is_under_way_is_what_fits_on_the_link() -> None:
+    pipe = Pipe(member("w0", delay_s=0.2, jitter_s=0.05), None, random.Random(0))
+    held = 0
+    while not pipe.full:
+        pipe.enter(1000, 0.0)
+        held += 1000
+    assert RATE * 0.25 <= held <= RATE * 0.25 + 5 * pipe.chunk_bytes
+    pipe.leave(20_000)
+    assert not pipe.full
+
+
+def test_cuts() -> None:
+    cuts = Cuts(["w0", "w1", "w2"])
+    cuts.cut("w0", "w1")
+    assert cuts.between("w1", "w0")
+    assert not cuts.between("w0", "w2")
+    cuts.heal()
+    cuts.cut("w2")
+    assert [cuts.between(*pair) for pair in (("w0", "w2"), ("w2", "w1"), ("w0", "w1"))] == [
+        True,
+        True,
+        False,
+    ]
+    for wrong, said in (((), "one worker, or two"), (("w0", "w0"), "two"), (("w7",), "no 'w7'")):
+        with pytest.raises(ValueError, match=said):
+            cuts.cut(*wrong)
+
+
+def test_connections_break_as_often_as_asked_and_by_seed() -> None:
+    chance = random.Random(3)
+    pauses = [next_break_s(6.0, chance) for _ in range(5000)]
+    assert sum(pauses) / len(pauses) == pytest.approx(10.0, rel=0.05)
+    assert pauses[0] == next_break_s(6.0, random.Random(3))
+    assert next_break_s(0.0, chance) == math.inf
