@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _SPARK_WIDTH = 40
 _MAX_SAMPLE_LINES = 24
+_WORTH_A_WORD_S = 0.05
 
 
 def print_report(report: Report, console: "Console") -> None:
@@ -74,7 +75,9 @@ def figure_lines(report: Report) -> list[tuple[str, str]]:
     lines += [
         ("bytes sent", _traffic(report)),
         *([("links", _links(report))] if report.get("link") else []),
+        *_bits(report),
         ("computing", _computing(report)),
+        *_waits(report),
         ("rounds", _rounds(report)),
         ("replicas", _replicas(report)),
     ]
@@ -156,6 +159,33 @@ def _traffic(report: Report) -> str:
 
 def _links(report: Report) -> str:
     return f"{report['link']} each way, by {report['link_means']}"
+
+
+def _bits(report: Report) -> list[tuple[str, str]]:
+    """What a value really took in each direction; nothing where nothing was sent."""
+    parts = []
+    for kind, flow in report["bits_per_value"].items():
+        if flow is not None:
+            travelled, encoded = flow["bits_travelled"], flow["bits_encoded"]
+            packed = f" ({encoded:.2f} before zstd)" if travelled < 0.995 * encoded else ""
+            parts.append(f"{travelled:.2f} in {kind}{packed}")
+    return [("bits per value", ", ".join(parts))] if parts else []
+
+
+def _waits(report: Report) -> list[tuple[str, str]]:
+    """For whom workers have waited most, where it is worth a word."""
+    if not report["longest_stalls"] or (report["stall_s"] or 0) < _WORTH_A_WORD_S:
+        return []
+    by_peer = sorted(report["stall_s_by_peer"].items(), key=lambda item: -item[1])
+    total = ", ".join(f"{peer} {seconds:.1f} s" for peer, seconds in by_peer[:4])
+    worst = report["longest_stalls"][0]
+    return [
+        (
+            "waited for",
+            f"{total}; longest {worst['stall_s']:.2f} s, {worst['peer']} for round "
+            f"{worst['round']} of fragment {worst['fragment']} from {worst['waited_for']}",
+        )
+    ]
 
 
 def _computing(report: Report) -> str:

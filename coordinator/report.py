@@ -2,13 +2,15 @@
 
 import json
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from coordinator.records import Curve, Record, float_of, int_of, text_of
+from coordinator.records import Curve, Record, float_of, int_of, printable, text_of
+
+_LONGEST = 5
 
 Report = dict[str, Any]
 
@@ -22,6 +24,7 @@ _PEER_COUNTS = (
     "ddp_bytes",
 )
 _PEER_MEASURES = ("compute_s", "stall_s", "wall_s", "compute_utilization", "val_loss")
+_MEAN_MEASURES = (*_PEER_MEASURES, "step_s_idle", "step_s_in_flight", "blocked_s")
 _PEER_TEXTS = ("anchor_hash", "momentum_hash", "reason", "checkpoint")
 
 
@@ -57,13 +60,16 @@ def build_report(
         "seed": told.get("seed"),
         "params": told.get("params"),
         **{key: told.get(key) for key in _LINK_KEYS},
-        **{key: _mean([p[key] for p in peers if p[key] is not None]) for key in _PEER_MEASURES},
+        **{key: _mean([p[key] for p in peers if p[key] is not None]) for key in _MEAN_MEASURES},
         "elapsed_s": round(elapsed_s, 3),
         "rounds_completed": max((record.rounds_completed for record in records), default=0),
         "rounds_failed": sum(record.rounds_failed for record in records),
         "bytes_sent_per_worker": sent,
         "ddp_bytes_per_worker": ddp,
         "bytes_ratio": ddp / sent if ddp and sent else None,
+        "bits_per_value": {kind: _bits(results, kind) for kind in ("contributions", "reductions")},
+        "stall_s_by_peer": _stalls(results),
+        "longest_stalls": _longest(records),
         "hashes_agree": _agree(peers),
         "reason": _reason(peers),
         "loop_lag_ms": _worst([p["loop_lag_ms"] for p in peers if p["loop_lag_ms"]]),
@@ -120,7 +126,7 @@ def _peer(record: Record) -> dict[str, Any]:
         "rounds_completed": record.rounds_completed,
         "rounds_failed": record.rounds_failed,
         **{key: int_of(result, key) for key in _PEER_COUNTS},
-        **{key: float_of(result, key) for key in _PEER_MEASURES},
+        **{key: float_of(result, key) for key in _MEAN_MEASURES},
         **{key: text_of(result, key) for key in _PEER_TEXTS},
         "loop_lag_ms": _numbers(result.get("loop_lag_ms")),
     }
@@ -131,6 +137,56 @@ def _settings(result: Mapping[str, object]) -> dict[str, object]:
     told: dict[str, object] = {key: int_of(result, key) for key in _SETTING_COUNTS}
     told["preset"] = text_of(result, "preset")
     return {key: value for key, value in told.items() if value is not None}
+
+
+def _bits(results: Sequence[Mapping[str, object]], kind: str) -> dict[str, float] | None:
+    """Of all that workers have sent of a kind: bits per value as encoded and as travelled, bytes;
+    None where nothing was sent."""
+    flows = [flows for r in results if isinstance(flows := r.get("traffic"), Mapping)]
+    total: Counter[str] = Counter()
+    for flow in flows:
+        total.update(_numbers(flow.get(kind)))
+    if not total["values"]:
+        return None
+    return {
+        "bits_encoded": 8 * total["encoded_bytes"] / total["values"],
+        "bits_travelled": 8 * total["payload_bytes"] / total["values"],
+        "payload_bytes": total["payload_bytes"],
+    }
+
+
+def _stalls(results: Sequence[Mapping[str, object]]) -> dict[str, float]:
+    """Seconds that workers have waited for each peer, over all who waited."""
+    total: defaultdict[str, float] = defaultdict(float)
+    for result in results:
+        for peer, seconds in _numbers(result.get("stall_s_by_peer")).items():
+            total[printable(peer)] += seconds
+    return {peer: round(seconds, 3) for peer, seconds in sorted(total.items())}
+
+
+def _longest(records: Sequence[Record]) -> list[dict[str, object]]:
+    """The longest waits of all: who, how long, for which round of which fragment, for whom."""
+    waits = [
+        (stall_s, record.peer, wait)
+        for record in records
+        for wait in _mappings((record.result or {}).get("longest_stalls"))
+        if (stall_s := float_of(wait, "stall_s")) is not None
+    ]
+    waits.sort(key=lambda wait: -wait[0])
+    return [
+        {
+            "peer": peer,
+            "stall_s": stall_s,
+            "fragment": int_of(wait, "fragment"),
+            "round": int_of(wait, "round"),
+            "waited_for": text_of(wait, "waited_for"),
+        }
+        for stall_s, peer, wait in waits[:_LONGEST]
+    ]
+
+
+def _mappings(value: object) -> list[Mapping[str, object]]:
+    return [each for each in value if isinstance(each, Mapping)] if isinstance(value, list) else []
 
 
 def _numbers(value: object) -> dict[str, float]:

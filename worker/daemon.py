@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
@@ -292,9 +292,9 @@ class Worker:
             **tally.plain(),
             "payload_bytes_sent": counts.payload_sent_bytes,
             "payload_bytes_received": counts.payload_received_bytes,
-            "bits_per_value": {
-                "contributions": counts.contributions_sent.plain(),
-                "reductions": counts.reductions_sent.plain(),
+            "traffic": {
+                "contributions": asdict(counts.contributions_sent),
+                "reductions": asdict(counts.reductions_sent),
             },
             "blocked_s": round(node.context.uplink.blocked_s, 3),
             "payload_bytes_per_round": sum(

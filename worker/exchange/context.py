@@ -1,7 +1,6 @@
 """What both sides of an exchange share."""
 
 import asyncio
-import math
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -43,14 +42,15 @@ class Flow:
         self.encoded_bytes += encoded_bytes
         self.values += encoded_bytes * _VALUES / codec.encoded_bytes(_VALUES)
 
-    def plain(self) -> dict[str, float]:
-        """Bits per value, before compression and as travelled, and the bytes."""
-        values = self.values or math.inf
-        return {
-            "bits_encoded": self.encoded_bytes * 8 / values,
-            "bits_travelled": self.payload_bytes * 8 / values,
-            "payload_bytes": self.payload_bytes,
-        }
+    @property
+    def bits_encoded(self) -> float:
+        """Per value, before compression."""
+        return self.encoded_bytes * 8 / self.values if self.values else 0.0
+
+    @property
+    def bits_travelled(self) -> float:
+        """Per value, as it crossed the network."""
+        return self.payload_bytes * 8 / self.values if self.values else 0.0
 
 
 @dataclass
