@@ -8,7 +8,7 @@ RUN := PATH="$(abspath $(BIN)):$$PATH" PYTHONPATH=. python
 # Two test processes at most: more would only wait for each other on a small machine.
 TEST_PROCESSES ?= 2
 
-.PHONY: help swarm test check fmt proto bench codecs parity baselines traffic goodput plan-table bench-peers compose-test clean
+.PHONY: help swarm test check fmt proto bench exchange codecs parity baselines traffic goodput plan-table bench-peers compose-test clean
 
 help:  ## what there is
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -40,7 +40,10 @@ fmt: $(READY)  ## format and fix what can be fixed
 proto: $(READY)  ## regenerate the gRPC code
 	$(RUN) protos/generate.py
 
-bench: $(READY)  ## exchange on loopback, and the I/O loop's lag while training
+bench: $(READY)  ## all presets, torchft and hivemind on 2 to 1000 Mbit/s: the README's tables
+	$(BIN)/murmur bench $(ARGS)
+
+exchange: $(READY)  ## exchange on loopback, and the I/O loop's lag while training
 	$(RUN) tests/bench/exchange.py $(ARGS)
 	$(RUN) tests/bench/lag.py
 

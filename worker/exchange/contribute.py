@@ -33,7 +33,7 @@ class _Round:
     mean: "Tensor"
     began: float
     away: set[int] = field(default_factory=set)  # the shards that others reduce
-    waited_for: str = ""
+    slowest: str = ""  # the reducer whose answer came last
     streams: dict[tuple[int, int], asyncio.Task[None]] = field(default_factory=dict)
     partial: dict[int, wire.Incoming] = field(default_factory=dict)
     reductions: dict[int, wire.Reduction] = field(default_factory=dict)
@@ -191,7 +191,7 @@ class Contributor:
             next_group=shards[0].next_group,
             missed=missed,
             exchange_s=exchange_s,
-            waited_for=round_.waited_for,
+            waited_for=_waited_for(round_),
             error=round_.error,
         )
 
@@ -343,6 +343,11 @@ class Contributor:
         codec, target = self._context.reduction_codec, round_.mean[start:stop]
         await self._context.offload(lambda: wire.decode_into(target, codec, reduction.payload.raw))
         round_.reductions[key.shard] = reduction
-        me = self._context.me
-        round_.waited_for = reducer if reduction.last in ("", me) else reduction.last
+        round_.slowest = reducer
         self._reducer.learned(key, reduction)
+
+
+def _waited_for(round_: _Round) -> str:
+    """The peer that was late: who contributed last to every shard, or else who answered last."""
+    late = {reduction.last for reduction in round_.reductions.values()}
+    return late.pop() if len(late) == 1 else round_.slowest

@@ -1,0 +1,93 @@
+"""Bandwidth-throttled training: on slow links real swarms learn what they would on fast ones."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.reference import Hashes, reference_hashes
+from tests.support.workers import PATIENCE_S, SMALL, settings_of
+from worker.config import load_config
+
+WORKERS = ["w0", "w1", "w2"]
+
+
+def train(out: Path, preset: str, *args: str, **settings: object) -> dict[str, Any]:
+    """The report of a swarm of three that reaches its end with all rounds in order."""
+    command = [sys.executable, "-m", "worker.cli", "swarm", "--workers", "3", "--preset", preset]
+    command += ["--out", str(out), *args, *SMALL, *settings_of(**settings)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert done.returncode == 0, done.stderr
+    report: dict[str, Any] = json.loads((out / "report.json").read_text())
+    assert report["workers"] == len(report["peers"]) == 3
+    assert (report["step"], report["rounds_failed"]) == (settings["run__steps"], 0)
+    assert report["hashes_agree"]
+    return report
+
+
+def agreed(report: dict[str, Any]) -> Hashes:
+    (hashes,) = {Hashes(peer["anchor_hash"], peer["momentum_hash"]) for peer in report["peers"]}
+    return hashes
+
+
+@pytest.mark.parametrize(
+    ("preset", "link", "changes"),
+    [
+        ("diloco", "5mbit", {}),
+        ("streaming", "2mbit,delay=50ms,jitter=10ms", {}),
+        ("streaming", "2mbit,delay=50ms", {"diloco__error_feedback": "true"}),
+        ("ddp", "20mbit", {}),
+    ],
+    ids=["diloco", "streaming, far", "streaming with feedback, far", "ddp"],
+)
+def test_a_slow_link_changes_no_bit(
+    tmp_path: Path, preset: str, link: str, changes: dict[str, object]
+) -> None:
+    settings = {"run__steps": 24, "run__seed": 5, "diloco__inner_steps": 8, **changes}
+    report = train(tmp_path / "run", preset, "--link", link, **settings)
+    assert report["link"] == link
+    config = load_config(None, [*SMALL, *settings_of(**settings)][1::2], preset)
+    assert agreed(report) == reference_hashes(config, WORKERS)
+
+
+def test_four_bits_are_four_bits_in_both_directions(tmp_path: Path) -> None:
+    """And with zstd fewer; what the links have carried bears the workers' counts out."""
+    settings = {"run__steps": 24, "diloco__inner_steps": 4, "diloco__overlap_steps": 2}
+    shaped = ("--link", "10mbit")
+    plain = train(
+        tmp_path / "plain", "streaming", *shaped, **settings, exchange__compression="never"
+    )
+    packed = train(
+        tmp_path / "packed", "streaming", *shaped, **settings, exchange__compression="always"
+    )
+    exact = train(
+        tmp_path / "exact",
+        "streaming",
+        *shaped,
+        **settings,
+        diloco__codec="fp32",
+        diloco__reduction_codec="fp32",
+    )
+    for kind in ("contributions", "reductions"):
+        assert 4.0 < plain["bits_per_value"][kind]["bits_travelled"] < 4.3
+        assert packed["bits_per_value"][kind]["bits_encoded"] < 4.3
+        assert packed["bits_per_value"][kind]["bits_travelled"] < 4.0
+        assert exact["bits_per_value"][kind]["bits_travelled"] == pytest.approx(32)
+    assert agreed(plain) == agreed(packed) != agreed(exact)
+    for report in (plain, packed, exact):
+        for peer in report["peers"]:
+            passed = report["link_bytes"][peer["peer"]]
+            assert passed["sent_bytes"] > peer["payload_bytes_sent"]
+            assert passed["received_bytes"] > peer["payload_bytes_received"]
+
+
+def test_who_is_waited_for_is_named(tmp_path: Path) -> None:
+    """One worker's link is fifty times slower than the others', and nothing overlaps."""
+    links = ("--link", "w1=2mbit", "--link", "100mbit")
+    report = train(tmp_path / "run", "diloco", *links, run__steps=12, diloco__inner_steps=4)
+    waited = report["stall_s_by_peer"]
+    assert max(waited, key=waited.get) == "w1"
+    assert report["longest_stalls"][0]["waited_for"] == "w1"
