@@ -15,6 +15,9 @@ Exchange = Literal["mean", "none"]
 Payload = Literal["pseudo_gradient", "gradient"]
 Rounding = Literal["nearest", "stochastic"]
 
+_LAP_BYTES = 128 * 1024
+_MOST_LAPS = 8
+
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
@@ -110,10 +113,20 @@ class Plan:
         """Whether requantizing the mean leaves something out."""
         return self.reduction_codec != "fp32"
 
-    def shard_bounds(self, elements: int, shards: int) -> tuple[tuple[int, int], ...]:
+    def laps(self, elements: int, peers: int) -> int:
+        """How many shards of a fragment each peer reduces.
+
+        The reductions of one lap go out while the contributions of the next still come in, so that
+        links stay busy both ways; a shard is not worth a stream of its own below 64 KiB or so.
+        """
+        shard_bytes = codec_by_name(self.codec).encoded_bytes(elements) / max(1, peers)
+        return min(_MOST_LAPS, max(1, round(shard_bytes / _LAP_BYTES)))
+
+    def shard_bounds(self, elements: int, peers: int) -> tuple[tuple[int, int], ...]:
         """The ranges of a fragment's shards, on blocks of both codecs (powers of two)."""
         codecs = (codec_by_name(self.codec), codec_by_name(self.reduction_codec))
-        return shard_bounds(elements, shards, max(codec.block_elements for codec in codecs))
+        align = max(codec.block_elements for codec in codecs)
+        return shard_bounds(elements, peers * self.laps(elements, peers), align)
 
     def schedule(self, *, fragments: int, steps: int) -> Schedule:
         """The rounds of a run of `steps` inner steps with so many fragments in fact."""

@@ -17,6 +17,13 @@ TWO_FRAMES = Problem(layers=(1_200_000,), steps=3)
 SHARD_BYTES = 4 * 400_000
 
 
+@pytest.fixture
+def _one_lap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One shard a peer, however large."""
+    monkeypatch.setattr("algorithms.plan._MOST_LAPS", 1)
+
+
+@pytest.mark.usefixtures("_one_lap")
 def test_a_link_cut_amid_a_contribution_resumes_and_counts_once() -> None:
     async def scenario() -> None:
         async with Swarm(TWO_FRAMES) as swarm:
@@ -39,6 +46,7 @@ def test_a_link_cut_amid_a_contribution_resumes_and_counts_once() -> None:
     run(scenario())
 
 
+@pytest.mark.usefixtures("_one_lap")
 def test_a_link_cut_amid_a_reduction_resumes_at_its_offset() -> None:
     async def scenario() -> None:
         async with Swarm(TWO_FRAMES) as swarm:

@@ -3,14 +3,15 @@
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Protocol, TypeVar
 
 from algorithms.codecs import Codec, codec_by_name
 from algorithms.plan import Plan
+from algorithms.rendezvous import reducer_orders
 from worker.exchange.compression import Compression
 from worker.exchange.uplink import Uplink
-from worker.rounds import RoundConfig, ShardKey
+from worker.rounds import RoundConfig
 from worker.wire import MAX_FRAME_BYTES
 
 T = TypeVar("T")
@@ -116,18 +117,26 @@ class Context:
         """In whose order everything goes out."""
         return Uplink(self.clock, self.config.transfer_s(MAX_FRAME_BYTES))
 
-    def bounds(self, fragment: int, shards: int) -> tuple[tuple[int, int], ...]:
+    def bounds(self, fragment: int, group: Sequence[str]) -> tuple[tuple[int, int], ...]:
         """The ranges of a fragment's shards."""
-        return self.plan.shard_bounds(self.elements[fragment], shards)
+        return self.plan.shard_bounds(self.elements[fragment], len(group))
 
-    def shard(self, key: ShardKey, shards: int) -> tuple[int, int]:
-        """The range of one shard."""
-        return self.bounds(key.fragment, shards)[key.shard]
+    def orders(self, fragment: int, group: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+        """Who may reduce each of them."""
+        laps = self.plan.laps(self.elements[fragment], len(group))
+        return _orders(self.run, fragment, tuple(group), laps)
 
     def round_s(self, fragment: int) -> float:
         """How long a round of the fragment may take."""
         payload_bytes = self.codec.encoded_bytes(self.elements[fragment])
         return self.config.round_s(payload_bytes, self.detection_s)
+
+
+@lru_cache(maxsize=256)  # every offer of a shard asks
+def _orders(
+    run: int, fragment: int, group: tuple[str, ...], laps: int
+) -> tuple[tuple[str, ...], ...]:
+    return reducer_orders(run, fragment, group, laps)
 
 
 class Tasks:

@@ -6,7 +6,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from algorithms.rendezvous import reducer_orders
 from algorithms.rounding import contribution_seed
 from protos import murmuration_pb2 as pb
 from worker import wire
@@ -81,13 +80,13 @@ class Contributor:
         """Starts a round; it ends with `finished`. A round of the fragment still on its way is
         given up: its result could not be applied any more."""
         fragment, context = begin.fragment, self._context
-        bounds = context.bounds(fragment, len(begin.group))
+        bounds = context.bounds(fragment, begin.group)
         began = context.clock()
         payloads, error = await context.offload(lambda: self._encode(begin, bounds))
         own = Contributing(
             fragment,
             begin.round,
-            reducer_orders(context.run, fragment, begin.group),
+            context.orders(fragment, begin.group),
             self._view,
             context.config,
             deadline=context.clock() + context.round_s(fragment),

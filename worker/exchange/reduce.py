@@ -3,7 +3,6 @@
 import asyncio
 from typing import TYPE_CHECKING
 
-from algorithms.rendezvous import reducer_orders
 from algorithms.rounding import reduction_seed
 from protos import murmuration_pb2 as pb
 from worker import wire
@@ -26,7 +25,7 @@ class Reducer:
         self._context = context
         self._machine = Reducing(
             context.me,
-            lambda fragment, group: reducer_orders(context.run, fragment, group),
+            context.orders,
             context.config,
             [context.config.transfer_s(context.codec.encoded_bytes(n)) for n in context.elements],
         )
@@ -104,7 +103,7 @@ class Reducer:
             raise wire.WireError(f"fragment {key.fragment} of {len(self._context.elements)}")
         decision = await self._decide(key, header.group)
         if isinstance(decision, machine.Accept):
-            await self._receive(key, header, decision.shards, stream)
+            await self._receive(key, header, decision.group, stream)
             decision = await self._closed(key)
         match decision:
             case machine.RedirectTo(peer):
@@ -155,14 +154,14 @@ class Reducer:
     # -------------------------------------------------------------------------------- the intake
 
     async def _receive(
-        self, key: ShardKey, header: pb.ContributionHeader, shards: int, stream: Stream
+        self, key: ShardKey, header: pb.ContributionHeader, group: tuple[str, ...], stream: Stream
     ) -> None:
         """Takes one contribution; counts it once however often it is sent. Raises WireError.
 
         Other values than before come from a peer that gave the round up and tries it again later:
         the newer ones count.
         """
-        elements, total_bytes = self._expect(key, header, shards)
+        elements, total_bytes = self._expect(key, header, group)
         arriving = self._arriving.setdefault(key, {})
         incoming = arriving.get(header.sender)
         if incoming is not None and incoming.hash != header.hash:
@@ -194,11 +193,14 @@ class Reducer:
         if self._arriving.get(key) is arriving:
             self._contributed(key, header.sender)
 
-    def _expect(self, key: ShardKey, header: pb.ContributionHeader, shards: int) -> tuple[int, int]:
+    def _expect(
+        self, key: ShardKey, header: pb.ContributionHeader, group: tuple[str, ...]
+    ) -> tuple[int, int]:
         """(elements, bytes) that the manifest and the group imply. Raises WireError."""
-        if key.shard >= shards:
-            raise wire.WireError(f"{key}: the group has {shards} shards")
-        start, stop = self._context.shard(key, shards)
+        bounds = self._context.bounds(key.fragment, group)
+        if key.shard >= len(bounds):
+            raise wire.WireError(f"{key}: the group has {len(bounds)} shards")
+        start, stop = bounds[key.shard]
         elements, codec = stop - start, self._context.codec
         total_bytes = codec.encoded_bytes(elements)
         announced = (header.codec, header.elements, header.total_bytes)
@@ -253,7 +255,7 @@ class Reducer:
         """Averages in the order given, block by block, into the bytes that everyone applies."""
         context, group = self._context, self._machine.group(key.fragment, key.round)
         assert group is not None, "a shard closes only when its group is known"
-        start, stop = context.shard(key, len(group))
+        start, stop = context.bounds(key.fragment, group)[key.shard]
         arriving = self._arriving.get(key)
         if arriving is None:
             return  # laid out anew since

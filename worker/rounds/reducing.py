@@ -111,9 +111,9 @@ class Hold:
 
 @dataclass(frozen=True)
 class Accept:
-    """Take the contribution."""
+    """Take the contribution; the group lays out the shards."""
 
-    shards: int
+    group: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -188,15 +188,16 @@ class Reducing:
             return Refuse("pruned", f"round {key.round} closed long ago, this peer is at {version}")
         if group is None:
             return self._other_group()
-        if key.shard >= len(group):
-            return Refuse("invalid", f"shard {key.shard} of {len(group)}")
+        shards = len(self._orders(key.fragment, group))
+        if key.shard >= shards:
+            return Refuse("invalid", f"shard {key.shard} of {shards}")
         above = self._above(key, group)
         if above is not None:
             return RedirectTo(above)
         if key.round < version and key not in self._open:
             # Applied here through others, and nobody left who knows the answer.
             return Refuse("pruned", f"round {key.round} is over, this peer is at {version}")
-        return Accept(len(group))
+        return Accept(group)
 
     def group(self, fragment: int, round_: int) -> tuple[str, ...] | None:
         """The group that lays out a round, as far as this peer knows it."""
