@@ -143,7 +143,13 @@ _DILOCO = Plan()
 PRESETS: dict[str, Plan] = {
     "diloco": _DILOCO,
     "streaming": replace(
-        _DILOCO, fragments=0, overlap_steps=5, merge_alpha=0.5, codec="int4", reduction_codec="int4"
+        _DILOCO,
+        inner_steps=50,
+        fragments=0,
+        overlap_steps=10,
+        merge_alpha=0.5,
+        codec="e3m0",
+        reduction_codec="e3m0",
     ),
     "ddp": replace(_DILOCO, inner_steps=1, payload="gradient"),
     "local": replace(_DILOCO, exchange="none"),

@@ -160,6 +160,11 @@ def parse_config(document: Mapping[str, Any], source: str) -> Config:
     if preset == "ddp":
         # A DDP step is its own round, whatever period a comparison was started with.
         diloco.pop("inner_steps", None)
+    usual, period = PRESETS[preset], diloco.get("inner_steps")
+    if usual.overlap_steps and type(period) is int and period > 0:
+        # The preset's overlap is a share of its period.
+        share = usual.overlap_steps * period // usual.inner_steps
+        diloco.setdefault("overlap_steps", max(1, share))
     name = task.pop("name", TaskConfig.name)
     if not isinstance(name, str):
         raise ConfigError(f"{source}: [task] name is {name!r}; it must be of type str")
