@@ -36,7 +36,7 @@ def peer(
 ) -> None:
     """One peer's process: rounds as fast as they go."""
     torch.set_num_threads(1)
-    elements = options.mbytes * 1_000_000 // 4
+    elements = int(options.mbytes * 1_000_000) // 4
     plan = replace(PRESETS["diloco"], codec=options.codec, reduction_codec=options.codec)
     config = Config(run=RunConfig(steps=options.rounds), plan=plan)
     mailbox = Mailbox()

@@ -13,6 +13,7 @@ from tests.support.workers import (
     running_swarm,
     settings_of,
 )
+from worker import checkpoint
 
 QUICK = settings_of(membership__probe_timeout_s=0.5, membership__suspicion_factor=2)
 
@@ -60,6 +61,46 @@ def test_a_worker_comes_back_and_ends_equal(tmp_path: Path) -> None:
     assert len({hashes(result) for result in results.values()}) == 1
     assert results["w3"]["steps"] < results["w0"]["steps"] == 120
     assert swarm.workers["w0"].of("round")[-1]["contributors"] == 4
+
+
+def test_a_worker_comes_back_to_a_run_with_error_feedback_and_ends_equal(tmp_path: Path) -> None:
+    settings = [
+        *SMALL,
+        *QUICK,
+        *settings_of(
+            run__steps=120,
+            diloco__preset="streaming",
+            diloco__inner_steps=6,
+            diloco__overlap_steps=2,
+            diloco__codec="e3m0",
+            diloco__reduction_codec="e3m0",
+            diloco__error_feedback="true",
+            checkpoint__every_s=0.001,
+        ),
+    ]
+    held = gate(tmp_path, 85)
+    with running_swarm(3, tmp_path, *settings, *held.settings) as swarm:
+        swarm.start_all()
+        victim = swarm.workers["w2"]
+        victim.wait_for(
+            lambda e: e["event"] == "checkpoint" and e["step"] > 12, "a checkpoint after rounds"
+        )
+        victim.send(signal.SIGKILL)
+        assert victim.wait() == -signal.SIGKILL
+        saved = checkpoint.load(tmp_path / "w2" / "checkpoints")[0]
+        assert {name for name in saved.tensors if name.startswith("residual/")} == {
+            "residual/0",
+            "residual/1",
+            "residual/2",
+        }
+        swarm.workers["w0"].wait_for_round(8)  # the others have gone on without it
+        back = swarm.start("w2", "--resume")
+        back.wait_for(lambda e: e["event"] == "adopted", "adoption")
+        with held.opened():
+            results = swarm.wait()
+    assert len({hashes(result) for result in results.values()}) == 1
+    assert results["w2"]["steps"] < results["w0"]["steps"] == 120
+    assert swarm.workers["w0"].of("round")[-1]["contributors"] == 3
 
 
 def test_a_worker_joins_with_nothing_but_an_address(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from algorithms import reference
 from algorithms.fragments import Fragment, TensorSpec, partition
 from algorithms.plan import Plan
 from worker.config import Config, RunConfig
+from worker.exchange import ExchangeConfig
 from worker.manifest import Manifest
 from worker.membership import MembershipConfig
 from worker.rounds import RoundConfig
@@ -24,6 +25,7 @@ class Problem:
     Args:
         layers: number of values of each layer; a fragment holds one or more of them.
         steps: of the run.
+        exchange: whether payloads are compressed.
         step_s: virtual seconds that an inner step takes, by peer; 0.1 where none is given.
     """
 
@@ -32,6 +34,7 @@ class Problem:
     plan: Plan = field(default_factory=lambda: Plan(inner_steps=3))
     rounds: RoundConfig = field(default_factory=RoundConfig)
     membership: MembershipConfig = field(default_factory=MembershipConfig)
+    exchange: ExchangeConfig = field(default_factory=ExchangeConfig)
     step_s: Mapping[str, float] = field(default_factory=dict)
     seed: int = 0
 
@@ -42,6 +45,7 @@ class Problem:
             plan=self.plan,
             rounds=self.rounds,
             membership=self.membership,
+            exchange=self.exchange,
         )
 
     @property

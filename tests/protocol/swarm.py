@@ -101,6 +101,7 @@ class Swarm:
         self.network = MemoryNetwork(delay_s)
         self.peers: dict[str, Peer] = {}
         self.tap: Tap | None = None
+        self.lags_s: dict[frozenset[str], float] = {}  # of each message of a stream, by its ends
         self._closing: asyncio.Task[None] | None = None
 
     def __getitem__(self, name: str) -> Peer:
@@ -147,7 +148,7 @@ class Swarm:
         """
         problem, address = problem or self.problem, address or name
         context = in_peer(address)
-        transport = TappedTransport(self.network, address, context, lambda: self.tap)
+        transport = TappedTransport(self.network, address, context, lambda: self.tap, self._lag_s)
         train = TrainSide(self.loop, context)
         replica = Synthetic(problem, name, train.computes)
         events: list[Event] = []
@@ -226,6 +227,9 @@ class Swarm:
         """Breaks every link between the two sides."""
         for a, b in _pairs(some, others):
             self.network.cut(a, b)
+
+    def _lag_s(self, a: str, b: str) -> float:
+        return self.lags_s.get(frozenset((a, b)), 0.0)
 
     def heal(self, some: Iterable[str], others: Iterable[str]) -> None:
         for a, b in _pairs(some, others):

@@ -1,4 +1,4 @@
-"""The memory transport with a tap on every stream: to watch, damage or cut what passes.
+"""The memory transport with a tap on every stream: to watch, damage, cut or slow what passes.
 
 Handlers run in their own peer's context, so that a frozen peer does not answer.
 """
@@ -55,15 +55,17 @@ class TappedTransport(MemoryTransport):
         address: str,
         context: contextvars.Context,
         tap: Callable[[], Tap | None],
+        lag_s: Callable[[str, str], float],
     ) -> None:
         super().__init__(network, address)
-        self._own, self._tap = context, tap
+        self._own, self._tap, self._lag_s = context, tap, lag_s
 
     async def listen(self, handler: Handler) -> str:
         return await super().listen(_Serving(handler, self._own))
 
     def open(self, address: str, method: str) -> Stream:
-        return _TappedStream(super().open(address, method), self._passes(address, method))
+        lag_s = self._lag_s(self._address, address)
+        return _TappedStream(super().open(address, method), self._passes(address, method), lag_s)
 
     def _passes(self, address: str, method: str) -> Callable[[bool, bytes], bytes]:
         def passes(up: bool, message: bytes) -> bytes:
@@ -98,10 +100,14 @@ class _Serving:
 
 
 class _TappedStream:
-    def __init__(self, stream: Stream, passes: Callable[[bool, bytes], bytes]) -> None:
-        self._stream, self._passes = stream, passes
+    def __init__(
+        self, stream: Stream, passes: Callable[[bool, bytes], bytes], lag_s: float
+    ) -> None:
+        self._stream, self._passes, self._lag_s = stream, passes, lag_s
 
     async def send(self, message: bytes) -> None:
+        if self._lag_s:
+            await asyncio.sleep(self._lag_s)
         await self._stream.send(self._passes(True, message))
 
     async def done(self) -> None:
@@ -109,6 +115,8 @@ class _TappedStream:
 
     async def receive(self) -> bytes | None:
         message = await self._stream.receive()
+        if self._lag_s:
+            await asyncio.sleep(self._lag_s)
         return None if message is None else self._passes(False, message)
 
     def cancel(self) -> None:

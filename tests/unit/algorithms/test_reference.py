@@ -1,16 +1,18 @@
 """The executable specification, held against results that can be written down by hand."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import pytest
 import torch
 from torch import Tensor
 
+from algorithms.codecs import codec_by_name
 from algorithms.fragments import Fragment, TensorSpec
 from algorithms.mean import mean_in_order
 from algorithms.plan import Plan
-from algorithms.reference import Outer, train
+from algorithms.reference import Outer, _Run, train
 
 
 @dataclass
@@ -213,3 +215,168 @@ def test_replicas_end_on_the_anchor_when_nothing_is_in_flight() -> None:
     replicas = {"a": bowl(1.0), "b": bowl(-2.0)}
     (state,) = train(Plan(inner_steps=4), fragments_of("x"), replicas, steps=8)
     assert all(torch.equal(each.parameters["x"], state.anchor) for each in replicas.values())
+
+
+# --------------------------------------------- error feedback, eager updates, stochastic rounding
+
+
+def odd(peers: int, names: tuple[str, ...] = ("x",)) -> dict[str, Bowl]:
+    """Replicas with targets that four bits cannot hold."""
+    values = {name: torch.linspace(-3, 5, 300) ** 2 for name in names}
+    return {
+        f"w{peer}": Bowl({name: value * (1 + 0.3 * peer) for name, value in values.items()})
+        for peer in range(peers)
+    }
+
+
+def wide(*names: str) -> list[Fragment]:
+    return [Fragment(i, (TensorSpec(name, (300,)),)) for i, name in enumerate(names)]
+
+
+class Steady(Slope):
+    """Goes the way of its target at every step, wherever it is."""
+
+    def backward(self, step: int) -> Mapping[str, Tensor]:
+        return self.target
+
+
+def steady_run(plan: Plan, peers: int, rounds: int) -> tuple[Tensor, Tensor, _Run]:
+    """Trains replicas whose pseudo-gradient is lr * target in every round.
+
+    Returns:
+        how far the anchor has come, how far it would have come exactly, and the run.
+    """
+    replicas = {peer: Steady(each.target) for peer, each in odd(peers).items()}
+    run = _Run(plan, wide("x"), replicas, rounds)
+    (state,) = run.train()
+    mean = mean_in_order(0.25 * each.target["x"] for each in replicas.values())
+    return 4.0 - state.anchor, rounds * mean, run
+
+
+FEEDBACK = Plan(
+    inner_steps=1, outer_lr=1.0, outer_momentum=0.0, error_feedback=True, error_decay=1.0
+)
+
+
+@pytest.mark.parametrize("peers", [1, 3])
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+@pytest.mark.parametrize("codec", ["int4", "e3m0", "int8"])
+def test_with_error_feedback_what_moved_and_the_residuals_are_what_was_learned(
+    codec: str, rounding: Literal["nearest", "stochastic"], peers: int
+) -> None:
+    plan = replace(FEEDBACK, codec=codec, rounding=rounding)
+    moved, exact, run = steady_run(plan, peers, rounds=9)
+    left = mean_in_order(run.residuals[peer, 0] for peer in run.peers)
+    assert left.abs().max() > 1e-3
+    assert torch.allclose(moved + left, exact, rtol=0, atol=2e-4)
+    without, _, run = steady_run(replace(plan, error_feedback=False), peers, rounds=9)
+    assert run.residuals == {}
+    assert (without - exact).norm() > 1.5 * (moved - exact).norm()
+
+
+def test_with_a_decay_less_comes_with_the_next() -> None:
+    """The recursion of one replica, by hand."""
+    plan = replace(FEEDBACK, codec="int4", error_decay=0.5)
+    _, exact, run = steady_run(plan, 1, rounds=6)
+    codec, residual = codec_by_name("int4"), torch.zeros(300)
+    for _ in range(6):
+        values = 0.5 * residual + exact / 6
+        residual = values - codec.decode(codec.encode(values), 300)
+    assert torch.allclose(run.residuals["w0", 0], residual, rtol=0, atol=1e-3)
+
+
+def test_topk_moves_everything_in_the_end_only_with_error_feedback() -> None:
+    """Five of 300 values a round; without feedback the small ones never move."""
+    plan = replace(FEEDBACK, codec="topk")
+    moved, exact, run = steady_run(plan, 1, rounds=100)
+    assert torch.allclose(moved + run.residuals["w0", 0], exact, rtol=0, atol=2e-3)
+    without, _, _ = steady_run(replace(plan, error_feedback=False), 1, rounds=100)
+    assert (without != 0).sum() <= 5
+    assert (moved != 0).sum() > 100
+
+
+@pytest.mark.parametrize("codec", ["int4", "e3m0", "bf16"])
+def test_what_the_reductions_left_out_is_made_up_for(codec: str) -> None:
+    """The reducer keeps the residual of its requantization, whatever the contributions do."""
+    plan = Plan(inner_steps=1, outer_lr=1.0, outer_momentum=0.0, reduction_codec=codec)
+    moved, exact, run = steady_run(plan, 3, rounds=9)
+    assert torch.allclose(moved + run.reduction_residuals[0], exact, rtol=0, atol=2e-4)
+    assert run.residuals == {}
+
+
+def test_exact_reductions_leave_nothing() -> None:
+    _, _, run = steady_run(replace(FEEDBACK, codec="int4"), 2, rounds=3)
+    assert run.reduction_residuals == {}
+
+
+def test_eager_by_hand() -> None:
+    """Two peers, H = 2, tau = 1, outer lr 1: a goes down by 0.5 a step, b by 0.25.
+
+    Round 0, sent after step 2: g is 1 and 0.5, the mean 0.75; there is no guess yet, so the third
+    step is discarded and both go on from 4 - 0.75 = 3.25. The other one's share is 0.25 for a and
+    0.5 for b. Step 4 brings a to 2.75 and b to 3.0: g is 0.5 and 0.25, and the guesses are
+    3.25 - (0.25 + 0.25) = 2.75 for a, 3.25 - (0.125 + 0.5) = 2.625 for b. After step 5 they are at
+    2.25 and 2.375; the true anchor is 3.25 - 0.375 = 2.875, so a is put right by 0.125 and b by
+    0.25: 2.375 and 2.625. Step 6 brings them to 1.875 and 2.375, and the closing round to the
+    anchor 2.875 - (1 + 0.5) / 2 = 2.125.
+    """
+    plan = Plan(inner_steps=2, overlap_steps=1, eager=True, outer_lr=1.0, outer_momentum=0.0)
+    replicas = {"a": slope("x"), "b": slope("x")}
+    replicas["a"].lr = 0.5
+    run = _Run(plan, fragments_of("x"), replicas, 6)
+    at = []
+    for step in range(1, 7):
+        for peer in run.peers:
+            replicas[peer].inner_step(step, replicas[peer].backward(step))
+        run.outer_rounds(step)
+        at.append(tuple(replicas[peer].parameters["x"][0].item() for peer in "ab"))
+    assert at == [
+        (3.5, 3.75), (3.0, 3.5), (3.25, 3.25), (2.75, 2.625), (2.375, 2.625), (2.125, 2.125)
+    ]  # fmt: skip
+    assert only(run.outer) == (2.125, 0.75)
+
+
+def test_eager_replicas_that_agree_are_guessed_right() -> None:
+    """Equal replicas: every guess but the first is the new anchor, and no step is discarded."""
+    plan = Plan(inner_steps=2, overlap_steps=2, eager=True, outer_lr=1.0, outer_momentum=0.0)
+    anchor, _ = only(train(plan, fragments_of("x"), {p: slope("x") for p in "abc"}, steps=12))
+    assert anchor == 4.0 - 0.25 * (12 - 2)  # without a guess the first overlap's two steps go
+
+
+def stochastic(peers: list[str], **changes: object) -> Tensor:
+    plan = replace(Plan(inner_steps=2, codec="int4", rounding="stochastic"), **changes)  # type: ignore[arg-type]
+    replicas = dict(zip(peers, odd(len(peers)).values(), strict=True))
+    (state,) = train(plan, wide("x"), replicas, steps=6)
+    return state.anchor
+
+
+def test_stochastic_rounding_repeats_bit_for_bit() -> None:
+    assert torch.equal(stochastic(["a", "b"]), stochastic(["a", "b"]))
+    both = {"reduction_codec": "e3m0", "error_feedback": True}
+    assert torch.equal(stochastic(["a", "b"], **both), stochastic(["a", "b"], **both))
+
+
+def test_the_noise_goes_by_the_names_of_the_peers() -> None:
+    assert not torch.equal(stochastic(["a", "b"]), stochastic(["a", "c"]))
+    assert torch.equal(
+        stochastic(["a", "b"], rounding="nearest"), stochastic(["a", "c"], rounding="nearest")
+    )
+
+
+def test_the_noise_of_a_reduction_does_not() -> None:
+    """Whoever reduces, the bytes are the same."""
+    changes = {"codec": "fp32", "reduction_codec": "int4"}
+    assert torch.equal(stochastic(["a", "b"], **changes), stochastic(["a", "c"], **changes))
+    nearest = stochastic(["a", "b"], rounding="nearest", **changes)
+    assert not torch.equal(stochastic(["a", "b"], **changes), nearest)
+
+
+def test_every_fragment_and_round_has_noise_of_its_own() -> None:
+    """The same values in two fragments, and again in the next round."""
+    plan = replace(FEEDBACK, codec="int4", rounding="stochastic", error_feedback=False)
+    replicas = {"w0": Steady(odd(1, ("x", "y"))["w0"].target)}
+    run = _Run(replace(plan, inner_steps=2, fragments=2), wide("x", "y"), replicas, 2)
+    x, y = run.train()
+    assert not torch.equal(x.momentum, y.momentum)
+    g = {"w0": torch.linspace(-1, 1, 300)}
+    assert not torch.equal(run.exchange(0, g), run.exchange(0, g))

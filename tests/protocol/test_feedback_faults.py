@@ -1,0 +1,87 @@
+"""Four bits with error feedback, three fragments, overlap: faults leave all with one state."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+from algorithms.plan import Plan
+from tests.protocol.problem import Problem
+from tests.protocol.swarm import Swarm
+from tests.protocol.virtual_time import run
+
+STEP_S = 0.2
+STEPS = 90
+MERGING = Plan(
+    inner_steps=6,
+    fragments=3,
+    overlap_steps=2,
+    merge_alpha=0.5,
+    codec="e3m0",
+    reduction_codec="int4",
+    error_feedback=True,
+)
+PLANS = {
+    "merging": MERGING,
+    "eager": replace(MERGING, merge_alpha=0.0, eager=True),
+    "eager, stochastic, a whole period": replace(
+        MERGING, merge_alpha=0.0, eager=True, overlap_steps=6, rounding="stochastic"
+    ),
+}
+
+Fault = Callable[[Swarm], Awaitable[None]]
+
+
+async def crash(swarm: Swarm) -> None:
+    swarm.kill("c")
+
+
+async def restart(swarm: Swarm) -> None:
+    swarm.kill("c")
+    await swarm.sleep(3)
+    await swarm.restart("c", via="a")
+
+
+async def short_cut(swarm: Swarm) -> None:
+    swarm.network.cut("a", "b")
+    await swarm.sleep(1.5)
+    swarm.network.heal("a", "b")
+
+
+async def frozen(swarm: Swarm) -> None:
+    """Long enough to be given up for dead, and to come back to a swarm that has gone on."""
+    swarm.freeze("c")
+    await swarm.sleep(12)
+    swarm.thaw("c")
+
+
+FAULTS = {"crash": crash, "restart": restart, "cut link": short_cut, "freeze": frozen}
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+def test_after_a_fault_all_agree_and_rounds_go_on(fault: Fault, plan: Plan) -> None:
+    problem = Problem(
+        layers=(300, 200, 150), steps=STEPS, plan=plan, step_s=dict.fromkeys("abcd", STEP_S)
+    )
+
+    async def scenario() -> None:
+        async with Swarm(problem) as swarm:
+            await swarm.start(*"abc")
+            await swarm.until(lambda: swarm["a"].versions[0] >= 3, 30)
+            await fault(swarm)
+            before = swarm["a"].versions
+            await swarm.finished(120)
+            swarm.assert_equal()
+            assert min(now - was for was, now in zip(before, swarm["a"].versions, strict=True)) >= 2
+            assert min(swarm["a"].versions) >= STEPS // plan.inner_steps - 1
+            there = {"c"} & {peer.name for peer in swarm.alive}
+            assert swarm["a"].of_kind("round")[-1]["contributors"] == 2 + len(there)
+            for peer in swarm.alive:
+                for slot in peer.trainer.slots:
+                    assert slot.residual is not None
+                    assert torch.isfinite(slot.residual).all()
+                    assert (slot.sent, slot.failed) == (None, False)
+
+    run(scenario())

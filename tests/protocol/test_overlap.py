@@ -1,0 +1,169 @@
+"""Rounds on their way while training goes on: peers may differ in how long, and who waits for whom
+is told.
+"""
+
+from dataclasses import replace
+
+import pytest
+
+from algorithms.plan import Plan
+from tests.protocol.problem import Problem
+from tests.protocol.swarm import Peer, Swarm
+from tests.protocol.virtual_time import run
+from worker.rounds import RoundConfig
+
+H = 6
+FOUR_BITS = Plan(inner_steps=H, fragments=3, merge_alpha=0.5, codec="e3m0", reduction_codec="int4")
+LAYERS = (300, 200, 150)
+STEP_S = 0.2
+
+
+def problem(tau: int, **changes: object) -> Problem:
+    plan = replace(FOUR_BITS, overlap_steps=tau)
+    return replace(Problem(layers=LAYERS, steps=4 * H, plan=plan), **changes)  # type: ignore[arg-type]
+
+
+def stalls(peer: Peer) -> list[float]:
+    """Of the rounds before the closing one of each fragment, which is waited for in any case."""
+    last = dict(enumerate(version - 1 for version in peer.versions))
+    rounds = [e for e in peer.of_kind("round") if e["round"] != last[int(str(e["fragment"]))]]
+    return [float(str(e["stall_s"])) for e in rounds]
+
+
+# ----------------------------------------------------------------------- peers of different tau
+
+
+@pytest.mark.parametrize("feedback", [False, True], ids=["plain", "error feedback"])
+@pytest.mark.parametrize(
+    "step_s", [{}, {"a": 0.05, "b": 0.3, "c": 0.1}], ids=["one speed", "three speeds"]
+)
+def test_peers_of_different_overlap_end_with_equal_anchors(
+    step_s: dict[str, float], feedback: bool
+) -> None:
+    async def scenario() -> None:
+        shared = problem(0, step_s=step_s)
+        shared = replace(shared, plan=replace(shared.plan, error_feedback=feedback))
+        async with Swarm(shared) as swarm:
+            for name, tau in {"a": 0, "b": 2, "c": H}.items():
+                own = replace(shared, plan=replace(shared.plan, overlap_steps=tau))
+                others = [other for other in "abc" if other != name]
+                await swarm.join(name, via=others, min_peers=3, problem=own)
+            await swarm.finished()
+            # The offsets are 2, 4 and 6: the first two fragments close with a round of their own.
+            swarm.assert_equal(versions=(5, 5, 4))
+            for peer in swarm.alive:
+                assert peer.of_kind("round_failed") == []
+                rounds = peer.of_kind("round")
+                assert {(e["contributors"], e["missed"]) for e in rounds} == {(3, False)}
+                assert peer.refused == {}
+
+    run(scenario())
+
+
+def test_a_peer_of_another_overlap_joins_a_run_under_way() -> None:
+    async def scenario() -> None:
+        shared = problem(1, steps=20 * H)
+        async with Swarm(shared) as swarm:
+            await swarm.start("a", "b")
+            await swarm.until(lambda: swarm["a"].versions[0] >= 3, 30)
+            own = replace(shared, plan=replace(shared.plan, overlap_steps=H))
+            await swarm.join("c", via="a", problem=own)
+            await swarm.finished()
+            swarm.assert_equal(versions=(21, 21, 20))
+            assert swarm["a"].of_kind("round")[-1]["contributors"] == 3
+
+    run(scenario())
+
+
+# ------------------------------------------------------------------------------ who is waited for
+
+
+def test_with_room_in_tau_nobody_waits() -> None:
+    async def scenario(tau: int) -> list[list[float]]:
+        async with Swarm(problem(tau, step_s=dict.fromkeys("abc", STEP_S)), delay_s=0.05) as swarm:
+            await swarm.start(*"abc")
+            await swarm.finished()
+            swarm.assert_reference()
+            exchanges = [e["exchange_s"] for p in swarm.alive for e in p.of_kind("round")]
+            assert 0 < max(map(float, map(str, exchanges))) < 4 * STEP_S
+            for peer in swarm.alive:
+                told = sum(stalls(peer))
+                assert peer.trainer.tally.stall_s >= told
+            return [stalls(peer) for peer in swarm.alive]
+
+    assert [set(each) for each in run(scenario(4))] == [{0.0}] * 3
+    without = run(scenario(0))
+    assert min(min(each) for each in without) > 0
+    assert [len(each) for each in without] == [5 + 5 + 4 - 3] * 3
+
+
+def test_a_slow_peer_is_named_by_those_who_wait_for_it() -> None:
+    slow = problem(1, step_s={"a": 0.1, "b": 0.1, "c": 0.5})
+
+    async def scenario() -> None:
+        async with Swarm(slow) as swarm:
+            await swarm.start(*"abc")
+            await swarm.finished()
+            swarm.assert_equal(versions=(5, 5, 4))
+            for name in "ab":
+                assert {e["waited_for"] for e in swarm[name].of_kind("round")} == {"c"}
+                plain = swarm[name].trainer.tally.plain()
+                assert plain["stall_s_by_peer"] == {"c": plain["stall_s"]}
+                assert float(str(plain["stall_s"])) > 0.5 * slow.steps * (0.5 - 0.1)
+            # The slow one is in nobody's debt: it finds the others' there already.
+            assert sum(stalls(swarm["c"])) < 0.1 * sum(stalls(swarm["a"]))
+
+    run(scenario())
+
+
+def test_a_slow_link_is_put_down_to_its_ends_and_slows_everyone() -> None:
+    """Each message between a and b takes half a second more; c is never to blame."""
+
+    async def scenario() -> None:
+        async with Swarm(problem(0)) as swarm:
+            swarm.lags_s[frozenset("ab")] = 0.5
+            await swarm.start(*"abc")
+            await swarm.finished()
+            swarm.assert_reference()
+            named = {
+                name: {e["waited_for"] for e in swarm[name].of_kind("round")} for name in "abc"
+            }
+            assert set.union(*named.values()) == {"a", "b"}
+            for peer in swarm.alive:
+                longest = peer.trainer.tally.plain()["longest_stalls"]
+                assert isinstance(longest, list)
+                assert [each["waited_for"] != "c" for each in longest] == [True] * 5
+                assert longest[-1]["stall_s"] > 0.5
+
+    run(scenario())
+
+
+def test_room_in_tau_hides_a_slow_link() -> None:
+    async def scenario() -> None:
+        steady = problem(H, step_s=dict.fromkeys("abc", 1.0))
+        async with Swarm(steady) as swarm:
+            swarm.lags_s[frozenset("ab")] = 0.4
+            await swarm.start(*"abc")
+            await swarm.finished()
+            swarm.assert_reference()
+            assert [set(stalls(peer)) for peer in swarm.alive] == [{0.0}] * 3
+
+    run(scenario())
+
+
+def test_a_round_that_fails_is_put_down_to_the_reducer_that_did_not_answer() -> None:
+    """The third peer still hears of both, so that neither is given up for dead."""
+    impatient = RoundConfig(grace_s=2.0, slack_s=3.0)
+    cut = problem(0, steps=40 * H, step_s=dict.fromkeys("abc", 0.5), rounds=impatient)
+
+    async def scenario() -> None:
+        async with Swarm(cut) as swarm:
+            await swarm.start(*"abc")
+            await swarm.until(lambda: swarm["a"].versions[0] >= 1, 30)
+            swarm.network.cut("a", "b")
+            await swarm.until(lambda: bool(swarm["a"].of_kind("round_failed")), 60)
+            assert swarm["a"].of_kind("round_failed")[0]["waiting_for"] == ["b"]
+            by_peer = swarm["a"].trainer.tally.stall_s_by_peer
+            assert max(by_peer, key=by_peer.__getitem__) == "b"
+
+    run(scenario())

@@ -1,0 +1,137 @@
+"""Whether zstd pays, decided by a clock that the test holds."""
+
+import pytest
+import torch
+
+from algorithms.codecs import codec_by_name
+from worker import wire
+from worker.exchange.compression import Compression, ExchangeConfig
+from worker.wire import Payload
+
+INT4, FP32, BF16 = (codec_by_name(name) for name in ("int4", "fp32", "bf16"))
+VALUES = torch.randn(64 * 500, generator=torch.Generator().manual_seed(0)) ** 3
+RAW = wire.encode(INT4, VALUES)
+SAVED_BYTES = len(RAW) - Payload.of(RAW, compress=True).packed_bytes
+
+
+class Clock:
+    """Compressing takes `takes_s`: the clock moves on between the two times it is asked."""
+
+    def __init__(self, takes_s: float = 0.0) -> None:
+        self.takes_s, self.now, self.asked = takes_s, 0.0, 0
+
+    def __call__(self) -> float:
+        self.asked += 1
+        if self.asked % 2 == 0:
+            self.now += self.takes_s
+        return self.now
+
+
+def compression(mode: str = "auto", takes_s: float = 1.0) -> tuple[Compression, Clock]:
+    clock = Clock(takes_s)
+    return Compression(ExchangeConfig(compression=mode), clock), clock
+
+
+def compresses(each: Compression, codec_name: str = "int4") -> bool:
+    return bool(each.payload(codec_by_name(codec_name), RAW).packed)
+
+
+def link_of(each: Compression, bytes_per_s: float) -> None:
+    each.exchanged(int(bytes_per_s), 1.0)
+
+
+def test_there_is_something_to_save() -> None:
+    assert 0.05 * len(RAW) < SAVED_BYTES
+
+
+def test_it_tries_as_long_as_the_link_is_unknown() -> None:
+    each, _ = compression(takes_s=1e6)
+    assert [compresses(each) for _ in range(5)] == [True] * 5
+
+
+@pytest.mark.parametrize(("margin", "pays"), [(1.6, True), (1.4, False)])
+def test_it_pays_while_the_link_takes_longer_than_a_core(margin: float, pays: bool) -> None:
+    """One and a half times as long as compressing takes: the other side must decompress."""
+    each, _ = compression(takes_s=1.0)
+    assert compresses(each)
+    link_of(each, SAVED_BYTES / margin)  # to send what is saved takes `margin` seconds
+    assert compresses(each) is pays
+
+
+def test_the_fastest_of_the_last_sixteen_rounds_tells_what_the_link_carries() -> None:
+    slow, fast = SAVED_BYTES / 100, SAVED_BYTES * 100
+    each, _ = compression()
+    compresses(each)
+    link_of(each, fast)
+    for _ in range(15):
+        link_of(each, slow)
+    assert not compresses(each)
+    link_of(each, slow)
+    assert compresses(each)
+
+
+def test_a_round_that_took_no_time_tells_nothing() -> None:
+    each, _ = compression()
+    each.exchanged(10**9, 0.0)
+    compresses(each)
+    assert compresses(each)
+
+
+def test_what_did_not_pay_is_tried_again_after_32_payloads() -> None:
+    each, clock = compression(takes_s=1.0)
+    assert compresses(each)
+    link_of(each, SAVED_BYTES * 100)
+    assert [compresses(each) for _ in range(64)] == ([False] * 31 + [True]) * 2
+    clock.takes_s = 1e-9  # the core is free again
+    assert [compresses(each) for _ in range(32)] == [False] * 31 + [True]
+    assert [compresses(each) for _ in range(5)] == [True] * 5
+
+
+def test_each_codec_is_measured_by_itself() -> None:
+    each, clock = compression(takes_s=1e-9)
+    assert compresses(each, "int4")
+    clock.takes_s = 1e9
+    assert compresses(each, "e3m0")
+    link_of(each, SAVED_BYTES)
+    assert compresses(each, "int4")
+    assert not compresses(each, "e3m0")
+
+
+@pytest.mark.parametrize("codec", ["fp32", "bf16", "fp16", "topk"])
+def test_mantissas_are_not_even_tried(codec: str) -> None:
+    each, clock = compression()
+    assert not compresses(each, codec)
+    assert clock.asked == 0
+
+
+@pytest.mark.parametrize("codec", ["int8", "int4", "e3m0"])
+def test_quantized_values_are_tried(codec: str) -> None:
+    each, _ = compression()
+    assert compresses(each, codec)
+
+
+@pytest.mark.parametrize(("mode", "does"), [("always", True), ("never", False)])
+def test_always_and_never_do_not_ask(mode: str, does: bool) -> None:
+    each, _ = compression(mode, takes_s=1e9)
+    link_of(each, 1e12 if does else 1e-3)
+    for codec in ("fp32", "int4"):
+        assert [compresses(each, codec) for _ in range(40)] == [does] * 40
+
+
+def test_the_payload_is_the_same_bytes_either_way() -> None:
+    for mode in ("always", "never"):
+        payload = compression(mode)[0].payload(INT4, RAW)
+        assert payload.raw == RAW
+        assert payload.hash == wire.hash64(RAW)
+
+
+def test_an_empty_shard_is_a_payload_and_measures_nothing() -> None:
+    each, _ = compression()
+    assert each.payload(INT4, memoryview(b"")).raw == b""
+    link_of(each, 1e12)
+    assert compresses(each)  # not known yet
+
+
+def test_an_unknown_mode_is_refused_with_those_that_are_known() -> None:
+    with pytest.raises(ValueError, match=r"^compression is 'zip'; use one of auto, always, never$"):
+        ExchangeConfig(compression="zip")

@@ -1,0 +1,38 @@
+"""What travelled, in bits per value."""
+
+import pytest
+
+from algorithms.codecs import CODECS, Codec, codec_by_name
+from worker.exchange.context import Counts, Flow
+
+VALUES = 1 << 20  # whole blocks of any codec
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.name)
+def test_bits_are_the_codecs_and_half_of_them_if_half_travelled(codec: Codec) -> None:
+    flow, size = Flow(), codec.encoded_bytes(VALUES)
+    flow.add(size // 2, size // 2, codec)
+    flow.add(0, size - size // 2, codec)
+    assert flow.values == pytest.approx(VALUES)
+    assert flow.bits_encoded == pytest.approx(8 * size / VALUES)
+    assert flow.bits_travelled == pytest.approx(4 * size / VALUES, rel=1e-6)
+
+
+def test_nothing_travelled_in_no_bits() -> None:
+    assert (Flow().bits_encoded, Flow().bits_travelled) == (0.0, 0.0)
+
+
+def test_payload_is_contributions_and_reductions() -> None:
+    counts, fp32 = Counts(), codec_by_name("fp32")
+    counts.contributions_sent.add(1, 10, fp32)
+    counts.reductions_sent.add(2, 10, fp32)
+    counts.contributions_received.add(4, 10, fp32)
+    counts.reductions_received.add(8, 10, fp32)
+    assert (counts.payload_sent_bytes, counts.payload_received_bytes) == (3, 12)
+
+
+def test_refusals_are_counted_by_reason() -> None:
+    counts = Counts()
+    for reason in ("again", "group", "again"):
+        counts.refuse(reason)
+    assert counts.refused == {"again": 2, "group": 1}

@@ -1,0 +1,90 @@
+"""What reductions left out: once into the next reduction of the same range, whatever is redone."""
+
+import torch
+from torch import Tensor
+
+from worker.exchange.residuals import Residuals
+from worker.rounds import ShardKey
+
+
+def key(round_: int, fragment: int = 0, shard: int = 0) -> ShardKey:
+    return ShardKey(fragment, round_, shard)
+
+
+def left(value: float, elements: int = 4) -> Tensor:
+    return torch.full((elements,), value)
+
+
+def closed(each: Residuals, at: ShardKey, start: int, stop: int, value: float) -> Tensor | None:
+    """The round closes and leaves `value` out; what was added to it."""
+    before = each.before(at, start, stop)
+    each.keep(at, start, stop, before, left(value, stop - start))
+    return before
+
+
+def test_the_first_reduction_has_nothing_to_add() -> None:
+    assert Residuals().before(key(0), 0, 4) is None
+
+
+def test_each_round_takes_what_the_one_before_has_left() -> None:
+    each = Residuals()
+    assert closed(each, key(0), 0, 4, 1.0) is None
+    for round_ in range(1, 5):
+        before = closed(each, key(round_), 0, 4, round_ + 1.0)
+        assert before is not None
+        assert torch.equal(before, left(round_))
+
+
+def test_a_round_that_is_done_over_takes_the_residual_from_before_it() -> None:
+    each = Residuals()
+    assert closed(each, key(0), 0, 4, 1.0) is None
+    assert closed(each, key(0), 0, 4, 1.5) is None
+    closed(each, key(1), 0, 4, 2.0)
+    for value in (3.0, 4.0):  # done over twice
+        before = closed(each, key(1), 0, 4, value)
+        assert before is not None
+        assert torch.equal(before, left(1.5))
+    after = each.before(key(2), 0, 4)
+    assert after is not None
+    assert torch.equal(after, left(4.0))
+
+
+def test_a_round_without_this_peer_in_between_loses_nothing() -> None:
+    each = Residuals()
+    closed(each, key(3), 0, 4, 1.0)
+    after = each.before(key(9), 0, 4)
+    assert after is not None
+    assert torch.equal(after, left(1.0))
+
+
+def test_another_layout_gives_up_what_overlaps_and_nothing_else() -> None:
+    each = Residuals()
+    closed(each, key(0), 0, 64, 1.0)
+    closed(each, key(0, shard=1), 64, 128, 2.0)
+    closed(each, key(0, shard=2), 128, 192, 3.0)
+    closed(each, key(0, fragment=1), 0, 64, 4.0)
+    assert closed(each, key(1, shard=1), 32, 128, 5.0) is None
+    assert each.before(key(2), 0, 64) is None
+    assert each.before(key(2, shard=1), 64, 128) is None
+    for at, start, stop, value in (
+        (key(2), 128, 192, 3.0),
+        (key(2, fragment=1), 0, 64, 4.0),
+        (key(2), 32, 128, 5.0),
+    ):
+        kept = each.before(at, start, stop)
+        assert kept is not None
+        assert torch.equal(kept, left(value, stop - start))
+
+
+def test_ranges_that_only_touch_do_not_overlap() -> None:
+    each = Residuals()
+    closed(each, key(0), 0, 64, 1.0)
+    closed(each, key(0, shard=1), 64, 128, 2.0)
+    assert each.before(key(1), 0, 64) is not None
+
+
+def test_a_layout_that_comes_back_after_another_begins_anew() -> None:
+    each = Residuals()
+    closed(each, key(0), 0, 4, 1.0)
+    closed(each, key(1), 0, 2, 2.0)
+    assert each.before(key(2), 0, 4) is None

@@ -1,0 +1,134 @@
+"""From the model's shapes to the mean: every element is averaged exactly once, and rightly."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from algorithms.codecs import CODECS, codec_by_name
+from algorithms.fragments import Fragment, TensorSpec, layer_of, partition
+from algorithms.mean import mean_in_order
+from algorithms.plan import Plan
+from algorithms.rendezvous import reducer_orders
+from worker import wire
+
+NAMES = tuple(codec.name for codec in CODECS)
+PLANS = st.builds(Plan, codec=st.sampled_from(NAMES), reduction_codec=st.sampled_from(NAMES))
+PATTERNS = st.sampled_from(["strided", "sequential"])
+GROUPS = st.lists(st.text("abcxyz", min_size=1, max_size=3), min_size=1, max_size=7, unique=True)
+SIDES = st.one_of(st.integers(0, 3), st.integers(60, 70))
+
+
+@st.composite
+def models(draw: st.DrawFn) -> list[TensorSpec]:
+    """Layers and what is outside them; of no, few or many values, a scalar too."""
+    shape = st.lists(SIDES, max_size=2).map(tuple)
+    layers = draw(st.integers(0, 8))
+    names = [f"layers.{n}.{part}" for n in range(layers) for part in ("q", "mlp.w")]
+    names += ["embed", "norm"][: draw(st.integers(0 if layers else 1, 2))]
+    return [TensorSpec(name, draw(shape)) for name in draw(st.permutations(names))]
+
+
+def fragment_counts(schema: Sequence[TensorSpec]) -> st.SearchStrategy[int]:
+    """As many as the model has layers for; 0 leaves it to the layers."""
+    return st.integers(0, max(1, len({layer_of(spec.name) for spec in schema} - {None})))
+
+
+@given(models(), st.data(), PATTERNS, PLANS, GROUPS, st.integers(0, 2**64 - 1))
+def test_every_element_has_one_shard_and_every_shard_one_reducer(
+    schema: list[TensorSpec],
+    data: st.DataObject,
+    pattern: str,
+    plan: Plan,
+    group: list[str],
+    run: int,
+) -> None:
+    fragments = partition(schema, data.draw(fragment_counts(schema)), pattern)
+    assert Counter(spec for each in fragments for spec in each.specs) == Counter(schema)
+    for fragment in fragments:
+        # Each parameter marks its own elements, then each shard takes its own.
+        own = torch.cat([torch.zeros(0), *(torch.full((s.elements,), 1.0) for s in fragment.specs)])
+        taken = torch.zeros(fragment.elements)
+        bounds = plan.shard_bounds(fragment.elements, len(group))
+        laps = plan.laps(fragment.elements, len(group))
+        orders = reducer_orders(run, fragment.index, group, laps)
+        assert len(bounds) == len(orders) == laps * len(group)
+        for start, stop in bounds:
+            taken[start:stop] += 1
+        assert torch.equal(taken, own)
+        assert Counter(order[0] for order in orders) == Counter(dict.fromkeys(group, laps))
+
+
+@given(PLANS, st.integers(0, 20_000) | st.integers(0, 10**9), GROUPS)
+def test_shards_are_even_and_begin_where_blocks_of_both_codecs_do(
+    plan: Plan, elements: int, group: list[str]
+) -> None:
+    """However large a fragment is, and however many shards a peer reduces of it."""
+    bounds = plan.shard_bounds(elements, len(group))
+    orders = reducer_orders(7, 0, group, plan.laps(elements, len(group)))
+    codecs = [codec_by_name(name) for name in (plan.codec, plan.reduction_codec)]
+    block = max(codec.block_elements for codec in codecs)
+    at, reduced = 0, Counter(dict.fromkeys(group, 0))
+    for (start, stop), order in zip(bounds, orders, strict=True):
+        assert start == at
+        assert all(start % codec.block_elements == 0 for codec in codecs) or start == elements
+        assert abs(stop - start - elements / len(bounds)) <= block
+        at = stop
+        reduced[order[0]] += 1
+    assert at == elements
+    assert len(set(reduced.values())) == 1
+
+
+@pytest.mark.parametrize("codec", NAMES)
+@settings(max_examples=25)
+@given(
+    st.sampled_from(NAMES),
+    st.integers(0, 9_000),
+    st.integers(1, 6),
+    st.sampled_from([4096, 8192, wire.BLOCK_ELEMENTS]),
+    st.integers(0, 99),
+)
+def test_the_mean_of_each_element_is_that_of_the_whole_whatever_the_shards_and_blocks(
+    codec: str, reduction_codec: str, elements: int, peers: int, block: int, seed: int
+) -> None:
+    plan = Plan(codec=codec, reduction_codec=reduction_codec)
+    up, down = codec_by_name(codec), codec_by_name(reduction_codec)
+    generator = torch.Generator().manual_seed(seed)
+    contributions = [torch.randn(elements, generator=generator) for _ in range(peers)]
+    decoded = [up.decode(up.encode(values), elements) for values in contributions]
+    expected = down.decode(down.encode(mean_in_order(decoded)), elements)
+
+    arrived = torch.full((elements,), torch.nan)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wire, "BLOCK_ELEMENTS", block)
+        for start, stop in plan.shard_bounds(elements, peers):
+            payloads = [wire.encode(up, values[start:stop]) for values in contributions]
+            for payload in payloads:
+                wire.check_values(up, payload, stop - start)
+            mean = wire.average(up, payloads, stop - start)
+            assert torch.equal(mean, mean_in_order(each[start:stop] for each in decoded))
+            wire.decode_into(arrived[start:stop], down, wire.encode(down, mean))
+    assert torch.equal(arrived, expected)
+
+
+@given(st.sampled_from(NAMES), st.integers(0, 9_000), st.booleans())
+def test_what_an_encoding_has_left_out_makes_it_whole(
+    codec: str, elements: int, stochastic: bool
+) -> None:
+    values = torch.randn(elements, generator=torch.Generator().manual_seed(elements))
+    own = codec_by_name(codec)
+    payload = wire.encode(own, values, 7 if stochastic else None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wire, "BLOCK_ELEMENTS", 4096)
+        error = wire.encoding_error(own, payload, values)
+    assert torch.equal(error, values - own.decode(wire.bytes_tensor(payload), elements))
+
+
+def test_a_fragment_without_elements_is_covered_by_empty_shards() -> None:
+    fragment = Fragment(0, (TensorSpec("none", (0, 3)),))
+    bounds = Plan(codec="int4").shard_bounds(fragment.elements, 3)
+    assert bounds == ((0, 0),) * 3
+    assert wire.average(codec_by_name("int4"), [memoryview(b"")] * 2, 0).shape == (0,)

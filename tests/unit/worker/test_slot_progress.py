@@ -1,0 +1,189 @@
+"""What a peer has learned is never dropped and never counted twice, whatever becomes of its rounds.
+
+A peer trains, contributes, fails, tries again, is missed, and takes over others' states, in any
+order. For each element, and at every moment:
+
+    learned = counted in the anchor + anchor - local + residual + given away by the merge
+
+With an outer learning rate of 1, no momentum, a decay of 1 and small dyadic numbers that holds
+exactly. A merge gives away (1 - alpha) of the steps that were taken while the round was on its way;
+where a guess was out there is no merge.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from algorithms.plan import Plan
+from tests.unit.worker.slots import done, end, failed, send, slot_at, state_at, take_over
+from worker.mailbox import RoundDone, RoundFailed
+from worker.slot import Sent
+
+SHARDS = ((0, 2), (2, 3), (3, 6))
+ELEMENTS = 6
+BASE = Plan(outer_lr=1.0, outer_momentum=0.0, overlap_steps=1)
+FEEDBACK = replace(BASE, codec="int4", error_feedback=True, error_decay=1.0)
+PLANS = {
+    "plain": BASE,
+    "alpha": replace(BASE, merge_alpha=0.5),
+    "eager": replace(BASE, eager=True),
+    "error feedback": FEEDBACK,
+    "error feedback and eager": replace(FEEDBACK, eager=True),
+}
+
+
+class Life:
+    """One peer, and what the reducers of its round in flight know."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan, self.slot = plan, slot_at(plan, torch.zeros(ELEMENTS))
+        self.local = self.slot.state.anchor.clone()
+        self.learned, self.counted, self.given_away, self.since_send = (
+            torch.zeros(ELEMENTS) for _ in range(4)
+        )
+        # By shard that has closed: its mean, and whether that is this peer's part.
+        self.closed: dict[int, tuple[Tensor, bool]] = {}
+        self.earlier: set[int] = set()  # closed before the try in flight
+        self.answer: RoundDone | RoundFailed | None = None
+        if plan.eager:  # as after a round with another peer: the first guess is no good one
+            self.slot.others, self.slot.contributors = torch.full((ELEMENTS,), 2.0), 2
+
+    # -------------------------------------------- what may happen; passed over where it cannot
+
+    def train(self, by: list[int]) -> None:
+        self.local = self.local - torch.tensor(by)
+        self.learned += torch.tensor(by)
+        self.since_send += torch.tensor(by)
+
+    def contribute(self) -> None:
+        if self.slot.sent is None:
+            self.local, self.answer = send(self.slot, self.local), None
+            self.since_send, self.earlier = torch.zeros(ELEMENTS), set(self.closed)
+
+    def succeed(self, others: list[int], with_me: set[int]) -> None:
+        """The shards that are still open close, with this peer or without."""
+        sent = self.slot.sent
+        if sent is not None and self.answer is None:
+            self.close(with_me, sent, others)
+            missed = tuple(SHARDS[shard] for shard in range(3) if not self.closed[shard][1])
+            result = done(sent.round, self.mean, missed, self.error(sent), contributors=1)
+            self.answer = result
+            self.slot.take(result)
+
+    def fail(self, counts: set[int]) -> None:
+        """The round comes to nothing, but some shards have closed, as this peer knows.
+
+        Only in the first try that counts: later ones fail without another answer.
+        """
+        sent = self.slot.sent
+        if sent is not None and self.answer is None:
+            if self.closed:
+                counts = set()
+            for shard in counts:
+                self.closed[shard] = (self.decoded(sent)[slice(*SHARDS[shard])], True)
+            known = tuple(SHARDS[shard] for shard in sorted(counts))
+            self.answer = failed(sent.round, known, self.error(sent))
+            self.slot.take(self.answer)
+
+    def finish(self) -> None:
+        """The answer is applied."""
+        if self.slot.sent is None or self.answer is None:
+            return
+        answer, self.answer = self.answer, None
+        guessed = self.slot.sent.guess is not None
+        self.local = end(self.slot, answer, self.local)
+        if isinstance(answer, RoundDone):
+            for shard in self.count():
+                if not guessed and shard not in self.earlier:
+                    here = slice(*SHARDS[shard])
+                    self.given_away[here] += (1 - self.plan.merge_alpha) * self.since_send[here]
+            self.closed = {}
+
+    def adopt(self, others: list[int], ahead: int) -> None:
+        """Another peer has applied the round, and perhaps later ones without this peer."""
+        if self.earlier and self.slot.sent is not None:
+            return  # a second try of a round that counted in part ends first
+        if self.slot.sent is not None and self.answer is None:
+            self.fail(set())  # the I/O thread gives it up before the state comes
+        self.close(set(), None, others)
+        version, anchor = self.slot.state.version, self.slot.state.anchor
+        theirs = state_at(version + 1 + ahead, anchor - self.mean - ahead * torch.tensor(others))
+        self.local = take_over(self.slot, theirs, self.local)
+        self.count()
+        self.closed, self.answer = {}, None
+
+    # ----------------------------------------------------------------------- what the reducers do
+
+    @property
+    def mean(self) -> Tensor:
+        return torch.cat([self.closed[shard][0] for shard in range(3)])
+
+    def close(self, with_me: set[int], sent: Sent | None, others: list[int]) -> None:
+        for shard in {0, 1, 2} - set(self.closed):
+            mine = shard in with_me and sent is not None
+            mean = (
+                self.decoded(sent)
+                if mine and sent is not None
+                else torch.tensor(others, dtype=torch.float32)
+            )
+            self.closed[shard] = (mean[slice(*SHARDS[shard])], mine)
+
+    def count(self) -> list[int]:
+        """The shards that have this peer in them, which the anchor now holds."""
+        mine = [shard for shard, (_, with_me) in self.closed.items() if with_me]
+        for shard in mine:
+            self.counted[slice(*SHARDS[shard])] += self.closed[shard][0]
+        return mine
+
+    def decoded(self, sent: Sent) -> Tensor:
+        error = self.error(sent)
+        return sent.values if error is None else sent.values - error
+
+    def error(self, sent: Sent) -> Tensor | None:
+        """Of an encoding that knows even numbers only."""
+        if not self.plan.error_feedback:
+            return None
+        return sent.values - 2 * (sent.values / 2).round()
+
+    # -------------------------------------------------------------------------------- the invariant
+
+    def check(self) -> None:
+        sent, local, anchor = self.slot.sent, self.local, self.slot.state.anchor
+        if sent is not None and sent.guess is not None:
+            local = local - sent.guess + anchor - sent.g
+        found = self.counted + (anchor - local) + self.given_away
+        if self.slot.residual is not None:
+            found = found + self.slot.residual
+        assert (found - self.learned).tolist() == [0] * ELEMENTS
+
+
+NUMBERS = st.lists(st.integers(-8, 8), min_size=ELEMENTS, max_size=ELEMENTS)
+SHARDS_OF = st.sets(st.integers(0, 2))
+EVENTS = st.lists(
+    st.one_of(
+        st.tuples(st.just("train"), NUMBERS),
+        st.sampled_from([("contribute",), ("finish",)]),
+        st.sampled_from([("contribute",), ("finish",)]),
+        st.tuples(st.just("succeed"), NUMBERS, SHARDS_OF),
+        st.tuples(st.just("fail"), SHARDS_OF),
+        st.tuples(st.just("adopt"), NUMBERS, st.integers(0, 2)),
+    ),
+    max_size=30,
+)
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+@settings(max_examples=150)
+@given(EVENTS)
+def test_what_is_learned_is_never_dropped_nor_counted_twice(
+    plan: Plan, events: list[tuple[Any, ...]]
+) -> None:
+    life = Life(plan)
+    for name, *arguments in [*events, ("finish",)]:
+        getattr(life, name)(*arguments)
+        life.check()

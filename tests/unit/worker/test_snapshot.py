@@ -1,0 +1,120 @@
+"""A trainer's state goes into a checkpoint and comes back, what it still owes included."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from algorithms.fragments import TensorSpec, partition
+from algorithms.plan import Plan
+from worker import checkpoint
+from worker.config import Config, RunConfig
+from worker.inner import InnerConfig, Replica
+from worker.mailbox import Mailbox
+from worker.manifest import Manifest
+from worker.snapshot import initial_state, restore_trainer, snapshot
+from worker.tasks import Cursor
+from worker.tasks.llama_bytes import LlamaBytes
+from worker.train import Trainer
+
+TINY = {
+    "hidden_size": 8,
+    "intermediate_size": 8,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+}
+PLAN = Plan(inner_steps=4, fragments=2, codec="e3m0", error_feedback=True)
+
+
+def trainer_of(plan: Plan = PLAN, *, seed: int = 0) -> Trainer:
+    task = LlamaBytes(seed=seed, architecture=TINY, batch_size=1, context_bytes=8)
+    model: nn.Module = task.model()
+    replica = Replica(task, model, InnerConfig(), Cursor(seed=seed, stream="w0"), 20)
+    schema = [TensorSpec(name, tuple(p.shape)) for name, p in model.named_parameters()]
+    fragments = partition(schema, plan.fragments)
+    return Trainer(
+        replica=replica,
+        fragments=fragments,
+        plan=plan,
+        steps=20,
+        states=[initial_state(plan, each, replica.parameters) for each in fragments],
+        step=0,
+        mailbox=Mailbox(),
+        checkpoint=lambda _: None,
+    )
+
+
+def manifest(plan: Plan = PLAN) -> Manifest:
+    return Manifest.of(Config(run=RunConfig(steps=20), plan=plan), [])
+
+
+def saved(trainer: Trainer, folder: Path) -> checkpoint.Checkpoint:
+    tensors, values = snapshot(trainer, manifest())
+    checkpoint.save(folder, trainer.step, tensors, values)
+    return checkpoint.load(folder)[0]
+
+
+def test_what_was_saved_comes_back(tmp_path: Path) -> None:
+    before = trainer_of()
+    for step in (1, 2, 3):
+        before.replica.inner_step(step, before.replica.backward(step))
+    before.step = 3
+    before.slots[0].commit(version=7, contributors=3, group=("a", "w0"), momentum=torch.ones(1))
+    after = trainer_of(seed=1)
+    restore_trainer(after, saved(before, tmp_path))
+    assert after.step == 3
+    for was, comes in zip(before.states, after.states, strict=True):
+        assert (was.version, was.contributors, was.group, was.hash) == (
+            comes.version,
+            comes.contributors,
+            comes.group,
+            comes.hash,
+        )
+        assert torch.equal(was.anchor, comes.anchor)
+    for name, value in before.replica.parameters.items():
+        assert torch.equal(after.replica.parameters[name], value)
+    moments = [t.replica.optimizer.state_dict()["state"] for t in (before, after)]
+    assert moments[0].keys() == moments[1].keys() != set()
+    for index, each in moments[0].items():
+        for name in ("step", "exp_avg", "exp_avg_sq"):
+            assert torch.equal(moments[1][index][name], each[name])
+
+
+def test_what_encodings_left_out_comes_back_for_each_fragment(tmp_path: Path) -> None:
+    before, after = trainer_of(), trainer_of()
+    residual = torch.randn(before.slots[1].fragment.elements)
+    before.slots[1].residual = residual.clone()
+    after.slots[0].residual = torch.ones(before.slots[0].fragment.elements)
+    restore_trainer(after, saved(before, tmp_path))
+    assert after.slots[0].residual is None
+    assert after.slots[1].residual is not None
+    assert torch.equal(after.slots[1].residual, residual)
+    g = torch.ones_like(residual)
+    assert torch.equal(after.slots[1].send(g, 1).values, residual * 0.95 + g)
+
+
+def test_a_snapshot_does_not_change_with_what_training_does_next() -> None:
+    trainer = trainer_of()
+    trainer.replica.inner_step(1, trainer.replica.backward(1))
+    tensors, _ = snapshot(trainer, manifest())
+    before = {name: tensor.clone() for name, tensor in tensors.items()}
+    trainer.replica.inner_step(2, trainer.replica.backward(2))
+    trainer.slots[0].commit(anchor=torch.zeros_like(trainer.states[0].anchor))
+    for name, tensor in tensors.items():
+        assert torch.equal(tensor, before[name]), name
+
+
+@pytest.mark.parametrize(
+    ("changes", "momentum"),
+    [({}, True), ({"payload": "gradient", "inner_steps": 1}, False), ({"exchange": "none"}, False)],
+    ids=["pseudo-gradients", "gradients", "none"],
+)
+def test_only_an_outer_update_has_a_momentum(changes: dict[str, object], momentum: bool) -> None:
+    plan = replace(Plan(), **changes)  # type: ignore[arg-type]
+    trainer = trainer_of(plan)
+    (state,) = trainer.states
+    assert (state.version, state.contributors, state.group) == (0, 0, ())
+    assert state.momentum.numel() == (state.anchor.numel() if momentum else 0)

@@ -1,0 +1,84 @@
+"""The figures of a worker's life: whom and what it waited for, and how long its steps took."""
+
+import pytest
+
+from worker.tally import Stall, Tally
+
+STALLS = [
+    Stall(0.5, 0, 0, "b"),
+    Stall(2.0, 1, 0, "c"),
+    Stall(0.0004, 0, 1, "d"),
+    Stall(1.5, 0, 2, "c"),
+    Stall(3.0, 2, 1, "?"),
+    Stall(0.25, 2, 2, "b"),
+    Stall(0.75, 10, 3, "b"),
+]
+
+
+def stalled(*stalls: Stall) -> Tally:
+    tally = Tally()
+    for stall in stalls:
+        tally.stalled(stall)
+    return tally
+
+
+def test_waits_add_up_by_peer_and_by_fragment() -> None:
+    plain = stalled(*STALLS).plain()
+    assert plain["stall_s"] == 8.0
+    assert plain["stall_s_by_peer"] == {"?": 3.0, "b": 1.5, "c": 3.5}  # d is under a millisecond
+    assert plain["stall_s_by_fragment"] == {"0": 2.0, "1": 2.0, "2": 3.25, "10": 0.75}
+    assert list(plain["stall_s_by_fragment"]) == ["0", "1", "2", "10"]  # in order of number
+
+
+def test_the_five_longest_are_told_the_longest_first() -> None:
+    for order in (STALLS, STALLS[::-1], sorted(STALLS)):
+        longest = stalled(*order).plain()["longest_stalls"]
+        assert isinstance(longest, list)
+        assert [each["stall_s"] for each in longest] == [3.0, 2.0, 1.5, 0.75, 0.5]
+        assert longest[1] == {"stall_s": 2.0, "fragment": 1, "round": 0, "waited_for": "c"}
+
+
+def test_fewer_than_five_are_all_told() -> None:
+    longest = stalled(*STALLS[:2]).plain()["longest_stalls"]
+    assert longest == [
+        {"stall_s": 2.0, "fragment": 1, "round": 0, "waited_for": "c"},
+        {"stall_s": 0.5, "fragment": 0, "round": 0, "waited_for": "b"},
+    ]
+
+
+def test_steps_are_told_apart_by_whether_a_round_was_on_its_way() -> None:
+    tally = Tally()
+    for seconds in (0.1, 0.9, 0.2):
+        tally.stepped(seconds, in_flight=False)
+    for seconds in (0.3, 0.5):
+        tally.stepped(seconds, in_flight=True)
+    plain = tally.plain()
+    assert (plain["step_s_idle"], plain["step_s_in_flight"]) == (0.2, 0.4)
+    assert tally.inner_steps == 5
+    assert plain["compute_s"] == 2.0
+
+
+def test_medians_are_of_the_latest_steps() -> None:
+    tally = Tally()
+    for seconds in [9.0] * 1000 + [0.5] * 4096:
+        tally.stepped(seconds, in_flight=True)
+    plain = tally.plain()
+    assert (plain["step_s_in_flight"], plain["step_s_idle"]) == (0.5, None)
+    assert tally.inner_steps == 5096
+
+
+def test_a_life_without_a_step_has_no_figures() -> None:
+    plain = Tally().plain()
+    assert plain["longest_stalls"] == []
+    assert (plain["wall_s"], plain["compute_utilization"]) == (0.0, 0.0)
+    assert (plain["step_s_idle"], plain["step_s_in_flight"]) == (None, None)
+
+
+def test_utilization_is_compute_over_the_time_from_the_first_step_to_the_last() -> None:
+    tally = Tally(first_step_at=100.0, last_step_at=110.0)
+    tally.stepped(4.0, in_flight=False)
+    tally.stepped(3.5, in_flight=True)
+    assert tally.wall_s == 10.0
+    assert tally.compute_utilization == pytest.approx(0.75)
+    tally.last_step_at = 100.0
+    assert tally.compute_utilization == 0.0

@@ -1,0 +1,214 @@
+"""Compressed frames: they carry every byte, resume between two frames, and no claim is believed."""
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protos import murmuration_pb2 as pb
+from worker import wire
+from worker.wire import Again, Incoming, Payload, hash64
+
+MIB = 2**20
+PAYLOADS = st.lists(
+    st.one_of(st.binary(max_size=60), st.integers(1, 90).map(lambda n: b"\x07" * n)), max_size=6
+).map(b"".join)
+KINDS = st.sampled_from([pb.ExchangeUp, pb.ExchangeDown])
+
+
+@contextmanager
+def frames_of(limit: int) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wire, "MAX_FRAME_BYTES", limit)
+        yield
+
+
+def packed(plain: bytes) -> bytes:
+    return zstandard.ZstdCompressor(level=1).compress(plain)
+
+
+def frame(carried: bytes, raw_bytes: int, offset: int = 0) -> pb.Frame:
+    return pb.Frame(offset=offset, payload=carried, hash=hash64(carried), raw_bytes=raw_bytes)
+
+
+def incoming_of(payload: bytes) -> Incoming:
+    return Incoming(len(payload), hash64(payload))
+
+
+# ------------------------------------------------------------------------------- round trips
+
+
+@given(PAYLOADS, st.integers(1, 64), st.booleans(), KINDS)
+def test_a_payload_arrives_whole_and_is_counted_as_it_travels(
+    raw: bytes, limit: int, compress: bool, kind: type[pb.ExchangeUp] | type[pb.ExchangeDown]
+) -> None:
+    with frames_of(limit):
+        payload = Payload.of(memoryview(raw), compress=compress)
+        assert payload.hash == hash64(raw)
+        incoming, travelled = incoming_of(raw), 0
+        for message, size, stands_for in wire.payload_messages(kind, payload):
+            assert incoming.add(kind.FromString(message).frame) == (size, stands_for)
+            travelled += size
+        incoming.verify()
+        assert travelled == payload.packed_bytes <= len(raw)
+    assert bytes(incoming.buffer) == raw
+    if not compress:
+        assert (payload.packed, travelled) == ((), len(raw))
+
+
+@given(PAYLOADS.filter(bool), st.integers(1, 64), st.data())
+def test_a_stream_that_breaks_goes_on_at_the_next_frame(
+    raw: bytes, limit: int, data: st.DataObject
+) -> None:
+    """Whether a later try compresses or not: a successor may forward what it got."""
+    with frames_of(limit):
+        incoming = incoming_of(raw)
+        while not incoming.complete:
+            payload = Payload.of(memoryview(raw), compress=data.draw(st.booleans()))
+            attempt = list(wire.payload_messages(pb.ExchangeDown, payload, incoming.received_bytes))
+            for message, _, _ in attempt[: data.draw(st.integers(1, len(attempt)))]:
+                incoming.add(pb.ExchangeDown.FromString(message).frame)
+        incoming.verify()
+    assert bytes(incoming.buffer) == raw
+
+
+def test_frames_stand_for_a_mebibyte_and_only_those_that_shrink_are_packed() -> None:
+    noise = random.Random(0).randbytes(MIB)
+    raw = bytes(MIB) + noise + b"\x01" * 5 * 1000
+    payload = Payload.of(memoryview(raw), compress=True)
+    assert [piece is None for piece in payload.packed] == [False, True, False]
+    sent = list(wire.payload_messages(pb.ExchangeUp, payload))
+    assert [stands_for for _, _, stands_for in sent] == [MIB, MIB, 5000]
+    frames = [pb.ExchangeUp.FromString(message).frame for message, _, _ in sent]
+    assert [f.raw_bytes for f in frames] == [MIB, 0, 5000]
+    assert [f.offset for f in frames] == [0, MIB, 2 * MIB]
+    assert payload.packed_bytes == sum(len(f.payload) for f in frames) < MIB + 1000
+
+
+def test_what_does_not_shrink_at_all_costs_nothing() -> None:
+    noise = random.Random(1).randbytes(5000)
+    payload = Payload.of(memoryview(noise), compress=True)
+    assert payload.packed == (None,)
+    assert payload.packed_bytes == 5000
+
+
+def test_an_empty_payload_has_no_frames() -> None:
+    payload = Payload.of(memoryview(b""), compress=True)
+    assert (payload.packed, payload.packed_bytes) == ((), 0)
+    assert list(wire.payload_messages(pb.ExchangeUp, payload)) == []
+
+
+@given(
+    st.sampled_from([pb.ExchangeUp, pb.ExchangeDown, pb.FetchReply]),
+    st.integers(0, 2**64 - 1),
+    st.binary(min_size=1, max_size=400),
+    st.integers(0, 2**32 - 1),
+)
+def test_what_is_written_by_hand_is_what_the_generated_code_writes(
+    kind: type[pb.ExchangeUp], offset: int, piece: bytes, raw_bytes: int
+) -> None:
+    raw = wire._frame(kind, offset, memoryview(piece), raw_bytes)
+    found = kind.FromString(raw).frame
+    assert (found.offset, found.payload, found.hash) == (offset, piece, hash64(piece))
+    assert found.raw_bytes == raw_bytes
+    assert kind(frame=found).SerializeToString(deterministic=True) == raw
+
+
+@pytest.mark.parametrize("size", [127, 128, 16_383, 16_384, MIB - 1, MIB])
+def test_frames_of_any_size_are_what_the_generated_code_writes(size: int) -> None:
+    """Where the length in front of the payload, or of the whole, takes one byte more."""
+    for taken in range(size - 20, size + 1):
+        piece = memoryview(bytes(taken))
+        raw = wire._frame(pb.ExchangeUp, 2**33 + 5, piece, MIB)
+        assert pb.ExchangeUp.FromString(raw).SerializeToString(deterministic=True) == raw
+
+
+# ----------------------------------------------------------------------------------- refusals
+
+
+PLAIN = bytes(range(200)) + bytes(200)
+SKIPPABLE = b"\x50\x2a\x4d\x18\x04\x00\x00\x00skip"
+WRONG = {
+    "a byte less": frame(packed(PLAIN), 399),
+    "a byte more": frame(packed(PLAIN), 401),
+    "one": frame(packed(PLAIN), 1),
+    "a mebibyte": frame(packed(PLAIN), MIB),
+    "over a mebibyte": frame(packed(bytes(MIB + 1)), MIB + 1),
+    "the most there is": frame(packed(PLAIN), 2**32 - 1),
+    "garbage": frame(b"this is no zstd at all" * 9, 400),
+    "cut short": frame(packed(PLAIN)[:-9], 400),
+    "a header alone": frame(packed(PLAIN)[:6], 400),
+    "nothing inside": frame(packed(b""), 400),
+    "no bytes": frame(b"", 400),
+    "two zstd frames": frame(packed(PLAIN[:200]) + packed(PLAIN[200:]), 400),
+    "a bomb": frame(packed(bytes(32 * MIB)), 400),
+    "a skippable frame alone": frame(SKIPPABLE, 400),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
+def test_a_frame_that_is_not_what_it_says_is_refused_and_does_no_harm(wrong: pb.Frame) -> None:
+    """The payload has room for another mebibyte, so that its size alone does not save it."""
+    payload = PLAIN + bytes(2 * MIB)
+    incoming = incoming_of(payload)
+    with pytest.raises(Again):
+        incoming.add(wrong)
+    assert incoming.received_bytes == 0
+    incoming.add(frame(packed(PLAIN), 400))
+    for start in (400, 400 + MIB):
+        incoming.add(frame(packed(bytes(MIB)), MIB, offset=start))
+    incoming.verify()
+    assert bytes(incoming.buffer) == payload
+
+
+def test_a_bomb_of_thirty_thousand_to_one_is_one() -> None:
+    bomb = WRONG["a bomb"].payload
+    assert 30_000 * len(bomb) < 32 * MIB
+    with pytest.raises(Again, match=r"^a zstd frame of 401 bytes or more, announced as 400$"):
+        incoming_of(PLAIN).add(WRONG["a bomb"])
+
+
+def test_a_frame_that_stands_for_more_than_is_left_is_refused() -> None:
+    incoming = incoming_of(PLAIN[:399])
+    with pytest.raises(Again, match=r"^a frame of 400 bytes at 0 of 399$"):
+        incoming.add(frame(packed(PLAIN), 400))
+    assert incoming.received_bytes == 0
+
+
+def test_a_window_larger_than_a_frame_can_need_is_refused() -> None:
+    """The decompressor would allocate it before the first byte."""
+    settings = zstandard.ZstdCompressionParameters(window_log=27, write_content_size=False)
+    compressor = zstandard.ZstdCompressor(compression_params=settings)
+    stream = compressor.compressobj()
+    carried = stream.compress(PLAIN) + stream.flush()
+    assert zstandard.get_frame_parameters(carried).window_size > 8 * MIB
+    with pytest.raises(Again, match="a damaged zstd frame"):
+        incoming_of(PLAIN).add(frame(carried, 400))
+
+
+@given(st.binary(min_size=1, max_size=80), st.integers(1, 500))
+def test_any_garbage_is_refused(garbage: bytes, raw_bytes: int) -> None:
+    incoming = Incoming(1000, 0)
+    with pytest.raises(Again):
+        incoming.add(frame(garbage, raw_bytes))
+    assert incoming.received_bytes == 0
+
+
+def test_every_changed_byte_is_refused_or_does_no_harm() -> None:
+    """With a hash that fits: what the hash of the frame does not find, zstd or the whole's does."""
+    carried = packed(PLAIN)
+    for position in range(len(carried)):
+        for bit in range(8):
+            damaged = bytearray(carried)
+            damaged[position] ^= 1 << bit
+            incoming = incoming_of(PLAIN)
+            try:
+                incoming.add(frame(bytes(damaged), 400))
+                incoming.verify()
+            except Again:
+                continue
+            assert bytes(incoming.buffer) == PLAIN
