@@ -15,7 +15,7 @@ Exchange = Literal["mean", "none"]
 Payload = Literal["pseudo_gradient", "gradient"]
 Rounding = Literal["nearest", "stochastic"]
 
-_LAP_BYTES = 128 * 1024
+_LAP_BYTES = 64 * 1024
 _MOST_LAPS = 8
 
 

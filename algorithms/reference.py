@@ -154,7 +154,9 @@ class _Run:
                 partial(contribution_seed, peer, index, round_),
             )
             if plan.error_feedback:
-                self.residuals[peer, index] = keep_residual(values - decoded, residual, ())
+                self.residuals[peer, index] = keep_residual(
+                    values - decoded, residual, (), 1 - plan.merge_alpha
+                )
             arrived.append(decoded)
         mean = mean_in_order(arrived)
         if index in self.reduction_residuals:

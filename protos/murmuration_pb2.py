@@ -24,19 +24,19 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18protos/murmuration.proto\x12\x0emurmuration.v1\"\xed\x01\n\x08PeerCard\x12\x0c\n\x04peer\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x13\n\x0bincarnation\x18\x04 \x01(\r\x12&\n\x06health\x18\x05 \x01(\x0e\x32\x16.murmuration.v1.Health\x12$\n\x05phase\x18\x06 \x01(\x0e\x32\x15.murmuration.v1.Phase\x12\x11\n\theartbeat\x18\x07 \x01(\x04\x12\x0c\n\x04step\x18\x08 \x01(\x04\x12/\n\x07\x64igests\x18\t \x03(\x0b\x32\x1e.murmuration.v1.FragmentDigest\"E\n\x0e\x46ragmentDigest\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x14\n\x0c\x63ontributors\x18\x02 \x01(\r\x12\x0c\n\x04hash\x18\x03 \x01(\x06\"G\n\x0bJoinRequest\x12&\n\x04\x63\x61rd\x18\x01 \x01(\x0b\x32\x18.murmuration.v1.PeerCard\x12\x10\n\x08manifest\x18\x02 \x01(\x0c\"n\n\tJoinReply\x12\x0f\n\x07refusal\x18\x01 \x01(\t\x12\x10\n\x08manifest\x18\x02 \x01(\x0c\x12)\n\x07members\x18\x03 \x03(\x0b\x32\x18.murmuration.v1.PeerCard\x12\x13\n\x0b\x63oordinator\x18\x04 \x01(\x08\"W\n\rGossipMessage\x12\x0e\n\x06sender\x18\x01 \x01(\t\x12\x0b\n\x03run\x18\x02 \x01(\x06\x12)\n\x07members\x18\x03 \x03(\x0b\x32\x18.murmuration.v1.PeerCard\"@\n\x0cProbeRequest\x12\x0c\n\x04peer\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x11\n\ttimeout_s\x18\x03 \x01(\x01\"\x1b\n\nProbeReply\x12\r\n\x05\x61live\x18\x01 \x01(\x08\"\x0f\n\rStatusRequest\"\x1f\n\x0bStatusReply\x12\x10\n\x08\x64ocument\x18\x01 \x01(\x0c\"I\n\x05\x46rame\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\x12\x0c\n\x04hash\x18\x03 \x01(\x06\x12\x11\n\traw_bytes\x18\x04 \x01(\r\"r\n\nExchangeUp\x12\x34\n\x06header\x18\x01 \x01(\x0b\x32\".murmuration.v1.ContributionHeaderH\x00\x12&\n\x05\x66rame\x18\x02 \x01(\x0b\x32\x15.murmuration.v1.FrameH\x00\x42\x06\n\x04\x62ody\"\xdf\x01\n\x12\x43ontributionHeader\x12\x0b\n\x03run\x18\x01 \x01(\x06\x12\x10\n\x08\x66ragment\x18\x02 \x01(\r\x12\r\n\x05round\x18\x03 \x01(\x04\x12\r\n\x05shard\x18\x04 \x01(\r\x12\x0e\n\x06sender\x18\x05 \x01(\t\x12\r\n\x05group\x18\x06 \x01(\x06\x12\r\n\x05\x63odec\x18\x07 \x01(\r\x12\x10\n\x08\x65lements\x18\x08 \x01(\x04\x12\x13\n\x0btotal_bytes\x18\t \x01(\x04\x12\x0c\n\x04hash\x18\n \x01(\x06\x12\x18\n\x10reduction_offset\x18\x0b \x01(\x04\x12\x0f\n\x07resumed\x18\x0c \x01(\x08\"\xf5\x01\n\x0c\x45xchangeDown\x12(\n\x06resume\x18\x01 \x01(\x0b\x32\x16.murmuration.v1.ResumeH\x00\x12,\n\x08redirect\x18\x02 \x01(\x0b\x32\x18.murmuration.v1.RedirectH\x00\x12*\n\x07refusal\x18\x03 \x01(\x0b\x32\x17.murmuration.v1.RefusalH\x00\x12\x31\n\x06header\x18\x04 \x01(\x0b\x32\x1f.murmuration.v1.ReductionHeaderH\x00\x12&\n\x05\x66rame\x18\x05 \x01(\x0b\x32\x15.murmuration.v1.FrameH\x00\x42\x06\n\x04\x62ody\"\x18\n\x06Resume\x12\x0e\n\x06offset\x18\x01 \x01(\x04\"\x18\n\x08Redirect\x12\x0c\n\x04peer\x18\x01 \x01(\t\"D\n\x07Refusal\x12)\n\x04\x63ode\x18\x01 \x01(\x0e\x32\x1b.murmuration.v1.RefusalCode\x12\x0e\n\x06reason\x18\x02 \x01(\t\"{\n\x0fReductionHeader\x12\x14\n\x0c\x63ontributors\x18\x01 \x03(\t\x12\x12\n\nnext_group\x18\x02 \x03(\t\x12\r\n\x05\x63odec\x18\x03 \x01(\r\x12\x13\n\x0btotal_bytes\x18\x04 \x01(\x04\x12\x0c\n\x04hash\x18\x05 \x01(\x06\x12\x0c\n\x04last\x18\x06 \x01(\t\".\n\x0c\x46\x65tchRequest\x12\x0b\n\x03run\x18\x01 \x01(\x06\x12\x11\n\tfragments\x18\x02 \x03(\r\"k\n\nFetchReply\x12-\n\x06header\x18\x01 \x01(\x0b\x32\x1b.murmuration.v1.StateHeaderH\x00\x12&\n\x05\x66rame\x18\x02 \x01(\x0b\x32\x15.murmuration.v1.FrameH\x00\x42\x06\n\x04\x62ody\"\x86\x01\n\x0bStateHeader\x12\x10\n\x08\x66ragment\x18\x01 \x01(\r\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x14\n\x0c\x63ontributors\x18\x03 \x01(\r\x12\r\n\x05group\x18\x04 \x03(\t\x12\x13\n\x0btotal_bytes\x18\x05 \x01(\x04\x12\x0c\n\x04hash\x18\x06 \x01(\x06\x12\x0c\n\x04step\x18\x07 \x01(\x04\"\\\n\x10IntroduceRequest\x12&\n\x04\x63\x61rd\x18\x01 \x01(\x0b\x32\x18.murmuration.v1.PeerCard\x12\x10\n\x08manifest\x18\x02 \x01(\x0c\x12\x0e\n\x06\x65vents\x18\x03 \x03(\x0c\"^\n\x0eIntroduceReply\x12\x0f\n\x07refusal\x18\x01 \x01(\t\x12\x10\n\x08manifest\x18\x02 \x01(\x0c\x12)\n\x07members\x18\x03 \x03(\x0b\x32\x18.murmuration.v1.PeerCard*P\n\x06Health\x12\x10\n\x0cHEALTH_ALIVE\x10\x00\x12\x12\n\x0eHEALTH_SUSPECT\x10\x01\x12\x0f\n\x0bHEALTH_DEAD\x10\x02\x12\x0f\n\x0bHEALTH_LEFT\x10\x03*P\n\x05Phase\x12\x12\n\x0ePHASE_STARTING\x10\x00\x12\x0f\n\x0bPHASE_READY\x10\x01\x12\x12\n\x0ePHASE_TRAINING\x10\x02\x12\x0e\n\nPHASE_DONE\x10\x03*\x86\x01\n\x0bRefusalCode\x12\x17\n\x13REFUSAL_UNSPECIFIED\x10\x00\x12\x0f\n\x0bREFUSAL_RUN\x10\x01\x12\x11\n\rREFUSAL_GROUP\x10\x02\x12\x12\n\x0eREFUSAL_PRUNED\x10\x03\x12\x13\n\x0fREFUSAL_INVALID\x10\x04\x12\x11\n\rREFUSAL_AGAIN\x10\x05\x32\x9d\x02\n\x07\x43ontrol\x12>\n\x04Join\x12\x1b.murmuration.v1.JoinRequest\x1a\x19.murmuration.v1.JoinReply\x12\x46\n\x06Gossip\x12\x1d.murmuration.v1.GossipMessage\x1a\x1d.murmuration.v1.GossipMessage\x12\x44\n\x08ProbeFor\x12\x1c.murmuration.v1.ProbeRequest\x1a\x1a.murmuration.v1.ProbeReply\x12\x44\n\x06Status\x12\x1d.murmuration.v1.StatusRequest\x1a\x1b.murmuration.v1.StatusReply2\x95\x01\n\x04\x44\x61ta\x12H\n\x08\x45xchange\x12\x1a.murmuration.v1.ExchangeUp\x1a\x1c.murmuration.v1.ExchangeDown(\x01\x30\x01\x12\x43\n\x05\x46\x65tch\x12\x1c.murmuration.v1.FetchRequest\x1a\x1a.murmuration.v1.FetchReply0\x01\x32\xa2\x01\n\x0b\x43oordinator\x12M\n\tIntroduce\x12 .murmuration.v1.IntroduceRequest\x1a\x1e.murmuration.v1.IntroduceReply\x12\x44\n\x06Status\x12\x1d.murmuration.v1.StatusRequest\x1a\x1b.murmuration.v1.StatusReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18protos/murmuration.proto\x12\x0emurmuration.v1\"\xed\x01\n\x08PeerCard\x12\x0c\n\x04peer\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x13\n\x0bincarnation\x18\x04 \x01(\r\x12&\n\x06health\x18\x05 \x01(\x0e\x32\x16.murmuration.v1.Health\x12$\n\x05phase\x18\x06 \x01(\x0e\x32\x15.murmuration.v1.Phase\x12\x11\n\theartbeat\x18\x07 \x01(\x04\x12\x0c\n\x04step\x18\x08 \x01(\x04\x12/\n\x07\x64igests\x18\t \x03(\x0b\x32\x1e.murmuration.v1.FragmentDigest\"E\n\x0e\x46ragmentDigest\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x14\n\x0c\x63ontributors\x18\x02 \x01(\r\x12\x0c\n\x04hash\x18\x03 \x01(\x06\"G\n\x0bJoinRequest\x12&\n\x04\x63\x61rd\x18\x01 \x01(\x0b\x32\x18.murmuration.v1.PeerCard\x12\x10\n\x08manifest\x18\x02 \x01(\x0c\"n\n\tJoinReply\x12\x0f\n\x07refusal\x18\x01 \x01(\t\x12\x10\n\x08manifest\x18\x02 \x01(\x0c\x12)\n\x07members\x18\x03 \x03(\x0b\x32\x18.murmuration.v1.PeerCard\x12\x13\n\x0b\x63oordinator\x18\x04 \x01(\x08\"W\n\rGossipMessage\x12\x0e\n\x06sender\x18\x01 \x01(\t\x12\x0b\n\x03run\x18\x02 \x01(\x06\x12)\n\x07members\x18\x03 \x03(\x0b\x32\x18.murmuration.v1.PeerCard\"@\n\x0cProbeRequest\x12\x0c\n\x04peer\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x11\n\ttimeout_s\x18\x03 \x01(\x01\"\x1b\n\nProbeReply\x12\r\n\x05\x61live\x18\x01 \x01(\x08\"\x0f\n\rStatusRequest\"\x1f\n\x0bStatusReply\x12\x10\n\x08\x64ocument\x18\x01 \x01(\x0c\"Z\n\x05\x46rame\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\x12\x0c\n\x04hash\x18\x03 \x01(\x06\x12\x11\n\traw_bytes\x18\x04 \x01(\r\x12\x0f\n\x07\x63olumns\x18\x05 \x01(\r\"r\n\nExchangeUp\x12\x34\n\x06header\x18\x01 \x01(\x0b\x32\".murmuration.v1.ContributionHeaderH\x00\x12&\n\x05\x66rame\x18\x02 \x01(\x0b\x32\x15.murmuration.v1.FrameH\x00\x42\x06\n\x04\x62ody\"\xdf\x01\n\x12\x43ontributionHeader\x12\x0b\n\x03run\x18\x01 \x01(\x06\x12\x10\n\x08\x66ragment\x18\x02 \x01(\r\x12\r\n\x05round\x18\x03 \x01(\x04\x12\r\n\x05shard\x18\x04 \x01(\r\x12\x0e\n\x06sender\x18\x05 \x01(\t\x12\r\n\x05group\x18\x06 \x01(\x06\x12\r\n\x05\x63odec\x18\x07 \x01(\r\x12\x10\n\x08\x65lements\x18\x08 \x01(\x04\x12\x13\n\x0btotal_bytes\x18\t \x01(\x04\x12\x0c\n\x04hash\x18\n \x01(\x06\x12\x18\n\x10reduction_offset\x18\x0b \x01(\x04\x12\x0f\n\x07resumed\x18\x0c \x01(\x08\"\xf5\x01\n\x0c\x45xchangeDown\x12(\n\x06resume\x18\x01 \x01(\x0b\x32\x16.murmuration.v1.ResumeH\x00\x12,\n\x08redirect\x18\x02 \x01(\x0b\x32\x18.murmuration.v1.RedirectH\x00\x12*\n\x07refusal\x18\x03 \x01(\x0b\x32\x17.murmuration.v1.RefusalH\x00\x12\x31\n\x06header\x18\x04 \x01(\x0b\x32\x1f.murmuration.v1.ReductionHeaderH\x00\x12&\n\x05\x66rame\x18\x05 \x01(\x0b\x32\x15.murmuration.v1.FrameH\x00\x42\x06\n\x04\x62ody\"\x18\n\x06Resume\x12\x0e\n\x06offset\x18\x01 \x01(\x04\"\x18\n\x08Redirect\x12\x0c\n\x04peer\x18\x01 \x01(\t\"D\n\x07Refusal\x12)\n\x04\x63ode\x18\x01 \x01(\x0e\x32\x1b.murmuration.v1.RefusalCode\x12\x0e\n\x06reason\x18\x02 \x01(\t\"{\n\x0fReductionHeader\x12\x14\n\x0c\x63ontributors\x18\x01 \x03(\t\x12\x12\n\nnext_group\x18\x02 \x03(\t\x12\r\n\x05\x63odec\x18\x03 \x01(\r\x12\x13\n\x0btotal_bytes\x18\x04 \x01(\x04\x12\x0c\n\x04hash\x18\x05 \x01(\x06\x12\x0c\n\x04last\x18\x06 \x01(\t\".\n\x0c\x46\x65tchRequest\x12\x0b\n\x03run\x18\x01 \x01(\x06\x12\x11\n\tfragments\x18\x02 \x03(\r\"k\n\nFetchReply\x12-\n\x06header\x18\x01 \x01(\x0b\x32\x1b.murmuration.v1.StateHeaderH\x00\x12&\n\x05\x66rame\x18\x02 \x01(\x0b\x32\x15.murmuration.v1.FrameH\x00\x42\x06\n\x04\x62ody\"\x86\x01\n\x0bStateHeader\x12\x10\n\x08\x66ragment\x18\x01 \x01(\r\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x14\n\x0c\x63ontributors\x18\x03 \x01(\r\x12\r\n\x05group\x18\x04 \x03(\t\x12\x13\n\x0btotal_bytes\x18\x05 \x01(\x04\x12\x0c\n\x04hash\x18\x06 \x01(\x06\x12\x0c\n\x04step\x18\x07 \x01(\x04\"\\\n\x10IntroduceRequest\x12&\n\x04\x63\x61rd\x18\x01 \x01(\x0b\x32\x18.murmuration.v1.PeerCard\x12\x10\n\x08manifest\x18\x02 \x01(\x0c\x12\x0e\n\x06\x65vents\x18\x03 \x03(\x0c\"^\n\x0eIntroduceReply\x12\x0f\n\x07refusal\x18\x01 \x01(\t\x12\x10\n\x08manifest\x18\x02 \x01(\x0c\x12)\n\x07members\x18\x03 \x03(\x0b\x32\x18.murmuration.v1.PeerCard*P\n\x06Health\x12\x10\n\x0cHEALTH_ALIVE\x10\x00\x12\x12\n\x0eHEALTH_SUSPECT\x10\x01\x12\x0f\n\x0bHEALTH_DEAD\x10\x02\x12\x0f\n\x0bHEALTH_LEFT\x10\x03*P\n\x05Phase\x12\x12\n\x0ePHASE_STARTING\x10\x00\x12\x0f\n\x0bPHASE_READY\x10\x01\x12\x12\n\x0ePHASE_TRAINING\x10\x02\x12\x0e\n\nPHASE_DONE\x10\x03*\x86\x01\n\x0bRefusalCode\x12\x17\n\x13REFUSAL_UNSPECIFIED\x10\x00\x12\x0f\n\x0bREFUSAL_RUN\x10\x01\x12\x11\n\rREFUSAL_GROUP\x10\x02\x12\x12\n\x0eREFUSAL_PRUNED\x10\x03\x12\x13\n\x0fREFUSAL_INVALID\x10\x04\x12\x11\n\rREFUSAL_AGAIN\x10\x05\x32\x9d\x02\n\x07\x43ontrol\x12>\n\x04Join\x12\x1b.murmuration.v1.JoinRequest\x1a\x19.murmuration.v1.JoinReply\x12\x46\n\x06Gossip\x12\x1d.murmuration.v1.GossipMessage\x1a\x1d.murmuration.v1.GossipMessage\x12\x44\n\x08ProbeFor\x12\x1c.murmuration.v1.ProbeRequest\x1a\x1a.murmuration.v1.ProbeReply\x12\x44\n\x06Status\x12\x1d.murmuration.v1.StatusRequest\x1a\x1b.murmuration.v1.StatusReply2\x95\x01\n\x04\x44\x61ta\x12H\n\x08\x45xchange\x12\x1a.murmuration.v1.ExchangeUp\x1a\x1c.murmuration.v1.ExchangeDown(\x01\x30\x01\x12\x43\n\x05\x46\x65tch\x12\x1c.murmuration.v1.FetchRequest\x1a\x1a.murmuration.v1.FetchReply0\x01\x32\xa2\x01\n\x0b\x43oordinator\x12M\n\tIntroduce\x12 .murmuration.v1.IntroduceRequest\x1a\x1e.murmuration.v1.IntroduceReply\x12\x44\n\x06Status\x12\x1d.murmuration.v1.StatusRequest\x1a\x1b.murmuration.v1.StatusReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.murmuration_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_HEALTH']._serialized_start=2170
-  _globals['_HEALTH']._serialized_end=2250
-  _globals['_PHASE']._serialized_start=2252
-  _globals['_PHASE']._serialized_end=2332
-  _globals['_REFUSALCODE']._serialized_start=2335
-  _globals['_REFUSALCODE']._serialized_end=2469
+  _globals['_HEALTH']._serialized_start=2187
+  _globals['_HEALTH']._serialized_end=2267
+  _globals['_PHASE']._serialized_start=2269
+  _globals['_PHASE']._serialized_end=2349
+  _globals['_REFUSALCODE']._serialized_start=2352
+  _globals['_REFUSALCODE']._serialized_end=2486
   _globals['_PEERCARD']._serialized_start=45
   _globals['_PEERCARD']._serialized_end=282
   _globals['_FRAGMENTDIGEST']._serialized_start=284
@@ -56,35 +56,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STATUSREPLY']._serialized_start=741
   _globals['_STATUSREPLY']._serialized_end=772
   _globals['_FRAME']._serialized_start=774
-  _globals['_FRAME']._serialized_end=847
-  _globals['_EXCHANGEUP']._serialized_start=849
-  _globals['_EXCHANGEUP']._serialized_end=963
-  _globals['_CONTRIBUTIONHEADER']._serialized_start=966
-  _globals['_CONTRIBUTIONHEADER']._serialized_end=1189
-  _globals['_EXCHANGEDOWN']._serialized_start=1192
-  _globals['_EXCHANGEDOWN']._serialized_end=1437
-  _globals['_RESUME']._serialized_start=1439
-  _globals['_RESUME']._serialized_end=1463
-  _globals['_REDIRECT']._serialized_start=1465
-  _globals['_REDIRECT']._serialized_end=1489
-  _globals['_REFUSAL']._serialized_start=1491
-  _globals['_REFUSAL']._serialized_end=1559
-  _globals['_REDUCTIONHEADER']._serialized_start=1561
-  _globals['_REDUCTIONHEADER']._serialized_end=1684
-  _globals['_FETCHREQUEST']._serialized_start=1686
-  _globals['_FETCHREQUEST']._serialized_end=1732
-  _globals['_FETCHREPLY']._serialized_start=1734
-  _globals['_FETCHREPLY']._serialized_end=1841
-  _globals['_STATEHEADER']._serialized_start=1844
-  _globals['_STATEHEADER']._serialized_end=1978
-  _globals['_INTRODUCEREQUEST']._serialized_start=1980
-  _globals['_INTRODUCEREQUEST']._serialized_end=2072
-  _globals['_INTRODUCEREPLY']._serialized_start=2074
-  _globals['_INTRODUCEREPLY']._serialized_end=2168
-  _globals['_CONTROL']._serialized_start=2472
-  _globals['_CONTROL']._serialized_end=2757
-  _globals['_DATA']._serialized_start=2760
-  _globals['_DATA']._serialized_end=2909
-  _globals['_COORDINATOR']._serialized_start=2912
-  _globals['_COORDINATOR']._serialized_end=3074
+  _globals['_FRAME']._serialized_end=864
+  _globals['_EXCHANGEUP']._serialized_start=866
+  _globals['_EXCHANGEUP']._serialized_end=980
+  _globals['_CONTRIBUTIONHEADER']._serialized_start=983
+  _globals['_CONTRIBUTIONHEADER']._serialized_end=1206
+  _globals['_EXCHANGEDOWN']._serialized_start=1209
+  _globals['_EXCHANGEDOWN']._serialized_end=1454
+  _globals['_RESUME']._serialized_start=1456
+  _globals['_RESUME']._serialized_end=1480
+  _globals['_REDIRECT']._serialized_start=1482
+  _globals['_REDIRECT']._serialized_end=1506
+  _globals['_REFUSAL']._serialized_start=1508
+  _globals['_REFUSAL']._serialized_end=1576
+  _globals['_REDUCTIONHEADER']._serialized_start=1578
+  _globals['_REDUCTIONHEADER']._serialized_end=1701
+  _globals['_FETCHREQUEST']._serialized_start=1703
+  _globals['_FETCHREQUEST']._serialized_end=1749
+  _globals['_FETCHREPLY']._serialized_start=1751
+  _globals['_FETCHREPLY']._serialized_end=1858
+  _globals['_STATEHEADER']._serialized_start=1861
+  _globals['_STATEHEADER']._serialized_end=1995
+  _globals['_INTRODUCEREQUEST']._serialized_start=1997
+  _globals['_INTRODUCEREQUEST']._serialized_end=2089
+  _globals['_INTRODUCEREPLY']._serialized_start=2091
+  _globals['_INTRODUCEREPLY']._serialized_end=2185
+  _globals['_CONTROL']._serialized_start=2489
+  _globals['_CONTROL']._serialized_end=2774
+  _globals['_DATA']._serialized_start=2777
+  _globals['_DATA']._serialized_end=2926
+  _globals['_COORDINATOR']._serialized_start=2929
+  _globals['_COORDINATOR']._serialized_end=3091
 # @@protoc_insertion_point(module_scope)

@@ -341,6 +341,7 @@ class Frame(_message.Message):
     PAYLOAD_FIELD_NUMBER: _builtins.int
     HASH_FIELD_NUMBER: _builtins.int
     RAW_BYTES_FIELD_NUMBER: _builtins.int
+    COLUMNS_FIELD_NUMBER: _builtins.int
     offset: _builtins.int
     payload: _builtins.bytes
     """at most 1 MiB"""
@@ -348,6 +349,8 @@ class Frame(_message.Message):
     """of the payload"""
     raw_bytes: _builtins.int
     """0, or: the payload is zstd of so many bytes; offsets count those"""
+    columns: _builtins.int
+    """above 1: of these, first the first byte of every unit of that size, ..."""
     def __init__(
         self,
         *,
@@ -355,10 +358,11 @@ class Frame(_message.Message):
         payload: _builtins.bytes = ...,
         hash: _builtins.int = ...,
         raw_bytes: _builtins.int = ...,
+        columns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["hash", b"hash", "offset", b"offset", "payload", b"payload", "raw_bytes", b"raw_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "hash", b"hash", "offset", b"offset", "payload", b"payload", "raw_bytes", b"raw_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

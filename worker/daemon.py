@@ -296,7 +296,7 @@ class Worker:
                 "contributions": asdict(counts.contributions_sent),
                 "reductions": asdict(counts.reductions_sent),
             },
-            "blocked_s": round(node.context.uplink.blocked_s, 3),
+            "blocked_s": round(counts.blocked_s, 3),
             "payload_bytes_per_round": sum(
                 node.context.codec.encoded_bytes(f.elements) for f in self._fragments
             ),

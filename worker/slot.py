@@ -43,6 +43,17 @@ class Counted:
     ranges: tuple[tuple[int, int], ...]
     error: Tensor | None
 
+    def after(self, earlier: "Counted | None") -> "Counted":
+        """Together with an earlier try of the same round: what that one had counted stays so."""
+        if earlier is None or earlier.round != self.round:
+            return self
+        g, error = self.g.clone(), None if self.error is None else self.error.clone()
+        for start, stop in earlier.ranges:
+            g[start:stop] = earlier.g[start:stop]
+            if error is not None and earlier.error is not None:
+                error[start:stop] = earlier.error[start:stop]
+        return Counted(self.round, g, union(self.ranges, earlier.ranges), error)
+
 
 class Slot:
     """Args:
@@ -117,7 +128,9 @@ class Slot:
         if earlier is not None and earlier.round != result.round:
             earlier = None
         if result.error is not None:
-            self.residual = keep_residual(result.error, self.residual, result.missed)
+            # The local parameters keep alpha of what the anchor has not got.
+            share = 1 - self._plan.merge_alpha
+            self.residual = keep_residual(result.error, self.residual, result.missed, share)
             if earlier is not None:
                 self._leave_over(earlier)
         self.failed = False
@@ -126,19 +139,19 @@ class Slot:
     def fail(self, sent: Sent, result: RoundFailed, local: Tensor) -> Tensor | None:
         """The round came to nothing; the local parameters to go on from, None for the same."""
         self.failed = True
-        if result.counted:
-            self._counted = Counted(sent.round, sent.g, result.counted, result.error)
+        counted = Counted(sent.round, sent.g, result.counted, result.error)
+        self._counted = counted.after(self._counted)
         if sent.guess is None:
             return None
         return _without_guess(sent, old_anchor=self.state.anchor, local=local)
 
     def give_up(self, version: int, local: Tensor) -> Tensor:
-        """Another peer's state of this version comes: what is in flight of an earlier one ends.
+        """Another peer's state of this version comes: a round in flight that it holds already ends.
 
         Returns the local parameters, a guess taken out of them.
         """
         sent = self.sent
-        if sent is None or sent.round > version:
+        if sent is None or sent.round >= version:
             return local
         arrived, self.sent, self.arrived = self.arrived, None, None
         if arrived is not None:
@@ -147,7 +160,7 @@ class Slot:
                 if isinstance(arrived, RoundFailed)
                 else complement(arrived.missed, self.fragment.elements)
             )
-            self._counted = Counted(sent.round, sent.g, ranges, arrived.error)
+            self._counted = Counted(sent.round, sent.g, ranges, arrived.error).after(self._counted)
         return _without_guess(sent, old_anchor=self.state.anchor, local=local)
 
     def adopt(self, theirs: FragmentState, local: Tensor, *, keep: bool) -> Tensor:
@@ -160,9 +173,18 @@ class Slot:
             for start, stop in earlier.ranges:
                 local[start:stop] += earlier.g[start:stop]
             self._leave_over(earlier)
+        if self.sent is not None and self.sent.guess is not None:
+            moved = carry_over(self.sent.guess, mine.anchor, theirs.anchor)
+            self.sent = replace(self.sent, guess=moved)
         self.state, self.failed = theirs, False
         self.others = None
         return carry_over(local, mine.anchor, theirs.anchor) if keep else theirs.anchor
+
+    def own(self, local: Tensor) -> Tensor:
+        """The local parameters as if they had not gone on from a guess."""
+        if self.sent is None:
+            return local
+        return _without_guess(self.sent, old_anchor=self.state.anchor, local=local)
 
     def commit(self, **changes: object) -> None:
         """Replaces fields of the state, and hashes it anew."""
@@ -180,6 +202,17 @@ class Slot:
         for start, stop in counted.ranges:
             residual[start:stop] = counted.error[start:stop]
         self.residual = residual
+
+
+def union(some: Ranges, others: Ranges) -> tuple[tuple[int, int], ...]:
+    """The ranges that cover what either covers, in order."""
+    merged: list[tuple[int, int]] = []
+    for start, stop in sorted((*some, *others)):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(stop, merged[-1][1]))
+        else:
+            merged.append((start, stop))
+    return tuple(merged)
 
 
 def complement(ranges: Ranges, elements: int) -> tuple[tuple[int, int], ...]:

@@ -33,8 +33,11 @@ def snapshot(trainer: Trainer, manifest: Manifest) -> tuple[dict[str, Tensor], d
         tensors[f"momentum/{index}"] = slot.state.momentum
         if slot.residual is not None:
             tensors[f"residual/{index}"] = slot.residual
-    for name, local in trainer.replica.parameters.items():
-        tensors[f"local/{name}"] = local.clone()
+    for slot in trainer.slots:
+        # Without the guess of eager updates: it ends with the round in flight.
+        own = slot.own(slot.fragment.flatten(trainer.replica.parameters))
+        for name, local in slot.fragment.views(own).items():
+            tensors[f"local/{name}"] = local.clone()
     inner_steps = {}
     names = trainer.replica.optimizer_names
     for index, moments in trainer.replica.optimizer.state_dict()["state"].items():

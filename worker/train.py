@@ -302,17 +302,15 @@ class Trainer:
         taken = []
         for index, theirs in sorted(adopt.states.items()):
             slot = self.slots[index]
-            mine, before = slot.state, self._local(slot)
-            local = slot.give_up(theirs.version, before)
+            mine = slot.state
             ranks = [(s.version, s.contributors, s.hash) for s in (mine, theirs)]
             # Before the start the others' group wins: theirs is the run under way.
             joining = self._phase is Phase.READY and theirs.version >= mine.version
             if ranks[1] > ranks[0] or joining:
+                local = slot.give_up(theirs.version, self._local(slot))
                 progress = not (self._gradients or torch.equal(local, mine.anchor))
-                local = slot.adopt(theirs, local, keep=progress)
+                self._write(slot, slot.adopt(theirs, local, keep=progress))
                 taken.append(index)
-            if local is not before:
-                self._write(slot, local)
         if not taken:
             return
         self.tally.adoptions += 1

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import msgpack
+import numpy as np
 import torch
 import xxhash
 import zstandard
@@ -29,6 +30,7 @@ _MAX_WINDOW_BYTES = 8 * 1024 * 1024
 _MAX_DOCUMENT_DEPTH = 16
 _MAX_PEERS = 4096
 _MAX_NAME_BYTES = 256
+_MOST_COLUMNS = 8
 
 T = TypeVar("T", bound=Message)
 
@@ -99,18 +101,20 @@ class Payload:
     raw: memoryview
     hash: int
     packed: tuple[bytes | None, ...] = ()
+    unit_bytes: int = 1
 
     @classmethod
-    def of(cls, raw: memoryview, *, compress: bool = False) -> "Payload":
-        """Hashes, and compresses frame by frame if asked to."""
+    def of(cls, raw: memoryview, *, compress: bool = False, unit_bytes: int = 1) -> "Payload":
+        """Hashes, and compresses frame by frame if asked to, `Codec.unit_bytes` regarded."""
         if not compress:
             return cls(raw, hash64(raw))
-        compressor = zstandard.ZstdCompressor(level=1, write_content_size=False)
+        compressor = zstandard.ZstdCompressor(level=1)
         pieces = (
             raw[start : start + MAX_FRAME_BYTES] for start in range(0, len(raw), MAX_FRAME_BYTES)
         )
-        packed = ((compressor.compress(piece), len(piece)) for piece in pieces)
-        return cls(raw, hash64(raw), tuple(z if len(z) < size else None for z, size in packed))
+        packed = ((_pack(compressor, piece, unit_bytes), len(piece)) for piece in pieces)
+        smaller = tuple(z if len(z) < size else None for z, size in packed)
+        return cls(raw, hash64(raw), smaller, unit_bytes)
 
     @property
     def packed_bytes(self) -> int:
@@ -204,24 +208,23 @@ def frame_messages(
 def payload_messages(
     kind: type[pb.ExchangeUp] | type[pb.ExchangeDown], payload: Payload, offset: int = 0
 ) -> Iterator[tuple[bytes, int, int]]:
-    """The frames of a payload from `offset` on, a multiple of the frame size.
+    """The frames of a payload from `offset` on; compressed ones begin at multiples of their size.
 
     Yields each as a serialised message, the size of what it carries, and how much of the raw
     payload that stands for.
     """
-    if not payload.packed:
+    if not payload.packed or offset % MAX_FRAME_BYTES:
         for message, size in frame_messages(kind, [payload.raw], offset):
             yield message, size, size
         return
     for start in range(offset, len(payload.raw), MAX_FRAME_BYTES):
         raw = payload.raw[start : start + MAX_FRAME_BYTES]
         piece = payload.packed[start // MAX_FRAME_BYTES]
-        carried = raw if piece is None else memoryview(piece)
-        yield (
-            _frame(kind, start, carried, 0 if piece is None else len(raw)),
-            len(carried),
-            len(raw),
-        )
+        if piece is None:
+            yield _frame(kind, start, raw), len(raw), len(raw)
+        else:
+            message = _frame(kind, start, memoryview(piece), len(raw), payload.unit_bytes)
+            yield message, len(piece), len(raw)
 
 
 def _frame(
@@ -229,6 +232,7 @@ def _frame(
     offset: int,
     piece: memoryview,
     raw_bytes: int = 0,
+    columns: int = 1,
 ) -> bytes:
     """One frame as a serialised message of the kind. Written out by hand, field by field, because
     that copies the payload once where the generated code does thrice; 0 is left out."""
@@ -237,6 +241,7 @@ def _frame(
     head = at + b"\x12" + _varint(len(piece))
     tail = b"\x19" + hash64(piece).to_bytes(8, "little")
     tail += b"\x20" + _varint(raw_bytes) if raw_bytes else b""
+    tail += b"\x28" + _varint(columns) if columns > 1 else b""
     size = _varint(len(head) + len(piece) + len(tail))
     return b"".join((bytes((outer << 3 | 2,)), size, head, piece, tail))
 
@@ -295,7 +300,7 @@ class Incoming:
             raise Again(f"a frame of {size} bytes at {frame.offset} of {self.total_bytes}")
         if hash64(carried) != frame.hash:
             raise Again(f"the frame at {frame.offset} is damaged: its hash differs")
-        payload = _unpack(carried, size) if frame.raw_bytes else carried
+        payload = _unpack(carried, size, frame.columns) if frame.raw_bytes else carried
         self.buffer[frame.offset : frame.offset + size] = payload
         self.received_bytes += size
         return len(carried), size
@@ -309,16 +314,49 @@ class Incoming:
         self.verified = True
 
 
-def _unpack(packed: bytes, size: int) -> bytes:
-    """`size` bytes of zstd, through a bounded reader: no header is trusted. Raises Again."""
+def _unpack(packed: bytes, size: int, columns: int) -> memoryview:
+    """`size` bytes of zstd; its header is checked before anything is done. Raises Again."""
     try:
-        reader = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES).stream_reader(packed)
-        payload: bytes = reader.read(size + 1)
+        header = zstandard.get_frame_parameters(packed)
+        if header.content_size != size or header.window_size > _MAX_WINDOW_BYTES:
+            raise Again(f"a zstd frame of {header.content_size} bytes, announced as {size}")
+        plain = zstandard.ZstdDecompressor().decompress(
+            packed, max_output_size=size, allow_extra_data=False
+        )
     except zstandard.ZstdError as error:
         raise Again(f"a damaged zstd frame: {error}") from error
-    if len(payload) != size:
-        raise Again(f"a zstd frame of {len(payload)} bytes or more, announced as {size}")
-    return payload
+    if columns > _MOST_COLUMNS:
+        raise Again(f"a frame of {columns} columns; at most {_MOST_COLUMNS}")
+    return _units(plain, columns)
+
+
+def _pack(compressor: zstandard.ZstdCompressor, units: memoryview, unit_bytes: int) -> bytes:
+    """zstd of the columns of units: first the first byte of every one, then the second, ...
+
+    Each column begins a block of its own, so that its bytes are coded by their own frequencies.
+    """
+    whole = len(units) // unit_bytes * unit_bytes if unit_bytes > 1 else 0
+    if whole == 0:
+        return compressor.compress(units)
+    flat = np.frombuffer(units, np.uint8)
+    stream = compressor.compressobj(size=len(units))
+    packed = []
+    for column in np.ascontiguousarray(flat[:whole].reshape(-1, unit_bytes).T):
+        packed += [
+            stream.compress(column.tobytes()),
+            stream.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK),
+        ]
+    return b"".join((*packed, stream.compress(flat[whole:].tobytes()), stream.flush()))
+
+
+def _units(columns: bytes, unit_bytes: int) -> memoryview:
+    """The units of such columns."""
+    whole = len(columns) // unit_bytes * unit_bytes if unit_bytes > 1 else 0
+    if whole == 0:
+        return memoryview(columns)
+    flat = np.frombuffer(columns, np.uint8)
+    units = flat[:whole].reshape(unit_bytes, -1).T.ravel()
+    return memoryview(np.concatenate((units, flat[whole:])))  # type: ignore[arg-type]
 
 
 # ----------------------------------------------------------------------------------- messages

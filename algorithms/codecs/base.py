@@ -28,6 +28,12 @@ class Codec(Protocol):
         """Whether it rounds to a grid, so that stochastic rounding applies."""
         ...
 
+    @property
+    def unit_bytes(self) -> int:
+        """Size of the units whose bytes at one place are alike, such as exponents: a compressor
+        finds more when they lie together. 1 where there is no such pattern."""
+        ...
+
     def encoded_bytes(self, elements: int) -> int:
         """Size of the encoding of `elements` values."""
         ...

@@ -51,6 +51,7 @@ class BlockCodec(ABC):
     noise_bits: int
     block_elements = BLOCK
     rounds = True
+    unit_bytes = 1
 
     @abstractmethod
     def _scales(

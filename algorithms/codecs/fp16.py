@@ -15,6 +15,7 @@ class FP16:
     wire_id = 3
     block_elements = 1
     rounds = False
+    unit_bytes = 2
 
     def encoded_bytes(self, elements: int) -> int:
         return 2 * elements

@@ -13,6 +13,7 @@ class FP32:
     wire_id = 1
     block_elements = 1
     rounds = False
+    unit_bytes = 4
 
     def encoded_bytes(self, elements: int) -> int:
         return 4 * elements

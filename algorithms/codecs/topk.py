@@ -47,6 +47,7 @@ class TopK:
     wire_id = 7
     block_elements = CHUNK
     rounds = False
+    unit_bytes = 1
 
     def encoded_bytes(self, elements: int) -> int:
         whole, rest = divmod(elements, CHUNK)

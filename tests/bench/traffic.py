@@ -36,6 +36,7 @@ def measure(count: int, rounds: int, codec: str) -> float:
     inner = 10
     model = [*SMALL[:4], "--set", "task.model=small"]  # rounds of a size that matters
     settings = settings_of(
+        exchange__compression="never",
         run__steps=rounds * inner + inner - 1,
         diloco__inner_steps=inner,
         diloco__codec=codec,

@@ -25,7 +25,7 @@ class Problem:
     Args:
         layers: number of values of each layer; a fragment holds one or more of them.
         steps: of the run.
-        exchange: whether payloads are compressed.
+        exchange: whether payloads are compressed; `auto` would depend on the real clock.
         step_s: virtual seconds that an inner step takes, by peer; 0.1 where none is given.
     """
 
@@ -34,7 +34,7 @@ class Problem:
     plan: Plan = field(default_factory=lambda: Plan(inner_steps=3))
     rounds: RoundConfig = field(default_factory=RoundConfig)
     membership: MembershipConfig = field(default_factory=MembershipConfig)
-    exchange: ExchangeConfig = field(default_factory=ExchangeConfig)
+    exchange: ExchangeConfig = field(default_factory=lambda: ExchangeConfig(compression="never"))
     step_s: Mapping[str, float] = field(default_factory=dict)
     seed: int = 0
 

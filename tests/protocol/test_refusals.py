@@ -98,7 +98,7 @@ async def bench() -> Bench:
         run=RUN,
         elements=[ELEMENTS],
         plan=Plan(),
-        compression=Compression(ExchangeConfig()),
+        compression=Compression(ExchangeConfig(compression="never")),
         config=RoundConfig(),
         detection_s=6.0,
         clock=asyncio.get_running_loop().time,

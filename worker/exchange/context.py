@@ -3,16 +3,15 @@
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Protocol, TypeVar
 
 from algorithms.codecs import Codec, codec_by_name
 from algorithms.plan import Plan
 from algorithms.rendezvous import reducer_orders
 from worker.exchange.compression import Compression
-from worker.exchange.uplink import Uplink
 from worker.rounds import RoundConfig
-from worker.wire import MAX_FRAME_BYTES
+from worker.transport import Stream
 
 T = TypeVar("T")
 
@@ -56,12 +55,14 @@ class Flow:
 
 @dataclass
 class Counts:
-    """What crossed the network, and events."""
+    """What crossed the network, and events. `blocked_s` is the time for which the network did not
+    take what was to be sent, over all streams."""
 
     contributions_sent: Flow = field(default_factory=Flow)
     contributions_received: Flow = field(default_factory=Flow)
     reductions_sent: Flow = field(default_factory=Flow)
     reductions_received: Flow = field(default_factory=Flow)
+    blocked_s: float = 0.0
     late: int = 0
     takeovers: int = 0
     refused: dict[str, int] = field(default_factory=dict)
@@ -112,10 +113,11 @@ class Context:
         """Of what comes back."""
         return codec_by_name(self.plan.reduction_codec)
 
-    @cached_property
-    def uplink(self) -> Uplink:
-        """In whose order everything goes out."""
-        return Uplink(self.clock, self.config.transfer_s(MAX_FRAME_BYTES))
+    async def sent(self, stream: Stream, message: bytes) -> None:
+        """Sends, and counts the time that the network took to take it. Raises TransportError."""
+        began = self.clock()
+        await stream.send(message)
+        self.counts.blocked_s += self.clock() - began
 
     def bounds(self, fragment: int, group: Sequence[str]) -> tuple[tuple[int, int], ...]:
         """The ranges of a fragment's shards."""

@@ -295,7 +295,7 @@ class Contributor:
         with suppress(TransportError):  # the receiving side of the stream reports it
             for message, size, raw in wire.payload_messages(pb.ExchangeUp, payload, offset):
                 context.counts.contributions_sent.add(size, raw, context.codec)
-                await context.uplink.contribute(stream, message)
+                await context.sent(stream, message)
             await stream.done()
 
     async def _receive(

@@ -119,10 +119,9 @@ class Reducer:
         await stream.send(wire.reduction_header(reduction, self._context.reduction_codec.wire_id))
         context = self._context
         frames = wire.payload_messages(pb.ExchangeDown, reduction.payload, offset)
-        with context.uplink.answering():
-            for message, size, raw in frames:
-                context.counts.reductions_sent.add(size, raw, context.reduction_codec)
-                await context.uplink.answer(stream, message)
+        for message, size, raw in frames:
+            context.counts.reductions_sent.add(size, raw, context.reduction_codec)
+            await context.sent(stream, message)
 
     async def _decide(self, key: ShardKey, group: int) -> machine.Decision:
         """Asks the machine; while it says `Hold`, again whenever something has changed."""

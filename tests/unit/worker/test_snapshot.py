@@ -9,6 +9,7 @@ from torch import nn
 
 from algorithms.fragments import TensorSpec, partition
 from algorithms.plan import Plan
+from tests.unit.worker.slots import done
 from worker import checkpoint
 from worker.config import Config, RunConfig
 from worker.inner import InnerConfig, Replica
@@ -118,3 +119,23 @@ def test_only_an_outer_update_has_a_momentum(changes: dict[str, object], momentu
     (state,) = trainer.states
     assert (state.version, state.contributors, state.group) == (0, 0, ())
     assert state.momentum.numel() == (state.anchor.numel() if momentum else 0)
+
+
+def test_a_guess_that_is_out_is_not_in_the_checkpoint(tmp_path: Path) -> None:
+    plan = Plan(inner_steps=4, overlap_steps=2, eager=True, outer_lr=1.0, outer_momentum=0.0)
+    before, after = trainer_of(plan), trainer_of(plan)
+    (slot,) = before.slots
+    n = slot.fragment.elements
+    one = torch.ones(n)
+    # Round 0: own 1, the other 3, mean 2. Then 1 more is learned and contributed with a guess.
+    sent = slot.send(one, 1)
+    slot.sent = None
+    before._write(slot, slot.apply(sent, done(0, 2 * one), slot.state.anchor - one))
+    before._write(slot, before._local(slot) - one)
+    sent = slot.send(slot.state.anchor - before._local(slot), 2)
+    before._write(slot, sent.guess)
+    tensors, values = snapshot(before, manifest(plan))
+    checkpoint.save(tmp_path, 2, tensors, values)
+    restore_trainer(after, checkpoint.load(tmp_path)[0])
+    learned = after.slots[0].state.anchor - after._local(after.slots[0])
+    assert torch.allclose(learned, one, atol=1e-5)

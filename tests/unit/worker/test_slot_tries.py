@@ -1,0 +1,68 @@
+"""A round that is tried again: what an earlier try had counted stays counted, once."""
+
+from dataclasses import replace
+
+from torch import Tensor
+
+from algorithms.plan import Plan
+from tests.unit.worker.slots import (
+    FEEDBACK,
+    PLAIN,
+    done,
+    end,
+    failed,
+    send,
+    slot_at,
+    state_at,
+    take_over,
+    values,
+)
+from tests.unit.worker.test_slot import ANCHOR, LEFT, LOCAL, MEAN, RIGHT, learned
+from worker.slot import Slot
+
+
+def first_try_counted_left(plan: Plan = PLAIN, error: Tensor | None = None) -> tuple[Slot, Tensor]:
+    slot = slot_at(plan, ANCHOR)
+    local = end(slot, failed(0, counted=LEFT, error=error), send(slot, LOCAL))
+    return slot, local - 1  # 2 contributed, 1 learned since
+
+
+def test_a_second_try_given_up_does_not_forget_what_the_first_has_counted() -> None:
+    slot, local = first_try_counted_left()
+    local = send(slot, local)
+    slot.take(failed(0))
+    local = take_over(slot, state_at(1, values(6, 6, 6, 6)), local)
+    assert learned(slot, local) == [1, 1, 3, 3]
+
+
+def test_a_second_try_that_fails_elsewhere_does_not_forget_what_the_first_has_counted() -> None:
+    slot, local = first_try_counted_left()
+    local = end(slot, failed(0, counted=RIGHT), send(slot, local))
+    local = take_over(slot, state_at(1, values(6, 6, 6, 6)), local)
+    assert learned(slot, local) == [1, 1, 0, 0]
+
+
+def test_a_second_try_that_is_told_again_keeps_the_part_of_the_first() -> None:
+    """The reducer answers with what it closed in the first try: 2, not 3."""
+    slot, local = first_try_counted_left()
+    local = end(slot, failed(0, counted=LEFT), send(slot, local))
+    local = take_over(slot, state_at(1, values(6, 6, 6, 6)), local)
+    assert learned(slot, local) == [1, 1, 3, 3]
+
+
+def test_a_second_try_done_but_overtaken_keeps_the_part_of_the_first() -> None:
+    slot, local = first_try_counted_left()
+    local = send(slot, local)
+    slot.take(done(0, MEAN))
+    local = take_over(slot, state_at(1, values(6, 6, 6, 6)), local)
+    assert learned(slot, local) == [1, 1, 0, 0]
+
+
+def test_alpha_does_not_keep_what_error_feedback_keeps_already() -> None:
+    """alpha of the error stays in the local parameters, the rest is the residual."""
+    slot = slot_at(replace(FEEDBACK, merge_alpha=0.5, error_decay=1.0), ANCHOR)
+    local = send(slot, LOCAL)  # 2
+    local = end(slot, done(0, values(1, 1, 1, 1), error=values(1, 1, 1, 1), contributors=1), local)
+    # 2 learned, 1 counted: 1 is left.
+    assert slot.residual is not None
+    assert (values(*learned(slot, local)) + slot.residual).tolist() == [1] * 4
