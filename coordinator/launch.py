@@ -117,9 +117,21 @@ class Launch:
         """A worker's share of this machine's cores; None where OMP_NUM_THREADS says it already."""
         if "OMP_NUM_THREADS" in os.environ:
             return None
-        affinity = getattr(os, "sched_getaffinity", None)  # only some systems have it
-        cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+        cores = len(_cores()) or os.cpu_count() or 1
         return max(1, cores // max(1, workers))
+
+    @staticmethod
+    def fair_cores(workers: int) -> list[tuple[int, ...]]:
+        """The cores that each worker keeps to, so that all are equally fast, as machines of their
+        own would be: the scheduler leaves some behind, and the others wait for them. None where
+        they cannot be shared out evenly."""
+        cores = _cores()
+        if cores and workers % len(cores) == 0:
+            return [(cores[index % len(cores)],) for index in range(workers)]
+        if len(cores) % workers == 0:
+            each = len(cores) // workers
+            return [tuple(cores[index * each : (index + 1) * each]) for index in range(workers)]
+        return [()] * workers
 
     def _own_settings(self) -> list[str]:
         """The options that stand for a config key; values as TOML."""
@@ -135,3 +147,9 @@ class Launch:
             for key, value in keys.items()
             if value is not None
         ]
+
+
+def _cores() -> list[int]:
+    """The cores that this process may use; empty where the system does not say."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return sorted(affinity(0)) if affinity else []

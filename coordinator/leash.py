@@ -1,9 +1,10 @@
 """Runs a command that dies with the process that started it, even when that one is SIGKILLed.
 
-    python leash.py PARENT_PID COMMAND [ARGUMENT...]
+    python leash.py PARENT_PID CORES COMMAND [ARGUMENT...]
 
-Linux sends the signal; elsewhere the command just runs. A wrapper, because code between fork and
-exec is not safe in Python; it imports next to nothing and replaces itself.
+CORES is `all`, or those to keep to, such as `0,2`. Linux sends the signal; elsewhere the command
+just runs. A wrapper, because code between fork and exec is not safe in Python; it imports next to
+nothing and replaces itself.
 """
 
 import os
@@ -14,7 +15,9 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(arguments: list[str]) -> None:
-    parent, command = int(arguments[0]), arguments[1:]
+    parent, cores, command = int(arguments[0]), arguments[1], arguments[2:]
+    if cores != "all":
+        os.sched_setaffinity(0, [int(core) for core in cores.split(",")])
     if sys.platform.startswith("linux"):
         import ctypes
 

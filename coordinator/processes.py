@@ -20,17 +20,21 @@ _KEPT_ERRORS = 50
 class WorkerProcess:
     """A child in a session of its own, so that the terminal's Ctrl-C does not reach it.
 
-    Its stderr goes to a log file, which appears with the first line. Used from one thread, the main
-    one: on Linux the leash is tied to the thread that starts the child.
+    It keeps to these cores, all where none are given. Its stderr goes to a log file, which appears
+    with the first line. Used from one thread, the main one: on Linux the leash is tied to the
+    thread that starts the child.
     """
 
-    def __init__(self, name: str, command: Sequence[str], log_path: Path) -> None:
+    def __init__(
+        self, name: str, command: Sequence[str], log_path: Path, cores: Sequence[int] = ()
+    ) -> None:
         self.name = name
         self.errors: deque[str] = deque(maxlen=_KEPT_ERRORS)
         self.log_path = log_path
         self._log: IO[str] | None = None
         self._lines = {"out": _Lines(), "err": _Lines()}
-        leash = [sys.executable, "-I", "-S", str(_LEASH), str(os.getpid())]
+        kept_to = ",".join(map(str, cores)) or "all"
+        leash = [sys.executable, "-I", "-S", str(_LEASH), str(os.getpid()), kept_to]
         self._process = subprocess.Popen(
             [*leash, *command],
             stdin=subprocess.DEVNULL,

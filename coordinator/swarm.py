@@ -97,9 +97,12 @@ def _train(
             addresses = [place.address for place in places.values()]
             told |= {"link": " ".join(launch.links), "link_means": network.means}
         workers: list[WorkerProcess] = []
-        for name, command in launch.commands(addresses, address, places).items():
+        cores = Launch.fair_cores(launch.workers)
+        for (name, command), own in zip(
+            launch.commands(addresses, address, places).items(), cores, strict=True
+        ):
             records[name] = Record(name, heard_s=time.monotonic())
-            workers.append(WorkerProcess(name, command, launch.out / f"{name}.log"))
+            workers.append(WorkerProcess(name, command, launch.out / f"{name}.log", own))
             stack.callback(workers[-1].close)
         outcome = Supervisor(workers, records, progress, interrupts, helper).run()
         if network is not None:

@@ -17,6 +17,7 @@ import argparse
 import json
 import os
 import shlex
+import shutil
 import signal
 import socket
 import sys
@@ -27,6 +28,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from algorithms.link import Link
+from coordinator.launch import Launch
 from coordinator.links.namespaces import Namespaces, NoNamespaces
 from tests.bench.peers.processes import Children, PeersFailed, children
 from tests.bench.peers.report import Report, combine
@@ -70,6 +72,7 @@ def run_peers(
         PeersFailed: a process failed or took too long.
     """
     prefixes = list(prefixes) or [""] * workers
+    own_cores = Launch.fair_cores(workers)  # as `murmur swarm` shares them out
     addresses = list(addresses) or ["127.0.0.1"] * workers
     _check(kind, workers, steps, inner_steps, fp, prefixes, addresses)
     settings = {
@@ -90,7 +93,9 @@ def run_peers(
         names = [f"w{rank}" for rank in range(workers)]
         for rank, name in enumerate(names):
             command = _worker_command(kind, rank, settings, addresses[rank])
-            running.start(name, [*shlex.split(prefixes[rank]), *command])
+            cores = ",".join(map(str, own_cores[rank]))
+            keep_to = ["taskset", "-c", cores] if cores and shutil.which("taskset") else []
+            running.start(name, [*shlex.split(prefixes[rank]), *keep_to, *command])
         if kind == "torchft":
             prefix = "" if lighthouse_address else prefixes[0]
             url = _start_lighthouse(running, prefix, lighthouse_address or addresses[0], workers)
