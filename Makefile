@@ -8,7 +8,7 @@ RUN := PATH="$(abspath $(BIN)):$$PATH" PYTHONPATH=. python
 # Two test processes at most: more would only wait for each other on a small machine.
 TEST_PROCESSES ?= 2
 
-.PHONY: help swarm test check fmt proto bench exchange codecs parity baselines traffic goodput plan-table bench-peers compose-test clean
+.PHONY: help swarm test check fmt proto bench exchange codecs parity baselines losses traffic goodput plan-table bench-peers compose-test clean
 
 help:  ## what there is
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -55,6 +55,9 @@ parity: $(READY)  ## four real workers against the one-process reference, on the
 
 baselines: $(READY)  ## diloco, ddp and local at equal tokens: the README's table
 	$(RUN) tests/bench/baselines.py $(ARGS)
+
+losses: $(READY)  ## what bits, feedback and overlap cost in loss, at equal tokens
+	$(RUN) tests/bench/losses.py $(ARGS)
 
 traffic: $(READY)  ## bytes per worker and round for 2 to 5 workers, against the kernel's count
 	$(RUN) tests/bench/traffic.py $(ARGS)

@@ -11,7 +11,7 @@ from statistics import mean
 
 from tests.support.swarm_runs import Report, run_swarm
 
-PRESETS = ("diloco", "ddp", "local")
+PRESETS = ("streaming", "diloco", "ddp", "local")
 
 
 def main() -> None:

@@ -1,0 +1,104 @@
+"""What bits, feedback and overlap cost in validation loss, at equal tokens.
+
+    python tests/bench/losses.py [--steps 1600] [--workers 4] [--seed 0] [--only NAME ...]
+
+Every variant trains the built-in task as `--workers` workers would, by `algorithms/reference.py` in
+one process: real workers end with the same bits (`make parity`), so what else the machine does
+changes no loss. Several run at once, a core each. Bytes are those of the encoded contributions and
+reductions that a worker sends, before zstd. Writes a Markdown table.
+"""
+
+import argparse
+import math
+import multiprocessing
+
+import torch
+
+from algorithms import reference
+from algorithms.codecs import codec_by_name
+from algorithms.fragments import Fragment, TensorSpec, partition
+from algorithms.plan import Plan
+from worker.config import load_config
+from worker.evaluation import validation_loss
+from worker.inner import Replica
+from worker.tasks import Cursor, load_task
+
+FOUR_BITS = ("codec=e3m0", "reduction_codec=e3m0")
+TOPK = ("codec=topk", "reduction_codec=int8", "error_feedback=true", "outer_momentum=0.0")
+VARIANTS: dict[str, tuple[str, ...]] = {
+    "diloco, H 20, fp32": ("diloco",),
+    "streaming, H 20, fp32": ("streaming", "inner_steps=20", "codec=fp32", "reduction_codec=fp32"),
+    "streaming, H 20, e3m0": ("streaming", "inner_steps=20", *FOUR_BITS),
+    "streaming, H 20, int4": (
+        "streaming", "inner_steps=20", "codec=int4", "reduction_codec=int4",
+    ),
+    "streaming, H 20, int4, feedback": (
+        "streaming", "inner_steps=20", "codec=int4", "reduction_codec=int4", "error_feedback=true",
+    ),
+    "streaming, H 20, topk, feedback": ("streaming", "inner_steps=20", *TOPK),
+    "diloco, H 50, fp32": ("diloco", "inner_steps=50"),
+    "streaming, H 50, e3m0": ("streaming",),
+    "streaming, H 50, e3m0, feedback": ("streaming", "error_feedback=true"),
+    "diloco, H 100, fp32": ("diloco", "inner_steps=100"),
+    "streaming, H 100, e3m0": ("streaming", "inner_steps=100"),
+}  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=1600)
+    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", action="append", choices=VARIANTS, help="one of the variants")
+    options = parser.parse_args()
+    asked = [
+        (name, VARIANTS[name], options.steps, options.workers, options.seed)
+        for name in options.only or VARIANTS
+    ]
+    print(
+        "| variant | validation loss | sent per worker and step | bits |\n| --- | --- | --- | --- |"
+    )
+    with multiprocessing.get_context("spawn").Pool() as pool:
+        for row in pool.imap(measure, asked):
+            print(row, flush=True)
+
+
+def measure(asked: tuple[str, tuple[str, ...], int, int, int]) -> str:
+    """One variant's row."""
+    name, (preset, *changes), steps, workers, seed = asked
+    torch.set_num_threads(1)
+    settings = [f"run.steps={steps}", f"run.seed={seed}"]
+    config = load_config(None, [*settings, *(f"diloco.{each}" for each in changes)], preset)
+    task = load_task(config.task.name, seed=seed, options=config.task.options)
+    replicas = {
+        peer: Replica(task, task.model(), config.inner, Cursor(seed=seed, stream=peer), steps)
+        for peer in (f"w{index}" for index in range(workers))
+    }
+    first = replicas["w0"]
+    schema = [TensorSpec(n, tuple(p.shape)) for n, p in first.parameters.items()]
+    fragments = partition(schema, config.plan.fragments, config.plan.pattern)
+    outer = reference.train(config.plan, fragments, replicas, steps)
+    for fragment, state in zip(fragments, outer, strict=True):
+        for parameter, value in fragment.views(state.anchor).items():
+            first.parameters[parameter].copy_(value)
+    loss = validation_loss(task, first.model, seed, math.inf)
+    sent, values = traffic(config.plan, fragments, steps, workers)
+    return f"| {name} | {loss:.4f} | {sent / steps / 1e3:.1f} kB | {8 * sent / values:.2f} |"
+
+
+def traffic(
+    plan: Plan, fragments: tuple[Fragment, ...], steps: int, workers: int
+) -> tuple[float, float]:
+    """(encoded bytes that a worker sends, values that they stand for) in the whole run."""
+    schedule = plan.schedule(fragments=len(fragments), steps=steps)
+    sent = values = 0.0
+    for fragment in fragments:
+        share = (workers - 1) / workers * schedule.rounds(fragment.index)
+        for codec in (codec_by_name(plan.codec), codec_by_name(plan.reduction_codec)):
+            sent += share * codec.encoded_bytes(fragment.elements)
+            values += share * fragment.elements
+    return sent, values
+
+
+if __name__ == "__main__":
+    main()
