@@ -121,15 +121,18 @@ class Launch:
         return max(1, cores // max(1, workers))
 
     @staticmethod
-    def fair_cores(workers: int) -> list[tuple[int, ...]]:
+    def fair_cores(workers: int, threads: int | None = 1) -> list[tuple[int, ...]]:
         """The cores that each worker keeps to, so that all are equally fast, as machines of their
-        own would be: the scheduler leaves some behind, and the others wait for them. None where
-        they cannot be shared out evenly."""
+        own would be: otherwise the scheduler leaves some behind, and the others wait for them.
+
+        Empty, which is any core, where they cannot be shared out evenly, and for workers with more
+        threads than that.
+        """
         cores = _cores()
-        if cores and workers % len(cores) == 0:
+        if cores and workers % len(cores) == 0 and (threads or 1) == 1:
             return [(cores[index % len(cores)],) for index in range(workers)]
-        if len(cores) % workers == 0:
-            each = len(cores) // workers
+        each = len(cores) // workers
+        if len(cores) % workers == 0 and (threads or 1) <= each:
             return [tuple(cores[index * each : (index + 1) * each]) for index in range(workers)]
         return [()] * workers
 

@@ -7,6 +7,7 @@ just runs. A wrapper, because code between fork and exec is not safe in Python; 
 nothing and replaces itself.
 """
 
+import contextlib
 import os
 import signal
 import sys
@@ -17,7 +18,8 @@ _PR_SET_PDEATHSIG = 1
 def main(arguments: list[str]) -> None:
     parent, cores, command = int(arguments[0]), arguments[1], arguments[2:]
     if cores != "all":
-        os.sched_setaffinity(0, [int(core) for core in cores.split(",")])
+        with contextlib.suppress(OSError):  # taken from us since: any core will do
+            os.sched_setaffinity(0, [int(core) for core in cores.split(",")])
     if sys.platform.startswith("linux"):
         import ctypes
 

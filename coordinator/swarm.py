@@ -97,7 +97,7 @@ def _train(
             addresses = [place.address for place in places.values()]
             told |= {"link": " ".join(launch.links), "link_means": network.means}
         workers: list[WorkerProcess] = []
-        cores = Launch.fair_cores(launch.workers)
+        cores = Launch.fair_cores(launch.workers, launch.threads)
         for (name, command), own in zip(
             launch.commands(addresses, address, places).items(), cores, strict=True
         ):

@@ -166,8 +166,8 @@ class Slot:
     def adopt(self, theirs: FragmentState, local: Tensor, *, keep: bool) -> Tensor:
         """Takes over another peer's state; own progress against the anchor is kept if asked to."""
         mine, earlier = self.state, self._counted
-        self._counted = None
         if earlier is not None and earlier.round < theirs.version:
+            self._counted = None
             # The new state holds already this peer's part in a round that others finished.
             local = local.clone()
             for start, stop in earlier.ranges:
@@ -179,6 +179,11 @@ class Slot:
         self.state, self.failed = theirs, False
         self.others = None
         return carry_over(local, mine.anchor, theirs.anchor) if keep else theirs.anchor
+
+    def rebase(self, step: int) -> None:
+        """This peer's position in the schedule is another now."""
+        if self.sent is not None and self.sent.step > step:
+            self.sent = replace(self.sent, step=step)
 
     def own(self, local: Tensor) -> Tensor:
         """The local parameters as if they had not gone on from a guess."""

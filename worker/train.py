@@ -162,8 +162,9 @@ class Trainer:
         other's fragments crosswise.
         """
         step = self.step
-        for slot in self._waiting()[: len(self._schedule.applies(step))]:
-            self._apply(slot)
+        for slot in self._waiting():
+            if step == self._steps or self._age(slot) >= self._plan.overlap_steps:
+                self._apply(slot)
         idle = [slot for slot in self.slots if slot.sent is None]
         idle.sort(key=lambda slot: self._turn(slot, slot.state.version))
         for slot in idle[: len(self._schedule.sends(step))]:
@@ -176,6 +177,10 @@ class Trainer:
         """Where a round stands in the order of all rounds: by its step in an undisturbed run."""
         index = slot.fragment.index
         return (self._schedule.send_step(Due(index, round_)), index)
+
+    def _age(self, slot: Slot) -> int:
+        """Inner steps since the slot's round was sent."""
+        return 0 if slot.sent is None else self.step - slot.sent.step
 
     def _waiting(self) -> list[Slot]:
         """The slots with a round in flight, in the order of the rounds."""
@@ -216,15 +221,20 @@ class Trainer:
         started = self._clock()
         if slot.arrived is None:
             self._report(state="waiting")
-        while slot.sent is sent and slot.arrived is None and self.stopped is None:
+        while self._on_its_way(slot, sent) and slot.arrived is None and self.stopped is None:
             self._take(self._mailbox.wait())
         stall_s = self._clock() - started
         result = slot.arrived
-        if slot.sent is not sent or result is None:
+        if not self._on_its_way(slot, sent) or result is None:
             # Another peer's state took its place, or the run is stopping.
             self.tally.stalled(Stall(stall_s, index, sent.round, "?"))
             return sent, None
-        slot.sent = slot.arrived = None
+        assert slot.sent is not None
+        sent, slot.sent, slot.arrived = (
+            slot.sent,
+            None,
+            None,
+        )  # an adoption may have moved its guess
         if isinstance(result, RoundFailed):
             waited_for = ",".join(result.waiting_for) or "?"
             self.tally.stalled(Stall(stall_s, index, sent.round, waited_for))
@@ -243,6 +253,10 @@ class Trainer:
             waited_for=result.waited_for,
         )
         return sent, result
+
+    @staticmethod
+    def _on_its_way(slot: Slot, sent: Sent) -> bool:
+        return slot.sent is not None and slot.sent.round == sent.round
 
     def _fail(self, slot: Slot, sent: Sent, result: RoundFailed) -> None:
         """A round of this peer's has come to nothing: local parameters are kept."""
@@ -318,6 +332,8 @@ class Trainer:
             # All of the other's state belongs to a step of its schedule, even an earlier one than
             # this peer's: else the two would wait for each other's rounds crosswise from now on.
             self.step = adopt.step if self._phase is not Phase.DONE else self.step
+            for slot in self.slots:
+                slot.rebase(self.step)
         self._event(
             "adopted",
             donor=adopt.donor,

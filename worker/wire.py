@@ -31,6 +31,7 @@ _MAX_DOCUMENT_DEPTH = 16
 _MAX_PEERS = 4096
 _MAX_NAME_BYTES = 256
 _MOST_COLUMNS = 8
+_NOT_FINITE = "the values hold NaN, Inf or absurdly large ones"
 
 T = TypeVar("T", bound=Message)
 
@@ -141,11 +142,12 @@ def encoding_error(codec: Codec, payload: memoryview, values: Tensor) -> Tensor:
     return error
 
 
-def check_values(codec: Codec, payload: memoryview, elements: int) -> None:
-    """Raises WireError unless all encoded values are finite and of sane size."""
+def check_values(codec: Codec, payload: memoryview, elements: int, limit: float) -> None:
+    """Raises WireError unless all encoded values are finite, of sane size and within the limit."""
     for start, stop in _blocks(elements):
-        if not is_finite(_decode(codec, payload, start, stop)):
-            raise WireError("the contribution holds NaN, Inf or absurdly large values")
+        block = _decode(codec, payload, start, stop)
+        if not is_finite(block) or (block.numel() and float(block.abs().max()) > limit):
+            raise WireError(_NOT_FINITE)
 
 
 def average(codec: Codec, payloads: Sequence[memoryview], elements: int) -> Tensor:
@@ -158,10 +160,15 @@ def average(codec: Codec, payloads: Sequence[memoryview], elements: int) -> Tens
     return mean
 
 
-def decode_into(target: Tensor, codec: Codec, payload: memoryview) -> None:
-    """Decodes into a 1-D fp32 tensor, block by block."""
-    for start, stop in _blocks(target.numel()):
-        target[start:stop] = _decode(codec, payload, start, stop)
+def decode(codec: Codec, payload: memoryview, elements: int) -> Tensor:
+    """Fresh fp32 values, 1-D, block by block. Raises WireError unless finite and of sane size."""
+    values = torch.empty(elements)
+    for start, stop in _blocks(elements):
+        block = _decode(codec, payload, start, stop)
+        if not is_finite(block):
+            raise WireError(_NOT_FINITE)
+        values[start:stop] = block
+    return values
 
 
 def state_parts(anchor: Tensor, momentum: Tensor) -> list[memoryview]:

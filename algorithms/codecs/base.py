@@ -29,6 +29,11 @@ class Codec(Protocol):
         ...
 
     @property
+    def limit(self) -> float:
+        """The largest magnitude that it takes."""
+        ...
+
+    @property
     def unit_bytes(self) -> int:
         """Size of the units whose bytes at one place are alike, such as exponents: a compressor
         finds more when they lie together. 1 where there is no such pattern."""

@@ -16,12 +16,13 @@ class BF16:
     block_elements = 1
     rounds = False
     unit_bytes = 2
+    limit = _LIMIT
 
     def encoded_bytes(self, elements: int) -> int:
         return 2 * elements
 
     def encode(self, values: Tensor, seed: int | None = None) -> Tensor:
-        check_range(self, values, _LIMIT)
+        check_range(self, values, self.limit)
         return values.to(torch.bfloat16).view(torch.uint8)
 
     def decode(self, raw: Tensor, elements: int) -> Tensor:

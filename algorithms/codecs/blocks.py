@@ -52,6 +52,7 @@ class BlockCodec(ABC):
     block_elements = BLOCK
     rounds = True
     unit_bytes = 1
+    limit = LIMIT
 
     @abstractmethod
     def _scales(
@@ -110,7 +111,7 @@ class BlockCodec(ABC):
             tail.copy_(record[0, : tail.numel()])
         if extremes:  # looked at once: that waits for the device
             low, high = torch.stack(extremes).unbind(1)
-            check_extremes(self, low.amin().item(), high.amax().item(), LIMIT)
+            check_extremes(self, low.amin().item(), high.amax().item(), self.limit)
         return raw
 
     def decode(self, raw: Tensor, elements: int) -> Tensor:

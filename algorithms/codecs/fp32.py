@@ -14,12 +14,13 @@ class FP32:
     block_elements = 1
     rounds = False
     unit_bytes = 4
+    limit = torch.finfo(torch.float32).max
 
     def encoded_bytes(self, elements: int) -> int:
         return 4 * elements
 
     def encode(self, values: Tensor, seed: int | None = None) -> Tensor:
-        check_range(self, values, torch.finfo(torch.float32).max)
+        check_range(self, values, self.limit)
         return values.view(torch.uint8)
 
     def decode(self, raw: Tensor, elements: int) -> Tensor:

@@ -48,13 +48,14 @@ class TopK:
     block_elements = CHUNK
     rounds = False
     unit_bytes = 1
+    limit = LIMIT
 
     def encoded_bytes(self, elements: int) -> int:
         whole, rest = divmod(elements, CHUNK)
         return whole * _chunk_bytes(CHUNK) + _chunk_bytes(rest)
 
     def encode(self, values: Tensor, seed: int | None = None) -> Tensor:
-        check_range(self, values, LIMIT)
+        check_range(self, values, self.limit)
         elements = values.numel()
         raw = torch.empty(self.encoded_bytes(elements), dtype=torch.uint8, device=values.device)
         for chunks, records in _rows(values, raw):

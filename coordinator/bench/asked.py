@@ -13,7 +13,8 @@ LINKS = ("2mbit", "20mbit", "100mbit", "1000mbit")
 PRESETS = ("local", "ddp", "diloco", "streaming")
 SYSTEMS = ("torchft", "hivemind")
 LOCAL = "local"
-_DEFAULT_INNER_STEPS = 20  # diloco's own
+_DEFAULT_INNER_STEPS = {"streaming": 50}  # a preset's own
+_OTHERS_INNER_STEPS = 20
 _INNER_STEPS_KEY = "diloco.inner_steps"
 _THEIRS_TOO = ("task.", "inner.", "run.")  # settings that other systems would have to share
 
@@ -101,7 +102,8 @@ class Bench:
         """H as far as it is known before the run."""
         if preset == "ddp":
             return 1  # whatever is set
-        chosen = self.inner_steps or _DEFAULT_INNER_STEPS
+        own = _DEFAULT_INNER_STEPS.get(preset, _OTHERS_INNER_STEPS)
+        chosen = self.inner_steps or own
         for setting in self.settings:
             key, _, value = setting.partition("=")
             if key.strip() == _INNER_STEPS_KEY and value.strip().isdecimal():

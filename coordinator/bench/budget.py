@@ -32,7 +32,7 @@ class Traits:
 
 _TRAITS = {
     "ddp": Traits(least_rounds=20),
-    "streaming": Traits(bits=4.25, overlaps=True),
+    "streaming": Traits(bits=4.125, overlaps=True),
     "hivemind": Traits(round_s=2.0),  # finding its group
 }
 

@@ -18,6 +18,7 @@ from worker.rounds.reducing import (
     Contributed,
     Discard,
     Hold,
+    NotReduced,
     Prune,
     RedirectTo,
     Refuse,
@@ -157,6 +158,14 @@ def test_a_withdrawn_contribution_is_awaited_again() -> None:
     assert machine.awaited(KEY) == ("b", "d")
     assert contribute(machine, "d") == []
     assert contribute(machine, "b") == [compute("abcd")]
+
+
+def test_a_shard_that_could_not_be_reduced_is_open_to_those_who_try_again() -> None:
+    machine = reducer()
+    assert contribute(machine, "abcd") == [compute("abcd")]
+    assert machine.step(NotReduced(KEY), 1.0) == []
+    assert machine.offer(KEY, GROUP) == Accept(GROUP)
+    assert contribute(machine, "abcd") == [compute("abcd")]
 
 
 def test_nothing_can_be_withdrawn_while_the_mean_is_computed() -> None:

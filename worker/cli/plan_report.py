@@ -55,7 +55,9 @@ class Report:
         arguments = [] if proposal.base == self.preset else ["--preset", proposal.base]
         for field in dataclasses.fields(base):
             value = getattr(proposal.plan, field.name)
-            if value != getattr(base, field.name):
+            # Another period would bring another overlap with it.
+            moved = field.name == "overlap_steps" and proposal.plan.inner_steps != base.inner_steps
+            if value != getattr(base, field.name) or (moved and value):
                 text = str(value).lower() if isinstance(value, bool) else str(value)
                 arguments += ["--set", f"diloco.{field.name}={text}"]
         return arguments

@@ -82,7 +82,11 @@ class Contributor:
         fragment, context = begin.fragment, self._context
         bounds = context.bounds(fragment, begin.group)
         began = context.clock()
-        payloads, error = await context.offload(lambda: self._encode(begin, bounds))
+        try:
+            payloads, error = await context.offload(lambda: self._encode(begin, bounds))
+        except ValueError as failure:  # too large for the codec; nobody is told of it
+            self._finished(RoundFailed(fragment, begin.round, str(failure), (context.me,)))
+            return
         own = Contributing(
             fragment,
             begin.round,
@@ -327,6 +331,8 @@ class Contributor:
             size, stands_for = incoming.add(wire.parse(pb.ExchangeDown, raw).frame)
             self._context.counts.reductions_received.add(size, stands_for, codec)
         incoming.verify()
+        if header.last and header.last not in header.contributors:
+            raise wire.WireError(f"{key}: {header.last!r} came last, but is no contributor")
         return wire.Reduction(
             tuple(header.contributors),
             tuple(header.next_group),
@@ -339,8 +345,12 @@ class Contributor:
     ) -> None:
         """Decodes a reduction into the round's mean, and keeps it for others who may ask."""
         start, stop = round_.bounds[key.shard]
-        codec, target = self._context.reduction_codec, round_.mean[start:stop]
-        await self._context.offload(lambda: wire.decode_into(target, codec, reduction.payload.raw))
+        codec = self._context.reduction_codec
+        # Into a tensor of its own: an attempt that is cancelled meanwhile must not write here.
+        mean = await self._context.offload(
+            lambda: wire.decode(codec, reduction.payload.raw, stop - start)
+        )
+        round_.mean[start:stop] = mean
         round_.reductions[key.shard] = reduction
         round_.slowest = reducer
         self._reducer.learned(key, reduction)

@@ -184,8 +184,10 @@ class Reducer:
             self._context.counts.contributions_received.add(size, stands_for, self._context.codec)
         try:
             incoming.verify()
-            codec = self._context.codec
-            await self._context.offload(lambda: wire.check_values(codec, incoming.buffer, elements))
+            codec, limit = self._context.codec, self._context.reduction_codec.limit
+            await self._context.offload(
+                lambda: wire.check_values(codec, incoming.buffer, elements, limit)
+            )
         except wire.WireError:
             arriving.pop(header.sender, None)
             raise
@@ -238,7 +240,7 @@ class Reducer:
             self._changed = asyncio.Event()
 
     def _forget(self, fragment: int, rounds: range) -> None:
-        for key in {*self._arriving, *self._reductions}:
+        for key in {*self._arriving, *self._reductions, *self._last}:
             if key.fragment == fragment and key.round in rounds:
                 self._arriving.pop(key, None)
                 self._reductions.pop(key, None)
@@ -260,9 +262,15 @@ class Reducer:
             return  # laid out anew since
 
         before = self._residuals.before(key, start, stop)
-        payload, residual = await context.offload(
-            lambda: self._average(key, start, stop, inputs, before)
-        )
+        try:
+            payload, residual = await context.offload(
+                lambda: self._average(key, start, stop, inputs, before)
+            )
+        except Exception as failure:  # the shard must not stay closed to those who try again
+            context.log({"event": "warning", "text": f"{key} was not reduced: {failure}"})
+            self._arriving.pop(key, None)
+            self._step(machine.NotReduced(key))
+            return
         if self._arriving.get(key) is not arriving:
             return  # laid out anew meanwhile
         if residual is not None:

@@ -63,7 +63,14 @@ class Closed:
     key: ShardKey
 
 
-Event = Tick | Viewed | Advanced | Contributed | Withdrawn | Closed
+@dataclass(frozen=True)
+class NotReduced:
+    """A `Compute` has failed; nothing that was contributed is here any more."""
+
+    key: ShardKey
+
+
+Event = Tick | Viewed | Advanced | Contributed | Withdrawn | Closed | NotReduced
 
 # -------------------------------------------------------------------------- actions, decisions
 
@@ -232,6 +239,8 @@ class Reducing:
             case Withdrawn(key, peer):
                 if (tried := self._open.get(key)) and not tried.computing:
                     tried.contributors.discard(peer)
+            case NotReduced(key):
+                self._open.pop(key, None)
             case Closed(key):
                 self._open.pop(key, None)
                 self._closed.add(key)

@@ -8,7 +8,7 @@ from worker.membership import Card, Health, Phase
 
 @dataclass(frozen=True, order=True)
 class ShardKey:
-    """Shard `shard` of a round of a fragment; there are as many as the group has peers."""
+    """Shard `shard` of a round of a fragment; there are one or more for each peer of the group."""
 
     fragment: int
     round: int

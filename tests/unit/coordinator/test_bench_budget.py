@@ -46,7 +46,7 @@ def test_low_bits_and_delay_count() -> None:
         )
         return costs.round_s
 
-    assert round_s("diloco") - 0.05 == pytest.approx((round_s("streaming") - 0.05) * 32 / 4.25)
+    assert round_s("diloco") - 0.05 == pytest.approx((round_s("streaming") - 0.05) * 32 / 4.125)
     assert round_s("diloco", delay_s=0.05) == pytest.approx(round_s("diloco") + 0.1)
     assert round_s("something-new") == round_s("diloco")
 

@@ -10,10 +10,12 @@ from pathlib import Path
 
 import msgpack
 import pytest
+import torch
 import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
+from algorithms.codecs import codec_by_name
 from protos import murmuration_pb2 as pb
 from worker import wire
 from worker.manifest import Manifest
@@ -263,3 +265,20 @@ def test_a_pickle_is_never_executed(tmp_path: Path, protocol: int) -> None:
         with pytest.raises(WireError):
             Manifest.unpack(document)
     assert not trap.exists()
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), 1e30])
+def test_a_reduction_that_is_not_finite_or_absurd_is_refused(bad: float) -> None:
+    """Whatever the codec: here a reducer that lies in fp32."""
+    values = torch.ones(1000)
+    values[777] = bad
+    with pytest.raises(WireError, match="NaN, Inf or absurdly large"):
+        wire.decode(codec_by_name("fp32"), wire.tensor_bytes(values), 1000)
+
+
+def test_a_contribution_beyond_what_the_reduction_can_hold_is_refused() -> None:
+    payload = wire.tensor_bytes(torch.full((10,), 70_000.0))
+    fp32, fp16 = codec_by_name("fp32"), codec_by_name("fp16")
+    wire.check_values(fp32, payload, 10, fp32.limit)
+    with pytest.raises(WireError, match="absurdly large"):
+        wire.check_values(fp32, payload, 10, fp16.limit)

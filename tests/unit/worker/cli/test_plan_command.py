@@ -79,10 +79,19 @@ def test_the_step_is_timed_where_no_time_is_given(monkeypatch: pytest.MonkeyPatc
 def test_typing_a_proposal_gives_what_it_promises(link: str) -> None:
     file = Path("run.toml")
     file.write_text('[diloco]\npreset = "streaming"\ninner_steps = 33\n')
-    (answer,) = document("run.toml", *BY_HAND, link=link)["links"]
+    assert_typed_as_promised(link, "run.toml")
+
+
+def test_and_so_it_does_without_a_file() -> None:
+    """Another period brings another overlap, unless the proposal says which."""
+    assert_typed_as_promised("2mbit,delay=30ms", "--preset", "streaming")
+
+
+def assert_typed_as_promised(link: str, *run: str) -> None:
+    (answer,) = document(*run, *BY_HAND, link=link)["links"]
     assert answer["proposals"]
     for proposal in answer["proposals"]:
-        (again,) = document("run.toml", *BY_HAND, *proposal["arguments"], link=link)["links"]
+        (again,) = document(*run, *BY_HAND, *proposal["arguments"], link=link)["links"]
         assert again["prediction"] == proposal["prediction"]
         assert again["prediction"]["utilization"] >= 0.95
 
