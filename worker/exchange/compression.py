@@ -62,7 +62,7 @@ class Compression:
 
     def exchanged(self, sent_bytes: int, took_s: float) -> None:
         """A round has moved so many bytes up; the link carries at least that."""
-        if took_s > 0:
+        if took_s > 0 and sent_bytes > 0:
             self._rates.append(sent_bytes / took_s)
 
     def _tries(self, codec: Codec) -> bool:

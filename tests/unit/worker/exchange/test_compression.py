@@ -128,3 +128,11 @@ def test_an_empty_shard_is_a_payload_and_measures_nothing() -> None:
 def test_an_unknown_mode_is_refused_with_those_that_are_known() -> None:
     with pytest.raises(ValueError, match=r"^compression is 'zip'; use one of auto, always, never$"):
         ExchangeConfig(compression="zip")
+
+
+def test_a_round_that_sent_nothing_says_nothing_of_the_link() -> None:
+    """A peer alone reduces everything itself."""
+    each, _ = compression()
+    each.exchanged(0, 0.5)
+    assert compresses(each, "int4")
+    assert compresses(each, "int4")
