@@ -48,6 +48,7 @@ def test_a_swarm_trains_and_reports(tmp_path: Path, preset: str) -> None:
     out, report_path = tmp_path / "out", tmp_path / "report.json"
     done = murmur(
         "swarm", "--workers", "2", "--preset", preset, "--steps", "24", "--inner-steps", "10",
+        "--set", "exchange.compression=never",  # bytes are counted below
         "--seed", "5", "--out", str(out), "--json", str(report_path), *SMALL,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

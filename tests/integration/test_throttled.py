@@ -70,6 +70,7 @@ def test_four_bits_are_four_bits_in_both_directions(tmp_path: Path) -> None:
         **settings,
         diloco__codec="fp32",
         diloco__reduction_codec="fp32",
+        exchange__compression="never",
     )
     for kind in ("contributions", "reductions"):
         assert 4.0 < plain["bits_per_value"][kind]["bits_travelled"] < 4.3
