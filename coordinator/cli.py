@@ -13,7 +13,7 @@ import click
 
 from coordinator.addresses import is_loopback, split_address
 from coordinator.errors import Exit, Failure
-from coordinator.links import MEANS
+from coordinator.links.option import link_means_option
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -109,13 +109,7 @@ def status(address: str, as_json: bool) -> None:
     metavar="LINK",
     help="Each worker's, as 20mbit or 20mbit,delay=50ms,jitter=5ms,loss=0.1; w0=LINK for one.",
 )
-@click.option(
-    "--link-means",
-    type=click.Choice(MEANS),
-    default="auto",
-    show_default=True,
-    help="What makes links slow; namespaces need root.",
-)
+@link_means_option
 def swarm(out: Path | None, json_path: str | None, **asked: Any) -> None:
     """Train on worker processes of this machine, and report.
 

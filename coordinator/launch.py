@@ -117,8 +117,7 @@ class Launch:
         """A worker's share of this machine's cores; None where OMP_NUM_THREADS says it already."""
         if "OMP_NUM_THREADS" in os.environ:
             return None
-        cores = len(_cores()) or os.cpu_count() or 1
-        return max(1, cores // max(1, workers))
+        return max(1, core_count() // max(1, workers))
 
     @staticmethod
     def fair_cores(workers: int, threads: int | None = 1) -> list[tuple[int, ...]]:
@@ -150,6 +149,11 @@ class Launch:
             for key, value in keys.items()
             if value is not None
         ]
+
+
+def core_count() -> int:
+    """How many cores this process and its workers may use."""
+    return len(_cores()) or os.cpu_count() or 1
 
 
 def _cores() -> list[int]:

@@ -9,7 +9,7 @@ from algorithms.codecs.int4 import Int4
 from algorithms.codecs.int8 import Int8
 from algorithms.codecs.topk import TopK
 
-__all__ = ["CODECS", "Codec", "codec_by_id", "codec_by_name"]
+__all__ = ["CODECS", "Codec", "codec_by_name"]
 
 CODECS: tuple[Codec, ...] = (FP32(), BF16(), FP16(), Int8(), Int4(), E3M0(), TopK())
 
@@ -20,11 +20,3 @@ def codec_by_name(name: str) -> Codec:
         if codec.name == name:
             return codec
     raise ValueError(f"unknown codec {name!r}; use one of {', '.join(c.name for c in CODECS)}")
-
-
-def codec_by_id(wire_id: int) -> Codec:
-    """Raises ValueError when this version does not know the codec."""
-    for codec in CODECS:
-        if codec.wire_id == wire_id:
-            return codec
-    raise ValueError(f"codec {wire_id} is unknown to this version")

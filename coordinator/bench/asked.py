@@ -1,6 +1,5 @@
 """What `murmur bench` was asked for."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,9 +112,3 @@ class Bench:
     def unshared_setting(self) -> str | None:
         """A setting that changes what is trained, which other systems would not follow."""
         return next((text for text in self.settings if text.strip().startswith(_THEIRS_TOO)), None)
-
-
-def cores() -> int:
-    """Those that this process and its workers may use."""
-    affinity = getattr(os, "sched_getaffinity", None)  # only some systems have it
-    return len(affinity(0)) if affinity else os.cpu_count() or 1

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from coordinator.bench.asked import SYSTEMS
 from coordinator.errors import Exit, Failure
-from coordinator.links import MEANS
+from coordinator.links.option import link_means_option
 
 if TYPE_CHECKING:
     from coordinator.bench.asked import Bench
-
-_SYSTEMS = ("torchft", "hivemind")
 
 
 @click.command()
@@ -35,7 +34,7 @@ _SYSTEMS = ("torchft", "hivemind")
 @click.option(
     "--peers",
     multiple=True,
-    type=click.Choice(("auto", "none", *_SYSTEMS)),
+    type=click.Choice(("auto", "none", *SYSTEMS)),
     default=("auto",),
     show_default=True,
     help="Other systems; auto: those of `make bench-peers`.",
@@ -59,13 +58,7 @@ _SYSTEMS = ("torchft", "hivemind")
     metavar="SECONDS",
     help="Runs that would train longer are cut to fewer steps, and extrapolated.",
 )
-@click.option(
-    "--link-means",
-    type=click.Choice(MEANS),
-    default="auto",
-    show_default=True,
-    help="What makes links slow; namespaces need root.",
-)
+@link_means_option
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
@@ -109,9 +102,9 @@ def _bench(
 
     if "none" in peers and len(set(peers)) > 1:
         raise Failure("--peers none: none, and others as well; leave one out", Exit.USAGE)
-    systems = tuple(name for name in _SYSTEMS if name in peers)
+    systems = tuple(name for name in SYSTEMS if name in peers)
     if "auto" in peers and in_checkout(Path()):
-        systems = _SYSTEMS
+        systems = SYSTEMS
     return Bench(
         links=links or LINKS,
         presets=presets or PRESETS,

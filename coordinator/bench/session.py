@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from algorithms.link import Link
 from coordinator.bench import ours, yardsticks
-from coordinator.bench.asked import LOCAL, Bench, cores
+from coordinator.bench.asked import LOCAL, Bench
 from coordinator.bench.budget import Cost, cost_of, steps_within
 from coordinator.bench.rows import Row, problem_row, row_of, speed_of
 from coordinator.bench.runs import Ended
@@ -13,6 +13,7 @@ from coordinator.bench.tables import Conditions, LinkTable
 from coordinator.errors import Exit, Failure
 from coordinator.figures import count, duration
 from coordinator.interrupts import Interrupts
+from coordinator.launch import core_count
 from coordinator.records import int_of
 
 _BAD_INPUT = (Exit.USAGE, Exit.CONFIGURATION, Exit.TASK)
@@ -40,7 +41,7 @@ class Session:
             workers=bench.workers,
             steps=bench.steps,
             seed=bench.seed,
-            cores=cores(),
+            cores=core_count(),
             settings=bench.settings,
             params=self._params,
         )

@@ -1,6 +1,7 @@
 """Other systems on the same task: `tests/bench/peers` of a checkout, as a process of its own."""
 
 import json
+import select
 import sys
 import time
 from collections.abc import Sequence
@@ -119,7 +120,7 @@ def _follow(process: WorkerProcess, most_s: float) -> tuple[int | None, int | No
             if interrupts.first is not None or time.monotonic() > deadline_s:
                 process.interrupt_and_wait(_END_S)
                 return None, interrupts.first
-            time.sleep(_POLL_S)
+            select.select(process.files(), (), (), _POLL_S)  # until there is output
 
 
 @cache

@@ -1,6 +1,5 @@
 """`--link` as it was typed, for each worker."""
 
-import math
 import re
 from collections.abc import Sequence
 
@@ -28,18 +27,12 @@ def parse_links(texts: Sequence[str], workers: int) -> dict[str, Link | None]:
                 raise ValueError(
                     f"link {text!r}: a second one for all; name a worker, as w0={text}"
                 )
-            common = _finite(text, parse_link(text))
+            common = parse_link(text)
             continue
         name, rest = named.groups()
         if name not in names:
             raise ValueError(f"link {text!r}: there is no {name}; workers are w0 to {names[-1]}")
         if name in own:
             raise ValueError(f"link {text!r}: a second one for {name}; leave one out")
-        own[name] = _finite(text, parse_link(rest))
+        own[name] = parse_link(rest)
     return {name: own.get(name, common) for name in names}
-
-
-def _finite(text: str, link: Link) -> Link:
-    if not math.isfinite(link.loss):
-        raise ValueError(f"link {text!r}: loss is broken connections a minute, such as 0.1")
-    return link

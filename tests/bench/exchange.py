@@ -43,7 +43,7 @@ def peer(
     transport = GrpcTransport(addresses[index])
 
     def make() -> Node:
-        async def offload(work):  # type: ignore[no-untyped-def]
+        async def offload(work):
             return await asyncio.get_running_loop().run_in_executor(None, work)
 
         others = tuple(address for at, address in enumerate(addresses) if at != index)
@@ -81,7 +81,7 @@ def peer(
     io.close()
 
 
-def _await(mailbox: Mailbox, kind: type) -> ToTrain:  # type: ignore[type-arg]
+def _await(mailbox: Mailbox, kind: type) -> ToTrain:
     while True:
         message = mailbox.wait()
         if isinstance(message, kind):

@@ -124,7 +124,7 @@ def _peer(*, index: int, addresses: list[str], mbytes: int, rounds: int) -> int:
     from tests.bench.exchange import peer
 
     options = argparse.Namespace(mbytes=mbytes, rounds=rounds, codec="fp32")
-    peer(index, addresses, options, _Print())  # type: ignore[arg-type]
+    peer(index, addresses, options, _Print())
     return 0
 
 

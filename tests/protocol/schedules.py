@@ -134,7 +134,7 @@ class World:
     def _see(self, peer: SimPeer, other: str, **changes: object) -> None:
         if peer.crashed:
             return
-        peer.cards[other] = replace(peer.cards[other], **changes)  # type: ignore[arg-type]
+        peer.cards[other] = replace(peer.cards[other], **changes)
         view = View(dict(peer.cards))
         self._reduce(peer, shared.Viewed(view))
         self._contribute(peer, own.Viewed(view))

@@ -20,7 +20,7 @@ STEP_S = 0.2
 
 def problem(tau: int, **changes: object) -> Problem:
     plan = replace(FOUR_BITS, overlap_steps=tau)
-    return replace(Problem(layers=LAYERS, steps=4 * H, plan=plan), **changes)  # type: ignore[arg-type]
+    return replace(Problem(layers=LAYERS, steps=4 * H, plan=plan), **changes)
 
 
 def stalls(peer: Peer) -> list[float]:

@@ -131,7 +131,7 @@ def header(peer: str = "a", **changes: object) -> pb.ContributionHeader:
         "total_bytes": len(payload),
         "hash": wire.hash64(payload),
     }
-    return pb.ContributionHeader(**{**fields, **changes})  # type: ignore[arg-type]
+    return pb.ContributionHeader(**{**fields, **changes})
 
 
 def up(message: pb.ContributionHeader | pb.Frame) -> bytes:

@@ -15,7 +15,7 @@ class Gated(LlamaBytes):
     """LlamaBytes that opens `gate` for reading, which blocks, at its `gate_step`-th loss."""
 
     def __init__(self, *, seed: int, gate: str, gate_step: int, **options: object) -> None:
-        super().__init__(seed=seed, **options)  # type: ignore[arg-type]
+        super().__init__(seed=seed, **options)
         self._gate, self._gate_step, self._losses = gate, gate_step, 0
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:

@@ -344,7 +344,7 @@ def test_eager_replicas_that_agree_are_guessed_right() -> None:
 
 
 def stochastic(peers: list[str], **changes: object) -> Tensor:
-    plan = replace(Plan(inner_steps=2, codec="int4", rounding="stochastic"), **changes)  # type: ignore[arg-type]
+    plan = replace(Plan(inner_steps=2, codec="int4", rounding="stochastic"), **changes)
     replicas = dict(zip(peers, odd(len(peers)).values(), strict=True))
     (state,) = train(plan, wide("x"), replicas, steps=6)
     return state.anchor

@@ -10,7 +10,7 @@ from coordinator.bench.budget import Cost, Measured, cost_of, steps_within, wall
 
 def cost(**changes: float) -> Cost:
     plain = {"step_s": 0.1, "inner_steps": 20, "round_s": 8.0}
-    return Cost(**{**plain, **changes})  # type: ignore[arg-type]
+    return Cost(**{**plain, **changes})
 
 
 @pytest.mark.parametrize(

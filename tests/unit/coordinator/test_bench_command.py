@@ -45,7 +45,7 @@ def asked(tmp_path: Path, **changes: object) -> Bench:
         "program": program(),
         "root": tmp_path,
     }
-    return Bench(**{**plain, **changes})  # type: ignore[arg-type]
+    return Bench(**{**plain, **changes})
 
 
 def test_a_table_per_link_and_all_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,7 +3,6 @@
 import os
 import signal
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ LINK = Link(rate_mbps=20)
 
 
 def asked(root: Path, **changes: object) -> Bench:
-    return Bench(**{"out": root / "out", "root": root, "systems": ("torchft",), **changes})  # type: ignore[arg-type]
+    return Bench(**{"out": root / "out", "root": root, "systems": ("torchft",), **changes})
 
 
 @pytest.fixture
@@ -88,7 +87,7 @@ def test_success_without_a_report_is_a_failure(checkout: Path) -> None:
 
 def test_one_that_takes_for_ever_is_ended(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(yardsticks, "_START_S", 0.0)
-    ended = train(checkout, "import time\ntime.sleep(600)", limit_s=0.5)
+    ended = train(checkout, "import signal\nsignal.pause()", limit_s=0.5)
     assert (ended.problem, ended.exit_code) == ("failed: took more than 2 s", 1)
 
 
@@ -96,20 +95,20 @@ def test_ctrl_c_is_passed_on(checkout: Path) -> None:
     """The script gets the time to tidy up after itself."""
 
     def press() -> None:
-        while not (checkout / "up").exists():
-            time.sleep(0.01)
+        (checkout / "up").open().close()  # returns when the script has opened it too
         os.kill(os.getpid(), signal.SIGINT)
 
+    os.mkfifo(checkout / "up")
     presser = threading.Thread(target=press)
     presser.start()
     before = signal.getsignal(signal.SIGINT)
     try:
         ended = train(
             checkout,
-            "import time\n"
+            "import signal\n"
             "try:\n"
-            "    Path('up').touch()\n"
-            "    time.sleep(600)\n"
+            "    Path('up').open('w').close()\n"
+            "    signal.pause()\n"
             "finally:\n"
             "    Path('tidied').touch()",
         )

@@ -114,7 +114,7 @@ class FakeWorker(rpc.ControlServicer):
     async def Status(self, request: pb.StatusRequest, context: object) -> pb.StatusReply:  # noqa: N802
         return pb.StatusReply(document=self._document)
 
-    Join = Gossip = ProbeFor = None  # type: ignore[assignment]
+    Join = Gossip = ProbeFor = None
 
 
 async def ask_worker(document: bytes) -> dict[str, Any]:

@@ -158,7 +158,7 @@ def test_a_worker_that_does_not_listen_is_told_at_once() -> None:
             taken.bind(("127.0.0.1", 0))
             async with net(FAST, FAST) as here:
                 gone = f"127.0.0.1:{taken.getsockname()[1]}"
-                here.relay._targets[gone] = "w1"  # type: ignore[index]
+                here.relay._targets[gone] = "w1"
                 status, _ = await here.ask("w0", f"CONNECT {gone} HTTP/1.1")
                 assert status == b"HTTP/1.1 502 Connection refused"
 

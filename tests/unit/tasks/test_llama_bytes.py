@@ -93,7 +93,7 @@ def test_the_loss_is_the_mean_cross_entropy_of_the_next_byte(task: LlamaBytes) -
     logs = model(batch.inputs).log_softmax(dim=-1)
     expected = -logs.gather(2, batch.targets[:, :, None]).mean()
     torch.testing.assert_close(loss, expected)
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
@@ -103,7 +103,7 @@ def test_it_learns(task: LlamaBytes) -> None:
     for batch in islice(task.batches("train", START), 60):
         optimizer.zero_grad()
         loss = task.loss(model, batch)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
     assert loss.item() < 0.3
     assert "fghijk" in task.generate(model, "abcde", n_tokens=40, temperature=0.0)

@@ -106,7 +106,7 @@ def test_a_task_of_ones_own_is_found_in_the_working_directory() -> None:
 
 
 def test_a_factory_may_take_any_option() -> None:
-    assert load_task("own_task:open_ended", seed=1, options={"slope": 5.0}).slope == 5.0  # type: ignore[attr-defined]
+    assert load_task("own_task:open_ended", seed=1, options={"slope": 5.0}).slope == 5.0
 
 
 @pytest.mark.parametrize(

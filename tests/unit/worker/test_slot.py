@@ -405,7 +405,7 @@ def test_another_state_comes_while_a_guess_is_out(arrived: object, expected: lis
     slot, local = eager_slot()
     local = send(slot, local - 1) - 0.25
     if arrived is not None:
-        slot.take(arrived)  # type: ignore[arg-type]
+        slot.take(arrived)
     local = take_over(slot, state_at(2, values(5, 5, 5, 5)), local)
     assert learned(slot, local) == expected
     assert send(slot, local) is local  # what the others brought is not known of that state

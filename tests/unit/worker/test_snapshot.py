@@ -114,7 +114,7 @@ def test_a_snapshot_does_not_change_with_what_training_does_next() -> None:
     ids=["pseudo-gradients", "gradients", "none"],
 )
 def test_only_an_outer_update_has_a_momentum(changes: dict[str, object], momentum: bool) -> None:
-    plan = replace(Plan(), **changes)  # type: ignore[arg-type]
+    plan = replace(Plan(), **changes)
     trainer = trainer_of(plan)
     (state,) = trainer.states
     assert (state.version, state.contributors, state.group) == (0, 0, ())

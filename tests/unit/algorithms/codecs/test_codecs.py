@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from algorithms.codecs import CODECS, Codec, blocks, codec_by_id, codec_by_name
+from algorithms.codecs import CODECS, Codec, blocks, codec_by_name
 from algorithms.fragments import shard_bounds
 from worker.wire import BLOCK_ELEMENTS
 
@@ -39,16 +39,13 @@ def test_wire_ids_never_change() -> None:
 
 
 @every_codec
-def test_a_codec_is_found_by_name_and_by_id(codec: Codec) -> None:
+def test_a_codec_is_found_by_name(codec: Codec) -> None:
     assert codec_by_name(codec.name) is codec
-    assert codec_by_id(codec.wire_id) is codec
 
 
 def test_unknown_codecs_are_refused() -> None:
     with pytest.raises(ValueError, match=r"^unknown codec 'fp7'; use one of fp32, bf16"):
         codec_by_name("fp7")
-    with pytest.raises(ValueError, match="codec 250 is unknown to this version"):
-        codec_by_id(250)
 
 
 @every_codec
