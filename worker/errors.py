@@ -8,6 +8,7 @@
         CheckpointError     8   none can be used
 
 Two more live elsewhere: `worker.tasks.TaskError`, 4; `worker.transport.AddressInUse`, 7.
+A message from a peer ends nothing, whatever it holds: that is `worker.wire.WireError`.
 """
 
 from typing import ClassVar

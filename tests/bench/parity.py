@@ -5,8 +5,9 @@ python tests/bench/parity.py [--steps 60] [--inner-steps 10] [--preset diloco] [
 
 import argparse
 
-from tests.support.reference import Hashes, reference_hashes
+from tests.support.reference import reference_hashes
 from tests.support.swarm_runs import run_swarm
+from tests.support.workers import Hashes
 from worker.config import load_config
 
 
@@ -28,7 +29,7 @@ def main() -> int:
     wanted = reference_hashes(load_config(None, settings, options.preset), peers)
     equal = True
     for peer in report["peers"]:
-        seen = Hashes(peer["anchor_hash"], peer["momentum_hash"])
+        seen = Hashes.of(peer)
         equal &= seen == wanted
         print(f"{peer['peer']:<10} anchor {seen.anchor}  momentum {seen.momentum}")
     print(f"{'reference':<10} anchor {wanted.anchor}  momentum {wanted.momentum}")

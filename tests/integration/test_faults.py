@@ -6,20 +6,15 @@ from pathlib import Path
 
 from tests.support.gate import gate
 from tests.support.workers import (
+    QUICK,
     SMALL,
-    Event,
+    Hashes,
     WorkerProcess,
     free_addresses,
     running_swarm,
     settings_of,
 )
 from worker import checkpoint
-
-QUICK = settings_of(membership__probe_timeout_s=0.5, membership__suspicion_factor=2)
-
-
-def hashes(result: Event) -> tuple[str, str]:
-    return result["anchor_hash"], result["momentum_hash"]
 
 
 def test_a_killed_worker_is_missed_by_nobody(tmp_path: Path) -> None:
@@ -33,7 +28,7 @@ def test_a_killed_worker_is_missed_by_nobody(tmp_path: Path) -> None:
         assert victim.wait() == -signal.SIGKILL
         with held.opened():
             results = swarm.wait("w0", "w1", "w3")
-    assert len({hashes(result) for result in results.values()}) == 1
+    assert len({Hashes.of(result) for result in results.values()}) == 1
     for result in results.values():
         assert result["step"] == 120
         assert result["rounds_completed"] == 12
@@ -58,7 +53,7 @@ def test_a_worker_comes_back_and_ends_equal(tmp_path: Path) -> None:
         with held.opened():
             results = swarm.wait()
     assert adopted["step"] >= 70
-    assert len({hashes(result) for result in results.values()}) == 1
+    assert len({Hashes.of(result) for result in results.values()}) == 1
     assert results["w3"]["steps"] < results["w0"]["steps"] == 120
     assert swarm.workers["w0"].of("round")[-1]["contributors"] == 4
 
@@ -98,7 +93,7 @@ def test_a_worker_comes_back_to_a_run_with_error_feedback_and_ends_equal(tmp_pat
         back.wait_for(lambda e: e["event"] == "adopted", "adoption")
         with held.opened():
             results = swarm.wait()
-    assert len({hashes(result) for result in results.values()}) == 1
+    assert len({Hashes.of(result) for result in results.values()}) == 1
     assert results["w2"]["steps"] < results["w0"]["steps"] == 120
     assert swarm.workers["w0"].of("round")[-1]["contributors"] == 3
 
@@ -125,7 +120,7 @@ def test_a_worker_joins_with_nothing_but_an_address(tmp_path: Path) -> None:
         newcomer.wait_for(lambda e: e["event"] == "adopted", "adoption")
         with held.opened():
             results = swarm.wait("w0", "w1", "new")
-    assert len({hashes(result) for result in results.values()}) == 1
+    assert len({Hashes.of(result) for result in results.values()}) == 1
     assert results["new"]["rounds_completed"] >= 1
     assert max(event["contributors"] for event in swarm.workers["w0"].of("round")) == 3
 
@@ -149,7 +144,7 @@ def test_the_coordinator_is_optional(tmp_path: Path) -> None:
         coordinator.wait()
         with held.opened():
             results = swarm.wait()
-    assert len({hashes(result) for result in results.values()}) == 1
+    assert len({Hashes.of(result) for result in results.values()}) == 1
     assert {result["rounds_completed"] for result in results.values()} == {6}
 
 
@@ -173,7 +168,7 @@ def test_a_worker_joins_through_the_coordinator_which_reports(tmp_path: Path) ->
         with held.opened():
             results = swarm.wait("w0", "w1", "new")
         assert coordinator.wait() == 0
-    assert len({hashes(result) for result in results.values()}) == 1
+    assert len({Hashes.of(result) for result in results.values()}) == 1
     report = json.loads((tmp_path / "report.json").read_text())
     assert {peer["peer"]: peer["exit_code"] for peer in report["peers"]} == {
         "new": 0,

@@ -16,23 +16,20 @@ from tests.support.gate import gate
 from tests.support.shaped import relayed_swarm
 from tests.support.workers import (
     PATIENCE_S,
+    QUICK,
     SMALL,
-    Event,
+    Hashes,
     WorkerProcess,
     free_addresses,
     settings_of,
 )
 
-QUICK = settings_of(membership__probe_timeout_s=0.5, membership__suspicion_factor=2)
 RATE_BYTES_S = 20e6 / 8
 
+WHY_NOT = why_not()
 needs_namespaces = pytest.mark.skipif(
-    why_not() is not None, reason=f"no network namespaces: {why_not()}"
+    WHY_NOT is not None, reason=f"no network namespaces: {WHY_NOT}"
 )
-
-
-def hashes(result: Event) -> tuple[str, str]:
-    return result["anchor_hash"], result["momentum_hash"]
 
 
 def swarm_report(out: Path, *args: str) -> dict[str, Any]:
@@ -123,7 +120,7 @@ def test_connections_that_break_cost_no_agreement(tmp_path: Path) -> None:
     with relayed_swarm(3, tmp_path, link, settings) as (swarm, relay):
         results = swarm.wait()
         assert relay.broken() >= 1
-    assert len({hashes(result) for result in results.values()}) == 1
+    assert len({Hashes.of(result) for result in results.values()}) == 1
     for result in results.values():
         assert result["step"] == 60
         # A round that a break has failed for one is made up for by the others' answer.
@@ -151,7 +148,7 @@ def test_a_newcomer_joins_through_its_proxy(tmp_path: Path) -> None:
         with held.opened():
             results = swarm.wait("w0", "w1", "new")
         assert relay.counters()["new"].received_bytes >= results["new"]["bytes_received"]
-    assert len({hashes(result) for result in results.values()}) == 1
+    assert len({Hashes.of(result) for result in results.values()}) == 1
 
 
 def test_a_worker_that_was_cut_off_comes_back(tmp_path: Path) -> None:
@@ -177,7 +174,7 @@ def test_a_worker_that_was_cut_off_comes_back(tmp_path: Path) -> None:
         )
         with held.opened():
             results = swarm.wait()
-    assert len({hashes(result) for result in results.values()}) == 1
+    assert len({Hashes.of(result) for result in results.values()}) == 1
     assert {result["step"] for result in results.values()} == {160}
     assert [event["contributors"] for event in stayer.of("round")].count(2) >= 3
     assert sum(result["adoptions"] for result in results.values()) >= 1  # two histories became one

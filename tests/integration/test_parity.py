@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.reference import Hashes, reference_hashes
-from tests.support.workers import SMALL, running_swarm, settings_of
+from tests.support.reference import reference_hashes
+from tests.support.workers import SMALL, Hashes, running_swarm, settings_of
 from worker.config import load_config
 
 
@@ -30,7 +30,7 @@ def test_four_workers_equal_the_reference(
     with running_swarm(4, tmp_path, "--preset", preset, *settings) as swarm:
         swarm.start_all()
         results = swarm.wait()
-    hashes = {Hashes(r["anchor_hash"], r["momentum_hash"]) for r in results.values()}
+    hashes = {Hashes.of(r) for r in results.values()}
     rounds = {"ddp": 25}.get(preset, 10 if "diloco__fragments" in extra else 3)
     assert {r["rounds_completed"] for r in results.values()} == {rounds}
     config = load_config(None, settings[1::2], preset)
@@ -68,7 +68,7 @@ def test_two_workers_equal_the_reference_in_few_bits(
     assert {e["contributors"] for e in swarm.workers["w0"].of("round")} == {2}
     fragments = {e["fragment"] for e in swarm.workers["w0"].of("round")}
     assert fragments == ({0, 1, 2} if preset == "streaming" else {0})  # two layers, and the rest
-    hashes = {Hashes(r["anchor_hash"], r["momentum_hash"]) for r in results.values()}
+    hashes = {Hashes.of(r) for r in results.values()}
     config = load_config(None, settings[1::2], preset)
     assert hashes == {reference_hashes(config, swarm.names)}
 
@@ -88,6 +88,6 @@ def test_streaming_without_its_parts_is_diloco(tmp_path: Path) -> None:
         swarm.start_all()
         results = swarm.wait()
     assert {r["rounds_completed"] for r in results.values()} == {3}
-    hashes = {Hashes(r["anchor_hash"], r["momentum_hash"]) for r in results.values()}
+    hashes = {Hashes.of(r) for r in results.values()}
     diloco = load_config(None, shared[1::2], "diloco")
     assert hashes == {reference_hashes(diloco, swarm.names)}

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.reference import Hashes, reference_hashes
-from tests.support.workers import PATIENCE_S, SMALL, settings_of
+from tests.support.reference import reference_hashes
+from tests.support.workers import PATIENCE_S, SMALL, Hashes, settings_of
 from worker.config import load_config
 
 WORKERS = ["w0", "w1", "w2"]
@@ -29,7 +29,7 @@ def train(out: Path, preset: str, *args: str, **settings: object) -> dict[str, A
 
 
 def agreed(report: dict[str, Any]) -> Hashes:
-    (hashes,) = {Hashes(peer["anchor_hash"], peer["momentum_hash"]) for peer in report["peers"]}
+    (hashes,) = {Hashes.of(peer) for peer in report["peers"]}
     return hashes
 
 

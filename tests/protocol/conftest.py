@@ -6,7 +6,10 @@ import time
 from collections.abc import Iterator
 
 import pytest
-import torch
+
+from tests.support.threads import one_thread
+
+__all__ = ["libraries_frozen", "one_thread", "virtual_epochs"]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -16,15 +19,6 @@ def libraries_frozen() -> Iterator[None]:
     gc.freeze()
     yield
     gc.unfreeze()
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tensors are small here: more threads only wait for one another."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(autouse=True)

@@ -1,9 +1,12 @@
 """Frames as the generated code reads them, whatever wrote them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import pytest
 
 from protos import murmuration_pb2 as pb
-from worker.wire import frame_messages
+from worker.wire import Incoming, frame_messages, hash64, payloads
 
 
 def frames(parts: Iterable[memoryview], offset: int = 0) -> list[pb.Frame]:
@@ -15,3 +18,16 @@ def frames(parts: Iterable[memoryview], offset: int = 0) -> list[pb.Frame]:
         assert len(message.frame.payload) == size
         found.append(message.frame)
     return found
+
+
+@contextmanager
+def frames_of(limit_bytes: int) -> Iterator[None]:
+    """Inside, a frame stands for at most so many bytes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(payloads, "MAX_FRAME_BYTES", limit_bytes)
+        yield
+
+
+def incoming_of(payload: bytes) -> Incoming:
+    """Nothing of the payload has arrived yet."""
+    return Incoming(len(payload), hash64(payload))

@@ -1,22 +1,16 @@
 """The same run as real workers make, by `algorithms.reference` in one process."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
 from algorithms import reference
 from algorithms.fragments import TensorSpec, partition
+from tests.support.workers import Hashes
 from worker.config import Config
 from worker.inner import Replica
 from worker.tasks import Cursor, load_task
 from worker.wire import tensor_hash
-
-
-@dataclass(frozen=True)
-class Hashes:
-    anchor: str
-    momentum: str
 
 
 def reference_hashes(config: Config, peers: Sequence[str]) -> Hashes:

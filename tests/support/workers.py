@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,19 @@ SMALL = (
     "task.architecture={hidden_size=32, intermediate_size=64, num_hidden_layers=2, "
     "num_attention_heads=2, num_key_value_heads=2}",
 )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Hashes:
+    """Of the anchors and of the momenta that a worker ends with."""
+
+    anchor: str
+    momentum: str
+
+    @classmethod
+    def of(cls, result: Event) -> "Hashes":
+        """Of a worker's result, or its line in a swarm's report."""
+        return cls(result["anchor_hash"], result["momentum_hash"])
 
 
 class WorkerProcess:
@@ -194,3 +208,7 @@ def settings_of(**values: object) -> list[str]:
     """`run__steps=40` as `--set run.steps=40`."""
     pairs = (f"{key.replace('__', '.')}={value}" for key, value in values.items())
     return [part for pair in pairs for part in ("--set", pair)]
+
+
+# A silent worker is suspected, and declared dead, within seconds.
+QUICK = settings_of(membership__probe_timeout_s=0.5, membership__suspicion_factor=2)

@@ -10,6 +10,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from algorithms.plan import PRESETS, Plan
 from coordinator.bench.asked import Bench
 from coordinator.bench.command import bench
 from coordinator.bench.outcome import run_bench
@@ -166,9 +167,17 @@ def test_bad_input_is_one_line_with_its_exit_code(
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize(("preset", "plan"), PRESETS.items(), ids=PRESETS)
+def test_the_period_of_a_preset_is_its_own_before_a_run(
+    tmp_path: Path, preset: str, plan: Plan
+) -> None:
+    assert asked(tmp_path).period_steps(preset) == plan.inner_steps
+
+
 def test_what_is_known_of_the_period_before_a_run(tmp_path: Path) -> None:
     chosen = asked(tmp_path, settings=("diloco.inner_steps=50", "task.model=small"))
     assert [chosen.period_steps(name) for name in ("ddp", "diloco", "torchft")] == [1, 50, 50]
+    assert asked(tmp_path).period_steps("hivemind") == PRESETS["diloco"].inner_steps
     assert asked(tmp_path, inner_steps=7).period_steps("streaming") == 7
     assert chosen.unshared_setting() == "task.model=small"
     assert chosen.folder("ddp", "20mbit,delay=50ms").name == "ddp"

@@ -1,4 +1,4 @@
-"""Slots to test, and how a trainer handles one."""
+"""Slots of four values to test, numbers that add up, and how a trainer handles one."""
 
 from dataclasses import replace
 
@@ -16,11 +16,19 @@ PLAIN = Plan(outer_lr=1.0, outer_momentum=0.0)
 EAGER = replace(PLAIN, overlap_steps=1, eager=True)
 FEEDBACK = replace(PLAIN, codec="int4", error_feedback=True, error_decay=0.5)
 
+LEFT = ((0, 2),)
+RIGHT = ((2, 4),)
+
 Ranges = tuple[tuple[int, int], ...]
 
 
 def values(*numbers: float) -> Tensor:
     return torch.tensor(numbers)
+
+
+ANCHOR = values(10, 10, 10, 10)
+LOCAL = values(8, 8, 8, 8)  # two steps of 1 down
+MEAN = values(4, 4, 4, 4)
 
 
 def state_at(version: int, anchor: Tensor, momentum: Tensor | None = None) -> FragmentState:
@@ -70,3 +78,9 @@ def end(slot: Slot, result: RoundDone | RoundFailed, local: Tensor) -> Tensor:
 def take_over(slot: Slot, theirs: FragmentState, local: Tensor, *, keep: bool = True) -> Tensor:
     """Another peer's state comes; the local parameters to go on from."""
     return slot.adopt(theirs, slot.give_up(theirs.version, local), keep=keep)
+
+
+def learned(slot: Slot, local: Tensor) -> list[float]:
+    """What the anchor still lacks of this peer's own: anchor - local."""
+    found: list[float] = (slot.state.anchor - local).tolist()
+    return found

@@ -3,14 +3,12 @@
 from collections.abc import Sequence
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from protos import murmuration_pb2 as pb
-from tests.support.frames import frames
-from worker import wire
-from worker.wire import Incoming, WireError, hash64
+from tests.support.frames import frames, frames_of, incoming_of
+from worker.wire import Incoming, WireError, hash64, parse
 
 PARTS = st.lists(st.binary(max_size=70), max_size=5)
 
@@ -19,17 +17,12 @@ def views(parts: Sequence[bytes]) -> list[memoryview]:
     return [memoryview(part) for part in parts]
 
 
-def incoming_of(payload: bytes) -> Incoming:
-    return Incoming(len(payload), hash64(payload))
-
-
 @given(PARTS, st.integers(0, 400), st.integers(1, 40))
 def test_frames_carry_every_byte_from_the_offset_on(
     parts: list[bytes], offset: int, limit: int
 ) -> None:
     whole = b"".join(parts)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(wire, "MAX_FRAME_BYTES", limit)
+    with frames_of(limit):
         sent = list(frames(views(parts), offset))
     assert b"".join(frame.payload for frame in sent) == whole[offset:]
     position = offset
@@ -46,8 +39,7 @@ def test_a_payload_arrives_whole_though_the_stream_breaks_anywhere(
 ) -> None:
     whole = b"".join(parts)
     incoming = incoming_of(whole)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(wire, "MAX_FRAME_BYTES", limit)
+    with frames_of(limit):
         while not incoming.complete:
             attempt = list(frames(views(parts), incoming.received_bytes))
             for frame in attempt[: data.draw(st.integers(1, len(attempt)))]:
@@ -100,7 +92,7 @@ def test_every_corrupted_byte_of_a_message_is_refused_or_does_no_harm() -> None:
             incoming = incoming_of(payload)
             incoming.add(head)
             try:
-                incoming.add(wire.parse(pb.Frame, bytes(damaged)))
+                incoming.add(parse(pb.Frame, bytes(damaged)))
             except WireError:
                 continue
             assert bytes(incoming.buffer) == payload
@@ -160,82 +152,3 @@ def test_a_payload_of_ones_own_is_held_as_it_is() -> None:
     assert incoming.verified
     assert incoming.buffer is payload
     incoming.verify()
-
-
-# ------------------------------------------------------------------------------ tensors, hashes
-
-
-@given(st.lists(st.floats(width=32, allow_nan=False), max_size=30))
-def test_tensors_become_bytes_and_back_without_a_copy(values: list[float]) -> None:
-    tensor = torch.tensor(values, dtype=torch.float32)
-    raw = wire.tensor_bytes(tensor)
-    assert raw.nbytes == 4 * len(values)
-    back = wire.bytes_tensor(raw).view(torch.float32)
-    assert torch.equal(back, tensor)
-    if values:
-        assert back.data_ptr() == tensor.data_ptr()
-
-
-@pytest.mark.parametrize(
-    ("values", "finite"),
-    [
-        ([], True),
-        ([0.0, -1e15, 3.0], True),
-        ([1.0, float("nan"), 2.0], False),
-        ([1.0, float("inf")], False),
-        ([float("-inf"), float("inf")], False),
-        ([1e38], False),
-        ([1e20, 0.0], False),
-    ],
-)
-def test_only_finite_values_of_sane_size_pass(values: list[float], finite: bool) -> None:
-    assert wire.is_finite(torch.tensor(values, dtype=torch.float32)) is finite
-
-
-@given(st.integers(1, 3000), st.data())
-def test_one_bad_value_anywhere_is_found(size: int, data: st.DataObject) -> None:
-    values = torch.randn(size, generator=torch.Generator().manual_seed(size))
-    assert wire.is_finite(values)
-    bad = data.draw(st.sampled_from([float("nan"), float("inf"), float("-inf"), 1e38, -1e38]))
-    values[data.draw(st.integers(0, size - 1))] = bad
-    assert not wire.is_finite(values)
-
-
-def test_a_state_hash_covers_anchor_momentum_and_group() -> None:
-    anchor, momentum, group = torch.arange(4.0), torch.ones(4), ("a", "b")
-    hashed = wire.state_hash(anchor, momentum, group)
-    assert hashed == wire.state_hash(anchor.clone(), momentum.clone(), group)
-    whole = b"".join([wire.tensor_bytes(anchor), wire.tensor_bytes(momentum), b"a\nb"])
-    assert hashed == hash64(whole)
-    for index in range(4):
-        for which in range(2):
-            state = [anchor.clone(), momentum.clone()]
-            state[which][index] += 1e-6 + state[which][index] * 1e-6
-            assert wire.state_hash(*state, group) != hashed
-    assert wire.state_hash(anchor, momentum, ("a", "c")) != hashed
-    assert wire.state_hash(anchor, momentum, ()) != hashed
-
-
-def test_a_tensor_hash_is_128_bits_of_all_tensors_in_order() -> None:
-    first, second = torch.arange(4.0), torch.ones(3)
-    hashed = wire.tensor_hash([first, second])
-    assert len(hashed) == 32
-    assert hashed == wire.tensor_hash([torch.cat([first, second])])
-    assert hashed != wire.tensor_hash([second, first])
-
-
-def test_a_group_hash_depends_on_names_and_order() -> None:
-    assert wire.group_hash(["a", "b"]) == wire.group_hash(("a", "b"))
-    assert len({wire.group_hash(g) for g in (["a", "b"], ["b", "a"], ["ab"], [])}) == 4
-
-
-def test_a_reduction_is_announced_by_its_size_and_hash() -> None:
-    payload = wire.Payload.of(memoryview(b"mean"))
-    reduction = wire.Reduction(("a", "b"), ("a", "b", "c"), payload, last="b")
-    header = wire.parse(pb.ExchangeDown, wire.reduction_header(reduction, codec=2)).header
-    assert (reduction.contributors, reduction.next_group) == (
-        tuple(header.contributors),
-        tuple(header.next_group),
-    )
-    assert (header.codec, header.total_bytes, header.hash) == (2, 4, hash64(b"mean"))
-    assert header.last == "b"

@@ -1,8 +1,6 @@
 """Compressed frames: they carry every byte, resume between two frames, and no claim is believed."""
 
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 import torch
@@ -12,6 +10,7 @@ from hypothesis import strategies as st
 
 from algorithms.codecs import codec_by_name
 from protos import murmuration_pb2 as pb
+from tests.support.frames import frames_of, incoming_of
 from worker import wire
 from worker.wire import Again, Incoming, Payload, hash64
 
@@ -22,26 +21,12 @@ PAYLOADS = st.lists(
 KINDS = st.sampled_from([pb.ExchangeUp, pb.ExchangeDown])
 
 
-@contextmanager
-def frames_of(limit: int) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(wire, "MAX_FRAME_BYTES", limit)
-        yield
-
-
 def packed(plain: bytes) -> bytes:
     return zstandard.ZstdCompressor(level=1).compress(plain)
 
 
 def frame(carried: bytes, raw_bytes: int, offset: int = 0) -> pb.Frame:
     return pb.Frame(offset=offset, payload=carried, hash=hash64(carried), raw_bytes=raw_bytes)
-
-
-def incoming_of(payload: bytes) -> Incoming:
-    return Incoming(len(payload), hash64(payload))
-
-
-# ------------------------------------------------------------------------------- round trips
 
 
 @given(PAYLOADS, st.integers(1, 64), st.booleans(), KINDS)
@@ -104,31 +89,6 @@ def test_an_empty_payload_has_no_frames() -> None:
     assert list(wire.payload_messages(pb.ExchangeUp, payload)) == []
 
 
-@given(
-    st.sampled_from([pb.ExchangeUp, pb.ExchangeDown, pb.FetchReply]),
-    st.integers(0, 2**64 - 1),
-    st.binary(min_size=1, max_size=400),
-    st.integers(0, 2**32 - 1),
-)
-def test_what_is_written_by_hand_is_what_the_generated_code_writes(
-    kind: type[pb.ExchangeUp], offset: int, piece: bytes, raw_bytes: int
-) -> None:
-    raw = wire._frame(kind, offset, memoryview(piece), raw_bytes)
-    found = kind.FromString(raw).frame
-    assert (found.offset, found.payload, found.hash) == (offset, piece, hash64(piece))
-    assert found.raw_bytes == raw_bytes
-    assert kind(frame=found).SerializeToString(deterministic=True) == raw
-
-
-@pytest.mark.parametrize("size", [127, 128, 16_383, 16_384, MIB - 1, MIB])
-def test_frames_of_any_size_are_what_the_generated_code_writes(size: int) -> None:
-    """Where the length in front of the payload, or of the whole, takes one byte more."""
-    for taken in range(size - 20, size + 1):
-        piece = memoryview(bytes(taken))
-        raw = wire._frame(pb.ExchangeUp, 2**33 + 5, piece, MIB)
-        assert pb.ExchangeUp.FromString(raw).SerializeToString(deterministic=True) == raw
-
-
 @given(st.binary(max_size=300), st.sampled_from([1, 2, 4]), st.integers(16, 80))
 def test_bytes_of_like_meaning_travel_together_and_come_apart_again(
     raw: bytes, unit_bytes: int, limit: int
@@ -147,9 +107,6 @@ def test_exponents_that_lie_together_take_less() -> None:
     raw = wire.encode(codec_by_name("fp32"), values)
     together = Payload.of(raw, compress=True, unit_bytes=4).packed_bytes
     assert together < 0.9 * len(raw) < Payload.of(raw, compress=True).packed_bytes
-
-
-# ----------------------------------------------------------------------------------- refusals
 
 
 PLAIN = bytes(range(200)) + bytes(200)

@@ -1,0 +1,66 @@
+"""Cards: round trips, and refusals of whatever does not fit."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protos import murmuration_pb2 as pb
+from worker import wire
+from worker.membership import Card, Digest, Health, Phase
+from worker.wire import WireError, parse
+
+U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
+NAMES = st.text(min_size=1, max_size=64).filter(str.isprintable)
+CARDS = st.builds(
+    Card,
+    peer=NAMES,
+    address=NAMES,
+    epoch=U64,
+    incarnation=U32,
+    health=st.sampled_from(Health),
+    phase=st.sampled_from(Phase),
+    heartbeat=U64,
+    step=U64,
+    digests=st.lists(st.builds(Digest, U64, U32, U64), max_size=4).map(tuple),
+)
+
+
+@given(CARDS)
+def test_a_card_survives_the_wire(card: Card) -> None:
+    raw = wire.card_to_message(card).SerializeToString()
+    assert wire.card_from_message(parse(pb.PeerCard, raw)) == card
+
+
+@given(st.lists(CARDS, max_size=5))
+def test_a_member_list_survives_the_wire(cards: list[Card]) -> None:
+    raw = pb.GossipMessage(members=[wire.card_to_message(card) for card in cards])
+    gossip = parse(pb.GossipMessage, raw.SerializeToString())
+    assert wire.cards_from_messages(gossip.members) == tuple(cards)
+
+
+def test_ours_and_the_wires_enums_name_the_same_things() -> None:
+    assert {f"HEALTH_{h.name}": int(h) for h in Health} == dict(pb.Health.items())
+    assert {f"PHASE_{p.name}": int(p) for p in Phase} == dict(pb.Phase.items())
+
+
+@pytest.mark.parametrize("name", ["", "x" * 257, "\N{BIRD}" * 65])
+def test_names_are_of_1_to_256_bytes(name: str) -> None:
+    for card in (pb.PeerCard(peer=name, address="a"), pb.PeerCard(peer="a", address=name)):
+        with pytest.raises(WireError, match=f"a name or address of {len(name)} characters"):
+            wire.card_from_message(card)
+    longest = "\N{BIRD}" * 64
+    assert wire.card_from_message(pb.PeerCard(peer=longest, address="a")).peer == longest
+
+
+@pytest.mark.parametrize("field", ["health", "phase"])
+@pytest.mark.parametrize("value", [4, 99, -1])
+def test_an_unknown_enum_is_refused(field: str, value: int) -> None:
+    with pytest.raises(WireError, match=f"^peer w3: {value} is not a valid"):
+        wire.card_from_message(pb.PeerCard(peer="w3", address="a", **{field: value}))
+
+
+def test_a_member_list_is_bounded() -> None:
+    members = [pb.PeerCard(peer="a", address="b")] * 4097
+    assert len(wire.cards_from_messages(members[:4096])) == 4096
+    with pytest.raises(WireError, match="4097 peers in one message; at most 4096"):
+        wire.cards_from_messages(members)

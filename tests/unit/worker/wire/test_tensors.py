@@ -1,0 +1,63 @@
+"""Tensors become bytes without a copy; values that are not finite or absurd are refused."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from algorithms.codecs import codec_by_name
+from worker import wire
+from worker.wire import WireError
+
+
+@given(st.lists(st.floats(width=32, allow_nan=False), max_size=30))
+def test_tensors_become_bytes_and_back_without_a_copy(values: list[float]) -> None:
+    tensor = torch.tensor(values, dtype=torch.float32)
+    raw = wire.tensor_bytes(tensor)
+    assert raw.nbytes == 4 * len(values)
+    back = wire.bytes_tensor(raw).view(torch.float32)
+    assert torch.equal(back, tensor)
+    if values:
+        assert back.data_ptr() == tensor.data_ptr()
+
+
+@pytest.mark.parametrize(
+    ("values", "finite"),
+    [
+        ([], True),
+        ([0.0, -1e15, 3.0], True),
+        ([1.0, float("nan"), 2.0], False),
+        ([1.0, float("inf")], False),
+        ([float("-inf"), float("inf")], False),
+        ([1e38], False),
+        ([1e20, 0.0], False),
+    ],
+)
+def test_only_finite_values_of_sane_size_pass(values: list[float], finite: bool) -> None:
+    assert wire.is_finite(torch.tensor(values, dtype=torch.float32)) is finite
+
+
+@given(st.integers(1, 3000), st.data())
+def test_one_bad_value_anywhere_is_found(size: int, data: st.DataObject) -> None:
+    values = torch.randn(size, generator=torch.Generator().manual_seed(size))
+    assert wire.is_finite(values)
+    bad = data.draw(st.sampled_from([float("nan"), float("inf"), float("-inf"), 1e38, -1e38]))
+    values[data.draw(st.integers(0, size - 1))] = bad
+    assert not wire.is_finite(values)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), 1e30])
+def test_a_reduction_that_is_not_finite_or_absurd_is_refused(bad: float) -> None:
+    """Whatever the codec: here a reducer that lies in fp32."""
+    values = torch.ones(1000)
+    values[777] = bad
+    with pytest.raises(WireError, match="NaN, Inf or absurdly large"):
+        wire.decode(codec_by_name("fp32"), wire.tensor_bytes(values), 1000)
+
+
+def test_a_contribution_beyond_what_the_reduction_can_hold_is_refused() -> None:
+    payload = wire.tensor_bytes(torch.full((10,), 70_000.0))
+    fp32, fp16 = codec_by_name("fp32"), codec_by_name("fp16")
+    wire.check_values(fp32, payload, 10, fp32.limit)
+    with pytest.raises(WireError, match="absurdly large"):
+        wire.check_values(fp32, payload, 10, fp16.limit)

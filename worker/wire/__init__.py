@@ -1,0 +1,80 @@
+"""Turns tensors and cards into messages and back. Nothing from the network is trusted.
+
+Sizes are checked against what the manifest implies before anything is allocated, then the hash of
+each frame, then the hash of the whole, then that the values are finite. Nothing is ever unpickled.
+
+`tensors` and `hashes` know torch; `cards`, `frames`, `payloads` and `messages` know the protos;
+this package alone knows both.
+"""
+
+from worker.wire.cards import card_from_message, card_to_message, cards_from_messages
+from worker.wire.documents import MAX_DOCUMENT_BYTES, pack_document, unpack_document
+from worker.wire.errors import Again, WireError
+from worker.wire.hashes import group_hash, hash64, state_hash, tensor_hash
+from worker.wire.messages import (
+    REFUSAL_CODES,
+    Reduction,
+    key_of,
+    parse,
+    reduction_header,
+    refusal,
+    status_reply,
+)
+from worker.wire.payloads import (
+    MAX_FRAME_BYTES,
+    Incoming,
+    Payload,
+    frame_messages,
+    payload_messages,
+)
+from worker.wire.tensors import (
+    BLOCK_ELEMENTS,
+    average,
+    bytes_tensor,
+    check_values,
+    decode,
+    encode,
+    encoding_error,
+    is_finite,
+    split_state,
+    state_parts,
+    tensor_bytes,
+)
+
+__all__ = [
+    "BLOCK_ELEMENTS",
+    "MAX_DOCUMENT_BYTES",
+    "MAX_FRAME_BYTES",
+    "REFUSAL_CODES",
+    "Again",
+    "Incoming",
+    "Payload",
+    "Reduction",
+    "WireError",
+    "average",
+    "bytes_tensor",
+    "card_from_message",
+    "card_to_message",
+    "cards_from_messages",
+    "check_values",
+    "decode",
+    "encode",
+    "encoding_error",
+    "frame_messages",
+    "group_hash",
+    "hash64",
+    "is_finite",
+    "key_of",
+    "pack_document",
+    "parse",
+    "payload_messages",
+    "reduction_header",
+    "refusal",
+    "split_state",
+    "state_hash",
+    "state_parts",
+    "status_reply",
+    "tensor_bytes",
+    "tensor_hash",
+    "unpack_document",
+]

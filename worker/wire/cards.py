@@ -1,0 +1,57 @@
+"""Cards of peers to messages and back."""
+
+from collections.abc import Sequence
+
+from protos import murmuration_pb2 as pb
+from worker.membership import Card, Digest, Health, Phase
+from worker.wire.errors import WireError
+
+_MAX_PEERS = 4096
+_MAX_NAME_BYTES = 256
+
+
+def card_to_message(card: Card) -> pb.PeerCard:
+    return pb.PeerCard(
+        peer=card.peer,
+        address=card.address,
+        epoch=card.epoch,
+        incarnation=card.incarnation,
+        health=pb.Health.ValueType(card.health),
+        phase=pb.Phase.ValueType(card.phase),
+        heartbeat=card.heartbeat,
+        step=card.step,
+        digests=[
+            pb.FragmentDigest(version=d.version, contributors=d.contributors, hash=d.hash)
+            for d in card.digests
+        ],
+    )
+
+
+def card_from_message(message: pb.PeerCard) -> Card:
+    """Raises WireError when names or enums are out of range."""
+    for name in (message.peer, message.address):
+        if not 0 < len(name.encode()) <= _MAX_NAME_BYTES:
+            raise WireError(f"a peer with a name or address of {len(name)} characters")
+        if not name.isprintable():
+            raise WireError(f"a peer with the name or address {name!r}")
+    try:
+        health, phase = Health(message.health), Phase(message.phase)
+    except ValueError as error:
+        raise WireError(f"peer {message.peer}: {error}") from error
+    return Card(
+        peer=message.peer,
+        address=message.address,
+        epoch=message.epoch,
+        incarnation=message.incarnation,
+        health=health,
+        phase=phase,
+        heartbeat=message.heartbeat,
+        step=message.step,
+        digests=tuple(Digest(d.version, d.contributors, d.hash) for d in message.digests),
+    )
+
+
+def cards_from_messages(messages: Sequence[pb.PeerCard]) -> tuple[Card, ...]:
+    if len(messages) > _MAX_PEERS:
+        raise WireError(f"{len(messages)} peers in one message; at most {_MAX_PEERS}")
+    return tuple(card_from_message(message) for message in messages)

@@ -1,0 +1,147 @@
+"""A payload cut into frames, and put together from those that arrive."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import zstandard
+
+from protos import murmuration_pb2 as pb
+from worker.wire.errors import Again
+from worker.wire.frames import Kind, frame_message
+from worker.wire.hashes import hash64
+from worker.wire.packing import pack, unpack
+
+MAX_FRAME_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Payload:
+    """The encoding of a shard, ready to be sent any number of times.
+
+    `packed` holds zstd of each frame where that is smaller, and None where it is not; it is empty
+    when compressing was not tried.
+    """
+
+    raw: memoryview
+    hash: int
+    packed: tuple[bytes | None, ...] = ()
+    unit_bytes: int = 1
+
+    @classmethod
+    def of(cls, raw: memoryview, *, compress: bool = False, unit_bytes: int = 1) -> "Payload":
+        """Hashes, and compresses frame by frame if asked to, `Codec.unit_bytes` regarded."""
+        if not compress:
+            return cls(raw, hash64(raw))
+        compressor = zstandard.ZstdCompressor(level=1)
+        pieces = (
+            raw[start : start + MAX_FRAME_BYTES] for start in range(0, len(raw), MAX_FRAME_BYTES)
+        )
+        packed = ((pack(compressor, piece, unit_bytes), len(piece)) for piece in pieces)
+        smaller = tuple(z if len(z) < size else None for z, size in packed)
+        return cls(raw, hash64(raw), smaller, unit_bytes)
+
+    @property
+    def packed_bytes(self) -> int:
+        """Size on the wire."""
+        if not self.packed:
+            return len(self.raw)
+        starts = range(0, len(self.raw), MAX_FRAME_BYTES)
+        return sum(
+            len(self.raw[start : start + MAX_FRAME_BYTES]) if piece is None else len(piece)
+            for start, piece in zip(starts, self.packed, strict=True)
+        )
+
+
+def frame_messages(
+    kind: Kind, parts: Iterable[memoryview], offset: int = 0
+) -> Iterator[tuple[bytes, int]]:
+    """Cuts the parts, one after another, into frames of at most 1 MiB, from `offset` on.
+
+    Yields each as a serialised message of the kind, and the size of its payload.
+    """
+    base = 0
+    for part in parts:
+        for start in range(max(0, offset - base), len(part), MAX_FRAME_BYTES):
+            piece = part[start : start + MAX_FRAME_BYTES]
+            yield frame_message(kind, base + start, piece), len(piece)
+        base += len(part)
+
+
+def payload_messages(
+    kind: type[pb.ExchangeUp] | type[pb.ExchangeDown], payload: Payload, offset: int = 0
+) -> Iterator[tuple[bytes, int, int]]:
+    """The frames of a payload from `offset` on; compressed ones begin at multiples of their size.
+
+    Yields each as a serialised message, the size of what it carries, and how much of the raw
+    payload that stands for.
+    """
+    if not payload.packed or offset % MAX_FRAME_BYTES:
+        for message, size in frame_messages(kind, [payload.raw], offset):
+            yield message, size, size
+        return
+    for start in range(offset, len(payload.raw), MAX_FRAME_BYTES):
+        raw = payload.raw[start : start + MAX_FRAME_BYTES]
+        piece = payload.packed[start // MAX_FRAME_BYTES]
+        if piece is None:
+            yield frame_message(kind, start, raw), len(raw), len(raw)
+        else:
+            message = frame_message(kind, start, memoryview(piece), len(raw), payload.unit_bytes)
+            yield message, len(piece), len(raw)
+
+
+class Incoming:
+    """A payload of known size and hash, arriving in frames; resumes where it broke off.
+
+    `taken_by` is the stream it arrives on: an earlier one that still trickles is passed over.
+    """
+
+    def __init__(self, total_bytes: int, whole_hash: int) -> None:
+        self.total_bytes, self.hash = total_bytes, whole_hash
+        self.buffer = memoryview(bytearray(total_bytes))
+        self.received_bytes = 0
+        self.verified = False
+        self.taken_by: object = None
+
+    @classmethod
+    def held(cls, payload: memoryview, whole_hash: int) -> "Incoming":
+        """A payload that is here already: this peer's own."""
+        incoming = cls(0, whole_hash)
+        incoming.buffer = payload
+        incoming.total_bytes = incoming.received_bytes = len(payload)
+        incoming.verified = True
+        return incoming
+
+    @property
+    def complete(self) -> bool:
+        return self.received_bytes == self.total_bytes
+
+    def add(self, frame: pb.Frame) -> tuple[int, int]:
+        """Takes a frame; returns the size of what it carried, and of what that stands for.
+
+        Raises:
+            Again: the frame is out of place, too large, or its bytes have changed.
+        """
+        carried = frame.payload  # once: each access makes a copy
+        size = frame.raw_bytes or len(carried)
+        if frame.offset != self.received_bytes:
+            raise Again(f"a frame at {frame.offset}, expected {self.received_bytes}")
+        if (
+            size == 0
+            or max(size, len(carried)) > MAX_FRAME_BYTES
+            or frame.offset + size > self.total_bytes
+        ):
+            raise Again(f"a frame of {size} bytes at {frame.offset} of {self.total_bytes}")
+        if hash64(carried) != frame.hash:
+            raise Again(f"the frame at {frame.offset} is damaged: its hash differs")
+        payload = unpack(carried, size, frame.columns) if frame.raw_bytes else carried
+        self.buffer[frame.offset : frame.offset + size] = payload
+        self.received_bytes += size
+        return len(carried), size
+
+    def verify(self) -> None:
+        """Raises Again unless everything is here and has the announced hash."""
+        if not self.complete:
+            raise Again(f"{self.received_bytes} of {self.total_bytes} bytes arrived")
+        if hash64(self.buffer) != self.hash:
+            raise Again("the payload is damaged: its hash differs")
+        self.verified = True

@@ -1,0 +1,94 @@
+"""Tensors and their encodings, block by block, so that the loop is never held up for long."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from algorithms.codecs import Codec
+from algorithms.mean import mean_in_order
+from worker.wire.errors import WireError
+
+BLOCK_ELEMENTS = 256 * 1024  # 1 MiB of fp32: short enough not to hold the loop up
+_NOT_FINITE = "the values hold NaN, Inf or absurdly large ones"
+
+
+def tensor_bytes(tensor: Tensor) -> memoryview:
+    """The bytes of a contiguous 1-D CPU tensor, without a copy."""
+    view: memoryview = memoryview(tensor.view(torch.uint8).numpy())  # type: ignore[arg-type]
+    return view
+
+
+def bytes_tensor(raw: memoryview) -> Tensor:
+    """A 1-D uint8 tensor over the bytes, without a copy; the buffer must be writable."""
+    if len(raw) == 0:
+        return torch.empty(0, dtype=torch.uint8)
+    return torch.frombuffer(raw, dtype=torch.uint8)
+
+
+def is_finite(values: Tensor) -> bool:
+    """Whether all of a 1-D fp32 tensor is finite and of sane size (its square sum is finite)."""
+    return bool(torch.isfinite(torch.dot(values, values)))
+
+
+def encode(codec: Codec, values: Tensor, seed: int | None = None) -> memoryview:
+    """The encoding of 1-D fp32 values; may share their memory. Raises ValueError: not finite."""
+    return tensor_bytes(codec.encode(values, seed))
+
+
+def encoding_error(codec: Codec, payload: memoryview, values: Tensor) -> Tensor:
+    """values - decode(payload), block by block: what an encoding has left out."""
+    error = torch.empty_like(values)
+    for start, stop in _blocks(values.numel()):
+        torch.sub(values[start:stop], _decode(codec, payload, start, stop), out=error[start:stop])
+    return error
+
+
+def check_values(codec: Codec, payload: memoryview, elements: int, limit: float) -> None:
+    """Raises WireError unless all encoded values are finite, of sane size and within the limit."""
+    for start, stop in _blocks(elements):
+        block = _decode(codec, payload, start, stop)
+        if not is_finite(block) or (block.numel() and float(block.abs().max()) > limit):
+            raise WireError(_NOT_FINITE)
+
+
+def average(codec: Codec, payloads: Sequence[memoryview], elements: int) -> Tensor:
+    """The mean of encoded values, in the order given, block by block."""
+    mean = torch.empty(elements)
+    for start, stop in _blocks(elements):
+        mean[start:stop] = mean_in_order(
+            _decode(codec, payload, start, stop) for payload in payloads
+        )
+    return mean
+
+
+def decode(codec: Codec, payload: memoryview, elements: int) -> Tensor:
+    """Fresh fp32 values, 1-D, block by block. Raises WireError unless finite and of sane size."""
+    values = torch.empty(elements)
+    for start, stop in _blocks(elements):
+        block = _decode(codec, payload, start, stop)
+        if not is_finite(block):
+            raise WireError(_NOT_FINITE)
+        values[start:stop] = block
+    return values
+
+
+def state_parts(anchor: Tensor, momentum: Tensor) -> list[memoryview]:
+    """The bytes of a fragment's state, as Fetch carries them."""
+    return [tensor_bytes(anchor), tensor_bytes(momentum)]
+
+
+def split_state(payload: memoryview, sizes: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """(anchor, momentum) of those bytes, without a copy; `sizes` are their numbers of values."""
+    anchor, momentum = torch.split(bytes_tensor(payload).view(torch.float32), list(sizes))
+    return anchor, momentum
+
+
+def _blocks(elements: int) -> Iterator[tuple[int, int]]:
+    for start in range(0, elements, BLOCK_ELEMENTS):
+        yield start, min(elements, start + BLOCK_ELEMENTS)
+
+
+def _decode(codec: Codec, payload: memoryview, start: int, stop: int) -> Tensor:
+    raw = payload[codec.encoded_bytes(start) : codec.encoded_bytes(stop)]
+    return codec.decode(bytes_tensor(raw), stop - start)
