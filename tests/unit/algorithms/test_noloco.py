@@ -1,0 +1,134 @@
+"""NoLoCo's outer step: the paper's update in our sign, and no settings that diverge."""
+
+import math
+import re
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from algorithms.noloco import ModifiedMomentum
+from algorithms.stability import largest_stable_b, largest_stable_c, spectral_radius
+
+
+def test_two_steps_by_hand() -> None:
+    outer = ModifiedMomentum(a=0.5, b=0.25, c=0.5)
+    one = torch.tensor
+    anchor, momentum = outer.step(one([8.0]), one([0.0]), one([4.0]), one([6.0]))
+    assert (anchor.item(), momentum.item()) == (8 - 0.25 * 4 - 0.5 * 2, -2.0)
+    anchor, momentum = outer.step(anchor, momentum, one([-8.0]), one([10.0]))
+    assert (anchor.item(), momentum.item()) == (6 - 1 + 2 + 2, 3.0)
+
+
+def test_it_is_the_papers_update_with_d_for_minus_g() -> None:
+    generator = torch.Generator().manual_seed(0)
+    size, a, b, c = 4, 0.6, 0.8, 0.5
+    phi, theta, delta = (torch.randn(size, 50, generator=generator) for _ in range(3))
+    d = theta - phi
+    paper_delta = a * delta + b / size * d.sum(dim=0) - c * (phi - phi.sum(dim=0) / size)
+    mean_g, mean_anchor = (phi - theta).mean(dim=0), phi.mean(dim=0)
+    outer = ModifiedMomentum(a, b, c, size=size)
+    for i in range(size):
+        anchor, momentum = outer.step(phi[i], delta[i], mean_g, mean_anchor)
+        assert torch.allclose(momentum, paper_delta[i], atol=1e-6)
+        assert torch.allclose(anchor, phi[i] + paper_delta[i], atol=1e-6)
+
+
+def test_a_group_that_agrees_stays_together_bit_for_bit() -> None:
+    generator = torch.Generator().manual_seed(1)
+    anchor, momentum, mean_g = (torch.randn(99, generator=generator) for _ in range(3))
+    pulled = ModifiedMomentum(c=0.7).step(anchor, momentum, mean_g, anchor.clone())
+    freely = ModifiedMomentum(c=0.1).step(anchor, momentum, mean_g, anchor.clone())
+    assert torch.equal(pulled[0], freely[0])
+    assert torch.equal(pulled[1], freely[1])
+
+
+def test_replicas_come_together_and_reach_the_bottom() -> None:
+    generator = torch.Generator().manual_seed(2)
+    outer, bottom = ModifiedMomentum(), torch.randn(10, generator=generator)
+    anchors = list(torch.randn(4, 10, generator=generator))
+    momenta = [torch.zeros(10) for _ in anchors]
+    for round_ in range(120):
+        for i, j in [((0, 1), (2, 3)), ((0, 2), (1, 3)), ((0, 3), (1, 2))][round_ % 3]:
+            g = ((anchors[i] - bottom) * 0.3 + (anchors[j] - bottom) * 0.3) / 2
+            mean = (anchors[i] + anchors[j]) / 2
+            anchors[i], momenta[i] = outer.step(anchors[i], momenta[i], g, mean)
+            anchors[j], momenta[j] = outer.step(anchors[j], momenta[j], g, mean)
+    assert all(torch.allclose(anchor, bottom, atol=1e-5) for anchor in anchors)
+
+
+def test_results_are_fresh_and_inputs_untouched() -> None:
+    inputs = [torch.full((3,), float(value)) for value in range(1, 5)]
+    for result in ModifiedMomentum().step(*inputs):
+        result.zero_()
+    assert [t.tolist() for t in inputs] == [[1.0] * 3, [2.0] * 3, [3.0] * 3, [4.0] * 3]
+
+
+@given(st.integers(1, 3000), st.integers(0, 3000), st.integers(0, 9))
+def test_a_step_on_a_part_is_the_part_of_a_step(size: int, cut: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    parts = [torch.randn(size, generator=generator) for _ in range(4)]
+    whole = ModifiedMomentum().step(*parts)
+    piece = ModifiedMomentum().step(*(part[cut:] for part in parts))
+    assert torch.equal(whole[0][cut:], piece[0])
+    assert torch.equal(whole[1][cut:], piece[1])
+
+
+@given(st.floats(0, 0.98), st.floats(0.02, 0.98), st.floats(0.02, 0.98), st.integers(2, 9))
+def test_all_below_the_limits_is_accepted(a: float, of_b: float, of_c: float, size: int) -> None:
+    c = of_c * largest_stable_c(a, size)
+    ModifiedMomentum(a, of_b * largest_stable_b(a, c, size), c, size)
+
+
+@given(st.floats(0, 0.98), st.floats(1, 50), st.integers(2, 9))
+def test_an_unstable_c_is_refused_with_the_nearest_that_is_not(
+    a: float, times: float, size: int
+) -> None:
+    limit = largest_stable_c(a, size)
+    with pytest.raises(ValueError, match=r"^c is .*spectral radius") as refused:
+        ModifiedMomentum(a, 0.001, times * limit, size)
+    nearest = float(re.findall(r"c = ([\d.e-]*\d)", str(refused.value))[0])
+    assert 0.997 * limit < nearest < limit
+    ModifiedMomentum(a, 0.001, nearest, size)
+
+
+@given(st.floats(0, 0.98), st.floats(0.02, 0.98), st.floats(1, 50), st.integers(2, 9))
+def test_an_unstable_b_is_refused_with_the_nearest_that_is_not(
+    a: float, of_c: float, times: float, size: int
+) -> None:
+    c = of_c * largest_stable_c(a, size)
+    limit = largest_stable_b(a, c, size)
+    with pytest.raises(ValueError, match=r"^b is .*spectral radius") as refused:
+        ModifiedMomentum(a, times * limit, c, size)
+    nearest = float(re.findall(r"b = ([\d.e-]*\d)", str(refused.value))[0])
+    assert 0.997 * limit < nearest < limit
+    ModifiedMomentum(a, nearest, c, size)
+
+
+def test_dilocos_momentum_is_refused_with_radius_and_both_ways_out() -> None:
+    assert f"{spectral_radius(0.9, 0.7):.4g}" == "1.098"
+    with pytest.raises(ValueError, match="c is") as refused:
+        ModifiedMomentum(a=0.9)
+    assert str(refused.value) == (
+        "c is 0.7: with a = 0.9 the replicas of groups of 2 would drift apart (spectral radius "
+        "1.098; it must be below 1); the nearest stable value is c = 0.3796, or take a = 0.5"
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"a": 1.0}, r"^a is 1\.0; it must be in 0\.\.1, below 1"),
+        ({"a": -0.1}, r"^a is -0\.1"),
+        ({"a": math.nan}, r"^a is nan"),
+        ({"b": 0.0}, r"^b is 0\.0; it must be above 0"),
+        ({"b": math.inf}, r"^b is inf"),
+        ({"c": 0.0}, r"^c is 0\.0; it must be above 0"),
+        ({"c": math.nan}, r"^c is nan"),
+        ({"size": 1}, r"^group size is 1; it must be at least 2"),
+    ],
+)
+def test_values_out_of_range_are_refused(settings: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ModifiedMomentum(**settings)

@@ -1,0 +1,161 @@
+"""Groups of a round: everyone computes the same, all meet, and sitting out goes by turns."""
+
+from collections import Counter
+from itertools import combinations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from algorithms.pairing import group_of, groups, membership_epoch
+
+NAMES = st.text(min_size=1, max_size=12)
+SWARMS = st.lists(NAMES, min_size=2, max_size=14, unique=True)
+U64 = st.integers(0, 2**64 - 1)
+ROUNDS = st.integers(0, 10**6)
+SIZES = st.integers(2, 5)
+
+
+def letters(count: int) -> list[str]:
+    return [f"peer-{index:02d}" for index in range(count)]
+
+
+def out_of(round_: int, peers: list[str], size: int, run: int = 7) -> set[str]:
+    inside = groups(run, 0, round_, membership_epoch(peers), peers, size)
+    return set(peers).difference(*inside)
+
+
+@given(U64, st.integers(0, 100), ROUNDS, U64, SWARMS, SIZES)
+def test_each_peer_is_in_one_group_or_in_none(
+    run: int, fragment: int, round_: int, epoch: int, peers: list[str], size: int
+) -> None:
+    made = groups(run, fragment, round_, epoch, peers, size)
+    together = min(size, len(peers))
+    members = [peer for group in made for peer in group]
+    assert len(set(members)) == len(members)
+    assert set(members) <= set(peers)
+    assert [len(group) for group in made] == [together] * (len(peers) // together)
+    assert all(group == tuple(sorted(group)) for group in made)
+
+
+@given(U64, ROUNDS, U64, SWARMS, SIZES, st.data())
+def test_every_peer_computes_the_same_from_members_in_any_order(
+    run: int, round_: int, epoch: int, peers: list[str], size: int, data: st.DataObject
+) -> None:
+    made = groups(run, 0, round_, epoch, peers, size)
+    seen = {me: group_of(me, run, 0, round_, epoch, view(data, peers), size) for me in peers}
+    for me, group in seen.items():
+        if group is None:
+            assert all(me not in other for other in made)
+        else:
+            assert me in group
+            assert group in made
+            assert all(seen[partner] == group for partner in group)
+
+
+def view(data: st.DataObject, peers: list[str]) -> list[str]:
+    return data.draw(st.permutations(peers))
+
+
+@given(SWARMS, st.data())
+def test_the_epoch_is_of_the_set(peers: list[str], data: st.DataObject) -> None:
+    epoch = membership_epoch(peers)
+    assert epoch == membership_epoch([*view(data, peers), peers[0]])
+    assert 0 <= epoch < 2**64
+    assert epoch != membership_epoch(peers[1:])
+    assert epoch != membership_epoch([*peers, "someone quite else"])
+
+
+def test_the_epoch_tells_where_a_name_ends() -> None:
+    assert membership_epoch(["ab", "c"]) != membership_epoch(["a", "bc"])
+
+
+@settings(max_examples=30)
+@given(U64, SWARMS, SIZES, ROUNDS)
+def test_sitting_out_goes_by_turns(run: int, peers: list[str], size: int, first: int) -> None:
+    """In as many rounds as there are peers, each sits out as often; never twice running."""
+    epoch, before = membership_epoch(peers), set[str]()
+    count: Counter[str] = Counter(dict.fromkeys(peers, 0))
+    for round_ in range(first, first + len(peers)):
+        inside = groups(run, 0, round_, epoch, peers, size)
+        outside = set(peers).difference(*inside)
+        assert not outside & before
+        count.update(outside)
+        before = outside
+    assert set(count.values()) == {len(peers) % min(size, len(peers))}
+
+
+@pytest.mark.parametrize(("peers", "size"), [(5, 2), (9, 2), (11, 4)])
+def test_runs_fragments_and_epochs_have_turns_of_their_own(peers: int, size: int) -> None:
+    """Who sits out a round of one of them sits out that of another no more than by chance."""
+    swarm = letters(peers)
+    draws = 4000
+    count: Counter[str] = Counter()
+    for draw in range(draws):
+        key = [(draw, 0, 1), (7, draw, 1), (7, 0, draw)][draw % 3]
+        run, fragment, epoch = key
+        count.update(set(swarm).difference(*groups(run, fragment, 3, epoch, swarm, size)))
+    expected = draws * (peers % size) / peers
+    assert set(count) == set(swarm)
+    assert all(0.8 * expected < times < 1.2 * expected for times in count.values())
+
+
+@pytest.mark.parametrize("peers", [2, 3, 8, 9])
+def test_every_two_peers_meet_about_equally_often(peers: int) -> None:
+    swarm, rounds = letters(peers), 400 * peers
+    met: Counter[tuple[str, ...]] = Counter()
+    for round_ in range(rounds):
+        met.update(groups(7, 0, round_, membership_epoch(swarm), swarm))
+    expected = rounds * (peers // 2) / len(list(combinations(swarm, 2)))
+    assert set(met) == set(combinations(swarm, 2))
+    assert all(0.8 * expected < times < 1.2 * expected for times in met.values())
+
+
+@pytest.mark.parametrize("size", [3, 4])
+def test_every_two_peers_meet_in_larger_groups_too(size: int) -> None:
+    swarm, rounds = letters(10), 600
+    met = Counter(
+        pair
+        for round_ in range(rounds)
+        for group in groups(7, 0, round_, membership_epoch(swarm), swarm, size)
+        for pair in combinations(group, 2)
+    )
+    assert set(met) == set(combinations(swarm, 2))
+    # Where several sit out together, those are also in together more often.
+    assert max(met.values()) < 2 * min(met.values())
+
+
+def test_the_groups_change_with_every_argument() -> None:
+    swarm = letters(12)
+    here = groups(1, 2, 3, 4, swarm)
+    assert here != groups(9, 2, 3, 4, swarm)
+    assert here != groups(1, 9, 3, 4, swarm)
+    assert here != groups(1, 2, 9, 4, swarm)
+    assert here != groups(1, 2, 3, 9, swarm)
+
+
+def test_fewer_peers_than_a_group_make_one_and_one_peer_makes_none() -> None:
+    assert groups(1, 0, 0, 0, ["b", "a", "c"], 4) == (("a", "b", "c"),)
+    assert groups(1, 0, 0, 0, ["a"], 4) == ()
+    assert groups(1, 0, 0, 0, []) == ()
+    assert group_of("a", 1, 0, 0, 0, ["a"]) is None
+
+
+def test_who_is_no_member_is_in_no_group() -> None:
+    assert group_of("stranger", 1, 0, 0, 0, letters(4)) is None
+
+
+@pytest.mark.parametrize("size", [1, 0, -2])
+def test_groups_of_less_than_two_are_refused(size: int) -> None:
+    with pytest.raises(ValueError, match=f"^group size is {size}; it must be at least 2"):
+        groups(1, 0, 0, 0, letters(4), size)
+
+
+def test_groups_are_the_same_on_every_machine_and_version() -> None:
+    """Two versions that disagree here would wait for each other's partners."""
+    assert membership_epoch(["a", "b", "c"]) == 72537297551412712
+    assert groups(1, 2, 3, 4, ["a", "b", "c", "d", "e"]) == (("c", "d"), ("a", "b"))
+    assert groups(1, 2, 3, 4, ["a", "b", "c", "d", "e", "f", "g"], 3) == (
+        ("c", "d", "f"),
+        ("a", "b", "e"),
+    )
