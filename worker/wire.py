@@ -4,6 +4,7 @@ Sizes are checked against what the manifest implies before anything is allocated
 each frame, then the hash of the whole, then that the values are finite. Nothing is ever unpickled.
 """
 
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -34,6 +35,17 @@ _MOST_COLUMNS = 8
 _NOT_FINITE = "the values hold NaN, Inf or absurdly large ones"
 
 T = TypeVar("T", bound=Message)
+
+
+class _Zstd(threading.local):
+    """One context each a thread: making one takes longer than a small frame."""
+
+    def __init__(self) -> None:
+        self.compressor = zstandard.ZstdCompressor(level=1)
+        self.decompressor = zstandard.ZstdDecompressor()
+
+
+_zstd = _Zstd()
 
 
 class WireError(ValueError):
@@ -109,7 +121,7 @@ class Payload:
         """Hashes, and compresses frame by frame if asked to, `Codec.unit_bytes` regarded."""
         if not compress:
             return cls(raw, hash64(raw))
-        compressor = zstandard.ZstdCompressor(level=1)
+        compressor = _zstd.compressor
         pieces = (
             raw[start : start + MAX_FRAME_BYTES] for start in range(0, len(raw), MAX_FRAME_BYTES)
         )
@@ -327,9 +339,7 @@ def _unpack(packed: bytes, size: int, columns: int) -> memoryview:
         header = zstandard.get_frame_parameters(packed)
         if header.content_size != size or header.window_size > _MAX_WINDOW_BYTES:
             raise Again(f"a zstd frame of {header.content_size} bytes, announced as {size}")
-        plain = zstandard.ZstdDecompressor().decompress(
-            packed, max_output_size=size, allow_extra_data=False
-        )
+        plain = _zstd.decompressor.decompress(packed, max_output_size=size, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise Again(f"a damaged zstd frame: {error}") from error
     if columns > _MOST_COLUMNS:
