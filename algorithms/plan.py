@@ -15,7 +15,7 @@ Exchange = Literal["mean", "none"]
 Payload = Literal["pseudo_gradient", "gradient"]
 Rounding = Literal["nearest", "stochastic"]
 
-_LAP_BYTES = 64 * 1024
+_LAP_BYTES = 48 * 1024
 _MOST_LAPS = 8
 
 
@@ -117,7 +117,7 @@ class Plan:
         """How many shards of a fragment each peer reduces.
 
         The reductions of one lap go out while the contributions of the next still come in, so that
-        links stay busy both ways; a shard is not worth a stream of its own below 64 KiB or so.
+        links stay busy both ways; a shard is not worth a stream of its own below 48 KiB or so.
         """
         shard_bytes = codec_by_name(self.codec).encoded_bytes(elements) / max(1, peers)
         return min(_MOST_LAPS, max(1, round(shard_bytes / _LAP_BYTES)))

@@ -77,6 +77,7 @@ def figure_lines(report: Report) -> list[tuple[str, str]]:
         *([("links", _links(report))] if report.get("link") else []),
         *_bits(report),
         ("computing", _computing(report)),
+        *_step_times(report),
         *_waits(report),
         ("rounds", _rounds(report)),
         ("replicas", _replicas(report)),
@@ -125,6 +126,16 @@ def peer_table(peers: Sequence[dict[str, Any]]) -> "Table":
             Text(end, style="" if end == "done" else "yellow"),
         )
     return table
+
+
+def _step_times(report: Report) -> list[tuple[str, str]]:
+    """What rounds on their way cost the steps meanwhile; nothing without both kinds of steps."""
+    idle, in_flight = report["step_s_idle"], report["step_s_in_flight"]
+    if idle is None or in_flight is None:
+        return []
+    return [
+        ("inner step", f"{1e3 * idle:.1f} ms; {1e3 * in_flight:.1f} ms while a round is in flight")
+    ]
 
 
 def _optional(value: float | None, show: Callable[[float], str]) -> str:

@@ -22,9 +22,11 @@ _PEER_COUNTS = (
     "payload_bytes_received",
     "payload_bytes_per_round",
     "ddp_bytes",
+    "steps_in_flight",
 )
 _PEER_MEASURES = ("compute_s", "stall_s", "wall_s", "compute_utilization", "val_loss")
-_MEAN_MEASURES = (*_PEER_MEASURES, "step_s_idle", "step_s_in_flight", "blocked_s")
+_STEP_MEASURES = ("step_s_idle", "step_s_in_flight")
+_MEAN_MEASURES = (*_PEER_MEASURES, "blocked_s")
 _PEER_TEXTS = ("anchor_hash", "momentum_hash", "reason", "checkpoint")
 
 
@@ -34,9 +36,11 @@ def build_report(
     """Puts the workers' results together.
 
     `val_loss compute_s stall_s wall_s compute_utilization` are means over the workers that reported
-    them; `rounds_completed` is the most that one worker saw, `rounds_failed` the sum over workers.
-    `loop_lag_ms` is the worst worker's. `bytes_ratio` says how many times more DDP would have sent.
-    A worker that ended without a result stands in `peers` with what was last heard of it.
+    them. `step_s_idle step_s_in_flight` are the workers' median inner steps while no round is on
+    its way and while one is, weighted by the number of such steps. `rounds_completed` is the most
+    that one worker saw, `rounds_failed` the sum over workers. `loop_lag_ms` is the worst worker's.
+    `bytes_ratio` says how many times more DDP would have sent. A worker that ended without a result
+    stands in `peers` with what was last heard of it.
 
     Args:
         records: one per worker.
@@ -61,6 +65,7 @@ def build_report(
         "params": told.get("params"),
         **{key: told.get(key) for key in _LINK_KEYS},
         **{key: _mean([p[key] for p in peers if p[key] is not None]) for key in _MEAN_MEASURES},
+        **_step_times(peers),
         "elapsed_s": round(elapsed_s, 3),
         "rounds_completed": max((record.rounds_completed for record in records), default=0),
         "rounds_failed": sum(record.rounds_failed for record in records),
@@ -126,7 +131,7 @@ def _peer(record: Record) -> dict[str, Any]:
         "rounds_completed": record.rounds_completed,
         "rounds_failed": record.rounds_failed,
         **{key: int_of(result, key) for key in _PEER_COUNTS},
-        **{key: float_of(result, key) for key in _MEAN_MEASURES},
+        **{key: float_of(result, key) for key in (*_MEAN_MEASURES, *_STEP_MEASURES)},
         **{key: text_of(result, key) for key in _PEER_TEXTS},
         "loop_lag_ms": _numbers(result.get("loop_lag_ms")),
     }
@@ -152,6 +157,22 @@ def _bits(results: Sequence[Mapping[str, object]], kind: str) -> dict[str, float
         "bits_encoded": 8 * total["encoded_bytes"] / total["values"],
         "bits_travelled": 8 * total["payload_bytes"] / total["values"],
         "payload_bytes": total["payload_bytes"],
+    }
+
+
+def _step_times(peers: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
+    """The workers' median inner steps, by the number of steps that each is the median of."""
+    told = [peer for peer in peers if peer["steps_in_flight"] is not None]
+    counts = {
+        "step_s_idle": [peer["steps"] - peer["steps_in_flight"] for peer in told],
+        "step_s_in_flight": [peer["steps_in_flight"] for peer in told],
+    }
+    return {
+        key: sum(count * (peer[key] or 0.0) for count, peer in zip(weights, told, strict=True))
+        / sum(weights)
+        if sum(weights)
+        else None
+        for key, weights in counts.items()
     }
 
 

@@ -4,12 +4,12 @@ import asyncio
 import random
 from collections.abc import Callable
 
-_PERIOD_S = 0.01
+_PERIOD_S = 0.05
 _SAMPLES = 20_000
 
 
 class LagMonitor:
-    """Sleeps 10 ms again and again and keeps a uniform sample of how much later it wakes."""
+    """Sleeps 50 ms again and again and keeps a uniform sample of how much later it wakes."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

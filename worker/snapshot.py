@@ -37,7 +37,7 @@ def snapshot(trainer: Trainer, manifest: Manifest) -> tuple[dict[str, Tensor], d
         # Without the guess of eager updates: it ends with the round in flight.
         own = slot.own(slot.fragment.flatten(trainer.replica.parameters))
         for name, local in slot.fragment.views(own).items():
-            tensors[f"local/{name}"] = local.clone()
+            tensors[f"local/{name}"] = local
     inner_steps = {}
     names = trainer.replica.optimizer_names
     for index, moments in trainer.replica.optimizer.state_dict()["state"].items():

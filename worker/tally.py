@@ -25,6 +25,7 @@ class Tally:
     """Of this process's life; counts and seconds. train thread only."""
 
     inner_steps: int = 0
+    steps_in_flight: int = 0
     compute_s: float = 0.0
     stall_s: float = 0.0
     first_step_at: float | None = None
@@ -64,6 +65,7 @@ class Tally:
     def stepped(self, seconds: float, *, in_flight: bool) -> None:
         """An inner step has taken so long, with or without a round on its way."""
         self.inner_steps += 1
+        self.steps_in_flight += in_flight
         self.compute_s += seconds
         self._steps[in_flight].append(seconds)
 
@@ -80,6 +82,7 @@ class Tally:
             "stall_s_by_peer": _rounded(self.stall_s_by_peer),
             "stall_s_by_fragment": _rounded(self.stall_s_by_fragment),
             "longest_stalls": [asdict(stall) for stall in sorted(self._longest, reverse=True)],
+            "steps_in_flight": self.steps_in_flight,
             "step_s_idle": _median(self._steps[False]),
             "step_s_in_flight": _median(self._steps[True]),
         }

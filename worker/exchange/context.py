@@ -17,6 +17,8 @@ T = TypeVar("T")
 
 _VALUES = 256 * 1024  # a number on which bits per value are measured: whole blocks of any codec
 
+_AT_ONCE = 64 * 1024  # values: a quarter of a millisecond
+
 
 class Offload(Protocol):
     """Runs a function of numpy and torch calls off the loop."""
@@ -112,6 +114,11 @@ class Context:
     def reduction_codec(self) -> Codec:
         """Of what comes back."""
         return codec_by_name(self.plan.reduction_codec)
+
+    async def worked(self, elements: int, work: Callable[[], T]) -> T:
+        """Does numpy and torch work on so many values: off the loop, unless the way there would
+        take longer than the work."""
+        return work() if elements <= _AT_ONCE else await self.offload(work)
 
     async def sent(self, stream: Stream, message: bytes) -> None:
         """Sends, and counts the time that the network took to take it. Raises TransportError."""

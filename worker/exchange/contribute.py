@@ -83,7 +83,9 @@ class Contributor:
         bounds = context.bounds(fragment, begin.group)
         began = context.clock()
         try:
-            payloads, error = await context.offload(lambda: self._encode(begin, bounds))
+            payloads, error = await context.worked(
+                begin.values.numel(), lambda: self._encode(begin, bounds)
+            )
         except ValueError as failure:  # too large for the codec; nobody is told of it
             self._finished(RoundFailed(fragment, begin.round, str(failure), (context.me,)))
             return
@@ -119,17 +121,26 @@ class Contributor:
         """The payload of each shard, and what their encoding has left out. Runs off the loop."""
         context, values = self._context, begin.values
         codec, plan = context.codec, context.plan
+        if plan.rounding == "stochastic":
+            shards = [
+                wire.encode(
+                    codec,
+                    values[start:stop],
+                    contribution_seed(context.me, begin.fragment, begin.round, start),
+                )
+                for start, stop in bounds
+            ]
+        else:  # shards lie on whole blocks, so the encoding of all is theirs, one after another
+            whole = wire.encode(codec, values)
+            shards = [
+                whole[codec.encoded_bytes(start) : codec.encoded_bytes(stop)]
+                for start, stop in bounds
+            ]
         error = values.new_empty(values.shape) if plan.error_feedback else None
-        payloads = []
-        for start, stop in bounds:
-            seed = None
-            if plan.rounding == "stochastic":
-                seed = contribution_seed(context.me, begin.fragment, begin.round, start)
-            raw = wire.encode(codec, values[start:stop], seed)
-            if error is not None:
+        if error is not None:
+            for raw, (start, stop) in zip(shards, bounds, strict=True):
                 error[start:stop] = wire.encoding_error(codec, raw, values[start:stop])
-            payloads.append(context.compression.payload(codec, raw))
-        return payloads, error
+        return [context.compression.payload(codec, raw) for raw in shards], error
 
     def _step(self, round_: _Round, event: machine.Event) -> None:
         if self._rounds.get(round_.machine.fragment) is not round_:
@@ -347,8 +358,8 @@ class Contributor:
         start, stop = round_.bounds[key.shard]
         codec = self._context.reduction_codec
         # Into a tensor of its own: an attempt that is cancelled meanwhile must not write here.
-        mean = await self._context.offload(
-            lambda: wire.decode(codec, reduction.payload.raw, stop - start)
+        mean = await self._context.worked(
+            stop - start, lambda: wire.decode(codec, reduction.payload.raw, stop - start)
         )
         round_.mean[start:stop] = mean
         round_.reductions[key.shard] = reduction

@@ -185,8 +185,8 @@ class Reducer:
         try:
             incoming.verify()
             codec, limit = self._context.codec, self._context.reduction_codec.limit
-            await self._context.offload(
-                lambda: wire.check_values(codec, incoming.buffer, elements, limit)
+            await self._context.worked(
+                elements, lambda: wire.check_values(codec, incoming.buffer, elements, limit)
             )
         except wire.WireError:
             arriving.pop(header.sender, None)
@@ -263,8 +263,9 @@ class Reducer:
 
         before = self._residuals.before(key, start, stop)
         try:
-            payload, residual = await context.offload(
-                lambda: self._average(key, start, stop, inputs, before)
+            payload, residual = await context.worked(
+                len(inputs) * (stop - start),
+                lambda: self._average(key, start, stop, inputs, before),
             )
         except Exception as failure:  # the shard must not stay closed to those who try again
             context.log({"event": "warning", "text": f"{key} was not reduced: {failure}"})

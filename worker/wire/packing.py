@@ -1,5 +1,7 @@
 """What a frame carries, as zstd of columns of bytes, and back."""
 
+import threading
+
 import numpy as np
 import zstandard
 
@@ -9,11 +11,23 @@ MAX_WINDOW_BYTES = 8 * 1024 * 1024  # of any zstd that is read
 _MOST_COLUMNS = 8
 
 
-def pack(compressor: zstandard.ZstdCompressor, units: memoryview, unit_bytes: int) -> bytes:
+class _Contexts(threading.local):
+    """One of each a thread: making one takes longer than a small frame does."""
+
+    def __init__(self) -> None:
+        self.compressor = zstandard.ZstdCompressor(level=1)
+        self.decompressor = zstandard.ZstdDecompressor()
+
+
+_contexts = _Contexts()
+
+
+def pack(units: memoryview, unit_bytes: int) -> bytes:
     """zstd of the columns of units: first the first byte of every one, then the second, ...
 
     Each column begins a block of its own, so that its bytes are coded by their own frequencies.
     """
+    compressor = _contexts.compressor
     whole = len(units) // unit_bytes * unit_bytes if unit_bytes > 1 else 0
     if whole == 0:
         return compressor.compress(units)
@@ -34,7 +48,7 @@ def unpack(packed: bytes, size: int, columns: int) -> memoryview:
         header = zstandard.get_frame_parameters(packed)
         if header.content_size != size or header.window_size > MAX_WINDOW_BYTES:
             raise Again(f"a zstd frame of {header.content_size} bytes, announced as {size}")
-        plain = zstandard.ZstdDecompressor().decompress(
+        plain = _contexts.decompressor.decompress(
             packed, max_output_size=size, allow_extra_data=False
         )
     except zstandard.ZstdError as error:

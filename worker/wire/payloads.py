@@ -3,8 +3,6 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-import zstandard
-
 from protos import murmuration_pb2 as pb
 from worker.wire.errors import Again
 from worker.wire.frames import Kind, frame_message
@@ -32,11 +30,10 @@ class Payload:
         """Hashes, and compresses frame by frame if asked to, `Codec.unit_bytes` regarded."""
         if not compress:
             return cls(raw, hash64(raw))
-        compressor = zstandard.ZstdCompressor(level=1)
         pieces = (
             raw[start : start + MAX_FRAME_BYTES] for start in range(0, len(raw), MAX_FRAME_BYTES)
         )
-        packed = ((pack(compressor, piece, unit_bytes), len(piece)) for piece in pieces)
+        packed = ((pack(piece, unit_bytes), len(piece)) for piece in pieces)
         smaller = tuple(z if len(z) < size else None for z, size in packed)
         return cls(raw, hash64(raw), smaller, unit_bytes)
 

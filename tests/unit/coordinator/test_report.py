@@ -97,6 +97,18 @@ def test_means_are_over_the_workers_that_reported(result_event) -> None:
     assert report["reason"] == "finished"
 
 
+def test_step_times_count_by_the_steps_that_they_are_of(result_event) -> None:
+    told = [
+        {"steps": 100, "steps_in_flight": 10, "step_s_idle": 0.05, "step_s_in_flight": 0.09},
+        {"steps": 100, "steps_in_flight": 90, "step_s_idle": 0.06, "step_s_in_flight": 0.06},
+    ]
+    records = [finished(result_event(f"w{at}", **steps)) for at, steps in enumerate(told)]
+    report = build_report(records, settings={}, elapsed_s=1.0)
+    assert report["step_s_idle"] == pytest.approx((90 * 0.05 + 10 * 0.06) / 100)
+    assert report["step_s_in_flight"] == pytest.approx((10 * 0.09 + 90 * 0.06) / 100)
+    assert "51.0 ms; 63.0 ms while a round is in flight" in printed(report)
+
+
 def test_a_dead_worker_stands_with_its_last_numbers(result_event) -> None:
     report = build_report([finished(result_event("w0")), killed("w1")], settings={}, elapsed_s=1.0)
     dead = report["peers"][1]

@@ -54,7 +54,7 @@ def test_steps_are_told_apart_by_whether_a_round_was_on_its_way() -> None:
         tally.stepped(seconds, in_flight=True)
     plain = tally.plain()
     assert (plain["step_s_idle"], plain["step_s_in_flight"]) == (0.2, 0.4)
-    assert tally.inner_steps == 5
+    assert (tally.inner_steps, plain["steps_in_flight"]) == (5, 2)
     assert plain["compute_s"] == 2.0
 
 
