@@ -234,25 +234,72 @@ class GossipMessage(_message.Message):
     SENDER_FIELD_NUMBER: _builtins.int
     RUN_FIELD_NUMBER: _builtins.int
     MEMBERS_FIELD_NUMBER: _builtins.int
+    PROGRESS_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    ACKNOWLEDGED_FIELD_NUMBER: _builtins.int
+    ANEW_FIELD_NUMBER: _builtins.int
+    FULL_FIELD_NUMBER: _builtins.int
     sender: _builtins.str
     run: _builtins.int
     """another run's gossip is refused"""
+    number: _builtins.int
+    """of this message to this receiver; 0 when it has no members"""
+    acknowledged: _builtins.int
+    """the highest number received; 0: count on nothing that was sent"""
+    anew: _builtins.bool
+    """whatever was sent before may be lost: numbers count from this one on"""
+    full: _builtins.bool
+    """all that the sender knows, or a part of it in turn; answer likewise"""
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___PeerCard]: ...
+    @_builtins.property
+    def progress(self) -> Global___Progress:
+        """of the sender; the rest of its card is as the receiver has it"""
+
     def __init__(
         self,
         *,
         sender: _builtins.str = ...,
         run: _builtins.int = ...,
         members: _abc.Iterable[Global___PeerCard] | None = ...,
+        progress: Global___Progress | None = ...,
+        number: _builtins.int = ...,
+        acknowledged: _builtins.int = ...,
+        anew: _builtins.bool = ...,
+        full: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["progress", b"progress"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["members", b"members", "run", b"run", "sender", b"sender"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged", b"acknowledged", "anew", b"anew", "full", b"full", "members", b"members", "number", b"number", "progress", b"progress", "run", b"run", "sender", b"sender"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GossipMessage: _TypeAlias = GossipMessage  # noqa: Y015
+
+@_typing.final
+class Progress(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    HEARTBEAT_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    heartbeat: _builtins.int
+    step: _builtins.int
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        heartbeat: _builtins.int = ...,
+        step: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "heartbeat", b"heartbeat", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Progress: _TypeAlias = Progress  # noqa: Y015
 
 @_typing.final
 class ProbeRequest(_message.Message):

@@ -73,7 +73,8 @@ class ControlServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Gossip(self, request, context):
-        """Push-pull of the full member list. The reply is evidence of life, so this is also the probe.
+        """Push-pull of what the other does not know yet. The reply, even an empty one, is evidence of life,
+        so this is also the probe.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -39,7 +39,9 @@ class ControlStub:
     Join: _grpc.UnaryUnaryMultiCallable[_murmuration_pb2.JoinRequest, _murmuration_pb2.JoinReply]
     """First contact. Refused, with the first differing key, when the manifests differ."""
     Gossip: _grpc.UnaryUnaryMultiCallable[_murmuration_pb2.GossipMessage, _murmuration_pb2.GossipMessage]
-    """Push-pull of the full member list. The reply is evidence of life, so this is also the probe."""
+    """Push-pull of what the other does not know yet. The reply, even an empty one, is evidence of life,
+    so this is also the probe.
+    """
     ProbeFor: _grpc.UnaryUnaryMultiCallable[_murmuration_pb2.ProbeRequest, _murmuration_pb2.ProbeReply]
     """Asks this peer to probe another one: tells a dead peer from a broken link."""
     Status: _grpc.UnaryUnaryMultiCallable[_murmuration_pb2.StatusRequest, _murmuration_pb2.StatusReply]
@@ -56,7 +58,9 @@ class ControlAsyncStub(ControlStub):
     Join: _aio.UnaryUnaryMultiCallable[_murmuration_pb2.JoinRequest, _murmuration_pb2.JoinReply]  # type: ignore[assignment]
     """First contact. Refused, with the first differing key, when the manifests differ."""
     Gossip: _aio.UnaryUnaryMultiCallable[_murmuration_pb2.GossipMessage, _murmuration_pb2.GossipMessage]  # type: ignore[assignment]
-    """Push-pull of the full member list. The reply is evidence of life, so this is also the probe."""
+    """Push-pull of what the other does not know yet. The reply, even an empty one, is evidence of life,
+    so this is also the probe.
+    """
     ProbeFor: _aio.UnaryUnaryMultiCallable[_murmuration_pb2.ProbeRequest, _murmuration_pb2.ProbeReply]  # type: ignore[assignment]
     """Asks this peer to probe another one: tells a dead peer from a broken link."""
     Status: _aio.UnaryUnaryMultiCallable[_murmuration_pb2.StatusRequest, _murmuration_pb2.StatusReply]  # type: ignore[assignment]
@@ -82,7 +86,9 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         request: _murmuration_pb2.GossipMessage,
         context: _ServicerContext,
     ) -> _typing.Union[_murmuration_pb2.GossipMessage, _abc.Awaitable[_murmuration_pb2.GossipMessage]]:
-        """Push-pull of the full member list. The reply is evidence of life, so this is also the probe."""
+        """Push-pull of what the other does not know yet. The reply, even an empty one, is evidence of life,
+        so this is also the probe.
+        """
 
     @_abc_1.abstractmethod
     def ProbeFor(

@@ -11,6 +11,7 @@ from worker.manifest import Manifest, first_difference
 from worker.membership import (
     AskProbe,
     Card,
+    Deltas,
     Event,
     Heard,
     Leaving,
@@ -18,8 +19,11 @@ from worker.membership import (
     Probe,
     Probed,
     ProbedFor,
+    Progress,
+    Said,
     Updated,
     ViewChanged,
+    with_progress,
 )
 from worker.rounds import View
 from worker.transport import Transport, TransportError
@@ -52,6 +56,7 @@ class Gossip:
         log: Callable[[dict[str, object]], None],
     ) -> None:
         self._membership, self._manifest = membership, manifest
+        self._deltas = Deltas(membership.me.peer, membership.config.full_s)
         self._packed, self._run = manifest.pack(), manifest.run
         self._transport, self._clock, self._spawn = transport, clock, spawn
         self._viewed, self._log = viewed, log
@@ -94,11 +99,13 @@ class Gossip:
     # ---------------------------------------------------------------------------------- serving
 
     def on_gossip(self, request: bytes) -> bytes:
-        """Takes a peer's list and gives ours."""
+        """Takes a peer's news and gives ours; another run gets none."""
         gossip = wire.parse(pb.GossipMessage, request)
-        if gossip.run == self._run:
-            self.step(Heard(wire.cards_from_messages(gossip.members), gossip.sender))
-        return self._message()
+        if gossip.run != self._run:
+            return self._message(Said())
+        asked = said_in(gossip)
+        self._hear(gossip.sender, asked)
+        return self._message(self._deltas.answer(gossip.sender, asked, self.cards))
 
     def on_join(self, request: bytes) -> bytes:
         """First contact: refuses another run, tells a peer without a manifest what the run is."""
@@ -111,13 +118,14 @@ class Gossip:
             refusal = f"the manifests differ in {difference}"
             return pb.JoinReply(refusal=refusal, manifest=self._packed).SerializeToString()
         self.step(Heard((wire.card_from_message(join.card),)))
-        members = [wire.card_to_message(card) for card in self.cards]
+        members = [wire.card_to_message(card) for card in self._deltas.part(self.cards)]
         return pb.JoinReply(members=members).SerializeToString()
 
     async def on_probe_for(self, request: bytes) -> bytes:
         """Probes another peer in the asking one's place."""
         asked = wire.parse(pb.ProbeRequest, request)
-        alive = await self._exchange(asked.address, min(asked.timeout_s, _MAX_PROBE_S))
+        timeout_s = min(asked.timeout_s, _MAX_PROBE_S)
+        alive = await self._exchange(asked.peer, asked.address, timeout_s)
         return pb.ProbeReply(alive=alive).SerializeToString()
 
     # ---------------------------------------------------------------------------------- calling
@@ -136,13 +144,15 @@ class Gossip:
     async def leave(self) -> None:
         """Tells every live peer; waits a moment at most, for gossip will do the rest."""
         self.step(Leaving())
-        targets = [card.address for card in self.others if card.live]
+        targets = [card for card in self.others if card.live]
         with suppress(TimeoutError):
             async with asyncio.timeout(_LEAVE_S):
-                await asyncio.gather(*(self._exchange(address, _LEAVE_S) for address in targets))
+                await asyncio.gather(
+                    *(self._exchange(card.peer, card.address, _LEAVE_S) for card in targets)
+                )
 
     async def _probe(self, peer: str, address: str, timeout_s: float) -> None:
-        self.step(Probed(peer, await self._exchange(address, timeout_s)))
+        self.step(Probed(peer, await self._exchange(peer, address, timeout_s)))
 
     async def _ask_probe(self, via: str, peer: str, address: str, timeout_s: float) -> None:
         request = pb.ProbeRequest(peer=peer, address=address, timeout_s=timeout_s)
@@ -154,24 +164,26 @@ class Gossip:
             alive = wire.parse(pb.ProbeReply, raw).alive
         self.step(ProbedFor(peer, alive))
 
-    async def _exchange(self, address: str, timeout_s: float) -> bool:
-        """Push-pull with one address; False when it does not answer or runs something else."""
+    async def _exchange(self, peer: str, address: str, timeout_s: float) -> bool:
+        """Push-pull with one peer; False when it does not answer or runs something else."""
+        request = self._message(self._deltas.request(peer, self.cards, self._clock()))
         try:
-            raw = await self._transport.call(address, "Control/Gossip", self._message(), timeout_s)
+            raw = await self._transport.call(address, "Control/Gossip", request, timeout_s)
             answer = wire.parse(pb.GossipMessage, raw)
-            if answer.run != self._run:
-                return False
-            self.step(Heard(wire.cards_from_messages(answer.members), answer.sender))
+            if answered := answer.run == self._run:
+                self._hear(answer.sender, said_in(answer))
         except (TransportError, wire.WireError):
-            return False
-        return True
+            answered = False
+        if not answered or answer.sender != peer:  # somebody else may have the address by now
+            self._deltas.failed(peer)
+        return answered
 
-    def _message(self) -> bytes:
-        return pb.GossipMessage(
-            sender=self.me.peer,
-            run=self._run,
-            members=[wire.card_to_message(card) for card in self.cards],
-        ).SerializeToString()
+    def _hear(self, sender: str, said: Said) -> None:
+        self.step(Heard(with_progress(said, sender, self.cards), sender))
+        self._deltas.heard(sender, said, self.cards)
+
+    def _message(self, said: Said) -> bytes:
+        return gossip_message(said, self.me.peer, self._run).SerializeToString()
 
     def _log_members(self) -> None:
         for card in self.others:
@@ -179,3 +191,34 @@ class Gossip:
             if self._logged.get(card.peer) != health:
                 self._logged[card.peer] = health
                 self._log({"event": "member", "peer_changed": card.peer, "health": health})
+
+
+def gossip_message(said: Said, sender: str, run: int) -> pb.GossipMessage:
+    progress = None
+    if (mine := said.progress) is not None:
+        progress = pb.Progress(epoch=mine.epoch, heartbeat=mine.heartbeat, step=mine.step)
+    return pb.GossipMessage(
+        sender=sender,
+        run=run,
+        members=[wire.card_to_message(card) for card in said.cards],
+        progress=progress,
+        number=said.number,
+        acknowledged=said.acknowledged,
+        anew=said.anew,
+        full=said.full,
+    )
+
+
+def said_in(message: pb.GossipMessage) -> Said:
+    """The inverse. Raises WireError when a card is not valid."""
+    theirs = message.progress
+    return Said(
+        cards=wire.cards_from_messages(message.members),
+        progress=Progress(theirs.epoch, theirs.heartbeat, theirs.step)
+        if message.HasField("progress")
+        else None,
+        number=message.number,
+        acknowledged=message.acknowledged,
+        anew=message.anew,
+        full=message.full,
+    )

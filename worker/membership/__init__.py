@@ -1,6 +1,7 @@
 """Who is in the swarm, and who of them is alive: gossip, probes and suspicion, without I/O."""
 
 from worker.membership.card import Card, Digest, Health, Phase, newest
+from worker.membership.deltas import Deltas, Progress, Said, with_progress
 from worker.membership.machine import (
     Action,
     AskProbe,
@@ -22,6 +23,7 @@ __all__ = [
     "Action",
     "AskProbe",
     "Card",
+    "Deltas",
     "Digest",
     "Doubted",
     "Event",
@@ -34,8 +36,11 @@ __all__ = [
     "Probe",
     "Probed",
     "ProbedFor",
+    "Progress",
+    "Said",
     "Tick",
     "Updated",
     "ViewChanged",
     "newest",
+    "with_progress",
 ]

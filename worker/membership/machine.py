@@ -1,23 +1,26 @@
 """Membership as a state machine: `step(event, now) -> actions`.
 
-Every `gossip_s` a peer exchanges full member lists with another (push-pull). The answer is
-evidence of life, so this is the probe too. A peer that does not answer is probed through others;
-if they fail as well it is suspected, and declared dead after `suspicion_s` unless it refutes by
-raising its incarnation. A suspicion is enough to route around a peer; only a death removes it from
-a group.
+Every `gossip_s` a peer exchanges news of members with others (push-pull; `deltas` says what each
+message holds). The answer, empty or not, is evidence of life, so this is the probe too. A peer that
+does not answer is probed through others; if they fail as well it is suspected, and declared dead
+after `suspicion_s` unless it refutes by raising its incarnation. A suspicion is enough to route
+around a peer; only a death removes it from a group.
 
-Ref: SWIM (Das et al. 2002) and Lifeguard (arXiv:1707.00788). Differences: full lists instead of
-piggybacked deltas, fit for tens of peers; own starvation shifts all timers instead of scaling them.
+Ref: SWIM (Das et al. 2002) and Lifeguard (arXiv:1707.00788). Differences: each peer probes all
+others within about `probe_s` where there are few, and a few at a time in a larger swarm; messages
+are acknowledged; own starvation shifts all timers instead of scaling them.
 """
 
 import math
 import random
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from worker.membership.card import Card, Digest, Health, Phase, is_overtaken, newest
 
 _MAX_INCARNATION_JUMP = 1000
+_PROBE_ALL_OF = 12
+_PROBE_OF_MORE = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +32,7 @@ class MembershipConfig:
 
     Args:
         gossip_s: between two exchanges with a random peer.
+        full_s: between two exchanges of all that is known, more in swarms above 32.
         probe_s: the longest that a live peer goes without being probed, roughly.
         probe_timeout_s: for a direct probe, and again for the indirect ones.
         indirect_probes: peers asked to probe in our place.
@@ -38,6 +42,7 @@ class MembershipConfig:
     """
 
     gossip_s: float = 0.25
+    full_s: float = 30.0
     probe_s: float = 1.0
     probe_timeout_s: float = 1.0
     indirect_probes: int = 3
@@ -45,9 +50,10 @@ class MembershipConfig:
     reconnect_s: float = 5.0
 
     def __post_init__(self) -> None:
-        for field in ("gossip_s", "probe_s", "probe_timeout_s", "suspicion_factor", "reconnect_s"):
-            if getattr(self, field) <= 0:
-                raise ValueError(f"{field} is {getattr(self, field)}; it must be above 0")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name != "indirect_probes" and value <= 0:
+                raise ValueError(f"{field.name} is {value}; it must be above 0")
         if self.indirect_probes < 0:
             raise ValueError(f"indirect_probes is {self.indirect_probes}; it must be at least 0")
 
@@ -120,7 +126,7 @@ Event = Tick | Heard | Probed | ProbedFor | Doubted | Updated | Leaving
 
 @dataclass(frozen=True)
 class Probe:
-    """Exchange member lists with a peer; report `Probed`, and `Heard` with its answer."""
+    """Exchange news of members with a peer; report `Probed`, and `Heard` with its answer."""
 
     peer: str
     address: str
@@ -155,7 +161,7 @@ class Membership:
     """
 
     def __init__(self, me: Card, config: MembershipConfig, rng: random.Random) -> None:
-        self._config, self._rng = config, rng
+        self.config, self._rng = config, rng
         self._me = me.peer
         self._cards: dict[str, Card] = {me.peer: me}
         self._probing: set[str] = set()
@@ -164,6 +170,8 @@ class Membership:
         self._ticked_at: float | None = None
         self._gossip_at = self._reconnect_at = -math.inf
         self._order: list[str] = []
+        self._sorted: tuple[Card, ...] | None = None
+        self._outline_changed = False
 
     @property
     def me(self) -> Card:
@@ -171,8 +179,10 @@ class Membership:
 
     @property
     def cards(self) -> tuple[Card, ...]:
-        """Everyone known, by name; this is what gossip carries."""
-        return tuple(self._cards[peer] for peer in sorted(self._cards))
+        """Everyone known, by name."""
+        if self._sorted is None:
+            self._sorted = tuple(self._cards[peer] for peer in sorted(self._cards))
+        return self._sorted
 
     def address(self, peer: str) -> str | None:
         card = self._cards.get(peer)
@@ -180,7 +190,7 @@ class Membership:
 
     def step(self, event: Event, now: float) -> list[Action]:
         """Takes one event at monotonic time `now` (s) and says what to do."""
-        before = self._outline()
+        self._outline_changed = False
         actions: list[Action] = []
         match event:
             case Tick():
@@ -198,14 +208,12 @@ class Membership:
                 if (card := self._cards.get(peer)) and card.live:
                     actions += self._probe([peer])
             case Updated(phase, step, digests):
-                me = self.me
-                self._cards[self._me] = replace(
-                    me, phase=phase, step=step, digests=digests, heartbeat=me.heartbeat + 1
-                )
+                beat = self.me.heartbeat + 1
+                self._put(replace(self.me, phase=phase, step=step, digests=digests, heartbeat=beat))
             case Leaving():
-                self._cards[self._me] = replace(self.me, health=Health.LEFT)
+                self._put(replace(self.me, health=Health.LEFT))
                 actions += self._probe([card.peer for card in self._others() if card.live])
-        if self._outline() != before:
+        if self._outline_changed:
             actions.append(ViewChanged())
         return actions
 
@@ -213,17 +221,24 @@ class Membership:
 
     @property
     def _suspicion_s(self) -> float:
-        return self._config.suspicion_s(len(self._cards))
+        return self.config.suspicion_s(len(self._cards))
 
     def _others(self) -> Iterable[Card]:
         return (card for card in self.cards if card.peer != self._me)
 
-    def _outline(self) -> dict[str, tuple[int, Health, Phase]]:
-        return {c.peer: (c.epoch, c.health, c.phase) for c in self._cards.values()}
+    def _put(self, card: Card) -> None:
+        known = self._cards.get(card.peer)
+        self._cards[card.peer], self._sorted = card, None
+        if known is None or (known.epoch, known.health, known.phase) != (
+            card.epoch,
+            card.health,
+            card.phase,
+        ):
+            self._outline_changed = True
 
     def _tick(self, now: float) -> list[Action]:
         if self._ticked_at is not None:
-            asleep_s = now - self._ticked_at - self._config.gossip_s
+            asleep_s = now - self._ticked_at - self.config.gossip_s
             if asleep_s > 0:  # this process was starved or frozen: the others are not to blame
                 for peer in self._suspected_until:
                     self._suspected_until[peer] += asleep_s
@@ -231,13 +246,13 @@ class Membership:
         for peer, until in list(self._suspected_until.items()):
             if now >= until:
                 del self._suspected_until[peer]
-                self._cards[peer] = replace(self._cards[peer], health=Health.DEAD)
+                self._put(replace(self._cards[peer], health=Health.DEAD))
         actions: list[Action] = []
         if now >= self._gossip_at:
-            self._gossip_at = now + self._config.gossip_s
+            self._gossip_at = now + self.config.gossip_s
             actions += self._probe(self._next_targets())
         if now >= self._reconnect_at:
-            self._reconnect_at = now + self._config.reconnect_s
+            self._reconnect_at = now + self.config.reconnect_s
             gone = [card.peer for card in self._others() if not card.live]
             actions += self._probe(self._rng.sample(gone, min(1, len(gone))))
         return actions
@@ -245,10 +260,13 @@ class Membership:
     def _next_targets(self) -> list[str]:
         """Round robin over a shuffled list, so that nobody waits long for a probe.
 
-        Enough at once that everybody is reached once per `probe_s`.
+        Enough at once that everybody is reached once per `probe_s`, if they are not more than
+        `_PROBE_ALL_OF`. Of more, a peer reaches `_PROBE_OF_MORE` in that time and is itself reached
+        by as many on average, so that a crash is noticed by somebody as fast at a constant rate.
         """
         live = [card.peer for card in self._others() if card.live]
-        count = math.ceil(len(live) * min(1.0, self._config.gossip_s / self._config.probe_s))
+        reached = len(live) if len(live) <= _PROBE_ALL_OF else _PROBE_OF_MORE
+        count = math.ceil(reached * min(1.0, self.config.gossip_s / self.config.probe_s))
         targets: list[str] = []
         while live and len(targets) < count:
             if not self._order:
@@ -264,7 +282,7 @@ class Membership:
             if peer not in self._probing and peer != self._me:
                 self._probing.add(peer)
                 address = self._cards[peer].address
-                actions.append(Probe(peer, address, self._config.probe_timeout_s))
+                actions.append(Probe(peer, address, self.config.probe_timeout_s))
         return actions
 
     def _probed(self, peer: str, answered: bool) -> list[Action]:
@@ -275,13 +293,13 @@ class Membership:
         helpers = [
             other for other in self._others() if other.health is Health.ALIVE and other.peer != peer
         ]
-        chosen = self._rng.sample(helpers, min(self._config.indirect_probes, len(helpers)))
+        chosen = self._rng.sample(helpers, min(self.config.indirect_probes, len(helpers)))
         self._asking[peer] = len(chosen)
         if not chosen:
             # Nobody else to ask: this peer tries once more itself.
-            return [AskProbe(self.me.address, peer, card.address, self._config.probe_timeout_s)]
+            return [AskProbe(self.me.address, peer, card.address, self.config.probe_timeout_s)]
         return [
-            AskProbe(helper.address, peer, card.address, self._config.probe_timeout_s)
+            AskProbe(helper.address, peer, card.address, self.config.probe_timeout_s)
             for helper in chosen
         ]
 
@@ -297,7 +315,7 @@ class Membership:
         del self._asking[peer]
         card = self._cards[peer]
         if card.health is Health.ALIVE:
-            self._cards[peer] = replace(card, health=Health.SUSPECT)
+            self._put(replace(card, health=Health.SUSPECT))
             self._suspected_until[peer] = now + self._suspicion_s
 
     def _merge(self, cards: tuple[Card, ...], now: float) -> None:
@@ -310,7 +328,7 @@ class Membership:
                 # It was heard of since: whoever says so was cut off, or slow. Doubt, no more.
                 heard = replace(heard, health=Health.SUSPECT)
             merged = newest(known, heard) if known else heard
-            self._cards[heard.peer] = merged
+            self._put(merged)
             if merged.health is not Health.SUSPECT:
                 self._suspected_until.pop(heard.peer, None)
             elif known is None or (known.epoch, known.incarnation) != (
@@ -326,11 +344,10 @@ class Membership:
         me = self.me
         if heard.epoch > me.epoch:
             # A former life of this peer, with a clock that was ahead of today's.
-            self._cards[self._me] = replace(me, epoch=heard.epoch + 1)
+            self._put(replace(me, epoch=heard.epoch + 1))
             return
         if heard.epoch != me.epoch or heard.health is Health.ALIVE or me.health is Health.LEFT:
             return
         if me.incarnation <= heard.incarnation <= me.incarnation + _MAX_INCARNATION_JUMP:
-            self._cards[self._me] = replace(
-                me, incarnation=heard.incarnation + 1, heartbeat=me.heartbeat + 1
-            )
+            beat = me.heartbeat + 1
+            self._put(replace(me, incarnation=heard.incarnation + 1, heartbeat=beat))

@@ -1,0 +1,90 @@
+"""Whole swarms that say only what is news: they converge in spite of loss, in few bytes."""
+
+import random
+
+import pytest
+
+from tests.unit.worker.membership.delta_sim import DeltaSimulation
+from worker.membership import Digest, Health, MembershipConfig
+
+CONFIG = MembershipConfig()
+PUBLISH_S = 0.5
+
+
+def train(swarm: DeltaSimulation, seconds: float, steps_per_round: int) -> None:
+    """Everyone publishes every `PUBLISH_S`, not all at once, with four digests."""
+    for _ in range(round(seconds / PUBLISH_S)):
+        for name in swarm.names:
+            step = swarm.processes[name].machine.me.step + 1
+            swarm.update(name, step, digests(step // steps_per_round))
+            swarm.run(PUBLISH_S / len(swarm.names))
+
+
+def digests(version: int) -> tuple[Digest, ...]:
+    rng = random.Random(version)
+    return tuple(Digest(version, 100, rng.getrandbits(64)) for _ in range(4))
+
+
+@pytest.mark.parametrize("loss", [0.0, 0.02, 0.1])
+def test_everyone_learns_a_death_a_leave_and_a_new_state(loss: float) -> None:
+    for seed in range(15):
+        swarm = DeltaSimulation(8, seed, loss)
+        train(swarm, 4, steps_per_round=1000)
+        swarm.crash("w0")
+        swarm.leave("w1")
+        swarm.update("w2", 9, digests(1))
+        train(swarm, 5, steps_per_round=1000)
+        observers = swarm.names[3:]
+        for name in observers:
+            assert swarm.card(name, "w1").health is Health.LEFT, f"seed {seed}"
+        train(swarm, CONFIG.detection_s(8), steps_per_round=1000)
+        for name in observers:
+            assert swarm.card(name, "w0").health is Health.DEAD, f"seed {seed}"
+        assert {change.peer for change in swarm.deaths()} <= {"w0"}
+
+
+@pytest.mark.parametrize(("loss", "within_s"), [(0.0, 2.0), (0.1, 6.0)])
+def test_everyone_learns_a_new_state_soon(loss: float, within_s: float) -> None:
+    for seed in range(30):
+        swarm = DeltaSimulation(8, seed, loss)
+        train(swarm, 4, steps_per_round=1000)
+        swarm.update("w2", 9, digests(1))
+        swarm.run(within_s)
+        for name in swarm.names:
+            assert swarm.card(name, "w2").digests == digests(1), f"seed {seed}"
+
+
+def rates(swarm: DeltaSimulation, seconds: float, steps_per_round: int) -> dict[str, float]:
+    """Bytes per second that each peer sends."""
+    before = dict(swarm.sent_bytes)
+    train(swarm, seconds, steps_per_round)
+    return {name: (swarm.sent_bytes[name] - before[name]) / seconds for name in swarm.names}
+
+
+def test_four_peers_in_steady_training_say_little() -> None:
+    swarm = DeltaSimulation(4, seed=0)
+    train(swarm, 5, steps_per_round=20)
+    assert max(rates(swarm, 120, steps_per_round=20).values()) < 600
+
+
+def test_a_hundred_peers_take_two_kilobytes_a_second_each() -> None:
+    """A round every 30 s; the latest began 6 s before the end."""
+    swarm = DeltaSimulation(100, seed=0)
+    train(swarm, 6, steps_per_round=60)
+    sent = rates(swarm, 30, steps_per_round=60)
+    assert max(sent.values()) <= 2000
+    known = [card.digests for name in swarm.names for card in swarm.cards(name)]
+    assert known.count(digests(1)) > 0.97 * len(known)
+    assert swarm.deaths() == []
+
+
+@pytest.mark.parametrize("peers", [13, 30])
+def test_a_crash_is_noticed_as_fast_where_not_everybody_probes_all(peers: int) -> None:
+    for seed in range(3):
+        swarm = DeltaSimulation(peers, seed)
+        train(swarm, 4, steps_per_round=1000)
+        swarm.crash("w0")
+        train(swarm, CONFIG.detection_s(peers) + 4 * CONFIG.gossip_s, steps_per_round=1000)
+        for observer in swarm.names[1:]:
+            assert swarm.card(observer, "w0").health is Health.DEAD, f"seed {seed}"
+        assert {change.peer for change in swarm.deaths()} == {"w0"}

@@ -1,0 +1,282 @@
+"""What one peer tells another, message by message: only news, and nothing that counts on luck."""
+
+from dataclasses import replace
+
+import pytest
+
+from worker.membership import Card, Deltas, Digest, Health, Progress, Said, newest, with_progress
+
+OLD, NEW = (Digest(1, 2, 11),), (Digest(2, 2, 22),)
+
+
+class Peer:
+    """A peer's cards, merged as membership merges them, and its `Deltas`."""
+
+    def __init__(self, name: str, *others: str, full_s: float = 1e9) -> None:
+        self.name = name
+        self.known = {peer: card(peer) for peer in (name, *others)}
+        self.deltas = Deltas(name, full_s)
+        self.now = 0.0
+
+    @property
+    def cards(self) -> tuple[Card, ...]:
+        return tuple(self.known[peer] for peer in sorted(self.known))
+
+    def change(self, peer: str, **changes: object) -> None:
+        self.known[peer] = replace(self.known[peer], **changes)
+
+    def train(self, digests: tuple[Digest, ...] = OLD) -> None:
+        me = self.known[self.name]
+        self.change(self.name, digests=digests, step=me.step + 1, heartbeat=me.heartbeat + 1)
+
+    def ask(self, other: "Peer") -> Said:
+        return self.deltas.request(other.name, self.cards, self.now)
+
+    def hear(self, other: "Peer", said: Said) -> None:
+        for heard in with_progress(said, other.name, self.cards):
+            known = self.known.get(heard.peer)
+            self.known[heard.peer] = newest(known, heard) if known else heard
+        self.deltas.heard(other.name, said, self.cards)
+
+    def reply(self, other: "Peer", said: Said) -> Said:
+        self.hear(other, said)
+        return self.deltas.answer(other.name, said, self.cards)
+
+
+def card(peer: str) -> Card:
+    return Card(peer, f"at-{peer}", epoch=1, digests=OLD)
+
+
+def exchange(asking: Peer, asked: Peer) -> tuple[Said, Said]:
+    request = asking.ask(asked)
+    answer = asked.reply(asking, request)
+    asking.hear(asked, answer)
+    return request, answer
+
+
+def told(said: Said) -> list[str]:
+    return sorted(card.peer for card in said.cards)
+
+
+def acquainted(*names: str) -> list[Peer]:
+    """Who know all of each other, and that the others do."""
+    peers = [Peer(name, *(n for n in names if n != name)) for name in names]
+    for _ in range(4):
+        for one in peers:
+            for other in peers:
+                if one is not other:
+                    exchange(one, other)
+    return peers
+
+
+def test_the_first_exchange_holds_all_that_both_know() -> None:
+    a, b = Peer("a", "b", "c"), Peer("b", "a", "d")
+    request, answer = exchange(a, b)
+    assert (told(request), request.full) == (["a", "b", "c"], True)
+    assert (told(answer), answer.full) == (["a", "b", "c", "d"], True)
+    assert a.known == b.known
+
+
+def test_then_nothing_is_said_twice() -> None:
+    a, b, _ = acquainted("a", "b", "c")
+    for _ in range(3):
+        request, answer = exchange(a, b)
+        assert told(request) == told(answer) == []
+        assert request.number == answer.number == 0
+        assert min(request.acknowledged, answer.acknowledged) > 0
+
+
+def test_news_goes_with_the_next_message_of_either_side_and_once() -> None:
+    a, b, c = acquainted("a", "b", "c")
+    b.train(NEW)
+    request, answer = exchange(a, b)
+    assert (told(request), told(answer)) == ([], ["b"])
+    assert a.known["b"].digests == NEW
+    assert [told(said) for said in exchange(a, b)] == [[], []]
+    assert [told(said) for said in exchange(b, a)] == [[], []]
+    assert told(exchange(a, c)[0]) == ["b"], "a relays it"
+    assert [told(said) for said in exchange(c, a)] == [[], []]
+
+
+def test_steps_of_others_are_not_relayed_and_ones_own_take_no_card() -> None:
+    a, b, c = acquainted("a", "b", "c")
+    b.train()
+    exchange(b, a)
+    assert a.known["b"].step == 1
+    request, _ = exchange(a, c)
+    assert (told(request), c.known["b"].step) == ([], 0)
+    request, _ = exchange(b, c)
+    assert told(request) == []
+    assert request.progress == Progress(epoch=1, heartbeat=1, step=1)
+    assert c.known["b"].step == 1
+
+
+def test_a_relayed_card_holds_the_newest_step() -> None:
+    a, b, c = acquainted("a", "b", "c")
+    b.train()
+    exchange(b, a)
+    a.change("b", health=Health.SUSPECT)
+    exchange(a, c)
+    assert (c.known["b"].health, c.known["b"].step) == (Health.SUSPECT, 1)
+
+
+def test_progress_never_overtakes_the_card_that_it_belongs_to() -> None:
+    """Two requests at once: the second arrives first, and must not make the first look old."""
+    a, b = acquainted("a", "b")
+    a.train(NEW)
+    first, second = a.ask(b), a.ask(b)
+    assert (told(first), told(second), second.progress) == (["a"], [], None)
+    b.reply(a, second)
+    b.reply(a, first)
+    assert b.known["a"].digests == NEW
+
+
+def test_progress_of_another_life_is_passed_over() -> None:
+    cards = (replace(card("a"), epoch=5),)
+    said = Said(progress=Progress(epoch=1, heartbeat=99, step=99))
+    assert with_progress(said, "a", cards) == with_progress(said, "stranger", cards) == ()
+
+
+def test_a_failed_exchange_delivers_nothing_and_the_next_says_all() -> None:
+    a, b = acquainted("a", "b")
+    a.train(NEW)
+    assert told(a.ask(b)) == ["a"]
+    a.deltas.failed("b")
+    request, answer = exchange(a, b)
+    assert (told(request), request.full) == (["a", "b"], True)
+    assert (told(answer), answer.full) == (["a", "b"], True)
+    assert b.known["a"].digests == NEW
+    assert [told(said) for said in exchange(a, b)] == [[], []]
+
+
+def test_a_lost_answer_is_repeated_when_the_asker_speaks_again() -> None:
+    a, b = acquainted("a", "b")
+    b.train(NEW)
+    assert told(b.reply(a, a.ask(b))) == ["b"]  # and lost
+    a.deltas.failed("b")
+    assert "b" in told(exchange(a, b)[1])
+    assert a.known["b"].digests == NEW
+
+
+def test_a_lost_answer_is_repeated_when_the_other_side_speaks_first() -> None:
+    a, b = acquainted("a", "b")
+    b.train(NEW)
+    b.reply(a, a.ask(b))  # and lost
+    a.deltas.failed("b")
+    request, answer = exchange(b, a)
+    assert told(request) == [], "it may have arrived"
+    assert answer.acknowledged == 0, "it has not"
+    assert told(exchange(b, a)[0]) == ["b"]
+    assert a.known["b"].digests == NEW
+
+
+def test_an_answer_under_way_is_not_repeated() -> None:
+    a, b = acquainted("a", "b")
+    b.train(NEW)
+    answer = b.reply(a, a.ask(b))
+    assert told(b.ask(a)) == []
+    a.hear(b, answer)
+    assert [told(said) for said in exchange(b, a)] == [[], []]
+
+
+@pytest.mark.parametrize("first", ["the restarted", "the other"])
+def test_a_restarted_peer_learns_everything_again(first: str) -> None:
+    a, b, _ = acquainted("a", "b", "c")
+    a.change("c", health=Health.DEAD)
+    exchange(a, b)
+    again = Peer("b", "a")
+    again.change("b", epoch=2)
+    for _ in range(2):
+        exchange(again, a) if first == "the restarted" else exchange(a, again)
+    assert again.known["c"].health is Health.DEAD
+    assert a.known["b"].epoch == 2
+
+
+def test_a_former_life_s_numbers_confirm_nothing() -> None:
+    _, b = acquainted("a", "b")
+    again = Peer("a", "b")
+    again.change("a", epoch=2)
+    request, answer = exchange(b, again)
+    assert request.acknowledged > 0
+    assert (told(answer), answer.anew, answer.acknowledged) == (["a"], True, 0)
+    assert b.known["a"].epoch == 2
+    request, _ = exchange(b, again)
+    assert (told(request), request.anew) == (["b"], True)
+
+
+def test_who_is_held_to_be_gone_hears_it_whoever_else_does() -> None:
+    names = [f"w{i}" for i in range(20)]
+    me, subject = Peer("w0", *names[1:]), Peer("w1", *names)
+    exchange(me, subject)
+    me.change("w1", health=Health.SUSPECT)
+    for name in names[2:]:
+        exchange(me, Peer(name, *names))
+    exchange(me, subject)
+    assert subject.known["w1"].health is Health.SUSPECT
+
+
+def test_in_a_large_swarm_a_rumour_cools_and_its_subject_tells_everyone() -> None:
+    names = [f"w{i:02}" for i in range(30)]
+    peers = {name: Peer(name, *(n for n in names if n != name)) for name in names}
+    me = peers["w00"]
+    for name in names[1:]:
+        for _ in range(2):
+            exchange(me, peers[name])
+    me.change("w01", digests=NEW, heartbeat=9)
+    told_w01 = [name for name in names[2:] if "w01" in told(exchange(me, peers[name])[0])]
+    assert len(told_w01) == 4
+    me.change("w01", health=Health.DEAD)
+    told_w01 = [name for name in names[2:] if "w01" in told(exchange(me, peers[name])[0])]
+    assert len(told_w01) == 12
+    me.train(NEW)
+    assert all("w00" in told(exchange(me, peers[name])[0]) for name in names[1:])
+
+
+def test_who_says_what_is_outdated_is_set_right_however_cold_the_news() -> None:
+    names = [f"w{i:02}" for i in range(20)]
+    me = Peer(names[0], *names[1:])
+    others = [Peer(name, *(n for n in names if n != name)) for name in names[1:]]
+    for other in others:
+        exchange(me, other)
+        exchange(me, other)
+    me.change("w01", incarnation=1)
+    behind = others[-1]
+    for other in others[1:-1]:
+        exchange(me, other)
+    assert told(exchange(me, behind)[0]) == []
+    behind.change("w01", health=Health.SUSPECT)
+    _, answer = exchange(behind, me)
+    assert "w01" in told(answer)
+    assert (behind.known["w01"].incarnation, behind.known["w01"].health) == (1, Health.ALIVE)
+
+
+def test_all_is_said_again_now_and_then() -> None:
+    a, b = Peer("a", "b", full_s=30.0), Peer("b", "a")
+    fulls = []
+    for second in range(100):
+        a.now = float(second)
+        if exchange(a, b)[0].full:
+            fulls.append(second)
+    assert fulls == [0, 1, 2, 32, 62, 92]
+
+
+def test_a_message_holds_a_part_at_most_and_the_parts_add_up() -> None:
+    names = [f"{'x' * 200}{i:04}" for i in range(300)]
+    a = Peer(names[0], *names[1:])
+    heard: set[str] = set()
+    for _ in range(5):
+        said = a.deltas.request(names[1], a.cards, 0.0)
+        a.deltas.failed(names[1])
+        assert said.cards[0].peer == names[0]
+        assert 50 < len(said.cards) < 150
+        heard |= set(told(said))
+    assert heard == set(names)
+
+
+def test_no_account_is_kept_of_strangers() -> None:
+    a = Peer("a", "b")
+    said = a.deltas.request("stranger", a.cards, 0.0)
+    assert (told(said), said.number, said.acknowledged) == (["a", "b"], 0, 0)
+    a.deltas.heard("stranger", Said(number=9, anew=True), a.cards)
+    a.deltas.failed("stranger")
+    assert a.deltas.answer("stranger", Said(), a.cards).acknowledged == 0
