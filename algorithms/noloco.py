@@ -107,3 +107,9 @@ def modified_momentum(
     new_momentum = (momentum * a).sub_(mean_g * b)
     new_momentum.sub_((anchor - mean_anchor).mul_(c))
     return anchor + new_momentum, new_momentum
+
+
+def relative_distance(anchor: Tensor, mean_anchor: Tensor) -> float:
+    """|anchor - mean| / |mean|: how far a replica is from its group; 0 where all is zero."""
+    size = float(mean_anchor.norm())
+    return float((anchor - mean_anchor).norm()) / size if size else 0.0

@@ -8,10 +8,11 @@ from typing import Literal
 
 from algorithms.codecs import codec_by_name
 from algorithms.fragments import shard_bounds
+from algorithms.noloco import ModifiedMomentum
 from algorithms.outer import Nesterov
 from algorithms.schedule import Schedule
 
-Exchange = Literal["mean", "none"]
+Exchange = Literal["mean", "pairs", "none"]
 Payload = Literal["pseudo_gradient", "gradient"]
 Rounding = Literal["nearest", "stochastic"]
 
@@ -31,7 +32,7 @@ class Plan:
         merge_alpha: share of the local parameters that survives a merge.
         eager: go on from a guess of the new anchor (own fresh pseudo-gradient, the others' last)
             while the round is on its way, and correct it when the mean is there.
-        exchange: `mean` over the group, or `none`.
+        exchange: `mean` over all, `pairs` (each round in random groups of `group_size`), or `none`.
         payload: what is averaged; `gradient` is data-parallel training, every step.
         codec: wire codec of contributions; `reduction_codec` of what comes back. The reducer adds
             what its requantization has left out to its next reduction.
@@ -40,6 +41,10 @@ class Plan:
             times `error_decay`. Costs one more copy of the model in memory.
         outer_lr, outer_momentum: the outer Nesterov step. The defaults were chosen by runs of four
             workers on the built-in task; the paper's 0.7 and 0.9 are too hot for periods so short.
+            With `pairs` NoLoCo's b and a.
+        outer_pull: NoLoCo's c, the pull to the group's mean anchor; of use with `pairs` only.
+        anchor_codec: wire codec of the anchors, which only pairs exchange.
+        consensus: with `pairs`, one exact mean over everyone's anchors after the last step.
 
     Raises:
         ValueError: a value or a combination that cannot work, with the fix.
@@ -60,13 +65,17 @@ class Plan:
     error_decay: float = 0.95
     outer_lr: float = 0.9
     outer_momentum: float = 0.6
+    outer_pull: float = 0.7
+    group_size: int = 2
+    anchor_codec: str = "fp32"
+    consensus: bool = False
 
     def __post_init__(self) -> None:
         # The parts check their own values.
         Schedule(
             fragments=1, inner_steps=self.inner_steps, overlap_steps=self.overlap_steps, steps=1
         )
-        Nesterov(self.outer_lr, self.outer_momentum)
+        self._check_outer()
         if self.fragments < 0:
             raise ValueError(f"fragments is {self.fragments}; it must be at least 1, or 0 for auto")
         codecs = (codec_by_name(self.codec), codec_by_name(self.reduction_codec))
@@ -98,7 +107,7 @@ class Plan:
                 "leave both out, or use the preset `diloco`"
             )
         for field, known in (
-            ("exchange", ("mean", "none")),
+            ("exchange", ("mean", "pairs", "none")),
             ("payload", ("pseudo_gradient", "gradient")),
             ("pattern", ("strided", "sequential")),
             ("rounding", ("nearest", "stochastic")),
@@ -107,6 +116,39 @@ class Plan:
                 raise ValueError(
                     f"{field} is {getattr(self, field)!r}; use one of {', '.join(known)}"
                 )
+
+    def _check_outer(self) -> None:
+        codec_by_name(self.anchor_codec)
+        if self.exchange != "pairs":
+            Nesterov(self.outer_lr, self.outer_momentum)
+            if self.consensus:
+                raise ValueError(
+                    'consensus is for exchange = "pairs": a mean over all keeps one anchor anyway; '
+                    "leave it out"
+                )
+            return
+        try:
+            self.pull_together()
+        except ValueError as error:
+            raise ValueError(
+                f"a = outer_momentum, b = outer_lr, c = outer_pull: {error}"
+            ) from error
+        if self.payload == "gradient" or self.eager:
+            raise ValueError(
+                "pairs exchange pseudo-gradients and go on from their own anchors: leave out "
+                "payload and eager"
+            )
+
+    def pull_together(self) -> ModifiedMomentum:
+        """NoLoCo's outer update. Raises ValueError: the replicas would drift apart."""
+        return ModifiedMomentum(
+            a=self.outer_momentum, b=self.outer_lr, c=self.outer_pull, size=self.group_size
+        )
+
+    @property
+    def consensus_plan(self) -> "Plan":
+        """How the anchors are averaged at the end of a run in pairs: exactly."""
+        return replace(_DILOCO, inner_steps=self.inner_steps, outer_lr=1.0, outer_momentum=0.0)
 
     @property
     def keeps_reduction_residual(self) -> bool:
@@ -140,16 +182,29 @@ class Plan:
 
 _DILOCO = Plan()
 
+_STREAMING = replace(
+    _DILOCO,
+    inner_steps=50,
+    fragments=0,
+    overlap_steps=10,
+    merge_alpha=0.5,
+    codec="e3m0",
+    reduction_codec="e3m0",
+)
+_NOLOCO = replace(_DILOCO, exchange="pairs", outer_lr=0.7, outer_momentum=0.5, outer_pull=0.7)
+
 PRESETS: dict[str, Plan] = {
     "diloco": _DILOCO,
-    "streaming": replace(
-        _DILOCO,
-        inner_steps=50,
-        fragments=0,
-        overlap_steps=10,
-        merge_alpha=0.5,
-        codec="e3m0",
-        reduction_codec="e3m0",
+    "streaming": _STREAMING,
+    "noloco": _NOLOCO,
+    "streaming-noloco": replace(
+        _NOLOCO,
+        inner_steps=_STREAMING.inner_steps,
+        fragments=_STREAMING.fragments,
+        overlap_steps=_STREAMING.overlap_steps,
+        merge_alpha=_STREAMING.merge_alpha,
+        codec=_STREAMING.codec,
+        anchor_codec="bf16",
     ),
     "ddp": replace(_DILOCO, inner_steps=1, payload="gradient"),
     "local": replace(_DILOCO, exchange="none"),

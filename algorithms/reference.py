@@ -19,6 +19,7 @@ from algorithms.fragments import Fragment
 from algorithms.mean import mean_in_order
 from algorithms.merge import carry_over, merge
 from algorithms.outer import Nesterov
+from algorithms.pairing import groups, membership_epoch
 from algorithms.plan import Plan
 from algorithms.pseudogradient import pseudo_gradient
 from algorithms.rounding import contribution_seed, reduction_seed
@@ -43,25 +44,42 @@ class Replica(Protocol):
 
 @dataclass
 class Outer:
-    """What all peers agree on for one fragment: fp32, 1-D."""
+    """A peer's outer state of one fragment: fp32, 1-D."""
 
     anchor: Tensor
     momentum: Tensor
 
 
+@dataclass
+class Means:
+    """Of a group: the pseudo-gradients', and the anchors' where those are exchanged too."""
+
+    g: Tensor
+    anchor: Tensor | None = None
+
+
 def train(
-    plan: Plan, fragments: Sequence[Fragment], replicas: Mapping[str, Replica], steps: int
-) -> list[Outer]:
-    """Trains the replicas for `steps` inner steps and returns the outer state of each fragment.
+    plan: Plan,
+    fragments: Sequence[Fragment],
+    replicas: Mapping[str, Replica],
+    steps: int,
+    run: int = 0,
+) -> dict[str, list[Outer]]:
+    """Trains the replicas for `steps` inner steps.
 
     Args:
-        plan: with exchange `mean`.
+        plan: with exchange `mean` or `pairs`.
         fragments: covering the replicas' parameters.
         replicas: by peer id, all with the same initial parameters.
+        run: 64-bit run id, which pairs follow from.
 
-    Ref: arXiv:2311.08105 algorithm 1; arXiv:2501.18512 algorithm 2 when tau or alpha is not 0.
+    Returns:
+        By peer the outer state of each fragment; with `mean` it is the same for all.
+
+    Ref: arXiv:2311.08105 algorithm 1; arXiv:2501.18512 algorithm 2 when tau or alpha is not 0;
+    arXiv:2506.10911 with `pairs`.
     """
-    return _Run(plan, fragments, replicas, steps).train()
+    return _Run(plan, fragments, replicas, steps, run).train()
 
 
 class _Run:
@@ -71,22 +89,25 @@ class _Run:
         fragments: Sequence[Fragment],
         replicas: Mapping[str, Replica],
         steps: int,
+        run: int,
     ) -> None:
-        self.plan, self.fragments, self.steps = plan, fragments, steps
+        self.plan, self.fragments, self.steps, self.run = plan, fragments, steps, run
         self.replicas, self.peers = replicas, sorted(replicas)
         self.schedule = plan.schedule(fragments=len(fragments), steps=steps)
-        self.optimizer = Nesterov(plan.outer_lr, plan.outer_momentum)
         start = [fragment.flatten(replicas[self.peers[0]].parameters) for fragment in fragments]
-        self.outer = [Outer(anchor, torch.zeros_like(anchor)) for anchor in start]
+        self.outer = {
+            peer: [Outer(anchor, torch.zeros_like(anchor)) for anchor in start]
+            for peer in self.peers
+        }
         self.rounds = [0] * len(fragments)
         self.residuals: dict[tuple[str, int], Tensor] = {}  # of each peer's contributions
         self.reduction_residuals: dict[int, Tensor] = {}
-        self.in_flight: dict[int, Tensor] = {}
+        self.in_flight: dict[tuple[str, int], Means] = {}
         self.sent: dict[tuple[str, int], Tensor] = {}
         self.guesses: dict[tuple[str, int], Tensor] = {}
         self.others: dict[tuple[str, int], Tensor] = {}
 
-    def train(self) -> list[Outer]:
+    def train(self) -> dict[str, list[Outer]]:
         for step in range(1, self.steps + 1):
             gradients = {peer: self.replicas[peer].backward(step) for peer in self.peers}
             if self.plan.payload == "gradient":
@@ -98,10 +119,13 @@ class _Run:
             for peer in self.peers:
                 self.replicas[peer].inner_step(step, gradients[peer])
             if self.plan.payload == "gradient":
-                for fragment, state in zip(self.fragments, self.outer, strict=True):
-                    state.anchor = self.local(self.peers[0], fragment)
+                for peer in self.peers:
+                    for fragment, state in zip(self.fragments, self.outer[peer], strict=True):
+                        state.anchor = self.local(peer, fragment)
             else:
                 self.outer_rounds(step)
+        if self.plan.consensus:
+            self.agree()
         return self.outer
 
     def outer_rounds(self, step: int) -> None:
@@ -115,49 +139,79 @@ class _Run:
                 self.apply(due.fragment)
 
     def send(self, index: int) -> None:
-        state, fragment = self.outer[index], self.fragments[index]
+        fragment, round_ = self.fragments[index], self.rounds[index]
         own = {
-            peer: pseudo_gradient(state.anchor, self.local(peer, fragment)) for peer in self.peers
+            peer: pseudo_gradient(self.outer[peer][index].anchor, self.local(peer, fragment))
+            for peer in self.peers
         }
-        self.in_flight[index] = self.exchange(index, own)
+        if self.plan.exchange == "pairs":
+            self.in_flight.update(self.meet(index, round_, own))
+        else:
+            mean = self.exchange(index, own)
+            self.in_flight.update({(peer, index): Means(mean) for peer in self.peers})
         for peer, g in own.items():
             self.sent[peer, index] = g
             if (peer, index) in self.others:
+                state = self.outer[peer][index]
                 expected = eager_mean(g, self.others[peer, index], len(self.peers))
-                guess, _ = self.optimizer.step(state.anchor, state.momentum, expected)
+                guess, _ = self.step(state, Means(expected))
                 self.guesses[peer, index] = guess
                 self.write(peer, fragment, guess)
 
     def apply(self, index: int) -> None:
-        state, fragment, mean = self.outer[index], self.fragments[index], self.in_flight.pop(index)
-        state.anchor, state.momentum = self.optimizer.step(state.anchor, state.momentum, mean)
+        fragment = self.fragments[index]
         for peer in self.peers:
+            state, means = self.outer[peer][index], self.in_flight.pop((peer, index))
+            state.anchor, state.momentum = self.step(state, means)
             local, own = self.local(peer, fragment), self.sent.pop((peer, index))
             if (guess := self.guesses.pop((peer, index), None)) is not None:
                 self.write(peer, fragment, carry_over(local, guess, state.anchor))
             else:
                 self.write(peer, fragment, merge(local, state.anchor, self.plan.merge_alpha))
             if self.plan.eager:
-                self.others[peer, index] = others_share(mean, own, len(self.peers))
+                self.others[peer, index] = others_share(means.g, own, len(self.peers))
+
+    def step(self, state: Outer, means: Means) -> tuple[Tensor, Tensor]:
+        plan = self.plan
+        if means.anchor is None:
+            optimizer = Nesterov(plan.outer_lr, plan.outer_momentum)
+            return optimizer.step(state.anchor, state.momentum, means.g)
+        return plan.pull_together().step(state.anchor, state.momentum, means.g, means.anchor)
+
+    def meet(
+        self, index: int, round_: int, own: Mapping[str, Tensor]
+    ) -> dict[tuple[str, int], Means]:
+        """Each group's means; who sits out takes its own."""
+        self.rounds[index] += 1
+        plan, epoch = self.plan, membership_epoch(self.peers)
+        drawn = groups(self.run, index, round_, epoch, self.peers, plan.group_size)
+        alone = set(self.peers).difference(*drawn)
+        means = {}
+        for group in (*drawn, *((peer,) for peer in sorted(alone))):
+            arrived = [self.contribution(peer, index, round_, own[peer]) for peer in group]
+            codec = codec_by_name(plan.anchor_codec)
+            anchors = [self.outer[peer][index].anchor for peer in group]
+            together = Means(
+                mean_in_order(arrived),
+                mean_in_order(
+                    codec.decode(codec.encode(anchor), anchor.numel()) for anchor in anchors
+                ),
+            )
+            means.update({(peer, index): together for peer in group})
+        return means
+
+    def agree(self) -> None:
+        """The last pass: everyone takes the mean of all anchors."""
+        for index in range(len(self.fragments)):
+            mean = mean_in_order(self.outer[peer][index].anchor for peer in self.peers)
+            for peer in self.peers:
+                self.outer[peer][index] = Outer(mean, torch.zeros_like(mean))
 
     def exchange(self, index: int, own: Mapping[str, Tensor]) -> Tensor:
         """The mean as everyone decodes it: each contribution and the mean through their codecs."""
         plan, round_ = self.plan, self.rounds[index]
         self.rounds[index] += 1
-        arrived = []
-        for peer, g in own.items():
-            residual = self.residuals.get((peer, index))
-            values = with_residual(g, residual, plan.error_decay)
-            decoded = self.through(
-                codec_by_name(plan.codec),
-                values,
-                partial(contribution_seed, peer, index, round_),
-            )
-            if plan.error_feedback:
-                self.residuals[peer, index] = keep_residual(
-                    values - decoded, residual, (), 1 - plan.merge_alpha
-                )
-            arrived.append(decoded)
+        arrived = [self.contribution(peer, index, round_, g) for peer, g in own.items()]
         mean = mean_in_order(arrived)
         if index in self.reduction_residuals:
             mean.add_(self.reduction_residuals[index])
@@ -170,10 +224,25 @@ class _Run:
             self.reduction_residuals[index] = mean - decoded
         return decoded
 
+    def contribution(self, peer: str, index: int, round_: int, g: Tensor) -> Tensor:
+        """A peer's pseudo-gradient as others decode it."""
+        plan, residual = self.plan, self.residuals.get((peer, index))
+        values = with_residual(g, residual, plan.error_decay)
+        decoded = self.through(
+            codec_by_name(plan.codec), values, partial(contribution_seed, peer, index, round_)
+        )
+        if plan.error_feedback:
+            self.residuals[peer, index] = keep_residual(
+                values - decoded, residual, (), 1 - plan.merge_alpha
+            )
+        return decoded
+
     def through(self, codec: Codec, values: Tensor, seed: Callable[[int], int]) -> Tensor:
-        """Encoded and decoded, shard by shard."""
+        """Encoded and decoded, shard by shard; as one where nothing is cut into shards."""
         decoded = torch.empty_like(values)
-        for start, stop in self.plan.shard_bounds(values.numel(), len(self.peers)):
+        whole = ((0, values.numel()),)
+        shards = self.plan.shard_bounds(values.numel(), len(self.peers))
+        for start, stop in whole if self.plan.exchange == "pairs" else shards:
             noise = seed(start) if self.plan.rounding == "stochastic" else None
             raw = codec.encode(values[start:stop], noise)
             decoded[start:stop] = codec.decode(raw, stop - start)

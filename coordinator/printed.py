@@ -222,11 +222,15 @@ def _replicas(report: Report) -> str:
         return f"all {told} that reported hold identical anchors and momenta, bit for bit"
     if report["preset"] == "local":
         return "differ, as they must: with preset local nothing is exchanged"
+    if report["spread"] is not None:
+        apart = f"{100 * report['spread']:.2g} % from the mean of their pair"
+        return f"{apart} when they last met; diloco.consensus=true ends with one"
     return f"DIFFER: the {told} that reported do not hold the same anchor and momentum"
 
 
 def _style(label: str, report: Report) -> str:
-    if label != "replicas" or report["hashes_agree"] is None or report["preset"] == "local":
+    differ = report["preset"] == "local" or report["spread"] is not None
+    if label != "replicas" or report["hashes_agree"] is None or differ:
         return ""
     return "green" if report["hashes_agree"] else "bold red"
 

@@ -26,7 +26,7 @@ _PEER_COUNTS = (
 )
 _PEER_MEASURES = ("compute_s", "stall_s", "wall_s", "compute_utilization", "val_loss")
 _STEP_MEASURES = ("step_s_idle", "step_s_in_flight")
-_MEAN_MEASURES = (*_PEER_MEASURES, "blocked_s")
+_MEAN_MEASURES = (*_PEER_MEASURES, "blocked_s", "spread")
 _PEER_TEXTS = ("anchor_hash", "momentum_hash", "reason", "checkpoint")
 
 
@@ -38,7 +38,8 @@ def build_report(
     `val_loss compute_s stall_s wall_s compute_utilization` are means over the workers that reported
     them. `step_s_idle step_s_in_flight` are the workers' median inner steps while no round is on
     its way and while one is, weighted by the number of such steps. `rounds_completed` is the most
-    that one worker saw, `rounds_failed` the sum over workers. `loop_lag_ms` is the worst worker's.
+    that one worker saw, `rounds_failed` the sum over workers. `spread` is how far replicas in pairs
+    were from their group's mean when they last met, relative to its size. `loop_lag_ms` is the worst worker's.
     `bytes_ratio` says how many times more DDP would have sent. A worker that ended without a result
     stands in `peers` with what was last heard of it.
 

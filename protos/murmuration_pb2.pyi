@@ -639,6 +639,153 @@ class ReductionHeader(_message.Message):
 Global___ReductionHeader: _TypeAlias = ReductionHeader  # noqa: Y015
 
 @_typing.final
+class MeetMessage(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    PART_FIELD_NUMBER: _builtins.int
+    FRAME_FIELD_NUMBER: _builtins.int
+    STAGED_FIELD_NUMBER: _builtins.int
+    REFUSAL_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def header(self) -> Global___MeetHeader: ...
+    @_builtins.property
+    def part(self) -> Global___PartHeader: ...
+    @_builtins.property
+    def frame(self) -> Global___Frame: ...
+    @_builtins.property
+    def staged(self) -> Global___Staged: ...
+    @_builtins.property
+    def refusal(self) -> Global___Refusal: ...
+    def __init__(
+        self,
+        *,
+        header: Global___MeetHeader | None = ...,
+        part: Global___PartHeader | None = ...,
+        frame: Global___Frame | None = ...,
+        staged: Global___Staged | None = ...,
+        refusal: Global___Refusal | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "frame", b"frame", "header", b"header", "part", b"part", "refusal", b"refusal", "staged", b"staged"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "frame", b"frame", "header", b"header", "part", b"part", "refusal", b"refusal", "staged", b"staged"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["header", "part", "frame", "staged", "refusal"]  # noqa: Y015
+    _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
+
+Global___MeetMessage: _TypeAlias = MeetMessage  # noqa: Y015
+
+@_typing.final
+class MeetHeader(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: _builtins.int
+    FRAGMENT_FIELD_NUMBER: _builtins.int
+    ROUND_FIELD_NUMBER: _builtins.int
+    SENDER_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
+    run: _builtins.int
+    fragment: _builtins.int
+    round: _builtins.int
+    sender: _builtins.str
+    group: _builtins.int
+    """hash of the group"""
+    @_builtins.property
+    def held(self) -> _containers.RepeatedCompositeFieldContainer[Global___Held]:
+        """by part: what an earlier call has left here of the other's"""
+
+    def __init__(
+        self,
+        *,
+        run: _builtins.int = ...,
+        fragment: _builtins.int = ...,
+        round: _builtins.int = ...,
+        sender: _builtins.str = ...,
+        group: _builtins.int = ...,
+        held: _abc.Iterable[Global___Held] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fragment", b"fragment", "group", b"group", "held", b"held", "round", b"round", "run", b"run", "sender", b"sender"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MeetHeader: _TypeAlias = MeetHeader  # noqa: Y015
+
+@_typing.final
+class Held(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HASH_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    hash: _builtins.int
+    offset: _builtins.int
+    def __init__(
+        self,
+        *,
+        hash: _builtins.int = ...,
+        offset: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hash", b"hash", "offset", b"offset"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Held: _TypeAlias = Held  # noqa: Y015
+
+@_typing.final
+class PartHeader(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PART_FIELD_NUMBER: _builtins.int
+    CODEC_FIELD_NUMBER: _builtins.int
+    TOTAL_BYTES_FIELD_NUMBER: _builtins.int
+    HASH_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    part: _builtins.int
+    """0: the anchor, sent ahead; 1: the pseudo-gradient, when it is due"""
+    codec: _builtins.int
+    total_bytes: _builtins.int
+    """encoded"""
+    hash: _builtins.int
+    offset: _builtins.int
+    """where its frames go on"""
+    def __init__(
+        self,
+        *,
+        part: _builtins.int = ...,
+        codec: _builtins.int = ...,
+        total_bytes: _builtins.int = ...,
+        hash: _builtins.int = ...,
+        offset: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec", b"codec", "hash", b"hash", "offset", b"offset", "part", b"part", "total_bytes", b"total_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PartHeader: _TypeAlias = PartHeader  # noqa: Y015
+
+@_typing.final
+class Staged(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Staged: _TypeAlias = Staged  # noqa: Y015
+
+@_typing.final
 class FetchRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

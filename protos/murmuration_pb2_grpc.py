@@ -256,6 +256,11 @@ class DataStub:
                 request_serializer=protos_dot_murmuration__pb2.ExchangeUp.SerializeToString,
                 response_deserializer=protos_dot_murmuration__pb2.ExchangeDown.FromString,
                 _registered_method=True)
+        self.Meet = channel.stream_stream(
+                '/murmuration.v1.Data/Meet',
+                request_serializer=protos_dot_murmuration__pb2.MeetMessage.SerializeToString,
+                response_deserializer=protos_dot_murmuration__pb2.MeetMessage.FromString,
+                _registered_method=True)
         self.Fetch = channel.unary_stream(
                 '/murmuration.v1.Data/Fetch',
                 request_serializer=protos_dot_murmuration__pb2.FetchRequest.SerializeToString,
@@ -277,6 +282,14 @@ class DataServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Meet(self, request_iterator, context):
+        """A round between two peers: each gives the other its parts and says when it holds all it needs.
+        Both sides speak alike; a repeated call goes on where an earlier one broke off.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Fetch(self, request, context):
         """The committed state of fragments: anchors, outer momenta and what goes with them.
         """
@@ -291,6 +304,11 @@ def add_DataServicer_to_server(servicer, server):
                     servicer.Exchange,
                     request_deserializer=protos_dot_murmuration__pb2.ExchangeUp.FromString,
                     response_serializer=protos_dot_murmuration__pb2.ExchangeDown.SerializeToString,
+            ),
+            'Meet': grpc.stream_stream_rpc_method_handler(
+                    servicer.Meet,
+                    request_deserializer=protos_dot_murmuration__pb2.MeetMessage.FromString,
+                    response_serializer=protos_dot_murmuration__pb2.MeetMessage.SerializeToString,
             ),
             'Fetch': grpc.unary_stream_rpc_method_handler(
                     servicer.Fetch,
@@ -327,6 +345,33 @@ class Data:
             '/murmuration.v1.Data/Exchange',
             protos_dot_murmuration__pb2.ExchangeUp.SerializeToString,
             protos_dot_murmuration__pb2.ExchangeDown.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Meet(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/murmuration.v1.Data/Meet',
+            protos_dot_murmuration__pb2.MeetMessage.SerializeToString,
+            protos_dot_murmuration__pb2.MeetMessage.FromString,
             options,
             channel_credentials,
             insecure,

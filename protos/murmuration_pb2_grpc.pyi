@@ -120,6 +120,10 @@ class DataStub:
     stream. Both directions resume at an offset; the key (run, fragment, round, shard, sender) makes
     a repeated call harmless.
     """
+    Meet: _grpc.StreamStreamMultiCallable[_murmuration_pb2.MeetMessage, _murmuration_pb2.MeetMessage]
+    """A round between two peers: each gives the other its parts and says when it holds all it needs.
+    Both sides speak alike; a repeated call goes on where an earlier one broke off.
+    """
     Fetch: _grpc.UnaryStreamMultiCallable[_murmuration_pb2.FetchRequest, _murmuration_pb2.FetchReply]
     """The committed state of fragments: anchors, outer momenta and what goes with them."""
 
@@ -132,6 +136,10 @@ class DataAsyncStub(DataStub):
     """One shard of one round, to its reducer and back: contribution up, reduction down on the same
     stream. Both directions resume at an offset; the key (run, fragment, round, shard, sender) makes
     a repeated call harmless.
+    """
+    Meet: _aio.StreamStreamMultiCallable[_murmuration_pb2.MeetMessage, _murmuration_pb2.MeetMessage]  # type: ignore[assignment]
+    """A round between two peers: each gives the other its parts and says when it holds all it needs.
+    Both sides speak alike; a repeated call goes on where an earlier one broke off.
     """
     Fetch: _aio.UnaryStreamMultiCallable[_murmuration_pb2.FetchRequest, _murmuration_pb2.FetchReply]  # type: ignore[assignment]
     """The committed state of fragments: anchors, outer momenta and what goes with them."""
@@ -148,6 +156,16 @@ class DataServicer(metaclass=_abc_1.ABCMeta):
         """One shard of one round, to its reducer and back: contribution up, reduction down on the same
         stream. Both directions resume at an offset; the key (run, fragment, round, shard, sender) makes
         a repeated call harmless.
+        """
+
+    @_abc_1.abstractmethod
+    def Meet(
+        self,
+        request_iterator: _MaybeAsyncIterator[_murmuration_pb2.MeetMessage],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_murmuration_pb2.MeetMessage], _abc.AsyncIterator[_murmuration_pb2.MeetMessage]]:
+        """A round between two peers: each gives the other its parts and says when it holds all it needs.
+        Both sides speak alike; a repeated call goes on where an earlier one broke off.
         """
 
     @_abc_1.abstractmethod

@@ -251,12 +251,13 @@ class Worker:
         return code
 
     def _agreed(self) -> bool:
-        """Whether everyone here is done and has what this peer has."""
+        """Whether everyone here is done and has what this peer has, where all should."""
         assert self._io is not None
-        gossip = self._io.node.gossip
+        gossip, plan = self._io.node.gossip, self._config.plan
+        one_anchor = plan.exchange != "pairs" or plan.consensus
         others, me = self._io.ask(lambda: (gossip.others, gossip.me))
         return all(
-            card.phase is Phase.DONE and card.digests == me.digests
+            card.phase is Phase.DONE and (card.digests == me.digests or not one_anchor)
             for card in others
             if card.live and card.phase is not Phase.STARTING
         )
@@ -301,6 +302,7 @@ class Worker:
                 node.context.codec.encoded_bytes(f.elements) for f in self._fragments
             ),
             "ddp_bytes": round(2 * (peers - 1) / peers * 4 * params * tally.inner_steps),
+            "spread": trainer.spread,
             "anchor_hash": tensor_hash(anchors),
             "momentum_hash": tensor_hash(state.momentum for state in trainer.states),
             "checkpoint": str(self._saved_path) if self._saved_path else None,

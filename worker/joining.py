@@ -4,15 +4,16 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable
 
+from algorithms.plan import Exchange
 from protos import murmuration_pb2 as pb
 from worker import wire
 from worker.errors import PeersUnreachable
 from worker.exchange import Offload
 from worker.gossip import Gossip
-from worker.mailbox import Adopt, Mailbox, Published, Started
+from worker.mailbox import Adopt, Mailbox, Published, Skip, Started
 from worker.manifest import Manifest
 from worker.membership import Card, Digest, Health, Phase
-from worker.rounds import choose_repair
+from worker.rounds import choose_repair, step_of_the_others
 from worker.states import fetch_states, sizes_of
 from worker.transport import Transport, TransportError
 from worker.transport.grpc import GrpcTransport
@@ -22,6 +23,7 @@ _PAUSE_S = 0.25
 _HINT_S = 0.5
 _START_POLL_S = 0.05
 _REPAIR_S = 0.25
+_SKIP_S = 1.0
 
 
 class Joining:
@@ -31,7 +33,8 @@ class Joining:
         joins: addresses to try until the run starts.
         min_peers, wait_s: how many to wait for, and how long; None: until another has started.
         published: what the train thread has committed, None before it has anything.
-        exchanges: whether the plan exchanges at all; else there is nothing to take over or repair.
+        exchange: the plan's; with `none` there is nothing to take over or repair, with `pairs` only
+            the position in the schedule is repaired.
         give_up: ends this peer's own round of a fragment, which the fetched state supersedes.
     """
 
@@ -41,7 +44,7 @@ class Joining:
         joins: tuple[str, ...],
         min_peers: int | None,
         wait_s: float,
-        exchanges: bool,
+        exchange: Exchange,
         run: int,
         gossip: Gossip,
         transport: Transport,
@@ -53,7 +56,7 @@ class Joining:
         log: Callable[[dict[str, object]], None],
     ) -> None:
         self._joins, self._min_peers, self._wait_s = joins, min_peers, wait_s
-        self._exchanges = exchanges
+        self._exchange, self._exchanges = exchange, exchange != "none"
         self._run, self._gossip, self._transport = run, gossip, transport
         self._mailbox, self._offload, self._published = mailbox, offload, published
         self._give_up, self._clock, self._log = give_up, clock, log
@@ -160,6 +163,12 @@ class Joining:
         if published is None or published.phase not in (Phase.TRAINING, Phase.DONE):
             return
         others = self._gossip.others
+        if self._exchange == "pairs":
+            step = step_of_the_others(self._gossip.me.digests, others)
+            if step is not None and published.phase is Phase.TRAINING and step > published.step:
+                self._mailbox.answer(Skip(step))
+                await asyncio.sleep(_SKIP_S)  # until that is known to the others
+            return
         repair = choose_repair(self._gossip.me.digests, others, published.failed)
         if repair is not None:
             donor = next(card for card in others if card.peer == repair.peer)

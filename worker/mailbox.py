@@ -35,12 +35,18 @@ class FragmentState:
 
 @dataclass(frozen=True)
 class Begin:
-    """Exchange these values (1-D fp32, a snapshot) in a round."""
+    """Exchange these values (1-D fp32, a snapshot) in a round.
+
+    In a plan of pairs `anchor` goes along, and there are partners instead of a group; `everyone`
+    asks for a mean over all in such a plan too.
+    """
 
     fragment: int
     round: int
     group: tuple[str, ...]
     values: Tensor
+    anchor: Tensor | None = None
+    everyone: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,7 +81,7 @@ class RoundDone:
     """A round has closed. `mean` is what everyone applies; `missed` are the ranges of it in which
     this peer's contribution is not counted; `exchange_s` is how long it was on its way, and
     `waited_for` the peer that was last; `error` is what the encoding of the contribution has left
-    out, where the plan feeds it back."""
+    out, where the plan feeds it back; `mean_anchor` is the group's, in a plan of pairs."""
 
     fragment: int
     round: int
@@ -86,6 +92,7 @@ class RoundDone:
     exchange_s: float = 0.0
     waited_for: str = ""
     error: Tensor | None = None
+    mean_anchor: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -115,6 +122,13 @@ class Adopt:
 
 
 @dataclass(frozen=True)
+class Skip:
+    """The others are far ahead in the schedule: go on at this step."""
+
+    step: int
+
+
+@dataclass(frozen=True)
 class Started:
     """Training may begin. `group` lays out the first round; empty when a run under way is joined,
     whose states say so themselves."""
@@ -130,7 +144,7 @@ class Stop:
     error: BaseException | None = None
 
 
-ToTrain = RoundDone | RoundFailed | Adopt | Started | Stop
+ToTrain = RoundDone | RoundFailed | Adopt | Skip | Started | Stop
 
 
 class Mailbox:

@@ -5,18 +5,18 @@ import random
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from worker import wire
 from worker.config import Config
-from worker.exchange import Compression, Context, Contributor, Offload, Reducer
+from worker.exchange import Compression, Context, Contributor, Offload, Pairs, Reducer
 from worker.gossip import Gossip
 from worker.introduction import Introduction
 from worker.joining import Joining
 from worker.lag import LagMonitor
 from worker.mailbox import Begin, Mailbox, Progress, Published, RoundDone, RoundFailed, ToIO
 from worker.manifest import Manifest
-from worker.membership import Card, Digest, Doubted, Membership, Tick, Updated
+from worker.membership import Card, Digest, Doubted, Membership, Phase, Tick, Updated
 from worker.rounds import View
 from worker.states import serve_states
 from worker.transport import Stream, Transport, TransportError
@@ -75,14 +75,16 @@ class Node:
             offload=offload,
             log=self._log,
         )
-        self._reducer = Reducer(self.context)
+        means = self.context
+        self._pairs: Pairs | None = None
+        if config.plan.exchange == "pairs":
+            self._pairs = Pairs(
+                self.context, transport, self._address_of, self._finished, self._doubt
+            )
+            means = replace(self.context, plan=config.plan.consensus_plan)
+        self._reducer = Reducer(means)
         self._contributor = Contributor(
-            self.context,
-            self._reducer,
-            transport,
-            address_of=lambda peer: self.gossip.address_of(peer),
-            finished=self._finished,
-            doubt=lambda peer: self.gossip.step(Doubted(peer)),
+            means, self._reducer, transport, self._address_of, self._finished, self._doubt
         )
         self._gossip: Gossip | None = None
         self._introduction: Introduction | None = None
@@ -131,14 +133,14 @@ class Node:
             joins=self._node.joins,
             min_peers=self._node.min_peers,
             wait_s=self._node.wait_s,
-            exchanges=self._config.plan.exchange != "none",
+            exchange=self._config.plan.exchange,
             run=self._manifest.run,
             gossip=self.gossip,
             transport=self._transport,
             mailbox=self._mailbox,
             offload=self._offload,
             published=lambda: self._published,
-            give_up=self._contributor.give_up,
+            give_up=self._give_up,
             clock=self._clock,
             log=self._log,
         )
@@ -158,6 +160,8 @@ class Node:
                 for task in tasks:
                     task.cancel()
         finally:
+            if self._pairs is not None:
+                await self._pairs.close()
             await self._contributor.close()
             await self._reducer.close()
             await self._transport.close()
@@ -185,10 +189,14 @@ class Node:
     async def on_stream(self, method: str, stream: Stream) -> None:
         """Serves one data stream."""
         with suppress(TransportError, TimeoutError):
-            if method == "Data/Exchange":
-                await self._reducer.serve(stream)
-            else:
-                await serve_states(stream, self._manifest.run, self._published)
+            match method:
+                case "Data/Exchange":
+                    await self._reducer.serve(stream)
+                case "Data/Meet":
+                    if self._pairs is not None:
+                        await self._pairs.serve(stream)
+                case _:
+                    await serve_states(stream, self._manifest.run, self._published)
 
     def status(self) -> dict[str, object]:
         """What `murmur status` shows: plain values."""
@@ -239,15 +247,16 @@ class Node:
     async def _take(self, message: ToIO) -> None:
         match message:
             case Begin() as begin:
-                await self._contributor.begin(begin)
+                rounds = self._contributor if begin.everyone else self._pairs or self._contributor
+                await rounds.begin(begin)
             case Published() as published:
-                self._take_published(published)
+                await self._take_published(published)
             case Progress(event):
                 if event["event"] == "progress":
                     self._progress = event
                 self._log(event)
 
-    def _take_published(self, published: Published) -> None:
+    async def _take_published(self, published: Published) -> None:
         before, self._published = self._published, published
         digests = tuple(Digest(s.version, s.contributors, s.hash) for s in published.states)
         self.gossip.step(Updated(published.phase, published.step, digests))
@@ -258,6 +267,8 @@ class Node:
                 was is None or (was.version, was.group) != (state.version, state.group)
             ):
                 self._reducer.advanced(index, state.version, state.group)
+            if self._pairs is not None and published.phase is Phase.TRAINING:
+                await self._pairs.advanced(index, state)
 
     def _finished(self, result: RoundDone | RoundFailed) -> None:
         self._rounds["completed" if isinstance(result, RoundDone) else "failed"] += 1
@@ -265,9 +276,22 @@ class Node:
 
     # ---------------------------------------------------------------------------------- helpers
 
+    def _address_of(self, peer: str) -> str | None:
+        return self.gossip.address_of(peer)
+
+    def _doubt(self, peer: str) -> None:
+        self.gossip.step(Doubted(peer))
+
+    def _give_up(self, fragment: int, reason: str) -> None:
+        self._contributor.give_up(fragment, reason)
+        if self._pairs is not None:
+            self._pairs.give_up(fragment, reason)
+
     def _viewed(self, view: View) -> None:
         self._reducer.viewed(view)
         self._contributor.viewed(view)
+        if self._pairs is not None:
+            self._pairs.viewed(view)
 
     async def _tick(self) -> None:
         while True:
@@ -278,6 +302,8 @@ class Node:
         while True:
             self._reducer.tick()
             self._contributor.tick()
+            if self._pairs is not None:
+                self._pairs.tick()
             await asyncio.sleep(_ROUNDS_TICK_S)
 
     def _log(self, event: dict[str, object]) -> None:

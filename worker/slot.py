@@ -13,6 +13,7 @@ from algorithms.eager import eager_mean, others_share
 from algorithms.feedback import keep_residual, with_residual
 from algorithms.fragments import Fragment
 from algorithms.merge import carry_over, merge
+from algorithms.noloco import relative_distance
 from algorithms.outer import Nesterov
 from algorithms.plan import Plan
 from worker.mailbox import FragmentState, RoundDone, RoundFailed
@@ -69,8 +70,10 @@ class Slot:
         self.sent: Sent | None = None
         self.arrived: RoundDone | RoundFailed | None = None
         self.failed = False
+        self.spread: float | None = None  # of the anchor from the group's mean, when last met
         self._plan = plan
-        self._outer = Nesterov(plan.outer_lr, plan.outer_momentum)
+        self._nesterov = Nesterov(plan.outer_lr, plan.outer_momentum)
+        self._pull = plan.pull_together() if plan.exchange == "pairs" else None
         self._counted: Counted | None = None
 
     def send(self, g: Tensor, step: int) -> Sent:
@@ -80,7 +83,7 @@ class Slot:
         guess = None
         if plan.eager and self.others is not None:
             expected = eager_mean(g, self.others, self.contributors)
-            guess, _ = self._outer.step(state.anchor, state.momentum, expected)
+            guess, _ = self._nesterov.step(state.anchor, state.momentum, expected)
         values = with_residual(g, residual, plan.error_decay)
         self.sent = Sent(state.version, step, g, values, guess)
         return self.sent
@@ -93,7 +96,7 @@ class Slot:
     def apply(self, sent: Sent, result: RoundDone, local: Tensor) -> Tensor:
         """Commits the round, and returns the local parameters to go on from."""
         old, own = self.state, _without_guess(sent, old_anchor=self.state.anchor, local=local)
-        anchor, momentum = self._outer.step(old.anchor, old.momentum, result.mean)
+        anchor, momentum = self._outer_step(old, result)
         if sent.guess is not None:
             merged = carry_over(local, sent.guess, anchor)
         else:
@@ -115,11 +118,25 @@ class Slot:
         self.commit(
             version=result.round + 1,
             contributors=result.contributors,
-            group=result.next_group,
+            group=result.next_group or old.group,
             anchor=anchor,
             momentum=momentum,
         )
         return merged
+
+    def _outer_step(self, state: FragmentState, result: RoundDone) -> tuple[Tensor, Tensor]:
+        """Fresh (anchor, momentum)."""
+        if self._pull is None or result.mean_anchor is None:
+            return self._nesterov.step(state.anchor, state.momentum, result.mean)
+        self.spread = relative_distance(state.anchor, result.mean_anchor)
+        return self._pull.step(state.anchor, state.momentum, result.mean, result.mean_anchor)
+
+    def agree(self, result: RoundDone) -> Tensor:
+        """Takes the mean of everyone's anchors, and goes on from it."""
+        self.sent, self.spread = None, 0.0
+        momentum = self.state.momentum.new_zeros(self.state.momentum.shape)
+        self.commit(version=result.round + 1, anchor=result.mean, momentum=momentum)
+        return result.mean
 
     def settle(self, result: RoundDone) -> Counted | None:
         """Takes what the round leaves over into the residual; an earlier try of it that counted in
@@ -139,6 +156,8 @@ class Slot:
     def fail(self, sent: Sent, result: RoundFailed, local: Tensor) -> Tensor | None:
         """The round came to nothing; the local parameters to go on from, None for the same."""
         self.failed = True
+        if self._pull is not None:  # this round is not made up for: others have gone on
+            self.state, self.failed = replace(self.state, version=sent.round + 1), False
         counted = Counted(sent.round, sent.g, result.counted, result.error)
         self._counted = counted.after(self._counted)
         if sent.guess is None:
@@ -179,6 +198,10 @@ class Slot:
         self.state, self.failed = theirs, False
         self.others = None
         return carry_over(local, mine.anchor, theirs.anchor) if keep else theirs.anchor
+
+    def enter(self, round_: int) -> None:
+        """The schedule says which round is next, where nobody makes up for a lost one."""
+        self.state = replace(self.state, version=round_)
 
     def rebase(self, step: int) -> None:
         """This peer's position in the schedule is another now."""

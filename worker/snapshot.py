@@ -20,7 +20,7 @@ def initial_state(
 ) -> FragmentState:
     """Version 0: the initial parameters, and a momentum of zeros where the plan has one."""
     anchor = fragment.flatten(parameters)
-    outer = plan.exchange == "mean" and plan.payload == "pseudo_gradient"
+    outer = plan.exchange != "none" and plan.payload == "pseudo_gradient"
     momentum = torch.zeros_like(anchor) if outer else torch.empty(0)
     return FragmentState(0, 0, (), anchor, momentum, state_hash(anchor, momentum, ()))
 

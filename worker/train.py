@@ -28,6 +28,7 @@ from worker.mailbox import (
     Published,
     RoundDone,
     RoundFailed,
+    Skip,
     Started,
     Stop,
     ToTrain,
@@ -76,7 +77,7 @@ class Trainer:
         self._schedule = plan.schedule(fragments=len(fragments), steps=steps)
         self._mailbox, self._checkpoint, self._clock = mailbox, checkpoint, clock
         self._phase = Phase.READY
-        self._exchanges = plan.exchange == "mean"
+        self._exchanges, self._pairs = plan.exchange != "none", plan.exchange == "pairs"
         self._gradients = plan.payload == "gradient"
         self._progress_at = -math.inf
         self._recent: list[float] = []
@@ -86,6 +87,13 @@ class Trainer:
     def states(self) -> list[FragmentState]:
         """The committed state of each fragment."""
         return [slot.state for slot in self.slots]
+
+    @property
+    def spread(self) -> float | None:
+        """How far this replica was from its group's mean when they last met, relative to its size:
+        root mean square over the fragments; None without pairs."""
+        spreads = [slot.spread for slot in self.slots if slot.spread is not None]
+        return math.sqrt(sum(s * s for s in spreads) / len(spreads)) if spreads else None
 
     # ----------------------------------------------------------------------------------- the run
 
@@ -106,6 +114,8 @@ class Trainer:
             raise self.stopped.error
         if not self._exchanges:
             self._commit_parameters()
+        if self._plan.consensus and self.stopped is None:
+            self._agree()
         self._phase = Phase.DONE
         self._publish()
 
@@ -165,13 +175,24 @@ class Trainer:
         for slot in self._waiting():
             if step == self._steps or self._age(slot) >= self._plan.overlap_steps:
                 self._apply(slot)
-        idle = [slot for slot in self.slots if slot.sent is None]
-        idle.sort(key=lambda slot: self._turn(slot, slot.state.version))
-        for slot in idle[: len(self._schedule.sends(step))]:
+        for slot in self._due(step):
             self._send(slot)
         if self._schedule.applies_at_once(step):
             for slot in self._waiting():
                 self._apply(slot)
+
+    def _due(self, step: int) -> list[Slot]:
+        """The slots to send now. In pairs a round is the schedule's: others do not wait for it."""
+        due = self._schedule.sends(step)
+        if self._pairs:
+            slots = [self.slots[each.fragment] for each in due]
+            for slot, each in zip(slots, due, strict=True):
+                self._apply(slot)
+                slot.enter(each.round)
+            return slots
+        idle = [slot for slot in self.slots if slot.sent is None]
+        idle.sort(key=lambda slot: self._turn(slot, slot.state.version))
+        return idle[: len(due)]
 
     def _turn(self, slot: Slot, round_: int) -> tuple[int, int]:
         """Where a round stands in the order of all rounds: by its step in an undisturbed run."""
@@ -203,8 +224,25 @@ class Trainer:
     def _begin(self, slot: Slot, g: Tensor) -> Sent:
         sent, state = slot.send(g, self.step), slot.state
         self._publish()
-        self._mailbox.post(Begin(slot.fragment.index, state.version, state.group, sent.values))
+        anchor = state.anchor if self._pairs else None
+        self._mailbox.post(
+            Begin(slot.fragment.index, state.version, state.group, sent.values, anchor)
+        )
         return sent
+
+    def _agree(self) -> None:
+        """After the last step of a run in pairs: one anchor for all, the mean of everyone's."""
+        for slot in self.slots:
+            anchor, state = slot.state.anchor, slot.state
+            slot.sent = Sent(state.version, self.step, anchor, anchor)
+            self._mailbox.post(
+                Begin(slot.fragment.index, state.version, state.group, anchor, None, everyone=True)
+            )
+        for slot in self.slots:
+            _, result = self._await_round(slot)
+            if result is not None:
+                self._write(slot, slot.agree(result))
+                self._publish()
 
     def _apply(self, slot: Slot) -> None:
         """Waits for a round that was sent, and applies its mean."""
@@ -306,6 +344,8 @@ class Trainer:
                 self.slots[message.fragment].take(message)
             case Adopt():
                 self._adopt(message)
+            case Skip(step):
+                self._skip(step)
             case Stop():
                 self.stopped = message
             case Started() | None:
@@ -342,6 +382,13 @@ class Trainer:
             reason=adopt.reason,
         )
         self._publish()
+
+    def _skip(self, step: int) -> None:
+        """Goes on where the others are in the schedule; rounds on their way are over for them."""
+        if step <= self.step:
+            return
+        self.step = min(step, self._steps - 1)
+        self._event("skipped", step=self.step, reason="the others had gone on")
 
     # ---------------------------------------------------------------------------------- helpers
 

@@ -1,7 +1,8 @@
 """Carries out rounds: what `worker.rounds` decides, over the transport, in frames.
 
 `contribute` takes this peer's own rounds to their reducers and back, `reduce` serves the shards
-that this peer reduces; a contribution and its reduction share one stream. All of it runs on the
+that this peer reduces; a contribution and its reduction share one stream. `pairs` holds rounds in
+small groups, every two peers on one stream. All of it runs on the
 I/O thread; encoding, averaging and checking run in blocks in `Context.offload`, so that the loop
 keeps its pace.
 """
@@ -9,6 +10,7 @@ keeps its pace.
 from worker.exchange.compression import Compression, ExchangeConfig
 from worker.exchange.context import Context, Counts, Offload
 from worker.exchange.contribute import Contributor
+from worker.exchange.pairs import Pairs
 from worker.exchange.reduce import Reducer
 
 __all__ = [
@@ -18,5 +20,6 @@ __all__ = [
     "Counts",
     "ExchangeConfig",
     "Offload",
+    "Pairs",
     "Reducer",
 ]

@@ -1,7 +1,8 @@
 """Anti-entropy: when this peer's state differs from the others', whose to fetch.
 
 States are ordered by (version, contributors of the latest round, hash), so everyone agrees which of
-two wins, and replicas converge again after any fault.
+two wins, and replicas converge again after any fault. With pairs states differ by design; there a
+peer that has fallen behind only moves on to where the others are in the schedule.
 """
 
 from collections.abc import Iterable, Sequence
@@ -60,3 +61,24 @@ def choose_repair(
             first = next(iter(reasons.values()))
             best, best_rank = Repair(card.peer, card.address, tuple(reasons), first), rank
     return best
+
+
+def step_of_the_others(mine: Sequence[Digest], cards: Iterable[Card]) -> int | None:
+    """Where a peer in a plan of pairs should go on, having slept while the others did not.
+
+    Args:
+        mine: this peer's digests, by fragment.
+        cards: the other peers.
+
+    Returns:
+        The furthest step known of a peer, if most of the others are two rounds ahead in every
+        fragment; None when this peer is among them.
+    """
+    others = [c for c in cards if c.health is Health.ALIVE and c.phase is Phase.TRAINING]
+    ahead = [
+        card
+        for card in others
+        if len(card.digests) == len(mine)
+        and all(d.version >= my.version + 2 for d, my in zip(card.digests, mine, strict=True))
+    ]
+    return max(card.step for card in ahead) if 2 * len(ahead) > len(others) else None

@@ -65,6 +65,7 @@ class RoundConfig:
         grace_s: how long the rest is waited for from then on, on top of the time that the payload
             takes at `floor_mbps`.
         floor_mbps: the slowest link that is planned for, Mbit/s.
+        patience_s: how long a partner that has not come to a round of pairs is waited for.
         retry_s: between two tries of one exchange.
         slack_s: added to every deadline.
     """
@@ -72,13 +73,14 @@ class RoundConfig:
     quorum: float = 0.5
     grace_s: float = 20.0
     floor_mbps: float = 1.0
+    patience_s: float = 2.0
     retry_s: float = 0.25
     slack_s: float = 30.0
 
     def __post_init__(self) -> None:
         if not 0 < self.quorum <= 1:
             raise ValueError(f"quorum is {self.quorum}; it must be above 0, at most 1")
-        for name in ("grace_s", "floor_mbps", "retry_s", "slack_s"):
+        for name in ("grace_s", "floor_mbps", "patience_s", "retry_s", "slack_s"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0")
 

@@ -65,7 +65,7 @@ def frame_messages(
 
 
 def payload_messages(
-    kind: type[pb.ExchangeUp] | type[pb.ExchangeDown], payload: Payload, offset: int = 0
+    kind: Kind, payload: Payload, offset: int = 0
 ) -> Iterator[tuple[bytes, int, int]]:
     """The frames of a payload from `offset` on; compressed ones begin at multiples of their size.
 

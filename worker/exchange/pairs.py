@@ -1,0 +1,416 @@
+"""Rounds in small groups over the transport: every peer to every partner, on one stream each.
+
+The anchor does not change between two rounds, so it is sent ahead as soon as the partner of the
+next round can be known; the pseudo-gradient follows when it is due. What arrives is staged
+(`worker.rounds.meeting`), and averaged when all partners hold everything.
+"""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from algorithms.codecs import Codec, codec_by_name
+from algorithms.pairing import group_of, membership_epoch
+from algorithms.rounding import contribution_seed
+from protos import murmuration_pb2 as pb
+from worker import wire
+from worker.exchange.context import Context, Tasks
+from worker.exchange.table import ANCHOR, CONTRIBUTION, PARTS, Table
+from worker.mailbox import Begin, FragmentState, RoundDone, RoundFailed
+from worker.membership import Phase
+from worker.rounds import Meeting, View
+from worker.rounds import meeting as machine
+from worker.transport import Stream, Transport, TransportError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_HEADER_S = 10.0
+_KEEP_ROUNDS = 2
+
+
+class Pairs:
+    """This peer's rounds with its partners. io thread only.
+
+    Args:
+        context: run, plan, sizes, clock.
+        transport, address_of: how to reach a peer.
+        finished: takes each RoundDone and RoundFailed.
+        doubt: takes a peer whose stream broke.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        transport: Transport,
+        address_of: Callable[[str], str | None],
+        finished: Callable[[RoundDone | RoundFailed], None],
+        doubt: Callable[[str], None],
+    ) -> None:
+        self._context, self._transport, self._address_of = context, transport, address_of
+        self._finished, self._doubt = finished, doubt
+        self._view = View()
+        self._tables: dict[tuple[int, int], Table] = {}
+        self._rounds: dict[int, int] = {}
+        self._over: set[tuple[int, int]] = set()
+        self._changed = asyncio.Event()
+        self._tasks = Tasks()
+
+    # ------------------------------------------------------------------------ events from outside
+
+    def tick(self) -> None:
+        """Time passes."""
+        for table in list(self._tables.values()):
+            self._step(table, machine.Tick())
+
+    def viewed(self, view: View) -> None:
+        """Membership has changed."""
+        self._view = view
+        for table in list(self._tables.values()):
+            if table.meeting is not None:
+                self._step(table, machine.Viewed(view))
+            elif table.group != self._group(table.fragment, table.round):
+                self._leave(table)
+                self._lay(table.fragment, table.round, table.own)
+
+    async def advanced(self, fragment: int, state: FragmentState) -> None:
+        """This peer has come to a version: its anchor may go ahead to the next partner."""
+        if self._rounds.get(fragment) == state.version:
+            return
+        self._rounds[fragment] = state.version
+        oldest = state.version - _KEEP_ROUNDS
+        for key in [k for k in self._tables if k[0] == fragment and k[1] < oldest]:
+            self._leave(self._tables[key])
+        self._over = {k for k in self._over if k[0] != fragment or k[1] >= oldest}
+        anchor = await self._encoded(self._codec(ANCHOR), state.anchor, None)
+        if self._rounds[fragment] == state.version:
+            self._lay(fragment, state.version, {ANCHOR: anchor})
+
+    async def begin(self, begin: Begin) -> None:
+        """Starts a round; it ends with `finished`."""
+        key, context = (begin.fragment, begin.round), self._context
+        codec, plan = self._codec(CONTRIBUTION), context.plan
+        seed = None
+        if plan.rounding == "stochastic":
+            seed = contribution_seed(context.me, begin.fragment, begin.round, 0)
+        try:
+            payload = await self._encoded(codec, begin.values, seed)
+        except ValueError as failure:  # too large for the codec; nobody is told of it
+            self._finished(RoundFailed(*key, str(failure), (context.me,)))
+            return
+        table = self._tables.get(key)
+        if table is None or table.group != self._group(*key):
+            assert begin.anchor is not None, "pairs exchange anchors"
+            anchor = await self._encoded(self._codec(ANCHOR), begin.anchor, None)
+            if table is not None:
+                self._leave(table)
+            table = self._lay(*key, {ANCHOR: anchor})
+        if plan.error_feedback:
+            table.error = wire.encoding_error(codec, payload.raw, begin.values)
+        table.own[CONTRIBUTION] = payload
+        now = context.clock()
+        transfer_s = context.config.transfer_s(sum(len(each.raw) for each in table.own.values()))
+        table.began = now
+        table.meeting = Meeting(
+            context.me,
+            table.group,
+            self._view,
+            context.config,
+            patience_until=now + context.config.patience_s,
+            deadline=now + context.config.patience_s + transfer_s + context.config.slack_s,
+            fragment=begin.fragment,
+            round_=begin.round,
+        )
+        for event in table.seen():
+            self._step(table, event)
+        self._step(table, machine.Tick())
+        self._wake()
+
+    def give_up(self, fragment: int, reason: str) -> None:
+        """Ends the fragment's round on its way, if there is one, as failed."""
+        for table in list(self._tables.values()):
+            if table.fragment == fragment:
+                self._step(table, machine.GivenUp(reason))
+
+    async def close(self) -> None:
+        await self._tasks.close()
+
+    # ------------------------------------------------------------------------------- the streams
+
+    async def serve(self, stream: Stream) -> None:
+        """Serves a partner's stream."""
+        async with asyncio.timeout(_HEADER_S):
+            raw = await stream.receive()
+        if raw is None:
+            return
+        try:
+            message = wire.parse(pb.MeetMessage, raw)
+            if message.WhichOneof("body") != "header":
+                raise wire.WireError("a meeting must begin with its header")
+            header = message.header
+            table = await self._admit(header)
+            if isinstance(table, pb.Refusal):
+                self._context.counts.refuse("declined")
+                await stream.send(pb.MeetMessage(refusal=table).SerializeToString())
+                return
+            task = asyncio.current_task()
+            assert task is not None
+            if (earlier := table.streams.pop(header.sender, None)) is not None:
+                earlier.cancel()
+            table.streams[header.sender] = task
+            await stream.send(table.header(self._context, header.sender))
+            try:
+                await self._talk(table, header.sender, stream, header)
+            finally:
+                if table.streams.get(header.sender) is task:
+                    del table.streams[header.sender]
+        except wire.WireError as error:
+            self._context.counts.refuse("invalid")
+            self._context.log({"event": "refused", "reason": str(error)})
+            refusal = pb.Refusal(code=pb.RefusalCode.REFUSAL_INVALID, reason=str(error))
+            await stream.send(pb.MeetMessage(refusal=refusal).SerializeToString())
+
+    async def _admit(self, header: pb.MeetHeader) -> Table | pb.Refusal:
+        """The table that the partner may sit down at, once this peer has come to the round."""
+        if header.run != self._context.run:
+            return pb.Refusal(code=pb.RefusalCode.REFUSAL_RUN, reason="this is another run")
+        if header.fragment >= len(self._context.elements):
+            raise wire.WireError(f"fragment {header.fragment} of {len(self._context.elements)}")
+        key = (header.fragment, header.round)
+        while True:
+            table = self._tables.get(key)
+            if table is not None:
+                if header.sender in table.group and wire.group_hash(table.group) == header.group:
+                    return table
+                reason = "this peer has another partner in that round"
+                return pb.Refusal(code=pb.RefusalCode.REFUSAL_GROUP, reason=reason)
+            if key in self._over or header.round < self._rounds.get(header.fragment, 0):
+                reason = f"round {header.round} is over here"
+                return pb.Refusal(code=pb.RefusalCode.REFUSAL_PRUNED, reason=reason)
+            await self._changed.wait()  # the caller ends it when its patience does
+
+    async def _call(self, table: Table, peer: str, attempt: int) -> None:
+        """One try to reach a partner."""
+        event: machine.Event | None
+        try:
+            address = self._address_of(peer)
+            if address is None:
+                raise TransportError(f"{peer}: no address known")
+            stream = self._transport.open(address, "Data/Meet")
+            try:
+                await stream.send(table.header(self._context, peer))
+                raw = await stream.receive()
+                if raw is None:
+                    raise TransportError(f"{peer}: ended without an answer")
+                answer = wire.parse(pb.MeetMessage, raw)
+                match answer.WhichOneof("body"):
+                    case "refusal":
+                        event = machine.Declined(peer, answer.refusal.reason)
+                    case "header":
+                        await self._talk(table, peer, stream, answer.header)
+                        event = None
+                    case other:
+                        raise wire.WireError(f"{peer}: an unexpected {other}")
+            finally:
+                stream.cancel()
+        except (TransportError, wire.WireError) as error:
+            event = machine.Broken(peer, attempt, f"{peer}: {error}")
+        if table.streams.get(peer) is asyncio.current_task():
+            del table.streams[peer]
+        if event is not None:
+            self._step(table, event)
+
+    async def _talk(self, table: Table, peer: str, stream: Stream, theirs: pb.MeetHeader) -> None:
+        """Both directions at once, until both sides hold everything. Raises TransportError,
+        WireError: the stream has ended before."""
+        saying = self._tasks.spawn(self._say(table, stream, theirs))
+        try:
+            while peer not in table.staged:
+                raw = await stream.receive()
+                if raw is None:
+                    raise TransportError(f"{peer}: the stream broke off")
+                await self._hear(table, peer, wire.parse(pb.MeetMessage, raw))
+            await saying
+        finally:
+            saying.cancel()
+
+    async def _say(self, table: Table, stream: Stream, theirs: pb.MeetHeader) -> None:
+        """Each part as soon as there is one, then that everything is here."""
+        context = self._context
+        with suppress(TransportError):  # the receiving side of the stream reports it
+            for part in PARTS:
+                while part not in table.own or (table.meeting is None and self._busy()):
+                    await self._changed.wait()
+                payload, codec = table.own[part], self._codec(part)
+                held = theirs.held[part] if part < len(theirs.held) else pb.Held()
+                offset = held.offset if held.hash == payload.hash else 0
+                await stream.send(table.part_header(part, codec, offset))
+                frames = wire.payload_messages(pb.MeetMessage, payload, offset)
+                for message, size, raw in frames:
+                    context.counts.contributions_sent.add(size, raw, codec)
+                    await context.sent(stream, message)
+            while not table.complete:
+                await self._changed.wait()
+            await stream.send(pb.MeetMessage(staged=pb.Staged()).SerializeToString())
+            await stream.done()
+
+    async def _hear(self, table: Table, peer: str, message: pb.MeetMessage) -> None:
+        context = self._context
+        match message.WhichOneof("body"):
+            case "part":
+                part = message.part.part
+                if part not in PARTS:
+                    raise wire.WireError(f"{table.name} from {peer}: part {part}")
+                codec = self._codec(part)
+                table.expect(peer, message.part, codec, context.elements[table.fragment])
+                if part == CONTRIBUTION:
+                    self._step(table, machine.Met(peer))
+            case "frame":
+                part, incoming = table.arriving(peer)
+                codec = self._codec(part)
+                size, stands_for = incoming.add(message.frame)
+                context.counts.contributions_received.add(size, stands_for, codec)
+            case "staged":
+                table.staged.add(peer)
+                self._step(table, machine.PartnerStaged(peer))
+            case "refusal":
+                self._step(table, machine.Declined(peer, message.refusal.reason))
+            case other:
+                raise wire.WireError(f"{table.name} from {peer}: an unexpected {other}")
+        await self._verify(table, peer)
+
+    async def _verify(self, table: Table, peer: str) -> None:
+        """Checks a part that has just become complete."""
+        for part, incoming in list(table.theirs[peer].items()):
+            if incoming.complete and not incoming.verified:
+                try:
+                    incoming.verify()
+                    await self._check(incoming, self._codec(part), table.fragment)
+                except wire.WireError:
+                    del table.theirs[peer][part]
+                    raise
+                if table.received(peer):
+                    table.last = peer
+                    self._step(table, machine.Received(peer))
+
+    async def _check(self, incoming: wire.Incoming, codec: Codec, fragment: int) -> None:
+        elements, buffer = self._context.elements[fragment], incoming.buffer
+        await self._context.worked(
+            elements, lambda: wire.check_values(codec, buffer, elements, codec.limit)
+        )
+
+    # ------------------------------------------------------------------------------- the machine
+
+    def _step(self, table: Table, event: machine.Event) -> None:
+        if table.meeting is None or table.ended:
+            return
+        for action in table.meeting.step(event, self._context.clock()):
+            match action:
+                case machine.Open(peer, attempt):
+                    self._reach(table, peer, attempt)
+                case machine.Stage():
+                    table.complete = True
+                    self._wake()
+                case machine.Doubt(peer):
+                    self._doubt(peer)
+                case machine.Succeeded():
+                    table.ended = table.complete = True
+                    self._wake()
+                    self._tasks.spawn(self._finish(table))
+                case machine.Failed(reason, waiting_for):
+                    table.ended = True
+                    self._leave(table)
+                    self._over.add((table.fragment, table.round))
+                    self._finished(
+                        RoundFailed(
+                            table.fragment, table.round, reason, waiting_for, (), table.error
+                        )
+                    )
+                    self._wake()
+
+    async def _finish(self, table: Table) -> None:
+        """Averages what the group has put on the table."""
+        context = self._context
+        mean, mean_anchor = [await self._mean(table, part) for part in (CONTRIBUTION, ANCHOR)]
+        took_s = context.clock() - table.began
+        context.compression.exchanged(
+            sum(each.packed_bytes for each in table.own.values()) * (len(table.group) - 1), took_s
+        )
+        self._finished(
+            RoundDone(
+                fragment=table.fragment,
+                round=table.round,
+                mean=mean,
+                mean_anchor=mean_anchor,
+                contributors=len(table.group),
+                next_group=(),
+                missed=(),
+                exchange_s=took_s,
+                waited_for=table.last,
+                error=table.error,
+            )
+        )
+
+    async def _mean(self, table: Table, part: int) -> "Tensor":
+        codec, elements = self._codec(part), self._context.elements[table.fragment]
+        payloads = table.payloads(part, self._context.me)
+        return await self._context.worked(
+            len(payloads) * elements, lambda: wire.average(codec, payloads, elements)
+        )
+
+    # ------------------------------------------------------------------------------------ helpers
+
+    def _codec(self, part: int) -> Codec:
+        plan = self._context.plan
+        return codec_by_name(plan.anchor_codec if part == ANCHOR else plan.codec)
+
+    async def _encoded(self, codec: Codec, values: "Tensor", seed: int | None) -> wire.Payload:
+        """Raises ValueError: not for this codec."""
+        return await self._context.worked(
+            values.numel(),
+            lambda: self._context.compression.payload(codec, wire.encode(codec, values, seed)),
+        )
+
+    def _group(self, fragment: int, round_: int) -> tuple[str, ...]:
+        """This peer's group of a round, as membership is now; itself alone if it sits out."""
+        context, cards = self._context, self._view.cards
+        peers = {
+            peer
+            for peer, card in cards.items()
+            if self._view.usable(peer) and card.phase is Phase.TRAINING
+        } | {context.me}
+        epoch = membership_epoch(peers)
+        size = context.plan.group_size
+        group = group_of(context.me, context.run, fragment, round_, epoch, peers, size)
+        return group or (context.me,)
+
+    def _lay(self, fragment: int, round_: int, own: dict[int, wire.Payload]) -> Table:
+        """A table for the round, to which those partners are called that this peer calls."""
+        table = Table(fragment, round_, self._group(fragment, round_), dict(own))
+        self._tables[fragment, round_] = table
+        for peer in table.group:
+            if peer > self._context.me:
+                self._reach(table, peer, 1)
+        self._wake()
+        return table
+
+    def _reach(self, table: Table, peer: str, attempt: int) -> None:
+        if peer not in table.streams:
+            table.streams[peer] = self._tasks.spawn(self._call(table, peer, attempt))
+
+    def _leave(self, table: Table) -> None:
+        if self._tables.get((table.fragment, table.round)) is table:
+            del self._tables[table.fragment, table.round]
+        current = asyncio.current_task()
+        for task in table.streams.values():
+            if task is not current:
+                task.cancel()
+
+    def _busy(self) -> bool:
+        """Whether a round is on its way: what is sent ahead waits for an idle link."""
+        return any(t.meeting is not None and not t.ended for t in self._tables.values())
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()

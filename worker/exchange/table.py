@@ -1,0 +1,121 @@
+"""What a small group has put on the table in one round, as one of its peers sees it."""
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from algorithms.codecs import Codec
+from protos import murmuration_pb2 as pb
+from worker import wire
+from worker.exchange.context import Context
+from worker.rounds import Meeting
+from worker.rounds import meeting as machine
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from torch import Tensor
+
+ANCHOR, CONTRIBUTION = PARTS = (0, 1)  # on the wire: PartHeader.part
+
+
+@dataclass(eq=False)
+class Table:
+    """Args:
+    group: the peers of the round, this one included.
+    own: by part, what this peer gives; the contribution comes when the round has begun.
+    """
+
+    fragment: int
+    round: int
+    group: tuple[str, ...]
+    own: dict[int, wire.Payload]
+    theirs: defaultdict[str, dict[int, wire.Incoming]] = field(
+        default_factory=lambda: defaultdict(dict)
+    )
+    staged: set[str] = field(default_factory=set)  # partners that hold everything
+    complete: bool = False  # everything is here
+    meeting: Meeting | None = None  # from the beginning of the round
+    ended: bool = False
+    began: float = 0.0
+    last: str = ""  # whose values came last
+    error: "Tensor | None" = None
+    streams: dict[str, "asyncio.Task[None]"] = field(default_factory=dict)
+    _arriving: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return f"round {self.round} of fragment {self.fragment}"
+
+    def header(self, context: Context, peer: str) -> bytes:
+        """This peer's first message on a stream to the partner."""
+        held = [
+            pb.Held(hash=incoming.hash, offset=incoming.received_bytes)
+            if (incoming := self.theirs[peer].get(part))
+            else pb.Held()
+            for part in PARTS
+        ]
+        header = pb.MeetHeader(
+            run=context.run,
+            fragment=self.fragment,
+            round=self.round,
+            sender=context.me,
+            group=wire.group_hash(self.group),
+            held=held,
+        )
+        return pb.MeetMessage(header=header).SerializeToString()
+
+    def part_header(self, part: int, codec: Codec, offset: int) -> bytes:
+        payload = self.own[part]
+        header = pb.PartHeader(
+            part=part,
+            codec=codec.wire_id,
+            total_bytes=len(payload.raw),
+            hash=payload.hash,
+            offset=offset,
+        )
+        return pb.MeetMessage(part=header).SerializeToString()
+
+    def expect(self, peer: str, header: pb.PartHeader, codec: Codec, elements: int) -> None:
+        """A part of the partner's begins, or goes on. Raises WireError: it does not fit."""
+        expected = (codec.wire_id, codec.encoded_bytes(elements))
+        if (header.codec, header.total_bytes) != expected:
+            raise wire.WireError(
+                f"{self.name} from {peer}: {header.total_bytes} bytes of codec {header.codec}; "
+                f"expected {expected[1]} bytes of {codec.name}"
+            )
+        incoming = self.theirs[peer].get(header.part)
+        if incoming is None or incoming.hash != header.hash or header.offset == 0:
+            incoming = self.theirs[peer][header.part] = wire.Incoming(expected[1], header.hash)
+        if header.offset != incoming.received_bytes:
+            raise wire.Again(f"{self.name} from {peer}: goes on at {header.offset}")
+        self._arriving[peer] = header.part
+
+    def arriving(self, peer: str) -> tuple[int, wire.Incoming]:
+        """(part, payload) that the partner's frames belong to. Raises WireError: to none."""
+        part = self._arriving.get(peer)
+        if part is None or part not in self.theirs[peer]:
+            raise wire.WireError(f"{self.name} from {peer}: a frame of no part")
+        return part, self.theirs[peer][part]
+
+    def received(self, peer: str) -> bool:
+        """Whether all of the partner's values are here, verified."""
+        parts = self.theirs[peer]
+        return all(part in parts and parts[part].verified for part in PARTS)
+
+    def seen(self) -> list[machine.Event]:
+        """What has happened before the round had begun here."""
+        events: list[machine.Event] = []
+        for peer in self.group:
+            if CONTRIBUTION in self.theirs[peer]:
+                events.append(machine.Met(peer))
+            if self.received(peer):
+                events.append(machine.Received(peer))
+        return events
+
+    def payloads(self, part: int, me: str) -> list[memoryview]:
+        """Of all peers, in the order of the group, which is sorted."""
+        return [
+            self.own[part].raw if peer == me else self.theirs[peer][part].buffer
+            for peer in self.group
+        ]
