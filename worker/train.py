@@ -305,7 +305,7 @@ class Trainer:
         self._event(
             "round_failed",
             fragment=slot.fragment.index,
-            round=slot.state.version,
+            round=sent.round,
             reason=result.reason,
             waiting_for=list(result.waiting_for),
         )

@@ -77,7 +77,7 @@ def measure(asked: tuple[str, tuple[str, ...], int, int, int]) -> str:
     first = replicas["w0"]
     schema = [TensorSpec(n, tuple(p.shape)) for n, p in first.parameters.items()]
     fragments = partition(schema, config.plan.fragments, config.plan.pattern)
-    outer = reference.train(config.plan, fragments, replicas, steps)
+    outer = reference.train(config.plan, fragments, replicas, steps)["w0"]
     for fragment, state in zip(fragments, outer, strict=True):
         for parameter, value in fragment.views(state.anchor).items():
             first.parameters[parameter].copy_(value)

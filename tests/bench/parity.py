@@ -30,9 +30,10 @@ def main() -> int:
     equal = True
     for peer in report["peers"]:
         seen = Hashes.of(peer)
-        equal &= seen == wanted
-        print(f"{peer['peer']:<10} anchor {seen.anchor}  momentum {seen.momentum}")
-    print(f"{'reference':<10} anchor {wanted.anchor}  momentum {wanted.momentum}")
+        expected = wanted[peer["peer"]]
+        equal &= seen == expected
+        print(f"{peer['peer']:<4} anchor {seen.anchor}  momentum {seen.momentum}")
+        print(f"ref. anchor {expected.anchor}  momentum {expected.momentum}")
     print("equal, bit for bit" if equal else "NOT EQUAL")
     return 0 if equal else 1
 

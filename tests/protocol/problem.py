@@ -65,10 +65,12 @@ class Problem:
         """Of all fragments, as fp32."""
         return 4 * sum(self.layers)
 
-    def reference(self, peers: Sequence[str]) -> list[reference.Outer]:
-        """The outer state that these peers must end with, when all are in every round."""
+    def reference(self, peers: Sequence[str]) -> dict[str, list[reference.Outer]]:
+        """The outer states that these peers must end with, when all are in every round."""
         replicas = {peer: Synthetic(self, peer) for peer in peers}
-        return reference.train(self.plan, self.fragments, replicas, self.steps)
+        return reference.train(
+            self.plan, self.fragments, replicas, self.steps, self.manifest.run
+        )
 
 
 class Synthetic:

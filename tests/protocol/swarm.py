@@ -283,7 +283,7 @@ class Swarm:
         """All peers hold, bit for bit, what the reference computes."""
         expected = self.problem.reference(sorted(self.peers))
         for peer in self.alive:
-            for state, outer in zip(peer.trainer.states, expected, strict=True):
+            for state, outer in zip(peer.trainer.states, expected[peer.name], strict=True):
                 assert torch.equal(state.anchor, outer.anchor), peer.name
                 if self.problem.plan.payload == "gradient":
                     assert (state.momentum.numel(), outer.momentum.count_nonzero()) == (0, 0)

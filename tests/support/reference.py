@@ -9,12 +9,13 @@ from algorithms.fragments import TensorSpec, partition
 from tests.support.workers import Hashes
 from worker.config import Config
 from worker.inner import Replica
+from worker.manifest import Manifest
 from worker.tasks import Cursor, load_task
 from worker.wire import tensor_hash
 
 
-def reference_hashes(config: Config, peers: Sequence[str]) -> Hashes:
-    """Trains all peers here, one after another, and hashes what they agree on."""
+def reference_hashes(config: Config, peers: Sequence[str]) -> dict[str, Hashes]:
+    """Trains all peers here, one after another, and hashes each one's outer state."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as each worker has: sums may round differently otherwise
     try:
@@ -25,14 +26,18 @@ def reference_hashes(config: Config, peers: Sequence[str]) -> Hashes:
         ]
         plan = config.plan
         fragments = partition(schema, plan.fragments, plan.pattern)
-        outer = reference.train(plan, fragments, replicas, config.run.steps)
+        run = Manifest.of(config, schema).run
+        outer = reference.train(plan, fragments, replicas, config.run.steps, run)
     finally:
         torch.set_num_threads(threads)
     no_momentum = plan.payload == "gradient"
-    return Hashes(
-        tensor_hash(state.anchor for state in outer),
-        tensor_hash(torch.empty(0) if no_momentum else state.momentum for state in outer),
-    )
+    return {
+        peer: Hashes(
+            tensor_hash(state.anchor for state in states),
+            tensor_hash(torch.empty(0) if no_momentum else state.momentum for state in states),
+        )
+        for peer, states in outer.items()
+    }
 
 
 def _replica(config: Config, peer: str) -> Replica:

@@ -8,6 +8,7 @@ next round can be known; the pseudo-gradient follows when it is due. What arrive
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from algorithms.codecs import Codec, codec_by_name
@@ -18,7 +19,6 @@ from worker import wire
 from worker.exchange.context import Context, Tasks
 from worker.exchange.table import ANCHOR, CONTRIBUTION, PARTS, Table
 from worker.mailbox import Begin, FragmentState, RoundDone, RoundFailed
-from worker.membership import Phase
 from worker.rounds import Meeting, View
 from worker.rounds import meeting as machine
 from worker.transport import Stream, Transport, TransportError
@@ -374,16 +374,9 @@ class Pairs:
 
     def _group(self, fragment: int, round_: int) -> tuple[str, ...]:
         """This peer's group of a round, as membership is now; itself alone if it sits out."""
-        context, cards = self._context, self._view.cards
-        peers = {
-            peer
-            for peer, card in cards.items()
-            if self._view.usable(peer) and card.phase is Phase.TRAINING
-        } | {context.me}
-        epoch = membership_epoch(peers)
-        size = context.plan.group_size
-        group = group_of(context.me, context.run, fragment, round_, epoch, peers, size)
-        return group or (context.me,)
+        me, run, size = self._context.me, self._context.run, self._context.plan.group_size
+        peers = self._view.in_round(fragment, round_) | {me}
+        return _group(me, run, fragment, round_, peers, size)
 
     def _lay(self, fragment: int, round_: int, own: dict[int, wire.Payload]) -> Table:
         """A table for the round, to which those partners are called that this peer calls."""
@@ -414,3 +407,11 @@ class Pairs:
     def _wake(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
+
+
+@lru_cache(maxsize=256)  # asked again whenever anything has changed
+def _group(
+    me: str, run: int, fragment: int, round_: int, peers: frozenset[str], size: int
+) -> tuple[str, ...]:
+    epoch = membership_epoch(peers)
+    return group_of(me, run, fragment, round_, epoch, peers, size) or (me,)

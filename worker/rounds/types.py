@@ -38,6 +38,23 @@ class View:
             return False
         return fragment >= len(card.digests) or card.digests[fragment].version <= round_
 
+    def in_round(self, fragment: int, round_: int) -> frozenset[str]:
+        """The peers to draw the groups of a round from: who trains or is about to, and who has
+        just ended the run with this very round."""
+        return frozenset(
+            card.peer
+            for card in self.cards.values()
+            if card.health is Health.ALIVE
+            and (
+                card.phase in (Phase.READY, Phase.TRAINING)
+                or (
+                    card.phase is Phase.DONE
+                    and fragment < len(card.digests)
+                    and card.digests[fragment].version <= round_ + 1
+                )
+            )
+        )
+
     def arrived(self) -> frozenset[str]:
         """The live peers that have a model, or had: who counts for the start of a run."""
         return frozenset(

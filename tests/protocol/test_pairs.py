@@ -1,0 +1,46 @@
+"""Rounds in pairs between real nodes: without faults all end where the reference does."""
+
+from dataclasses import replace
+
+import pytest
+
+from algorithms.plan import PRESETS, Plan
+from tests.protocol.problem import Problem
+from tests.protocol.swarm import Swarm
+from tests.protocol.virtual_time import run
+
+PEERS = "abcdefg"
+
+NOLOCO = replace(PRESETS["noloco"], inner_steps=3)
+PLANS = {
+    "noloco": NOLOCO,
+    "streaming-noloco": replace(
+        PRESETS["streaming-noloco"], inner_steps=4, fragments=2, overlap_steps=2
+    ),
+    "overlap over a whole period": replace(
+        NOLOCO, fragments=2, overlap_steps=3, merge_alpha=0.25, codec="bf16"
+    ),
+    "int4 with feedback, rounded at random": replace(
+        NOLOCO, codec="int4", error_feedback=True, rounding="stochastic"
+    ),
+    "groups of three": replace(NOLOCO, group_size=3),
+    "one anchor in the end": replace(NOLOCO, consensus=True),
+}
+
+
+@pytest.mark.parametrize("peers", [2, 3, 4, 7])
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+def test_all_peers_end_with_the_state_of_the_reference(plan: Plan, peers: int) -> None:
+    problem = Problem(layers=(211, 97, 150), plan=plan, steps=16)
+
+    async def scenario() -> None:
+        async with Swarm(problem) as swarm:
+            await swarm.start(*PEERS[:peers])
+            await swarm.finished()
+            swarm.assert_reference()
+            for peer in swarm.alive:
+                assert peer.of_kind("round_failed") == []
+                assert peer.refused == {}
+            assert swarm.agrees() == (plan.consensus or peers <= plan.group_size)
+
+    run(scenario())

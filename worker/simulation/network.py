@@ -1,0 +1,312 @@
+"""The network between simulated peers: links whose rate is shared, delays, streams that break.
+
+A link gives everything that is under way in one direction at once an equal share of its rate.
+Bytes go through the sender's link up and, a delay later, through the receiver's link down, both
+at the same time; they are there when they have passed both. A link does not know that the other
+one is slower: its share is used up all the same, which makes a crowded link look a little worse
+than one whose shares are negotiated. Messages without bytes take only the delay.
+"""
+
+import heapq
+from collections import deque
+from collections.abc import Callable
+from random import Random
+
+from algorithms.latency import MessageTime
+from algorithms.link import Link
+from worker.simulation.clock import Act, Clock
+
+_STALL_S = 10.0  # until a stream over which nothing comes is given up, as by keepalive
+_CLOSE_BYTES = 1e-6  # what is as good as through
+
+
+class _Load:
+    """Bytes in one direction of a link; through when everyone has had `end` bytes served."""
+
+    __slots__ = ("done", "end", "gone")
+
+    def __init__(self, end: float, done: Act) -> None:
+        self.end, self.done, self.gone = end, done, False
+
+
+class Pipe:
+    """One direction of a link: equal shares for all loads, kept by the bytes each has been served.
+
+    Args:
+        clock: virtual time.
+        bytes_per_s: its rate.
+    """
+
+    def __init__(self, clock: Clock, bytes_per_s: float) -> None:
+        self._clock, self._rate = clock, bytes_per_s
+        self._served, self._at = 0.0, 0.0
+        self._loads: list[tuple[float, int, _Load]] = []
+        self._active = self._added = self._plans = 0
+
+    def add(self, size: float, done: Act) -> _Load:
+        """Begins to carry so many bytes; calls `done` when they are through."""
+        self._advance()
+        load = _Load(self._served + size, done)
+        self._added += 1
+        heapq.heappush(self._loads, (load.end, self._added, load))
+        self._active += 1
+        self._plan()
+        return load
+
+    def remove(self, load: _Load) -> float:
+        """Takes a load off; returns the bytes that had not passed, 0 if it was through."""
+        if load.gone:
+            return 0.0
+        self._advance()
+        load.gone = True
+        self._active -= 1
+        self._plan()
+        return max(0.0, load.end - self._served)
+
+    def _advance(self) -> None:
+        now = self._clock.now
+        if self._active:
+            self._served += (now - self._at) * self._rate / self._active
+        self._at = now
+
+    def _plan(self) -> None:
+        """For when the next load is through, as things are."""
+        self._plans += 1
+        while self._loads and self._loads[0][2].gone:
+            heapq.heappop(self._loads)
+        if not self._loads:
+            self._served = 0.0
+            return
+        left = max(0.0, self._loads[0][0] - self._served)
+        plan = self._plans
+        self._clock.after(left * self._active / self._rate, lambda: self._complete(plan))
+
+    def _complete(self, plan: int) -> None:
+        if plan != self._plans:
+            return
+        self._advance()
+        self._served = max(self._served, self._loads[0][0])
+        through: list[_Load] = []
+        while self._loads and self._loads[0][0] <= self._served + _CLOSE_BYTES:
+            load = heapq.heappop(self._loads)[2]
+            if not load.gone:
+                load.gone = True
+                self._active -= 1
+                through.append(load)
+        self._plan()
+        for load in through:
+            load.done()
+
+
+class Transfer:
+    """Bytes on their way from one peer to another."""
+
+    __slots__ = ("_arrived", "_delay_s", "_down", "_network", "_passed", "_to", "_up", "size")
+
+    def __init__(self, network: "Network", ends: tuple[int, int], size: int, arrived: Act) -> None:
+        self.size, self._network, self._arrived = size, network, arrived
+        sender, self._to = ends
+        self._delay_s = network.delay_s()
+        self._down: _Load | None = None
+        self._passed = 0
+        network.sent_bytes += size
+        self._up: _Load = network.up[sender].add(size, self._left)
+        network.clock.after(self._delay_s, self._enter)
+
+    def cancel(self, sender: int) -> float:
+        """Stops; returns the bytes that have come through to the receiver."""
+        not_sent = self._network.up[sender].remove(self._up)
+        not_here = float(self.size)
+        if self._down is not None:
+            not_here = self._network.down[self._to].remove(self._down)
+        self._passed = -2  # never arrives
+        self._network.sent_bytes -= not_sent
+        return self.size - max(not_sent, not_here)
+
+    def _enter(self) -> None:
+        if self._passed >= 0:
+            self._down = self._network.down[self._to].add(self.size, self._pass)
+
+    def _left(self) -> None:
+        self._network.clock.after(self._delay_s, self._pass)
+
+    def _pass(self) -> None:
+        self._passed += 1
+        if self._passed == 2:
+            self._arrived()
+
+
+class _Message:
+    __slots__ = ("deliver", "here", "partly", "transfer")
+
+    def __init__(self, deliver: Act, partly: Callable[[float], None] | None) -> None:
+        self.deliver, self.partly = deliver, partly
+        self.here = False
+        self.transfer: Transfer | None = None
+
+
+class Stream:
+    """Messages both ways between two peers, in order, until an end closes it or it breaks.
+
+    `attempt` is the caller's count of its tries.
+    """
+
+    __slots__ = ("_network", "_queues", "attempt", "callee", "caller", "ended", "number", "said")
+
+    def __init__(self, network: "Network", number: int, ends: tuple[int, int], attempt: int):
+        self._network, self.number, self.attempt = network, number, attempt
+        self.caller, self.callee = ends
+        self.ended = False
+        self.said: dict[int, set[str]] = {self.caller: set(), self.callee: set()}
+        self._queues: dict[int, deque[_Message]] = {self.caller: deque(), self.callee: deque()}
+
+    def other(self, end: int) -> int:
+        return self.callee if end == self.caller else self.caller
+
+    def send(
+        self,
+        sender: int,
+        deliver: Act,
+        size: int = 0,
+        partly: Callable[[float], None] | None = None,
+    ) -> None:
+        """Sends to the other end, which does `deliver` when it has come.
+
+        Args:
+            size: payload in bytes.
+            partly: takes the bytes that have come when the stream ends before all have.
+        """
+        if self.ended:
+            return
+        network, receiver = self._network, self.other(sender)
+        message = _Message(deliver, partly)
+        self._queues[sender].append(message)
+        if not network.connected(self.caller, self.callee):
+            network.stall(self)
+        elif size > 0:
+            message.transfer = Transfer(
+                network, (sender, receiver), size, lambda: self._here(sender, message)
+            )
+        else:
+            network.clock.after(network.delay_s(), lambda: self._here(sender, message))
+
+    def close(self) -> None:
+        """Nothing more is to come. Bytes under way stop, and nobody is told."""
+        if self.ended:
+            return
+        self.ended = True
+        self._network.forget(self)
+        for sender, queue in self._queues.items():
+            for message in queue:
+                if message.transfer is not None:
+                    came = message.transfer.cancel(sender)
+                    if message.partly is not None:
+                        message.partly(came)
+            queue.clear()
+
+    def _here(self, sender: int, message: _Message) -> None:
+        if self.ended or not self._network.connected(self.caller, self.callee):
+            return
+        message.here, message.transfer = True, None
+        queue = self._queues[sender]
+        while queue and queue[0].here and not self.ended:
+            self._network.act(self.other(sender), queue.popleft().deliver)
+
+
+class Network:
+    """All links and streams.
+
+    Args:
+        clock: virtual time.
+        peers: how many; they are known by number.
+        link: of every peer.
+        latency_spread: see `Scenario`.
+        rng: of delays and broken streams.
+        act: does something at a peer, if and when it lives.
+        on_break: takes a stream that has broken, and the end that finds out.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        peers: int,
+        link: Link,
+        latency_spread: float,
+        rng: Random,
+        act: Callable[[int, Act], None],
+        on_break: Callable[[int, Stream], None],
+    ) -> None:
+        self.clock, self.act = clock, act
+        bytes_per_s = link.rate_mbps * 1e6 / 8
+        self.up = [Pipe(clock, bytes_per_s) for _ in range(peers)]
+        self.down = [Pipe(clock, bytes_per_s) for _ in range(peers)]
+        self.sent_bytes = 0.0
+        self._link, self._rng, self._on_break = link, rng, on_break
+        self._time = MessageTime(link.delay_s, latency_spread) if latency_spread else None
+        self._streams: dict[int, Stream] = {}
+        self._opened = 0
+        self._dead: set[int] = set()
+        self._half: frozenset[int] = frozenset()
+
+    def delay_s(self) -> float:
+        """Of one message."""
+        if self._time is not None:
+            return self._rng.lognormvariate(self._time.mu, self._time.s)
+        if self._link.jitter_s:
+            reach_s = self._link.jitter_s
+            return self._link.delay_s + self._rng.uniform(-reach_s, reach_s)
+        return self._link.delay_s
+
+    def connected(self, one: int, other: int) -> bool:
+        """No partition between them."""
+        return (one in self._half) == (other in self._half)
+
+    def open(self, caller: int, callee: int, attempt: int) -> Stream:
+        """A stream that is used at once; it breaks if nobody can be reached."""
+        self._opened += 1
+        stream = Stream(self, self._opened, (caller, callee), attempt)
+        self._streams[stream.number] = stream
+        if callee in self._dead:
+            self.clock.after(2 * self.delay_s(), lambda: self.break_off(stream))
+        elif self._link.loss:
+            lives_s = self._rng.expovariate(2 * self._link.loss / 60)
+            self.clock.after(lives_s, lambda: self.break_off(stream))
+        return stream
+
+    def break_off(self, stream: Stream) -> None:
+        """Both ends find out."""
+        if not stream.ended:
+            stream.close()
+            for end in (stream.caller, stream.callee):
+                self._tell(end, stream)
+
+    def abort(self, stream: Stream, by: int) -> None:
+        """One end drops the stream; the other finds out a delay later."""
+        if not stream.ended:
+            stream.close()
+            other = stream.other(by)
+            self.clock.after(self.delay_s(), lambda: self._tell(other, stream))
+
+    def stall(self, stream: Stream) -> None:
+        """Nothing comes through any more."""
+        self.clock.after(_STALL_S, lambda: self.break_off(stream))
+
+    def forget(self, stream: Stream) -> None:
+        self._streams.pop(stream.number, None)
+
+    def die(self, peer: int) -> None:
+        """Its process is gone, and its connections with it."""
+        self._dead.add(peer)
+        for stream in list(self._streams.values()):
+            if peer in (stream.caller, stream.callee):
+                self.abort(stream, peer)
+
+    def split(self, half: frozenset[int]) -> None:
+        """Cuts these peers from the others; nobody: the partition is over."""
+        self._half = half
+        for stream in list(self._streams.values()):
+            if not self.connected(stream.caller, stream.callee):
+                self.stall(stream)
+
+    def _tell(self, end: int, stream: Stream) -> None:
+        self.act(end, lambda: self._on_break(end, stream))

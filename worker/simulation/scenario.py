@@ -1,0 +1,107 @@
+"""What is simulated: the swarm, its links, its faults."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+from algorithms.link import Link
+
+Preset = Literal["diloco", "noloco"]
+
+_MOST_PEERS = 10_000
+_MOST_PEERS_OF_A_MEAN = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """One simulated run.
+
+    Args:
+        preset: `noloco`, rounds in pairs; `diloco`, the leaderless mean of all.
+        rounds: outer rounds of every peer.
+        inner_steps: H; with `dylu`, of the fastest peer.
+        step_s, step_spread: mean time of an inner step, and its standard deviation over the mean.
+        link: of every peer; its loss is the streams that each link breaks per minute of their life.
+        latency_spread: standard deviation of a message's delay over its mean, lognormal; 0: always
+            the mean, or within the link's jitter.
+        slow_factor, slow_share: so many of the peers take so many times longer for a step.
+        dylu: slow peers take fewer inner steps, so that all come to a round at the same time.
+        partition: from when to when (s) the swarm is cut into two halves.
+        crash_share: of the peers that die, each at a random time.
+        freeze_share, freeze_s: of the peers that stand still once, and for how long.
+        group_size: of `noloco`; 2 is a pair.
+        params: values that are exchanged; only their bytes count.
+        codec: wire codec of pseudo-gradients and of their means; anchors travel as fp32.
+
+    Raises:
+        ValueError: a value out of range, with the reason.
+    """
+
+    preset: Preset = "noloco"
+    peers: int = 16
+    rounds: int = 20
+    inner_steps: int = 50
+    step_s: float = 0.1
+    step_spread: float = 0.0
+    link: Link = field(default_factory=lambda: Link(rate_mbps=20.0, delay_s=0.05))
+    latency_spread: float = 0.0
+    slow_factor: float = 1.0
+    slow_share: float = 0.0
+    dylu: bool = False
+    partition: tuple[float, float] | None = None
+    crash_share: float = 0.0
+    freeze_share: float = 0.0
+    freeze_s: float = 0.0
+    group_size: int = 2
+    params: int = 1_000_000
+    codec: str = "fp32"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.peers <= _MOST_PEERS:
+            raise ValueError(f"{self.peers} peers; 2 to {_MOST_PEERS:,} can be simulated")
+        if self.preset == "diloco" and self.peers > _MOST_PEERS_OF_A_MEAN:
+            raise ValueError(
+                f"{self.peers:,} peers of diloco: all send to all, which is {self.peers**2:,} "
+                f"streams a round; at most {_MOST_PEERS_OF_A_MEAN} peers can be simulated, or use "
+                "noloco"
+            )
+        for name in ("rounds", "inner_steps", "params"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if not 2 <= self.group_size <= 16:
+            raise ValueError(f"group size {self.group_size}; it must be 2 (a pair) to 16")
+        if not (math.isfinite(self.step_s) and self.step_s > 0):
+            raise ValueError(f"a step of {self.step_s:g} s; it must be above 0")
+        for name in ("step_spread", "latency_spread", "freeze_s"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"{name} is {value:g}; it must be at least 0")
+        for name in ("slow_share", "crash_share", "freeze_share"):
+            value = getattr(self, name)
+            if not 0 <= value < 1:
+                raise ValueError(f"{name} is {value:g}; it must be 0 to 1, below 1")
+        if not (math.isfinite(self.slow_factor) and self.slow_factor >= 1):
+            raise ValueError(f"stragglers {self.slow_factor:g} times slower; it must be at least 1")
+        if self.latency_spread and not self.link.delay_s:
+            raise ValueError("a latency spread needs a link with a delay, such as delay=50ms")
+        if self.latency_spread and self.link.jitter_s:
+            raise ValueError("a latency spread and the link's jitter exclude each other")
+        if self.partition and not 0 <= self.partition[0] < self.partition[1] < math.inf:
+            begin, end = self.partition
+            raise ValueError(
+                f"a partition from {begin:g} s to {end:g} s; it must end after it began"
+            )
+
+    def steps_of(self, slow: bool) -> int:
+        """Inner steps of a round for one of the stragglers, or for one of the others."""
+        if not (slow and self.dylu):
+            return self.inner_steps
+        return max(1, math.floor(self.inner_steps / self.slow_factor))
+
+    @property
+    def is_calm(self) -> bool:
+        """Nothing goes wrong, and all peers come to a round at the same time."""
+        faults = (self.crash_share, self.freeze_share, self.link.loss, self.step_spread)
+        uneven = self.slow_share and self.slow_factor > 1
+        return not (any(faults) or uneven or self.partition)
