@@ -14,6 +14,7 @@ from algorithms.schedule import Schedule
 
 Exchange = Literal["mean", "pairs", "none"]
 Payload = Literal["pseudo_gradient", "gradient"]
+Weighting = Literal["uniform", "work"]
 Rounding = Literal["nearest", "stochastic"]
 
 _LAP_BYTES = 48 * 1024
@@ -32,6 +33,9 @@ class Plan:
         merge_alpha: share of the local parameters that survives a merge.
         eager: go on from a guess of the new anchor (own fresh pseudo-gradient, the others' last)
             while the round is on its way, and correct it when the mean is there.
+        dylu: inner steps per period by speed: a peer that is half as fast as the fastest makes half
+            as many, so that nobody waits for it (arXiv:2401.09135).
+        weighting: `uniform` means, or by `work`: the inner steps that a contribution stands for.
         exchange: `mean` over all, `pairs` (each round in random groups of `group_size`), or `none`.
         payload: what is averaged; `gradient` is data-parallel training, every step.
         codec: wire codec of contributions; `reduction_codec` of what comes back. The reducer adds
@@ -56,6 +60,8 @@ class Plan:
     overlap_steps: int = 0
     merge_alpha: float = 0.0
     eager: bool = False
+    dylu: bool = False
+    weighting: Weighting = "uniform"
     exchange: Exchange = "mean"
     payload: Payload = "pseudo_gradient"
     codec: str = "fp32"
@@ -101,6 +107,15 @@ class Plan:
                 "eager updates need overlap_steps of at least 1: without overlap there is nothing "
                 "to guess"
             )
+        if self.eager and self.weighting == "work":
+            raise ValueError(
+                "eager updates guess a mean in which all count alike; leave weighting out"
+            )
+        if self.payload == "gradient" and (self.dylu or self.weighting == "work"):
+            raise ValueError(
+                "averaging gradients in every step leaves no room for unequal work; leave out dylu "
+                "and weighting"
+            )
         if self.payload == "gradient" and (self.inner_steps, self.overlap_steps) != (1, 0):
             raise ValueError(
                 "averaging gradients needs inner_steps = 1 and overlap_steps = 0; "
@@ -111,6 +126,7 @@ class Plan:
             ("payload", ("pseudo_gradient", "gradient")),
             ("pattern", ("strided", "sequential")),
             ("rounding", ("nearest", "stochastic")),
+            ("weighting", ("uniform", "work")),
         ):
             if getattr(self, field) not in known:
                 raise ValueError(

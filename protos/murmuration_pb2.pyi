@@ -109,6 +109,7 @@ class PeerCard(_message.Message):
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
     DIGESTS_FIELD_NUMBER: _builtins.int
+    STEP_S_FIELD_NUMBER: _builtins.int
     peer: _builtins.str
     address: _builtins.str
     epoch: _builtins.int
@@ -121,6 +122,8 @@ class PeerCard(_message.Message):
     """raised at every change of the fields below; newer replaces older"""
     step: _builtins.int
     """position in the schedule"""
+    step_s: _builtins.float
+    """what an inner step takes, roughly; 0: not known"""
     @_builtins.property
     def digests(self) -> _containers.RepeatedCompositeFieldContainer[Global___FragmentDigest]: ...
     def __init__(
@@ -135,10 +138,11 @@ class PeerCard(_message.Message):
         heartbeat: _builtins.int = ...,
         step: _builtins.int = ...,
         digests: _abc.Iterable[Global___FragmentDigest] | None = ...,
+        step_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "digests", b"digests", "epoch", b"epoch", "health", b"health", "heartbeat", b"heartbeat", "incarnation", b"incarnation", "peer", b"peer", "phase", b"phase", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "digests", b"digests", "epoch", b"epoch", "health", b"health", "heartbeat", b"heartbeat", "incarnation", b"incarnation", "peer", b"peer", "phase", b"phase", "step", b"step", "step_s", b"step_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -456,6 +460,7 @@ class ContributionHeader(_message.Message):
     TOTAL_BYTES_FIELD_NUMBER: _builtins.int
     HASH_FIELD_NUMBER: _builtins.int
     REDUCTION_OFFSET_FIELD_NUMBER: _builtins.int
+    WEIGHT_FIELD_NUMBER: _builtins.int
     RESUMED_FIELD_NUMBER: _builtins.int
     run: _builtins.int
     fragment: _builtins.int
@@ -473,6 +478,8 @@ class ContributionHeader(_message.Message):
     """of the whole encoded shard"""
     reduction_offset: _builtins.int
     """bytes of the reduction that an earlier attempt already holds"""
+    weight: _builtins.int
+    """inner steps that it stands for, where means are by work; else 0"""
     resumed: _builtins.bool
     """an earlier attempt may have left bytes there: wait for `resume`"""
     def __init__(
@@ -489,11 +496,12 @@ class ContributionHeader(_message.Message):
         total_bytes: _builtins.int = ...,
         hash: _builtins.int = ...,
         reduction_offset: _builtins.int = ...,
+        weight: _builtins.int = ...,
         resumed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec", b"codec", "elements", b"elements", "fragment", b"fragment", "group", b"group", "hash", b"hash", "reduction_offset", b"reduction_offset", "resumed", b"resumed", "round", b"round", "run", b"run", "sender", b"sender", "shard", b"shard", "total_bytes", b"total_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec", b"codec", "elements", b"elements", "fragment", b"fragment", "group", b"group", "hash", b"hash", "reduction_offset", b"reduction_offset", "resumed", b"resumed", "round", b"round", "run", b"run", "sender", b"sender", "shard", b"shard", "total_bytes", b"total_bytes", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -745,6 +753,7 @@ class PartHeader(_message.Message):
     TOTAL_BYTES_FIELD_NUMBER: _builtins.int
     HASH_FIELD_NUMBER: _builtins.int
     OFFSET_FIELD_NUMBER: _builtins.int
+    WEIGHT_FIELD_NUMBER: _builtins.int
     part: _builtins.int
     """0: the anchor, sent ahead; 1: the pseudo-gradient, when it is due"""
     codec: _builtins.int
@@ -753,6 +762,8 @@ class PartHeader(_message.Message):
     hash: _builtins.int
     offset: _builtins.int
     """where its frames go on"""
+    weight: _builtins.int
+    """of a pseudo-gradient: inner steps, where means are by work; else 0"""
     def __init__(
         self,
         *,
@@ -761,10 +772,11 @@ class PartHeader(_message.Message):
         total_bytes: _builtins.int = ...,
         hash: _builtins.int = ...,
         offset: _builtins.int = ...,
+        weight: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec", b"codec", "hash", b"hash", "offset", b"offset", "part", b"part", "total_bytes", b"total_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec", b"codec", "hash", b"hash", "offset", b"offset", "part", b"part", "total_bytes", b"total_bytes", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -38,7 +38,7 @@ class Begin:
     """Exchange these values (1-D fp32, a snapshot) in a round.
 
     In a plan of pairs `anchor` goes along, and there are partners instead of a group; `everyone`
-    asks for a mean over all in such a plan too.
+    asks for a mean over all in such a plan too. `weight` is what the values count in the mean.
     """
 
     fragment: int
@@ -47,6 +47,7 @@ class Begin:
     values: Tensor
     anchor: Tensor | None = None
     everyone: bool = False
+    weight: int = 1
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,8 @@ class Published:
     """What this peer has committed, for others to see and fetch.
 
     `entry_step` is the position from which a joiner takes part in what is in flight here. `failed`
-    are the fragments that this peer cannot bring forward by itself.
+    are the fragments that this peer cannot bring forward by itself; `step_s` is what an inner step
+    takes here, 0 as long as that is not known.
     """
 
     phase: Phase
@@ -62,6 +64,7 @@ class Published:
     entry_step: int
     states: tuple[FragmentState, ...]
     failed: frozenset[int] = frozenset()
+    step_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -122,6 +125,13 @@ class Adopt:
 
 
 @dataclass(frozen=True)
+class Paced:
+    """An inner step of the fastest peer takes so long."""
+
+    fastest_s: float
+
+
+@dataclass(frozen=True)
 class Skip:
     """The others are far ahead in the schedule: go on at this step."""
 
@@ -144,7 +154,7 @@ class Stop:
     error: BaseException | None = None
 
 
-ToTrain = RoundDone | RoundFailed | Adopt | Skip | Started | Stop
+ToTrain = RoundDone | RoundFailed | Adopt | Paced | Skip | Started | Stop
 
 
 class Mailbox:

@@ -14,7 +14,7 @@ from worker.gossip import Gossip
 from worker.introduction import Introduction
 from worker.joining import Joining
 from worker.lag import LagMonitor
-from worker.mailbox import Begin, Mailbox, Progress, Published, RoundDone, RoundFailed, ToIO
+from worker.mailbox import Begin, Mailbox, Paced, Progress, Published, RoundDone, RoundFailed, ToIO
 from worker.manifest import Manifest
 from worker.membership import Card, Digest, Doubted, Membership, Phase, Tick, Updated
 from worker.rounds import View
@@ -92,6 +92,7 @@ class Node:
         self._published: Published | None = None
         self._progress: dict[str, object] = {}
         self._rounds = {"completed": 0, "failed": 0}
+        self._fastest_s = 0.0
         self._closing = asyncio.Event()
         self._group: asyncio.TaskGroup | None = None
 
@@ -259,7 +260,7 @@ class Node:
     async def _take_published(self, published: Published) -> None:
         before, self._published = self._published, published
         digests = tuple(Digest(s.version, s.contributors, s.hash) for s in published.states)
-        self.gossip.step(Updated(published.phase, published.step, digests))
+        self.gossip.step(Updated(published.phase, published.step, digests, published.step_s))
         old = before.states if before else (None,) * len(published.states)
         for index, (was, state) in enumerate(zip(old, published.states, strict=True)):
             # Before the start there is no group: early contributions are held until there is.
@@ -288,6 +289,10 @@ class Node:
             self._pairs.give_up(fragment, reason)
 
     def _viewed(self, view: View) -> None:
+        fastest_s = view.fastest_step_s()
+        if self._config.plan.dylu and fastest_s != self._fastest_s:
+            self._fastest_s = fastest_s
+            self._mailbox.answer(Paced(fastest_s))
         self._reducer.viewed(view)
         self._contributor.viewed(view)
         if self._pairs is not None:

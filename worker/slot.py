@@ -25,13 +25,15 @@ Ranges = Iterable[tuple[int, int]]
 @dataclass(frozen=True)
 class Sent:
     """A contribution on its way: after which step, this peer's own part `g`, and the `values` that
-    travel, `g` with the residual. `guess` is the anchor that the local parameters went on from."""
+    travel, `g` with the residual. `guess` is the anchor that the local parameters went on from;
+    `work_steps` are the inner steps that it stands for."""
 
     round: int
     step: int
     g: Tensor
     values: Tensor
     guess: Tensor | None = None
+    work_steps: int = 1
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,7 @@ class Slot:
         self.sent: Sent | None = None
         self.arrived: RoundDone | RoundFailed | None = None
         self.failed = False
+        self.work_steps = 0  # inner steps since the last contribution
         self.spread: float | None = None  # of the anchor from the group's mean, when last met
         self._plan = plan
         self._nesterov = Nesterov(plan.outer_lr, plan.outer_momentum)
@@ -85,7 +88,8 @@ class Slot:
             expected = eager_mean(g, self.others, self.contributors)
             guess, _ = self._nesterov.step(state.anchor, state.momentum, expected)
         values = with_residual(g, residual, plan.error_decay)
-        self.sent = Sent(state.version, step, g, values, guess)
+        self.sent = Sent(state.version, step, g, values, guess, self.work_steps)
+        self.work_steps = 0
         return self.sent
 
     def take(self, message: RoundDone | RoundFailed) -> None:
@@ -104,6 +108,8 @@ class Slot:
         for start, stop in result.missed:
             here = slice(start, stop)
             merged[here] = carry_over(own[here], old.anchor[here], anchor[here])
+        if result.missed:
+            self.work_steps += sent.work_steps
         earlier = self.settle(result)
         if earlier is not None:
             # These ranges closed in an earlier try, with what was contributed then: what has been
@@ -158,6 +164,7 @@ class Slot:
         self.failed = True
         if self._pull is not None:  # this round is not made up for: others have gone on
             self.state, self.failed = replace(self.state, version=sent.round + 1), False
+        self.work_steps += sent.work_steps
         counted = Counted(sent.round, sent.g, result.counted, result.error)
         self._counted = counted.after(self._counted)
         if sent.guess is None:

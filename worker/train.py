@@ -24,6 +24,7 @@ from worker.mailbox import (
     Begin,
     FragmentState,
     Mailbox,
+    Paced,
     Progress,
     Published,
     RoundDone,
@@ -34,6 +35,7 @@ from worker.mailbox import (
     ToTrain,
 )
 from worker.membership import Phase
+from worker.pace import Pace
 from worker.slot import Sent, Slot
 from worker.tally import Stall, Tally
 from worker.wire import is_finite
@@ -79,6 +81,7 @@ class Trainer:
         self._phase = Phase.READY
         self._exchanges, self._pairs = plan.exchange != "none", plan.exchange == "pairs"
         self._gradients = plan.payload == "gradient"
+        self._pace = Pace(plan.inner_steps, unequal=plan.dylu)
         self._progress_at = -math.inf
         self._recent: list[float] = []
         self._curve_every = max(1, steps // _CURVE_POINTS)
@@ -137,7 +140,7 @@ class Trainer:
             self._take(message)
 
     def _one_step(self) -> None:
-        self.step += 1
+        before, self.step = self.step, min(self._steps, self.step + self._pace.stride())
         started = self._clock()
         if self.tally.first_step_at is None:
             self.tally.first_step_at = started
@@ -151,11 +154,14 @@ class Trainer:
         self.tally.last_step_at = self._clock()
         inner_s = self.tally.last_step_at - resumed
         self.tally.stepped(backward_s + inner_s, in_flight=in_flight)
-        self._note_loss()
+        self._pace.stepped(backward_s + inner_s)
+        for slot in self.slots:
+            slot.work_steps += 1
+        self._note_loss(before)
         if self._gradients:
             self._commit_parameters()
         elif self._exchanges:
-            self._rounds()
+            self._rounds(before)
         while (message := self._mailbox.poll()) is not None:
             self._take(message)
         self._report()
@@ -163,8 +169,8 @@ class Trainer:
 
     # ------------------------------------------------------------------- rounds of pseudo-gradients
 
-    def _rounds(self) -> None:
-        """Applies what is due, then sends what is due.
+    def _rounds(self, before: int) -> None:
+        """Applies what is due, then sends what is due since step `before`.
 
         The schedule says when and how many; which round it is follows from the states' versions, so
         that a round which came to nothing is made up for at the next occasion. All peers take the
@@ -175,21 +181,21 @@ class Trainer:
         for slot in self._waiting():
             if step == self._steps or self._age(slot) >= self._plan.overlap_steps:
                 self._apply(slot)
-        for slot in self._due(step):
+        for slot in self._due(range(before + 1, step + 1)):
             self._send(slot)
         if self._schedule.applies_at_once(step):
             for slot in self._waiting():
                 self._apply(slot)
 
-    def _due(self, step: int) -> list[Slot]:
+    def _due(self, steps: range) -> list[Slot]:
         """The slots to send now. In pairs a round is the schedule's: others do not wait for it."""
-        due = self._schedule.sends(step)
+        due = [each for step in steps for each in self._schedule.sends(step)]
         if self._pairs:
-            slots = [self.slots[each.fragment] for each in due]
-            for slot, each in zip(slots, due, strict=True):
-                self._apply(slot)
-                slot.enter(each.round)
-            return slots
+            latest = {each.fragment: each.round for each in due}
+            for fragment, round_ in latest.items():
+                self._apply(self.slots[fragment])
+                self.slots[fragment].enter(round_)
+            return [self.slots[fragment] for fragment in latest]
         idle = [slot for slot in self.slots if slot.sent is None]
         idle.sort(key=lambda slot: self._turn(slot, slot.state.version))
         return idle[: len(due)]
@@ -225,8 +231,10 @@ class Trainer:
         sent, state = slot.send(g, self.step), slot.state
         self._publish()
         anchor = state.anchor if self._pairs else None
+        weight = min(sent.work_steps, self._plan.inner_steps)
+        index, values = slot.fragment.index, sent.values
         self._mailbox.post(
-            Begin(slot.fragment.index, state.version, state.group, sent.values, anchor)
+            Begin(index, state.version, state.group, values, anchor, weight=max(1, weight))
         )
         return sent
 
@@ -344,6 +352,8 @@ class Trainer:
                 self.slots[message.fragment].take(message)
             case Adopt():
                 self._adopt(message)
+            case Paced(fastest_s):
+                self._pace.told(fastest_s)
             case Skip(step):
                 self._skip(step)
             case Stop():
@@ -405,14 +415,16 @@ class Trainer:
         entry = min(in_flight, default=self.step)
         done = self._phase is Phase.DONE
         failed = frozenset(slot.fragment.index for slot in self.slots if done or slot.failed)
-        self._mailbox.post(Published(self._phase, self.step, entry, tuple(self.states), failed))
+        states, step_s = tuple(self.states), self._pace.step_s
+        self._mailbox.post(Published(self._phase, self.step, entry, states, failed, step_s))
 
     def _event(self, kind: str, **fields: object) -> None:
         self._mailbox.post(Progress({"event": kind, **fields}))
 
-    def _note_loss(self) -> None:
+    def _note_loss(self, before: int) -> None:
         self._recent.append(self.replica.loss)
-        if self.step % self._curve_every == 0 or self.step == self._steps:
+        every = self._curve_every
+        if self.step // every > before // every or self.step == self._steps:
             self.tally.curve.append((self.step, sum(self._recent) / len(self._recent)))
             self._recent.clear()
 

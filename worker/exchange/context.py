@@ -12,6 +12,7 @@ from algorithms.rendezvous import reducer_orders
 from worker.exchange.compression import Compression
 from worker.rounds import RoundConfig
 from worker.transport import Stream
+from worker.wire import WireError
 
 T = TypeVar("T")
 
@@ -125,6 +126,17 @@ class Context:
         began = self.clock()
         await stream.send(message)
         self.counts.blocked_s += self.clock() - began
+
+    def weight(self, announced: int) -> int:
+        """What a contribution counts, by the inner steps announced. Raises WireError: they are more
+        than a period has, so nobody makes itself heavier than that."""
+        if self.plan.weighting == "uniform":
+            return 1
+        if not 1 <= announced <= self.plan.inner_steps:
+            raise WireError(
+                f"a contribution of {announced} inner steps; a period has {self.plan.inner_steps}"
+            )
+        return announced
 
     def bounds(self, fragment: int, group: Sequence[str]) -> tuple[tuple[int, int], ...]:
         """The ranges of a fragment's shards."""

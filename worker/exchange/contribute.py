@@ -29,6 +29,7 @@ class _Round:
     bounds: tuple[tuple[int, int], ...]
     payloads: list[wire.Payload]
     error: "Tensor | None"
+    weight: int
     mean: "Tensor"
     began: float
     away: set[int] = field(default_factory=set)  # the shards that others reduce
@@ -101,7 +102,7 @@ class Contributor:
             for task in earlier.streams.values():
                 task.cancel()
         mean = begin.values.new_empty(begin.values.shape)
-        round_ = _Round(own, begin.group, bounds, payloads, error, mean, began)
+        round_ = _Round(own, begin.group, bounds, payloads, error, begin.weight, mean, began)
         self._rounds[fragment] = round_
         self._step(round_, machine.Tick())
 
@@ -211,7 +212,9 @@ class Contributor:
 
     async def _contribute_here(self, round_: _Round, key: ShardKey, attempt: int) -> None:
         """This peer is the shard's reducer itself."""
-        answer = await self._reducer.contribute(key, round_.group, round_.payloads[key.shard])
+        answer = await self._reducer.contribute(
+            key, round_.group, round_.payloads[key.shard], round_.weight
+        )
         event: machine.Event
         match answer:
             case reducing.RedirectTo(peer):
@@ -274,6 +277,7 @@ class Contributor:
             total_bytes=len(payload.raw),
             hash=payload.hash,
             reduction_offset=partial.received_bytes if partial else 0,
+            weight=round_.weight,
             resumed=resumed,
         )
         await stream.send(pb.ExchangeUp(header=header).SerializeToString())

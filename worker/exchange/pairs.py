@@ -48,28 +48,28 @@ class Pairs:
         finished: Callable[[RoundDone | RoundFailed], None],
         doubt: Callable[[str], None],
     ) -> None:
-        self._context, self._transport, self._address_of = context, transport, address_of
+        self.context, self._transport, self._address_of = context, transport, address_of
         self._finished, self._doubt = finished, doubt
         self._view = View()
         self._tables: dict[tuple[int, int], Table] = {}
         self._rounds: dict[int, int] = {}
         self._over: set[tuple[int, int]] = set()
         self._changed = asyncio.Event()
-        self._tasks = Tasks()
+        self.tasks = Tasks()
 
     # ------------------------------------------------------------------------ events from outside
 
     def tick(self) -> None:
         """Time passes."""
         for table in list(self._tables.values()):
-            self._step(table, machine.Tick())
+            self.step(table, machine.Tick())
 
     def viewed(self, view: View) -> None:
         """Membership has changed."""
         self._view = view
         for table in list(self._tables.values()):
             if table.meeting is not None:
-                self._step(table, machine.Viewed(view))
+                self.step(table, machine.Viewed(view))
             elif table.group != self._group(table.fragment, table.round):
                 self._leave(table)
                 self._lay(table.fragment, table.round, table.own)
@@ -89,7 +89,7 @@ class Pairs:
 
     async def begin(self, begin: Begin) -> None:
         """Starts a round; it ends with `finished`."""
-        key, context = (begin.fragment, begin.round), self._context
+        key, context = (begin.fragment, begin.round), self.context
         codec, plan = self._codec(CONTRIBUTION), context.plan
         seed = None
         if plan.rounding == "stochastic":
@@ -108,7 +108,7 @@ class Pairs:
             table = self._lay(*key, {ANCHOR: anchor})
         if plan.error_feedback:
             table.error = wire.encoding_error(codec, payload.raw, begin.values)
-        table.own[CONTRIBUTION] = payload
+        table.own[CONTRIBUTION], table.weight = payload, context.weight(begin.weight)
         now = context.clock()
         transfer_s = context.config.transfer_s(sum(len(each.raw) for each in table.own.values()))
         table.began = now
@@ -123,18 +123,18 @@ class Pairs:
             round_=begin.round,
         )
         for event in table.seen():
-            self._step(table, event)
-        self._step(table, machine.Tick())
+            self.step(table, event)
+        self.step(table, machine.Tick())
         self._wake()
 
     def give_up(self, fragment: int, reason: str) -> None:
         """Ends the fragment's round on its way, if there is one, as failed."""
         for table in list(self._tables.values()):
             if table.fragment == fragment:
-                self._step(table, machine.GivenUp(reason))
+                self.step(table, machine.GivenUp(reason))
 
     async def close(self) -> None:
-        await self._tasks.close()
+        await self.tasks.close()
 
     # ------------------------------------------------------------------------------- the streams
 
@@ -151,161 +151,109 @@ class Pairs:
             header = message.header
             table = await self._admit(header)
             if isinstance(table, pb.Refusal):
-                self._context.counts.refuse("declined")
+                self.context.counts.refuse("declined")
                 await stream.send(pb.MeetMessage(refusal=table).SerializeToString())
                 return
-            task = asyncio.current_task()
-            assert task is not None
-            if (earlier := table.streams.pop(header.sender, None)) is not None:
-                earlier.cancel()
-            table.streams[header.sender] = task
-            await stream.send(table.header(self._context, header.sender))
-            try:
-                await self._talk(table, header.sender, stream, header)
-            finally:
-                if table.streams.get(header.sender) is task:
-                    del table.streams[header.sender]
+            await self._host(table, header, stream)
         except wire.WireError as error:
-            self._context.counts.refuse("invalid")
-            self._context.log({"event": "refused", "reason": str(error)})
-            refusal = pb.Refusal(code=pb.RefusalCode.REFUSAL_INVALID, reason=str(error))
+            self.refused(error)
+            refusal = pb.Refusal(code=_code(error), reason=str(error))
             await stream.send(pb.MeetMessage(refusal=refusal).SerializeToString())
 
     async def _admit(self, header: pb.MeetHeader) -> Table | pb.Refusal:
         """The table that the partner may sit down at, once this peer has come to the round."""
-        if header.run != self._context.run:
+        if header.run != self.context.run:
             return pb.Refusal(code=pb.RefusalCode.REFUSAL_RUN, reason="this is another run")
-        if header.fragment >= len(self._context.elements):
-            raise wire.WireError(f"fragment {header.fragment} of {len(self._context.elements)}")
+        if header.fragment >= len(self.context.elements):
+            raise wire.WireError(f"fragment {header.fragment} of {len(self.context.elements)}")
+        if not self._view.live(header.sender):
+            raise wire.Again(f"{header.sender or 'nobody'} is not a member")
         key = (header.fragment, header.round)
         while True:
             table = self._tables.get(key)
             if table is not None:
-                if header.sender in table.group and wire.group_hash(table.group) == header.group:
+                calls = header.sender in table.group and header.sender < self.context.me
+                if calls and wire.group_hash(table.group) == header.group:
                     return table
                 reason = "this peer has another partner in that round"
                 return pb.Refusal(code=pb.RefusalCode.REFUSAL_GROUP, reason=reason)
             if key in self._over or header.round < self._rounds.get(header.fragment, 0):
                 reason = f"round {header.round} is over here"
                 return pb.Refusal(code=pb.RefusalCode.REFUSAL_PRUNED, reason=reason)
-            await self._changed.wait()  # the caller ends it when its patience does
+            await self.changed()  # the caller ends it when its patience does
+
+    async def _host(self, table: Table, header: pb.MeetHeader, stream: Stream) -> None:
+        """A partner has sat down; an earlier stream of its is over. Raises TransportError,
+        WireError."""
+        peer, task = header.sender, asyncio.current_task()
+        assert task is not None
+        if (earlier := table.streams.pop(peer, None)) is not None:
+            earlier.cancel()
+        table.streams[peer] = task
+        try:
+            await stream.send(table.header(self.context, peer))
+            await Conversation(self, table, peer, stream).hold(header)
+        except TransportError as error:
+            if table.streams.get(peer) is task:
+                self.step(table, machine.Broken(peer, 0, f"{peer}: {error}"))
+            raise
+        finally:
+            if table.streams.get(peer) is task:
+                del table.streams[peer]
 
     async def _call(self, table: Table, peer: str, attempt: int) -> None:
-        """One try to reach a partner."""
-        event: machine.Event | None
-        try:
-            address = self._address_of(peer)
-            if address is None:
-                raise TransportError(f"{peer}: no address known")
-            stream = self._transport.open(address, "Data/Meet")
-            try:
-                await stream.send(table.header(self._context, peer))
-                raw = await stream.receive()
-                if raw is None:
-                    raise TransportError(f"{peer}: ended without an answer")
-                answer = wire.parse(pb.MeetMessage, raw)
-                match answer.WhichOneof("body"):
-                    case "refusal":
-                        event = machine.Declined(peer, answer.refusal.reason)
-                    case "header":
-                        await self._talk(table, peer, stream, answer.header)
-                        event = None
-                    case other:
-                        raise wire.WireError(f"{peer}: an unexpected {other}")
-            finally:
-                stream.cancel()
-        except (TransportError, wire.WireError) as error:
-            event = machine.Broken(peer, attempt, f"{peer}: {error}")
+        """Reaches a partner: once, or until the partner knows as well that the round has succeeded
+        if it has succeeded here."""
+        event = await self._try(table, peer, attempt)
+        while isinstance(event, machine.Broken) and table.succeeded and self._view.live(peer):
+            await asyncio.sleep(self.context.config.retry_s)
+            event = await self._try(table, peer, attempt)
         if table.streams.get(peer) is asyncio.current_task():
             del table.streams[peer]
         if event is not None:
-            self._step(table, event)
+            self.step(table, event)
 
-    async def _talk(self, table: Table, peer: str, stream: Stream, theirs: pb.MeetHeader) -> None:
-        """Both directions at once, until both sides hold everything. Raises TransportError,
-        WireError: the stream has ended before."""
-        saying = self._tasks.spawn(self._say(table, stream, theirs))
+    async def _try(self, table: Table, peer: str, attempt: int) -> machine.Event | None:
+        """What came in the way, if not all has been said on both sides."""
         try:
-            while peer not in table.staged:
+            address = self._address_of(peer)
+            if address is None:
+                raise TransportError("no address known")
+            stream = self._transport.open(address, "Data/Meet")
+            try:
+                await stream.send(table.header(self.context, peer))
                 raw = await stream.receive()
                 if raw is None:
-                    raise TransportError(f"{peer}: the stream broke off")
-                await self._hear(table, peer, wire.parse(pb.MeetMessage, raw))
-            await saying
-        finally:
-            saying.cancel()
+                    raise TransportError("ended without an answer")
+                answer = wire.parse(pb.MeetMessage, raw)
+                match answer.WhichOneof("body"):
+                    case "refusal":
+                        return declined(peer, answer.refusal)
+                    case "header":
+                        await Conversation(self, table, peer, stream).hold(answer.header)
+                        while await stream.receive() is not None:
+                            pass  # the partner ends the stream once it has heard everything
+                        return None
+                    case other:
+                        raise wire.Again(f"an unexpected {other}")
+            finally:
+                stream.cancel()
+        except (TransportError, wire.WireError) as error:
+            if isinstance(error, wire.WireError):
+                self.refused(error)
+            return machine.Broken(peer, attempt, f"{peer}: {error}")
 
-    async def _say(self, table: Table, stream: Stream, theirs: pb.MeetHeader) -> None:
-        """Each part as soon as there is one, then that everything is here."""
-        context = self._context
-        with suppress(TransportError):  # the receiving side of the stream reports it
-            for part in PARTS:
-                while part not in table.own or (table.meeting is None and self._busy()):
-                    await self._changed.wait()
-                payload, codec = table.own[part], self._codec(part)
-                held = theirs.held[part] if part < len(theirs.held) else pb.Held()
-                offset = held.offset if held.hash == payload.hash else 0
-                await stream.send(table.part_header(part, codec, offset))
-                frames = wire.payload_messages(pb.MeetMessage, payload, offset)
-                for message, size, raw in frames:
-                    context.counts.contributions_sent.add(size, raw, codec)
-                    await context.sent(stream, message)
-            while not table.complete:
-                await self._changed.wait()
-            await stream.send(pb.MeetMessage(staged=pb.Staged()).SerializeToString())
-            await stream.done()
-
-    async def _hear(self, table: Table, peer: str, message: pb.MeetMessage) -> None:
-        context = self._context
-        match message.WhichOneof("body"):
-            case "part":
-                part = message.part.part
-                if part not in PARTS:
-                    raise wire.WireError(f"{table.name} from {peer}: part {part}")
-                codec = self._codec(part)
-                table.expect(peer, message.part, codec, context.elements[table.fragment])
-                if part == CONTRIBUTION:
-                    self._step(table, machine.Met(peer))
-            case "frame":
-                part, incoming = table.arriving(peer)
-                codec = self._codec(part)
-                size, stands_for = incoming.add(message.frame)
-                context.counts.contributions_received.add(size, stands_for, codec)
-            case "staged":
-                table.staged.add(peer)
-                self._step(table, machine.PartnerStaged(peer))
-            case "refusal":
-                self._step(table, machine.Declined(peer, message.refusal.reason))
-            case other:
-                raise wire.WireError(f"{table.name} from {peer}: an unexpected {other}")
-        await self._verify(table, peer)
-
-    async def _verify(self, table: Table, peer: str) -> None:
-        """Checks a part that has just become complete."""
-        for part, incoming in list(table.theirs[peer].items()):
-            if incoming.complete and not incoming.verified:
-                try:
-                    incoming.verify()
-                    await self._check(incoming, self._codec(part), table.fragment)
-                except wire.WireError:
-                    del table.theirs[peer][part]
-                    raise
-                if table.received(peer):
-                    table.last = peer
-                    self._step(table, machine.Received(peer))
-
-    async def _check(self, incoming: wire.Incoming, codec: Codec, fragment: int) -> None:
-        elements, buffer = self._context.elements[fragment], incoming.buffer
-        await self._context.worked(
-            elements, lambda: wire.check_values(codec, buffer, elements, codec.limit)
-        )
+    def refused(self, error: wire.WireError) -> None:
+        """What came does not fit."""
+        self.context.counts.refuse("again" if isinstance(error, wire.Again) else "invalid")
+        self.context.log({"event": "refused", "reason": str(error)})
 
     # ------------------------------------------------------------------------------- the machine
 
-    def _step(self, table: Table, event: machine.Event) -> None:
+    def step(self, table: Table, event: machine.Event) -> None:
         if table.meeting is None or table.ended:
             return
-        for action in table.meeting.step(event, self._context.clock()):
+        for action in table.meeting.step(event, self.context.clock()):
             match action:
                 case machine.Open(peer, attempt):
                     self._reach(table, peer, attempt)
@@ -315,13 +263,13 @@ class Pairs:
                 case machine.Doubt(peer):
                     self._doubt(peer)
                 case machine.Succeeded():
-                    table.ended = table.complete = True
+                    table.succeeded = table.complete = True
                     self._wake()
-                    self._tasks.spawn(self._finish(table))
+                    self.tasks.spawn(self._finish(table))
                 case machine.Failed(reason, waiting_for):
-                    table.ended = True
-                    self._leave(table)
+                    table.failed = reason
                     self._over.add((table.fragment, table.round))
+                    self.tasks.spawn(self._part(table))
                     self._finished(
                         RoundFailed(
                             table.fragment, table.round, reason, waiting_for, (), table.error
@@ -331,7 +279,7 @@ class Pairs:
 
     async def _finish(self, table: Table) -> None:
         """Averages what the group has put on the table."""
-        context = self._context
+        context = self.context
         mean, mean_anchor = [await self._mean(table, part) for part in (CONTRIBUTION, ANCHOR)]
         took_s = context.clock() - table.began
         context.compression.exchanged(
@@ -353,28 +301,31 @@ class Pairs:
         )
 
     async def _mean(self, table: Table, part: int) -> "Tensor":
-        codec, elements = self._codec(part), self._context.elements[table.fragment]
-        payloads = table.payloads(part, self._context.me)
-        return await self._context.worked(
-            len(payloads) * elements, lambda: wire.average(codec, payloads, elements)
+        codec, elements = self._codec(part), self.context.elements[table.fragment]
+        payloads, weights = table.payloads(part, self.context.me)
+        return await self.context.worked(
+            len(payloads) * elements,
+            lambda: wire.average(
+                codec, payloads, elements, weights if part == CONTRIBUTION else None
+            ),
         )
 
     # ------------------------------------------------------------------------------------ helpers
 
     def _codec(self, part: int) -> Codec:
-        plan = self._context.plan
+        plan = self.context.plan
         return codec_by_name(plan.anchor_codec if part == ANCHOR else plan.codec)
 
     async def _encoded(self, codec: Codec, values: "Tensor", seed: int | None) -> wire.Payload:
         """Raises ValueError: not for this codec."""
-        return await self._context.worked(
+        return await self.context.worked(
             values.numel(),
-            lambda: self._context.compression.payload(codec, wire.encode(codec, values, seed)),
+            lambda: self.context.compression.payload(codec, wire.encode(codec, values, seed)),
         )
 
     def _group(self, fragment: int, round_: int) -> tuple[str, ...]:
         """This peer's group of a round, as membership is now; itself alone if it sits out."""
-        me, run, size = self._context.me, self._context.run, self._context.plan.group_size
+        me, run, size = self.context.me, self.context.run, self.context.plan.group_size
         peers = self._view.in_round(fragment, round_) | {me}
         return _group(me, run, fragment, round_, peers, size)
 
@@ -383,14 +334,14 @@ class Pairs:
         table = Table(fragment, round_, self._group(fragment, round_), dict(own))
         self._tables[fragment, round_] = table
         for peer in table.group:
-            if peer > self._context.me:
+            if peer > self.context.me:
                 self._reach(table, peer, 1)
         self._wake()
         return table
 
     def _reach(self, table: Table, peer: str, attempt: int) -> None:
         if peer not in table.streams:
-            table.streams[peer] = self._tasks.spawn(self._call(table, peer, attempt))
+            table.streams[peer] = self.tasks.spawn(self._call(table, peer, attempt))
 
     def _leave(self, table: Table) -> None:
         if self._tables.get((table.fragment, table.round)) is table:
@@ -400,7 +351,7 @@ class Pairs:
             if task is not current:
                 task.cancel()
 
-    def _busy(self) -> bool:
+    def busy(self) -> bool:
         """Whether a round is on its way: what is sent ahead waits for an idle link."""
         return any(t.meeting is not None and not t.ended for t in self._tables.values())
 

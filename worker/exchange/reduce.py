@@ -64,13 +64,15 @@ class Reducer:
     # -------------------------------------------------------------------------------- the answer
 
     async def contribute(
-        self, key: ShardKey, group: tuple[str, ...], payload: wire.Payload
+        self, key: ShardKey, group: tuple[str, ...], payload: wire.Payload, weight: int
     ) -> machine.RedirectTo | machine.Refuse | wire.Reduction:
         """This peer's own contribution to a shard that it reduces itself."""
         decision = await self._decide(key, wire.group_hash(group))
         if isinstance(decision, machine.Accept):
             arriving = self._arriving.setdefault(key, {})
-            arriving[self._context.me] = wire.Incoming.held(payload.raw, payload.hash)
+            arriving[self._context.me] = wire.Incoming.held(
+                payload.raw, payload.hash, self._context.weight(weight)
+            )
             self._contributed(key, self._context.me)
             decision = await self._closed(key)
         if isinstance(decision, machine.RedirectTo | machine.Refuse):
@@ -161,6 +163,7 @@ class Reducer:
         the newer ones count.
         """
         elements, total_bytes = self._expect(key, header, group)
+        weight = self._context.weight(header.weight)
         arriving = self._arriving.setdefault(key, {})
         incoming = arriving.get(header.sender)
         if incoming is not None and incoming.hash != header.hash:
@@ -170,6 +173,7 @@ class Reducer:
             return
         if incoming is None or not header.resumed:
             incoming = arriving[header.sender] = wire.Incoming(total_bytes, header.hash)
+            incoming.weight = weight
         incoming.taken_by = stream
         if header.resumed:
             resume = pb.ExchangeDown(resume=pb.Resume(offset=incoming.received_bytes))
@@ -227,7 +231,7 @@ class Reducer:
             match action:
                 case machine.Compute(key, contributors, next_group):
                     # The payloads as they are now: a peer may begin to send others in their place.
-                    inputs = [self._arriving[key][peer].buffer for peer in contributors]
+                    inputs = [self._arriving[key][peer] for peer in contributors]
                     self._tasks.spawn(self._reduce(key, inputs, contributors, next_group))
                 case machine.Abandon(key, _):
                     self._arriving.pop(key, None)
@@ -249,7 +253,7 @@ class Reducer:
     async def _reduce(
         self,
         key: ShardKey,
-        inputs: list[memoryview],
+        inputs: list[wire.Incoming],
         contributors: tuple[str, ...],
         next_group: tuple[str, ...],
     ) -> None:
@@ -286,12 +290,13 @@ class Reducer:
         key: ShardKey,
         start: int,
         stop: int,
-        inputs: list[memoryview],
+        inputs: list[wire.Incoming],
         residual: "Tensor | None",
     ) -> tuple[wire.Payload, "Tensor | None"]:
         """The bytes that everyone applies, and what their encoding has left out. Off the loop."""
         context, codec = self._context, self._context.reduction_codec
-        mean = wire.average(context.codec, inputs, stop - start)
+        buffers, weights = [i.buffer for i in inputs], [i.weight for i in inputs]
+        mean = wire.average(context.codec, buffers, stop - start, weights)
         if residual is not None:
             mean.add_(residual)
         seed = None

@@ -39,6 +39,7 @@ class Table:
     ended: bool = False
     began: float = 0.0
     last: str = ""  # whose values came last
+    weight: int = 1  # of this peer's contribution
     error: "Tensor | None" = None
     streams: dict[str, "asyncio.Task[None]"] = field(default_factory=dict)
     _arriving: dict[str, int] = field(default_factory=dict)
@@ -73,10 +74,13 @@ class Table:
             total_bytes=len(payload.raw),
             hash=payload.hash,
             offset=offset,
+            weight=self.weight,
         )
         return pb.MeetMessage(part=header).SerializeToString()
 
-    def expect(self, peer: str, header: pb.PartHeader, codec: Codec, elements: int) -> None:
+    def expect(
+        self, peer: str, header: pb.PartHeader, codec: Codec, elements: int, weight: int
+    ) -> None:
         """A part of the partner's begins, or goes on. Raises WireError: it does not fit."""
         expected = (codec.wire_id, codec.encoded_bytes(elements))
         if (header.codec, header.total_bytes) != expected:
@@ -89,6 +93,7 @@ class Table:
             incoming = self.theirs[peer][header.part] = wire.Incoming(expected[1], header.hash)
         if header.offset != incoming.received_bytes:
             raise wire.Again(f"{self.name} from {peer}: goes on at {header.offset}")
+        incoming.weight = weight
         self._arriving[peer] = header.part
 
     def arriving(self, peer: str) -> tuple[int, wire.Incoming]:
@@ -113,9 +118,11 @@ class Table:
                 events.append(machine.Received(peer))
         return events
 
-    def payloads(self, part: int, me: str) -> list[memoryview]:
-        """Of all peers, in the order of the group, which is sorted."""
-        return [
-            self.own[part].raw if peer == me else self.theirs[peer][part].buffer
-            for peer in self.group
-        ]
+    def payloads(self, part: int, me: str) -> tuple[list[memoryview], list[int]]:
+        """(payload, weight) of all peers, in the order of the group, which is sorted."""
+        theirs = {peer: self.theirs[peer][part] for peer in self.group if peer != me}
+        own = self.own[part].raw
+        return (
+            [theirs[peer].buffer if peer in theirs else own for peer in self.group],
+            [theirs[peer].weight if peer in theirs else self.weight for peer in self.group],
+        )

@@ -45,6 +45,7 @@ class Card:
 
     `epoch` is the start of its process in ms: a restart is a new life. `incarnation` is raised by
     the peer itself to refute a suspicion, `heartbeat` at every change of phase, step or digests.
+    `step_s` is how long an inner step takes it, roughly; 0 when it has not said.
     """
 
     peer: str
@@ -55,6 +56,7 @@ class Card:
     phase: Phase = Phase.STARTING
     heartbeat: int = 0
     step: int = 0
+    step_s: float = 0.0
     digests: tuple[Digest, ...] = ()
 
     @property

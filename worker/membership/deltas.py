@@ -259,7 +259,7 @@ def _life(card: Card) -> tuple[object, ...]:
 
 
 def _news(card: Card) -> tuple[object, ...]:
-    return (*_life(card), card.digests)
+    return (*_life(card), card.digests, card.step_s)
 
 
 def _most_bytes(card: Card) -> int:

@@ -112,6 +112,7 @@ class Updated:
     phase: Phase
     step: int
     digests: tuple[Digest, ...]
+    step_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -207,9 +208,10 @@ class Membership:
             case Doubted(peer):
                 if (card := self._cards.get(peer)) and card.live:
                     actions += self._probe([peer])
-            case Updated(phase, step, digests):
+            case Updated(phase, step, digests, step_s):
                 beat = self.me.heartbeat + 1
-                self._put(replace(self.me, phase=phase, step=step, digests=digests, heartbeat=beat))
+                me = replace(self.me, phase=phase, step=step, digests=digests, step_s=step_s)
+                self._put(replace(me, heartbeat=beat))
             case Leaving():
                 self._put(replace(self.me, health=Health.LEFT))
                 actions += self._probe([card.peer for card in self._others() if card.live])

@@ -55,6 +55,15 @@ class View:
             )
         )
 
+    def fastest_step_s(self) -> float:
+        """What an inner step takes the fastest peer that trains; 0 when nobody has said."""
+        told = (
+            card.step_s
+            for card in self.cards.values()
+            if card.live and card.phase is Phase.TRAINING and card.step_s > 0
+        )
+        return min(told, default=0.0)
+
     def arrived(self) -> frozenset[str]:
         """The live peers that have a model, or had: who counts for the start of a run."""
         return frozenset(

@@ -1,5 +1,6 @@
 """Cards of peers to messages and back."""
 
+import math
 from collections.abc import Sequence
 
 from protos import murmuration_pb2 as pb
@@ -20,6 +21,7 @@ def card_to_message(card: Card) -> pb.PeerCard:
         phase=pb.Phase.ValueType(card.phase),
         heartbeat=card.heartbeat,
         step=card.step,
+        step_s=card.step_s,
         digests=[
             pb.FragmentDigest(version=d.version, contributors=d.contributors, hash=d.hash)
             for d in card.digests
@@ -47,6 +49,7 @@ def card_from_message(message: pb.PeerCard) -> Card:
         phase=phase,
         heartbeat=message.heartbeat,
         step=message.step,
+        step_s=_seconds(message.step_s),
         digests=tuple(Digest(d.version, d.contributors, d.hash) for d in message.digests),
     )
 
@@ -55,3 +58,8 @@ def cards_from_messages(messages: Sequence[pb.PeerCard]) -> tuple[Card, ...]:
     if len(messages) > _MAX_PEERS:
         raise WireError(f"{len(messages)} peers in one message; at most {_MAX_PEERS}")
     return tuple(card_from_message(message) for message in messages)
+
+
+def _seconds(value: float) -> float:
+    """0 for what is no duration."""
+    return value if math.isfinite(value) and value > 0 else 0.0

@@ -90,6 +90,7 @@ class Incoming:
     """A payload of known size and hash, arriving in frames; resumes where it broke off.
 
     `taken_by` is the stream it arrives on: an earlier one that still trickles is passed over.
+    `weight` is what its values count in a mean.
     """
 
     def __init__(self, total_bytes: int, whole_hash: int) -> None:
@@ -98,11 +99,13 @@ class Incoming:
         self.received_bytes = 0
         self.verified = False
         self.taken_by: object = None
+        self.weight = 1
 
     @classmethod
-    def held(cls, payload: memoryview, whole_hash: int) -> "Incoming":
+    def held(cls, payload: memoryview, whole_hash: int, weight: int) -> "Incoming":
         """A payload that is here already: this peer's own."""
         incoming = cls(0, whole_hash)
+        incoming.weight = weight
         incoming.buffer = payload
         incoming.total_bytes = incoming.received_bytes = len(payload)
         incoming.verified = True

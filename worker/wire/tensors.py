@@ -52,12 +52,17 @@ def check_values(codec: Codec, payload: memoryview, elements: int, limit: float)
             raise WireError(_NOT_FINITE)
 
 
-def average(codec: Codec, payloads: Sequence[memoryview], elements: int) -> Tensor:
+def average(
+    codec: Codec,
+    payloads: Sequence[memoryview],
+    elements: int,
+    weights: Sequence[int] | None = None,
+) -> Tensor:
     """The mean of encoded values, in the order given, block by block."""
     mean = torch.empty(elements)
     for start, stop in _blocks(elements):
         mean[start:stop] = mean_in_order(
-            _decode(codec, payload, start, stop) for payload in payloads
+            (_decode(codec, payload, start, stop) for payload in payloads), weights
         )
     return mean
 

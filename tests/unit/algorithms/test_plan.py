@@ -44,7 +44,7 @@ def test_the_schedule_takes_the_plans_period_and_overlap(
         ({"outer_momentum": 1.0}, r"outer_momentum is 1\.0"),
         ({"codec": "fp5"}, r"unknown codec 'fp5'; use one of fp32, bf16"),
         ({"reduction_codec": "zip"}, r"unknown codec 'zip'"),
-        ({"exchange": "ring"}, r"exchange is 'ring'; use one of mean, none"),
+        ({"exchange": "ring"}, r"exchange is 'ring'; use one of mean, pairs, none"),
         ({"payload": "weights"}, r"payload is 'weights'; use one of pseudo_gradient, gradient"),
         ({"pattern": "zigzag"}, r"pattern is 'zigzag'; use one of strided, sequential"),
         ({"payload": "gradient"}, r"averaging gradients needs inner_steps = 1"),

@@ -147,7 +147,7 @@ def test_an_empty_payload_is_complete_at_once() -> None:
 
 def test_a_payload_of_ones_own_is_held_as_it_is() -> None:
     payload = memoryview(bytearray(b"mine"))
-    incoming = Incoming.held(payload, hash64(payload))
+    incoming = Incoming.held(payload, hash64(payload), weight=1)
     assert incoming.complete
     assert incoming.verified
     assert incoming.buffer is payload
