@@ -1,0 +1,45 @@
+"""A lower bound of the iteration time, to say how good a schedule is."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from algorithms.skippipe.pipeline import Pipeline
+from algorithms.skippipe.planner import Planner
+from algorithms.skippipe.route import Rules
+
+
+def lower_bound_s(pipeline: Pipeline, rules: Rules, origins: Sequence[int]) -> float:
+    """The largest of three bounds, each of which leaves out what the others count.
+
+    1. An origin holds at most its memory of microbatches, each for at least its best loop.
+    2. An origin computes all of its own microbatches' forwards, losses and backwards.
+    3. The replicas of a stage share its visits, between the first hop to and the last hop from it.
+
+    Args:
+        origins: of each microbatch of the iteration.
+
+    Raises:
+        ValueError: an origin from which no route leads through the stages.
+    """
+    costs = pipeline.costs
+    visit_s = costs.forward_s + costs.backward_s
+    planner = Planner(pipeline, rules)
+    bounds = [0.0]
+    for origin, microbatches in sorted(Counter(origins).items()):
+        route = planner.best(origin)
+        if route is None:
+            raise ValueError(f"no route from peer {origin}, which is not on stage 0")
+        waves = -(-microbatches // pipeline.memory[origin])
+        bounds.append(waves * planner.loop_s(route))
+        bounds.append(microbatches * float(visit_s[origin] + costs.loss_s[origin]))
+    hops_s = costs.edge_s + np.diag(np.full(pipeline.peers, np.inf))
+    ends_s = float(min(costs.forward_s[origin] + costs.backward_s[origin] for origin in origins))
+    visits = len(origins) * (rules.visited - 1) // max(1, rules.stages - 1)
+    for stage in pipeline.stages[1:]:
+        replicas = list(stage)
+        work_s = visits / float((1.0 / visit_s[replicas]).sum())
+        there_s, back_s = hops_s[:, replicas].min(), hops_s[replicas, :].min()
+        bounds.append(work_s + float(there_s + back_s) + ends_s)
+    return max(bounds)

@@ -1,0 +1,83 @@
+"""The gradient of one stage: the sum over its visits, and their number to divide it by.
+
+Stages are visited by different microbatches when routes skip, so no common divisor fits: each stage
+divides by its own visits. A microbatch is counted once, however often its backward is retried.
+"""
+
+from collections.abc import Mapping
+
+import torch
+
+
+class StageGradients:
+    """Sums gradients in fp32.
+
+    Args:
+        shapes: of the stage's parameters, by name.
+    """
+
+    def __init__(self, shapes: Mapping[str, torch.Size]) -> None:
+        self._sums = {name: torch.zeros(shape) for name, shape in shapes.items()}
+        self._counted: set[int] = set()
+
+    @property
+    def visits(self) -> int:
+        return len(self._counted)
+
+    @property
+    def counted(self) -> frozenset[int]:
+        """The microbatches whose gradients are in the sum."""
+        return frozenset(self._counted)
+
+    @property
+    def sums(self) -> Mapping[str, torch.Tensor]:
+        return self._sums
+
+    def add(self, microbatch: int, gradients: Mapping[str, torch.Tensor]) -> bool:
+        """Adds one visit's gradients; False if that microbatch is in the sum already.
+
+        Raises:
+            ValueError: other parameters than the stage's, or another shape. Nothing is added.
+        """
+        if gradients.keys() != self._sums.keys():
+            unequal = sorted(gradients.keys() ^ self._sums.keys())
+            raise ValueError(f"gradients of microbatch {microbatch} differ in {unequal[0]!r}")
+        for name, gradient in gradients.items():
+            if gradient.shape != self._sums[name].shape:
+                raise ValueError(
+                    f"gradient of {name!r} has shape {tuple(gradient.shape)} instead of "
+                    f"{tuple(self._sums[name].shape)}"
+                )
+        if microbatch in self._counted:
+            return False
+        self._counted.add(microbatch)
+        for name, gradient in gradients.items():
+            self._sums[name] += gradient
+        return True
+
+    def merge(self, other: "StageGradients") -> None:
+        """Adds what another replica of the stage counted.
+
+        Raises:
+            ValueError: a microbatch that both counted: their sums cannot be told apart.
+        """
+        if both := self._counted & other._counted:
+            raise ValueError(f"microbatch {min(both)} was counted by two replicas")
+        self._counted |= other._counted
+        for name, value in other._sums.items():
+            self._sums[name] += value
+
+    def mean(self) -> dict[str, torch.Tensor]:
+        """The sum divided by the visits, in fresh tensors; empty where nothing visited the stage.
+
+        An optimizer must not step on an empty mean: zeros would move it by its momentum.
+        """
+        if not self._counted:
+            return {}
+        return {name: value / self.visits for name, value in self._sums.items()}
+
+    def clear(self) -> None:
+        """Begins the next iteration."""
+        self._counted.clear()
+        for value in self._sums.values():
+            value.zero_()

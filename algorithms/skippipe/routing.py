@@ -1,0 +1,113 @@
+"""Who takes a microbatch through the stages: `full`, `random`, `stochastic` and `skip`.
+
+full        every stage, fixed lanes
+random      a seeded permutation of each stage's replicas for every batch (NoLoCo)
+stochastic  every stage; each hop to the replica with the least accumulated expected time (SWARM)
+skip        searched routes (SkipPipe)
+
+Ref: arXiv:2506.10911 (random), arXiv:2301.11913 (stochastic), arXiv:2502.19913 (skip).
+"""
+
+from collections.abc import Callable, Sequence
+
+from algorithms.skippipe.coverage import even_stage_sets, peer_limits, stage_quota
+from algorithms.skippipe.draws import Draws
+from algorithms.skippipe.pipeline import Pipeline
+from algorithms.skippipe.route import MAX_SWAPS, Route, Rules, stage_refusals
+from algorithms.skippipe.search import search_routes
+from algorithms.skippipe.stochastic import ReplicaQueue
+
+Routing = Callable[[Pipeline, Rules, Sequence[int], int], list[Route]]
+"""(pipeline, rules, origins, seed) -> a route for each origin, which stands for one microbatch.
+
+Every peer that knows the arguments finds the same routes.
+"""
+
+
+def full(pipeline: Pipeline, rules: Rules, origins: Sequence[int], seed: int) -> list[Route]:
+    """Fixed lanes: the n-th microbatch always goes by the n-th replica of a stage, in turns.
+
+    Raises:
+        ValueError: rules that skip.
+    """
+    _refuse_skips("full", rules)
+    return [
+        Route((origin, *(stage[lane % len(stage)] for stage in pipeline.stages[1:])))
+        for lane, origin in enumerate(origins)
+    ]
+
+
+def random(pipeline: Pipeline, rules: Rules, origins: Sequence[int], seed: int) -> list[Route]:
+    """Every replica in turn, in an order drawn anew for each turn; skips at random, but evenly.
+
+    With swaps allowed, the order of neighbouring stages is drawn as well.
+    """
+    draws = Draws(seed)
+    quota = stage_quota(len(origins), rules, seed)
+    limits = peer_limits(pipeline, quota)
+    chosen = even_stage_sets(len(origins), rules, seed)
+    decks = [_deck(stage, limits, draws) for stage in pipeline.stages]
+    routes = []
+    for origin, stages in zip(origins, chosen, strict=True):
+        order = _swapped(stages, rules, draws) if rules.swaps else stages
+        routes.append(Route((origin, *(decks[stage].pop() for stage in order[1:]))))
+    return routes
+
+
+def stochastic(pipeline: Pipeline, rules: Rules, origins: Sequence[int], seed: int) -> list[Route]:
+    """What peers choose that know each replica's time for a microbatch and nothing of the links.
+
+    Raises:
+        ValueError: rules that skip.
+    """
+    _refuse_skips("stochastic", rules)
+    costs = pipeline.costs
+    visit_s = (costs.forward_s + costs.backward_s).tolist()
+    queues = [ReplicaQueue({peer: visit_s[peer] for peer in stage}) for stage in pipeline.stages]
+    routes = []
+    for origin in origins:
+        hops = [queue.choose(0.0) for queue in queues[1:]]
+        routes.append(Route((origin, *(hop for hop in hops if hop is not None))))
+    return routes
+
+
+def skip(pipeline: Pipeline, rules: Rules, origins: Sequence[int], seed: int) -> list[Route]:
+    """The routes that the search finds."""
+    return list(search_routes(pipeline, rules, origins, seed=seed).routes)
+
+
+PRESETS: dict[str, Routing] = {
+    "full": full,
+    "random": random,
+    "stochastic": stochastic,
+    "skip": skip,
+}
+
+
+def _refuse_skips(name: str, rules: Rules) -> None:
+    if rules.visited != rules.stages:
+        raise ValueError(
+            f"routing {name!r} visits all {rules.stages} stages, not {rules.visited}: "
+            "use 'skip' or 'random' to skip stages"
+        )
+
+
+def _deck(replicas: Sequence[int], limits: Sequence[int], draws: Draws) -> list[int]:
+    """Each replica as often as its limit allows, in shuffled turns; dealt from the end."""
+    turns = [
+        draws.shuffled([peer for peer in replicas if limits[peer] > turn])
+        for turn in range(max(limits[peer] for peer in replicas))
+    ]
+    return [peer for turn in reversed(turns) for peer in turn]
+
+
+def _swapped(stages: tuple[int, ...], rules: Rules, draws: Draws) -> tuple[int, ...]:
+    """With up to two neighbours exchanged, where the rules allow it."""
+    for _ in range(draws.below(MAX_SWAPS + 1)):
+        if len(stages) < 3:
+            break
+        at = 1 + draws.below(len(stages) - 2)
+        order = (*stages[:at], stages[at + 1], stages[at], *stages[at + 2 :])
+        if not stage_refusals(order, rules):
+            stages = order
+    return stages

@@ -1,0 +1,203 @@
+"""What skipping stages in training costs, and what it saves when stages are missing afterwards.
+
+    python tests/bench/skippipe_omission.py [--steps 1000] [--processes 1] [--seed 0] [--only NAME]
+
+A byte-level Llama of 6 stages x 1 layer learns the Python standard library's text: 10 microbatches
+of 4 samples per step, each by a route of its own, Adam on each stage's gradient sum over its
+visits. Then perplexity on held-out text, of the full model and without 2 or 3 of the stages 1 to 5
+(of the mean loss over all choices of them, with the best and the worst choice in brackets). Writes
+a Markdown table; fails if the orderings do not hold
+that make skipping worth while: half of the stages cost a skip-trained model less than 10 % and a
+full-trained one more than 50 %, equal coverage beats unequal, and more skipping costs more.
+
+Ref: arXiv:2502.19913.
+"""
+
+import argparse
+import math
+import multiprocessing
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import combinations, islice
+from statistics import fmean
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (torch's own convention)
+
+from algorithms.skippipe.coverage import even_stage_sets
+from algorithms.skippipe.gradients import StageGradients
+from algorithms.skippipe.route import Rules
+from worker.tasks import Batch, Cursor, load_task
+from worker.tasks.llama import Llama
+
+STAGES, MICROBATCHES = 6, 10
+OMITTED = (0, 2, 3)
+LEARNING_RATE = 1e-3
+VALIDATION_BATCHES = 25
+
+Stages = tuple[int, ...]
+ALL: Stages = tuple(range(STAGES))
+# Stage 1 by every microbatch, stage 4 by three of ten, and the same ones in every step.
+UNBALANCED = [(0, 1, 2, 3)] * 4 + [(0, 1, 2, 5)] * 3 + [(0, 1, 4, 5)] * 3
+
+
+def full(step: int) -> Sequence[Stages]:
+    """Every microbatch visits all stages."""
+    return [ALL] * MICROBATCHES
+
+
+def skipping(visited: int, full_every: int = 0) -> Callable[[int], Sequence[Stages]]:
+    """Equal coverage, drawn anew in every step; every so many steps all stages instead."""
+    rules = Rules(stages=STAGES, visited=visited)
+
+    def stages(step: int) -> Sequence[Stages]:
+        if full_every and step % full_every == 0:
+            return full(step)
+        return even_stage_sets(MICROBATCHES, rules, seed=step)
+
+    return stages
+
+
+VARIANTS: dict[str, Callable[[int], Sequence[Stages]]] = {
+    "full": full,
+    "skip 33 %": skipping(4),
+    "skip 33 %, full every 10th": skipping(4, full_every=10),
+    "skip 33 %, unbalanced fixed routes": lambda step: UNBALANCED,
+    "skip 50 %": skipping(3),
+}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One variant to train."""
+
+    name: str
+    steps: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Perplexity:
+    """Of the mean loss, and of the best and worst choice of stages."""
+
+    mean: float
+    best: float
+    worst: float
+
+    def __str__(self) -> str:
+        if self.best == self.worst:
+            return f"{self.mean:.2f}"
+        return f"{self.mean:.2f} ({self.best:.2f} to {self.worst:.2f})"
+
+
+def main() -> int:
+    """Prints a row for each variant; 1 if an ordering does not hold."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--processes", type=int, default=1, help="variants at a time, a core each")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", action="append", choices=VARIANTS, help="one of the variants")
+    options = parser.parse_args()
+    names = options.only or list(VARIANTS)
+    asked = [Asked(name, options.steps, options.seed) for name in names]
+    print(f"validation perplexity after {options.steps} steps\n")
+    print("| trained | full model | omit 2 of 6 | omit 3 of 6 |\n| --- | --- | --- | --- |")
+    found: dict[str, list[Perplexity]] = {}
+    with multiprocessing.get_context("spawn").Pool(options.processes, maxtasksperchild=1) as pool:
+        for name, perplexities in zip(names, pool.imap(train, asked), strict=True):
+            found[name] = perplexities
+            print(f"| {name} | {' | '.join(map(str, perplexities))} |", flush=True)
+    wrong = [] if options.only else list(refuted(found))
+    for claim in wrong:
+        print(f"does not hold: {claim}")
+    return 1 if wrong else 0
+
+
+def refuted(found: dict[str, list[Perplexity]]) -> list[str]:
+    """The claims that the perplexities contradict."""
+    means = {name: [each.mean for each in perplexities] for name, perplexities in found.items()}
+    all_, skip, tenth, fixed, half = (means[name] for name in VARIANTS)
+    claims = {
+        "without half of its stages a full-trained model is more than 50 % worse": (
+            all_[2] > 1.5 * all_[0]
+        ),
+        "without half of its stages a skip-trained model is less than 10 % worse": (
+            max(each[2] / each[0] for each in (skip, half)) < 1.1
+        ),
+        "the full model is best when trained full, worst when half was skipped": (
+            all_[0] < skip[0] < half[0]
+        ),
+        "a full route every 10th step improves the full model": tenth[0] < skip[0],
+        "unbalanced coverage stands omission worse than equal coverage": fixed[2] > skip[2],
+        "full training stands it worst": all_[2] > fixed[2],
+    }
+    return [claim for claim, holds in claims.items() if not holds]
+
+
+def train(asked: Asked) -> list[Perplexity]:
+    """Perplexities without 0, 2 and 3 of the stages."""
+    torch.set_num_threads(1)
+    architecture = {
+        "num_hidden_layers": STAGES,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+    }
+    task = load_task("llama-bytes", seed=asked.seed, options={"architecture": architecture})
+    model = task.model()
+    assert isinstance(model, Llama)
+    optimizer = torch.optim.Adam(model.parameters(), LEARNING_RATE)
+    stages = [stage_parameters(model, stage) for stage in ALL]
+    sums = [StageGradients({n: p.shape for n, p in each.items()}) for each in stages]
+    batches = task.batches("train", Cursor(seed=asked.seed, stream="skippipe"))
+    for step in range(asked.steps):
+        routes = VARIANTS[asked.name](step)
+        for microbatch, (route, batch) in enumerate(zip(routes, batches, strict=False)):
+            loss(model, batch, route).backward()
+            for stage in route:
+                gradients = {n: p.grad for n, p in stages[stage].items() if p.grad is not None}
+                sums[stage].add(microbatch, gradients)
+            optimizer.zero_grad()
+        for parameters, total in zip(stages, sums, strict=True):
+            for name, gradient in total.mean().items():
+                parameters[name].grad = gradient
+            total.clear()
+        optimizer.step()
+        optimizer.zero_grad()
+    cursor = Cursor(seed=asked.seed, stream="validation")
+    held_out = list(islice(task.batches("validation", cursor), VALIDATION_BATCHES))
+    return [perplexity(model, held_out, omitted) for omitted in OMITTED]
+
+
+def stage_parameters(model: Llama, stage: int) -> dict[str, torch.nn.Parameter]:
+    """By name; stage 0 has the embedding, the last norm and the head besides its layer."""
+    layer = f"model.layers.{stage}."
+    return {
+        name: parameter
+        for name, parameter in model.named_parameters()
+        if name.startswith(layer) or (stage == 0 and ".layers." not in name)
+    }
+
+
+def loss(model: Llama, batch: Batch, route: Stages) -> torch.Tensor:
+    """Mean cross-entropy of a microbatch that visits these stages, in nats."""
+    decoder = model.model
+    hidden = decoder.embed_tokens(batch.inputs)
+    length = batch.inputs.shape[1]
+    rotary = decoder.cos_TE[:length], decoder.sin_TE[:length]
+    for stage in route:
+        hidden = decoder.layers[stage](hidden, rotary, None)
+    assert model.lm_head is not None
+    logits = model.lm_head(decoder.norm(hidden))
+    return F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten())
+
+
+@torch.inference_mode()
+def perplexity(model: Llama, batches: Sequence[Batch], omitted: int) -> Perplexity:
+    """Over all choices of that many stages to leave out; stage 0 stays."""
+    kept = [(0, *others) for others in combinations(ALL[1:], STAGES - 1 - omitted)]
+    losses = [fmean(loss(model, batch, route).item() for batch in batches) for route in kept]
+    return Perplexity(math.exp(fmean(losses)), math.exp(min(losses)), math.exp(max(losses)))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,58 @@
+"""Random pipelines for properties, and an even one for closed forms."""
+
+import numpy as np
+from hypothesis import strategies as st
+
+from algorithms.skippipe.cost import Links, costs_of
+from algorithms.skippipe.pipeline import Pipeline
+from algorithms.skippipe.route import Rules
+
+
+def even_pipeline(
+    sizes: tuple[int, ...], *, memory: int = 3, hop_s: float = 0.5, forward_s: float = 1.0
+) -> Pipeline:
+    """Peers numbered through the stages; all hops and visits alike."""
+    peers = sum(sizes)
+    links = Links(
+        latency_s=np.full((peers, peers), hop_s), rate_bytes_per_s=np.ones((peers, peers))
+    )
+    return Pipeline(
+        stages=numbered(sizes),
+        memory=(memory,) * peers,
+        costs=costs_of(links, [forward_s] * peers, 0.0),
+    )
+
+
+def numbered(sizes: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """Peers 0, 1, 2, ... on stages of these sizes."""
+    ends = np.cumsum(sizes).tolist()
+    return tuple(tuple(range(end - size, end)) for end, size in zip(ends, sizes, strict=True))
+
+
+@st.composite
+def pipelines(draw: st.DrawFn) -> Pipeline:
+    """Of 1 to 6 stages, with 1 to 3 replicas, unequal links, speeds and memories."""
+    sizes = tuple(draw(st.lists(st.integers(1, 3), min_size=1, max_size=6)))
+    random = np.random.default_rng(draw(st.integers(0, 2**32)))
+    peers = sum(sizes)
+    links = Links(
+        latency_s=random.uniform(0.0, 0.2, (peers, peers)),
+        rate_bytes_per_s=random.uniform(1e6, 1e8, (peers, peers)),
+    )
+    return Pipeline(
+        stages=numbered(sizes),
+        memory=tuple(random.integers(1, 4, peers).tolist()),
+        costs=costs_of(links, random.uniform(0.1, 1.0, peers).tolist(), 4e6),
+    )
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[Pipeline, Rules, list[int], int]:
+    """(pipeline, rules, origins, seed)."""
+    pipeline = draw(pipelines())
+    stages = len(pipeline.stages)
+    visited = draw(st.integers(min(2, stages), stages))
+    rules = Rules(stages=stages, visited=visited, max_jump=6)
+    waves = draw(st.integers(1, 3))
+    origins = [origin for _ in range(waves) for origin in pipeline.stages[0]]
+    return pipeline, rules, origins, draw(st.integers(0, 2**32))

@@ -1,0 +1,89 @@
+"""Sum and visits of a stage, against plain means."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from algorithms.skippipe.gradients import StageGradients
+
+SHAPES = {"weight": torch.Size([2, 3]), "bias": torch.Size([3])}
+
+
+def gradients(microbatch: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(microbatch)
+    return {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
+
+
+@given(st.lists(st.integers(0, 20), max_size=30))
+def test_the_mean_divides_by_the_visits_and_counts_each_microbatch_once(
+    arrivals: list[int],
+) -> None:
+    total = StageGradients(SHAPES)
+    for position, microbatch in enumerate(arrivals):
+        assert total.add(microbatch, gradients(microbatch)) == (
+            microbatch not in arrivals[:position]
+        )
+    assert total.visits == len(set(arrivals))
+    assert total.counted == set(arrivals)
+    if not arrivals:
+        assert total.mean() == {}
+        return
+    for name, value in total.mean().items():
+        wanted = torch.stack([gradients(each)[name] for each in set(arrivals)]).mean(dim=0)
+        torch.testing.assert_close(value, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_replicas_of_a_stage_merge_into_one_mean() -> None:
+    here, there = StageGradients(SHAPES), StageGradients(SHAPES)
+    here.add(1, gradients(1))
+    here.add(2, gradients(2))
+    there.add(3, gradients(3))
+    here.merge(there)
+    wanted = torch.stack([gradients(each)["bias"] for each in (1, 2, 3)]).mean(dim=0)
+    torch.testing.assert_close(here.mean()["bias"], wanted)
+
+
+def test_a_microbatch_that_two_replicas_counted_is_refused() -> None:
+    here, there = StageGradients(SHAPES), StageGradients(SHAPES)
+    here.add(7, gradients(7))
+    there.add(7, gradients(7))
+    with pytest.raises(ValueError, match="microbatch 7 was counted by two"):
+        here.merge(there)
+    assert here.visits == 1
+
+
+def test_bfloat16_gradients_are_summed_in_fp32() -> None:
+    total = StageGradients({"bias": torch.Size([1])})
+    for microbatch in range(512):  # in bf16 the sum would stop at 256
+        total.add(microbatch, {"bias": torch.ones(1, dtype=torch.bfloat16)})
+    assert total.sums["bias"].item() == 512
+    assert total.mean()["bias"].item() == 1
+
+
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        ({"weight": torch.zeros(2, 3)}, "bias"),
+        ({"weight": torch.zeros(3, 2), "bias": torch.zeros(3)}, "instead of"),
+    ],
+)
+def test_gradients_that_do_not_fit_change_nothing(
+    wrong: dict[str, torch.Tensor], reason: str
+) -> None:
+    total = StageGradients(SHAPES)
+    with pytest.raises(ValueError, match=reason):
+        total.add(1, wrong)
+    assert total.visits == 0
+    assert not total.sums["weight"].any()
+
+
+def test_the_next_iteration_begins_at_zero() -> None:
+    total = StageGradients(SHAPES)
+    total.add(1, gradients(1))
+    kept = total.mean()
+    total.clear()
+    assert total.visits == 0
+    assert total.add(1, gradients(2))
+    torch.testing.assert_close(total.mean()["bias"], gradients(2)["bias"])
+    torch.testing.assert_close(kept["bias"], gradients(1)["bias"])

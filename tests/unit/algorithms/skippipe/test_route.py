@@ -1,0 +1,112 @@
+"""Constraints on routes, each with its reason."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from algorithms.skippipe.route import (
+    Route,
+    Rules,
+    batch_refusals,
+    route_refusals,
+    stage_refusals,
+    visited_stages,
+)
+from tests.unit.algorithms.skippipe.pipelines import even_pipeline
+
+RULES = Rules(stages=8, visited=4)
+
+
+@pytest.mark.parametrize(
+    ("stages", "reason"),
+    [
+        ((1, 2, 3, 4), "does not begin on stage 0"),
+        ((), "does not begin on stage 0"),
+        ((0, 2, 2, 4), "stage 2 is visited 2 times"),
+        ((0, 2, 3), "visits 3 stages instead of 4"),
+        ((0, 5, 6, 7), "jumps from stage 0 to 5"),
+        ((0, 3, 2, 5), "goes back from stage 3 to 2"),
+    ],
+)
+def test_what_a_route_may_not_do_is_told(stages: tuple[int, ...], reason: str) -> None:
+    assert any(reason in each for each in stage_refusals(stages, RULES))
+
+
+def test_ascending_routes_are_allowed() -> None:
+    assert stage_refusals((0, 1, 4, 7), RULES) == ()
+
+
+@pytest.mark.parametrize(
+    ("stages", "reason"),
+    [
+        ((0, 2, 1, 4), None),
+        ((0, 2, 1, 4, 3), None),
+        ((0, 3, 1, 4), "more than one stage"),
+        ((0, 2, 1, 4, 3, 6, 5), "goes back 3 times"),
+    ],
+)
+def test_swaps_are_of_neighbours_and_at_most_two(
+    stages: tuple[int, ...], reason: str | None
+) -> None:
+    found = stage_refusals(stages, Rules(stages=8, visited=len(stages), swaps=True))
+    assert found == () if reason is None else any(reason in each for each in found)
+
+
+@given(st.lists(st.integers(0, 7), max_size=8))
+def test_what_is_allowed_begins_on_stage_0_and_ascends_without_long_jumps(
+    stages: list[int],
+) -> None:
+    if stage_refusals(stages, RULES) == ():
+        assert stages[0] == 0
+        assert len(stages) == 4
+        steps = [there - here for here, there in pairwise(stages)]
+        assert all(1 <= step <= 4 for step in steps)
+
+
+@pytest.mark.parametrize(
+    ("stages", "visited", "reason"),
+    [
+        (4, 5, "cannot visit 5 of 4"),
+        (4, 0, "cannot visit 0 of 4"),
+        (4, 1, "untrained"),
+        (12, 3, "do not reach stage 11"),
+    ],
+)
+def test_rules_that_no_route_can_keep_are_refused(stages: int, visited: int, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        Rules(stages=stages, visited=visited)
+
+
+@pytest.mark.parametrize(
+    ("stages", "skip", "visited"), [(6, 0.33, 4), (6, 0.17, 5), (4, 0.25, 3), (6, 0, 6), (1, 0, 1)]
+)
+def test_a_skip_ratio_counts_stage_0(stages: int, skip: float, visited: int) -> None:
+    assert visited_stages(stages, skip) == visited
+    assert Rules(stages=stages, visited=visited).skip_ratio == pytest.approx(skip, abs=0.01)
+
+
+def test_a_skip_ratio_of_one_is_refused() -> None:
+    with pytest.raises(ValueError, match="skip ratio of 1"):
+        visited_stages(6, 1.0)
+
+
+def test_a_batch_must_cover_stages_equally_and_fit_into_memory() -> None:
+    pipeline = even_pipeline((1, 2, 2))
+    rules = Rules(stages=3, visited=2)
+    limits = (4, 1, 1, 1, 1)
+
+    def reasons(*routes: tuple[int, ...]) -> str:
+        return "; ".join(batch_refusals([Route(each) for each in routes], pipeline, rules, limits))
+
+    assert reasons((0, 1), (0, 3), (0, 2), (0, 4)) == ""
+    assert "stage 1 is visited 2 times and stage 2 0 times" in reasons((0, 1), (0, 2))
+    assert "peer 1 would hold 2 microbatches" in reasons((0, 1), (0, 3), (0, 1), (0, 4))
+    assert "route 1: it visits 3 stages" in reasons((0, 1), (0, 1, 3))
+
+
+def test_a_route_by_an_unknown_peer_is_refused() -> None:
+    pipeline = even_pipeline((1, 1))
+    refused = route_refusals(Route((0, 7)), pipeline, Rules(stages=2, visited=2))
+    assert refused == ("peer 7 is not in the pipeline",)

@@ -1,0 +1,132 @@
+"""Searched routes keep every constraint, are the same each time, and are worth the search."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from algorithms.skippipe.bound import lower_bound_s
+from algorithms.skippipe.coverage import peer_limits, stage_quota
+from algorithms.skippipe.pipeline import Pipeline
+from algorithms.skippipe.route import Route, Rules, batch_refusals, route_refusals
+from algorithms.skippipe.routing import random
+from algorithms.skippipe.scores import slots_of
+from algorithms.skippipe.search import search_routes
+from algorithms.skippipe.simulator import simulate
+from tests.bench.skippipe_routes import placed, scattered_links
+from tests.unit.algorithms.skippipe.pipelines import cases, even_pipeline
+
+Case = tuple[Pipeline, Rules, list[int], int]
+EFFORT_S = 0.02
+TWENTY = placed(scattered_links(20, 0), 6, visited=4, seed=0, children=50)
+
+
+def slot_routes(pipeline: Pipeline, origins: list[int], routes: tuple[Route, ...]) -> list[Route]:
+    """What is in flight together: the routes of the first microbatch of each slot."""
+    slots, _ = slots_of(origins, pipeline)
+    by_slot = dict(zip(reversed(slots), reversed(routes), strict=True))
+    return [by_slot[slot] for slot in sorted(by_slot)]
+
+
+@given(cases())
+@settings(max_examples=40)
+def test_routes_keep_the_constraints(case: Case) -> None:
+    pipeline, rules, origins, seed = case
+    found = search_routes(pipeline, rules, origins, seed=seed, effort_s=EFFORT_S)
+    assert [route.origin for route in found.routes] == origins
+    together = slot_routes(pipeline, origins, found.routes)
+    quota = stage_quota(len(together), rules, seed)
+    limits = peer_limits(pipeline, quota)
+    assert batch_refusals(together, pipeline, rules, limits) == ()
+    visits = Counter(stage for route in together for stage in route.stages(pipeline))
+    assert tuple(visits[stage] for stage in range(rules.stages)) == quota
+
+
+@given(cases())
+@settings(max_examples=40)
+def test_the_answer_is_what_the_simulator_says_and_not_below_the_bound(case: Case) -> None:
+    pipeline, rules, origins, seed = case
+    found = search_routes(pipeline, rules, origins, seed=seed, effort_s=EFFORT_S)
+    assert found.iteration_s == simulate(pipeline, found.routes).iteration_s
+    assert found.iteration_s <= found.first_s
+    assert found.ratio >= 1 - 1e-9
+
+
+def test_routes_may_be_searched_for_uplinks_that_are_shared() -> None:
+    rules, origins = Rules(stages=6, visited=4), list(TWENTY.stages[0]) * 6
+    found = search_routes(TWENTY, rules, origins, effort_s=0.1, shared_uplinks=True)
+    timeline = simulate(TWENTY, found.routes, shared_uplinks=True)
+    assert found.iteration_s == timeline.iteration_s
+    assert timeline.finish_s != simulate(TWENTY, found.routes).finish_s
+
+
+@given(cases())
+def test_random_routes_are_not_below_the_bound_either(case: Case) -> None:
+    pipeline, rules, origins, seed = case
+    timeline = simulate(pipeline, random(pipeline, rules, origins, seed))
+    assert timeline.iteration_s >= lower_bound_s(pipeline, rules, origins) - 1e-9
+
+
+def test_without_any_effort_the_answer_is_complete() -> None:
+    rules, origins = Rules(stages=6, visited=4), list(TWENTY.stages[0]) * 6
+    found = search_routes(TWENTY, rules, origins, effort_s=0.0)
+    assert all(route_refusals(route, TWENTY, rules) == () for route in found.routes)
+    assert len(found.routes) == 30
+
+
+def test_the_same_seed_gives_the_same_routes_and_another_others() -> None:
+    rules, origins = Rules(stages=6, visited=4), list(TWENTY.stages[0]) * 6
+
+    def routes(seed: int) -> tuple[Route, ...]:
+        return search_routes(TWENTY, rules, origins, seed=seed, effort_s=0.1).routes
+
+    assert routes(1) == routes(1)
+    assert routes(1) != routes(2)
+
+
+def test_searched_routes_beat_random_ones_by_far_on_unequal_links() -> None:
+    rules, origins = Rules(stages=6, visited=4), list(TWENTY.stages[0]) * 6
+    found = search_routes(TWENTY, rules, origins, effort_s=0.3)
+    random_s = [
+        simulate(TWENTY, random(TWENTY, rules, origins, seed)).iteration_s for seed in range(10)
+    ]
+    assert found.iteration_s < 0.85 * np.mean(random_s)
+
+
+def test_more_effort_is_never_worse() -> None:
+    rules, origins = Rules(stages=6, visited=4), list(TWENTY.stages[0]) * 6
+    found = [
+        search_routes(TWENTY, rules, origins, effort_s=effort_s).iteration_s
+        for effort_s in (0.15, 0.6)
+    ]
+    assert found[1] <= found[0]
+
+
+def test_every_rejection_has_its_reason() -> None:
+    rules, origins = Rules(stages=6, visited=4), list(TWENTY.stages[0]) * 6
+    found = search_routes(TWENTY, rules, origins, effort_s=0.3)
+    phases = {rejection.phase for rejection in found.rejections}
+    assert {"memory", "trades"} <= phases <= {"stages", "memory", "collisions", "trades"}
+    assert all(rejection.reason for rejection in found.rejections)
+
+
+@pytest.mark.parametrize(
+    ("rules", "origins", "reason"),
+    [
+        (Rules(stages=3, visited=2, swaps=True), [0], "ascending routes only"),
+        (Rules(stages=4, visited=2), [0], "rules for 4 stages, a pipeline of 3"),
+        (Rules(stages=3, visited=2), [], "no microbatch"),
+        (Rules(stages=3, visited=2), [0, 1], "peer 1 does not serve stage 0"),
+    ],
+)
+def test_what_cannot_be_searched_is_refused(rules: Rules, origins: list[int], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        search_routes(even_pipeline((1, 1, 1)), rules, origins)
+
+
+def test_the_bound_is_reached_where_nothing_can_overlap() -> None:
+    """One microbatch at a time, by the only route there is."""
+    pipeline = even_pipeline((1, 1, 1), memory=1)
+    found = search_routes(pipeline, Rules(stages=3, visited=3), [0, 0], effort_s=0.0)
+    assert found.ratio == pytest.approx(1.0)

@@ -1,0 +1,56 @@
+"""Trades leave every stage and peer as often visited as before."""
+
+from collections import Counter
+
+from hypothesis import given
+
+from algorithms.skippipe.draws import Draws
+from algorithms.skippipe.pipeline import Pipeline
+from algorithms.skippipe.route import Route, Rules, route_refusals
+from algorithms.skippipe.routing import random
+from algorithms.skippipe.trades import random_trade, trade_all, trade_replica, trade_stage
+from tests.unit.algorithms.skippipe.pipelines import cases, even_pipeline
+
+PIPELINE = even_pipeline((2, 2, 2, 2))
+RULES = Rules(stages=4, visited=3)
+ONE, OTHER = Route((0, 2, 4)), Route((1, 3, 6))
+
+
+def test_replicas_of_a_stage_are_exchanged() -> None:
+    assert trade_replica(ONE, OTHER, 1, PIPELINE) == (Route((0, 3, 4)), Route((1, 2, 6)))
+    assert trade_replica(ONE, OTHER, 2, PIPELINE) is None
+    assert trade_replica(ONE, ONE, 1, PIPELINE) is None
+
+
+def test_stages_are_exchanged_where_each_lacks_the_others() -> None:
+    traded = trade_stage(ONE, OTHER, 2, 3, PIPELINE, RULES)
+    assert traded == (Route((0, 2, 6)), Route((1, 3, 4)))
+    assert trade_stage(ONE, OTHER, 1, 3, PIPELINE, RULES) is None
+
+
+def test_a_trade_after_which_a_route_jumps_too_far_is_none() -> None:
+    line = even_pipeline((1, 1, 1, 1, 1))
+    one, other = Route((0, 2, 4)), Route((0, 1, 3))
+    near, far = (Rules(stages=5, visited=3, max_jump=jump) for jump in (2, 3))
+    assert trade_stage(one, other, 2, 1, line, near) is None
+    assert trade_stage(one, other, 2, 1, line, far) == (Route((0, 1, 4)), Route((0, 2, 3)))
+
+
+def test_whole_ways_are_exchanged_but_not_origins() -> None:
+    assert trade_all(ONE, OTHER) == (Route((0, 3, 6)), Route((1, 2, 4)))
+
+
+@given(cases())
+def test_drawn_trades_keep_rules_and_loads(
+    case: tuple[Pipeline, Rules, list[int], int],
+) -> None:
+    pipeline, rules, origins, seed = case
+    draws, routes = Draws(seed), random(pipeline, rules, origins, seed)
+    before = Counter(peer for route in routes for peer in route.peers)
+    for index in range(len(routes)):
+        drawn = random_trade(routes, index, pipeline, rules, draws)
+        if drawn is not None:
+            other, (routes[index], routes[other]) = drawn
+    assert Counter(peer for route in routes for peer in route.peers) == before
+    assert [route.origin for route in routes] == origins
+    assert all(route_refusals(route, pipeline, rules) == () for route in routes)
