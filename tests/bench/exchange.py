@@ -1,6 +1,6 @@
 """How fast peers exchange when nothing trains: encode, send, decode, reduce, over loopback.
 
-    python tests/bench/exchange.py [--peers 2] [--mbytes 64] [--rounds 8] [--codec fp32]
+    python tests/bench/exchange.py [--peers 2] [--mbytes 64] [--rounds 8] [--codec fp32] [...]
 
 Each peer is a process with the real node, transport and rounds. Printed per peer: the payload that
 it sent (its contributions and the reductions it answers with) over the time that its rounds took,
@@ -34,10 +34,10 @@ from worker.wire import state_hash
 def peer(
     index: int, addresses: list[str], options: argparse.Namespace, results: "Queue[str]"
 ) -> None:
-    """One peer's process: rounds as fast as they go."""
+    """One peer's process: rounds as fast as they go, or with a pause before each."""
     torch.set_num_threads(1)
     elements = int(options.mbytes * 1_000_000) // 4
-    plan = replace(PRESETS["diloco"], codec=options.codec, reduction_codec=options.codec)
+    plan = replace(PRESETS[options.preset], codec=options.codec, reduction_codec=options.codec)
     config = Config(run=RunConfig(steps=options.rounds), plan=plan)
     mailbox = Mailbox()
     transport = GrpcTransport(addresses[index])
@@ -61,20 +61,23 @@ def peer(
     io = IOThread(make, mailbox)
     io.start()
     empty = torch.empty(0)
-    state = FragmentState(0, 0, (), empty, empty, state_hash(empty, empty, ()))
+    values = torch.randn(elements, generator=torch.Generator().manual_seed(index))
+    start = torch.randn(elements, generator=torch.Generator().manual_seed(len(addresses)))
+    anchor = start if plan.exchange == "pairs" else empty  # all begin with the same
+    state = FragmentState(0, 0, (), anchor, empty, state_hash(anchor, empty, ()))
     mailbox.post(Published(Phase.READY, 0, 0, (state,)))
     group = _await(mailbox, Started).group
-    state = replace(state, group=group, hash=state_hash(empty, empty, group))
-    values = torch.randn(elements, generator=torch.Generator().manual_seed(index))
+    state = replace(state, group=group, hash=state_hash(anchor, empty, group))
     rounds = []
     for number in range(options.rounds):
         mailbox.post(Published(Phase.TRAINING, number, number, (state,)))
+        time.sleep(options.pause_s)
         before, started = io.node.context.counts.payload_sent_bytes, time.perf_counter()
-        mailbox.post(Begin(0, number, state.group, values))
+        mailbox.post(Begin(0, number, state.group, values, anchor))
         done = _await(mailbox, RoundDone)
         took_s = time.perf_counter() - started
         rounds.append((io.node.context.counts.payload_sent_bytes - before, took_s))
-        state = replace(state, version=number + 1, group=done.next_group)
+        state = replace(state, version=number + 1, group=done.next_group or state.group)
     mailbox.post(Published(Phase.DONE, options.rounds, options.rounds, (state,)))
     results.put(json.dumps({"peer": f"p{index}", "rounds": rounds}))
     sys.stdin.readline()  # others may still need this one
@@ -97,6 +100,8 @@ def main() -> None:
     parser.add_argument("--mbytes", type=int, default=64, help="fragment size, MB of fp32")
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--codec", default="fp32")
+    parser.add_argument("--preset", default="diloco", choices=("diloco", "noloco"))
+    parser.add_argument("--pause-s", type=float, default=0.0, help="before each round")
     options = parser.parse_args()
     context = multiprocessing.get_context("spawn")
     results = context.Queue()

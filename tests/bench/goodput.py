@@ -10,6 +10,7 @@ values over to having the mean, the median of the rounds after the first.
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -90,14 +91,29 @@ def iperf3(one: Member, other: Member, seconds: int, *words: str) -> dict[str, A
 
 def exchange(members: Sequence[Member], rate_mbps: float, rounds: int) -> tuple[list[float], int]:
     """(Mbit/s of payload that a peer sent in each round but the first, bytes of all rounds)."""
+    mbytes = max(1, round(rate_mbps / 8 * _ROUND_S))
+    reports = in_rounds(members, rounds, mbytes=mbytes, preset="diloco", pause_s=0.0)
+    timed = [each for report in reports for each in report[1:]]
+    payload = sum(sent for sent, _ in reports[0])
+    return [sent * 8 / took_s / 1e6 for sent, took_s in timed], payload
+
+
+def in_rounds(
+    members: Sequence[Member], rounds: int, *, mbytes: float, preset: str, pause_s: float
+) -> list[list[tuple[int, float]]]:
+    """Of each peer, a process behind each member's link: (payload bytes sent, seconds) of one
+    round to open the connections, and of so many more."""
     asked = {
         "addresses": [f"{member.address}:{_PORT}" for member in members],
-        "mbytes": max(1, round(rate_mbps / 8 * _ROUND_S)),
+        "mbytes": mbytes,
         "rounds": rounds + 1,
+        "preset": preset,
+        "pause_s": pause_s,
     }
     peers = [
         subprocess.Popen(
             [*member.prefix, sys.executable, __file__, "--peer", json.dumps({**asked, "index": i})],
+            env={**os.environ, "PYTHONPATH": "."},
             stdin=subprocess.PIPE,  # held open: a peer stays until it is told to go
             stdout=subprocess.PIPE,
             text=True,
@@ -113,18 +129,15 @@ def exchange(members: Sequence[Member], rate_mbps: float, rounds: int) -> tuple[
         for peer in peers:
             peer.kill()
             peer.communicate()
-    timed = [each for report in reports for each in report["rounds"][1:]]
-    if len(timed) != 2 * rounds:
-        raise SystemExit("goodput: a peer has ended early")
-    payload = sum(sent for sent, _ in reports[0]["rounds"])
-    return [sent * 8 / took_s / 1e6 for sent, took_s in timed], payload
+    if any(len(report["rounds"]) != rounds + 1 for report in reports):
+        raise SystemExit("a peer has ended early")
+    return [report["rounds"] for report in reports]
 
 
-def _peer(*, index: int, addresses: list[str], mbytes: int, rounds: int) -> int:
+def _peer(*, index: int, addresses: list[str], **options: Any) -> int:
     from tests.bench.exchange import peer
 
-    options = argparse.Namespace(mbytes=mbytes, rounds=rounds, codec="fp32")
-    peer(index, addresses, options, _Print())
+    peer(index, addresses, argparse.Namespace(codec="fp32", **options), _Print())
     return 0
 
 

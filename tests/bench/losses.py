@@ -5,18 +5,25 @@
 Every variant trains the built-in task as `--workers` workers would, by `algorithms/reference.py` in
 one process: real workers end with the same bits (`make parity`), so what else the machine does
 changes no loss. Several run at once, a core each. Bytes are those of the encoded contributions and
-reductions that a worker sends, before zstd. Writes a Markdown table.
+reductions, or anchors, that a worker sends, before zstd. With pairs the loss is the mean over the
+replicas; beside it that of the mean of their anchors, which a consensus pass would end with, and
+the spread: how far a replica is from that mean, relative to its size. Writes a Markdown table.
 """
 
 import argparse
 import math
 import multiprocessing
+import statistics
+from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from algorithms import reference
 from algorithms.codecs import codec_by_name
 from algorithms.fragments import Fragment, TensorSpec, partition
+from algorithms.mean import mean_in_order
+from algorithms.noloco import relative_distance
 from algorithms.plan import Plan
 from worker.config import load_config
 from worker.evaluation import validation_loss
@@ -26,7 +33,10 @@ from worker.tasks import Cursor, load_task
 FOUR_BITS = ("codec=e3m0", "reduction_codec=e3m0")
 TOPK = ("codec=topk", "reduction_codec=int8", "error_feedback=true", "outer_momentum=0.0")
 VARIANTS: dict[str, tuple[str, ...]] = {
+    "ddp": ("ddp",),
     "diloco, H 20, fp32": ("diloco",),
+    "noloco, H 20, fp32": ("noloco",),
+    "diloco, H 20, topk, feedback": ("diloco", *TOPK, "outer_lr=0.4"),
     "streaming, H 20, fp32": ("streaming", "inner_steps=20", "codec=fp32", "reduction_codec=fp32"),
     "streaming, H 20, e3m0": ("streaming", "inner_steps=20", *FOUR_BITS),
     "streaming, H 20, int4": (
@@ -39,6 +49,8 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "diloco, H 50, fp32": ("diloco", "inner_steps=50"),
     "streaming, H 50, e3m0": ("streaming",),
     "streaming, H 50, e3m0, feedback": ("streaming", "error_feedback=true"),
+    "noloco, H 50, fp32": ("noloco", "inner_steps=50"),
+    "streaming-noloco, H 50, e3m0": ("streaming-noloco",),
     "diloco, H 100, fp32": ("diloco", "inner_steps=100"),
     "streaming, H 100, e3m0": ("streaming", "inner_steps=100"),
 }  # fmt: skip
@@ -56,7 +68,9 @@ def main() -> None:
         for name in options.only or VARIANTS
     ]
     print(
-        "| variant | validation loss | sent per worker and step | bits |\n| --- | --- | --- | --- |"
+        f"{options.workers} workers, {options.steps} steps, seed {options.seed}\n\n"
+        "| variant | validation loss | sent per worker and step | bits | spread | "
+        "loss of the mean anchor |\n| --- | --- | --- | --- | --- | --- |"
     )
     with multiprocessing.get_context("spawn").Pool() as pool:
         for row in pool.imap(measure, asked):
@@ -77,13 +91,25 @@ def measure(asked: tuple[str, tuple[str, ...], int, int, int]) -> str:
     first = replicas["w0"]
     schema = [TensorSpec(n, tuple(p.shape)) for n, p in first.parameters.items()]
     fragments = partition(schema, config.plan.fragments, config.plan.pattern)
-    outer = reference.train(config.plan, fragments, replicas, steps)["w0"]
-    for fragment, state in zip(fragments, outer, strict=True):
-        for parameter, value in fragment.views(state.anchor).items():
-            first.parameters[parameter].copy_(value)
-    loss = validation_loss(task, first.model, seed, math.inf)
+    outer = reference.train(config.plan, fragments, replicas, steps)
+
+    def loss_of(anchors: Sequence[Tensor]) -> float:
+        for fragment, anchor in zip(fragments, anchors, strict=True):
+            for parameter, value in fragment.views(anchor).items():
+                first.parameters[parameter].copy_(value)
+        return validation_loss(task, first.model, seed, math.inf)
+
     sent, values = traffic(config.plan, fragments, steps, workers)
-    return f"| {name} | {loss:.4f} | {sent / steps / 1e3:.1f} kB | {8 * sent / values:.2f} |"
+    row = f"{sent / steps / 1e3:.1f} kB | {8 * sent / values:.2f}"
+    held = {peer: [state.anchor for state in states] for peer, states in outer.items()}
+    if config.plan.exchange != "pairs":
+        return f"| {name} | {loss_of(held['w0']):.4f} | {row} | - | - |"
+    middle = [mean_in_order(anchors) for anchors in zip(*held.values(), strict=True)]
+    spread = statistics.mean(
+        relative_distance(torch.cat(anchors), torch.cat(middle)) for anchors in held.values()
+    )
+    loss = statistics.mean(loss_of(anchors) for anchors in held.values())
+    return f"| {name} | {loss:.4f} | {row} | {100 * spread:.2f} % | {loss_of(middle):.4f} |"
 
 
 def traffic(
@@ -91,10 +117,12 @@ def traffic(
 ) -> tuple[float, float]:
     """(encoded bytes that a worker sends, values that they stand for) in the whole run."""
     schedule = plan.schedule(fragments=len(fragments), steps=steps)
+    pairs = plan.exchange == "pairs"  # each gives its partner all, where a mean gives each its part
+    back = plan.anchor_codec if pairs else plan.reduction_codec
     sent = values = 0.0
     for fragment in fragments:
-        share = (workers - 1) / workers * schedule.rounds(fragment.index)
-        for codec in (codec_by_name(plan.codec), codec_by_name(plan.reduction_codec)):
+        share = (1 if pairs else (workers - 1) / workers) * schedule.rounds(fragment.index)
+        for codec in (codec_by_name(plan.codec), codec_by_name(back)):
             sent += share * codec.encoded_bytes(fragment.elements)
             values += share * fragment.elements
     return sent, values

@@ -1,6 +1,5 @@
 """One stream of a round in a small group: what either partner gives, both ways at once."""
 
-import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
@@ -54,7 +53,7 @@ class Conversation:
         table, peer = self._table, self._peer
         saying = self._rounds.tasks.spawn(self._say(theirs))
         try:
-            while not (table.failed or (peer in table.staged and table.received(peer))):
+            while not self._said_all():
                 raw = await self._stream.receive()
                 if raw is None:
                     raise TransportError(f"{peer}: the stream broke off")
@@ -64,12 +63,19 @@ class Conversation:
                     raise
                 except wire.WireError as error:  # and would be the same the next time
                     self._rounds.step(table, machine.GivenUp(f"{peer}: {error}"))
-                    if not table.failed:
+                    if not table.ended:
                         raise
                     self._rounds.refused(error)
-            await saying
+            if peer not in table.declined:
+                await saying
         finally:
             saying.cancel()
+
+    def _said_all(self) -> bool:
+        """Whether the partner has nothing more to say that matters."""
+        table, peer = self._table, self._peer
+        over = table.failed or peer in table.declined
+        return bool(over) or (peer in table.staged and table.received(peer))
 
     # ------------------------------------------------------------------------------------- saying
 
@@ -127,11 +133,14 @@ class Conversation:
                 part, incoming = table.arriving(peer)
                 size, stands_for = incoming.add(message.frame)
                 context.counts.contributions_received.add(size, stands_for, self._codec(part))
+                self._rounds.step(table, machine.Heard(peer))
             case "staged":
                 table.staged.add(peer)
                 self._rounds.step(table, machine.PartnerStaged(peer))
             case "refusal":
-                self._rounds.step(table, declined(peer, message.refusal))
+                event = declined(peer, message.refusal)
+                table.declined[peer] = event.reason
+                self._rounds.step(table, event)
             case other:
                 raise wire.WireError(f"{table.name} from {peer}: an unexpected {other}")
         await self._verify()

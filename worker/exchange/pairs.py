@@ -7,17 +7,17 @@ next round can be known; the pseudo-gradient follows when it is due. What arrive
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from algorithms.codecs import Codec, codec_by_name
+from algorithms.codecs import Codec
 from algorithms.pairing import group_of, membership_epoch
 from algorithms.rounding import contribution_seed
 from protos import murmuration_pb2 as pb
 from worker import wire
 from worker.exchange.context import Context, Tasks
-from worker.exchange.table import ANCHOR, CONTRIBUTION, PARTS, Table
+from worker.exchange.conversation import Conversation, declined
+from worker.exchange.table import ANCHOR, CONTRIBUTION, Table, codec_of
 from worker.mailbox import Begin, FragmentState, RoundDone, RoundFailed
 from worker.rounds import Meeting, View
 from worker.rounds import meeting as machine
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _HEADER_S = 10.0
+_PART_S = 1.0
 _KEEP_ROUNDS = 2
 
 
@@ -48,14 +49,14 @@ class Pairs:
         finished: Callable[[RoundDone | RoundFailed], None],
         doubt: Callable[[str], None],
     ) -> None:
-        self.context, self._transport, self._address_of = context, transport, address_of
+        self.context, self.tasks = context, Tasks()
+        self._transport, self._address_of = transport, address_of
         self._finished, self._doubt = finished, doubt
         self._view = View()
         self._tables: dict[tuple[int, int], Table] = {}
         self._rounds: dict[int, int] = {}
         self._over: set[tuple[int, int]] = set()
         self._changed = asyncio.Event()
-        self.tasks = Tasks()
 
     # ------------------------------------------------------------------------ events from outside
 
@@ -71,7 +72,6 @@ class Pairs:
             if table.meeting is not None:
                 self.step(table, machine.Viewed(view))
             elif table.group != self._group(table.fragment, table.round):
-                self._leave(table)
                 self._lay(table.fragment, table.round, table.own)
 
     async def advanced(self, fragment: int, state: FragmentState) -> None:
@@ -80,8 +80,10 @@ class Pairs:
             return
         self._rounds[fragment] = state.version
         oldest = state.version - _KEEP_ROUNDS
-        for key in [k for k in self._tables if k[0] == fragment and k[1] < oldest]:
-            self._leave(self._tables[key])
+        for table in [t for t in self._tables.values() if t.fragment == fragment]:
+            skipped = table.round < state.version and table.meeting is None
+            if table.round < oldest or skipped:
+                self._leave(table)
         self._over = {k for k in self._over if k[0] != fragment or k[1] >= oldest}
         anchor = await self._encoded(self._codec(ANCHOR), state.anchor, None)
         if self._rounds[fragment] == state.version:
@@ -103,8 +105,6 @@ class Pairs:
         if table is None or table.group != self._group(*key):
             assert begin.anchor is not None, "pairs exchange anchors"
             anchor = await self._encoded(self._codec(ANCHOR), begin.anchor, None)
-            if table is not None:
-                self._leave(table)
             table = self._lay(*key, {ANCHOR: anchor})
         if plan.error_feedback:
             table.error = wire.encoding_error(codec, payload.raw, begin.values)
@@ -122,7 +122,7 @@ class Pairs:
             fragment=begin.fragment,
             round_=begin.round,
         )
-        for event in table.seen():
+        for event in table.seen(context.me):
             self.step(table, event)
         self.step(table, machine.Tick())
         self._wake()
@@ -251,6 +251,7 @@ class Pairs:
     # ------------------------------------------------------------------------------- the machine
 
     def step(self, table: Table, event: machine.Event) -> None:
+        """Feeds the round's machine, if it has begun, and does what that says."""
         if table.meeting is None or table.ended:
             return
         for action in table.meeting.step(event, self.context.clock()):
@@ -268,6 +269,7 @@ class Pairs:
                     self.tasks.spawn(self._finish(table))
                 case machine.Failed(reason, waiting_for):
                     table.failed = reason
+                    self._clear(table)
                     self._over.add((table.fragment, table.round))
                     self.tasks.spawn(self._part(table))
                     self._finished(
@@ -313,8 +315,7 @@ class Pairs:
     # ------------------------------------------------------------------------------------ helpers
 
     def _codec(self, part: int) -> Codec:
-        plan = self.context.plan
-        return codec_by_name(plan.anchor_codec if part == ANCHOR else plan.codec)
+        return codec_of(self.context.plan, part)
 
     async def _encoded(self, codec: Codec, values: "Tensor", seed: int | None) -> wire.Payload:
         """Raises ValueError: not for this codec."""
@@ -330,7 +331,10 @@ class Pairs:
         return _group(me, run, fragment, round_, peers, size)
 
     def _lay(self, fragment: int, round_: int, own: dict[int, wire.Payload]) -> Table:
-        """A table for the round, to which those partners are called that this peer calls."""
+        """A table for the round in place of an earlier one, to which those partners are called that
+        this peer calls."""
+        if (earlier := self._tables.get((fragment, round_))) is not None:
+            self._leave(earlier)
         table = Table(fragment, round_, self._group(fragment, round_), dict(own))
         self._tables[fragment, round_] = table
         for peer in table.group:
@@ -343,17 +347,30 @@ class Pairs:
         if peer not in table.streams:
             table.streams[peer] = self.tasks.spawn(self._call(table, peer, attempt))
 
-    def _leave(self, table: Table) -> None:
+    def _clear(self, table: Table) -> None:
         if self._tables.get((table.fragment, table.round)) is table:
             del self._tables[table.fragment, table.round]
+
+    def _leave(self, table: Table) -> None:
+        self._clear(table)
         current = asyncio.current_task()
         for task in table.streams.values():
             if task is not current:
                 task.cancel()
 
+    async def _part(self, table: Table) -> None:
+        """Leaves a round that is given up, once the partners have heard so or had time to."""
+        if table.streams:
+            await asyncio.wait(set(table.streams.values()), timeout=_PART_S)
+        self._leave(table)
+
     def busy(self) -> bool:
         """Whether a round is on its way: what is sent ahead waits for an idle link."""
         return any(t.meeting is not None and not t.ended for t in self._tables.values())
+
+    async def changed(self) -> None:
+        """Waits until something about the rounds is another than it was."""
+        await self._changed.wait()
 
     def _wake(self) -> None:
         self._changed.set()
@@ -366,3 +383,8 @@ def _group(
 ) -> tuple[str, ...]:
     epoch = membership_epoch(peers)
     return group_of(me, run, fragment, round_, epoch, peers, size) or (me,)
+
+
+def _code(error: wire.WireError) -> "pb.RefusalCode.ValueType":
+    again = isinstance(error, wire.Again)
+    return pb.RefusalCode.REFUSAL_AGAIN if again else pb.RefusalCode.REFUSAL_INVALID

@@ -4,7 +4,8 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from algorithms.codecs import Codec
+from algorithms.codecs import Codec, codec_by_name
+from algorithms.plan import Plan
 from protos import murmuration_pb2 as pb
 from worker import wire
 from worker.exchange.context import Context
@@ -34,15 +35,22 @@ class Table:
         default_factory=lambda: defaultdict(dict)
     )
     staged: set[str] = field(default_factory=set)  # partners that hold everything
+    declined: dict[str, str] = field(default_factory=dict)  # partners that have given up, and why
     complete: bool = False  # everything is here
     meeting: Meeting | None = None  # from the beginning of the round
-    ended: bool = False
+    succeeded: bool = False
+    failed: str = ""  # why
     began: float = 0.0
     last: str = ""  # whose values came last
     weight: int = 1  # of this peer's contribution
     error: "Tensor | None" = None
+    checked: set[tuple[str, int]] = field(default_factory=set)  # partners' parts that are valid
     streams: dict[str, "asyncio.Task[None]"] = field(default_factory=dict)
     _arriving: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def ended(self) -> bool:
+        return self.succeeded or bool(self.failed)
 
     @property
     def name(self) -> str:
@@ -89,7 +97,12 @@ class Table:
                 f"expected {expected[1]} bytes of {codec.name}"
             )
         incoming = self.theirs[peer].get(header.part)
-        if incoming is None or incoming.hash != header.hash or header.offset == 0:
+        if self.meeting is not None and incoming is not None and self.received(peer):
+            # The round counts on what is here.
+            if (header.hash, weight) != (incoming.hash, incoming.weight):
+                raise wire.WireError(f"{self.name} from {peer}: other values than before")
+        elif incoming is None or incoming.hash != header.hash or header.offset == 0:
+            self.drop(peer, header.part)
             incoming = self.theirs[peer][header.part] = wire.Incoming(expected[1], header.hash)
         if header.offset != incoming.received_bytes:
             raise wire.Again(f"{self.name} from {peer}: goes on at {header.offset}")
@@ -103,19 +116,32 @@ class Table:
             raise wire.WireError(f"{self.name} from {peer}: a frame of no part")
         return part, self.theirs[peer][part]
 
-    def received(self, peer: str) -> bool:
-        """Whether all of the partner's values are here, verified."""
-        parts = self.theirs[peer]
-        return all(part in parts and parts[part].verified for part in PARTS)
+    def unchecked(self, peer: str) -> list[tuple[int, wire.Incoming]]:
+        """The partner's parts that are complete, but not known to be valid."""
+        parts = self.theirs[peer].items()
+        return [(p, each) for p, each in parts if each.complete and (peer, p) not in self.checked]
 
-    def seen(self) -> list[machine.Event]:
+    def drop(self, peer: str, part: int) -> None:
+        """Nothing of the part is kept."""
+        self.theirs[peer].pop(part, None)
+        self.checked.discard((peer, part))
+
+    def received(self, peer: str) -> bool:
+        """Whether all of the partner's values are here, and valid."""
+        return all((peer, part) in self.checked for part in PARTS)
+
+    def seen(self, me: str) -> list[machine.Event]:
         """What has happened before the round had begun here."""
         events: list[machine.Event] = []
         for peer in self.group:
             if CONTRIBUTION in self.theirs[peer]:
                 events.append(machine.Met(peer))
+                if peer < me and peer not in self.streams:
+                    events.append(machine.Broken(peer, 0, f"{peer}: the stream broke off"))
             if self.received(peer):
                 events.append(machine.Received(peer))
+            if peer in self.declined:
+                events.append(machine.Declined(peer, self.declined[peer]))
         return events
 
     def payloads(self, part: int, me: str) -> tuple[list[memoryview], list[int]]:
@@ -126,3 +152,8 @@ class Table:
             [theirs[peer].buffer if peer in theirs else own for peer in self.group],
             [theirs[peer].weight if peer in theirs else self.weight for peer in self.group],
         )
+
+
+def codec_of(plan: Plan, part: int) -> Codec:
+    """The wire codec of a part."""
+    return codec_by_name(plan.anchor_codec if part == ANCHOR else plan.codec)

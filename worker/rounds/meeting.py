@@ -11,6 +11,7 @@ round up and keeps its local parameters. The partner may have moved; then the tw
 further apart than they would be, which later rounds make good. Nobody else waits for either.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -34,6 +35,13 @@ class Viewed:
 @dataclass(frozen=True)
 class Met:
     """The partner has come to this round: what it contributes is on its way."""
+
+    peer: str
+
+
+@dataclass(frozen=True)
+class Heard:
+    """Bytes of the partner's are arriving: it is not late, its link is slow."""
 
     peer: str
 
@@ -76,7 +84,7 @@ class GivenUp:
     reason: str
 
 
-Event = Tick | Viewed | Met | Received | PartnerStaged | Broken | Declined | GivenUp
+Event = Tick | Viewed | Met | Heard | Received | PartnerStaged | Broken | Declined | GivenUp
 
 # ------------------------------------------------------------------------------------ actions
 
@@ -125,6 +133,7 @@ class _Partner:
     open: bool = False
     attempt: int = 0
     retry_at: float = 0.0
+    heard_at: float = -math.inf
     reason: str = ""
 
 
@@ -134,7 +143,8 @@ class Meeting:
     Args:
         me: this peer.
         group: the peers of the round, this one included; alone it succeeds at once.
-        patience_until: monotonic time (s) until which a partner that has not come is waited for.
+        patience_until: monotonic time (s) until which a partner that has not come is waited for,
+            and longer while it is heard of.
         deadline: monotonic time (s) at which the round is given up.
         fragment, round_: which round it is.
     """
@@ -173,6 +183,8 @@ class Meeting:
                 self._view = view
             case Met(peer):
                 self._partners[peer].met = True
+            case Heard(peer):
+                self._partners[peer].heard_at = now
             case Received(peer):
                 self._partners[peer].met = self._partners[peer].received = True
             case PartnerStaged(peer):
@@ -211,7 +223,8 @@ class Meeting:
                 return f"{peer} does not answer"
             if not partner.met and not self._view.will_contribute(peer, self.fragment, self.round):
                 return f"{peer} is past this round"
-            if not partner.met and now >= self._patience_until:
+            patient_until = max(self._patience_until, partner.heard_at + self._config.patience_s)
+            if not partner.met and now >= patient_until:
                 return f"{peer} has not come to the round in time"
         if now < self._deadline:
             return None

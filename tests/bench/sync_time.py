@@ -1,0 +1,60 @@
+"""How long a round takes as the swarm grows: `noloco` beside `diloco`, on links of one speed.
+
+    python tests/bench/sync_time.py [--peers 2 4 8] [--mbps 20] [--mbytes 1.5] [--rounds 8]
+
+Every peer is a process with the real node, transport and rounds, in a network namespace behind a
+link of its own (root); nothing trains, but before each round there is a pause as long as 20 inner
+steps of the default model, in which pairs send their anchors ahead. Printed: seconds from handing
+the values over to having the mean, the median of all peers' rounds after the first. Exits with 1
+when a round of `noloco` takes the largest swarm more than 1.15 times as long as the smallest.
+"""
+
+import argparse
+import statistics
+
+from algorithms.link import Link
+from coordinator.links.namespaces import Namespaces, NoNamespaces
+from tests.bench.goodput import in_rounds
+
+TARGET = 1.15
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--peers", type=int, nargs="+", default=[2, 4, 8])
+    parser.add_argument("--mbps", type=float, default=20.0)
+    parser.add_argument("--mbytes", type=float, default=1.5, help="of fp32; the default model's")
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--pause-s", type=float, default=1.2)
+    options = parser.parse_args()
+    medians: dict[tuple[str, int], float] = {}
+    print(f"| peers on {options.mbps:g} Mbit/s | diloco | noloco |\n| ---: | ---: | ---: |")
+    for peers in options.peers:
+        for preset in ("diloco", "noloco"):
+            try:
+                with Namespaces(peers, Link(rate_mbps=options.mbps)) as network:
+                    reports = in_rounds(
+                        network.members,
+                        options.rounds,
+                        mbytes=options.mbytes,
+                        preset=preset,
+                        pause_s=options.pause_s,
+                    )
+            except NoNamespaces as reason:
+                raise SystemExit(f"sync_time: {reason}") from reason
+            medians[preset, peers] = statistics.median(
+                took_s for report in reports for _, took_s in report[1:]
+            )
+        times = [f"{medians[preset, peers]:.2f} s" for preset in ("diloco", "noloco")]
+        print(f"| {peers} | {' | '.join(times)} |", flush=True)
+    least, most = min(options.peers), max(options.peers)
+    growth = {p: medians[p, most] / medians[p, least] for p in ("diloco", "noloco")}
+    print(
+        f"{most} to {least} peers: diloco {growth['diloco']:.2f}, noloco {growth['noloco']:.2f}; "
+        f"wanted: at most {TARGET}"
+    )
+    return 0 if growth["noloco"] <= TARGET else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
