@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 
 _REMEMBERED_STEPS = 4096
 _LONGEST = 5
+_CURVE_POINTS = 400
 
 
 @dataclass(frozen=True, order=True)
@@ -36,6 +37,7 @@ class Tally:
     curve: list[tuple[int, float]] = field(default_factory=list)
     stall_s_by_peer: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     stall_s_by_fragment: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
+    _recent: list[float] = field(default_factory=list)
     _longest: list[Stall] = field(default_factory=list)
     _steps: Mapping[bool, deque[float]] = field(
         default_factory=lambda: {at: deque(maxlen=_REMEMBERED_STEPS) for at in (True, False)}
@@ -61,6 +63,14 @@ class Tally:
         heapq.heappush(self._longest, stall)
         if len(self._longest) > _LONGEST:
             heapq.heappop(self._longest)
+
+    def learned(self, loss: float, before: int, step: int, steps: int) -> None:
+        """The loss of an inner step from `before` to `step` of `steps`; the curve keeps means."""
+        self._recent.append(loss)
+        every = max(1, steps // _CURVE_POINTS)
+        if step // every > before // every or step == steps:
+            self.curve.append((step, statistics.fmean(self._recent)))
+            self._recent.clear()
 
     def stepped(self, seconds: float, *, in_flight: bool) -> None:
         """An inner step has taken so long, with or without a round on its way."""

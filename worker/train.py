@@ -17,7 +17,6 @@ from torch import Tensor
 from algorithms.fragments import Fragment
 from algorithms.plan import Plan
 from algorithms.pseudogradient import pseudo_gradient
-from algorithms.schedule import Due
 from worker.inner import Replica
 from worker.mailbox import (
     Adopt,
@@ -38,10 +37,10 @@ from worker.membership import Phase
 from worker.pace import Pace
 from worker.slot import Sent, Slot
 from worker.tally import Stall, Tally
+from worker.turns import Turns
 from worker.wire import is_finite
 
 _PROGRESS_S = 0.5
-_CURVE_POINTS = 400
 _SETTLE_POLL_S = 0.1
 
 
@@ -77,14 +76,13 @@ class Trainer:
         self.stopped: Stop | None = None
         self._plan, self._steps = plan, steps
         self._schedule = plan.schedule(fragments=len(fragments), steps=steps)
+        self._turns = Turns(self.slots, plan, self._schedule)
         self._mailbox, self._checkpoint, self._clock = mailbox, checkpoint, clock
         self._phase = Phase.READY
         self._exchanges, self._pairs = plan.exchange != "none", plan.exchange == "pairs"
         self._gradients = plan.payload == "gradient"
         self._pace = Pace(plan.inner_steps, unequal=plan.dylu)
         self._progress_at = -math.inf
-        self._recent: list[float] = []
-        self._curve_every = max(1, steps // _CURVE_POINTS)
 
     @property
     def states(self) -> list[FragmentState]:
@@ -157,7 +155,7 @@ class Trainer:
         self._pace.stepped(backward_s + inner_s)
         for slot in self.slots:
             slot.work_steps += 1
-        self._note_loss(before)
+        self.tally.learned(self.replica.loss, before, self.step, self._steps)
         if self._gradients:
             self._commit_parameters()
         elif self._exchanges:
@@ -170,49 +168,17 @@ class Trainer:
     # ------------------------------------------------------------------- rounds of pseudo-gradients
 
     def _rounds(self, before: int) -> None:
-        """Applies what is due, then sends what is due since step `before`.
-
-        The schedule says when and how many; which round it is follows from the states' versions, so
-        that a round which came to nothing is made up for at the next occasion. All peers take the
-        rounds in one order (`_turn`), whatever happened to each: otherwise two could wait for each
-        other's fragments crosswise.
-        """
-        step = self.step
-        for slot in self._waiting():
-            if step == self._steps or self._age(slot) >= self._plan.overlap_steps:
+        """Applies what is due, then sends what is due since step `before`."""
+        for slot in self._turns.to_apply(self.step):
+            self._apply(slot)
+        for slot, round_ in self._turns.to_send(range(before + 1, self.step + 1)):
+            if self._pairs:  # a round is the schedule's: others do not wait for it
                 self._apply(slot)
-        for slot in self._due(range(before + 1, step + 1)):
+                slot.enter(round_)
             self._send(slot)
-        if self._schedule.applies_at_once(step):
-            for slot in self._waiting():
+        if self._schedule.applies_at_once(self.step):
+            for slot in self._turns.waiting():
                 self._apply(slot)
-
-    def _due(self, steps: range) -> list[Slot]:
-        """The slots to send now. In pairs a round is the schedule's: others do not wait for it."""
-        due = [each for step in steps for each in self._schedule.sends(step)]
-        if self._pairs:
-            latest = {each.fragment: each.round for each in due}
-            for fragment, round_ in latest.items():
-                self._apply(self.slots[fragment])
-                self.slots[fragment].enter(round_)
-            return [self.slots[fragment] for fragment in latest]
-        idle = [slot for slot in self.slots if slot.sent is None]
-        idle.sort(key=lambda slot: self._turn(slot, slot.state.version))
-        return idle[: len(due)]
-
-    def _turn(self, slot: Slot, round_: int) -> tuple[int, int]:
-        """Where a round stands in the order of all rounds: by its step in an undisturbed run."""
-        index = slot.fragment.index
-        return (self._schedule.send_step(Due(index, round_)), index)
-
-    def _age(self, slot: Slot) -> int:
-        """Inner steps since the slot's round was sent."""
-        return 0 if slot.sent is None else self.step - slot.sent.step
-
-    def _waiting(self) -> list[Slot]:
-        """The slots with a round in flight, in the order of the rounds."""
-        in_flight = [(slot, slot.sent.round) for slot in self.slots if slot.sent is not None]
-        return [slot for slot, _ in sorted(in_flight, key=lambda pair: self._turn(*pair))]
 
     def _send(self, slot: Slot) -> None:
         anchor = slot.state.anchor
@@ -420,13 +386,6 @@ class Trainer:
 
     def _event(self, kind: str, **fields: object) -> None:
         self._mailbox.post(Progress({"event": kind, **fields}))
-
-    def _note_loss(self, before: int) -> None:
-        self._recent.append(self.replica.loss)
-        every = self._curve_every
-        if self.step // every > before // every or self.step == self._steps:
-            self.tally.curve.append((self.step, sum(self._recent) / len(self._recent)))
-            self._recent.clear()
 
     def _report(self, state: str = "training") -> None:
         now = self._clock()
