@@ -8,7 +8,7 @@ RUN := PATH="$(abspath $(BIN)):$$PATH" PYTHONPATH=. python
 # Two test processes at most: more would only wait for each other on a small machine.
 TEST_PROCESSES ?= 2
 
-.PHONY: help swarm test check fmt proto bench exchange codecs parity baselines losses traffic goodput plan-table bench-peers compose-test clean
+.PHONY: help swarm test check fmt proto bench exchange codecs parity baselines losses traffic goodput plan-table sync-time unequal pair-latency stability schedules skippipe-routes skippipe-deadlock skippipe-omission bench-peers compose-test clean
 
 help:  ## what there is
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -67,6 +67,30 @@ goodput: $(READY)  ## exchange over links of 20 and 100 Mbit/s, beside iperf3 (r
 
 plan-table: $(READY)  ## link speeds that the paper tells for each method, beside our simulator's
 	$(RUN) tests/bench/plan_table.py
+
+sync-time: $(READY)  ## a round of noloco and of diloco for 2, 4 and 8 peers on 20 Mbit/s (root)
+	$(RUN) tests/bench/sync_time.py $(ARGS)
+
+unequal: $(READY)  ## one worker five times slower than the others
+	$(RUN) tests/bench/unequal.py $(ARGS)
+
+pair-latency: $(READY)  ## NoLoCo's latency model beside the paper's figures
+	$(RUN) tests/bench/pair_latency.py
+
+stability: $(READY)  ## NoLoCo's stability check beside 64 simulated replicas: docs/stability.png
+	$(RUN) tests/bench/stability.py
+
+schedules: $(READY)  ## 100,000 random schedules of faults for rounds in pairs
+	$(RUN) tests/bench/pair_schedules.py $(ARGS)
+
+skippipe-routes: $(READY)  ## SkipPipe's routes in the event simulator, and the search's speed
+	$(RUN) tests/bench/skippipe_routes.py $(ARGS)
+
+skippipe-deadlock: $(READY)  ## 10,000 random schedules at memory 1 to 3: none may deadlock
+	$(RUN) tests/bench/skippipe_deadlock.py $(ARGS)
+
+skippipe-omission: $(READY)  ## perplexity without some stages, trained full and with skips (long)
+	$(RUN) tests/bench/skippipe_omission.py $(ARGS)
 
 # Other systems need other libraries: an environment of their own, with a .gitignore of its own.
 .venv-peers/.ready: tests/bench/peers/requirements.txt

@@ -81,7 +81,7 @@ class Trainer:
         self._phase = Phase.READY
         self._exchanges, self._pairs = plan.exchange != "none", plan.exchange == "pairs"
         self._gradients = plan.payload == "gradient"
-        self._pace = Pace(plan.inner_steps, unequal=plan.dylu)
+        self.pace = Pace(plan.inner_steps, unequal=plan.dylu)
         self._progress_at = -math.inf
 
     @property
@@ -138,7 +138,7 @@ class Trainer:
             self._take(message)
 
     def _one_step(self) -> None:
-        before, self.step = self.step, min(self._steps, self.step + self._pace.stride())
+        before, self.step = self.step, min(self._steps, self.step + self.pace.stride())
         started = self._clock()
         if self.tally.first_step_at is None:
             self.tally.first_step_at = started
@@ -152,7 +152,7 @@ class Trainer:
         self.tally.last_step_at = self._clock()
         inner_s = self.tally.last_step_at - resumed
         self.tally.stepped(backward_s + inner_s, in_flight=in_flight)
-        self._pace.stepped(backward_s + inner_s)
+        self.pace.stepped(backward_s + inner_s)
         for slot in self.slots:
             slot.work_steps += 1
         self.tally.learned(self.replica.loss, before, self.step, self._steps)
@@ -319,7 +319,7 @@ class Trainer:
             case Adopt():
                 self._adopt(message)
             case Paced(fastest_s):
-                self._pace.told(fastest_s)
+                self.pace.told(fastest_s)
             case Skip(step):
                 self._skip(step)
             case Stop():
@@ -381,7 +381,7 @@ class Trainer:
         entry = min(in_flight, default=self.step)
         done = self._phase is Phase.DONE
         failed = frozenset(slot.fragment.index for slot in self.slots if done or slot.failed)
-        states, step_s = tuple(self.states), self._pace.step_s
+        states, step_s = tuple(self.states), self.pace.step_s
         self._mailbox.post(Published(self._phase, self.step, entry, states, failed, step_s))
 
     def _event(self, kind: str, **fields: object) -> None:

@@ -68,3 +68,18 @@ def test_the_mean_of_equal_pairs_is_exact() -> None:
 def test_there_must_be_something_to_average() -> None:
     with pytest.raises(ValueError, match="the mean of no contributions"):
         mean_in_order([])
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=6), st.integers(0, 3))
+def test_weights_count_what_they_say(weights: list[int], seed: int) -> None:
+    values = contributions(len(weights), 50, seed)
+    repeated = [value for value, weight in zip(values, weights, strict=True) for _ in range(weight)]
+    expected = torch.stack(repeated).double().mean(0)
+    found = mean_in_order(values, weights).double()
+    assert torch.allclose(found, expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()))
+
+
+@given(st.integers(1, 6), st.integers(1, 50))
+def test_equal_weights_change_no_bit(count: int, weight: int) -> None:
+    values = contributions(count, 50, seed=0)
+    assert torch.equal(mean_in_order(values, [weight] * count), mean_in_order(values))

@@ -1,0 +1,88 @@
+"""Peers of unequal speed: rounds are due everywhere at about the same time, work is what counts."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from algorithms.plan import PRESETS, Plan
+from tests.protocol.problem import Problem, Synthetic
+from tests.protocol.swarm import Peer, Swarm
+from tests.protocol.virtual_time import run
+from worker.wire import WireError
+
+BY_SPEED = Plan(inner_steps=20, dylu=True, weighting="work")
+PLANS = {
+    "diloco": BY_SPEED,
+    "streaming": replace(BY_SPEED, fragments=2, overlap_steps=5, merge_alpha=0.5, codec="e3m0"),
+    "noloco": replace(PRESETS["noloco"], inner_steps=20, dylu=True, weighting="work"),
+}
+STEP_S = {"a": 0.1, "b": 0.1, "c": 0.1, "d": 0.5}
+
+
+def inner_steps(peer: Peer) -> int:
+    return peer.trainer.tally.inner_steps
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+def test_a_slow_peer_makes_fewer_steps_and_holds_nobody_up(plan: Plan) -> None:
+    problem = Problem(layers=(64, 32), steps=400, plan=plan, step_s=STEP_S)
+
+    async def scenario() -> None:
+        async with Swarm(problem) as swarm:
+            await swarm.start(*STEP_S)
+            await swarm.finished()
+            for name in "abc":
+                assert inner_steps(swarm[name]) == 400
+                # The slow one's first period is a whole one: nobody knows its speed yet.
+                assert swarm[name].trainer.tally.stall_s < 0.15 * 40
+            assert 80 <= inner_steps(swarm["d"]) <= 110
+            assert all(peer.of_kind("round_failed") == [] for peer in swarm.alive)
+            if plan.exchange == "mean":
+                swarm.assert_equal()
+
+    run(scenario())
+
+
+def test_means_are_by_work() -> None:
+    """One round of one period, in which one peer makes twenty steps and the other ten."""
+    plan = Plan(inner_steps=20, dylu=True, weighting="work", outer_lr=1.0, outer_momentum=0.0)
+    problem = Problem(layers=(64,), steps=20, plan=plan)
+    moved = {name: movement(problem, name, steps) for name, steps in (("a", 20), ("b", 10))}
+
+    async def scenario() -> None:
+        async with Swarm(problem) as swarm:
+            await swarm.start("a", "b")
+            swarm["b"].trainer.pace.stride = lambda: 2
+            start = swarm["a"].trainer.states[0].anchor
+            await swarm.finished()
+            swarm.assert_equal()
+            assert (inner_steps(swarm["a"]), inner_steps(swarm["b"])) == (20, 10)
+            expected = start + (20 * moved["a"] + 10 * moved["b"]) / 30
+            assert torch.allclose(swarm["a"].trainer.states[0].anchor, expected, atol=1e-6)
+
+    run(scenario())
+
+
+def movement(problem: Problem, peer: str, steps: int) -> torch.Tensor:
+    """How far so many inner steps take a peer by itself."""
+    replica = Synthetic(problem, peer)
+    (fragment,) = problem.fragments
+    start = fragment.flatten(replica.parameters)
+    for step in range(1, steps + 1):
+        replica.inner_step(step, replica.backward(step))
+    return fragment.flatten(replica.parameters) - start
+
+
+def test_nobody_counts_for_more_than_a_period() -> None:
+    async def scenario() -> None:
+        async with Swarm(Problem(plan=BY_SPEED, steps=20)) as swarm:
+            await swarm.start("a", "b")
+            context = swarm["a"].node.context
+            assert context.weight(20) == 20
+            for steps in (0, 21, 2**31):
+                with pytest.raises(WireError, match="inner steps; a period has 20"):
+                    context.weight(steps)
+            await swarm.finished()
+
+    run(scenario())
