@@ -39,9 +39,9 @@ def build_report(
     them. `step_s_idle step_s_in_flight` are the workers' median inner steps while no round is on
     its way and while one is, weighted by the number of such steps. `rounds_completed` is the most
     that one worker saw, `rounds_failed` the sum over workers. `spread` is how far replicas in pairs
-    were from their group's mean when they last met, relative to its size. `loop_lag_ms` is the worst worker's.
-    `bytes_ratio` says how many times more DDP would have sent. A worker that ended without a result
-    stands in `peers` with what was last heard of it.
+    were from their group's mean when they last met, relative to its size. `loop_lag_ms` is the
+    worst worker's. `bytes_ratio` says how many times more DDP would have sent. A worker that ended
+    without a result stands in `peers` with what was last heard of it.
 
     Args:
         records: one per worker.

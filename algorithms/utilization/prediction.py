@@ -61,8 +61,9 @@ def predict(plan: Plan, workload: Workload, link: Link, peers: int) -> Predictio
         utilization(workload, rounds, np.array([link.rate_mbps]), latency_s=latency_s(link))[0]
     )
     computing_s = plan.inner_steps * workload.step_s
-    period_s = computing_s / share
     bits = rounds.bits_per_period
+    share = min(share, computing_s / (bits / (link.rate_mbps * 1e6))) if bits else share
+    period_s = computing_s / share
     largest_bits = max(
         (sum(rounds.fragment_bits[f] for f in due) for due in rounds.due().values()), default=0.0
     )
@@ -103,7 +104,9 @@ def needed_mbps(
         return 0.0
     grid = np.geomspace(_SLOWEST_MBPS, _FASTEST_MBPS, _COARSE)
     for points in (_FINE, 0):
-        reached = utilization(workload, rounds, grid, latency_s=latency_s(link)) >= target
+        shares = utilization(workload, rounds, grid, latency_s=latency_s(link))
+        busy_s = rounds.bits_per_period / (grid * 1e6)
+        reached = np.minimum(shares, plan.inner_steps * workload.step_s / busy_s) >= target
         if not reached.any():
             return None
         first = int(reached.argmax())

@@ -85,7 +85,8 @@ class Rounds:
         inner_steps: H. overlap_steps: tau in 0..H.
         fragments: what is sent as a unit; none where nothing is exchanged.
         fragment_bits: of each fragment, what one worker sends for one round of it (and receives:
-            links are the same both ways).
+            links are the same both ways), from the moment it is due.
+        ahead_bits: what it sends for all fragments in a period before they are due.
 
     Raises:
         ValueError: H, tau and the number of fragments do not fit one another.
@@ -95,6 +96,7 @@ class Rounds:
     overlap_steps: int
     fragments: tuple[Fragment, ...]
     fragment_bits: tuple[float, ...]
+    ahead_bits: float = 0.0
 
     def __post_init__(self) -> None:
         assert len(self.fragments) == len(self.fragment_bits)
@@ -103,7 +105,7 @@ class Rounds:
 
     @property
     def bits_per_period(self) -> float:
-        return sum(self.fragment_bits)
+        return sum(self.fragment_bits) + self.ahead_bits
 
     def due(self) -> dict[int, tuple[int, ...]]:
         """The fragments sent after step 1..H of a period, by step; steps without any left out."""
@@ -128,7 +130,8 @@ def rounds_of(plan: Plan, workload: Workload, peers: int) -> Rounds:
     Each worker reduces 1/n of a fragment: it sends (n-1)/n of its contribution to the others'
     reducers, and its shard's reduction to n-1 peers. In each direction a round costs (n-1)/n of
     (encoded contribution + encoded reduction): 2(n-1)/n of the encoded fragment where both use one
-    codec.
+    codec. In pairs each gives its partners its whole contribution when it is due, and its anchor
+    ahead of that.
 
     Raises:
         ValueError: the plan does not fit the model: more fragments than layers, or than H.
@@ -136,14 +139,20 @@ def rounds_of(plan: Plan, workload: Workload, peers: int) -> Rounds:
     exchanged = plan.exchange != "none" and peers > 1
     fragments = workload.fragments(plan.fragments, plan.pattern)
     plan.schedule(fragments=len(fragments), steps=1)  # checks, even where nothing is exchanged
-    codecs = (codec_by_name(plan.codec), codec_by_name(plan.reduction_codec))
+    codecs = [codec_by_name(plan.codec), codec_by_name(plan.reduction_codec)]
+    share, ahead_bits = (peers - 1) / peers, 0.0
+    if plan.exchange == "pairs":
+        share, anchors = min(plan.group_size, peers) - 1, codec_by_name(plan.anchor_codec)
+        ahead_bits = 8 * share * sum(anchors.encoded_bytes(f.elements) for f in fragments)
+        codecs = codecs[:1]
     return Rounds(
         inner_steps=plan.inner_steps,
         overlap_steps=plan.overlap_steps,
         fragments=fragments if exchanged else (),
         fragment_bits=tuple(
-            8 * (peers - 1) / peers * sum(codec.encoded_bytes(f.elements) for codec in codecs)
+            8 * share * sum(codec.encoded_bytes(f.elements) for codec in codecs)
             for f in fragments
             if exchanged
         ),
+        ahead_bits=ahead_bits if exchanged else 0.0,
     )

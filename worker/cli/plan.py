@@ -153,7 +153,8 @@ def _check_numbers(given: _Given) -> None:
 def _bases(config: "Config", run: Path | None, settings: Sequence[str]) -> "dict[str, Plan]":
     """By preset, the plan that typing `--preset` gives with this file and these settings.
 
-    The run's own comes first: of equals it is proposed.
+    The run's own comes first: of equals it is proposed. Pairs end with replicas that differ, so
+    they are proposed only to who has chosen them.
     """
     from algorithms.plan import PRESETS
     from worker.config import load_config
@@ -162,9 +163,11 @@ def _bases(config: "Config", run: Path | None, settings: Sequence[str]) -> "dict
     for name in PRESETS:
         if name not in bases:
             try:
-                bases[name] = load_config(run, settings, name).plan
+                plan = load_config(run, settings, name).plan
             except ConfigError:
                 continue  # the run's own settings do not go with this preset
+            if plan.exchange != "pairs" or config.plan.exchange == "pairs":
+                bases[name] = plan
     return bases
 
 

@@ -243,6 +243,23 @@ class TestWorkload:
         sent = rounds_of(replace(DILOCO, codec="bf16"), SMALL, 2)
         assert sent.bits_per_period == pytest.approx(1 / 2 * (16 + 32) * 6500)
 
+    @pytest.mark.parametrize("peers", [2, 4, 64])
+    def test_a_pair_costs_the_same_in_any_swarm(self, peers: int) -> None:
+        """The anchor goes ahead, so that only the pseudo-gradient is waited for."""
+        sent = rounds_of(PRESETS["noloco"], SMALL, peers)
+        assert sum(sent.fragment_bits) == sent.ahead_bits == 32 * 6500
+        assert sent.bits_per_period == 2 * 32 * 6500
+        in_fours = rounds_of(replace(PRESETS["noloco"], group_size=4), SMALL, peers)
+        assert in_fours.bits_per_period == (min(4, peers) - 1) * sent.bits_per_period
+
+    def test_what_goes_ahead_costs_no_time_while_the_link_has_room(self) -> None:
+        pairs, link = PRESETS["noloco"], Link(rate_mbps=1.0)
+        wide = predict(pairs, SMALL, link, 4)
+        assert wide.stall_s_per_period == pytest.approx(32 * 6500 / 1e6, rel=1e-6)
+        narrow = predict(pairs, SMALL, replace(link, rate_mbps=0.1), 4)
+        assert narrow.period_s == pytest.approx(2 * 32 * 6500 / 1e5)
+        assert narrow.link_share == pytest.approx(1)
+
     def test_a_plan_that_does_not_fit_is_refused(self) -> None:
         with pytest.raises(ValueError, match="7 fragments of 6 layers"):
             rounds_of(replace(DILOCO, fragments=7), SMALL, 4)
