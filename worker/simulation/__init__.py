@@ -2,8 +2,8 @@
 process.
 
 Read in this order: `scenario` (what is asked for), `clock`, `network`, `task`, `swarm` (membership
-and faults), `peer` (inner steps and the account of time), `pairs` and `means` (a peer's rounds,
-around `worker.rounds`), `run` and `figures` (what comes out).
+and faults), `peer` (inner steps and the account of time), `pairs`, `means` and `reducer` (a
+peer's rounds, around `worker.rounds`), `run` and `figures` (what comes out).
 """
 
 from worker.simulation.figures import Figures

@@ -17,8 +17,12 @@ class Clock:
 
     def after(self, delay_s: float, act: Act) -> None:
         """Does `act` so many seconds from now."""
+        self.at(self.now + delay_s, act)
+
+    def at(self, time_s: float, act: Act) -> None:
+        """Does `act` at that time, which is not past."""
         self._asked += 1
-        heapq.heappush(self._heap, (self.now + delay_s, self._asked, act))
+        heapq.heappush(self._heap, (time_s, self._asked, act))
 
     def run(self, until: Callable[[], bool], limit_s: float) -> None:
         """Goes on until that holds, nothing is left to do, or the time is over."""

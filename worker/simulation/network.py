@@ -2,7 +2,8 @@
 
 A link gives everything that is under way in one direction at once an equal share of its rate.
 Bytes go through the sender's link up and, a delay later, through the receiver's link down, both
-at the same time; they are there when they have passed both. A link does not know that the other
+at the same time; they are there when they have passed both. What one peer says on one stream goes
+one after the other. A link does not know that the other
 one is slower: its share is used up all the same, which makes a crowded link look a little worse
 than one whose shares are negotiated. Messages without bytes take only the delay.
 """
@@ -10,6 +11,7 @@ than one whose shares are negotiated. Messages without bytes take only the delay
 import heapq
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from random import Random
 
 from algorithms.latency import MessageTime
@@ -27,6 +29,10 @@ class _Load:
 
     def __init__(self, end: float, done: Act) -> None:
         self.end, self.done, self.gone = end, done, False
+
+
+def _nothing() -> None:
+    pass
 
 
 class Pipe:
@@ -58,10 +64,11 @@ class Pipe:
         if load.gone:
             return 0.0
         self._advance()
-        load.gone = True
+        left = max(0.0, load.end - self._served)
+        load.gone, load.done = True, _nothing
         self._active -= 1
         self._plan()
-        return max(0.0, load.end - self._served)
+        return left
 
     def _advance(self) -> None:
         now = self._clock.now
@@ -95,16 +102,22 @@ class Pipe:
                 through.append(load)
         self._plan()
         for load in through:
-            load.done()
+            done, load.done = load.done, _nothing  # which refers to the load
+            done()
 
 
 class Transfer:
     """Bytes on their way from one peer to another."""
 
-    __slots__ = ("_arrived", "_delay_s", "_down", "_network", "_passed", "_to", "_up", "size")
+    __slots__ = (
+        *("_arrived", "_delay_s", "_down", "_network", "_passed", "_sent", "_to", "_up"),
+        "size",
+    )
 
-    def __init__(self, network: "Network", ends: tuple[int, int], size: int, arrived: Act) -> None:
-        self.size, self._network, self._arrived = size, network, arrived
+    def __init__(
+        self, network: "Network", ends: tuple[int, int], size: int, sent: Act, arrived: Act
+    ) -> None:
+        self.size, self._network, self._sent, self._arrived = size, network, sent, arrived
         sender, self._to = ends
         self._delay_s = network.delay_s()
         self._down: _Load | None = None
@@ -129,6 +142,7 @@ class Transfer:
 
     def _left(self) -> None:
         self._network.clock.after(self._delay_s, self._pass)
+        self._sent()
 
     def _pass(self) -> None:
         self._passed += 1
@@ -137,10 +151,10 @@ class Transfer:
 
 
 class _Message:
-    __slots__ = ("deliver", "here", "partly", "transfer")
+    __slots__ = ("deliver", "here", "partly", "size", "transfer")
 
-    def __init__(self, deliver: Act, partly: Callable[[float], None] | None) -> None:
-        self.deliver, self.partly = deliver, partly
+    def __init__(self, deliver: Act, size: int, partly: Callable[[float], None] | None) -> None:
+        self.deliver, self.size, self.partly = deliver, size, partly
         self.here = False
         self.transfer: Transfer | None = None
 
@@ -151,7 +165,10 @@ class Stream:
     `attempt` is the caller's count of its tries.
     """
 
-    __slots__ = ("_network", "_queues", "attempt", "callee", "caller", "ended", "number", "said")
+    __slots__ = (
+        *("_network", "_queues", "_unsent"),
+        *("attempt", "callee", "caller", "ended", "number", "said"),
+    )
 
     def __init__(self, network: "Network", number: int, ends: tuple[int, int], attempt: int):
         self._network, self.number, self.attempt = network, number, attempt
@@ -159,6 +176,7 @@ class Stream:
         self.ended = False
         self.said: dict[int, set[str]] = {self.caller: set(), self.callee: set()}
         self._queues: dict[int, deque[_Message]] = {self.caller: deque(), self.callee: deque()}
+        self._unsent: dict[int, deque[_Message]] = {self.caller: deque(), self.callee: deque()}
 
     def other(self, end: int) -> int:
         return self.callee if end == self.caller else self.caller
@@ -178,17 +196,32 @@ class Stream:
         """
         if self.ended:
             return
-        network, receiver = self._network, self.other(sender)
-        message = _Message(deliver, partly)
+        message = _Message(deliver, size, partly)
         self._queues[sender].append(message)
-        if not network.connected(self.caller, self.callee):
-            network.stall(self)
-        elif size > 0:
-            message.transfer = Transfer(
-                network, (sender, receiver), size, lambda: self._here(sender, message)
-            )
-        else:
-            network.clock.after(network.delay_s(), lambda: self._here(sender, message))
+        self._unsent[sender].append(message)
+        if len(self._unsent[sender]) == 1:
+            self._send_next(sender)
+
+    def _send_next(self, sender: int) -> None:
+        """Messages leave one after the other."""
+        network, unsent = self._network, self._unsent[sender]
+        while unsent and not self.ended:
+            message = unsent[0]
+            here = partial(self._here, sender, message)
+            if not network.connected(self.caller, self.callee):
+                network.stall(self)
+                return
+            if message.size > 0:
+                ends, sent = (sender, self.other(sender)), partial(self._sent, sender)
+                message.transfer = Transfer(network, ends, message.size, sent, here)
+                return
+            network.clock.after(network.delay_s(), here)
+            unsent.popleft()
+
+    def _sent(self, sender: int) -> None:
+        if not self.ended:
+            self._unsent[sender].popleft()
+            self._send_next(sender)
 
     def close(self) -> None:
         """Nothing more is to come. Bytes under way stop, and nobody is told."""
@@ -203,6 +236,7 @@ class Stream:
                     if message.partly is not None:
                         message.partly(came)
             queue.clear()
+            self._unsent[sender].clear()
 
     def _here(self, sender: int, message: _Message) -> None:
         if self.ended or not self._network.connected(self.caller, self.callee):

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
+from algorithms.codecs import codec_by_name
 from algorithms.link import Link
 
 Preset = Literal["diloco", "noloco"]
@@ -69,6 +70,7 @@ class Scenario:
         for name in ("rounds", "inner_steps", "params"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        codec_by_name(self.codec)
         if not 2 <= self.group_size <= 16:
             raise ValueError(f"group size {self.group_size}; it must be 2 (a pair) to 16")
         if not (math.isfinite(self.step_s) and self.step_s > 0):

@@ -1,0 +1,138 @@
+"""Links, transfers and streams: closed forms, and what is left when something ends early."""
+
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from algorithms.link import Link
+from worker.simulation.clock import Act, Clock
+from worker.simulation.network import Network, Pipe, Stream
+
+MBIT = 125_000  # bytes per second
+
+
+class World:
+    """Four peers; `broken` collects who found out about a broken stream, and when."""
+
+    def __init__(self, *, spread: float = 0.0, **link: float) -> None:
+        self.clock = Clock()
+        self.broken: list[tuple[float, int]] = []
+        self.seen: list[tuple[float, str]] = []
+        self.network = Network(
+            self.clock,
+            4,
+            Link(**{"rate_mbps": 8.0, "delay_s": 0.25} | link),
+            spread,
+            Random(1),
+            lambda _, act: act(),
+            lambda end, _: self.broken.append((self.clock.now, end)),
+        )
+
+    def see(self, name: str) -> Act:
+        return lambda: self.seen.append((round(self.clock.now, 9), name))
+
+    def run(self, limit_s: float = 1e6) -> None:
+        self.clock.run(lambda: False, limit_s)
+
+    def open(self, caller: int, callee: int) -> Stream:
+        return self.network.open(caller, callee, 1)
+
+
+@given(st.lists(st.floats(1, 1e6), min_size=1, max_size=12))
+def test_loads_that_begin_together_end_as_equal_shares_say(sizes: list[float]) -> None:
+    clock, rate = Clock(), 1000.0
+    pipe, ends = Pipe(clock, rate), dict[int, float]()
+    for number, size in enumerate(sizes):
+        pipe.add(size, lambda n=number: ends.setdefault(n, clock.now))  # type: ignore[misc]
+    clock.run(lambda: False, limit_s=1e9)
+    for number, size in enumerate(sizes):
+        # While it is under way, each of the others gets as much as it does, or all it wants.
+        assert ends[number] == pytest.approx(sum(min(size, other) for other in sizes) / rate)
+
+
+def test_a_load_taken_off_leaves_its_share_to_the_others() -> None:
+    clock, ends = Clock(), list[float]()
+    pipe = Pipe(clock, 1000.0)
+    gone = pipe.add(1000, lambda: ends.append(-1))
+    pipe.add(1000, lambda: ends.append(clock.now))
+    left = list[float]()
+    clock.at(1.0, lambda: left.append(pipe.remove(gone)))
+    clock.run(lambda: False, limit_s=100)
+    assert left == [500.0]
+    assert ends == [1.5]
+    assert pipe.remove(gone) == 0
+
+
+def test_bytes_take_their_time_on_the_link_once_and_the_delay_once() -> None:
+    world = World()
+    world.open(0, 1).send(0, world.see("here"), 1_000_000)
+    world.run()
+    assert world.seen == [(1.25, "here")]
+    assert world.network.sent_bytes == 1_000_000
+
+
+def test_two_senders_share_the_link_of_one_receiver() -> None:
+    world = World()
+    world.open(0, 2).send(0, world.see("a"), 1_000_000)
+    world.open(1, 2).send(1, world.see("b"), 1_000_000)
+    world.open(3, 1).send(3, world.see("c"), 1_000_000)
+    world.run()
+    assert sorted(world.seen) == [(1.25, "c"), (2.25, "a"), (2.25, "b")]
+
+
+def test_what_is_said_on_a_stream_arrives_in_order_however_the_delays_fall() -> None:
+    world = World(spread=2.0)
+    stream = world.open(0, 1)
+    for name in "abcdefgh":
+        stream.send(0, world.see(name), 10_000 if name in "bf" else 0)
+    world.run()
+    assert [name for _, name in world.seen] == list("abcdefgh")
+
+
+def test_a_broken_stream_tells_both_ends_and_what_had_come() -> None:
+    world = World()
+    stream, came = world.open(0, 1), list[float]()
+    stream.send(0, world.see("never"), 1_000_000, came.append)
+    world.clock.at(0.75, lambda: world.network.break_off(stream))
+    world.run()
+    assert world.broken == [(0.75, 0), (0.75, 1)]
+    assert came == [500_000]  # since the first byte arrived at 0.25 s
+    assert world.network.sent_bytes == 750_000
+    assert world.seen == []
+
+
+def test_loss_breaks_streams_as_often_as_both_links_together_say() -> None:
+    world = World(loss=3.0)
+    streams = [world.open(0, 1) for _ in range(2000)]
+    world.run()
+    assert all(stream.ended for stream in streams)
+    mean_s = sum(time_s for time_s, _ in world.broken) / len(world.broken)
+    assert mean_s == pytest.approx(60 / (2 * 3.0), rel=0.1)
+
+
+def test_a_partition_lets_nothing_through_and_breaks_what_crosses_it() -> None:
+    world = World()
+    across, beside = world.open(0, 1), world.open(2, 3)
+    across.send(0, world.see("lost"))
+    beside.send(2, world.see("kept"))
+    world.clock.at(0.1, lambda: world.network.split(frozenset({0})))
+    world.clock.at(0.2, lambda: world.open(1, 0).send(1, world.see("lost too")))
+    world.clock.at(20.0, lambda: world.network.split(frozenset()))
+    world.clock.at(20.0, lambda: world.open(0, 1).send(0, world.see("healed")))
+    world.run()
+    assert world.seen == [(0.25, "kept"), (20.25, "healed")]
+    assert {end for _, end in world.broken} == {0, 1}
+    assert len(world.broken) == 4
+    assert not beside.ended
+
+
+def test_a_dead_peer_breaks_its_streams_and_those_opened_to_it() -> None:
+    world = World()
+    world.open(0, 1)
+    world.clock.at(1.0, lambda: world.network.die(1))
+    world.clock.at(2.0, lambda: world.open(2, 1))
+    world.run()
+    assert world.broken[0] == (1.25, 0)
+    assert (2.5, 2) in world.broken

@@ -1,0 +1,106 @@
+"""Rounds in pairs in the simulator: times in closed form, and what faults cost."""
+
+from collections import Counter
+
+import pytest
+import torch
+from torch import Tensor
+
+import worker.simulation.pairs as pairs
+from algorithms.link import Link
+from worker.simulation import Figures, Scenario, simulate
+
+
+def calm(**changes: object) -> Scenario:
+    """20 Mbit/s, 50 ms: the 4 MB of a pseudo-gradient take 1.6 s."""
+    return Scenario(**{"rounds": 6} | changes)  # type: ignore[arg-type]
+
+
+def share_failed(found: Figures) -> float:
+    return found.rounds_failed / found.rounds
+
+
+@pytest.mark.parametrize("peers", [2, 8, 32])
+def test_a_sync_takes_the_payload_and_two_delays_however_many_peers_there_are(peers: int) -> None:
+    found = simulate(calm(peers=peers))
+    assert found.sync_median_s == pytest.approx(1.7)
+    assert found.sync_p99_s == pytest.approx(1.7)
+    assert found.pair_model_s == pytest.approx(1.7)
+    assert found.idle_share == pytest.approx(1.7 / 6.7)
+    # The anchor goes ahead while the peers compute; it counts all the same.
+    assert found.bytes_per_round == 8_000_000
+    assert (found.rounds, found.rounds_failed, found.unfinished) == (6 * peers, 0, 0)
+
+
+def test_of_an_odd_count_one_sits_out_and_waits_for_nobody() -> None:
+    found = simulate(calm(peers=5, rounds=5))
+    assert (found.rounds, found.rounds_failed) == (25, 0)
+    assert found.bytes_per_round == pytest.approx(8_000_000 * 4 / 5)
+
+
+def test_groups_of_four_send_to_three_partners() -> None:
+    found = simulate(calm(peers=16, group_size=4, link=Link(rate_mbps=100.0)))
+    assert found.rounds_failed == 0
+    assert found.bytes_per_round == 3 * 8_000_000
+    assert found.sync_median_s == pytest.approx(3 * 4e6 * 8 / 100e6)
+
+
+def test_four_bits_make_the_sync_shorter() -> None:
+    found = simulate(calm(peers=4, codec="e3m0"))
+    assert found.sync_median_s == pytest.approx(1.7 - 1.6 * (1 - 4.125 / 32), rel=0.02)
+
+
+def test_an_anchor_that_has_had_no_time_to_go_ahead_is_waited_for() -> None:
+    found = simulate(calm(peers=2, rounds=3, inner_steps=5))
+    assert found.sync_median_s is not None
+    assert found.sync_median_s > 2.5
+
+
+def test_a_group_applies_the_same_means_and_every_peer_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    applied: dict[tuple[int, tuple[str, ...]], list[tuple[Tensor, Tensor]]] = {}
+    times: Counter[tuple[str, int]] = Counter()
+    end = pairs.PairPeer._end
+
+    def watched(self: pairs.PairPeer, table: pairs._Table, reason: str) -> None:
+        if not reason:
+            assert set(table.values) == set(table.group)
+            for peer, values in table.values.items():
+                kept = applied.setdefault((table.round, table.group), [])
+                kept += [values] if peer == table.group[0] else []
+            times[self.me, table.round] += 1
+        end(self, table, reason)
+
+    monkeypatch.setattr(pairs.PairPeer, "_end", watched)
+    link = Link(rate_mbps=20.0, delay_s=0.05, loss=2.0)
+    found = simulate(calm(peers=12, link=link, crash_share=0.1, freeze_share=0.1, freeze_s=8.0))
+    assert found.rounds_failed > 0
+    assert set(times.values()) == {1}
+    for values in applied.values():
+        for g, anchor in values:
+            assert torch.equal(g, values[0][0])
+            assert torch.equal(anchor, values[0][1])
+
+
+def test_stragglers_with_fewer_steps_cost_nobody_time() -> None:
+    uneven = {"peers": 16, "slow_factor": 5.0, "slow_share": 0.25}
+    late, even = simulate(calm(**uneven)), simulate(calm(**uneven, dylu=True))
+    assert share_failed(late) > 0.2
+    assert share_failed(even) == 0
+    assert even.idle_share == pytest.approx(1.7 / 6.7)
+
+
+def test_a_partition_splits_pairs_and_the_halves_come_together_again() -> None:
+    whole = simulate(calm(peers=16, rounds=20))
+    split = simulate(calm(peers=16, rounds=20, partition=(20.0, 60.0)))
+    assert split.rounds_failed > 0
+    assert split.unfinished == 0
+    assert split.spread < 2 * whole.spread
+
+
+def test_the_dead_are_not_waited_for_and_the_others_come_to_the_end() -> None:
+    found = simulate(calm(peers=20, rounds=10, crash_share=0.2))
+    assert found.unfinished == 0
+    assert found.rounds < 200
+    assert found.distance < 0.2

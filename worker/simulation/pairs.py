@@ -1,0 +1,333 @@
+"""A peer's rounds in pairs or small groups: what `worker.exchange.pairs` does around `Meeting`.
+
+The stream to the next partner is opened when a round is over, and the anchor goes ahead on it
+while the peers compute; the pseudo-gradient follows when it is due.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from algorithms.codecs import codec_by_name
+from algorithms.mean import mean_in_order
+from algorithms.plan import PRESETS
+from worker.membership import Digest
+from worker.rounds import Meeting
+from worker.rounds import meeting as machine
+from worker.rounds.repair import step_of_the_others
+from worker.simulation.network import Stream
+from worker.simulation.peer import Account, Peer
+from worker.simulation.swarm import Group, Swarm
+from worker.simulation.task import Quadratic
+
+_ANCHOR, _GRADIENT = "anchor", "gradient"
+_KEEP_ROUNDS = 2
+
+
+@dataclass(eq=False)
+class _Table:
+    """One round as one of its peers sees it. `held`: by partner and part, bytes that are here."""
+
+    round: int
+    group: Group
+    meeting: Meeting | None = None
+    ended: bool = False
+    complete: bool = False
+    held: dict[tuple[int, str], float] = field(default_factory=dict)
+    values: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    streams: dict[int, Stream] = field(default_factory=dict)
+
+
+class PairPeer(Peer):
+    """Args: peers: all of the swarm, by number."""
+
+    def __init__(
+        self,
+        swarm: Swarm,
+        number: int,
+        task: Quadratic,
+        account: Account,
+        peers: "Sequence[PairPeer]",
+    ) -> None:
+        super().__init__(swarm, number, task, account)
+        self._peers, self.round = peers, 0
+        scenario, plan = swarm.scenario, PRESETS["noloco"]
+        self._outer = plan.pull_together()
+        self._sizes = {
+            _ANCHOR: codec_by_name(plan.anchor_codec).encoded_bytes(scenario.params),
+            _GRADIENT: codec_by_name(scenario.codec).encoded_bytes(scenario.params),
+        }
+        self._tables: dict[int, _Table] = {}
+        self._seats: dict[int, _Table] = {}  # by stream
+        self._callers: list[tuple[Stream, int, Group]] = []  # for rounds that are still to come
+        self._over: set[int] = set()
+
+    def start(self) -> None:
+        """From the beginning of the run."""
+        self._enter(0)
+
+    # ---------------------------------------------------------------------------- the train side
+
+    def _enter(self, round_: int) -> None:
+        """On to the inner steps before this round."""
+        self.round = round_
+        self.swarm.advanced(self.number, Digest(round_, 0, 0))
+        for old in [r for r in self._tables if r < round_ - _KEEP_ROUNDS]:
+            self._leave(self._tables[old])
+        if round_ >= self.swarm.scenario.rounds:
+            self.finish()
+            self._wake()
+            return
+        self._lay(round_)
+        self.compute()
+
+    def begin(self) -> None:
+        self._catch_up()
+        group = self.swarm.group(self.number, self.round)
+        table = self._tables.get(self.round)
+        if table is None or table.group != group:
+            if table is not None:
+                self._leave(table)
+            table = self._lay(self.round)
+        table.values[self.me] = (self.anchor - self.local, self.anchor)
+        config, now = self.swarm.config, self.now
+        transfer_s = config.transfer_s(sum(self._sizes.values()))
+        patience_until = now + config.patience_s
+        deadline = patience_until + transfer_s + config.slack_s
+        table.meeting = Meeting(
+            self.me,
+            table.group,
+            self.swarm.view(self.number),
+            config,
+            patience_until=patience_until,
+            deadline=deadline,
+            fragment=0,
+            round_=self.round,
+        )
+        for time_s in (patience_until, deadline):
+            self.at(time_s, lambda: self._step(table, machine.Tick()))
+        for name in table.group:
+            number = int(name[1:])
+            if name in table.values and name != self.me:
+                self._step(table, machine.Met(name))
+            if self._received(table, number):
+                self._step(table, machine.Received(name))
+        self._step(table, machine.Tick())
+        self._say_all(table)
+        self._wake()
+
+    def _catch_up(self) -> None:
+        """Where most have gone on without this peer, it goes on where they are."""
+        if not self.swarm.may_be_left_behind(self.number, self.round):
+            return
+        mine = (Digest(self.round, 0, 0),)
+        round_ = step_of_the_others(mine, self.swarm.cards(self.number))
+        if round_ is not None:
+            self.round = min(round_, self.swarm.scenario.rounds - 1)
+            self.swarm.advanced(self.number, Digest(self.round, 0, 0))
+
+    def _end(self, table: _Table, reason: str) -> None:
+        waited_s = self.waited()
+        self.account.rounds += 1
+        if reason:
+            self.account.failed(reason)
+            self._leave(table)
+            self._over.add(table.round)
+        else:
+            mean_g = mean_in_order(table.values[peer][0] for peer in table.group)
+            mean_anchor = mean_in_order(table.values[peer][1] for peer in table.group)
+            self.anchor, self.momentum = self._outer.step(
+                self.anchor, self.momentum, mean_g, mean_anchor
+            )
+            self.local = self.anchor.clone()
+            if len(table.group) > 1:
+                self.account.syncs_s.append(waited_s)
+                self.account.applied[table.round, table.group] += 1
+        self._enter(table.round + 1)
+
+    # -------------------------------------------------------------------------------- the machine
+
+    def viewed(self, changed: frozenset[str]) -> None:
+        for table in list(self._tables.values()):
+            if table.meeting is not None:
+                if not changed.isdisjoint(table.group):
+                    self._step(table, machine.Viewed(self.swarm.view(self.number)))
+            elif table.group != self.swarm.group(self.number, table.round):
+                self._leave(table)
+                self._lay(table.round)
+
+    def _step(self, table: _Table, event: machine.Event) -> None:
+        if table.meeting is None or table.ended:
+            return
+        for action in table.meeting.step(event, self.now):
+            match action:
+                case machine.Open(peer, attempt):
+                    self._call(table, int(peer[1:]), attempt)
+                case machine.Stage():
+                    table.complete = True
+                    self._say_all(table)
+                case machine.Doubt():
+                    pass
+                case machine.Succeeded():
+                    assert not table.ended, "a round is applied once"
+                    table.ended = table.complete = True
+                    self._say_all(table)
+                    self._end(table, "")
+                case machine.Failed(reason, _):
+                    table.ended = True
+                    self._end(table, reason)
+
+    # -------------------------------------------------------------------------------- the streams
+
+    def _lay(self, round_: int) -> _Table:
+        table = _Table(round_, self.swarm.group(self.number, round_))
+        self._tables[round_] = table
+        for peer in table.group:
+            if peer > self.me:
+                self._call(table, int(peer[1:]), 1)
+        self._wake()
+        return table
+
+    def _leave(self, table: _Table) -> None:
+        if self._tables.get(table.round) is table:
+            del self._tables[table.round]
+        for stream in table.streams.values():
+            self._seats.pop(stream.number, None)
+            self.swarm.network.abort(stream, self.number)
+        table.streams.clear()
+
+    def _call(self, table: _Table, peer: int, attempt: int) -> None:
+        if peer in table.streams:
+            return
+        stream = self.swarm.network.open(self.number, peer, attempt)
+        table.streams[peer] = stream
+        self._seats[stream.number] = table
+        round_, group = table.round, table.group
+        stream.send(self.number, lambda: self._peers[peer].called(stream, round_, group))
+
+    def called(self, stream: Stream, round_: int, group: Group) -> None:
+        """A partner has opened a stream for a round."""
+        table = self._tables.get(round_)
+        if table is not None and table.group == group:
+            if (earlier := table.streams.pop(stream.caller, None)) is not None:
+                self._seats.pop(earlier.number, None)
+                self.swarm.network.abort(earlier, self.number)
+            table.streams[stream.caller] = stream
+            self._seats[stream.number] = table
+            stream.said[self.number].add("seated")
+            stream.send(self.number, lambda: self._peers[stream.caller].seated(stream))
+            self._say(table, stream)
+        elif table is not None:
+            self._refuse(stream, "has another partner in that round")
+        elif round_ in self._over or round_ < self.round:
+            self._refuse(stream, "is past that round")
+        else:
+            self._callers.append((stream, round_, group))
+
+    def seated(self, stream: Stream) -> None:
+        """The partner that was called is there."""
+        if (table := self._seats.get(stream.number)) is not None:
+            stream.said[self.number].add("seated")
+            self._say(table, stream)
+
+    def _refuse(self, stream: Stream, reason: str) -> None:
+        stream.send(self.number, lambda: self._peers[stream.caller].refused(stream, reason))
+
+    def refused(self, stream: Stream, reason: str) -> None:
+        """The partner that was called will not hold the round."""
+        table = self._seats.pop(stream.number, None)
+        stream.close()
+        if table is not None:
+            table.streams.pop(stream.callee, None)
+            self._step(table, machine.Declined(self.swarm.names[stream.callee], reason))
+
+    def broken(self, stream: Stream) -> None:
+        table = self._seats.pop(stream.number, None)
+        if table is None:
+            return
+        other = stream.other(self.number)
+        if table.streams.get(other) is stream:
+            del table.streams[other]
+        if stream.caller == self.number:
+            name = self.swarm.names[other]
+            self._step(table, machine.Broken(name, stream.attempt, "a stream broke"))
+            self.later(self.swarm.config.retry_s, lambda: self._step(table, machine.Tick()))
+
+    def _wake(self) -> None:
+        """Callers that had come too early are asked again."""
+        if self._callers:
+            callers, self._callers = self._callers, []
+            for stream, round_, group in callers:
+                if not stream.ended:
+                    self.called(stream, round_, group)
+
+    # --------------------------------------------------------------------------------- the parts
+
+    def _say_all(self, table: _Table) -> None:
+        for stream in list(table.streams.values()):
+            self._say(table, stream)
+
+    def _say(self, table: _Table, stream: Stream) -> None:
+        """All that is there and has not been said on this stream."""
+        said = stream.said[self.number]
+        if stream.ended or "seated" not in said:
+            return
+        partner = self._peers[stream.other(self.number)]
+        if _ANCHOR not in said:
+            self._send_part(stream, partner, _ANCHOR, None)
+        if self.me in table.values and _GRADIENT not in said:
+            stream.send(self.number, lambda: partner.met(stream))
+            self._send_part(stream, partner, _GRADIENT, table.values[self.me])
+        if table.complete and "staged" not in said:
+            said.add("staged")
+            stream.send(self.number, lambda: partner.heard_staged(stream))
+
+    def _send_part(
+        self, stream: Stream, partner: "PairPeer", part: str, values: tuple[Tensor, Tensor] | None
+    ) -> None:
+        stream.said[self.number].add(part)
+        key, size = (self.number, part), self._sizes[part]
+        theirs = partner._seats[stream.number]
+        before = theirs.held.get(key, 0.0)
+
+        def keep(came: float) -> None:
+            theirs.held[key] = max(theirs.held.get(key, 0.0), before + came)
+
+        stream.send(
+            self.number,
+            lambda: partner.took(stream, part, values),
+            math.ceil(size - before),
+            keep,
+        )
+
+    def took(self, stream: Stream, part: str, values: tuple[Tensor, Tensor] | None) -> None:
+        """A part of the partner's is here, all of it."""
+        if (table := self._seats.get(stream.number)) is None:
+            return
+        other = stream.other(self.number)
+        name = self.swarm.names[other]
+        table.held[other, part] = self._sizes[part]
+        if values is not None:
+            table.values[name] = values
+        if self._received(table, other):
+            self._step(table, machine.Received(name))
+
+    def met(self, stream: Stream) -> None:
+        """The partner has come to the round: its pseudo-gradient is on its way."""
+        if (table := self._seats.get(stream.number)) is not None:
+            self._step(table, machine.Met(self.swarm.names[stream.other(self.number)]))
+
+    def heard_staged(self, stream: Stream) -> None:
+        """The partner holds everything."""
+        if (table := self._seats.get(stream.number)) is None:
+            return
+        other = stream.other(self.number)
+        stream.said[self.number].add("heard")
+        if "heard" in stream.said[other]:
+            stream.close()
+        self._step(table, machine.PartnerStaged(self.swarm.names[other]))
+
+    def _received(self, table: _Table, other: int) -> bool:
+        return all(table.held.get((other, part), 0.0) >= self._sizes[part] for part in self._sizes)

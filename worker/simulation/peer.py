@@ -1,0 +1,131 @@
+"""What every simulated peer does: inner steps, then a round, and where the time goes."""
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from random import Random
+
+from torch import Tensor
+
+from algorithms.latency import MessageTime
+from worker.simulation.clock import Act
+from worker.simulation.network import Stream
+from worker.simulation.swarm import Swarm
+from worker.simulation.task import VALUES, Quadratic
+
+_PEER = re.compile(r"p\d{5}")
+
+
+@dataclass
+class Account:
+    """What all peers have spent and reached.
+
+    `syncs_s` are the times of the rounds in which something was exchanged; `applied` counts, by
+    round and group, the peers that have applied it.
+    """
+
+    compute_s: float = 0.0
+    idle_s: float = 0.0
+    syncs_s: list[float] = field(default_factory=list)
+    rounds: int = 0
+    failures: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
+    applied: Counter[tuple[int, tuple[str, ...]]] = field(default_factory=Counter)
+    unfinished: int = 0
+
+    def failed(self, reason: str) -> None:
+        """Counts a round that was given up, whoever the others were."""
+        self.failures += 1
+        for part in reason.split("; "):
+            self.reasons[_PEER.sub("a peer", part)] += 1
+
+
+class Peer:
+    """One replica; subclasses hold the rounds.
+
+    Args:
+        swarm, task, account: what all share.
+        number: of this peer.
+        steps: inner steps of its round.
+    """
+
+    def __init__(self, swarm: Swarm, number: int, task: Quadratic, account: Account) -> None:
+        scenario = swarm.scenario
+        self.swarm, self.number, self.me = swarm, number, swarm.names[number]
+        self.task, self.account = task, account
+        self.anchor = task.local[number].clone()
+        self.momentum = self.anchor.new_zeros(VALUES)
+        self.done = False
+        slow = number in swarm.slow
+        self._steps = scenario.steps_of(slow)
+        mean_s = self._steps * scenario.step_s * (scenario.slow_factor if slow else 1.0)
+        # A sum of steps varies less than each of them.
+        self._time = MessageTime(mean_s, scenario.step_spread / self._steps**0.5)
+        self._chance = Random(f"steps {scenario.seed} {number}")
+        self._began_at = 0.0
+        account.unfinished += 1
+
+    def begin(self) -> None:
+        """The inner steps are done: hold a round."""
+        raise NotImplementedError
+
+    def broken(self, stream: Stream) -> None:
+        """A stream has broken, and this end has found out."""
+        raise NotImplementedError
+
+    def start(self) -> None:
+        """From the beginning of the run."""
+        raise NotImplementedError
+
+    def died(self) -> None:
+        """This peer is not waited for."""
+        if not self.done:
+            self.finish()
+
+    def viewed(self, changed: frozenset[str]) -> None:
+        """Membership says something else than before of these peers."""
+        raise NotImplementedError
+
+    @property
+    def now(self) -> float:
+        return self.swarm.clock.now
+
+    @property
+    def local(self) -> Tensor:
+        """This peer's parameters."""
+        return self.task.local[self.number]
+
+    @local.setter
+    def local(self, values: Tensor) -> None:
+        self.task.local[self.number] = values
+
+    def later(self, delay_s: float, act: Act) -> None:
+        """Does something at this peer, if it lives then."""
+        self.at(self.now + delay_s, act)
+
+    def at(self, time_s: float, act: Act) -> None:
+        self.swarm.clock.at(time_s, lambda: self.swarm.act(self.number, act))
+
+    def compute(self) -> None:
+        """The inner steps up to the next round."""
+        taken_s = self._chance.lognormvariate(self._time.mu, self._time.s)
+
+        def end() -> None:
+            self.account.compute_s += taken_s
+            self.task.descend(self.number, self._steps)
+            self._began_at = self.now
+            self.begin()
+
+        self.later(taken_s, end)
+
+    def waited(self) -> float:
+        """Ends the time without computing; returns it, in seconds."""
+        waited_s = self.now - self._began_at
+        self._began_at = self.now
+        self.account.idle_s += waited_s
+        return waited_s
+
+    def finish(self) -> None:
+        """All rounds are over for this peer."""
+        self.done = True
+        self.account.unfinished -= 1
