@@ -8,7 +8,7 @@ RUN := PATH="$(abspath $(BIN)):$$PATH" PYTHONPATH=. python
 # Two test processes at most: more would only wait for each other on a small machine.
 TEST_PROCESSES ?= 2
 
-.PHONY: help swarm test check fmt proto bench exchange codecs parity baselines losses traffic goodput plan-table sync-time unequal pair-latency stability schedules skippipe-routes skippipe-deadlock skippipe-omission bench-peers compose-test clean
+.PHONY: help swarm test check fmt proto bench exchange codecs parity baselines losses traffic goodput plan-table sync-time unequal pair-latency stability schedules simulate skippipe-routes skippipe-deadlock skippipe-omission bench-peers compose-test clean
 
 help:  ## what there is
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -79,6 +79,9 @@ pair-latency: $(READY)  ## NoLoCo's latency model beside the paper's figures
 
 stability: $(READY)  ## NoLoCo's stability check beside 64 simulated replicas: docs/stability.png
 	$(RUN) tests/bench/stability.py
+
+simulate: $(READY)  ## noloco to 4,096 peers on a virtual clock: docs/simulate.png
+	$(BIN)/murmur simulate --peers 4,64,1024,4096 --params 1000 --link 100mbit,delay=50ms --latency-spread 1 --plot docs/simulate.png
 
 schedules: $(READY)  ## 100,000 random schedules of faults for rounds in pairs
 	$(RUN) tests/bench/pair_schedules.py $(ARGS)

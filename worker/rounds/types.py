@@ -40,11 +40,12 @@ class View:
 
     def in_round(self, fragment: int, round_: int) -> frozenset[str]:
         """The peers to draw the groups of a round from: who trains or is about to, and who has
-        just ended the run with this very round."""
+        just ended the run with this very round. Who is only suspected stays in: else every doubt
+        would deal everybody another partner."""
         return frozenset(
             card.peer
             for card in self.cards.values()
-            if card.health is Health.ALIVE
+            if card.live
             and (
                 card.phase in (Phase.READY, Phase.TRAINING)
                 or (
@@ -99,7 +100,7 @@ class RoundConfig:
     quorum: float = 0.5
     grace_s: float = 20.0
     floor_mbps: float = 1.0
-    patience_s: float = 2.0
+    patience_s: float = 5.0
     retry_s: float = 0.25
     slack_s: float = 30.0
 
