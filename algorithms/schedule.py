@@ -67,6 +67,12 @@ class Schedule:
         """The step after which a round is sent."""
         return min(self.steps, self.offset(due.fragment) + due.round * self.inner_steps)
 
+    def next_round(self, fragment: int, step: int) -> int:
+        """The first round of a fragment that is sent after `step`, which is before the last."""
+        beyond = step - self.offset(fragment)
+        regular = beyond // self.inner_steps + 1 if beyond >= 0 else 0
+        return min(regular, self.rounds(fragment) - 1)
+
     def sends(self, step: int) -> tuple[Due, ...]:
         """The rounds that start after inner step `step`."""
         return tuple(due for f in range(self.fragments) if (due := self._sent(f, step)) is not None)

@@ -166,6 +166,8 @@ class Joining:
         if self._exchange == "pairs":
             step = step_of_the_others(self._gossip.me.digests, others)
             if step is not None and published.phase is Phase.TRAINING and step > published.step:
+                for index in range(len(published.states)):
+                    self._give_up(index, "the others have gone on")
                 self._mailbox.answer(Skip(step))
                 await asyncio.sleep(_SKIP_S)  # until that is known to the others
             return

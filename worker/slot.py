@@ -163,7 +163,8 @@ class Slot:
         """The round came to nothing; the local parameters to go on from, None for the same."""
         self.failed = True
         if self._pull is not None:  # this round is not made up for: others have gone on
-            self.state, self.failed = replace(self.state, version=sent.round + 1), False
+            self.enter(max(self.state.version, sent.round + 1))
+            self.failed = False
         self.work_steps += sent.work_steps
         counted = Counted(sent.round, sent.g, result.counted, result.error)
         self._counted = counted.after(self._counted)

@@ -364,6 +364,9 @@ class Trainer:
         if step <= self.step:
             return
         self.step = min(step, self._steps - 1)
+        for slot in self.slots:
+            slot.enter(self._schedule.next_round(slot.fragment.index, self.step))
+        self._publish()
         self._event("skipped", step=self.step, reason="the others had gone on")
 
     # ---------------------------------------------------------------------------------- helpers

@@ -68,9 +68,7 @@ class Problem:
     def reference(self, peers: Sequence[str]) -> dict[str, list[reference.Outer]]:
         """The outer states that these peers must end with, when all are in every round."""
         replicas = {peer: Synthetic(self, peer) for peer in peers}
-        return reference.train(
-            self.plan, self.fragments, replicas, self.steps, self.manifest.run
-        )
+        return reference.train(self.plan, self.fragments, replicas, self.steps, self.manifest.run)
 
 
 class Synthetic:

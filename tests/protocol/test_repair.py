@@ -1,11 +1,11 @@
-"""choose_repair: whose state to fetch, as a table."""
+"""choose_repair: whose state to fetch, as a table; step_of_the_others: where to go on in pairs."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
 from worker.membership import Card, Digest, Health, Phase
-from worker.rounds import Repair, choose_repair
+from worker.rounds import Repair, choose_repair, step_of_the_others
 
 Digests = tuple[tuple[int, int, int], ...]
 
@@ -130,3 +130,50 @@ def test_a_donor_without_digests_gives_nothing() -> None:
 
 def test_nobody_there() -> None:
     assert choose(((4, 3, 7),)) is None
+
+
+# ------------------------------------------------------------------------------------------- pairs
+
+
+def step_seen(mine: Digests, *cards: Card) -> int | None:
+    return step_of_the_others([Digest(*digest) for digest in mine], cards)
+
+
+def at_step(step: int, *versions: int, **changes: object) -> Card:
+    card = donor(f"p{step}", tuple((version, 2, step) for version in versions))
+    return replace(card, step=step, **changes)
+
+
+MINE = ((4, 2, 0), (3, 2, 0))
+
+
+@pytest.mark.parametrize(
+    ("versions", "step"),
+    [((6, 5), 40), ((9, 9), 40), ((6, 4), None), ((5, 5), None), ((4, 3), None)],
+)
+def test_two_rounds_ahead_in_every_fragment_is_far_ahead(
+    versions: tuple[int, ...], step: int | None
+) -> None:
+    assert step_seen(MINE, at_step(40, *versions)) == step
+
+
+def test_most_of_the_others_must_be_far_ahead() -> None:
+    ahead, beside = at_step(40, 8, 7), at_step(20, 4, 3)
+    assert step_seen(MINE, ahead, beside) is None
+    assert step_seen(MINE, ahead, beside, at_step(43, 8, 8)) == 43
+    assert step_seen(MINE, ahead, at_step(20, 4, 3, health=Health.SUSPECT)) == 40
+    assert step_seen(MINE, ahead, at_step(20, 4, 3, phase=Phase.READY)) == 40
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"health": Health.SUSPECT}, {"health": Health.LEFT}, {"phase": Phase.DONE}],
+    ids=["in doubt", "left", "done"],
+)
+def test_only_who_trains_here_and_now_says_where_to_go_on(changes: dict[str, object]) -> None:
+    assert step_seen(MINE, at_step(40, 8, 7, **changes)) is None
+
+
+def test_a_peer_with_other_fragments_says_nothing() -> None:
+    assert step_seen(MINE, at_step(40, 8)) is None
+    assert step_seen(MINE) is None

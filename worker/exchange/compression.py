@@ -11,11 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from algorithms.codecs import Codec
-from worker.wire import Payload
+from worker.wire import MAX_FRAME_BYTES, Payload
 
 _TRY_AGAIN = 32  # payloads, after which a codec that did not pay is measured again
 _REMEMBERED_ROUNDS = 16
-_DECOMPRESSION = 1.5  # compressing and decompressing, against compressing alone
+_DECOMPRESSION = 2.0  # compressing and decompressing, and neither while sending
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +50,17 @@ class Compression:
 
     def payload(self, codec: Codec, raw: memoryview) -> Payload:
         """The encoded bytes, ready to be sent."""
-        if not self._tries(codec):
-            return Payload.of(raw)
+        if self._mode == "auto" and codec.name not in self._measured:
+            self._compressed(codec, raw[:MAX_FRAME_BYTES])
+        return self._compressed(codec, raw) if self._tries(codec, len(raw)) else Payload.of(raw)
+
+    def exchanged(self, sent_bytes: int, took_s: float) -> None:
+        """A round has moved so many bytes up; the link carries at least that."""
+        if took_s > 0 and sent_bytes > 0:
+            self._rates.append(sent_bytes / took_s)
+
+    def _compressed(self, codec: Codec, raw: memoryview) -> Payload:
+        """Measures what it comes to."""
         began = self._clock()
         payload = Payload.of(raw, compress=True, unit_bytes=codec.unit_bytes)
         if len(raw):
@@ -60,17 +69,12 @@ class Compression:
             self._measured[codec.name] = _Measured(saved, took_s / len(raw))
         return payload
 
-    def exchanged(self, sent_bytes: int, took_s: float) -> None:
-        """A round has moved so many bytes up; the link carries at least that."""
-        if took_s > 0 and sent_bytes > 0:
-            self._rates.append(sent_bytes / took_s)
-
-    def _tries(self, codec: Codec) -> bool:
+    def _tries(self, codec: Codec, size_bytes: int) -> bool:
         if self._mode != "auto":
             return self._mode == "always"
         known = self._measured.get(codec.name)
-        if known is None or not self._rates:
-            return True
+        if known is None or not self._rates:  # nothing is known of the link yet
+            return size_bytes <= MAX_FRAME_BYTES
         saves_s = known.saved / max(self._rates)
         if saves_s > known.s_per_byte * _DECOMPRESSION:
             return True

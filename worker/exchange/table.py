@@ -136,10 +136,10 @@ class Table:
         for peer in self.group:
             if CONTRIBUTION in self.theirs[peer]:
                 events.append(machine.Met(peer))
-                if peer < me and peer not in self.streams:
-                    events.append(machine.Broken(peer, 0, f"{peer}: the stream broke off"))
             if self.received(peer):
                 events.append(machine.Received(peer))
+            if CONTRIBUTION in self.theirs[peer] and peer < me and peer not in self.streams:
+                events.append(machine.Broken(peer, 0, f"{peer}: the stream broke off"))
             if peer in self.declined:
                 events.append(machine.Declined(peer, self.declined[peer]))
         return events

@@ -131,6 +131,7 @@ class _Partner:
     received: bool = False
     staged: bool = False
     open: bool = False
+    broken_at: float = math.inf  # and nothing has come since
     attempt: int = 0
     retry_at: float = 0.0
     heard_at: float = -math.inf
@@ -182,17 +183,18 @@ class Meeting:
             case Viewed(view):
                 self._view = view
             case Met(peer):
-                self._partners[peer].met = True
+                self._heard(peer)
             case Heard(peer):
                 self._partners[peer].heard_at = now
             case Received(peer):
-                self._partners[peer].met = self._partners[peer].received = True
+                self._heard(peer).received = True
             case PartnerStaged(peer):
-                self._partners[peer].met = self._partners[peer].staged = True
+                self._heard(peer).staged = True
             case Broken(peer, attempt, reason):
                 partner = self._partners[peer]
                 if attempt == partner.attempt:
                     partner.open, partner.reason = False, reason
+                    partner.broken_at = min(partner.broken_at, now)
                     partner.retry_at = now + self._config.retry_s
                     actions.append(Doubt(peer))
             case Declined(peer, reason):
@@ -214,11 +216,25 @@ class Meeting:
 
     # --------------------------------------------------------------------------------- inside
 
+    def _heard(self, peer: str) -> _Partner:
+        partner = self._partners[peer]
+        partner.met, partner.broken_at = True, math.inf
+        return partner
+
+    def _is_cut_off(self, peer: str, now: float) -> bool:
+        """Whether the stream has been broken for too long: for half of that if the peer is in
+        doubt as well, so that its partner is in time for the next who waits for it."""
+        patience_s = self._config.patience_s
+        broken_s = now - self._partners[peer].broken_at
+        return broken_s >= (patience_s if self._view.usable(peer) else patience_s / 2)
+
     def _hopeless(self, now: float) -> str | None:
         """Why waiting any longer is no use, if it is not."""
         for peer, partner in sorted(self._partners.items()):
             if not partner.staged and not self._view.live(peer):
                 return f"{peer} is gone"
+            if partner.met and not partner.staged and self._is_cut_off(peer, now):
+                return f"{partner.reason}, and it has not come back"
             if not partner.met and not self._view.usable(peer):
                 return f"{peer} does not answer"
             if not partner.met and not self._view.will_contribute(peer, self.fragment, self.round):

@@ -136,6 +136,11 @@ class Transfer:
         self._network.sent_bytes -= not_sent
         return self.size - max(not_sent, not_here)
 
+    @property
+    def arriving(self) -> bool:
+        """The first bytes have come to the receiver."""
+        return self._down is not None
+
     def _enter(self) -> None:
         if self._passed >= 0:
             self._down = self._network.down[self._to].add(self.size, self._pass)
@@ -212,16 +217,30 @@ class Stream:
                 network.stall(self)
                 return
             if message.size > 0:
-                ends, sent = (sender, self.other(sender)), partial(self._sent, sender)
+                ends, sent = (sender, self.other(sender)), partial(self._sent, sender, message)
                 message.transfer = Transfer(network, ends, message.size, sent, here)
                 return
             network.clock.after(network.delay_s(), here)
             unsent.popleft()
 
-    def _sent(self, sender: int) -> None:
-        if not self.ended:
+    def _sent(self, sender: int, message: _Message) -> None:
+        if message in self._unsent[sender]:
             self._unsent[sender].popleft()
             self._send_next(sender)
+
+    def arriving(self, sender: int) -> bool:
+        """Whether bytes of the sender's are coming in at the other end."""
+        return self._network.connected(self.caller, self.callee) and any(
+            message.transfer is not None and message.transfer.arriving
+            for message in self._queues[sender]
+        )
+
+    def drop_unsent(self, sender: int) -> None:
+        """What has not left the sender yet does not, or only in part."""
+        for message in self._unsent[sender]:
+            self._queues[sender].remove(message)
+            self._stop(sender, message)
+        self._unsent[sender].clear()
 
     def close(self) -> None:
         """Nothing more is to come. Bytes under way stop, and nobody is told."""
@@ -231,12 +250,15 @@ class Stream:
         self._network.forget(self)
         for sender, queue in self._queues.items():
             for message in queue:
-                if message.transfer is not None:
-                    came = message.transfer.cancel(sender)
-                    if message.partly is not None:
-                        message.partly(came)
+                self._stop(sender, message)
             queue.clear()
             self._unsent[sender].clear()
+
+    def _stop(self, sender: int, message: _Message) -> None:
+        if message.transfer is not None:
+            came = message.transfer.cancel(sender)
+            if message.partly is not None:
+                message.partly(came)
 
     def _here(self, sender: int, message: _Message) -> None:
         if self.ended or not self._network.connected(self.caller, self.callee):

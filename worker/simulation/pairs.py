@@ -6,7 +6,6 @@ while the peers compute; the pseudo-gradient follows when it is due.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -20,24 +19,11 @@ from worker.rounds.repair import step_of_the_others
 from worker.simulation.network import Stream
 from worker.simulation.peer import Account, Peer
 from worker.simulation.swarm import Group, Swarm
+from worker.simulation.table import ANCHOR, GRADIENT, Table
 from worker.simulation.task import Quadratic
 
-_ANCHOR, _GRADIENT = "anchor", "gradient"
+_PART_S = 1.0
 _KEEP_ROUNDS = 2
-
-
-@dataclass(eq=False)
-class _Table:
-    """One round as one of its peers sees it. `held`: by partner and part, bytes that are here."""
-
-    round: int
-    group: Group
-    meeting: Meeting | None = None
-    ended: bool = False
-    complete: bool = False
-    held: dict[tuple[int, str], float] = field(default_factory=dict)
-    values: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    streams: dict[int, Stream] = field(default_factory=dict)
 
 
 class PairPeer(Peer):
@@ -56,11 +42,11 @@ class PairPeer(Peer):
         scenario, plan = swarm.scenario, PRESETS["noloco"]
         self._outer = plan.pull_together()
         self._sizes = {
-            _ANCHOR: codec_by_name(plan.anchor_codec).encoded_bytes(scenario.params),
-            _GRADIENT: codec_by_name(scenario.codec).encoded_bytes(scenario.params),
+            ANCHOR: codec_by_name(plan.anchor_codec).encoded_bytes(scenario.params),
+            GRADIENT: codec_by_name(scenario.codec).encoded_bytes(scenario.params),
         }
-        self._tables: dict[int, _Table] = {}
-        self._seats: dict[int, _Table] = {}  # by stream
+        self._tables: dict[int, Table] = {}
+        self._seats: dict[int, Table] = {}  # by stream
         self._callers: list[tuple[Stream, int, Group]] = []  # for rounds that are still to come
         self._over: set[int] = set()
 
@@ -73,9 +59,7 @@ class PairPeer(Peer):
     def _enter(self, round_: int) -> None:
         """On to the inner steps before this round."""
         self.round = round_
-        self.swarm.advanced(self.number, Digest(round_, 0, 0))
-        for old in [r for r in self._tables if r < round_ - _KEEP_ROUNDS]:
-            self._leave(self._tables[old])
+        self._advanced()
         if round_ >= self.swarm.scenario.rounds:
             self.finish()
             self._wake()
@@ -106,17 +90,23 @@ class PairPeer(Peer):
             fragment=0,
             round_=self.round,
         )
-        for time_s in (patience_until, deadline):
-            self.at(time_s, lambda: self._step(table, machine.Tick()))
-        for name in table.group:
-            number = int(name[1:])
-            if name in table.values and name != self.me:
-                self._step(table, machine.Met(name))
-            if self._received(table, number):
-                self._step(table, machine.Received(name))
+        self._look_at(patience_until, table)
+        self.at(deadline, lambda: self._step(table, machine.Tick()))
+        self._tell_what_was_before(table)
         self._step(table, machine.Tick())
         self._say_all(table)
         self._wake()
+
+    def _tell_what_was_before(self, table: Table) -> None:
+        """The machine has not seen what has happened before the round had begun here."""
+        for name in table.group:
+            number = int(name[1:])
+            if number in table.met:
+                self._step(table, machine.Met(name))
+            if self._received(table, number):
+                self._step(table, machine.Received(name))
+            if number in table.declined:
+                self._step(table, machine.Declined(name, table.declined[number]))
 
     def _catch_up(self) -> None:
         """Where most have gone on without this peer, it goes on where they are."""
@@ -126,15 +116,21 @@ class PairPeer(Peer):
         round_ = step_of_the_others(mine, self.swarm.cards(self.number))
         if round_ is not None:
             self.round = min(round_, self.swarm.scenario.rounds - 1)
-            self.swarm.advanced(self.number, Digest(self.round, 0, 0))
+            self._advanced()
 
-    def _end(self, table: _Table, reason: str) -> None:
+    def _advanced(self) -> None:
+        """At another round: what is too old is left, and what has been skipped."""
+        self.swarm.advanced(self.number, Digest(self.round, 0, 0))
+        for table in list(self._tables.values()):
+            skipped = table.round < self.round and table.meeting is None
+            if table.round < self.round - _KEEP_ROUNDS or skipped:
+                self._leave(table)
+
+    def _end(self, table: Table, reason: str) -> None:
         waited_s = self.waited()
         self.account.rounds += 1
         if reason:
             self.account.failed(reason)
-            self._leave(table)
-            self._over.add(table.round)
         else:
             mean_g = mean_in_order(table.values[peer][0] for peer in table.group)
             mean_anchor = mean_in_order(table.values[peer][1] for peer in table.group)
@@ -158,7 +154,7 @@ class PairPeer(Peer):
                 self._leave(table)
                 self._lay(table.round)
 
-    def _step(self, table: _Table, event: machine.Event) -> None:
+    def _step(self, table: Table, event: machine.Event) -> None:
         if table.meeting is None or table.ended:
             return
         for action in table.meeting.step(event, self.now):
@@ -172,17 +168,38 @@ class PairPeer(Peer):
                     pass
                 case machine.Succeeded():
                     assert not table.ended, "a round is applied once"
-                    table.ended = table.complete = True
+                    table.succeeded = table.complete = True
                     self._say_all(table)
                     self._end(table, "")
                 case machine.Failed(reason, _):
-                    table.ended = True
+                    table.failed = reason
+                    self._clear(table)
+                    self._over.add(table.round)
+                    self._say_all(table)
+                    self.later(_PART_S, lambda: self._leave(table))
                     self._end(table, reason)
+
+    def _look_at(self, time_s: float, table: Table) -> None:
+        """At that time it may be too long that nothing has been heard of a partner."""
+
+        def look() -> None:
+            for partner, stream in list(table.streams.items()):
+                if stream.arriving(partner):
+                    self._heard(table, partner)
+            self._step(table, machine.Tick())
+
+        self.at(time_s, look)
+
+    def _heard(self, table: Table, partner: int) -> None:
+        """Bytes of the partner's are arriving. Once it has come to the round that is no news."""
+        if table.meeting is not None and not table.ended and partner not in table.met:
+            self._step(table, machine.Heard(self.swarm.names[partner]))
+            self._look_at(self.now + self.swarm.config.patience_s, table)
 
     # -------------------------------------------------------------------------------- the streams
 
-    def _lay(self, round_: int) -> _Table:
-        table = _Table(round_, self.swarm.group(self.number, round_))
+    def _lay(self, round_: int) -> Table:
+        table = Table(round_, self.swarm.group(self.number, round_))
         self._tables[round_] = table
         for peer in table.group:
             if peer > self.me:
@@ -190,16 +207,20 @@ class PairPeer(Peer):
         self._wake()
         return table
 
-    def _leave(self, table: _Table) -> None:
+    def _clear(self, table: Table) -> None:
         if self._tables.get(table.round) is table:
             del self._tables[table.round]
+
+    def _leave(self, table: Table) -> None:
+        self._clear(table)
+        table.left = True
         for stream in table.streams.values():
             self._seats.pop(stream.number, None)
             self.swarm.network.abort(stream, self.number)
         table.streams.clear()
 
-    def _call(self, table: _Table, peer: int, attempt: int) -> None:
-        if peer in table.streams:
+    def _call(self, table: Table, peer: int, attempt: int) -> None:
+        if peer in table.streams or table.left:
             return
         stream = self.swarm.network.open(self.number, peer, attempt)
         table.streams[peer] = stream
@@ -236,24 +257,45 @@ class PairPeer(Peer):
         stream.send(self.number, lambda: self._peers[stream.caller].refused(stream, reason))
 
     def refused(self, stream: Stream, reason: str) -> None:
-        """The partner that was called will not hold the round."""
-        table = self._seats.pop(stream.number, None)
+        """The partner will not hold the round, or has given it up."""
         stream.close()
-        if table is not None:
-            table.streams.pop(stream.callee, None)
-            self._step(table, machine.Declined(self.swarm.names[stream.callee], reason))
-
-    def broken(self, stream: Stream) -> None:
-        table = self._seats.pop(stream.number, None)
-        if table is None:
+        if (table := self._seats.get(stream.number)) is None:
             return
         other = stream.other(self.number)
-        if table.streams.get(other) is stream:
-            del table.streams[other]
-        if stream.caller == self.number:
-            name = self.swarm.names[other]
+        self._rise(table, stream)
+        if "seated" in stream.said[self.number]:
+            table.declined[other] = reason
+        self._step(table, machine.Declined(self.swarm.names[other], reason))
+
+    def broken(self, stream: Stream) -> None:
+        table = self._seats.get(stream.number)
+        if table is None or not self._rise(table, stream):
+            return
+        other, retry_s = stream.other(self.number), self.swarm.config.retry_s
+        name, calls = self.swarm.names[other], stream.caller == self.number
+        if not calls:
+            self._step(table, machine.Broken(name, 0, "a stream broke"))
+        elif not table.succeeded:
             self._step(table, machine.Broken(name, stream.attempt, "a stream broke"))
-            self.later(self.swarm.config.retry_s, lambda: self._step(table, machine.Tick()))
+            self.later(retry_s, lambda: self._step(table, machine.Tick()))
+        elif self.swarm.view(self.number).live(name):
+            # Until the partner knows as well.
+            self.later(retry_s, lambda: self._call(table, other, stream.attempt))
+
+    def closed(self, stream: Stream) -> None:
+        """The partner that was called has heard everything, and has ended the stream."""
+        stream.close()
+        if (table := self._seats.get(stream.number)) is not None:
+            self._rise(table, stream)
+
+    def _rise(self, table: Table, stream: Stream) -> bool:
+        """Nothing more comes on the stream; returns whether it was the partner's last."""
+        del self._seats[stream.number]
+        other = stream.other(self.number)
+        if table.streams.get(other) is not stream:
+            return False
+        del table.streams[other]
+        return True
 
     def _wake(self) -> None:
         """Callers that had come too early are asked again."""
@@ -265,24 +307,34 @@ class PairPeer(Peer):
 
     # --------------------------------------------------------------------------------- the parts
 
-    def _say_all(self, table: _Table) -> None:
+    def _say_all(self, table: Table) -> None:
         for stream in list(table.streams.values()):
             self._say(table, stream)
 
-    def _say(self, table: _Table, stream: Stream) -> None:
+    def _say(self, table: Table, stream: Stream) -> None:
         """All that is there and has not been said on this stream."""
         said = stream.said[self.number]
         if stream.ended or "seated" not in said:
             return
         partner = self._peers[stream.other(self.number)]
-        if _ANCHOR not in said:
-            self._send_part(stream, partner, _ANCHOR, None)
-        if self.me in table.values and _GRADIENT not in said:
+        if table.failed:
+            if "failed" not in said:
+                said.add("failed")
+                stream.drop_unsent(self.number)
+                reason = f"given up there: {table.failed}"
+                stream.send(self.number, lambda: partner.refused(stream, reason))
+            return
+        if ANCHOR not in said:
+            self._send_part(stream, partner, ANCHOR, None)
+        if self.me in table.values and GRADIENT not in said:
             stream.send(self.number, lambda: partner.met(stream))
-            self._send_part(stream, partner, _GRADIENT, table.values[self.me])
+            self._send_part(stream, partner, GRADIENT, table.values[self.me])
         if table.complete and "staged" not in said:
             said.add("staged")
             stream.send(self.number, lambda: partner.heard_staged(stream))
+        if stream.callee == self.number and {"staged", "heard"} <= said:
+            self._rise(table, stream)
+            stream.send(self.number, lambda: partner.closed(stream))
 
     def _send_part(
         self, stream: Stream, partner: "PairPeer", part: str, values: tuple[Tensor, Tensor] | None
@@ -311,23 +363,25 @@ class PairPeer(Peer):
         table.held[other, part] = self._sizes[part]
         if values is not None:
             table.values[name] = values
+        self._heard(table, other)
         if self._received(table, other):
             self._step(table, machine.Received(name))
 
     def met(self, stream: Stream) -> None:
         """The partner has come to the round: its pseudo-gradient is on its way."""
         if (table := self._seats.get(stream.number)) is not None:
-            self._step(table, machine.Met(self.swarm.names[stream.other(self.number)]))
+            other = stream.other(self.number)
+            table.met.add(other)
+            self._step(table, machine.Met(self.swarm.names[other]))
 
     def heard_staged(self, stream: Stream) -> None:
         """The partner holds everything."""
         if (table := self._seats.get(stream.number)) is None:
             return
-        other = stream.other(self.number)
         stream.said[self.number].add("heard")
-        if "heard" in stream.said[other]:
-            stream.close()
-        self._step(table, machine.PartnerStaged(self.swarm.names[other]))
+        self._step(table, machine.PartnerStaged(self.swarm.names[stream.other(self.number)]))
+        if stream.number in self._seats:
+            self._say(table, stream)
 
-    def _received(self, table: _Table, other: int) -> bool:
+    def _received(self, table: Table, other: int) -> bool:
         return all(table.held.get((other, part), 0.0) >= self._sizes[part] for part in self._sizes)

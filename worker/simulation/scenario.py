@@ -10,7 +10,7 @@ from algorithms.link import Link
 Preset = Literal["diloco", "noloco"]
 
 _MOST_PEERS = 10_000
-_MOST_PEERS_OF_A_MEAN = 256
+_MOST_PEERS_OF_A_MEAN = 128
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -69,7 +69,7 @@ class Swarm:
             {name: replace(card, peer=name) for name in self.names} for _ in range(halves)
         ]
         self._views = [View(cards) for cards in self._cards]
-        self._usable: list[list[tuple[float, frozenset[str]]]] = [
+        self._in_round: list[list[tuple[float, frozenset[str]]]] = [
             [(0.0, frozenset(self.names))] for _ in range(halves)
         ]
         self._draws: dict[tuple[int, frozenset[str]], dict[str, Group]] = {}
@@ -120,12 +120,12 @@ class Swarm:
     def may_be_left_behind(self, peer: int, version: int) -> bool:
         """Whether so many are two versions further that it is worth while to look who."""
         ahead = sum(count for at, count in self._at_version.items() if at >= version + 2)
-        return 2 * ahead >= len(self._usable[self._side(peer)][-1][1])
+        return 2 * ahead >= len(self._in_round[self._side(peer)][-1][1])
 
     def group(self, peer: int, round_: int) -> Group:
         """The peer's group of a round as it knows the members; itself alone if it sits out."""
         name, seen_s = self.names[peer], self.clock.now - self._news_s[peer]
-        told = self._usable[self._side(peer)]
+        told = self._in_round[self._side(peer)]
         members = next((m for time_s, m in reversed(told) if time_s <= seen_s), told[0][1])
         key = (round_, members | {name} if name not in members else members)
         if key not in self._draws:
@@ -200,10 +200,10 @@ class Swarm:
                 health = max(self._health[peer], self._cut if other_half else Health.ALIVE)
                 name = self.names[peer]
                 cards[name] = replace(cards[name], health=health)
-            usable = frozenset(n for n, card in cards.items() if card.health is Health.ALIVE)
-            told = self._usable[side]
-            if usable != told[-1][1]:
-                told.append((self.clock.now, usable))
+            members = self._views[side].in_round(0, 0)  # nobody is done while pairs are drawn
+            told = self._in_round[side]
+            if members != told[-1][1]:
+                told.append((self.clock.now, members))
                 del told[:-100]
         names = frozenset(self.names[peer] for peer in changed)
         for peer, member in enumerate(self.members):

@@ -1,6 +1,7 @@
 """Plans: every value that cannot work is refused with the reason and the fix."""
 
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -31,6 +32,9 @@ def test_the_schedule_takes_the_plans_period_and_overlap(
     assert (schedule.fragments, schedule.steps) == (fragments, steps)
 
 
+PAIRS = {"exchange": "pairs", "outer_lr": 0.7, "outer_momentum": 0.5, "outer_pull": 0.7}
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -55,8 +59,58 @@ def test_the_schedule_takes_the_plans_period_and_overlap(
         ({"rounding": "up"}, r"rounding is 'up'; use one of nearest, stochastic"),
         ({"error_decay": 0.0}, r"error_decay is 0\.0"),
         ({"fragments": -2}, r"fragments"),
+        ({"consensus": True}, r'consensus is for exchange = "pairs"'),
+        ({"anchor_codec": "fp5"}, r"unknown codec 'fp5'"),
+        (
+            {**PAIRS, "outer_pull": 4.0},
+            r"c is 4\.0: .*radius \d.*nearest stable value is c = [\d.]+",
+        ),
+        (
+            {**PAIRS, "outer_lr": 40.0},
+            r"b is 40\.0: .*radius \d.*nearest stable value is b = [\d.]+",
+        ),
+        ({**PAIRS, "outer_momentum": 1.0}, r"a is 1\.0; it must be in 0\.\.1"),
+        ({**PAIRS, "outer_pull": 0.0}, r"c is 0\.0; it must be above 0"),
+        ({**PAIRS, "group_size": 1}, r"group size is 1; it must be at least 2"),
+        ({**PAIRS, "payload": "gradient", "inner_steps": 1}, r"pairs exchange pseudo-gradients"),
+        ({**PAIRS, "eager": True, "overlap_steps": 1}, r"pairs exchange pseudo-gradients"),
     ],
 )
 def test_what_cannot_work_is_refused(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Plan(**changes)
+
+
+@pytest.mark.parametrize("changes", [{"outer_pull": 4.0}, {"outer_lr": 40.0}])
+@pytest.mark.parametrize("size", [2, 3, 8])
+def test_the_nearest_stable_value_that_a_refusal_names_is_accepted(
+    changes: dict[str, object], size: int
+) -> None:
+    plan = {**PAIRS, **changes, "group_size": size}
+    with pytest.raises(ValueError, match="would drift apart") as refused:
+        Plan(**plan)
+    named = re.search(r"nearest stable value is (.) = ([\d.]+)", str(refused.value))
+    assert named is not None
+    field = {"b": "outer_lr", "c": "outer_pull"}[named[1]]
+    Plan(**{**plan, field: float(named[2])})
+    with pytest.raises(ValueError, match="would drift apart"):
+        Plan(**{**plan, field: 1.01 * float(named[2])})
+
+
+def test_what_pairs_need_is_free_for_others() -> None:
+    """A pull that pairs could not take means nothing to a mean over all."""
+    assert Plan(outer_pull=4.0).exchange == "mean"
+
+
+def test_the_presets_in_pairs_are_settings_of_the_same_engine() -> None:
+    noloco, streaming = PRESETS["noloco"], PRESETS["streaming-noloco"]
+    assert (noloco.exchange, noloco.group_size, noloco.consensus) == ("pairs", 2, False)
+    assert replace(noloco, exchange="mean", outer_lr=0.9, outer_momentum=0.6) == PRESETS["diloco"]
+    assert (streaming.codec, streaming.anchor_codec, streaming.fragments) == ("e3m0", "bf16", 0)
+    assert streaming.overlap_steps == PRESETS["streaming"].overlap_steps > 0
+
+
+def test_the_consensus_is_an_exact_mean() -> None:
+    plan = replace(PRESETS["streaming-noloco"], consensus=True).consensus_plan
+    assert (plan.exchange, plan.codec, plan.reduction_codec) == ("mean", "fp32", "fp32")
+    assert plan.error_feedback is False

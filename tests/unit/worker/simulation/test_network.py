@@ -103,6 +103,40 @@ def test_a_broken_stream_tells_both_ends_and_what_had_come() -> None:
     assert world.seen == []
 
 
+def test_what_has_not_been_sent_can_be_dropped_and_the_rest_arrives() -> None:
+    world = World()
+    stream, came = world.open(0, 1), list[float]()
+    stream.send(0, world.see("first"), 250_000)
+    stream.send(0, world.see("cut"), 1_000_000, came.append)
+    stream.send(0, world.see("never"))
+    stream.send(1, world.see("other way"), 1_000_000)
+
+    def drop() -> None:
+        stream.drop_unsent(0)
+        stream.send(0, world.see("last word"))
+
+    world.clock.at(0.75, drop)
+    world.run()
+    assert world.seen == [(0.5, "first"), (1.0, "last word"), (1.25, "other way")]
+    assert came == [250_000]
+    assert not stream.ended
+
+
+def test_bytes_arrive_from_the_first_to_the_last_and_not_across_a_partition() -> None:
+    world = World()
+    stream, arriving = world.open(0, 1), list[tuple[bool, bool]]()
+    stream.send(0, world.see("here"), 1_000_000)
+    for time_s in (0.2, 0.3, 1.2, 1.3):
+        world.clock.at(time_s, lambda: arriving.append((stream.arriving(0), stream.arriving(1))))
+    world.run(2.0)
+    assert arriving == [(False, False), (True, False), (True, False), (False, False)]
+    stream.send(0, world.see("lost"), 1_000_000)
+    world.run(3.0)
+    world.clock.at(2.5, lambda: world.network.split(frozenset({0})))
+    world.run(2.5)
+    assert not stream.arriving(0)
+
+
 def test_loss_breaks_streams_as_often_as_both_links_together_say() -> None:
     world = World(loss=3.0)
     streams = [world.open(0, 1) for _ in range(2000)]

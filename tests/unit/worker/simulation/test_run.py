@@ -54,7 +54,7 @@ def test_short_messages_take_about_what_the_latency_model_says() -> None:
     [
         ({"peers": 1}, "1 peers; 2 to 10,000"),
         ({"peers": 10_001}, "2 to 10,000"),
-        ({"preset": "diloco", "peers": 257}, "66,049 streams a round; at most 256"),
+        ({"preset": "diloco", "peers": 129}, "16,641 streams a round; at most 128"),
         ({"rounds": 0}, "rounds is 0; it must be at least 1"),
         ({"group_size": 1}, "group size 1"),
         ({"step_s": float("nan")}, "it must be above 0"),

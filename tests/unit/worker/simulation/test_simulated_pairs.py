@@ -9,6 +9,9 @@ from torch import Tensor
 import worker.simulation.pairs as pairs
 from algorithms.link import Link
 from worker.simulation import Figures, Scenario, simulate
+from worker.simulation.peer import Account
+from worker.simulation.swarm import Swarm
+from worker.simulation.task import Quadratic
 
 
 def calm(**changes: object) -> Scenario:
@@ -56,6 +59,51 @@ def test_an_anchor_that_has_had_no_time_to_go_ahead_is_waited_for() -> None:
     assert found.sync_median_s > 2.5
 
 
+def test_a_partner_is_waited_for_as_long_as_its_anchor_keeps_arriving() -> None:
+    # 19.2 s of anchor, of which 5 s go ahead; what is left is longer than the patience.
+    found = simulate(calm(peers=2, params=12_000_000, rounds=3))
+    assert found.rounds_failed == 0
+    assert found.sync_median_s == pytest.approx(2 * 19.2 - 5, abs=0.5)
+
+
+def test_a_partner_that_has_not_begun_yet_hears_that_the_round_is_given_up() -> None:
+    found = simulate(calm(peers=2, rounds=1, slow_factor=5.0, slow_share=0.5))
+    assert found.reasons == {
+        "a peer has not come to the round in time": 1,
+        "a peer declines: given up there: a peer has not come to the round in time": 1,
+    }
+    # One has waited for its patience of 5 s, the other not at all.
+    assert found.idle_share == pytest.approx(5 / (5 + 25 + 5))
+
+
+@pytest.mark.parametrize("lasts_s", [0.02, 0.3])
+def test_who_has_succeeded_calls_until_its_partner_knows(lasts_s: float) -> None:
+    swarm, account = Swarm(calm(peers=2, rounds=1, slow_factor=1.2, slow_share=0.5)), Account()
+    swarm.slow = frozenset({1})
+    peers: list[pairs.PairPeer] = []
+    task = Quadratic(2, 0)
+    peers += (pairs.PairPeer(swarm, number, task, account, peers) for number in range(2))
+    swarm.members = peers
+    for peer in peers:
+        peer.start()
+    swarm.clock.run(lambda: peers[0].done, 60.0)
+    assert sum(account.applied.values()) == 1
+    broken: list[int] = []
+
+    def break_all() -> None:
+        for stream in list(swarm.network._streams.values()):
+            broken.append(stream.number)
+            swarm.network.break_off(stream)
+
+    for tenth in range(10):  # before what is under way for 0.05 s can arrive
+        swarm.clock.after(lasts_s * (tenth + 1) / 10, break_all)
+    swarm.clock.run(lambda: False, 60.0)
+    assert broken
+    assert account.failures == 0
+    assert set(account.applied.values()) == {2}
+    assert not swarm.network._streams  # the last one is ended on both sides
+
+
 def test_a_group_applies_the_same_means_and_every_peer_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -63,7 +111,7 @@ def test_a_group_applies_the_same_means_and_every_peer_once(
     times: Counter[tuple[str, int]] = Counter()
     end = pairs.PairPeer._end
 
-    def watched(self: pairs.PairPeer, table: pairs._Table, reason: str) -> None:
+    def watched(self: pairs.PairPeer, table: pairs.Table, reason: str) -> None:
         if not reason:
             assert set(table.values) == set(table.group)
             for peer, values in table.values.items():

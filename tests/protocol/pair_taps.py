@@ -1,0 +1,63 @@
+"""Taps on the streams of rounds in pairs: they know which part a frame belongs to."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from protos import murmuration_pb2 as pb
+from tests.protocol.taps import Passing, Tap
+from worker.exchange.table import ANCHOR, CONTRIBUTION
+
+PARTS = {ANCHOR: "anchor", CONTRIBUTION: "contribution"}
+
+
+@dataclass(frozen=True)
+class Said:
+    """A message between two partners, from `speaker` to `listener`.
+
+    `kind` is header, staged or refusal, or says of a part whether it is announced ("anchor part")
+    or a frame of it ("anchor frame").
+    """
+
+    speaker: str
+    listener: str
+    kind: str
+    message: pb.MeetMessage
+
+    @property
+    def ends(self) -> frozenset[str]:
+        return frozenset((self.speaker, self.listener))
+
+
+def meetings(act: Callable[[Said], bytes | None]) -> Tap:
+    """A tap that shows what partners say; what `act` returns, unless None, passes instead."""
+    parts: dict[tuple[str, str, bool], int] = {}
+
+    def tap(passing: Passing) -> bytes:
+        if passing.method != "Data/Meet":
+            return passing.message
+        message = pb.MeetMessage.FromString(passing.message)
+        kind = message.WhichOneof("body") or ""
+        direction = (passing.source, passing.target, passing.up)
+        if kind == "part":
+            parts[direction] = message.part.part
+        if kind in ("part", "frame"):
+            kind = f"{PARTS[parts.get(direction, ANCHOR)]} {kind}"
+        ends = (passing.source, passing.target)
+        speaker, listener = ends if passing.up else ends[::-1]
+        changed = act(Said(speaker, listener, kind, message))
+        return passing.message if changed is None else changed
+
+    return tap
+
+
+def first(what: Callable[[Said], bool], act: Callable[[Said], bytes | None]) -> Tap:
+    """Acts on the first message for which `what` holds."""
+    done: list[Said] = []
+
+    def each(said: Said) -> bytes | None:
+        if done or not what(said):
+            return None
+        done.append(said)
+        return act(said)
+
+    return meetings(each)

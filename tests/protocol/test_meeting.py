@@ -1,0 +1,327 @@
+"""Meeting: who opens which stream, when a round is staged, and how it ends."""
+
+import pytest
+
+from tests.protocol.views import view
+from worker.rounds import Meeting, RoundConfig, View
+from worker.rounds.meeting import (
+    Broken,
+    Declined,
+    Doubt,
+    Event,
+    Failed,
+    GivenUp,
+    Heard,
+    Met,
+    Open,
+    PartnerStaged,
+    Received,
+    Stage,
+    Succeeded,
+    Tick,
+    Viewed,
+)
+
+CONFIG = RoundConfig(patience_s=2.0, retry_s=0.25)
+PATIENCE, DEADLINE = 2.0, 60.0
+LIMIT = DEADLINE + 10.0  # whoever has staged may wait a little beyond the deadline
+
+
+def begin(me: str = "a", group: str = "ab", seen: View | None = None, round_: int = 0) -> Meeting:
+    return Meeting(
+        me,
+        group,
+        view(group) if seen is None else seen,
+        CONFIG,
+        patience_until=PATIENCE,
+        deadline=DEADLINE,
+        round_=round_,
+    )
+
+
+def met(me: str = "a", group: str = "ab") -> Meeting:
+    """Everybody has come."""
+    machine = begin(me, group)
+    machine.step(Tick(), 0.0)
+    for peer in group:
+        if peer != me:
+            machine.step(Met(peer), 0.1)
+    return machine
+
+
+# ------------------------------------------------------------------------- the undisturbed round
+
+
+def test_alone_it_succeeds_at_once_and_tells_nobody() -> None:
+    machine = begin(group="a")
+    assert machine.waiting_for == ()
+    assert machine.step(Tick(), 0.0) == [Succeeded()]
+    assert machine.step(Tick(), 0.1) == []
+
+
+def test_the_one_whose_name_comes_first_opens_the_stream_once() -> None:
+    first, second = begin("a"), begin("b")
+    assert first.step(Tick(), 0.0) == [Open("b", 1)]
+    assert first.step(Tick(), 1.0) == []
+    assert second.step(Tick(), 0.0) == []
+
+
+def test_in_a_larger_group_there_is_one_stream_between_every_two() -> None:
+    opened = {me: begin(me, "abcd").step(Tick(), 0.0) for me in "abcd"}
+    assert opened == {
+        "a": [Open("b", 1), Open("c", 1), Open("d", 1)],
+        "b": [Open("c", 1), Open("d", 1)],
+        "c": [Open("d", 1)],
+        "d": [],
+    }
+
+
+def test_a_pair_stages_its_partners_values_and_succeeds_when_the_partner_has_too() -> None:
+    machine = met()
+    assert machine.step(Received("b"), 1.0) == [Stage()]
+    assert machine.waiting_for == ("b",)
+    assert machine.step(PartnerStaged("b"), 1.1) == [Succeeded()]
+    assert machine.waiting_for == ()
+
+
+def test_the_partners_word_alone_is_not_enough() -> None:
+    machine = met()
+    assert machine.step(PartnerStaged("b"), 1.0) == []
+    assert machine.step(Received("b"), 1.1) == [Stage(), Succeeded()]
+
+
+def test_values_count_as_having_come() -> None:
+    machine = begin()
+    machine.step(Tick(), 0.0)
+    machine.step(Received("b"), 1.0)
+    assert machine.step(Tick(), PATIENCE) == []
+
+
+def test_it_stages_once_though_values_come_again() -> None:
+    machine = met()
+    assert machine.step(Received("b"), 1.0) == [Stage()]
+    assert machine.step(Received("b"), 1.1) == []
+    assert machine.step(Tick(), 1.2) == []
+
+
+@pytest.mark.parametrize("group", ["abc", "abcd"])
+def test_a_larger_group_stages_when_all_values_are_here_and_succeeds_when_all_have_staged(
+    group: str,
+) -> None:
+    machine, partners = met("a", group), group[1:]
+    for peer in partners[:-1]:
+        assert machine.step(Received(peer), 1.0) == []
+    assert machine.step(Received(partners[-1]), 1.0) == [Stage()]
+    for peer in partners[:-1]:
+        assert machine.step(PartnerStaged(peer), 2.0) == []
+    assert machine.waiting_for == (partners[-1],)
+    assert machine.step(PartnerStaged(partners[-1]), 2.0) == [Succeeded()]
+
+
+# ----------------------------------------------------------------------- those who do not come
+
+
+def test_a_partner_that_does_not_come_is_waited_for_until_the_patience_ends() -> None:
+    machine = begin()
+    machine.step(Tick(), 0.0)
+    assert machine.step(Tick(), PATIENCE - 0.01) == []
+    assert machine.step(Tick(), PATIENCE) == [Failed("b has not come to the round in time", ("b",))]
+
+
+def test_a_partner_that_is_heard_of_is_waited_for_longer_but_not_beyond_the_deadline() -> None:
+    machine = begin()
+    machine.step(Tick(), 0.0)
+    assert machine.step(Heard("b"), 1.5) == []
+    assert machine.step(Tick(), 3.4) == []
+    assert machine.step(Tick(), 1.5 + CONFIG.patience_s) == [
+        Failed("b has not come to the round in time", ("b",))
+    ]
+    machine = begin()
+    for now in range(int(DEADLINE)):
+        machine.step(Heard("b"), float(now))
+    assert machine.step(Heard("b"), DEADLINE) == [Failed("the round's deadline has passed", ("b",))]
+
+
+def test_whoever_has_come_in_time_may_take_longer_for_its_values() -> None:
+    machine = met()
+    assert machine.step(Tick(), DEADLINE - 0.01) == []
+
+
+def test_one_of_a_group_that_does_not_come_ends_the_round() -> None:
+    machine = begin(group="abc")
+    machine.step(Tick(), 0.0)
+    machine.step(Received("b"), 1.0)
+    machine.step(PartnerStaged("b"), 1.0)
+    assert machine.step(Tick(), PATIENCE) == [Failed("c has not come to the round in time", ("c",))]
+
+
+@pytest.mark.parametrize(
+    ("seen", "reason"),
+    [
+        (view("a"), "b is gone"),  # nobody has heard of it
+        (view("a", dead="b"), "b is gone"),
+        (view("a", left="b"), "b is gone"),
+        (view("a", suspect="b"), "b does not answer"),
+        (view("a", ahead="b"), "b is past this round"),
+        (view("a", done="b"), "b is past this round"),
+    ],
+    ids=["unknown", "dead", "left", "suspect", "ahead", "done"],
+)
+def test_a_partner_that_cannot_come_is_not_waited_for(seen: View, reason: str) -> None:
+    assert begin(seen=seen).step(Tick(), 0.0) == [Failed(reason, ("b",))]
+    machine = begin()
+    machine.step(Tick(), 0.0)
+    assert machine.step(Viewed(seen), 0.5) == [Failed(reason, ("b",))]
+
+
+def test_a_partner_that_is_ahead_of_an_earlier_round_may_still_come_to_this_one() -> None:
+    machine = begin(seen=view("a", ahead="b"), round_=1)
+    assert machine.step(Tick(), 0.0) == [Open("b", 1)]
+
+
+@pytest.mark.parametrize(
+    "seen", [view("a", suspect="b"), view("a", ahead="b")], ids=["suspect", "ahead"]
+)
+def test_doubts_do_not_matter_once_the_partner_has_come(seen: View) -> None:
+    machine = met()
+    assert machine.step(Viewed(seen), 0.5) == []
+    assert machine.step(Received("b"), 1.0) == [Stage()]
+    assert machine.step(PartnerStaged("b"), 1.0) == [Succeeded()]
+
+
+@pytest.mark.parametrize("seen", [view("a", dead="b"), view("a", left="b")], ids=["dead", "left"])
+def test_a_partner_that_goes_before_its_values_are_here_ends_the_round(seen: View) -> None:
+    assert met().step(Viewed(seen), 0.5) == [Failed("b is gone", ("b",))]
+
+
+def test_a_partner_that_goes_after_its_word_is_not_needed() -> None:
+    machine = met("a", "abc")
+    machine.step(Received("b"), 1.0)
+    machine.step(PartnerStaged("b"), 1.0)
+    assert machine.step(Viewed(view("ac", dead="b")), 2.0) == []
+    assert machine.step(Received("c"), 3.0) == [Stage()]
+    assert machine.step(PartnerStaged("c"), 3.0) == [Succeeded()]
+
+
+# ---------------------------------------------------------------------------- how else it ends
+
+
+def test_the_deadline_ends_the_round_with_what_has_gone_wrong_and_who_is_missing() -> None:
+    machine = met("a", "abcd")
+    machine.step(Received("b"), 1.0)
+    machine.step(PartnerStaged("b"), 1.0)
+    for peer in "dc":
+        machine.step(Broken(peer, 1, f"{peer}: reset"), DEADLINE - 1)
+    machine.step(Tick(), DEADLINE - 0.75)
+    reason = "the round's deadline has passed; c: reset; d: reset"
+    assert machine.step(Tick(), DEADLINE) == [Failed(reason, ("c", "d"))]
+
+
+@pytest.mark.parametrize("doubted", [False, True], ids=["trusted", "suspected"])
+def test_a_partner_cut_off_is_not_waited_for_until_the_deadline(doubted: bool) -> None:
+    """Its next partner waits for this peer as long: half as long if membership doubts it too."""
+    machine, patience_s = met(), CONFIG.patience_s
+    machine.step(Broken("b", 1, "b: reset"), 1.0)
+    if doubted:
+        machine.step(Viewed(view("a", suspect="b")), 1.0)
+    until = 1.0 + (patience_s / 2 if doubted else patience_s)
+    assert not any(isinstance(a, Failed) for a in machine.step(Tick(), until - 0.01))
+    assert machine.step(Tick(), until) == [Failed("b: reset, and it has not come back", ("b",))]
+
+
+def test_a_partner_that_came_back_is_waited_for() -> None:
+    machine = met()
+    machine.step(Broken("b", 1, "b: reset"), 1.0)
+    machine.step(Received("b"), 2.0)
+    assert not any(isinstance(a, Failed) for a in machine.step(Tick(), 30.0))
+
+
+def test_whoever_holds_everything_gives_up_in_the_end_as_well() -> None:
+    machine = met()
+    machine.step(Received("b"), 1.0)
+    assert machine.step(Tick(), DEADLINE - 0.01) == []
+    assert machine.step(Tick(), LIMIT) == [Failed("the round's deadline has passed", ("b",))]
+
+
+def test_a_word_at_the_deadline_still_counts() -> None:
+    machine = met()
+    machine.step(Received("b"), 1.0)
+    assert machine.step(PartnerStaged("b"), DEADLINE) == [Succeeded()]
+
+
+def test_a_partner_that_declines_ends_the_round() -> None:
+    machine = met("a", "abc")
+    machine.step(Received("b"), 1.0)
+    assert machine.step(Declined("c", "its group is another"), 1.0) == [
+        Failed("c declines: its group is another", ("b", "c"))
+    ]
+
+
+def test_the_peer_itself_may_go_on_without_the_round() -> None:
+    assert met().step(GivenUp("it leaves"), 1.0) == [Failed("it leaves", ("b",))]
+
+
+EVERYTHING: list[Event] = [
+    Tick(),
+    Viewed(view("a")),
+    Met("b"),
+    Heard("b"),
+    Received("b"),
+    PartnerStaged("b"),
+    Broken("b", 1, "reset"),
+    Declined("b", "no"),
+    GivenUp("no"),
+]
+
+
+@pytest.mark.parametrize("late", EVERYTHING, ids=lambda event: type(event).__name__)
+@pytest.mark.parametrize("succeeds", [True, False], ids=["succeeded", "failed"])
+def test_nothing_happens_after_the_end(late: Event, succeeds: bool) -> None:
+    machine = met()
+    if succeeds:
+        machine.step(Received("b"), 1.0)
+        assert machine.step(PartnerStaged("b"), 1.0) == [Succeeded()]
+    else:
+        assert machine.step(GivenUp("it leaves"), 1.0) == [Failed("it leaves", ("b",))]
+    assert machine.step(late, 1.1) == []
+    assert machine.step(late, LIMIT) == []
+
+
+# ------------------------------------------------------------------------------ broken streams
+
+
+def test_a_broken_stream_raises_doubt_and_is_opened_again_after_a_pause() -> None:
+    machine = met()
+    assert machine.step(Broken("b", 1, "reset"), 1.0) == [Doubt("b")]
+    assert machine.step(Tick(), 1.2) == []
+    assert machine.step(Tick(), 1.25) == [Open("b", 2)]
+    assert machine.step(Broken("b", 2, "reset"), 1.3) == [Doubt("b")]
+    assert machine.step(Tick(), 1.55) == [Open("b", 3)]
+
+
+def test_what_an_earlier_attempt_reports_is_ignored() -> None:
+    machine = met()
+    machine.step(Broken("b", 1, "reset"), 1.0)
+    machine.step(Tick(), 1.25)
+    assert machine.step(Broken("b", 1, "reset again"), 1.3) == []
+    assert machine.step(Tick(), 1.6) == []
+
+
+def test_only_the_stream_that_broke_is_opened_again() -> None:
+    machine = met("b", "abcd")
+    assert machine.step(Broken("c", 1, "reset"), 1.0) == [Doubt("c")]
+    assert machine.step(Tick(), 1.25) == [Open("c", 2)]
+
+
+def test_what_is_here_is_not_lost_with_the_stream() -> None:
+    machine = met()
+    assert machine.step(Received("b"), 1.0) == [Stage()]
+    machine.step(Broken("b", 1, "reset"), 1.0)
+    assert machine.step(Tick(), 1.25) == [Open("b", 2)]
+    assert machine.step(PartnerStaged("b"), 1.5) == [Succeeded()]
+
+
+def test_the_one_that_was_called_leaves_calling_again_to_the_other() -> None:
+    machine = met("b", "ab")
+    assert machine.step(Broken("a", 0, "reset"), 1.0) == [Doubt("a")]
+    assert machine.step(Tick(), 2.0) == []

@@ -1,0 +1,140 @@
+"""Meeting: what holds for any events in any order."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.protocol.views import view
+from worker.rounds import Meeting, RoundConfig
+from worker.rounds.meeting import (
+    Action,
+    Broken,
+    Declined,
+    Event,
+    Failed,
+    Heard,
+    Met,
+    Open,
+    PartnerStaged,
+    Received,
+    Stage,
+    Succeeded,
+    Tick,
+    Viewed,
+)
+
+PATIENCE, DEADLINE = 20.0, 60.0
+LIMIT = DEADLINE + 10.0  # whoever has staged may wait a little beyond the deadline
+
+steady = settings(deadline=None, derandomize=True, max_examples=100, database=None)
+
+
+def begin(me: str, group: str) -> Meeting:
+    limits = {"patience_until": PATIENCE, "deadline": DEADLINE}
+    return Meeting(me, group, view(group), RoundConfig(), **limits)
+
+
+@st.composite
+def courses(draw: st.DrawFn) -> tuple[str, str, list[tuple[Event, float]]]:
+    """A peer, its group, and anything that may happen to it, in any order."""
+    group = "abcd"[: draw(st.integers(2, 4))]
+    me = draw(st.sampled_from(group))
+    partner = st.sampled_from([peer for peer in group if peer != me])
+    views = st.builds(
+        lambda doubted, gone: view(
+            "".join(set(group) - {doubted, gone}),
+            suspect=doubted if doubted != gone else "",
+            dead=gone,
+        ),
+        st.sampled_from(["", *group]),
+        st.sampled_from(["", "", "", *group]),
+    )
+    event: st.SearchStrategy[Event] = st.one_of(
+        st.just(Tick()),
+        st.builds(Viewed, views),
+        st.builds(Met, partner),
+        st.builds(Heard, partner),
+        st.builds(Received, partner),
+        st.builds(Received, partner),
+        st.builds(PartnerStaged, partner),
+        st.builds(PartnerStaged, partner),
+        st.builds(Broken, partner, st.integers(0, 3), st.just("reset")),
+        st.builds(Declined, partner, st.just("no")),
+    )
+    steps = draw(st.lists(st.tuples(event, st.floats(0.0, 5.0)), max_size=40))
+    now, timed = 0.0, []
+    for each, passed_s in steps:
+        now += passed_s
+        timed.append((each, now))
+    return me, group, timed
+
+
+@steady
+@given(courses())
+def test_a_round_ends_once_and_says_nothing_more(
+    course: tuple[str, str, list[tuple[Event, float]]],
+) -> None:
+    me, group, timed = course
+    machine = begin(me, group)
+    actions = [action for event, now in timed for action in machine.step(event, now)]
+    end = timed[-1][1] if timed else 0.0
+    actions += machine.step(Tick(), max(end, LIMIT))
+    ends = [action for action in actions if isinstance(action, Succeeded | Failed)]
+    assert len(ends) == 1
+    assert actions[-1] is ends[0]
+    assert actions.count(Stage()) <= 1
+
+
+@steady
+@given(courses())
+def test_it_succeeds_only_with_all_values_and_the_word_of_all(
+    course: tuple[str, str, list[tuple[Event, float]]],
+) -> None:
+    me, group, timed = course
+    machine, partners = begin(me, group), set(group) - {me}
+    received: set[str] = set()
+    staged: set[str] = set()
+    for event, now in timed:
+        match event:
+            case Received(peer):
+                received.add(peer)
+            case PartnerStaged(peer):
+                staged.add(peer)
+        actions = machine.step(event, now)
+        if Stage() in actions:
+            assert received == partners
+        if Succeeded() in actions:
+            assert received == staged == partners
+
+
+@steady
+@given(courses())
+def test_a_stream_is_opened_again_only_after_it_broke_and_counts_up(
+    course: tuple[str, str, list[tuple[Event, float]]],
+) -> None:
+    me, group, timed = course
+    machine = begin(me, group)
+    attempts: dict[str, int] = {}
+    running: set[str] = set()
+    for event, now in timed:
+        match event:
+            case Broken(peer, attempt, _) if attempt in (0, attempts.get(peer)):
+                running.discard(peer)
+        for action in machine.step(event, now):
+            if isinstance(action, Open):
+                assert action.peer not in running
+                assert action.attempt == attempts.get(action.peer, 0) + 1
+                attempts[action.peer] = action.attempt
+                running.add(action.peer)
+
+
+@steady
+@given(courses())
+def test_the_same_events_give_the_same_actions(
+    course: tuple[str, str, list[tuple[Event, float]]],
+) -> None:
+    def play() -> list[Action]:
+        machine = begin(me, group)
+        return [action for event, now in timed for action in machine.step(event, now)]
+
+    me, group, timed = course
+    assert play() == play()

@@ -1,0 +1,386 @@
+"""Rounds in pairs under faults, between real nodes: they cost the pair a round, and others nothing.
+
+A step takes half a second.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+from algorithms.plan import PRESETS, Plan
+from tests.protocol import swarm as swarms
+from tests.protocol.pair_taps import Said, first, meetings
+from tests.protocol.problem import Problem
+from tests.protocol.swarm import Peer, Swarm
+from tests.protocol.virtual_time import run
+from tests.support.frames import frames_of
+from worker.rounds import RoundConfig
+from worker.transport import Unreachable
+
+NOLOCO = replace(PRESETS["noloco"], inner_steps=5)
+SLOW = replace(NOLOCO, inner_steps=20)  # a period is longer than a death takes to be noticed
+CONSENSUS = replace(NOLOCO, consensus=True)
+STREAMING = replace(
+    PRESETS["streaming-noloco"], inner_steps=6, fragments=2, overlap_steps=3, codec="bf16"
+)
+PATIENCE_S = RoundConfig().patience_s
+
+
+@pytest.fixture(autouse=True)
+def brief_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without consensus peers never agree: there is nothing to stay for in the end."""
+    monkeypatch.setattr(swarms, "SETTLE_S", 5.0)
+
+
+def steady(steps: int, plan: Plan = NOLOCO, seed: int = 0) -> Problem:
+    step_s = dict.fromkeys("abcdefgh", 0.5)
+    return Problem(layers=(300, 200), plan=plan, steps=steps, step_s=step_s, seed=seed)
+
+
+def rounds_of(peer: Peer) -> list[object]:
+    return [event["round"] for event in peer.of_kind("round")]
+
+
+def failures_of(peer: Peer) -> list[object]:
+    return [event["round"] for event in peer.of_kind("round_failed")]
+
+
+def in_round(swarm: Swarm, round_: int, kind: str) -> Callable[[Said], bool]:
+    """A message of that kind in everyone's round `round_`, which has begun at the speaker."""
+    return lambda said: said.kind == kind and swarm[said.speaker].versions[0] == round_
+
+
+# ------------------------------------------------------------------------------------------ kills
+
+
+@pytest.mark.parametrize("peers", [4, 5, 8])
+@pytest.mark.parametrize("victim", ["speaker", "listener"])
+@pytest.mark.parametrize("kind", ["contribution part", "contribution frame", "staged"])
+def test_a_partner_killed_amid_an_exchange_costs_that_pair_one_round(
+    kind: str, victim: str, peers: int
+) -> None:
+    async def scenario() -> None:
+        async with Swarm(steady(100, SLOW)) as swarm:
+            pair: list[str] = []
+
+            def kill(said: Said) -> None:
+                ends = [said.speaker, said.listener]
+                pair.extend(ends if victim == "speaker" else ends[::-1])
+                swarm.kill(pair[0])
+
+            swarm.tap = first(in_round(swarm, 2, kind), kill)
+            await swarm.start(*"abcdefgh"[:peers])
+            await swarm.finished()
+            for peer in swarm.alive:
+                lost = [round_ for round_ in range(5) if round_ not in rounds_of(peer)]
+                assert len(lost) <= (peer.name == pair[1]), (peer.name, pair)
+                assert peer.versions == (5,)
+
+    run(scenario())
+
+
+def test_a_peer_that_dies_between_rounds_is_missed_in_one_round_at_most() -> None:
+    """Its anchor has gone ahead to the partner of the next round."""
+
+    async def scenario() -> None:
+        async with Swarm(steady(100, SLOW)) as swarm:
+            await swarm.start(*"abcde")
+            await swarm.until(lambda: swarm["a"].versions == (2,), 30)
+            await swarm.sleep(0.7)
+            swarm.kill("e")
+            await swarm.finished()
+            assert sum(len(failures_of(peer)) for peer in swarm.alive) <= 1
+
+    run(scenario())
+
+
+# ---------------------------------------------------------------------------------------- freezes
+
+
+@pytest.mark.parametrize("plan", [NOLOCO, STREAMING], ids=["noloco", "streaming-noloco"])
+def test_a_peer_frozen_for_a_minute_comes_back_where_the_others_are(plan: Plan) -> None:
+    async def scenario() -> None:
+        async with Swarm(steady(200, plan)) as swarm:
+            await swarm.start(*"abcd")
+            await swarm.until(lambda: swarm["a"].versions[0] == 2, 30)
+            await swarm.sleep(0.7)
+            swarm.freeze("d")
+            stood = swarm["d"].versions
+            await swarm.sleep(60)
+            assert swarm["d"].versions == stood
+            others = [swarm[name] for name in "abc"]
+            assert all(peer.versions[0] >= stood[0] + 15 for peer in others)
+            back_at = min(peer.trainer.step for peer in others)
+            swarm.thaw("d")
+            await swarm.finished()
+            # It is drawn until it is declared dead; then the others are among themselves.
+            assert all(failed < 5 for peer in others for failed in failures_of(peer))
+            (skipped,) = swarm["d"].of_kind("skipped")
+            assert skipped["step"] >= back_at - 5
+            late = [event for event in swarm["d"].of_kind("round") if event["round"] > stood[0] + 1]
+            assert len(late) >= 10
+            assert late[-1]["contributors"] == 2
+
+    run(scenario())
+
+
+# ------------------------------------------------------------------------------ links and streams
+
+
+@pytest.mark.parametrize("plan", [NOLOCO, STREAMING], ids=["noloco", "streaming-noloco"])
+@pytest.mark.parametrize("speaker", ["who calls", "who is called"])
+@pytest.mark.parametrize(
+    "kind", ["header", "anchor frame", "contribution part", "contribution frame", "staged"]
+)
+def test_a_stream_that_breaks_goes_on_where_it_was(kind: str, speaker: str, plan: Plan) -> None:
+    """No byte of a payload arrives twice, and all end where the reference does."""
+    calls = speaker == "who calls"
+
+    async def scenario(breaks: bool) -> int:
+        async with Swarm(steady(14, plan)) as swarm:
+            broken = []
+
+            def cut(said: Said) -> None:
+                broken.append(said)
+                if breaks:
+                    swarm.cut(said.speaker, said.listener)
+                    swarm.loop.call_later(0.4, swarm.heal, said.speaker, said.listener)
+
+            here = in_round(swarm, 1, kind)
+            swarm.tap = first(lambda s: here(s) and (s.speaker < s.listener) is calls, cut)
+            await swarm.start(*"abcd")
+            await swarm.finished()
+            assert broken
+            swarm.assert_reference()
+            assert all(failures_of(peer) == [] for peer in swarm.alive)
+            return sum(peer.payload_received_bytes for peer in swarm.alive)
+
+    with frames_of(128):
+        assert run(scenario(breaks=True)) == run(scenario(breaks=False))
+
+
+def test_a_link_cut_for_good_costs_the_pair_its_rounds() -> None:
+    """A pair that has waited for each other twice running may be late for the next partners."""
+
+    async def scenario() -> None:
+        problem = steady(200, SLOW)
+        async with Swarm(problem) as swarm:
+            pair: list[str] = []
+
+            def cut(said: Said) -> None:
+                pair.extend((said.speaker, said.listener))
+                swarm.cut(*pair)
+
+            swarm.tap = first(in_round(swarm, 1, "contribution frame"), cut)
+            await swarm.start(*"abcd")
+            await swarm.finished()
+            one, other = (swarm[name] for name in pair)
+            assert failures_of(one)[0] == failures_of(other)[0] == 1
+            for peer in swarm.alive:
+                assert len(failures_of(peer)) <= (4 if peer.name in pair else 1)
+                assert sorted([*rounds_of(peer), *failures_of(peer)]) == list(range(10))
+
+    run(scenario())
+
+
+def test_what_two_generals_cannot_settle() -> None:
+    """`a` has heard that `b` holds everything, and its own word is lost, as is the link.
+
+    Then `a` has applied the round and `b` has not; `b` keeps its anchor and its local parameters,
+    and both go on to the next round. What they are apart, later rounds make good.
+    """
+    problem = steady(100)
+
+    async def scenario() -> None:
+        async with Swarm(problem) as swarm:
+            cut = False
+
+            def lose(said: Said) -> None:
+                nonlocal cut
+                if said.kind == "staged" and swarm[said.speaker].versions == (2,) and not cut:
+                    if said.speaker == "a":
+                        raise Unreachable("lost")
+                    cut = True
+                    swarm.cut("a", "b")
+
+            def apart() -> float:
+                one, other = (swarm[name].trainer.states[0].anchor for name in "ab")
+                return float((one - other).norm())
+
+            swarm.tap = meetings(lose)
+            await swarm.start("a", "b")
+            await swarm.until(lambda: swarm["b"].versions == (2,), 30)
+            before = swarm["b"].trainer.states[0].anchor
+            await swarm.until(lambda: failures_of(swarm["b"]) == [2], 60)
+            assert rounds_of(swarm["a"])[:3] == [0, 1, 2]
+            assert rounds_of(swarm["b"]) == [0, 1]
+            assert swarm["b"].versions == (3,)
+            assert swarm["b"].trainer.states[0].anchor is before
+            torn = apart()
+            assert torn > 0
+            for peer in swarm.alive:
+                peer.replica.moves_until = 0  # from here on nothing pulls them apart
+            swarm.heal("a", "b")
+            await swarm.finished()
+            assert apart() < 0.05 * torn
+            for peer in swarm.alive:
+                assert peer.of_kind("round")[-1]["contributors"] == 2
+
+    run(scenario())
+
+
+def test_the_last_word_is_said_again_if_the_link_comes_back() -> None:
+    """Whoever has applied the round repeats what it said, so that the other applies it too."""
+
+    async def scenario(calls: bool) -> None:
+        async with Swarm(steady(25)) as swarm:
+
+            def lose(said: Said) -> None:
+                swarm.loop.call_later(0.3, swarm.heal, said.speaker, said.listener)
+                swarm.cut(said.speaker, said.listener)
+                raise Unreachable("lost")
+
+            says = in_round(swarm, 2, "staged")
+            swarm.tap = first(lambda s: says(s) and (s.speaker < s.listener) is calls, lose)
+            await swarm.start(*"abcd")
+            await swarm.finished()
+            swarm.assert_reference()
+
+    run(scenario(calls=True))
+    run(scenario(calls=False))
+
+
+# --------------------------------------------------------------------------------------- joiners
+
+
+@pytest.mark.parametrize("at_s", [5.3, 6.2, 7.4, 7.6])
+@pytest.mark.parametrize("plan", [NOLOCO, STREAMING], ids=["noloco", "streaming-noloco"])
+def test_a_late_joiner_starts_from_a_neighbours_anchors(plan: Plan, at_s: float) -> None:
+    async def scenario() -> None:
+        async with Swarm(steady(60, plan)) as swarm:
+            await swarm.start(*"abc")
+            await swarm.sleep(at_s)
+            await swarm.join("d", via="a")
+            await swarm.until(lambda: swarm["d"].of_kind("adopted") != [], 5)
+            (adopted,) = swarm["d"].of_kind("adopted")
+            assert adopted["reason"] == "joining"
+            assert adopted["donor"] in "abc"
+            await swarm.finished()
+            assert swarm["d"].trainer.tally.inner_steps < 60
+            assert swarm["d"].versions == swarm["a"].versions
+            assert 2 in [event["contributors"] for event in swarm["d"].of_kind("round")]
+            # Who has not heard of it yet draws other pairs: that may cost a round, once.
+            for peer in swarm.alive:
+                assert len(failures_of(peer)) <= len(peer.versions)
+
+    run(scenario())
+
+
+def test_membership_that_changes_after_the_anchor_was_sent_ahead_lays_new_pairs() -> None:
+    """In time for everyone to hear of it before the round: then it costs nobody anything."""
+
+    async def scenario() -> None:
+        problem = steady(60, replace(NOLOCO, inner_steps=15))
+        async with Swarm(problem) as swarm:
+            ahead = []
+            swarm.tap = meetings(
+                lambda said: ahead.append(said) if said.kind == "anchor frame" else None
+            )
+            await swarm.start(*"abc")
+            await swarm.until(lambda: {peer.versions for peer in swarm.alive} == {(1,)}, 30)
+            await swarm.until(lambda: ahead[-1].kind == "anchor frame", 1)
+            await swarm.join("d", via="a")
+            await swarm.finished()
+            for peer in swarm.alive:
+                assert failures_of(peer) == []
+            assert rounds_of(swarm["a"]) == [0, 1, 2, 3]
+            assert [e["contributors"] for e in swarm["d"].of_kind("round")] == [2, 2, 2]
+
+    run(scenario())
+
+
+# ---------------------------------------------------------------------------------------- the end
+
+
+def test_peers_that_finish_at_different_times_do_not_hold_each_other_up() -> None:
+    problem = replace(steady(40), step_s={"a": 0.5, "b": 0.5, "c": 0.5, "d": 0.55})
+
+    async def scenario() -> None:
+        async with Swarm(problem) as swarm:
+            await swarm.start(*"abcd")
+            await swarm.finished()
+            assert {peer.versions for peer in swarm.alive} == {(8,)}
+            assert swarm.loop.time() < 40 * 0.55 + 8 * PATIENCE_S + 5.0 + 5.0
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("dies", [False, True], ids=["all live", "one dies before"])
+def test_consensus_ends_with_one_anchor(dies: bool) -> None:
+    async def scenario() -> None:
+        async with Swarm(steady(30, CONSENSUS)) as swarm:
+            await swarm.start(*"abcd")
+            await swarm.until(lambda: swarm["a"].versions == (3,), 30)
+            if dies:
+                swarm.kill("d")
+            await swarm.finished()
+            swarm.assert_equal()
+            assert swarm["a"].of_kind("round")[-1]["contributors"] == (3 if dies else 4)
+
+    run(scenario())
+
+
+# -------------------------------------------------------------------------------------- schedules
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_random_schedule_of_faults(seed: int) -> None:
+    """Whatever happens, all that live finish, and nobody applies a round twice or out of order."""
+    rng = random.Random(f"pairs {seed}")
+    plan = rng.choice((NOLOCO, STREAMING, replace(NOLOCO, group_size=3)))
+
+    async def scenario() -> None:
+        async with Swarm(steady(120, plan, seed), rng.choice((0.005, 0.05))) as swarm:
+            await swarm.start(*"abcde")
+            for _ in range(5):
+                await swarm.sleep(rng.uniform(0.5, 8.0))
+                await strike(swarm, rng)
+            await swarm.finished()
+            for peer in swarm.alive:
+                for index in range(len(peer.versions)):
+                    applied = [
+                        event["round"]
+                        for event in peer.of_kind("round")
+                        if event["fragment"] == index
+                    ]
+                    assert applied == sorted(set(applied))
+                    assert len(applied) >= 5
+                assert peer.versions == swarm.alive[0].versions
+                assert all(torch.isfinite(state.anchor).all() for state in peer.trainer.states)
+
+    run(scenario())
+
+
+async def strike(swarm: Swarm, rng: random.Random) -> None:
+    """One fault, which is over some seconds later at the latest."""
+    one, other = rng.sample([peer.name for peer in swarm.alive], 2)
+    seconds = rng.choice((0.3, 3.0, 12.0))
+    match rng.choice(("kill", "freeze", "cut", "lose")):
+        case "kill" if len(swarm.alive) > 3:
+            swarm.kill(one)
+        case "freeze":
+            swarm.freeze(one)
+            swarm.loop.call_later(seconds, swarm.thaw, one)
+        case "lose":
+            kind = rng.choice(("header", "anchor frame", "contribution frame", "staged"))
+
+            def lose(said: Said) -> None:
+                raise Unreachable("lost")
+
+            swarm.tap = first(lambda said: said.kind == kind, lose)
+        case _:
+            swarm.cut([one], [other])
+            swarm.loop.call_later(seconds, swarm.heal, [one], [other])

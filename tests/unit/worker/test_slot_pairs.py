@@ -1,0 +1,102 @@
+"""A slot in a plan of pairs: two peers' means come, or none; nobody makes up for a lost round."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from algorithms.plan import PRESETS
+from tests.unit.worker.slots import (
+    GROUP,
+    end,
+    failed,
+    learned,
+    send,
+    slot_at,
+    values,
+)
+from worker.mailbox import RoundDone
+from worker.wire import state_hash
+
+ANCHOR, LOCAL = torch.full((4,), 10.0), torch.full((4,), 8.0)
+PAIRS = replace(PRESETS["noloco"], outer_momentum=0.5, outer_lr=0.5, outer_pull=0.25)
+
+
+def met(
+    round_: int, mean: list[float], mean_anchor: list[float], contributors: int = 2
+) -> RoundDone:
+    means = torch.tensor([mean, mean_anchor])
+    return RoundDone(0, round_, means[0], contributors, (), (), mean_anchor=means[1])
+
+
+def test_the_outer_step_pulls_towards_the_pair() -> None:
+    slot = slot_at(PAIRS, ANCHOR)
+    local = end(slot, met(0, [4.0] * 4, [12.0] * 4), send(slot, LOCAL))
+    momentum = -0.5 * 4 - 0.25 * (10 - 12)
+    assert slot.state.momentum.tolist() == [momentum] * 4
+    assert slot.state.anchor.tolist() == local.tolist() == [10 + momentum] * 4
+    assert (slot.state.version, slot.state.contributors, slot.state.group) == (1, 2, GROUP)
+    assert slot.state.hash == state_hash(slot.state.anchor, slot.state.momentum, GROUP)
+    assert slot.spread == pytest.approx(2 / 12)
+    local = end(slot, met(1, [4.0] * 4, slot.state.anchor.tolist()), send(slot, local))
+    assert slot.state.momentum.tolist() == [0.5 * momentum - 0.5 * 4] * 4
+    assert slot.spread == 0.0
+
+
+def test_who_sits_out_steps_by_itself() -> None:
+    slot = slot_at(PAIRS, ANCHOR)
+    end(slot, met(0, [2.0] * 4, [10.0] * 4, contributors=1), send(slot, LOCAL))
+    assert slot.state.anchor.tolist() == [9] * 4
+    assert slot.state.contributors == 1
+    assert slot.spread == 0.0
+
+
+def test_a_lost_round_keeps_the_local_parameters_and_goes_on_to_the_next() -> None:
+    slot = slot_at(PAIRS, ANCHOR)
+    before = slot.state
+    local = end(slot, failed(0), send(slot, LOCAL))
+    assert local is LOCAL
+    assert slot.state.version == 1
+    assert not slot.failed
+    assert slot.state.anchor is before.anchor
+    assert slot.state.momentum is before.momentum
+    assert slot.state.hash == before.hash
+    assert slot.spread is None
+
+
+def test_what_was_learned_before_a_lost_round_goes_into_the_next() -> None:
+    slot = slot_at(PAIRS, ANCHOR)
+    slot.work_steps = 3
+    local = end(slot, failed(0), send(slot, LOCAL)) - 1
+    slot.work_steps += 2
+    send(slot, local)
+    assert slot.sent is not None
+    assert (slot.sent.round, slot.sent.g.tolist(), slot.sent.work_steps) == (1, [3] * 4, 5)
+
+
+def test_the_steps_since_stay_when_a_round_that_overlapped_is_lost() -> None:
+    slot = slot_at(replace(PAIRS, overlap_steps=2, merge_alpha=0.5), ANCHOR)
+    local = send(slot, LOCAL) - 1
+    assert end(slot, failed(0), local) is local
+    assert learned(slot, local) == [3] * 4
+
+
+def test_the_schedule_says_which_round_is_next() -> None:
+    slot = slot_at(PAIRS, ANCHOR)
+    before = slot.state
+    slot.enter(7)
+    assert replace(slot.state, version=0) == before
+    send(slot, LOCAL)
+    assert slot.sent is not None
+    assert slot.sent.round == 7
+
+
+def test_agreeing_takes_the_mean_of_all_anchors_and_no_momentum() -> None:
+    slot = slot_at(replace(PAIRS, consensus=True), ANCHOR)
+    end(slot, met(0, [4.0] * 4, [12.0] * 4), send(slot, LOCAL))
+    mean = values(1.0, 2.0, 3.0, 4.0)
+    local = slot.agree(RoundDone(0, 1, mean, 4, GROUP, ()))
+    assert local.tolist() == slot.state.anchor.tolist() == [1, 2, 3, 4]
+    assert slot.state.momentum.tolist() == [0] * 4
+    assert (slot.state.version, slot.sent, slot.spread) == (2, None, 0.0)
+    assert slot.state.hash == state_hash(slot.state.anchor, slot.state.momentum, GROUP)
