@@ -33,11 +33,10 @@ def test_nothing_is_violated_whatever_happens() -> None:
     "faults",
     [
         Faults(),
-        Faults(breaks=0.3),
         Faults(late=2),
         Faults(joiners=1),
     ],
-    ids=["undisturbed", "streams break", "late", "joiners"],
+    ids=["undisturbed", "late", "joiners"],
 )
 def test_mild_faults_leave_nobody_behind(faults: Faults) -> None:
     for seed in range(60):
@@ -47,6 +46,19 @@ def test_mild_faults_leave_nobody_behind(faults: Faults) -> None:
         assert left_behind(world) == []
         if faults == Faults():
             assert all(part.succeeded for part in world.attendances), f"seed {seed}"
+
+
+def test_broken_streams_leave_behind_only_who_could_not_know() -> None:
+    """Streams that break again and again for as long as a peer is patient: the two generals."""
+    left, parts = [], 0
+    for seed in range(60):
+        world = MeetingWorld(2 + seed % 8, 2 + seed % 3, seed, Faults(breaks=0.3))
+        world.play()
+        assert violations(world) == []
+        left += left_behind(world)
+        parts += len(world.attendances)
+    assert {each.cause for each in left} <= {"broken"}
+    assert len(left) < 0.01 * parts
 
 
 def test_a_seed_is_a_schedule() -> None:
@@ -109,7 +121,7 @@ def test_two_generals_one_applies_and_the_other_misses_its_word_and_gives_up() -
     for world, happy, other in pairs_of(LastWordLost):
         assert happy.succeeded
         assert other.staged_at is not None
-        assert other.failed.startswith("the round's deadline has passed")
+        assert "the stream broke" in other.failed
         assert other.waiting_for == (happy.peer,)
         assert left_behind(world) == [LeftBehind(other.peer, happy.peer, 1, "broken")]
         assert violations(world) == []

@@ -51,6 +51,7 @@ class Conversation:
             WireError: what came does not fit.
         """
         table, peer = self._table, self._peer
+        self._rounds.step(table, machine.Heard(peer))
         saying = self._rounds.tasks.spawn(self._say(theirs))
         try:
             while not self._said_all():

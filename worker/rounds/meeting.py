@@ -41,7 +41,7 @@ class Met:
 
 @dataclass(frozen=True)
 class Heard:
-    """Bytes of the partner's are arriving: it is not late, its link is slow."""
+    """Something of the partner's is arriving: it is not late, its link is slow."""
 
     peer: str
 
@@ -185,7 +185,7 @@ class Meeting:
             case Met(peer):
                 self._heard(peer)
             case Heard(peer):
-                self._partners[peer].heard_at = now
+                self._partners[peer].heard_at, self._partners[peer].broken_at = now, math.inf
             case Received(peer):
                 self._heard(peer).received = True
             case PartnerStaged(peer):
@@ -222,18 +222,21 @@ class Meeting:
         return partner
 
     def _is_cut_off(self, peer: str, now: float) -> bool:
-        """Whether the stream has been broken for too long: for half of that if the peer is in
-        doubt as well, so that its partner is in time for the next who waits for it."""
+        """Whether the stream has been broken for longer than this peer is patient: for half of that
+        if the partner is in doubt as well, so that who waits next does not wait in vain."""
+        if self._partners[peer].staged:
+            return False
         patience_s = self._config.patience_s
-        broken_s = now - self._partners[peer].broken_at
-        return broken_s >= (patience_s if self._view.usable(peer) else patience_s / 2)
+        if not self._view.usable(peer):
+            patience_s /= 2
+        return now - self._partners[peer].broken_at >= patience_s
 
     def _hopeless(self, now: float) -> str | None:
         """Why waiting any longer is no use, if it is not."""
         for peer, partner in sorted(self._partners.items()):
             if not partner.staged and not self._view.live(peer):
                 return f"{peer} is gone"
-            if partner.met and not partner.staged and self._is_cut_off(peer, now):
+            if partner.met and self._is_cut_off(peer, now):
                 return f"{partner.reason}, and it has not come back"
             if not partner.met and not self._view.usable(peer):
                 return f"{peer} does not answer"
