@@ -62,7 +62,9 @@ class Bench:
         """Valid contributions of all three give their mean, untouched by what was before."""
         payload = encoded("r")
         own = asyncio.create_task(
-            self.reducer.contribute(wire.key_of(header("r")), GROUP, wire.Payload.of(payload))
+            self.reducer.contribute(
+                wire.key_of(header("r")), GROUP, wire.Payload.of(payload), weight=1
+            )
         )
         answers = await asyncio.gather(
             self.send(contribution("a"), "a"), self.send(contribution("b"), "b")

@@ -1,6 +1,6 @@
 """The executable specification, held against results that can be written down by hand."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -12,7 +12,8 @@ from algorithms.codecs import codec_by_name
 from algorithms.fragments import Fragment, TensorSpec
 from algorithms.mean import mean_in_order
 from algorithms.plan import Plan
-from algorithms.reference import Outer, _Run, train
+from algorithms.reference import Outer, Replica, _Run
+from algorithms.reference import train as train_each
 
 
 @dataclass
@@ -43,6 +44,23 @@ class Slope(Bowl):
 
     def backward(self, step: int) -> Mapping[str, Tensor]:
         return {name: torch.ones_like(value) for name, value in self.parameters.items()}
+
+
+def train(
+    plan: Plan, fragments: Sequence[Fragment], replicas: Mapping[str, Replica], steps: int
+) -> list[Outer]:
+    """What all peers end with."""
+    return agreed(train_each(plan, fragments, replicas, steps))
+
+
+def agreed(each: Mapping[str, list[Outer]]) -> list[Outer]:
+    """The outer state, which is the same for everyone."""
+    first, *others = each.values()
+    for other in others:
+        for mine, theirs in zip(first, other, strict=True):
+            assert torch.equal(mine.anchor, theirs.anchor)
+            assert torch.equal(mine.momentum, theirs.momentum)
+    return first
 
 
 def fragments_of(*names: str) -> list[Fragment]:
@@ -247,8 +265,8 @@ def steady_run(plan: Plan, peers: int, rounds: int) -> tuple[Tensor, Tensor, _Ru
         how far the anchor has come, how far it would have come exactly, and the run.
     """
     replicas = {peer: Steady(each.target) for peer, each in odd(peers).items()}
-    run = _Run(plan, wide("x"), replicas, rounds)
-    (state,) = run.train()
+    run = _Run(plan, wide("x"), replicas, rounds, run=0)
+    (state,) = agreed(run.train())
     mean = mean_in_order(0.25 * each.target["x"] for each in replicas.values())
     return 4.0 - state.anchor, rounds * mean, run
 
@@ -323,7 +341,7 @@ def test_eager_by_hand() -> None:
     plan = Plan(inner_steps=2, overlap_steps=1, eager=True, outer_lr=1.0, outer_momentum=0.0)
     replicas = {"a": slope("x"), "b": slope("x")}
     replicas["a"].lr = 0.5
-    run = _Run(plan, fragments_of("x"), replicas, 6)
+    run = _Run(plan, fragments_of("x"), replicas, 6, run=0)
     at = []
     for step in range(1, 7):
         for peer in run.peers:
@@ -333,7 +351,7 @@ def test_eager_by_hand() -> None:
     assert at == [
         (3.5, 3.75), (3.0, 3.5), (3.25, 3.25), (2.75, 2.625), (2.375, 2.625), (2.125, 2.125)
     ]  # fmt: skip
-    assert only(run.outer) == (2.125, 0.75)
+    assert only(agreed(run.outer)) == (2.125, 0.75)
 
 
 def test_eager_replicas_that_agree_are_guessed_right() -> None:
@@ -375,8 +393,8 @@ def test_every_fragment_and_round_has_noise_of_its_own() -> None:
     """The same values in two fragments, and again in the next round."""
     plan = replace(FEEDBACK, codec="int4", rounding="stochastic", error_feedback=False)
     replicas = {"w0": Steady(odd(1, ("x", "y"))["w0"].target)}
-    run = _Run(replace(plan, inner_steps=2, fragments=2), wide("x", "y"), replicas, 2)
-    x, y = run.train()
+    run = _Run(replace(plan, inner_steps=2, fragments=2), wide("x", "y"), replicas, 2, run=0)
+    x, y = agreed(run.train())
     assert not torch.equal(x.momentum, y.momentum)
     g = {"w0": torch.linspace(-1, 1, 300)}
     assert not torch.equal(run.exchange(0, g), run.exchange(0, g))
