@@ -61,7 +61,6 @@ def test_survivors_of_a_killed_worker_go_on_and_agree(tmp_path: Path) -> None:
             results = swarm.wait("w0", "w1", "w3")
     assert {result["step"] for result in results.values()} == {120}
     assert len({Hashes.of(result) for result in results.values()}) == 1
-    assert sum(result["rounds_failed"] for result in results.values()) <= 1
     assert swarm.workers["w0"].of("round")[-1]["contributors"] == 3
 
 
