@@ -53,15 +53,6 @@ def test_a_slow_link_changes_no_bit(
     assert dict.fromkeys(WORKERS, agreed(report)) == reference_hashes(config, WORKERS)
 
 
-@pytest.mark.parametrize("preset", ["noloco", "streaming-noloco"])
-def test_a_slow_link_changes_no_bit_of_pairs(tmp_path: Path, preset: str) -> None:
-    settings = {"run__steps": 24, "run__seed": 5, "diloco__inner_steps": 8}
-    report = train(tmp_path / "run", preset, "--link", "5mbit,delay=20ms", **settings)
-    config = load_config(None, [*SMALL, *settings_of(**settings)][1::2], preset)
-    found = {peer["peer"]: Hashes.of(peer) for peer in report["peers"]}
-    assert found == reference_hashes(config, WORKERS)
-
-
 def test_four_bits_are_four_bits_in_both_directions(tmp_path: Path) -> None:
     """And with zstd fewer; what the links have carried bears the workers' counts out."""
     settings = {"run__steps": 24, "diloco__inner_steps": 4, "diloco__overlap_steps": 2}
