@@ -96,7 +96,7 @@ def wait_until(condition: Callable[[], bool], *, timeout_s: float, every_s: floa
     while not condition():
         if time.monotonic() > deadline:
             return False
-        time.sleep(every_s)
+        time.sleep(every_s)  # an engine that starts tells nobody
     return True
 
 

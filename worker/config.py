@@ -226,6 +226,7 @@ def _build(
     default: T, values: Mapping[str, Any], section: str, source: str, extra: tuple[str, ...] = ()
 ) -> T:
     """`default` with the given fields replaced, each checked for name and type."""
+    # Every T is a dataclass, which mypy cannot be told of a TypeVar.
     known = {f.name: getattr(default, f.name) for f in dataclasses.fields(default)}  # type: ignore[arg-type]
     checked: dict[str, Any] = {}
     for name, value in values.items():

@@ -95,7 +95,7 @@ class Replica:
         batch: Batch = next(self._batches)
         self.optimizer.zero_grad(set_to_none=True)
         loss = self._task.loss(self.model, batch)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.loss, self.cursor = loss.item(), batch.cursor
         return {
             n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in self._named.items()

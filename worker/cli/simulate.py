@@ -84,7 +84,7 @@ def simulate(
 
     try:
         scenarios = [
-            Scenario(preset=preset, peers=count, **settings)  # type: ignore[arg-type]
+            Scenario(preset=preset, peers=count, **settings)  # type: ignore[arg-type]  # click has checked the types
             for preset in dict.fromkeys(presets)
             for count in counts
         ]

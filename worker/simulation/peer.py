@@ -1,6 +1,7 @@
 """What every simulated peer does: inner steps, then a round, and where the time goes."""
 
 import re
+from abc import ABC, abstractmethod
 from collections import Counter
 from dataclasses import dataclass, field
 from random import Random
@@ -40,7 +41,7 @@ class Account:
             self.reasons[_PEER.sub("a peer", part)] += 1
 
 
-class Peer:
+class Peer(ABC):
     """One replica; subclasses hold the rounds.
 
     Args:
@@ -65,26 +66,25 @@ class Peer:
         self._began_at = 0.0
         account.unfinished += 1
 
+    @abstractmethod
     def begin(self) -> None:
         """The inner steps are done: hold a round."""
-        raise NotImplementedError
 
+    @abstractmethod
     def broken(self, stream: Stream) -> None:
         """A stream has broken, and this end has found out."""
-        raise NotImplementedError
 
+    @abstractmethod
     def start(self) -> None:
         """From the beginning of the run."""
-        raise NotImplementedError
 
     def died(self) -> None:
         """This peer is not waited for."""
         if not self.done:
             self.finish()
 
-    def viewed(self, changed: frozenset[str]) -> None:
+    def viewed(self, changed: frozenset[str]) -> None:  # noqa: B027 (a hook: nothing by default)
         """Membership says something else than before of these peers."""
-        raise NotImplementedError
 
     @property
     def now(self) -> float:

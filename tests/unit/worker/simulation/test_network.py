@@ -45,7 +45,7 @@ def test_loads_that_begin_together_end_as_equal_shares_say(sizes: list[float]) -
     clock, rate = Clock(), 1000.0
     pipe, ends = Pipe(clock, rate), dict[int, float]()
     for number, size in enumerate(sizes):
-        pipe.add(size, lambda n=number: ends.setdefault(n, clock.now))  # type: ignore[misc]
+        pipe.add(size, lambda n=number: ends.setdefault(n, clock.now))
     clock.run(lambda: False, limit_s=1e9)
     for number, size in enumerate(sizes):
         # While it is under way, each of the others gets as much as it does, or all it wants.

@@ -27,7 +27,7 @@ TROUBLED = Scenario(
 
 @pytest.mark.parametrize("preset", ["noloco", "diloco"])
 def test_the_same_seed_gives_the_same_figures_and_another_seed_others(preset: str) -> None:
-    scenario = dataclasses.replace(TROUBLED, preset=preset)  # type: ignore[arg-type]
+    scenario = dataclasses.replace(TROUBLED, preset=preset)
     first = simulate(scenario)
     assert simulate(scenario) == first
     assert simulate(dataclasses.replace(scenario, seed=8)) != first
@@ -68,7 +68,7 @@ def test_short_messages_take_about_what_the_latency_model_says() -> None:
 )
 def test_what_makes_no_sense_is_refused(changes: dict[str, object], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
-        Scenario(**changes)  # type: ignore[arg-type]
+        Scenario(**changes)
 
 
 def test_percentiles_are_values_that_occur() -> None:

@@ -7,7 +7,7 @@ from worker.simulation import Scenario, simulate
 
 
 def mean(**changes: object) -> Scenario:
-    return Scenario(**{"preset": "diloco", "rounds": 5} | changes)  # type: ignore[arg-type]
+    return Scenario(**{"preset": "diloco", "rounds": 5} | changes)
 
 
 @pytest.mark.parametrize("peers", [2, 5, 16])

@@ -16,7 +16,7 @@ from worker.simulation.task import Quadratic
 
 def calm(**changes: object) -> Scenario:
     """20 Mbit/s, 50 ms: the 4 MB of a pseudo-gradient take 1.6 s."""
-    return Scenario(**{"rounds": 6} | changes)  # type: ignore[arg-type]
+    return Scenario(**{"rounds": 6} | changes)
 
 
 def share_failed(found: Figures) -> float:
