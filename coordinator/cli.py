@@ -83,7 +83,9 @@ def status(address: str, as_json: bool) -> None:
 @click.command()
 @click.option("--workers", type=int, default=4, show_default=True, help="Processes, 1 to 64.")
 @click.option(
-    "--preset", help="diloco, streaming, ddp or local.  [default: the config's, else diloco]"
+    "--preset",
+    help="diloco, streaming, noloco, streaming-noloco, ddp or local.  "
+    "[default: the config's, else diloco]",
 )
 @click.option("--steps", type=int, metavar="N", help="Inner steps of the whole run.")
 @click.option("--inner-steps", type=int, metavar="H", help="Inner steps between rounds.")

@@ -46,7 +46,7 @@ def _worker_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--join", "joins", multiple=True, help="HOST:PORT of a peer, tried until the start.")
 @click.option("--min-peers", type=click.IntRange(1), help="Start when so many are here: 1, or 2.")
 @click.option("--wait-s", type=click.FloatRange(min=0.1), default=120.0, show_default=True)
-@click.option("--preset", help="diloco, streaming, ddp or local.")
+@click.option("--preset", help="diloco, streaming, noloco, streaming-noloco, ddp or local.")
 @click.option("--set", "settings", multiple=True, metavar="SECTION.KEY=VALUE")
 @_worker_options
 def up(
