@@ -6,6 +6,7 @@ What is heavy to import is imported by the command that needs it.
 import json
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,7 +82,7 @@ def status(address: str, as_json: bool) -> None:
 
 
 @click.command()
-@click.option("--workers", type=int, default=4, show_default=True, help="Processes, 1 to 64.")
+@click.option("--workers", type=int, help="Processes, 1 to 64.  [default: 4]")
 @click.option(
     "--preset",
     help="diloco, streaming, noloco, streaming-noloco, ddp or local.  "
@@ -92,6 +93,10 @@ def status(address: str, as_json: bool) -> None:
 @click.option("--seed", type=int, metavar="S")
 @click.option("--text", metavar="PATH", help="A file, folder or glob to learn from.")
 @click.option("--model", metavar="NAME", help="tiny, small, ...")
+@click.option("--stages", type=click.IntRange(2), metavar="S", help="Cut the model into so many.")
+@click.option("--replicas", type=click.IntRange(1), metavar="R", help="Workers of each stage.")
+@click.option("--routing", metavar="NAME", help="full, random, stochastic or skip.")
+@click.option("--skip", type=float, metavar="SHARE", help="Of the stages, left out by each route.")
 @click.option("--config", type=click.Path(path_type=Path), metavar="RUN.toml")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Any config key.")
 @click.option(
@@ -125,6 +130,7 @@ def swarm(out: Path | None, json_path: str | None, **asked: Any) -> None:
             "--resume: name the folder of the run to go on with, as --out DIR", Exit.USAGE
         )
     config = asked["config"]
+    asked["workers"] = _worker_count(asked)
     launch = Launch(
         out=out or _new_folder(asked["preset"] or (config.stem if config else "diloco")),
         threads=Launch.fair_threads(asked["workers"]),
@@ -139,6 +145,25 @@ def swarm(out: Path | None, json_path: str | None, **asked: Any) -> None:
     if to_stdout:
         click.echo(json.dumps(report, indent=1))
     sys.exit(code)
+
+
+def _worker_count(asked: Mapping[str, Any]) -> int:
+    """As many as the stages take. Raises Failure: options that do not fit one another."""
+    workers, stages, replicas = asked["workers"], asked["stages"], asked["replicas"]
+    if stages is None:
+        for flag in ("replicas", "routing", "skip"):
+            if asked[flag] is not None:
+                raise Failure(
+                    f"--{flag}: of a model in stages; add --stages, such as --stages 4", Exit.USAGE
+                )
+        return 4 if workers is None else int(workers)
+    if workers is not None and (workers % stages or replicas not in (None, workers // stages)):
+        raise Failure(
+            f"--workers {workers}: {stages} stages of {replicas or 'equally many'} replicas are "
+            f"something else; leave --workers out",
+            Exit.USAGE,
+        )
+    return int(stages * (replicas or (workers // stages if workers else 1)))
 
 
 def _check_address(address: str) -> tuple[str, int]:

@@ -24,6 +24,8 @@ class Launch:
         threads: of each worker; None leaves them to the worker. More threads than cores make
             training several times slower, and one worker cannot know how many share the machine.
         links: `--link` as typed, any number of times; none leaves workers on loopback.
+        stages, replicas: of a model that is cut; there are then stages x replicas workers.
+        routing, skip: how its microbatches go.
         link_means: one of `coordinator.links.MEANS`.
         program: what runs a worker; tests put their own here.
     """
@@ -41,6 +43,10 @@ class Launch:
     resume: bool = False
     coordinator: bool = False
     threads: int | None = None
+    stages: int | None = None
+    replicas: int | None = None
+    routing: str | None = None
+    skip: float | None = None
     links: tuple[str, ...] = ()
     link_means: str = "auto"
     program: Sequence[str] = WORKER_PROGRAM
@@ -104,6 +110,7 @@ class Launch:
             name = f"w{index}"
             place = (places or {}).get(name, Place(address))
             own = ["--name", name, "--listen", address, "--out", str(self.out / name)]
+            own += ["--stage", str(index % self.stages)] if self.stages else []
             for other in addresses:
                 own += ["--join", other] if other != address else []
             commands[name] = [
@@ -143,6 +150,9 @@ class Launch:
             "diloco.inner_steps": self.inner_steps,
             "task.text": self.text,
             "task.model": self.model,
+            "stages.count": self.stages,
+            "stages.routing": self.routing,
+            "stages.skip": self.skip,
         }
         return [
             f"{key}={json.dumps(value, ensure_ascii=False)}"

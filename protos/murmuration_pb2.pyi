@@ -110,6 +110,8 @@ class PeerCard(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     DIGESTS_FIELD_NUMBER: _builtins.int
     STEP_S_FIELD_NUMBER: _builtins.int
+    STAGE_FIELD_NUMBER: _builtins.int
+    PROFILE_FIELD_NUMBER: _builtins.int
     peer: _builtins.str
     address: _builtins.str
     epoch: _builtins.int
@@ -124,6 +126,10 @@ class PeerCard(_message.Message):
     """position in the schedule"""
     step_s: _builtins.float
     """what an inner step takes, roughly; 0: not known"""
+    stage: _builtins.int
+    """that it serves; 0 where the model is not cut"""
+    profile: _builtins.bytes
+    """msgpack: what it has measured of its links and its stage"""
     @_builtins.property
     def digests(self) -> _containers.RepeatedCompositeFieldContainer[Global___FragmentDigest]: ...
     def __init__(
@@ -139,10 +145,12 @@ class PeerCard(_message.Message):
         step: _builtins.int = ...,
         digests: _abc.Iterable[Global___FragmentDigest] | None = ...,
         step_s: _builtins.float = ...,
+        stage: _builtins.int = ...,
+        profile: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "digests", b"digests", "epoch", b"epoch", "health", b"health", "heartbeat", b"heartbeat", "incarnation", b"incarnation", "peer", b"peer", "phase", b"phase", "step", b"step", "step_s", b"step_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "digests", b"digests", "epoch", b"epoch", "health", b"health", "heartbeat", b"heartbeat", "incarnation", b"incarnation", "peer", b"peer", "phase", b"phase", "profile", b"profile", "stage", b"stage", "step", b"step", "step_s", b"step_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -383,6 +391,240 @@ class StatusReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StatusReply: _TypeAlias = StatusReply  # noqa: Y015
+
+@_typing.final
+class VisitUp(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    FRAME_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def header(self) -> Global___VisitHeader: ...
+    @_builtins.property
+    def frame(self) -> Global___Frame: ...
+    def __init__(
+        self,
+        *,
+        header: Global___VisitHeader | None = ...,
+        frame: Global___Frame | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "frame", b"frame", "header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "frame", b"frame", "header", b"header"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["header", "frame"]  # noqa: Y015
+    _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
+
+Global___VisitUp: _TypeAlias = VisitUp  # noqa: Y015
+
+@_typing.final
+class VisitHeader(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: _builtins.int
+    ITERATION_FIELD_NUMBER: _builtins.int
+    ORIGIN_FIELD_NUMBER: _builtins.int
+    MICROBATCH_FIELD_NUMBER: _builtins.int
+    SENDER_FIELD_NUMBER: _builtins.int
+    STAGE_FIELD_NUMBER: _builtins.int
+    REST_FIELD_NUMBER: _builtins.int
+    CODEC_FIELD_NUMBER: _builtins.int
+    SHAPE_FIELD_NUMBER: _builtins.int
+    TOTAL_BYTES_FIELD_NUMBER: _builtins.int
+    HASH_FIELD_NUMBER: _builtins.int
+    SCHEDULE_FIELD_NUMBER: _builtins.int
+    run: _builtins.int
+    iteration: _builtins.int
+    origin: _builtins.str
+    microbatch: _builtins.int
+    sender: _builtins.str
+    stage: _builtins.int
+    """that the receiver serves; 0: the origin's loss"""
+    codec: _builtins.int
+    """of activations and gradients"""
+    total_bytes: _builtins.int
+    hash: _builtins.int
+    schedule: _builtins.int
+    """names the measurements that the route was planned with"""
+    @_builtins.property
+    def rest(self) -> _containers.RepeatedCompositeFieldContainer[Global___Hop]:
+        """of the route; the origin comes last and is not named"""
+
+    @_builtins.property
+    def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        run: _builtins.int = ...,
+        iteration: _builtins.int = ...,
+        origin: _builtins.str = ...,
+        microbatch: _builtins.int = ...,
+        sender: _builtins.str = ...,
+        stage: _builtins.int = ...,
+        rest: _abc.Iterable[Global___Hop] | None = ...,
+        codec: _builtins.int = ...,
+        shape: _abc.Iterable[_builtins.int] | None = ...,
+        total_bytes: _builtins.int = ...,
+        hash: _builtins.int = ...,
+        schedule: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec", b"codec", "hash", b"hash", "iteration", b"iteration", "microbatch", b"microbatch", "origin", b"origin", "rest", b"rest", "run", b"run", "schedule", b"schedule", "sender", b"sender", "shape", b"shape", "stage", b"stage", "total_bytes", b"total_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___VisitHeader: _TypeAlias = VisitHeader  # noqa: Y015
+
+@_typing.final
+class Hop(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STAGE_FIELD_NUMBER: _builtins.int
+    PEER_FIELD_NUMBER: _builtins.int
+    stage: _builtins.int
+    peer: _builtins.str
+    def __init__(
+        self,
+        *,
+        stage: _builtins.int = ...,
+        peer: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["peer", b"peer", "stage", b"stage"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Hop: _TypeAlias = Hop  # noqa: Y015
+
+@_typing.final
+class VisitDown(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GRADIENT_FIELD_NUMBER: _builtins.int
+    FRAME_FIELD_NUMBER: _builtins.int
+    FAILED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def gradient(self) -> Global___Gradient: ...
+    @_builtins.property
+    def frame(self) -> Global___Frame: ...
+    @_builtins.property
+    def failed(self) -> Global___VisitFailed: ...
+    def __init__(
+        self,
+        *,
+        gradient: Global___Gradient | None = ...,
+        frame: Global___Frame | None = ...,
+        failed: Global___VisitFailed | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "failed", b"failed", "frame", b"frame", "gradient", b"gradient"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "failed", b"failed", "frame", b"frame", "gradient", b"gradient"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["gradient", "frame", "failed"]  # noqa: Y015
+    _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
+
+Global___VisitDown: _TypeAlias = VisitDown  # noqa: Y015
+
+@_typing.final
+class Gradient(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOTAL_BYTES_FIELD_NUMBER: _builtins.int
+    HASH_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
+    total_bytes: _builtins.int
+    hash: _builtins.int
+    @_builtins.property
+    def path(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """who has taken part, from the receiver of the call to the last stage"""
+
+    def __init__(
+        self,
+        *,
+        total_bytes: _builtins.int = ...,
+        hash: _builtins.int = ...,
+        path: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hash", b"hash", "path", b"path", "total_bytes", b"total_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Gradient: _TypeAlias = Gradient  # noqa: Y015
+
+@_typing.final
+class VisitFailed(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REASON_FIELD_NUMBER: _builtins.int
+    ELSEWHERE_FIELD_NUMBER: _builtins.int
+    reason: _builtins.str
+    elsewhere: _builtins.bool
+    """another replica may do it; else the microbatch is lost"""
+    def __init__(
+        self,
+        *,
+        reason: _builtins.str = ...,
+        elsewhere: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["elsewhere", b"elsewhere", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___VisitFailed: _TypeAlias = VisitFailed  # noqa: Y015
+
+@_typing.final
+class FinishedRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: _builtins.int
+    ORIGIN_FIELD_NUMBER: _builtins.int
+    ITERATION_FIELD_NUMBER: _builtins.int
+    COUNTED_FIELD_NUMBER: _builtins.int
+    run: _builtins.int
+    origin: _builtins.str
+    iteration: _builtins.int
+    @_builtins.property
+    def counted(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """microbatches whose gradient has come back by way of the receiver"""
+
+    def __init__(
+        self,
+        *,
+        run: _builtins.int = ...,
+        origin: _builtins.str = ...,
+        iteration: _builtins.int = ...,
+        counted: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counted", b"counted", "iteration", b"iteration", "origin", b"origin", "run", b"run"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FinishedRequest: _TypeAlias = FinishedRequest  # noqa: Y015
+
+@_typing.final
+class FinishedReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FinishedReply: _TypeAlias = FinishedReply  # noqa: Y015
 
 @_typing.final
 class Frame(_message.Message):

@@ -57,6 +57,11 @@ class ControlStub:
                 request_serializer=protos_dot_murmuration__pb2.StatusRequest.SerializeToString,
                 response_deserializer=protos_dot_murmuration__pb2.StatusReply.FromString,
                 _registered_method=True)
+        self.Finished = channel.unary_unary(
+                '/murmuration.v1.Control/Finished',
+                request_serializer=protos_dot_murmuration__pb2.FinishedRequest.SerializeToString,
+                response_deserializer=protos_dot_murmuration__pb2.FinishedReply.FromString,
+                _registered_method=True)
 
 
 class ControlServicer:
@@ -94,6 +99,14 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Finished(self, request, context):
+        """All microbatches of an origin have come back, or were given up: whoever serves a stage may go on
+        to the next iteration once all origins have said so.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -116,6 +129,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.Status,
                     request_deserializer=protos_dot_murmuration__pb2.StatusRequest.FromString,
                     response_serializer=protos_dot_murmuration__pb2.StatusReply.SerializeToString,
+            ),
+            'Finished': grpc.unary_unary_rpc_method_handler(
+                    servicer.Finished,
+                    request_deserializer=protos_dot_murmuration__pb2.FinishedRequest.FromString,
+                    response_serializer=protos_dot_murmuration__pb2.FinishedReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -239,6 +257,33 @@ class Control:
             metadata,
             _registered_method=True)
 
+    @staticmethod
+    def Finished(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/murmuration.v1.Control/Finished',
+            protos_dot_murmuration__pb2.FinishedRequest.SerializeToString,
+            protos_dot_murmuration__pb2.FinishedReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
 
 class DataStub:
     """---------------------------------------------------------------- data plane: streams of frames
@@ -265,6 +310,11 @@ class DataStub:
                 '/murmuration.v1.Data/Fetch',
                 request_serializer=protos_dot_murmuration__pb2.FetchRequest.SerializeToString,
                 response_deserializer=protos_dot_murmuration__pb2.FetchReply.FromString,
+                _registered_method=True)
+        self.Visit = channel.stream_stream(
+                '/murmuration.v1.Data/Visit',
+                request_serializer=protos_dot_murmuration__pb2.VisitUp.SerializeToString,
+                response_deserializer=protos_dot_murmuration__pb2.VisitDown.FromString,
                 _registered_method=True)
 
 
@@ -297,6 +347,15 @@ class DataServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Visit(self, request_iterator, context):
+        """A microbatch visits a stage, or comes back to its origin for the loss: activations up; and down,
+        when all further visits have answered, their gradient. A repeated call takes the first one's
+        place and costs no second computation.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_DataServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -314,6 +373,11 @@ def add_DataServicer_to_server(servicer, server):
                     servicer.Fetch,
                     request_deserializer=protos_dot_murmuration__pb2.FetchRequest.FromString,
                     response_serializer=protos_dot_murmuration__pb2.FetchReply.SerializeToString,
+            ),
+            'Visit': grpc.stream_stream_rpc_method_handler(
+                    servicer.Visit,
+                    request_deserializer=protos_dot_murmuration__pb2.VisitUp.FromString,
+                    response_serializer=protos_dot_murmuration__pb2.VisitDown.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -399,6 +463,33 @@ class Data:
             '/murmuration.v1.Data/Fetch',
             protos_dot_murmuration__pb2.FetchRequest.SerializeToString,
             protos_dot_murmuration__pb2.FetchReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Visit(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/murmuration.v1.Data/Visit',
+            protos_dot_murmuration__pb2.VisitUp.SerializeToString,
+            protos_dot_murmuration__pb2.VisitDown.FromString,
             options,
             channel_credentials,
             insecure,

@@ -46,6 +46,10 @@ class ControlStub:
     """Asks this peer to probe another one: tells a dead peer from a broken link."""
     Status: _grpc.UnaryUnaryMultiCallable[_murmuration_pb2.StatusRequest, _murmuration_pb2.StatusReply]
     """What `murmur status` shows; a msgpack document, so that it can grow."""
+    Finished: _grpc.UnaryUnaryMultiCallable[_murmuration_pb2.FinishedRequest, _murmuration_pb2.FinishedReply]
+    """All microbatches of an origin have come back, or were given up: whoever serves a stage may go on
+    to the next iteration once all origins have said so.
+    """
 
 @_typing.type_check_only
 class ControlAsyncStub(ControlStub):
@@ -65,6 +69,10 @@ class ControlAsyncStub(ControlStub):
     """Asks this peer to probe another one: tells a dead peer from a broken link."""
     Status: _aio.UnaryUnaryMultiCallable[_murmuration_pb2.StatusRequest, _murmuration_pb2.StatusReply]  # type: ignore[assignment]
     """What `murmur status` shows; a msgpack document, so that it can grow."""
+    Finished: _aio.UnaryUnaryMultiCallable[_murmuration_pb2.FinishedRequest, _murmuration_pb2.FinishedReply]  # type: ignore[assignment]
+    """All microbatches of an origin have come back, or were given up: whoever serves a stage may go on
+    to the next iteration once all origins have said so.
+    """
 
 class ControlServicer(metaclass=_abc_1.ABCMeta):
     """---------------------------------------------------------------- control plane: small unary calls
@@ -106,6 +114,16 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_murmuration_pb2.StatusReply, _abc.Awaitable[_murmuration_pb2.StatusReply]]:
         """What `murmur status` shows; a msgpack document, so that it can grow."""
 
+    @_abc_1.abstractmethod
+    def Finished(
+        self,
+        request: _murmuration_pb2.FinishedRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_murmuration_pb2.FinishedReply, _abc.Awaitable[_murmuration_pb2.FinishedReply]]:
+        """All microbatches of an origin have come back, or were given up: whoever serves a stage may go on
+        to the next iteration once all origins have said so.
+        """
+
 def add_ControlServicer_to_server(servicer: ControlServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
 class DataStub:
@@ -126,6 +144,11 @@ class DataStub:
     """
     Fetch: _grpc.UnaryStreamMultiCallable[_murmuration_pb2.FetchRequest, _murmuration_pb2.FetchReply]
     """The committed state of fragments: anchors, outer momenta and what goes with them."""
+    Visit: _grpc.StreamStreamMultiCallable[_murmuration_pb2.VisitUp, _murmuration_pb2.VisitDown]
+    """A microbatch visits a stage, or comes back to its origin for the loss: activations up; and down,
+    when all further visits have answered, their gradient. A repeated call takes the first one's
+    place and costs no second computation.
+    """
 
 @_typing.type_check_only
 class DataAsyncStub(DataStub):
@@ -143,6 +166,11 @@ class DataAsyncStub(DataStub):
     """
     Fetch: _aio.UnaryStreamMultiCallable[_murmuration_pb2.FetchRequest, _murmuration_pb2.FetchReply]  # type: ignore[assignment]
     """The committed state of fragments: anchors, outer momenta and what goes with them."""
+    Visit: _aio.StreamStreamMultiCallable[_murmuration_pb2.VisitUp, _murmuration_pb2.VisitDown]  # type: ignore[assignment]
+    """A microbatch visits a stage, or comes back to its origin for the loss: activations up; and down,
+    when all further visits have answered, their gradient. A repeated call takes the first one's
+    place and costs no second computation.
+    """
 
 class DataServicer(metaclass=_abc_1.ABCMeta):
     """---------------------------------------------------------------- data plane: streams of frames"""
@@ -175,6 +203,17 @@ class DataServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_murmuration_pb2.FetchReply], _abc.AsyncIterator[_murmuration_pb2.FetchReply]]:
         """The committed state of fragments: anchors, outer momenta and what goes with them."""
+
+    @_abc_1.abstractmethod
+    def Visit(
+        self,
+        request_iterator: _MaybeAsyncIterator[_murmuration_pb2.VisitUp],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_murmuration_pb2.VisitDown], _abc.AsyncIterator[_murmuration_pb2.VisitDown]]:
+        """A microbatch visits a stage, or comes back to its origin for the loss: activations up; and down,
+        when all further visits have answered, their gradient. A repeated call takes the first one's
+        place and costs no second computation.
+        """
 
 def add_DataServicer_to_server(servicer: DataServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 

@@ -10,7 +10,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -89,6 +89,16 @@ def save(folder: Path, step: int, tensors: Mapping[str, Tensor], values: Mapping
     _sync(folder)
     shutil.rmtree(before, ignore_errors=True)
     return final
+
+
+def below(run: Path) -> Iterator[Checkpoint]:
+    """The newest usable checkpoint of every folder of them below `run`, none that was set aside."""
+    steps = (path.parent for path in run.glob("**/step-*") if path.is_dir())
+    for folder in sorted({folder for folder in steps if not is_set_aside(folder)}):
+        try:
+            yield load(folder)[0]
+        except CheckpointError:
+            continue
 
 
 def prune(folder: Path, keep: int) -> None:

@@ -3,14 +3,15 @@
     [run]         seed, steps
     [task]        name, and the task's own options
     [inner]       the inner optimizer
+    [stages]      how the model is cut, and how microbatches are routed
     [diloco]      preset, and the plan's fields where they differ from the preset's
     [rounds]      when a round closes
     [exchange]    what travels, and how
     [membership]  the failure detector
     [checkpoint]  how often, how many
 
-`[run] [task] [inner] [diloco]` are run-wide: they make the manifest. The rest is the machine's own,
-and so is `diloco.overlap_steps`.
+`[run] [task] [inner] [stages] [diloco]` are run-wide: they make the manifest. The rest is the
+machine's own, and so are `diloco.overlap_steps` and `stages.memory_mib`.
 """
 
 import dataclasses
@@ -30,6 +31,7 @@ from worker.exchange.compression import ExchangeConfig
 from worker.inner import InnerConfig
 from worker.membership import MembershipConfig
 from worker.rounds import RoundConfig
+from worker.stages.config import StagesConfig
 
 T = TypeVar("T")
 
@@ -65,6 +67,7 @@ class Config:
     run: RunConfig = field(default_factory=RunConfig)
     task: TaskConfig = field(default_factory=TaskConfig)
     inner: InnerConfig = field(default_factory=InnerConfig)
+    stages: StagesConfig = field(default_factory=StagesConfig)
     preset: str = "diloco"
     plan: Plan = PRESETS["diloco"]
     rounds: RoundConfig = field(default_factory=RoundConfig)
@@ -73,8 +76,9 @@ class Config:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
 
 
-RUN_WIDE = ("run", "task", "inner", "diloco")
-ADVISED = (("diloco", "overlap_steps"),)  # of these, what peers need not have in common
+RUN_WIDE = ("run", "task", "inner", "stages", "diloco")
+# Of these, what peers need not have in common.
+ADVISED = (("diloco", "overlap_steps"), ("stages", "memory_mib"))
 _SECTIONS = (*RUN_WIDE, "rounds", "exchange", "membership", "checkpoint")
 
 
@@ -177,6 +181,7 @@ def parse_config(document: Mapping[str, Any], source: str) -> Config:
         run=_build(RunConfig(), document.get("run", {}), "run", source),
         task=TaskConfig(name=name, options=task),
         inner=_build(InnerConfig(), document.get("inner", {}), "inner", source),
+        stages=_build(StagesConfig(), document.get("stages", {}), "stages", source),
         preset=preset,
         plan=_build(PRESETS[preset], diloco, "diloco", source, extra=("preset",)),
         rounds=_build(RoundConfig(), document.get("rounds", {}), "rounds", source),
@@ -192,6 +197,7 @@ def to_document(config: Config) -> dict[str, Any]:
         "run": dataclasses.asdict(config.run),
         "task": {"name": config.task.name, **config.task.options},
         "inner": dataclasses.asdict(config.inner),
+        "stages": dataclasses.asdict(config.stages),
         "diloco": {"preset": config.preset, **dataclasses.asdict(config.plan)},
     }
 

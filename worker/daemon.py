@@ -23,13 +23,14 @@ from worker import checkpoint
 from worker.config import Config
 from worker.errors import EXIT_INTERRUPTED, CheckpointError, ConfigError
 from worker.evaluation import anchors_loaded, generate_sample, validation_loss
-from worker.inner import Replica
 from worker.iothread import IOThread
 from worker.mailbox import Mailbox, Progress, Stop
 from worker.manifest import Manifest, first_difference
 from worker.membership import Phase
 from worker.node import Node, NodeConfig
 from worker.snapshot import initial_state, restore_trainer, snapshot
+from worker.stages.assembly import fetch_stages, save_whole, stage_fragments, whole_model
+from worker.stages.part import part_of
 from worker.tasks import Cursor, Task, load_task
 from worker.train import Trainer
 from worker.transport import Transport
@@ -103,7 +104,8 @@ class Worker:
         self._task: Task = load_task(
             config.task.name, seed=config.run.seed, options=config.task.options
         )
-        self._model = self._task.model()
+        self._part = part_of(self._task, config, options.node.stage)
+        self._model = self._part.module
         schema = [
             TensorSpec(name, tuple(parameter.shape))
             for name, parameter in self._model.named_parameters()
@@ -114,7 +116,7 @@ class Worker:
             config.plan.schedule(fragments=len(self._fragments), steps=config.run.steps)
         except ValueError as error:
             raise ConfigError(f"[diloco] {error}") from error
-        self._manifest = Manifest.of(config, schema)
+        self._manifest = Manifest.of(config, self._part.whole or schema)
         self._log = EventLog(options, self._add_traffic)
         self._saver = concurrent.futures.ThreadPoolExecutor(1, "murmur-save")
         self._saving: concurrent.futures.Future[None] | None = None
@@ -147,9 +149,6 @@ class Worker:
     # ---------------------------------------------------------------------------------- parts
 
     def _make_node(self) -> Node:
-        async def offload(work: Callable[[], T]) -> T:
-            return await asyncio.get_running_loop().run_in_executor(None, work)
-
         node = self._options.node
         if self._config.plan.exchange == "none":
             node = replace(node, min_peers=1)  # nothing is exchanged, so nobody is waited for
@@ -160,7 +159,7 @@ class Worker:
             elements=[fragment.elements for fragment in self._fragments],
             transport=self._transport,
             mailbox=self._mailbox,
-            offload=offload,
+            offload=_offload,
             log=self._log,
         )
 
@@ -170,7 +169,7 @@ class Worker:
         if restored is not None:
             cursor = replace(cursor, stream=restored.values["stream"])
             cursor = cursor.advance(restored.values["position"])
-        replica = Replica(self._task, self._model, config.inner, cursor, config.run.steps)
+        replica = self._part.replica(self._task, config, cursor, self._mailbox)
         states = [initial_state(config.plan, f, replica.parameters) for f in self._fragments]
         trainer = Trainer(
             replica=replica,
@@ -226,7 +225,7 @@ class Worker:
             self._saving = self._saver.submit(self._save, trainer.step, *self._snapshot(trainer))
 
     def _snapshot(self, trainer: Trainer) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        return snapshot(trainer, self._manifest)
+        return snapshot(trainer, self._manifest, self._part.stage)
 
     def _save(self, step: int, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         folder = self._options.out / "checkpoints"
@@ -240,11 +239,17 @@ class Worker:
     # ------------------------------------------------------------------------------- the end
 
     def _finish(self, trainer: Trainer) -> int:
+        whole: Mapping[str, Tensor] | None = None
         if trainer.stopped is None and self._config.plan.exchange != "none":
             trainer.settle(self._agreed, _SETTLE_S)
+        if trainer.stopped is None and self._part.stage is not None:
+            if self._assembles:
+                whole = self._assemble(trainer)
+            else:
+                trainer.settle(lambda: not self._assembler_is_here, _SETTLE_S)
         self._saver.submit(self._save, trainer.step, *self._snapshot(trainer)).result()
         code = EXIT_INTERRUPTED if self._interrupted_by == signal.SIGINT else 0
-        result = self._result(trainer)
+        result = self._result(trainer, whole)
         result["exit_code"] = code
         (self._options.out / "result.json").write_text(json.dumps(result, indent=1))
         self._mailbox.post(Progress({"event": "result", **result}))
@@ -257,17 +262,72 @@ class Worker:
         one_anchor = plan.exchange != "pairs" or plan.consensus
         others, me = self._io.ask(lambda: (gossip.others, gossip.me))
         return all(
-            card.phase is Phase.DONE and (card.digests == me.digests or not one_anchor)
+            card.phase is Phase.DONE
+            and (card.digests == me.digests or not one_anchor or card.stage != me.stage)
             for card in others
             if card.live and card.phase is not Phase.STARTING
         )
+
+    # ------------------------------------------------------------------- a model in stages
+
+    @property
+    def _assembler(self) -> str | None:
+        """Who puts the stages together at the end: the first replica of stage 0 that is here."""
+        assert self._io is not None
+        gossip = self._io.node.gossip
+        cards = self._io.ask(lambda: gossip.cards)
+        return min((card.peer for card in cards if card.stage == 0 and card.live), default=None)
+
+    @property
+    def _assembles(self) -> bool:
+        return self._assembler == self._options.node.peer
+
+    @property
+    def _assembler_is_here(self) -> bool:
+        return self._assembler is not None
+
+    def _assemble(self, trainer: Trainer) -> Mapping[str, Tensor] | None:
+        """The whole model, left as a checkpoint; None, and a warning, when a stage is missing."""
+        assert self._io is not None
+        node, config = self._io.node, self._config
+        momenta = config.plan.payload == "pseudo_gradient" and config.plan.exchange != "none"
+        expected = {
+            stage: {
+                f.index: (f.elements, f.elements if momenta else 0)
+                for f in stage_fragments(self._task, config, stage)
+            }
+            for stage in range(1, config.stages.count)
+        }
+        try:
+            anchors = self._io.do(
+                lambda: fetch_stages(
+                    self._transport, node.gossip.cards, self._manifest.run, expected, _offload
+                ),
+                _SETTLE_S,
+            )
+        except TimeoutError:
+            anchors = {}
+        anchors[0] = [state.anchor for state in trainer.states]
+        missing = [stage for stage in range(config.stages.count) if stage not in anchors]
+        if missing:
+            text = f"no whole model: stage {missing[0]} cannot be fetched from anyone"
+            self._log({"event": "warning", "text": text})
+            return None
+        whole = whole_model(self._task, config, anchors)
+        folder = self._options.out / "assembled"
+        checkpoint.set_aside(folder)
+        path = save_whole(folder, trainer.step, self._manifest, config, whole)
+        self._log({"event": "assembled", "path": str(path), "step": trainer.step})
+        return whole
 
     def _add_traffic(self, event: dict[str, object]) -> None:
         if event["event"] in ("progress", "result"):
             event["bytes_sent"] = self._transport.traffic.sent_bytes
             event["bytes_received"] = self._transport.traffic.received_bytes
 
-    def _result(self, trainer: Trainer) -> dict[str, object]:
+    def _result(
+        self, trainer: Trainer, whole: Mapping[str, Tensor] | None
+    ) -> dict[str, object]:
         assert self._io is not None
         node, config, tally = self._io.node, self._config, trainer.tally
         anchors = [state.anchor for state in trainer.states]
@@ -276,8 +336,14 @@ class Worker:
         # Whoever stops a worker waits for it: then only what is quick.
         limit_s = math.inf if trainer.stopped is None else _LAST_WORDS_S
         with anchors_loaded(trainer, self._fragments):
-            val_loss = validation_loss(self._task, self._model, config.run.seed, limit_s)
-            sample = generate_sample(self._task, self._model, config.run.seed)
+            val_loss = sample = None
+            model = self._model if self._part.stage is None else None
+            if whole is not None:
+                model = self._task.model()
+                model.load_state_dict(dict(whole), strict=False)
+            if model is not None:
+                val_loss = validation_loss(self._task, model, config.run.seed, limit_s)
+                sample = generate_sample(self._task, model, config.run.seed)
         counts = node.context.counts
         return {
             "preset": config.preset,
@@ -308,6 +374,10 @@ class Worker:
             "checkpoint": str(self._saved_path) if self._saved_path else None,
             "loop_lag_ms": self._io.ask(node.lag.summary_ms),
         }
+
+
+async def _offload(work: Callable[[], T], /) -> T:
+    return await asyncio.get_running_loop().run_in_executor(None, work)
 
 
 def print_line(event: Mapping[str, object]) -> None:

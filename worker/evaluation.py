@@ -1,14 +1,30 @@
-"""What the anchor is worth: held-out loss, and a piece of text."""
+"""What the anchor is worth: held-out loss, also without some of its stages, and a piece of text."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from math import inf
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from algorithms.fragments import Fragment
-from worker.tasks import Cursor, Generates, Task
+from algorithms.fragments import Fragment, TensorSpec, partition
+from algorithms.skippipe.partition import stage_layers
+from worker.checkpoint import Checkpoint
+from worker.config import Config
+from worker.errors import CheckpointError, UsageError
+from worker.manifest import Manifest
+from worker.tasks import (
+    Batch,
+    Cursor,
+    Generates,
+    Staged,
+    StageModule,
+    Task,
+    TaskError,
+    load_task,
+)
 from worker.train import Trainer
 
 _VALIDATION_BATCHES = 16
@@ -32,15 +48,111 @@ def anchors_loaded(trainer: Trainer, fragments: Sequence[Fragment]) -> Iterator[
 
 def validation_loss(task: Task, model: nn.Module, seed: int, limit_s: float) -> float | None:
     """Mean loss over the same held-out batches on every peer; None if that takes too long."""
-    batches = task.batches("validation", Cursor(seed=seed, stream="validation"))
+    return mean_loss(task, partial(task.loss, model), seed=seed, limit_s=limit_s)
+
+
+def mean_loss(
+    task: Task,
+    loss: Callable[[Batch], Tensor],
+    *,
+    seed: int,
+    split: str = "validation",
+    limit_s: float = inf,
+) -> float | None:
+    """Mean of a loss over the batches that `validation_loss` takes, or as many to train on."""
+    batches = task.batches(split, Cursor(seed=seed, stream="validation"))
     deadline = time.monotonic() + limit_s
     losses: list[float] = []
     with torch.inference_mode():
         while len(losses) < _VALIDATION_BATCHES:
             if time.monotonic() > deadline:
                 return None
-            losses.append(float(task.loss(model, next(batches))))
+            losses.append(float(loss(next(batches))))
     return sum(losses) / len(losses)
+
+
+def build_stages(task: Staged, stages: int) -> list[StageModule]:
+    """The task's whole model, new, cut into stages.
+
+    Raises:
+        ValueError: more stages than layers.
+    """
+    cut = stage_layers(task.layer_sizes(), task.outer_size(), stages)
+    return [task.stage(*layers, outer=stage == 0) for stage, layers in enumerate(cut)]
+
+
+def route_loss(stages: Sequence[StageModule], route: Sequence[int], batch: Batch) -> Tensor:
+    """Mean loss of a batch that visits some of the stages; the others are left out.
+
+    Args:
+        stages: all of the model's.
+        route: visited stages in order, stage 0 first.
+
+    Returns:
+        Scalar, with its graph.
+    """
+    hidden = stages[0].embed(batch)
+    for stage in route:
+        hidden = stages[stage](hidden)
+    return stages[0].loss(hidden, batch)
+
+
+def checkpoint_loss(
+    saved: Checkpoint,
+    *,
+    stages: int | None = None,
+    omitted: Collection[int] = (),
+    split: str = "validation",
+) -> float:
+    """Mean loss of a checkpoint's anchor, over as many batches as a run's report takes.
+
+    Args:
+        saved: of a whole model.
+        stages: how many to cut the model into; None evaluates it as it is.
+        omitted: stages to leave out; never 0.
+        split: 'validation', or 'train' for text that the run learned from.
+
+    Raises:
+        CheckpointError: it does not hold the whole model of its run.
+        TaskError: the run's task cannot be loaded here, or not be cut into stages.
+        UsageError: more stages than layers.
+    """
+    assert set(omitted) <= set(range(1, stages or 1)), "stages that are there, and never stage 0"
+    config = Manifest(saved.values["manifest"]).config(str(saved.path))
+    task = load_task(config.task.name, seed=config.run.seed, options=config.task.options)
+    model = task.model()
+    _load_anchors(saved, config, model)
+    loss = partial(task.loss, model)
+    if stages is not None:
+        if not isinstance(task, Staged):
+            raise TaskError(f"task {config.task.name!r} cannot be cut into stages: no stage()")
+        try:
+            parts = build_stages(task, stages)
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+        values = model.state_dict()
+        for part in parts:
+            part.load_state_dict({name: values[name] for name in part.state_dict()})
+        route = [stage for stage in range(stages) if stage not in omitted]
+        loss = partial(route_loss, parts, route)
+    found = mean_loss(task, loss, seed=config.run.seed, split=split)
+    assert found is not None, "without a limit it is never cut short"
+    return found
+
+
+def _load_anchors(saved: Checkpoint, config: Config, model: nn.Module) -> None:
+    parameters = {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
+    schema = [TensorSpec(name, tuple(p.shape)) for name, p in parameters.items()]
+    for fragment in partition(schema, config.plan.fragments, config.plan.pattern):
+        try:
+            values = fragment.views(saved.tensors[f"anchor/{fragment.index}"])
+        except (KeyError, ValueError) as error:
+            raise CheckpointError(
+                f"{saved.path}: does not hold the whole model of its run ({error}); "
+                "name a checkpoint of a worker that trained all layers"
+            ) from error
+        for name, value in values.items():
+            parameters[name].copy_(value)
 
 
 def generate_sample(task: Task, model: nn.Module, seed: int) -> str | None:

@@ -49,14 +49,12 @@ def find_checkpoint(run: Path) -> checkpoint.Checkpoint:
             return checkpoint.load_one(run)
         except checkpoint.CheckpointDamaged as error:
             raise CheckpointError(f"{run}: {error}; name the folder above it") from error
-    steps = (path.parent for path in run.glob("**/step-*") if path.is_dir())
-    folders = {folder for folder in steps if not checkpoint.is_set_aside(folder)}
-    found = []
-    for folder in sorted(folders):
-        try:
-            found.append(checkpoint.load(folder)[0])
-        except CheckpointError:
-            continue
+    saved = list(checkpoint.below(run))
+    found = [each for each in saved if each.values.get("stage") is None]
+    if saved and not found:
+        raise CheckpointError(
+            f"{run}: holds single stages of a model; put them together with `murmur assemble {run}`"
+        )
     if not found:
         raise CheckpointError(f"{run}: no usable checkpoint; name a folder that `murmur` wrote to")
     return max(found, key=lambda saved: saved.values["step"])

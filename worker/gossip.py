@@ -75,7 +75,19 @@ class Gossip:
         return [card for card in self.cards if card.peer != self.me.peer]
 
     @property
+    def replicas(self) -> list[Card]:
+        """Of the others, those that serve this peer's stage: all of them where there is but one."""
+        return [card for card in self.others if card.stage == self.me.stage]
+
+    @property
     def view(self) -> View:
+        """This peer and its replicas: whom its rounds are made with."""
+        stage = self.me.stage
+        return View({card.peer: card for card in self.cards if card.stage == stage})
+
+    @property
+    def swarm(self) -> View:
+        """Everyone, whatever they serve."""
         return View({card.peer: card for card in self.cards})
 
     def address_of(self, peer: str) -> str | None:

@@ -3,7 +3,7 @@
 import asyncio
 import concurrent.futures
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import TypeVar
 
 from worker.mailbox import Mailbox, Stop, ToIO
@@ -46,6 +46,16 @@ class IOThread:
 
         self._loop.call_soon_threadsafe(call)
         return answer.result(timeout=10)
+
+    def do(self, work: Callable[[], Coroutine[None, None, T]], timeout_s: float) -> T:
+        """Runs a coroutine on the loop. Raises TimeoutError."""
+        assert self._loop is not None
+
+        async def limited() -> T:
+            async with asyncio.timeout(timeout_s):
+                return await work()
+
+        return asyncio.run_coroutine_threadsafe(limited(), self._loop).result()
 
     def close(self) -> None:
         """Leaves the swarm and waits for the thread to end."""

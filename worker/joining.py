@@ -1,8 +1,9 @@
 """Coming into a swarm, and staying in step with it: first contact, take-over, anti-entropy."""
 
 import asyncio
+import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from algorithms.plan import Exchange
 from protos import murmuration_pb2 as pb
@@ -10,7 +11,7 @@ from worker import wire
 from worker.errors import PeersUnreachable
 from worker.exchange import Offload
 from worker.gossip import Gossip
-from worker.mailbox import Adopt, Mailbox, Published, Skip, Started
+from worker.mailbox import Adopt, AllStarted, Mailbox, Published, Skip, Started
 from worker.manifest import Manifest
 from worker.membership import Card, Digest, Health, Phase
 from worker.rounds import choose_repair, step_of_the_others
@@ -22,6 +23,8 @@ _TRY_S = 3.0
 _PAUSE_S = 0.25
 _HINT_S = 0.5
 _START_POLL_S = 0.05
+_ALONE_S = 2.0
+_TOGETHER_S = 5.0
 _REPAIR_S = 0.25
 _SKIP_S = 1.0
 
@@ -60,6 +63,7 @@ class Joining:
         self._run, self._gossip, self._transport = run, gossip, transport
         self._mailbox, self._offload, self._published = mailbox, offload, published
         self._give_up, self._clock, self._log = give_up, clock, log
+        self._seen_at = math.inf  # when another was first seen to have started
 
     async def run(self) -> None:
         """Until cancelled. Raises PeersUnreachable, ManifestRefused."""
@@ -82,19 +86,40 @@ class Joining:
                     self._mailbox.answer(Started(()))
                     return
                 if taken is False and self._complete() and self._gossip.me.phase is Phase.READY:
-                    group = tuple(sorted(self._gossip.view.joinable()))
-                    self._mailbox.answer(Started(group))
+                    await self._start_with(tuple(sorted(self._gossip.view.joinable())))
                     return
             if self._clock() > deadline:
                 raise PeersUnreachable(self._too_few(problems))
             await asyncio.sleep(_START_POLL_S)
 
+    async def _start_with(self, group: tuple[str, ...]) -> None:
+        """In pairs, where later nobody waits for the rest, all take the first step together: who
+        has started knows the others, so that all draw their first partners from the same peers."""
+        self._mailbox.answer(Started(group))
+        if self._exchange != "pairs":
+            return
+        until = self._clock() + _TOGETHER_S
+        while self._clock() < until and any(
+            card.peer in group and card.live and card.phase is Phase.READY
+            for card in self._gossip.others
+        ):
+            await asyncio.sleep(_START_POLL_S)
+        self._mailbox.answer(AllStarted())
+
     def _complete(self) -> bool:
-        """Whether enough are here, or another has started with this peer in its group."""
-        if any(card.live and card.phase is Phase.TRAINING for card in self._gossip.others):
-            return True  # and it is not one to take over from: `_take_over` comes first
-        arrived = len(self._gossip.view.arrived())
-        return self._min_peers is not None and arrived >= self._min_peers
+        """Whether enough are here, or another has started that knows the same peers; or that knows
+        others, and it has been some time since."""
+        arrived = self._gossip.swarm.arrived()
+        if self._min_peers is not None and len(arrived) >= self._min_peers:
+            return True
+        # None of these is one to take over from: `_take_over` comes first.
+        started = [c for c in self._gossip.others if c.live and c.phase is Phase.TRAINING]
+        self._seen_at = min(self._seen_at, self._clock()) if started else math.inf
+        as_started = self._digests_with(tuple(sorted(self._gossip.view.joinable())))
+        return (
+            any(card.digests == as_started for card in started)
+            or self._clock() >= self._seen_at + _ALONE_S
+        )
 
     async def _try_hints(self, problems: dict[str, str]) -> None:
         known = {card.address for card in self._gossip.cards if card.live}
@@ -110,7 +135,7 @@ class Joining:
         have = ", ".join(card.peer for card in self._gossip.cards if card.live)
         tried = "; ".join(problems.values()) or "everyone named answered"
         return (
-            f"{len(self._gossip.view.arrived())} of {self._min_peers} peers after "
+            f"{len(self._gossip.swarm.arrived())} of {self._min_peers} peers after "
             f"{self._wait_s:g} s (here: {have}); tried: {tried}; "
             "start the others, or lower --min-peers"
         )
@@ -123,7 +148,7 @@ class Joining:
         one will have: then there is nothing to take over. Of peers that are all about to start,
         after a restart of the whole swarm, the most advanced gives its state to the others.
         """
-        mine, others = self._gossip.me.digests, self._gossip.others
+        mine, others = self._gossip.me.digests, self._gossip.replicas
         known = [
             card
             for card in others
@@ -133,7 +158,7 @@ class Joining:
         ]
         started = [card for card in known if card.phase is not Phase.READY]
         as_started = self._digests_with(tuple(sorted(self._gossip.view.joinable())))
-        under_way = bool(started) and all(card.digests != as_started for card in started)
+        under_way = not self._stand(started) and all(c.digests != as_started for c in started)
         ahead = [
             card
             for card in known
@@ -149,6 +174,17 @@ class Joining:
                 return None
         return under_way
 
+    def _stand(self, started: Sequence[Card]) -> bool:
+        """Whether those who have started wait for the others before their first step: then they
+        have what this peer has."""
+        here = self._position(self._gossip.me)
+        waits = self._exchange == "pairs"
+        return not started or (waits and all(self._position(card) == here for card in started))
+
+    @staticmethod
+    def _position(card: Card) -> tuple[int, ...]:
+        return (card.step, *(digest.version for digest in card.digests))
+
     def _digests_with(self, group: tuple[str, ...]) -> tuple[Digest, ...]:
         """This peer's digests as they will be once it starts with that group."""
         published = self._published()
@@ -162,7 +198,7 @@ class Joining:
         published = self._published()
         if published is None or published.phase not in (Phase.TRAINING, Phase.DONE):
             return
-        others = self._gossip.others
+        others = self._gossip.replicas
         if self._exchange == "pairs":
             step = step_of_the_others(self._gossip.me.digests, others)
             if step is not None and published.phase is Phase.TRAINING and step > published.step:

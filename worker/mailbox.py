@@ -8,6 +8,7 @@ thread; it waits only in `Mailbox.wait`, and that wait is what the report calls 
 import queue
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import IntEnum
 
 from torch import Tensor
 
@@ -74,7 +75,26 @@ class Progress:
     event: dict[str, object]
 
 
-ToIO = Begin | Published | Progress
+@dataclass(frozen=True)
+class Iterating:
+    """The train thread begins this iteration of a stage."""
+
+    iteration: int
+
+
+@dataclass(frozen=True)
+class StageWorked:
+    """A job of a stage is done: the activations or the gradient, encoded, and how long it took;
+    or else what was wrong."""
+
+    number: int
+    values: memoryview | None = None
+    seconds: float = 0.0
+    problem: str = ""
+    shape: tuple[int, ...] = ()
+
+
+ToIO = Begin | Published | Progress | Iterating | StageWorked
 
 # ------------------------------------------------------------------------- I/O -> train thread
 
@@ -146,6 +166,44 @@ class Started:
     group: tuple[str, ...]
 
 
+class Job(IntEnum):
+    """What a stage computes for a microbatch, the more urgent first: a backward frees memory."""
+
+    BACKWARD = 0
+    LEAVE = 1  # the backward of the origin's own layers
+    LOSS = 2
+    FORWARD = 3
+    ENTER = 4  # the forward of the origin's own layers
+
+
+@dataclass(frozen=True)
+class StageWork:
+    """A job for the train thread. `values` are the stage's input and `gradient` that of its output,
+    encoded, both of `shape`; `microbatch` is its number among all origins', or the origin's own."""
+
+    number: int
+    iteration: int
+    job: Job
+    microbatch: int
+    shape: tuple[int, ...]
+    values: memoryview | None = None
+    gradient: memoryview | None = None
+
+
+@dataclass(frozen=True)
+class IterationOver:
+    """Every origin has done its microbatches. `discard`: what this stage has counted cannot be
+    vouched for, and is left out."""
+
+    iteration: int
+    discard: bool = False
+
+
+@dataclass(frozen=True)
+class AllStarted:
+    """The others have started too, in a plan of pairs: the first step may be taken."""
+
+
 @dataclass(frozen=True)
 class Stop:
     """End now, in good order. `error` is set when the I/O thread cannot go on."""
@@ -154,7 +212,18 @@ class Stop:
     error: BaseException | None = None
 
 
-ToTrain = RoundDone | RoundFailed | Adopt | Paced | Skip | Started | Stop
+ToTrain = (
+    RoundDone
+    | RoundFailed
+    | Adopt
+    | Paced
+    | Skip
+    | Started
+    | AllStarted
+    | StageWork
+    | IterationOver
+    | Stop
+)
 
 
 class Mailbox:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from algorithms.codecs import codec_by_name
 from worker import wire
 from worker.config import Config
 from worker.exchange import Compression, Context, Contributor, Offload, Pairs, Reducer
@@ -14,10 +15,23 @@ from worker.gossip import Gossip
 from worker.introduction import Introduction
 from worker.joining import Joining
 from worker.lag import LagMonitor
-from worker.mailbox import Begin, Mailbox, Paced, Progress, Published, RoundDone, RoundFailed, ToIO
+from worker.mailbox import (
+    Begin,
+    Iterating,
+    Mailbox,
+    Paced,
+    Progress,
+    Published,
+    RoundDone,
+    RoundFailed,
+    StageWorked,
+    ToIO,
+)
 from worker.manifest import Manifest
-from worker.membership import Card, Digest, Doubted, Membership, Phase, Tick, Updated
+from worker.membership import Card, Digest, Doubted, Measured, Membership, Phase, Tick, Updated
 from worker.rounds import View
+from worker.stages.context import StageContext
+from worker.stages.node import StageNode
 from worker.states import serve_states
 from worker.transport import Stream, Transport, TransportError
 
@@ -33,6 +47,7 @@ class NodeConfig:
     coordinator: address, or None.
     min_peers: how many must be ready before the run starts, None to leave that to the others;
     wait_s: how long to wait for them.
+    stage: which part of the model this peer serves.
     """
 
     peer: str
@@ -40,6 +55,7 @@ class NodeConfig:
     joins: tuple[str, ...] = ()
     coordinator: str | None = None
     min_peers: int | None = 1
+    stage: int = 0
     wait_s: float = 120.0
 
 
@@ -87,6 +103,7 @@ class Node:
             means, self._reducer, transport, self._address_of, self._finished, self._doubt
         )
         self._gossip: Gossip | None = None
+        self._stages: StageNode | None = None
         self._introduction: Introduction | None = None
         self._inbox: asyncio.Queue[ToIO] = asyncio.Queue()
         self._published: Published | None = None
@@ -107,7 +124,8 @@ class Node:
         """Starts serving and returns the advertised address. Raises AddressInUse."""
         bound = await self._transport.listen(self)
         node, manifest = self._node, self._manifest
-        card = Card(node.peer, node.advertise or bound, epoch=time.time_ns() // 1_000_000)
+        address, epoch = node.advertise or bound, time.time_ns() // 1_000_000
+        card = Card(node.peer, address, epoch, stage=node.stage)
         rng = random.Random(wire.hash64(f"{card.peer}/{card.epoch}".encode()))
         self._gossip = Gossip(
             Membership(card, self._config.membership, rng),
@@ -118,6 +136,8 @@ class Node:
             self._viewed,
             self._log,
         )
+        if self._config.stages.count > 1:
+            self._stages = self._make_stages()
         if node.coordinator:
             self._introduction = Introduction(
                 node.coordinator,
@@ -163,6 +183,8 @@ class Node:
         finally:
             if self._pairs is not None:
                 await self._pairs.close()
+            if self._stages is not None:
+                await self._stages.close()
             await self._contributor.close()
             await self._reducer.close()
             await self._transport.close()
@@ -184,6 +206,8 @@ class Node:
                 return await self.gossip.on_probe_for(request)
             case "Control/Status":
                 return wire.status_reply(self.status())
+            case "Control/Finished" if self._stages is not None:
+                return self._stages.on_finished(request)
             case _:
                 raise wire.WireError(f"no method {method}")
 
@@ -196,6 +220,9 @@ class Node:
                 case "Data/Meet":
                     if self._pairs is not None:
                         await self._pairs.serve(stream)
+                case "Data/Visit":
+                    if self._stages is not None:
+                        await self._stages.serve(stream)
                 case _:
                     await serve_states(stream, self._manifest.run, self._published)
 
@@ -252,6 +279,10 @@ class Node:
                 await rounds.begin(begin)
             case Published() as published:
                 await self._take_published(published)
+            case Iterating() if self._stages is not None:
+                await self._stages.iterating(message)
+            case StageWorked() if self._stages is not None:
+                self._stages.worked(message)
             case Progress(event):
                 if event["event"] == "progress":
                     self._progress = event
@@ -277,6 +308,28 @@ class Node:
 
     # ---------------------------------------------------------------------------------- helpers
 
+    def _make_stages(self) -> StageNode:
+        config = self._config
+        context = StageContext(
+            me=self._node.peer,
+            run=self._manifest.run,
+            seed=config.run.seed,
+            stage=self._node.stage,
+            config=config.stages,
+            codec=codec_by_name(config.stages.activations),
+            transport=self._transport,
+            cards=lambda: self.gossip.cards,
+            doubt=self._doubt,
+            clock=self._clock,
+            log=self._log,
+        )
+        return StageNode(
+            context,
+            self._offload,
+            post=self._mailbox.answer,
+            publish=lambda profile: self.gossip.step(Measured(profile)),
+        )
+
     def _address_of(self, peer: str) -> str | None:
         return self.gossip.address_of(peer)
 
@@ -297,6 +350,8 @@ class Node:
         self._contributor.viewed(view)
         if self._pairs is not None:
             self._pairs.viewed(view)
+        if self._stages is not None:
+            self._stages.viewed()
 
     async def _tick(self) -> None:
         while True:
@@ -309,6 +364,8 @@ class Node:
             self._contributor.tick()
             if self._pairs is not None:
                 self._pairs.tick()
+            if self._stages is not None:
+                self._stages.tick()
             await asyncio.sleep(_ROUNDS_TICK_S)
 
     def _log(self, event: dict[str, object]) -> None:

@@ -25,8 +25,11 @@ def initial_state(
     return FragmentState(0, 0, (), anchor, momentum, state_hash(anchor, momentum, ()))
 
 
-def snapshot(trainer: Trainer, manifest: Manifest) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """A checkpoint's tensors, independent of what training does next, and its values."""
+def snapshot(
+    trainer: Trainer, manifest: Manifest, stage: int | None = None
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """A checkpoint's tensors, independent of what training does next, and its values; `stage` is
+    the one it holds, None for a whole model."""
     tensors: dict[str, Tensor] = {}
     for index, slot in enumerate(trainer.slots):
         tensors[f"anchor/{index}"] = slot.state.anchor
@@ -50,6 +53,7 @@ def snapshot(trainer: Trainer, manifest: Manifest) -> tuple[dict[str, Tensor], d
         "step": trainer.step,
         "position": trainer.replica.cursor.position,
         "stream": trainer.replica.cursor.stream,
+        "stage": stage,
         "optimizer_steps": inner_steps,
         "states": [
             {"version": s.version, "contributors": s.contributors, "group": list(s.group)}

@@ -1,6 +1,7 @@
 """What a worker's life came to, measured: steps, seconds, rounds, and whom it waited for."""
 
 import heapq
+import math
 import statistics
 from collections import defaultdict, deque
 from collections.abc import Mapping
@@ -66,9 +67,10 @@ class Tally:
 
     def learned(self, loss: float, before: int, step: int, steps: int) -> None:
         """The loss of an inner step from `before` to `step` of `steps`; the curve keeps means."""
-        self._recent.append(loss)
+        if not math.isnan(loss):  # a stage without a loss of its own
+            self._recent.append(loss)
         every = max(1, steps // _CURVE_POINTS)
-        if step // every > before // every or step == steps:
+        if self._recent and (step // every > before // every or step == steps):
             self.curve.append((step, statistics.fmean(self._recent)))
             self._recent.clear()
 

@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -20,8 +21,11 @@ from algorithms.pseudogradient import pseudo_gradient
 from worker.inner import Replica
 from worker.mailbox import (
     Adopt,
+    AllStarted,
     Begin,
     FragmentState,
+    Iterating,
+    IterationOver,
     Mailbox,
     Paced,
     Progress,
@@ -29,6 +33,7 @@ from worker.mailbox import (
     RoundDone,
     RoundFailed,
     Skip,
+    StageWork,
     Started,
     Stop,
     ToTrain,
@@ -36,9 +41,12 @@ from worker.mailbox import (
 from worker.membership import Phase
 from worker.pace import Pace
 from worker.slot import Sent, Slot
+from worker.stages.replica import StageReplica
 from worker.tally import Stall, Tally
 from worker.turns import Turns
 from worker.wire import is_finite
+
+T = TypeVar("T")
 
 _PROGRESS_S = 0.5
 _SETTLE_POLL_S = 0.1
@@ -107,8 +115,6 @@ class Trainer:
         self._publish()
         self._event("progress", state="ready")
         self._await_start()
-        self._phase = Phase.TRAINING
-        self._publish()
         while self.step < self._steps and self.stopped is None:
             self._one_step()
         if self.stopped is not None and self.stopped.error is not None:
@@ -128,14 +134,25 @@ class Trainer:
             self._take(self._mailbox.wait(_SETTLE_POLL_S))
 
     def _await_start(self) -> None:
+        started = self._await(Started)
+        group = started.group if started is not None else ()
+        for slot in self.slots if group else ():
+            slot.commit(group=group)
+        if started is not None:
+            self._event("started", group=list(self.states[0].group), step=self.step)
+        self._phase = Phase.TRAINING
+        self._publish()
+        if self._pairs and group:
+            self._await(AllStarted)
+
+    def _await(self, kind: type[T]) -> T | None:
+        """The next message of that kind; None when the run is stopping."""
         while self.stopped is None:
             message = self._mailbox.wait()
-            if isinstance(message, Started):
-                for slot in self.slots if message.group else ():
-                    slot.commit(group=message.group)
-                self._event("started", group=list(self.states[0].group), step=self.step)
-                return
+            if isinstance(message, kind):
+                return message
             self._take(message)
+        return None
 
     def _one_step(self) -> None:
         before, self.step = self.step, min(self._steps, self.step + self.pace.stride())
@@ -143,8 +160,12 @@ class Trainer:
         if self.tally.first_step_at is None:
             self.tally.first_step_at = started
         in_flight = any(slot.sent is not None and slot.arrived is None for slot in self.slots)
+        waited_s = self._serve(self.replica) if isinstance(self.replica, StageReplica) else 0.0
+        if self.stopped is not None:
+            self.step = before
+            return
         gradients = dict(self.replica.backward(self.step))
-        backward_s = self._clock() - started
+        backward_s = self._clock() - started - waited_s
         if self._gradients and self._exchanges:
             self._average(gradients)
         resumed = self._clock()
@@ -164,6 +185,22 @@ class Trainer:
             self._take(message)
         self._report()
         self._checkpoint(self)
+
+    def _serve(self, stage: StageReplica) -> float:
+        """Computes for visits until every microbatch of the iteration has come back; returns how
+        long there was nothing to compute (s)."""
+        waited_s = 0.0
+        while not (stage.iteration == self.step and stage.over) and self.stopped is None:
+            while (message := self._mailbox.poll()) is not None:
+                self._take(message)
+            if stage.iteration != self.step:
+                stage.begin(self.step)
+                self._mailbox.post(Iterating(self.step))
+            elif not stage.over and not stage.work():
+                started = self._clock()
+                self._take(self._mailbox.wait())
+                waited_s += self._clock() - started
+        return waited_s
 
     # ------------------------------------------------------------------- rounds of pseudo-gradients
 
@@ -322,9 +359,12 @@ class Trainer:
                 self.pace.told(fastest_s)
             case Skip(step):
                 self._skip(step)
+            case StageWork() | IterationOver():
+                if isinstance(self.replica, StageReplica):
+                    self.replica.take(message)
             case Stop():
                 self.stopped = message
-            case Started() | None:
+            case Started() | AllStarted() | None:
                 pass
 
     def _adopt(self, adopt: Adopt) -> None:
@@ -399,7 +439,7 @@ class Trainer:
             "progress",
             step=self.step,
             steps=self._steps,
-            loss=self.replica.loss,
+            loss=None if math.isnan(self.replica.loss) else self.replica.loss,
             round=self.states[0].version,
             state=state,
         )

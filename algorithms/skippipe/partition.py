@@ -88,6 +88,25 @@ def partition_layers(
     return best[len(layers)][2]
 
 
+def stage_layers(layer_sizes: Sequence[int], outer_size: int, stages: int) -> list[tuple[int, int]]:
+    """Cuts a model by its parameters alone, so that every peer finds the same stages.
+
+    Args:
+        layer_sizes: parameters of each layer, in order.
+        outer_size: parameters of what stage 0 holds besides: embedding, final norm, head.
+        stages: S.
+
+    Returns:
+        The first and the last layer of each stage, both included.
+
+    Raises:
+        ValueError: more stages than layers.
+    """
+    layers = [Layer(float(size), 0) for size in layer_sizes]
+    cut = partition_layers(layers, stages, outside=Layer(float(outer_size), 0))
+    return [(stage.first, stage.last - 1) for stage in cut]
+
+
 def _better(
     one: tuple[float, float, tuple[Stage, ...]], other: tuple[float, float, tuple[Stage, ...]]
 ) -> bool:

@@ -34,6 +34,7 @@ def _worker_options(command: Callable[..., Any]) -> Callable[..., Any]:
             click.option("--resume", is_flag=True, help="Go on from the newest checkpoint in OUT."),
             click.option("--insecure", is_flag=True, help="Serve other machines unencrypted."),
             click.option("--json", "as_json", is_flag=True, help="Events as JSON lines."),
+            click.option("--stage", type=click.IntRange(0), help="Of a model in stages, to serve."),
             click.option("--threads", type=click.IntRange(1), help="Of torch; its own default."),
         )
     ):
@@ -123,6 +124,7 @@ def _run(
     resume: bool,
     insecure: bool,
     as_json: bool,
+    stage: int | None,
     threads: int | None,
     joins: tuple[str, ...],
     min_peers: int | None,
@@ -142,6 +144,7 @@ def _run(
         joins=joins,
         coordinator=coordinator,
         min_peers=min_peers,
+        stage=stage or 0,
         wait_s=wait_s,
     )
     announce = print_line if as_json else announce_plainly

@@ -45,7 +45,8 @@ class Card:
 
     `epoch` is the start of its process in ms: a restart is a new life. `incarnation` is raised by
     the peer itself to refute a suspicion, `heartbeat` at every change of phase, step or digests.
-    `step_s` is how long an inner step takes it, roughly; 0 when it has not said.
+    `step_s` is how long an inner step takes it, roughly; 0 when it has not said. `stage` is the one
+    it serves, and `profile` what it has measured, as it travels; opaque here.
     """
 
     peer: str
@@ -57,6 +58,8 @@ class Card:
     heartbeat: int = 0
     step: int = 0
     step_s: float = 0.0
+    stage: int = 0
+    profile: bytes = b""
     digests: tuple[Digest, ...] = ()
 
     @property

@@ -259,9 +259,10 @@ def _life(card: Card) -> tuple[object, ...]:
 
 
 def _news(card: Card) -> tuple[object, ...]:
-    return (*_life(card), card.digests, card.step_s)
+    return (*_life(card), card.digests, card.step_s, card.profile)
 
 
 def _most_bytes(card: Card) -> int:
     """A bound of the card's size on the wire."""
-    return 64 + len(card.peer.encode()) + len(card.address.encode()) + 30 * len(card.digests)
+    names = len(card.peer.encode()) + len(card.address.encode())
+    return 64 + names + len(card.profile) + 30 * len(card.digests)

@@ -116,11 +116,18 @@ class Updated:
 
 
 @dataclass(frozen=True)
+class Measured:
+    """This peer has measured its links and its stage anew."""
+
+    profile: bytes
+
+
+@dataclass(frozen=True)
 class Leaving:
     """This peer goes away on purpose."""
 
 
-Event = Tick | Heard | Probed | ProbedFor | Doubted | Updated | Leaving
+Event = Tick | Heard | Probed | ProbedFor | Doubted | Updated | Measured | Leaving
 
 # ------------------------------------------------------------------------------------ actions
 
@@ -212,6 +219,9 @@ class Membership:
                 beat = self.me.heartbeat + 1
                 me = replace(self.me, phase=phase, step=step, digests=digests, step_s=step_s)
                 self._put(replace(me, heartbeat=beat))
+            case Measured(profile):
+                beat = self.me.heartbeat + 1
+                self._put(replace(self.me, profile=profile, heartbeat=beat))
             case Leaving():
                 self._put(replace(self.me, health=Health.LEFT))
                 actions += self._probe([card.peer for card in self._others() if card.live])

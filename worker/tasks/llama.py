@@ -11,154 +11,28 @@ value heads, E size of one head, V vocabulary.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import nn
 
-from worker.tasks.errors import TaskError, nearest
+from worker.tasks.llama_config import LlamaConfig
 
-__all__ = ["PRESETS", "KeyValueCache", "Llama", "LlamaConfig", "build_llama", "llama_config"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LlamaConfig:
-    """Sizes of a decoder, under the names that Hugging Face's `config.json` uses.
-
-    Attributes:
-        hidden_size: width of the residual stream.
-        intermediate_size: width of the SwiGLU layer.
-        num_hidden_layers: decoder layers.
-        num_attention_heads: query heads; each is hidden_size / num_attention_heads wide.
-        num_key_value_heads: key and value heads; query heads share them evenly.
-        vocab_size: tokens; 256 for bytes.
-        max_position_embeddings: the context in tokens.
-        rope_theta: base of the rotary frequencies.
-        rms_norm_eps: added to the mean square before its root.
-        tie_word_embeddings: whether the head is the embedding.
-
-    Raises:
-        TaskError: sizes do not fit one another.
-    """
-
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    vocab_size: int = 256
-    max_position_embeddings: int = 128
-    rope_theta: float = 10000.0
-    rms_norm_eps: float = 1e-5
-    tie_word_embeddings: bool = False
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            _check_field(field.name, str(field.type), getattr(self, field.name))
-        if self.hidden_size % self.num_attention_heads:
-            raise TaskError(
-                f"model: hidden_size {self.hidden_size} is no multiple of num_attention_heads "
-                f"{self.num_attention_heads}: change one of them"
-            )
-        if self.head_size % 2:
-            raise TaskError(
-                f"model: heads of size {self.head_size} (hidden_size / num_attention_heads) cannot "
-                "be rotated in pairs: make that even"
-            )
-        if self.num_attention_heads % self.num_key_value_heads:
-            raise TaskError(
-                f"model: num_attention_heads {self.num_attention_heads} is no multiple of "
-                f"num_key_value_heads {self.num_key_value_heads}: change one of them"
-            )
-
-    @property
-    def head_size(self) -> int:
-        """Width of one attention head."""
-        return self.hidden_size // self.num_attention_heads
-
-    def hf_config(self) -> dict[str, object]:
-        """Return the contents of Hugging Face's `config.json` for this model."""
-        return asdict(self) | {
-            "architectures": ["LlamaForCausalLM"],
-            "model_type": "llama",
-            "hidden_act": "silu",
-            "head_dim": self.head_size,
-            "attention_bias": False,
-            "mlp_bias": False,
-            "initializer_range": 1 / math.sqrt(self.hidden_size),
-            "bos_token_id": None,
-            "eos_token_id": None,
-            "torch_dtype": "float32",
-        }
-
-
-def _check_field(name: str, kind: str, value: object) -> None:
-    """Raise TaskError unless a value that came from a TOML file is of the field's type."""
-    if kind == "bool":
-        if not isinstance(value, bool):
-            raise TaskError(f"model: {name} must be true or false, got {value!r}")
-        return
-    number = (int,) if kind == "int" else (int, float)
-    if not isinstance(value, number) or isinstance(value, bool) or value <= 0:
-        described = "an integer" if kind == "int" else "a number"
-        raise TaskError(f"model: {name} must be {described} above 0, got {value!r}")
-
-
-# 'tiny' was chosen by trial: four workers on two cores, 100 s of DiLoCo on Python's own sources.
-# Larger ones (128 wide, 3 or 4 layers) take fewer steps in that time and end at a higher loss.
-PRESETS: dict[str, LlamaConfig] = {
-    "tiny": LlamaConfig(
-        hidden_size=96,
-        intermediate_size=256,
-        num_hidden_layers=3,
-        num_attention_heads=3,
-        num_key_value_heads=3,
-    ),
-    "small": LlamaConfig(
-        hidden_size=256,
-        intermediate_size=704,
-        num_hidden_layers=8,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        max_position_embeddings=256,
-    ),
-    "base": LlamaConfig(
-        hidden_size=768,
-        intermediate_size=2048,
-        num_hidden_layers=12,
-        num_attention_heads=12,
-        num_key_value_heads=4,
-        max_position_embeddings=1024,
-    ),
-}
-
-
-def llama_config(preset: str, **changes: object) -> LlamaConfig:
-    """Return a preset's sizes, some of them changed.
-
-    Args:
-        preset: 'tiny', 'small' or 'base'.
-        changes: fields of `LlamaConfig` by name.
-
-    Raises:
-        TaskError: an unknown preset or field (with the nearest valid name), or sizes that do not
-            fit one another.
-    """
-    if preset not in PRESETS:
-        raise TaskError(f"unknown model {preset!r}{nearest(preset, PRESETS)}")
-    known = {field.name for field in fields(LlamaConfig)}
-    for name in changes:
-        if name not in known:
-            raise TaskError(f"model {preset!r} has no setting {name!r}{nearest(name, known)}")
-    return replace(PRESETS[preset], **changes)  # type: ignore[arg-type]
+__all__ = [
+    "DecoderLayer",
+    "KeyValueCache",
+    "Llama",
+    "build_llama",
+    "draw_parameters",
+    "empty_llama",
+    "next_token_loss",
+    "rotary_table",
+]
 
 
 def build_llama(config: LlamaConfig, seed: int) -> Llama:
     """Return a decoder whose parameters depend on the config and the seed alone.
-
-    Values are uniform, made of a 24-bit draw, one product and one difference: no rounding is left
-    to the processor, so machines of different kinds start from the same bits.
 
     Args:
         config: its sizes.
@@ -169,19 +43,46 @@ def build_llama(config: LlamaConfig, seed: int) -> Llama:
     """
     with torch.random.fork_rng(devices=[]):  # nn.Linear draws values that are replaced below
         model = Llama(config)
+    draw_parameters(config, seed, dict(model.named_parameters()))
+    return model
+
+
+def empty_llama(config: LlamaConfig) -> Llama:
+    """Return a decoder without values (on torch's meta device): its names, shapes and sizes."""
+    with torch.device("meta"):
+        return Llama(config)
+
+
+def draw_parameters(config: LlamaConfig, seed: int, held: Mapping[str, nn.Parameter]) -> None:
+    """Give parameters of a decoder their first values; norms, which begin at one, stay as they are.
+
+    Values are uniform, made of a 24-bit draw, one product and one difference: no rounding is left
+    to the processor, so machines of different kinds start from the same bits. All values of the
+    decoder are drawn in its own order, one parameter at a time, and those not held are dropped.
+
+    Args:
+        config: sizes of the decoder.
+        seed: the run's seed.
+        held: some or all of the decoder's parameters by name, which are written to.
+    """
     generator = torch.Generator().manual_seed(seed)
     residual_scale = 1 / math.sqrt(2 * config.num_hidden_layers)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.dim() < 2:
-                continue  # norms begin at one
-            std = 1 / math.sqrt(parameter.shape[1])
-            if name.endswith(("o_proj.weight", "down_proj.weight")):
-                std *= residual_scale
-            bound = std * math.sqrt(3)
-            draws = torch.rand(parameter.shape, generator=generator)
-            parameter.copy_(draws.mul_(2 * bound).sub_(bound))
-    return model
+    for name, parameter in empty_llama(config).named_parameters():
+        if parameter.dim() < 2:
+            continue
+        draws = torch.rand(parameter.shape, generator=generator)
+        if name not in held:
+            continue
+        std = 1 / math.sqrt(parameter.shape[1])
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            std *= residual_scale
+        bound = std * math.sqrt(3)
+        held[name].detach().copy_(draws.mul_(2 * bound).sub_(bound))
+
+
+def next_token_loss(logits_BTV: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
+    """Return the mean cross-entropy in nats per token: scalar, fp32."""
+    return F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.to(logits_BTV.device).flatten())
 
 
 class KeyValueCache:
@@ -256,10 +157,10 @@ class _Decoder(nn.Module):
         super().__init__()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(
-            _Layer(config, index) for index in range(config.num_hidden_layers)
+            DecoderLayer(config, index) for index in range(config.num_hidden_layers)
         )
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        cos_TE, sin_TE = _rotary_table(config)
+        cos_TE, sin_TE = rotary_table(config)
         self.register_buffer("cos_TE", cos_TE, persistent=False)
         self.register_buffer("sin_TE", sin_TE, persistent=False)
 
@@ -278,7 +179,14 @@ class _Decoder(nn.Module):
         return normed_BTD
 
 
-class _Layer(nn.Module):
+class DecoderLayer(nn.Module):
+    """Attention and SwiGLU, each added to what enters it.
+
+    Args:
+        config: sizes of the decoder.
+        index: its place in the decoder, from 0; where a cache keeps its keys and values.
+    """
+
     def __init__(self, config: LlamaConfig, index: int) -> None:
         super().__init__()
         self.self_attn = _Attention(config, index)
@@ -348,7 +256,7 @@ class _SwiGLU(nn.Module):
         return result_BTD
 
 
-def _rotary_table(config: LlamaConfig) -> tuple[torch.Tensor, torch.Tensor]:
+def rotary_table(config: LlamaConfig) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the cosines and the signed sines of every position: TE each.
 
     Hugging Face pairs dimension i with i + E/2 and computes x * cos + rotate_half(x) * sin, where

@@ -12,11 +12,18 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import nn
 
 from worker.tasks.errors import TaskError, TextError
-from worker.tasks.llama import KeyValueCache, Llama, build_llama, llama_config
+from worker.tasks.llama import (
+    KeyValueCache,
+    Llama,
+    build_llama,
+    empty_llama,
+    next_token_loss,
+)
+from worker.tasks.llama_config import llama_config
+from worker.tasks.llama_stages import LlamaStage, build_llama_stage
 from worker.tasks.task import SPLITS, Batch, Cursor
 from worker.tasks.text import STDLIB, load_text
 
@@ -107,7 +114,23 @@ class LlamaBytes:
         """Return the mean cross-entropy of the batch in nats per byte: scalar, fp32."""
         device = next(model.parameters()).device
         logits_BTV = model(batch.inputs.to(device))
-        return F.cross_entropy(logits_BTV.flatten(0, 1), batch.targets.to(device).flatten())
+        return next_token_loss(logits_BTV, batch.targets)
+
+    def layer_sizes(self) -> list[int]:
+        """Return the parameters of each decoder layer, in order."""
+        return [_size(layer) for layer in empty_llama(self.config).model.layers]
+
+    def outer_size(self) -> int:
+        """Return the parameters of the embedding, the final norm and the head."""
+        return _size(empty_llama(self.config)) - sum(self.layer_sizes())
+
+    def stage(self, first: int, last: int, *, outer: bool) -> LlamaStage:
+        """Return layers `first` to `last` of `model()`, as `Staged.stage` says.
+
+        Raises:
+            ValueError: layers that the model does not have.
+        """
+        return build_llama_stage(self.config, self.seed, first, last, outer=outer)
 
     @torch.inference_mode()
     def generate(
@@ -189,3 +212,7 @@ def _sample(logits_V: torch.Tensor, temperature: float, generator: torch.Generat
         return int(logits_V.argmax())
     probabilities_V = (logits_V / temperature).softmax(dim=-1)
     return int(torch.multinomial(probabilities_V, 1, generator=generator))
+
+
+def _size(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())

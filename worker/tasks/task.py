@@ -1,12 +1,14 @@
 """What a task is: the model, the samples and the loss that a swarm trains with.
 
 A task of your own is an object with three methods and takes about twenty lines; `Generates` and
-`ExportsToHuggingFace` are extras that reports and exports use when a task has them.
+`ExportsToHuggingFace` are extras that reports and exports use when a task has them, and `Staged`
+is what a pipeline asks for that serves one model from several machines.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -19,6 +21,8 @@ __all__ = [
     "Cursor",
     "ExportsToHuggingFace",
     "Generates",
+    "StageModule",
+    "Staged",
     "Task",
 ]
 
@@ -115,4 +119,55 @@ class ExportsToHuggingFace(Protocol):
 
     def export(self, model: nn.Module) -> tuple[Mapping[str, torch.Tensor], Mapping[str, object]]:
         """Return the tensors of `model.safetensors` and the contents of `config.json`."""
+        ...
+
+
+class StageModule(nn.Module, ABC):
+    """The part of a model that one stage holds.
+
+    Its parameters have the names that they have in the whole model. Only stage 0 has what is
+    outside the layers (embedding, final norm, head), and with it `embed` and `loss`.
+
+    Shapes: B batch, T time, D hidden size.
+    """
+
+    @abstractmethod
+    def embed(self, batch: Batch) -> torch.Tensor:
+        """Return the hidden states that enter the first layer: (B, T, D), fp32; stage 0 only."""
+
+    @abstractmethod
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return the hidden states after this stage's own layers: (B, T, D), as `hidden`."""
+
+    @abstractmethod
+    def loss(self, hidden: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """Return the batch's mean loss by the final norm and the head: scalar; stage 0 only."""
+
+
+@runtime_checkable
+class Staged(Protocol):
+    """A task whose model can be cut into stages.
+
+    Each layer must add to what enters it (a residual block), so that it can be left out.
+    """
+
+    def layer_sizes(self) -> Sequence[int]:
+        """Return the parameters of each layer that the model can be cut between, in order."""
+        ...
+
+    def outer_size(self) -> int:
+        """Return the parameters of what stage 0 holds besides layers: embedding, norm, head."""
+        ...
+
+    def stage(self, first: int, last: int, *, outer: bool) -> StageModule:
+        """Return new layers `first` to `last` on the CPU, in fp32, with the bits of `model()`.
+
+        Args:
+            first: the first layer, from 0.
+            last: the last one, included; `first - 1` for no layer.
+            outer: whether the embedding, the final norm and the head come with them.
+
+        Raises:
+            ValueError: layers that the model does not have.
+        """
         ...

@@ -9,8 +9,14 @@ Errors:
 from collections import Counter
 from typing import Protocol
 
-CONTROL_METHODS = ("Control/Join", "Control/Gossip", "Control/ProbeFor", "Control/Status")
-DATA_METHODS = ("Data/Exchange", "Data/Meet", "Data/Fetch")
+CONTROL_METHODS = (
+    "Control/Join",
+    "Control/Gossip",
+    "Control/ProbeFor",
+    "Control/Status",
+    "Control/Finished",
+)
+DATA_METHODS = ("Data/Exchange", "Data/Meet", "Data/Fetch", "Data/Visit")
 
 MAX_CONTROL_BYTES = 64 * 1024
 MAX_DATA_BYTES = 4 * 1024 * 1024

@@ -9,6 +9,7 @@ from worker.wire.errors import WireError
 
 _MAX_PEERS = 4096
 _MAX_NAME_BYTES = 256
+MAX_PROFILE_BYTES = 16 * 1024
 
 
 def card_to_message(card: Card) -> pb.PeerCard:
@@ -22,6 +23,8 @@ def card_to_message(card: Card) -> pb.PeerCard:
         heartbeat=card.heartbeat,
         step=card.step,
         step_s=card.step_s,
+        stage=card.stage,
+        profile=card.profile,
         digests=[
             pb.FragmentDigest(version=d.version, contributors=d.contributors, hash=d.hash)
             for d in card.digests
@@ -36,6 +39,8 @@ def card_from_message(message: pb.PeerCard) -> Card:
             raise WireError(f"a peer with a name or address of {len(name)} characters")
         if not name.isprintable():
             raise WireError(f"a peer with the name or address {name!r}")
+    if len(message.profile) > MAX_PROFILE_BYTES:
+        raise WireError(f"peer {message.peer}: a profile of {len(message.profile)} bytes")
     try:
         health, phase = Health(message.health), Phase(message.phase)
     except ValueError as error:
@@ -50,6 +55,8 @@ def card_from_message(message: pb.PeerCard) -> Card:
         heartbeat=message.heartbeat,
         step=message.step,
         step_s=_seconds(message.step_s),
+        stage=message.stage,
+        profile=message.profile,
         digests=tuple(Digest(d.version, d.contributors, d.hash) for d in message.digests),
     )
 

@@ -3,7 +3,14 @@
 from protos import murmuration_pb2 as pb
 from worker.wire.hashes import hash64
 
-Kind = type[pb.ExchangeUp] | type[pb.ExchangeDown] | type[pb.MeetMessage] | type[pb.FetchReply]
+Kind = (
+    type[pb.ExchangeUp]
+    | type[pb.ExchangeDown]
+    | type[pb.MeetMessage]
+    | type[pb.FetchReply]
+    | type[pb.VisitUp]
+    | type[pb.VisitDown]
+)
 
 
 def frame_message(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from algorithms.skippipe.partition import Layer, partition_layers
+from algorithms.skippipe.partition import Layer, partition_layers, stage_layers
 
 LAYERS = st.lists(
     st.builds(Layer, st.floats(0.01, 10.0), st.integers(1, 100)), min_size=1, max_size=8
@@ -69,3 +69,21 @@ def test_memory_moves_the_cut() -> None:
 def test_why_there_is_no_cut(stages: int, limit_bytes: list[int] | None, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         partition_layers([Layer(1.0, 10)] * 4, stages, limit_bytes=limit_bytes)
+
+
+@given(st.lists(st.integers(1, 10**12), min_size=1, max_size=8), st.integers(0, 10**12), st.data())
+def test_stages_by_size_cover_all_layers_in_order(
+    sizes: list[int], outer_size: int, data: st.DataObject
+) -> None:
+    stages = data.draw(st.integers(1, len(sizes)))
+    found = stage_layers(sizes, outer_size, stages)
+    assert len(found) == stages
+    assert [layer for first, last in found for layer in range(first, last + 1)] == list(
+        range(len(sizes))
+    )
+    assert all(first <= last for first, last in found)
+
+
+def test_stage_0_has_fewer_layers_where_the_embedding_is_large() -> None:
+    assert stage_layers([10] * 6, 0, 3) == [(0, 1), (2, 3), (4, 5)]
+    assert stage_layers([10] * 6, 15, 3) == [(0, 0), (1, 2), (3, 5)]

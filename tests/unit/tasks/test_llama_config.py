@@ -1,0 +1,34 @@
+"""Sizes of the decoder: presets, and what does not fit."""
+
+import pytest
+
+from worker.tasks.errors import TaskError
+from worker.tasks.llama_config import PRESETS, llama_config
+
+
+def test_presets_grow_and_export_a_config() -> None:
+    sizes = [(config.num_hidden_layers, config.hidden_size) for config in PRESETS.values()]
+    assert sizes == sorted(sizes)
+    assert PRESETS["base"].hf_config()["architectures"] == ["LlamaForCausalLM"]
+    assert PRESETS["base"].hf_config()["head_dim"] == 64
+
+
+@pytest.mark.parametrize(
+    ("preset", "changes", "expected"),
+    [
+        ("tinny", {}, r"unknown model 'tinny'; did you mean 'tiny'\?"),
+        ("tiny", {"hidden": 3}, r"no setting 'hidden'; did you mean 'hidden_size'"),
+        ("tiny", {"hidden_size": 130, "num_attention_heads": 4}, "no multiple of num_attention"),
+        ("tiny", {"hidden_size": 20, "num_attention_heads": 4}, "make that even"),
+        ("base", {"num_key_value_heads": 5}, "no multiple of num_key_value_heads 5"),
+        ("tiny", {"num_hidden_layers": 0}, "num_hidden_layers must be an integer above 0, got 0"),
+        ("tiny", {"hidden_size": True}, "hidden_size must be an integer above 0, got True"),
+        ("tiny", {"rope_theta": "big"}, "rope_theta must be a number above 0, got 'big'"),
+        ("tiny", {"tie_word_embeddings": 1}, "must be true or false, got 1"),
+    ],
+)
+def test_sizes_that_do_not_fit_say_what_to_change(
+    preset: str, changes: dict[str, object], expected: str
+) -> None:
+    with pytest.raises(TaskError, match=expected):
+        llama_config(preset, **changes)

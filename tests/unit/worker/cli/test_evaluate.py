@@ -1,0 +1,178 @@
+"""`murmur evaluate`: whose loss it prints, with and without all stages, and what it refuses."""
+
+import math
+import re
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+from torch import nn
+
+from algorithms.fragments import TensorSpec, partition
+from worker import checkpoint
+from worker.cli import exit_code_of
+from worker.cli.evaluate import evaluate
+from worker.config import Config, load_config
+from worker.manifest import Manifest
+from worker.tasks import Cursor, load_task
+from worker.tasks.llama import Llama
+
+LAYERS = 4
+SIZES = (
+    f"{{hidden_size = 8, intermediate_size = 16, num_hidden_layers = {LAYERS}, "
+    "num_attention_heads = 2, num_key_value_heads = 1}"
+)
+UNSTAGED = """
+import torch
+from worker.tasks import Batch
+
+class Numbers:
+    def model(self): return torch.nn.Linear(1, 1, bias=False)
+    def batches(self, split, cursor):
+        while True: yield Batch(torch.ones(1), None, cursor)
+    def loss(self, model, batch): return model(batch.inputs).sum()
+
+def build(*, seed): return Numbers()
+"""
+
+
+def trained(config: Config) -> nn.Module:
+    """A model of the run other than its first, so that a forgotten anchor would show."""
+    model = load_task(config.task.name, seed=config.run.seed, options=config.task.options).model()
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.3)
+    return model
+
+
+def save(config: Config, model: nn.Module, folder: Path, *, without: int | None = None) -> Path:
+    parameters = {name: p.detach() for name, p in model.named_parameters()}
+    schema = [TensorSpec(name, tuple(p.shape)) for name, p in parameters.items()]
+    tensors = {
+        f"anchor/{fragment.index}": fragment.flatten(parameters)
+        for fragment in partition(schema, config.plan.fragments)
+        if fragment.index != without
+    }
+    values = {"step": 7, "manifest": Manifest.of(config, schema).plain()}
+    return checkpoint.save(folder, 7, tensors, values)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    text = tmp_path / "text.txt"
+    text.write_text("the flock turns as one, and no bird leads. " * 40)
+    options = (f"text={text}", f"architecture={SIZES}", "context_bytes=16")
+    return load_config(
+        None, ["run.seed=5", "diloco.fragments=2", *(f"task.{option}" for option in options)]
+    )
+
+
+def printed(*args: str | Path) -> str:
+    result = CliRunner().invoke(evaluate, [str(arg) for arg in args])
+    assert result.exit_code == 0, result.output
+    return result.output.strip()
+
+
+def loss_in(line: str) -> float:
+    found = re.search(r" loss (\d+\.\d{4}), perplexity (\d+\.\d\d)", line)
+    assert found is not None, line
+    assert math.exp(float(found[1])) == pytest.approx(float(found[2]), rel=1e-3, abs=0.005)
+    return float(found[1])
+
+
+def expected_loss(config: Config, model: nn.Module, split: str = "validation") -> float:
+    """By the task alone, over the batches that a run's report takes."""
+    task = load_task(config.task.name, seed=config.run.seed, options=config.task.options)
+    batches = islice(task.batches(split, Cursor(seed=5, stream="validation")), 16)
+    with torch.no_grad():
+        losses = [float(task.loss(model, batch)) for batch in batches]
+    return sum(losses) / len(losses)
+
+
+def without_layers(model: nn.Module, *layers: int) -> nn.Module:
+    """The same model, of which those layers add nothing."""
+    assert isinstance(model, Llama)
+    with torch.no_grad():
+        for layer in layers:
+            model.get_parameter(f"model.layers.{layer}.self_attn.o_proj.weight").zero_()
+            model.get_parameter(f"model.layers.{layer}.mlp.down_proj.weight").zero_()
+    return model
+
+
+@pytest.mark.parametrize("split", ["validation", "train"])
+def test_the_anchors_loss_on_either_split(config: Config, tmp_path: Path, split: str) -> None:
+    model = trained(config)
+    path = save(config, model, tmp_path / "w0" / "checkpoints")
+    line = printed(tmp_path, "--split", split)
+    assert line.startswith(f"{path}: {split} loss ")
+    assert loss_in(line) == pytest.approx(expected_loss(config, model, split), abs=1e-4)
+
+
+@pytest.mark.parametrize("stages", [1, 3, 4])
+def test_cut_into_stages_it_is_the_same_model(config: Config, tmp_path: Path, stages: int) -> None:
+    save(config, trained(config), tmp_path)
+    assert printed(tmp_path, "--stages", str(stages)) == printed(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("stages", "omit", "layers"), [(4, "2", [2]), (4, "3,1", [1, 3]), (2, "1", [1, 2, 3])]
+)
+def test_a_stage_left_out_is_as_if_its_layers_added_nothing(
+    config: Config, tmp_path: Path, stages: int, omit: str, layers: list[int]
+) -> None:
+    model = trained(config)
+    save(config, model, tmp_path)
+    line = printed(tmp_path, "--stages", str(stages), "--omit", omit)
+    whole = expected_loss(config, model)
+    expected = expected_loss(config, without_layers(model, *layers))
+    assert abs(expected - whole) > 1e-2
+    assert loss_in(line) == pytest.approx(expected, abs=1e-4)
+    named = ", ".join(str(number) for number in sorted(map(int, omit.split(","))))
+    assert line.endswith(f", without stage {named} of {stages}")
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("--omit", "2"), "--omit 2: say how many stages the model is cut into: --stages 6"),
+        (("--omit", "0,1", "--stages", "3"), "--omit 0,1: stage 0 holds the embedding and the "),
+        (("--omit", "3", "--stages", "3"), "--omit 3: no stage 3; the 3 are 0 to 2"),
+        (("--omit", "-1", "--stages", "3"), "--omit -1: no stage -1; the 3 are 0 to 2"),
+        (("--omit", "1;2", "--stages", "3"), "--omit 1;2: write it like 2,3"),
+        (("--stages", "5"), "4 layers cannot be cut into 5 stages of at least one layer"),
+    ],
+)
+def test_stages_that_cannot_be_left_out_are_refused(
+    config: Config, tmp_path: Path, args: tuple[str, ...], message: str
+) -> None:
+    save(config, trained(config), tmp_path)
+    assert refusal(2, tmp_path, *args).startswith(message)
+
+
+def test_a_checkpoint_of_a_part_is_refused(config: Config, tmp_path: Path) -> None:
+    path = save(config, trained(config), tmp_path, without=1)
+    line = refusal(8, tmp_path)
+    assert line.startswith(f"{path}: does not hold the whole model of its run ('anchor/1'); name ")
+
+
+def test_a_task_without_stages_is_evaluated_whole_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "numbers_without_stages.py").write_text(UNSTAGED)
+    monkeypatch.syspath_prepend(tmp_path)
+    config = load_config(None, ["task.name=numbers_without_stages:build"])
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(model.weight, 0.25)
+    save(config, model, tmp_path)
+    assert loss_in(printed(tmp_path)) == 0.25
+    assert refusal(4, tmp_path, "--stages", "1").endswith("cannot be cut into stages: no stage()")
+
+
+def refusal(code: int, *args: str | Path) -> str:
+    result = CliRunner().invoke(evaluate, [str(arg) for arg in args])
+    assert isinstance(result.exception, Exception), result.output
+    assert exit_code_of(result.exception) == code
+    return str(result.exception)

@@ -1,0 +1,62 @@
+"""How a model is cut into stages, and how microbatches are routed through them."""
+
+from dataclasses import dataclass
+
+from algorithms.skippipe.route import Rules, visited_stages
+from algorithms.skippipe.routing import PRESETS
+
+ACTIVATIONS = ("bf16", "fp32", "int8")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StagesConfig:
+    """Args:
+    count: stages S; 1 leaves the model whole.
+    routing: a preset of `algorithms.skippipe.routing`.
+    skip: share of the stages that a route leaves out, stage 0 counted among the visited.
+    full_every: every so many iterations all routes are full; 0 for never.
+    microbatches: of each origin (a replica of stage 0) and iteration; a batch of the task each.
+    activations: codec of what travels between stages, and of its gradients.
+    memory_mib: what visits may hold on this machine between forward and backward, MiB; its own.
+    rebuild: whether a stage whose last replica is gone is made anew from its neighbours.
+
+    Ref: arXiv:2502.19913 (skips), arXiv:2301.11913 (stochastic), arXiv:2506.15461 (rebuild).
+    """
+
+    count: int = 1
+    routing: str = "full"
+    skip: float = 0.0
+    full_every: int = 0
+    microbatches: int = 8
+    activations: str = "bf16"
+    memory_mib: float = 64.0
+    rebuild: bool = True
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise ValueError(f"count is {self.count}; a model has at least 1 stage")
+        if self.routing not in PRESETS:
+            raise ValueError(f"routing is {self.routing!r}; use one of {', '.join(PRESETS)}")
+        if self.activations not in ACTIVATIONS:
+            raise ValueError(
+                f"activations is {self.activations!r}; use one of {', '.join(ACTIVATIONS)}"
+            )
+        if self.microbatches < 1 or self.full_every < 0 or self.memory_mib <= 0:
+            raise ValueError(
+                "microbatches must be at least 1, full_every 0 or more, memory_mib > 0"
+            )
+        if not 0 <= self.skip < 1:
+            raise ValueError(f"skip is {self.skip}; it must be 0 or more, below 1")
+        if self.skip and self.routing not in ("skip", "random"):
+            raise ValueError(
+                f"routing {self.routing!r} visits every stage: leave out skip, or route by 'skip' "
+                "or 'random'"
+            )
+        if self.count > 1:
+            self.rules(1)
+
+    def rules(self, iteration: int) -> Rules:
+        """What the routes of an iteration keep to. Raises ValueError: none could."""
+        full = self.full_every > 0 and iteration % self.full_every == 0
+        visited = self.count if full else visited_stages(self.count, self.skip)
+        return Rules(stages=self.count, visited=visited)

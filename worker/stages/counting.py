@@ -1,0 +1,66 @@
+"""When an iteration of a stage is over, and whether what was counted in it can be vouched for.
+
+A peer whose answer got lost on the way has counted a visit that another replica was then asked
+for. So each origin says, with its last word, which microbatches came back by way of whom; a stage
+that has counted others leaves the whole iteration out, and says so.
+"""
+
+from collections.abc import Iterable
+
+from worker.mailbox import IterationOver
+from worker.membership import Card, Phase
+
+_PATIENCE_S = 2.0
+
+
+class Counting:
+    """One peer's; sans-I/O. Times are monotonic seconds."""
+
+    def __init__(self, iteration: int = 0) -> None:
+        self.iteration = iteration
+        self._mine: dict[tuple[int, str], set[int]] = {}
+        self._told: dict[tuple[int, str], frozenset[int]] = {}
+        self._missed_since: dict[str, float] = {}
+
+    def begin(self, iteration: int) -> None:
+        """This peer goes on to an iteration; earlier ones are forgotten."""
+        self.iteration = iteration
+        self._missed_since.clear()
+        self._mine = {key: mine for key, mine in self._mine.items() if key[0] >= iteration}
+        self._told = {key: told for key, told in self._told.items() if key[0] >= iteration}
+
+    def counted(self, iteration: int, origin: str, microbatch: int) -> None:
+        """The gradient of a visit is in this stage's sum."""
+        self._mine.setdefault((iteration, origin), set()).add(microbatch)
+
+    def finished(self, iteration: int, origin: str, counted: Iterable[int]) -> None:
+        """An origin has said its last word on an iteration."""
+        if iteration >= self.iteration:
+            self._told[iteration, origin] = frozenset(counted)
+
+    def over(self, origins: Iterable[Card], now: float) -> IterationOver | None:
+        """Whether every origin that is still there has finished the iteration.
+
+        Args:
+            origins: the cards of all replicas of stage 0, gone or not.
+        """
+        someone = discard = False
+        for card in origins:
+            trains = card.live and card.phase in (Phase.READY, Phase.TRAINING)
+            mine = self._mine.get((self.iteration, card.peer), set())
+            told = self._told.get((self.iteration, card.peer))
+            if told is not None:
+                someone, discard = True, discard or told != mine
+            elif self._has_gone_on(card, now):
+                someone, discard = True, discard or bool(mine)
+            elif trains:
+                return None
+        return IterationOver(self.iteration, discard) if someone else None
+
+    def _has_gone_on(self, card: Card, now: float) -> bool:
+        """Whether the origin is further than this iteration, and its last word on it is lost."""
+        if any(i > self.iteration and origin == card.peer for i, origin in self._told):
+            return True
+        if card.step < self.iteration:
+            return False
+        return now - self._missed_since.setdefault(card.peer, now) >= _PATIENCE_S

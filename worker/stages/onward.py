@@ -1,0 +1,81 @@
+"""A visit sent on to the next stage; to another replica when one is lost; past a stage without."""
+
+import asyncio
+from dataclasses import replace
+
+from worker import wire
+from worker.membership import Card
+from worker.stages.calls import call_visit
+from worker.stages.context import StageContext
+from worker.stages.errors import Dropped, Elsewhere
+from worker.stages.visit import Back, Hop, Visit
+from worker.transport import TransportError, Unreachable
+
+
+class Onward:
+    """io thread only."""
+
+    def __init__(self, context: StageContext) -> None:
+        self._context = context
+        self._gone: dict[str, asyncio.Event] = {}
+
+    def viewed(self) -> None:
+        """The swarm has changed: who waits for a peer that is gone waits no longer."""
+        live = {card.peer for card in self._context.cards() if card.live}
+        for peer, gone in self._gone.items():
+            if peer not in live:
+                gone.set()
+        self._gone = {peer: gone for peer, gone in self._gone.items() if not gone.is_set()}
+
+    async def send(self, visit: Visit, values: memoryview) -> Back:
+        """The gradient of this stage's output, which `values` are. Raises Dropped."""
+        rest, tried = list(visit.rest), set()
+        counts = self._context.counts
+        while True:
+            hop = rest[0] if rest else Hop(0, visit.key.origin)
+            onward = replace(visit, stage=hop.stage, rest=tuple(rest[1:]), sender=self._context.me)
+            try:
+                return await self._ask(hop.peer, onward, values)
+            except (TransportError, wire.WireError, Elsewhere) as error:
+                if not rest:
+                    raise Dropped(f"its origin {hop.peer} does not answer: {error}") from error
+                tried.add(hop.peer)
+                if isinstance(error, TransportError):
+                    self._context.doubt(hop.peer)
+                left = [p for p in self._context.replicas(hop.stage) if p not in tried]
+                if left:
+                    rest[0] = Hop(hop.stage, left[visit.key.number % len(left)])
+                    counts.rerouted += 1
+                else:
+                    rest.pop(0)
+                    counts.skipped += 1
+                self._context.log(
+                    {
+                        "event": "rerouted",
+                        "iteration": visit.key.iteration,
+                        "microbatch": visit.key.microbatch,
+                        "origin": visit.key.origin,
+                        "stage": hop.stage,
+                        "lost": hop.peer,
+                        "instead": rest[0].peer if left else None,
+                        "reason": str(error),
+                    }
+                )
+
+    async def _ask(self, peer: str, visit: Visit, values: memoryview) -> Back:
+        card = self._context.card(peer)
+        if card is None or not card.live:
+            raise Unreachable(f"{peer} is gone")
+        gone = asyncio.ensure_future(self._gone.setdefault(peer, asyncio.Event()).wait())
+        call = asyncio.ensure_future(self._call(card, visit, values))
+        try:
+            await asyncio.wait({call, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not call.done():
+                raise Unreachable(f"{peer} is gone")
+            return call.result()
+        finally:
+            gone.cancel()
+            call.cancel()
+
+    async def _call(self, card: Card, visit: Visit, values: memoryview) -> Back:
+        return await call_visit(self._context, card.address, visit, values)

@@ -1,0 +1,121 @@
+"""The microbatches that begin on a replica of stage 0, and the last word on each iteration."""
+
+import asyncio
+from collections import defaultdict
+
+from protos import murmuration_pb2 as pb
+from worker import wire
+from worker.exchange.context import Tasks
+from worker.mailbox import Job
+from worker.stages.context import StageContext
+from worker.stages.counting import Counting
+from worker.stages.desk import Desk, given
+from worker.stages.errors import Dropped
+from worker.stages.onward import Onward
+from worker.stages.profile import visit_held
+from worker.stages.room import Room
+from worker.stages.schedule import Schedule
+from worker.stages.visit import Hop, Key, Visit
+from worker.transport import TransportError
+
+_TELL_S = 2.0
+_AGAIN_S = 0.25
+
+
+class Origin:
+    """io thread only."""
+
+    def __init__(
+        self,
+        context: StageContext,
+        desk: Desk,
+        room: Room,
+        counting: Counting,
+        onward: Onward,
+        schedule: Schedule,
+    ) -> None:
+        self._context, self._desk, self._room = context, desk, room
+        self._counting, self._onward, self._schedule = counting, onward, schedule
+        self._held_bytes = 0  # by a microbatch in flight; 0 until the first one has shown it
+        self._tasks = Tasks()
+        self._iterating: asyncio.Task[None] | None = None
+
+    def begin(self, iteration: int) -> None:
+        """Sends this iteration's microbatches on their way."""
+        if self._iterating is not None:
+            self._iterating.cancel()
+        self._iterating = self._tasks.spawn(self._iterate(iteration))
+
+    async def close(self) -> None:
+        await self._tasks.close()
+
+    async def _iterate(self, iteration: int) -> None:
+        routes, schedule = await self._schedule.routes(iteration)
+        count = self._context.config.microbatches
+        paths = await asyncio.gather(
+            *(self._microbatch(iteration, n, routes[n], schedule) for n in range(count))
+        )
+        counted: defaultdict[str, list[int]] = defaultdict(list)
+        for microbatch, path in enumerate(paths):
+            for peer in path or ():
+                counted[peer].append(microbatch)
+        for card in self._context.cards():
+            if card.live and card.stage > 0:
+                self._tasks.spawn(self._tell(card.peer, iteration, counted[card.peer]))
+        for microbatch, path in enumerate(paths):
+            if path is not None:
+                self._counting.counted(iteration, self._context.me, microbatch)
+        done = [n for n, path in enumerate(paths) if path is not None]
+        self._counting.finished(iteration, self._context.me, done)
+
+    async def _microbatch(
+        self, iteration: int, number: int, rest: tuple[Hop, ...], schedule: int
+    ) -> tuple[str, ...] | None:
+        """The peers that have taken part; None when it was lost."""
+        size = self._held_bytes
+        await self._room.take(size)
+        try:
+            entered = await self._desk.do(Job.ENTER, iteration, number)
+            values = given(entered)
+            self._held_bytes = visit_held(len(values))
+            key = Key(iteration, self._context.me, number)
+            visit = Visit(key, 0, rest, entered.shape, schedule, self._context.me)
+            back = await self._onward.send(visit, values)
+            await self._desk.do(Job.LEAVE, iteration, number, entered.shape, gradient=back.gradient)
+        except Dropped as error:
+            self._context.counts.dropped += 1
+            self._context.log(
+                {
+                    "event": "dropped",
+                    "iteration": iteration,
+                    "microbatch": number,
+                    "reason": str(error),
+                }
+            )
+            return None
+        finally:
+            self._room.give(size)
+        self._context.counts.visits += 1
+        return back.path
+
+    async def _tell(self, peer: str, iteration: int, counted: list[int]) -> None:
+        """Until the peer has it, or is gone."""
+        context = self._context
+        request = pb.FinishedRequest(
+            run=context.run, origin=context.me, iteration=iteration, counted=counted
+        ).SerializeToString()
+        while (card := context.card(peer)) is not None and card.live:
+            try:
+                await context.transport.call(card.address, "Control/Finished", request, _TELL_S)
+                return
+            except TransportError:
+                context.doubt(peer)
+                await asyncio.sleep(_AGAIN_S)
+
+
+def on_finished(request: bytes, run: int, counting: Counting) -> bytes:
+    """Takes an origin's last word. Raises WireError."""
+    finished = wire.parse(pb.FinishedRequest, request)
+    if finished.run == run:
+        counting.finished(finished.iteration, finished.origin, finished.counted)
+    return pb.FinishedReply().SerializeToString()

@@ -1,0 +1,67 @@
+"""The part of the model that a process holds: all of it, or one stage."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from algorithms.codecs import codec_by_name
+from algorithms.fragments import TensorSpec
+from algorithms.skippipe.partition import stage_layers
+from worker.config import Config
+from worker.errors import ConfigError
+from worker.inner import Replica
+from worker.mailbox import Mailbox
+from worker.stages.replica import StageReplica
+from worker.tasks import Cursor, Staged, StageModule, Task
+
+
+@dataclass(frozen=True)
+class Part:
+    """Args:
+    module: the layers held here.
+    stage: which of the stages they are; None where the model is whole.
+    whole: what stands for the whole model in the manifest of a staged run, which nobody holds.
+    """
+
+    module: nn.Module
+    stage: int | None = None
+    whole: Sequence[TensorSpec] = ()
+
+    def replica(self, task: Task, config: Config, cursor: Cursor, mailbox: Mailbox) -> Replica:
+        """What trains it."""
+        if self.stage is None:
+            return Replica(task, self.module, config.inner, cursor, config.run.steps)
+        assert isinstance(self.module, StageModule)
+        return StageReplica(
+            task,
+            self.module,
+            config.inner,
+            cursor,
+            config.run.steps,
+            codec=codec_by_name(config.stages.activations),
+            microbatches=config.stages.microbatches if self.stage == 0 else 0,
+            answer=mailbox.post,
+        )
+
+
+def part_of(task: Task, config: Config, stage: int) -> Part:
+    """Raises ConfigError: a task that cannot be cut, or not into so many stages."""
+    count = config.stages.count
+    if count == 1:
+        return Part(task.model())
+    if not isinstance(task, Staged):
+        raise ConfigError(
+            f"[stages] count = {count}: the task {config.task.name!r} cannot be cut into stages; "
+            "give it layer_sizes, outer_size and stage, or leave [stages] out"
+        )
+    if not 0 <= stage < count:
+        raise ConfigError(f"--stage {stage}: this run has stages 0 to {count - 1}")
+    try:
+        cut = stage_layers(task.layer_sizes(), task.outer_size(), count)
+    except ValueError as error:
+        raise ConfigError(f"[stages] count = {count}: {error}") from error
+    whole = [TensorSpec(f"layers.{n}", (size,)) for n, size in enumerate(task.layer_sizes())]
+    whole.append(TensorSpec("outside the layers", (task.outer_size(),)))
+    first, last = cut[stage]
+    return Part(task.stage(first, last, outer=stage == 0), stage, whole)

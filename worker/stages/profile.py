@@ -1,0 +1,140 @@
+"""What a peer has measured of its links and its stage, as it travels in its card.
+
+Figures are rounded to two digits, and told anew only when one has changed by a quarter: every
+change makes all peers plan their routes again.
+"""
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+
+import msgpack
+
+_FORGET = 0.2  # how much a new measurement counts against those before
+_REMEMBERED = 20  # round trips, of which the shortest is the link's
+_CHANGE = 1.25
+_MOST_RATE = 1.25e9  # bytes/s: what arrives at once says nothing more
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One peer's measurements; what is not known is left out, or 0.
+
+    Attributes:
+        latency_s: one way, by peer.
+        rate_bytes_per_s: of what arrives from each peer.
+        forward_s, backward_s, loss_s: of a visit here.
+        visit_bytes: of the activations of a microbatch, encoded.
+        memory: how many visits fit here at once.
+    """
+
+    latency_s: Mapping[str, float] = field(default_factory=dict)
+    rate_bytes_per_s: Mapping[str, float] = field(default_factory=dict)
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    loss_s: float = 0.0
+    visit_bytes: int = 0
+    memory: int = 0
+
+    def pack(self) -> bytes:
+        packed: bytes = msgpack.packb(asdict(self))
+        return packed
+
+    @classmethod
+    def unpack(cls, raw: bytes) -> "Profile":
+        """An empty one for what is none: a peer that measures nonsense harms its own routes."""
+        try:
+            plain = msgpack.unpackb(raw) if raw else {}
+            return cls(
+                latency_s=_numbers(plain.get("latency_s", {})),
+                rate_bytes_per_s=_numbers(plain.get("rate_bytes_per_s", {})),
+                forward_s=_number(plain.get("forward_s", 0.0)),
+                backward_s=_number(plain.get("backward_s", 0.0)),
+                loss_s=_number(plain.get("loss_s", 0.0)),
+                visit_bytes=int(_number(plain.get("visit_bytes", 0))),
+                memory=int(_number(plain.get("memory", 0))),
+            )
+        except (ValueError, TypeError, AttributeError, msgpack.UnpackException):
+            return cls()
+
+
+def visit_held(activation_bytes: int) -> int:
+    """What a visit holds here: its input, its output, and the gradient that comes back."""
+    return 3 * activation_bytes
+
+
+class Measuring:
+    """Collects this peer's measurements. io thread only."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._round_trips: dict[str, deque[float]] = {}
+        self._rates: dict[str, float] = {}
+        self._times: dict[str, float] = {}
+        self._visit_bytes = 0
+        self._told = Profile()
+
+    def round_trip(self, peer: str, seconds: float) -> None:
+        """A small call and its answer."""
+        self._round_trips.setdefault(peer, deque(maxlen=_REMEMBERED)).append(seconds)
+
+    def arrived(self, peer: str, size: int, seconds: float) -> None:
+        """So many bytes came from the peer in one go."""
+        rate = min(_MOST_RATE, size / max(seconds, 1e-9))
+        self._rates[peer] = _blend(self._rates.get(peer), rate)
+
+    def computed(self, what: str, seconds: float) -> None:
+        """`what`: forward_s, backward_s or loss_s."""
+        self._times[what] = _blend(self._times.get(what), seconds)
+
+    def visit_bytes(self, size: int) -> None:
+        """A visit's activations take so many bytes, encoded."""
+        self._visit_bytes = size
+
+    def news(self) -> Profile | None:
+        """What is to be told, if it differs enough from what was."""
+        now = Profile(
+            latency_s={p: _rounded(min(trips) / 2) for p, trips in self._round_trips.items()},
+            rate_bytes_per_s={p: _rounded(rate) for p, rate in self._rates.items()},
+            **{what: _rounded(seconds) for what, seconds in self._times.items()},
+            visit_bytes=self._visit_bytes,
+            memory=max(1, self._limit_bytes // visit_held(self._visit_bytes))
+            if self._visit_bytes
+            else 0,
+        )
+        if not _differs(self._told, now):
+            return None
+        self._told = now
+        return now
+
+
+def _differs(told: Profile, now: Profile) -> bool:
+    pairs = [
+        *((told.latency_s.get(p, 0.0), s) for p, s in now.latency_s.items() if s > 1e-3),
+        *((told.rate_bytes_per_s.get(p, 0.0), r) for p, r in now.rate_bytes_per_s.items()),
+        *((getattr(told, n), getattr(now, n)) for n in ("forward_s", "backward_s", "loss_s")),
+        (told.visit_bytes, now.visit_bytes),
+        (told.memory, now.memory),
+    ]
+    return any(max(a, b) > _CHANGE * min(a, b) for a, b in pairs if max(a, b) > 0)
+
+
+def _blend(before: float | None, now: float) -> float:
+    return now if before is None else before + _FORGET * (now - before)
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.2g}")
+
+
+def _numbers(plain: object) -> dict[str, float]:
+    if not isinstance(plain, dict):
+        raise TypeError("not numbers by name")
+    return {str(name): _number(value) for name, value in plain.items()}
+
+
+def _number(value: object) -> float:
+    if not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+        raise ValueError(f"{value!r} is no measurement")
+    return float(value)

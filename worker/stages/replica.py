@@ -1,0 +1,204 @@
+"""The layers of one stage on the train thread: what visits ask for, and the gradient they sum to.
+
+Forwards keep nothing but what the caller keeps: a backward computes its stage's forward anew from
+the stage's input.
+"""
+
+import heapq
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from algorithms.codecs import Codec
+from algorithms.skippipe.gradients import StageGradients
+from worker import wire
+from worker.inner import InnerConfig, Replica
+from worker.mailbox import IterationOver, Job, StageWork, StageWorked
+from worker.tasks import Batch, Cursor, StageModule, Task
+
+_BACKWARDS = (Job.BACKWARD, Job.LEAVE, Job.LOSS)
+
+
+class StageReplica(Replica):
+    """A replica of one stage. train thread only.
+
+    Its gradient of an iteration is the sum over the visits, divided by their number.
+
+    Args:
+        task, config, cursor, steps: as of a `Replica`; the module is the stage's alone.
+        codec: of activations and their gradients.
+        microbatches: that begin here in each iteration; 0 on a stage other than 0.
+        answer: takes what came of a job.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        module: StageModule,
+        config: InnerConfig,
+        cursor: Cursor,
+        steps: int,
+        *,
+        codec: Codec,
+        microbatches: int,
+        answer: Callable[[StageWorked], None],
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        super().__init__(task, module, config, cursor, steps)
+        self._module, self._codec = module, codec
+        self._microbatches, self._answer, self._clock = microbatches, answer, clock
+        self.iteration = 0
+        self._jobs: list[tuple[bool, int, StageWork]] = []
+        self._batches_here: list[Batch] = []
+        self._losses: list[float] = []
+        self._over: IterationOver | None = None
+        self._inner = self._gradients(self._named)
+        self._outer: StageGradients | None = None
+        self.visits = self.discarded = 0
+        self.busy_s = 0.0
+
+    # ----------------------------------------------------------------------------- an iteration
+
+    def begin(self, iteration: int) -> None:
+        """Goes on to this iteration; whatever was counted for another one is forgotten."""
+        self.iteration, self._over = iteration, None
+        self._inner.clear()
+        if self._outer is not None:
+            self._outer.clear()
+        self._losses.clear()
+        self._batches_here = [next(self._batches) for _ in range(self._microbatches)]
+        if self._batches_here:
+            self.cursor = self._batches_here[-1].cursor
+        self.busy_s = 0.0
+
+    def take(self, message: StageWork | IterationOver) -> None:
+        """A job, or word that there will be no more of them in an iteration."""
+        if isinstance(message, StageWork):
+            heapq.heappush(self._jobs, (message.job not in _BACKWARDS, message.number, message))
+        elif message.iteration >= self.iteration:
+            self._over = message
+
+    @property
+    def over(self) -> bool:
+        """Whether all visits of the iteration are counted."""
+        return self._over is not None and self._over.iteration >= self.iteration
+
+    def work(self) -> bool:
+        """Does the most urgent job of this iteration; False when there is none."""
+        later = []
+        found = None
+        while self._jobs and found is None:
+            entry = heapq.heappop(self._jobs)
+            if entry[2].iteration > self.iteration:
+                later.append(entry)
+            elif entry[2].iteration < self.iteration:
+                self._answer(StageWorked(entry[2].number, problem="the iteration is over"))
+            else:
+                found = entry[2]
+        for entry in later:
+            heapq.heappush(self._jobs, entry)
+        if found is None:
+            return False
+        began = self._clock()
+        try:
+            values, shape = self._do(found)
+            seconds = self._clock() - began
+            worked = StageWorked(found.number, values, seconds, shape=shape)
+        except (ValueError, wire.WireError) as error:
+            worked = StageWorked(found.number, problem=f"{found.job.name.lower()}: {error}")
+        self.busy_s += self._clock() - began
+        self._answer(worked)
+        return True
+
+    def backward(self, step: int) -> Mapping[str, Tensor]:
+        """The mean gradient over the visits of the iteration; zeros where there was none."""
+        if self._over is not None and self._over.discard:
+            self.discarded += self._inner.visits
+            self._inner.clear()
+            if self._outer is not None:
+                self._outer.clear()
+        self.visits = self._inner.visits
+        self.loss = statistics.fmean(self._losses) if self._losses else math.nan
+        mean = {name: torch.zeros_like(p) for name, p in self.parameters.items()}
+        for part in (self._inner, self._outer):
+            for name, value in part.mean().items() if part is not None else ():
+                mean[name] += value
+        return mean
+
+    def inner_step(self, step: int, gradients: Mapping[str, Tensor]) -> None:
+        """As a `Replica`'s; none where nothing has visited the stage, for zeros would move it by
+        its momentum."""
+        if any(bool(gradient.any()) for gradient in gradients.values()):
+            super().inner_step(step, gradients)
+
+    # ------------------------------------------------------------------------------------- jobs
+
+    def _do(self, work: StageWork) -> tuple[memoryview | None, tuple[int, ...]]:
+        match work.job:
+            case Job.ENTER:
+                with torch.no_grad():
+                    batch = self._batches_here[work.microbatch]
+                    hidden = self._module(self._module.embed(batch))
+                return self._encode(hidden), tuple(hidden.shape)
+            case Job.FORWARD:
+                with torch.no_grad():
+                    hidden = self._module(self._decode(work.values, work.shape))
+                return self._encode(hidden), work.shape
+            case Job.LOSS:
+                return self._loss(work), work.shape
+            case Job.BACKWARD:
+                hidden = self._decode(work.values, work.shape).requires_grad_()
+                gradient = self._count(work, self._module(hidden), [hidden])
+                return self._encode(gradient[0]), work.shape
+            case Job.LEAVE:
+                hidden = self._module(self._module.embed(self._batches_here[work.microbatch]))
+                self._count(work, hidden, [])
+                return None, work.shape
+
+    def _loss(self, work: StageWork) -> memoryview:
+        """The gradient of the loss in what comes back to the origin; counts the head's."""
+        batch = self._batches_here[work.microbatch]
+        hidden = self._decode(work.values, work.shape).requires_grad_()
+        with torch.enable_grad():
+            loss = self._module.loss(hidden, batch)
+        names = list(self._named)
+        gradient, *own = torch.autograd.grad(
+            loss, [hidden, *self._named.values()], allow_unused=True
+        )
+        found = {n: g for n, g in zip(names, own, strict=True) if g is not None}
+        if self._outer is None:
+            self._outer = self._gradients(found)
+        if self._outer.add(work.microbatch, found):
+            self._losses.append(loss.item())
+        return self._encode(gradient)
+
+    def _count(self, work: StageWork, output: Tensor, inputs: list[Tensor]) -> Sequence[Tensor]:
+        """Adds the visit's gradient to the sum, once; returns those of the inputs."""
+        grads = torch.autograd.grad(
+            output,
+            [*inputs, *self._named.values()],
+            grad_outputs=self._decode(work.gradient, work.shape),
+            allow_unused=True,
+        )
+        own = {
+            name: torch.zeros_like(p) if g is None else g
+            for (name, p), g in zip(self._named.items(), grads[len(inputs) :], strict=True)
+        }
+        self._inner.add(work.microbatch, own)
+        return grads[: len(inputs)]
+
+    # ---------------------------------------------------------------------------------- helpers
+
+    def _gradients(self, names: Iterable[str]) -> StageGradients:
+        return StageGradients({name: self._named[name].shape for name in names})
+
+    def _encode(self, values: Tensor) -> memoryview:
+        return wire.encode(self._codec, values.detach().reshape(-1).contiguous())
+
+    def _decode(self, raw: memoryview | None, shape: tuple[int, ...]) -> Tensor:
+        assert raw is not None
+        return wire.decode(self._codec, raw, math.prod(shape)).view(shape)

@@ -1,0 +1,179 @@
+"""Visits that arrive at a stage, or come back to their origin for the loss.
+
+A visit holds its stream open until the gradient has come back over the rest of the route, so that
+whoever sent it learns at once when a peer further on is gone, and asks another replica. What a
+visit has come to stays here until the iteration is over: asked again, a peer answers, and computes
+nothing twice.
+"""
+
+import asyncio
+from collections.abc import Coroutine
+
+from protos import murmuration_pb2 as pb
+from worker import wire
+from worker.mailbox import Job
+from worker.stages.context import StageContext
+from worker.stages.counting import Counting
+from worker.stages.desk import Desk, given
+from worker.stages.errors import Dropped, Elsewhere
+from worker.stages.onward import Onward
+from worker.stages.profile import Measuring, visit_held
+from worker.stages.room import Room
+from worker.stages.schedule import Schedule
+from worker.stages.visit import Back, Key, Visit
+from worker.transport import Stream
+from worker.wire.visits import gradient_header, visit_failed, visit_of
+
+
+class Serving:
+    """io thread only.
+
+    Args:
+        onward: sends a visit to the next stage.
+        schedule: what this peer plans with; a sender that plans otherwise is talked to at once.
+    """
+
+    def __init__(
+        self,
+        context: StageContext,
+        desk: Desk,
+        room: Room,
+        counting: Counting,
+        onward: Onward,
+        schedule: Schedule,
+        measuring: Measuring,
+    ) -> None:
+        self._context, self._desk, self._room = context, desk, room
+        self._counting, self._onward = counting, onward
+        self._schedule, self._measuring = schedule, measuring
+        self._kept: dict[tuple[Key, int], int] = {}
+        self._held: dict[tuple[Key, int], asyncio.Task[Back]] = {}
+        self._began = asyncio.Condition()
+        self._told_otherwise: set[str] = set()
+
+    async def serve(self, stream: Stream) -> None:
+        """Answers one visit. Raises TransportError: the sender is gone; its visit goes on."""
+        context = self._context
+        try:
+            raw = await stream.receive()
+            header = wire.parse(pb.VisitUp, raw or b"").header
+            visit = visit_of(header, context.run, context.codec, self._room.limit_bytes)
+            self._compare_schedules(visit)
+            back = await self._back(visit, header, stream)
+        except (Dropped, wire.WireError) as error:
+            await stream.send(visit_failed(str(error), elsewhere=False))
+        except Elsewhere as error:
+            await stream.send(visit_failed(str(error), elsewhere=True))
+        else:
+            payload = wire.Payload.of(back.gradient)
+            await stream.send(gradient_header(payload, back.path))
+            for message, _, _ in wire.payload_messages(pb.VisitDown, payload):
+                await stream.send(message)
+
+    async def begin(self, iteration: int) -> None:
+        """The train thread goes on to this iteration: what is left of others has no use any more."""
+        for place in [place for place in self._held if place[0].iteration < iteration]:
+            self._held.pop(place).cancel()
+            self._kept.pop(place, None)
+        self._told_otherwise.clear()
+        async with self._began:
+            self._began.notify_all()
+
+    async def close(self) -> None:
+        for task in self._held.values():
+            task.cancel()
+        await asyncio.gather(*self._held.values(), return_exceptions=True)
+
+    # ----------------------------------------------------------------------------------- inside
+
+    def _compare_schedules(self, visit: Visit) -> None:
+        """Gossips with a sender that plans with other measurements, once an iteration."""
+        if visit.schedule != self._schedule.name and visit.sender not in self._told_otherwise:
+            self._told_otherwise.add(visit.sender)
+            self._context.counts.other_schedules += 1
+            self._context.doubt(visit.sender)
+
+    async def _back(self, visit: Visit, header: pb.VisitHeader, stream: Stream) -> Back:
+        place = (visit.key, visit.stage)
+        if place in self._held:
+            self._context.counts.repeated += 1
+        else:
+            await self._reached(visit)
+            size = self._size(visit, header.total_bytes)
+            await self._room.take(size)
+            try:
+                values = await self._arrived(visit, header, stream)
+            except BaseException:
+                self._room.give(size)
+                raise
+            if place in self._held:  # asked again meanwhile, by another way
+                self._room.give(size)
+            else:
+                self._hold(place, self._visit(visit, values, size))
+        task = self._held[place]
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled():
+                raise Dropped("the iteration is over") from None
+            raise
+
+    def _hold(self, place: tuple[Key, int], work: Coroutine[None, None, Back]) -> None:
+        """Begins a visit. Those that are done stay to be asked for again, as far as there is room
+        for that; beyond, asking again costs a second computation and is counted once all the same.
+        """
+        task = self._held[place] = asyncio.get_running_loop().create_task(work)
+
+        def ended(task: asyncio.Task[Back]) -> None:
+            if task.cancelled() or task.exception() is not None or self._held.get(place) != task:
+                return
+            self._kept[place] = len(task.result().gradient)
+            while sum(self._kept.values()) > self._room.limit_bytes:
+                oldest = next(iter(self._kept))
+                del self._kept[oldest], self._held[oldest]
+
+        task.add_done_callback(ended)
+
+    async def _reached(self, visit: Visit) -> None:
+        """Waits until this peer is at the visit's iteration. Raises Elsewhere: never will be."""
+        mine = self._context.stage == visit.stage
+        if not mine or (visit.stage == 0 and visit.key.origin != self._context.me):
+            raise Elsewhere(f"stage {visit.stage} is not served here")
+        async with self._began:
+            await self._began.wait_for(lambda: self._counting.iteration >= visit.key.iteration)
+        if self._counting.iteration > visit.key.iteration:
+            raise Elsewhere(f"iteration {visit.key.iteration} is over here")
+
+    async def _arrived(self, visit: Visit, header: pb.VisitHeader, stream: Stream) -> memoryview:
+        """The activations; unread, they are not sent."""
+        incoming = wire.Incoming(header.total_bytes, header.hash)
+        began = self._context.clock()
+        while not incoming.complete:
+            raw = await stream.receive()
+            incoming.add(wire.parse(pb.VisitUp, raw or b"").frame)
+        incoming.verify()
+        seconds = self._context.clock() - began
+        self._measuring.arrived(visit.sender, header.total_bytes, seconds)
+        return incoming.buffer
+
+    async def _visit(self, visit: Visit, values: memoryview, size: int) -> Back:
+        key, shape = visit.key, visit.shape
+        try:
+            if visit.stage == 0:
+                loss = await self._desk.do(Job.LOSS, key.iteration, key.microbatch, shape, values)
+                return Back(given(loss), ())
+            forward = await self._desk.do(Job.FORWARD, key.iteration, key.number, shape, values)
+            back = await self._onward.send(visit, given(forward))
+            done = await self._desk.do(
+                Job.BACKWARD, key.iteration, key.number, shape, values, back.gradient
+            )
+        finally:
+            self._room.give(size)
+        self._context.counts.visits += 1
+        self._counting.counted(key.iteration, key.origin, key.microbatch)
+        return Back(given(done), (self._context.me, *back.path))
+
+    @staticmethod
+    def _size(visit: Visit, total_bytes: int) -> int:
+        """A loss holds nothing for long, and must never be deferred."""
+        return visit_held(total_bytes) if visit.stage else 0

@@ -1,0 +1,47 @@
+"""What a visit is called, and where it goes on."""
+
+from dataclasses import dataclass
+
+import xxhash
+
+
+@dataclass(frozen=True, order=True)
+class Key:
+    """One microbatch on one stage; a repeated call has the same."""
+
+    iteration: int
+    origin: str
+    microbatch: int
+
+    @property
+    def number(self) -> int:
+        """Of the microbatch among all origins', by which its gradient is counted once."""
+        return xxhash.xxh3_64_intdigest(f"{self.microbatch}/{self.origin}".encode())
+
+
+@dataclass(frozen=True)
+class Hop:
+    """A stage, and the peer that is to serve it."""
+
+    stage: int
+    peer: str
+
+
+@dataclass(frozen=True)
+class Visit:
+    """A microbatch on its way: where it is, and where it goes on. `shape` is (B, T, D)."""
+
+    key: Key
+    stage: int
+    rest: tuple[Hop, ...]
+    shape: tuple[int, ...]
+    schedule: int
+    sender: str
+
+
+@dataclass(frozen=True)
+class Back:
+    """The gradient of what a visit was given, encoded; and who has taken part, in order."""
+
+    gradient: memoryview
+    path: tuple[str, ...]
