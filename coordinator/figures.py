@@ -1,6 +1,10 @@
 """Numbers as people read them."""
 
 import math
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
 
 _MB = 1e6
 
@@ -8,6 +12,11 @@ _MB = 1e6
 def megabytes(count_bytes: float) -> str:
     """`33.1 MB`: millions of bytes, one decimal."""
     return f"{count_bytes / _MB:,.1f} MB"
+
+
+def size(count_bytes: float) -> str:
+    """`33.1 MB`, or `15.2 kB` of what is small."""
+    return megabytes(count_bytes) if count_bytes >= 0.1 * _MB else f"{count_bytes / 1e3:.1f} kB"
 
 
 def duration(seconds: float) -> str:
@@ -21,8 +30,9 @@ def duration(seconds: float) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """`1 round`, `1,200 rounds`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+    """`1 round`, `1,200 rounds`, `8 microbatches`."""
+    plural = "es" if noun.endswith("ch") else "s"
+    return f"{number:,} {noun}{'' if number == 1 else plural}"
 
 
 def ratio(number: float) -> str:
@@ -44,3 +54,8 @@ def bits_per_byte(loss_nats: float) -> float:
 
 def perplexity(loss_nats: float) -> float:
     return math.exp(loss_nats) if loss_nats < 700 else math.inf
+
+
+def optional(value: T | None, show: Callable[[T], str]) -> str:
+    """A dash for what is not known."""
+    return "-" if value is None else show(value)

@@ -105,12 +105,17 @@ class Launch:
         shared += ["--threads", str(self.threads)] if self.threads else []
         for setting in (*self._own_settings(), *self.settings):
             shared += ["--set", setting]
+        placed: list[int] = []
+        if self.stages:
+            from coordinator.placement import stages_of  # takes a moment to load
+
+            placed = stages_of(self.link_of(), self.workers, self.stages)
         commands = {}
         for index, address in enumerate(addresses):
             name = f"w{index}"
             place = (places or {}).get(name, Place(address))
             own = ["--name", name, "--listen", address, "--out", str(self.out / name)]
-            own += ["--stage", str(index % self.stages)] if self.stages else []
+            own += ["--stage", str(placed[index])] if placed else []
             for other in addresses:
                 own += ["--join", other] if other != address else []
             commands[name] = [
@@ -154,11 +159,15 @@ class Launch:
             "stages.routing": self.routing,
             "stages.skip": self.skip,
         }
-        return [
+        own = [
             f"{key}={json.dumps(value, ensure_ascii=False)}"
             for key, value in keys.items()
             if value is not None
         ]
+        if self.stages and self.config is None and self.model is None:
+            # The built-in model is as deep as its stages need; --set task.architecture=... wins.
+            own.append(f"task.architecture={{num_hidden_layers={max(3, self.stages)}}}")
+        return own
 
 
 def core_count() -> int:

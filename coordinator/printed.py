@@ -1,7 +1,7 @@
 """The final report for people."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -10,12 +10,14 @@ from coordinator.figures import (
     count,
     duration,
     megabytes,
+    optional,
     parameters,
     perplexity,
     ratio,
 )
 from coordinator.records import Curve, exit_words
 from coordinator.report import Report
+from coordinator.stage_lines import replicas, stage_lines, traffic
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -56,6 +58,8 @@ def print_report(report: Report, console: "Console") -> None:
 
 def headline(report: Report) -> str:
     parts = [str(report["preset"] or "run"), count(report["workers"], "worker")]
+    if "stages" in report:
+        parts.append(count(report["stages"]["count"], "stage"))
     if report["steps"]:
         reached = report["step"]
         whole = count(report["steps"], "inner step")
@@ -78,6 +82,7 @@ def figure_lines(report: Report) -> list[tuple[str, str]]:
         *_bits(report),
         ("computing", _computing(report)),
         *_step_times(report),
+        *(stage_lines(report) if "stages" in report else []),
         *_waits(report),
         ("rounds", _rounds(report)),
         ("replicas", _replicas(report)),
@@ -106,7 +111,10 @@ def peer_table(peers: Sequence[dict[str, Any]]) -> "Table":
     from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD)
+    staged = any("stage" in peer for peer in peers)
     table.add_column("worker")
+    if staged:
+        table.add_column("stage", justify="right")
     for name in ("steps", "rounds", "sent", "received", "computing", "stalled"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("anchor", no_wrap=True)
@@ -116,12 +124,13 @@ def peer_table(peers: Sequence[dict[str, Any]]) -> "Table":
         end = str(peer["state"]) if code is None else exit_words(code)
         table.add_row(
             Text(peer["peer"]),
+            *([optional(peer.get("stage"), str)] if staged else []),
             f"{peer['steps']:,}" if peer["steps"] is not None else "-",
             str(peer["rounds_completed"]),
             megabytes(peer["bytes_sent"]),
             megabytes(peer["bytes_received"]),
-            _optional(peer["compute_utilization"], lambda value: f"{100 * value:.0f} %"),
-            _optional(peer["stall_s"], lambda value: f"{value:.1f} s"),
+            optional(peer["compute_utilization"], lambda value: f"{100 * value:.0f} %"),
+            optional(peer["stall_s"], lambda value: f"{value:.1f} s"),
             (peer["anchor_hash"] or "-")[:12],
             Text(end, style="" if end == "done" else "yellow"),
         )
@@ -138,10 +147,6 @@ def _step_times(report: Report) -> list[tuple[str, str]]:
     ]
 
 
-def _optional(value: float | None, show: Callable[[float], str]) -> str:
-    return "-" if value is None else show(value)
-
-
 def _validation(report: Report) -> str:
     loss = report["val_loss"]
     if loss is None:
@@ -154,6 +159,8 @@ def _validation(report: Report) -> str:
 
 
 def _traffic(report: Report) -> str:
+    if "stages" in report:
+        return traffic(report)
     sent, ddp = report["bytes_sent_per_worker"], report["ddp_bytes_per_worker"]
     if sent is None:
         return "not known: no worker reported to the end"
@@ -215,6 +222,8 @@ def _rounds(report: Report) -> str:
 
 
 def _replicas(report: Report) -> str:
+    if "stages" in report:
+        return replicas(report["stages"], report["preset"])
     told = sum(1 for peer in report["peers"] if peer["anchor_hash"])
     if report["hashes_agree"] is None:
         return f"nothing to compare: {count(told, 'worker')} reported to the end"

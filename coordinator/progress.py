@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import IO, TYPE_CHECKING, Protocol
 
-from coordinator.figures import duration, megabytes
+from coordinator.figures import duration, megabytes, optional
 from coordinator.records import Record
 
 if TYPE_CHECKING:
@@ -127,7 +127,10 @@ def progress_table(records: Sequence[Record], now_s: float, began_s: float) -> "
         title_justify="left",
         title_style="dim",
     )
+    staged = any(record.stage is not None for record in records)
     table.add_column("worker")
+    if staged:
+        table.add_column("stage", justify="right")
     table.add_column("step", min_width=_BAR_WIDTH)
     for name in ("", "loss", "round", "sent", "received"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -136,6 +139,7 @@ def progress_table(records: Sequence[Record], now_s: float, began_s: float) -> "
         state = record.shown_state(now_s)
         table.add_row(
             Text(record.peer),
+            *([optional(record.stage, str)] if staged else []),
             ProgressBar(total=max(record.steps, 1), completed=record.step, width=_BAR_WIDTH),
             f"{record.step}/{record.steps or '?'}",
             "" if record.loss is None else f"{record.loss:.3f}",

@@ -18,14 +18,16 @@ _MAX_TEXT = 20_000
 class Record:
     """One worker, as last heard. Counts are of its current life.
 
-    `curve` is the training loss as seen in progress; `result` is the worker's own final event,
-    whose figures then count; `exit_code` is negative for a signal, and None while the process runs
-    or when nobody here could see it end. Times are monotonic seconds of this process.
+    `stage` is the part of the model that it serves, None where the model is whole; `curve` is the
+    training loss as seen in progress; `result` is the worker's own final event, whose figures then
+    count; `exit_code` is negative for a signal, and None while the process runs or when nobody here
+    could see it end. Times are monotonic seconds of this process.
     """
 
     peer: str
     address: str = ""
     state: str = "starting"
+    stage: int | None = None
     step: int = 0
     steps: int = 0
     loss: float | None = None
@@ -85,6 +87,7 @@ class Record:
 
     def _progress(self, event: Event) -> None:
         self.state = text_of(event, "state") or self.state
+        self._stage(event)
         self.step = int_of(event, "step") or 0
         self.steps = int_of(event, "steps") or self.steps
         self.round = int_of(event, "round") or self.round
@@ -101,12 +104,17 @@ class Record:
 
     def _finish(self, event: Event) -> None:
         self.result = dict(event)
+        self._stage(event)
         reason = text_of(event, "reason") or "ended"
         stopped = reason.startswith("SIG")  # a worker names the signal that stopped it
         self.state = {"finished": "done"}.get(reason, "interrupted" if stopped else reason)
         for name in ("step", "bytes_sent", "bytes_received", "rounds_completed", "rounds_failed"):
             if (value := int_of(event, name)) is not None:
                 setattr(self, name, value)
+
+    def _stage(self, event: Event) -> None:
+        stage = int_of(event, "stage")
+        self.stage = stage if stage is not None and stage >= 0 else self.stage
 
 
 def exit_words(code: int) -> str:

@@ -110,10 +110,12 @@ class Registry:
 
     def status(self, now: float) -> dict[str, object]:
         """The document that `murmur status` shows."""
+        members = [member for _, member in sorted(self.members.items())]
+        staged = any(member.card.stage > 0 for member in members)
         return {
             "kind": "coordinator",
             "run": self.run,
-            "members": [_row(member, now) for _, member in sorted(self.members.items())],
+            "members": [_row(member, now, staged) for member in members],
             "rounds_completed": max((r.round for r in self.records()), default=0),
             "refused": dict(self.refused),
         }
@@ -157,10 +159,11 @@ class Registry:
         return events
 
 
-def _row(member: Member, now: float) -> dict[str, object]:
+def _row(member: Member, now: float, staged: bool) -> dict[str, object]:
     record, card = member.record, member.card
     return {
         "peer": card.peer,
+        **({"stage": card.stage} if staged else {}),
         "address": card.address,
         "health": member.health(now),
         "phase": _PHASES.get(card.phase, "unknown"),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.records import Curve, Record, float_of, int_of, printable, text_of
+from coordinator.staged import staged_figures
 
 _LONGEST = 5
 
@@ -41,7 +42,8 @@ def build_report(
     that one worker saw, `rounds_failed` the sum over workers. `spread` is how far replicas in pairs
     were from their group's mean when they last met, relative to its size. `loop_lag_ms` is the
     worst worker's. `bytes_ratio` says how many times more DDP would have sent. A worker that ended
-    without a result stands in `peers` with what was last heard of it.
+    without a result stands in `peers` with what was last heard of it. What differs with a model in
+    stages: see `staged_figures`.
 
     Args:
         records: one per worker.
@@ -84,6 +86,7 @@ def build_report(
         "loss_png": None,
         "peers": peers,
         "train_loss_curve": mean_curve([record.loss_curve() for record in records]),
+        **staged_figures(records),
     }
 
 
@@ -121,6 +124,7 @@ def _peer(record: Record) -> dict[str, Any]:
     result = record.result or {}
     return {
         "peer": record.peer,
+        **({} if record.stage is None else {"stage": record.stage}),
         "address": record.address,
         # Another machine's process: its word for it, where this one did not see it end.
         "exit_code": int_of(result, "exit_code") if record.exit_code is None else record.exit_code,

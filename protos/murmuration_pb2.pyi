@@ -581,6 +581,40 @@ class VisitFailed(_message.Message):
 Global___VisitFailed: _TypeAlias = VisitFailed  # noqa: Y015
 
 @_typing.final
+class MeasureRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PAYLOAD_FIELD_NUMBER: _builtins.int
+    payload: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        payload: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["payload", b"payload"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MeasureRequest: _TypeAlias = MeasureRequest  # noqa: Y015
+
+@_typing.final
+class MeasureReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MeasureReply: _TypeAlias = MeasureReply  # noqa: Y015
+
+@_typing.final
 class FinishedRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

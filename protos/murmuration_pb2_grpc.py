@@ -57,6 +57,11 @@ class ControlStub:
                 request_serializer=protos_dot_murmuration__pb2.StatusRequest.SerializeToString,
                 response_deserializer=protos_dot_murmuration__pb2.StatusReply.FromString,
                 _registered_method=True)
+        self.Measure = channel.unary_unary(
+                '/murmuration.v1.Control/Measure',
+                request_serializer=protos_dot_murmuration__pb2.MeasureRequest.SerializeToString,
+                response_deserializer=protos_dot_murmuration__pb2.MeasureReply.FromString,
+                _registered_method=True)
         self.Finished = channel.unary_unary(
                 '/murmuration.v1.Control/Finished',
                 request_serializer=protos_dot_murmuration__pb2.FinishedRequest.SerializeToString,
@@ -99,6 +104,13 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Measure(self, request, context):
+        """Takes bytes and does nothing with them: how long that takes tells the link's rate.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Finished(self, request, context):
         """All microbatches of an origin have come back, or were given up: whoever serves a stage may go on
         to the next iteration once all origins have said so.
@@ -129,6 +141,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.Status,
                     request_deserializer=protos_dot_murmuration__pb2.StatusRequest.FromString,
                     response_serializer=protos_dot_murmuration__pb2.StatusReply.SerializeToString,
+            ),
+            'Measure': grpc.unary_unary_rpc_method_handler(
+                    servicer.Measure,
+                    request_deserializer=protos_dot_murmuration__pb2.MeasureRequest.FromString,
+                    response_serializer=protos_dot_murmuration__pb2.MeasureReply.SerializeToString,
             ),
             'Finished': grpc.unary_unary_rpc_method_handler(
                     servicer.Finished,
@@ -247,6 +264,33 @@ class Control:
             '/murmuration.v1.Control/Status',
             protos_dot_murmuration__pb2.StatusRequest.SerializeToString,
             protos_dot_murmuration__pb2.StatusReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Measure(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/murmuration.v1.Control/Measure',
+            protos_dot_murmuration__pb2.MeasureRequest.SerializeToString,
+            protos_dot_murmuration__pb2.MeasureReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -46,6 +46,8 @@ class ControlStub:
     """Asks this peer to probe another one: tells a dead peer from a broken link."""
     Status: _grpc.UnaryUnaryMultiCallable[_murmuration_pb2.StatusRequest, _murmuration_pb2.StatusReply]
     """What `murmur status` shows; a msgpack document, so that it can grow."""
+    Measure: _grpc.UnaryUnaryMultiCallable[_murmuration_pb2.MeasureRequest, _murmuration_pb2.MeasureReply]
+    """Takes bytes and does nothing with them: how long that takes tells the link's rate."""
     Finished: _grpc.UnaryUnaryMultiCallable[_murmuration_pb2.FinishedRequest, _murmuration_pb2.FinishedReply]
     """All microbatches of an origin have come back, or were given up: whoever serves a stage may go on
     to the next iteration once all origins have said so.
@@ -69,6 +71,8 @@ class ControlAsyncStub(ControlStub):
     """Asks this peer to probe another one: tells a dead peer from a broken link."""
     Status: _aio.UnaryUnaryMultiCallable[_murmuration_pb2.StatusRequest, _murmuration_pb2.StatusReply]  # type: ignore[assignment]
     """What `murmur status` shows; a msgpack document, so that it can grow."""
+    Measure: _aio.UnaryUnaryMultiCallable[_murmuration_pb2.MeasureRequest, _murmuration_pb2.MeasureReply]  # type: ignore[assignment]
+    """Takes bytes and does nothing with them: how long that takes tells the link's rate."""
     Finished: _aio.UnaryUnaryMultiCallable[_murmuration_pb2.FinishedRequest, _murmuration_pb2.FinishedReply]  # type: ignore[assignment]
     """All microbatches of an origin have come back, or were given up: whoever serves a stage may go on
     to the next iteration once all origins have said so.
@@ -113,6 +117,14 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_murmuration_pb2.StatusReply, _abc.Awaitable[_murmuration_pb2.StatusReply]]:
         """What `murmur status` shows; a msgpack document, so that it can grow."""
+
+    @_abc_1.abstractmethod
+    def Measure(
+        self,
+        request: _murmuration_pb2.MeasureRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_murmuration_pb2.MeasureReply, _abc.Awaitable[_murmuration_pb2.MeasureReply]]:
+        """Takes bytes and does nothing with them: how long that takes tells the link's rate."""
 
     @_abc_1.abstractmethod
     def Finished(

@@ -3,15 +3,14 @@
 import asyncio
 import concurrent.futures
 import json
-import math
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
@@ -22,25 +21,25 @@ from algorithms.fragments import TensorSpec, partition
 from worker import checkpoint
 from worker.config import Config
 from worker.errors import EXIT_INTERRUPTED, CheckpointError, ConfigError
-from worker.evaluation import anchors_loaded, generate_sample, validation_loss
 from worker.iothread import IOThread
-from worker.mailbox import Mailbox, Progress, Stop
+from worker.mailbox import Mailbox, Move, Progress, Stop
 from worker.manifest import Manifest, first_difference
-from worker.membership import Phase
+from worker.membership import Card, Health, Phase
 from worker.node import Node, NodeConfig
+from worker.result import Whole, build_result
 from worker.snapshot import initial_state, restore_trainer, snapshot
 from worker.stages.assembly import fetch_stages, save_whole, stage_fragments, whole_model
 from worker.stages.part import part_of
+from worker.stages.rebuild import neighbour_weights, rebuilt
 from worker.tasks import Cursor, Task, load_task
 from worker.train import Trainer
 from worker.transport import Transport
 from worker.transport.grpc import GrpcTransport
-from worker.wire import tensor_hash
 
 T = TypeVar("T")
 
 _SETTLE_S = 30.0
-_LAST_WORDS_S = 3.0
+_POLL_S = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +47,7 @@ class WorkerOptions:
     """Args:
     node: name, addresses and whom to wait for.
     listen: `host:port` to serve.
+    rebuilds: whether the stage is made from its neighbours, since nobody is left who served it.
     proxy: `host:port` of an HTTP CONNECT proxy to reach others through.
     out: folder for checkpoints, `events.jsonl` and `result.json`.
     resume: go on from the newest checkpoint in `out`.
@@ -60,6 +60,7 @@ class WorkerOptions:
     resume: bool
     announce: Callable[[dict[str, object]], None]
     proxy: str | None = None
+    rebuilds: bool = False
 
 
 class EventLog:
@@ -92,8 +93,12 @@ def run_worker(config: Config, options: WorkerOptions) -> int:
     Raises:
         MurmurError, TaskError, TransportError: one line for the user.
     """
-    worker = Worker(config, options)
-    return worker.run()
+    while True:
+        worker = Worker(config, options)
+        code = worker.run()
+        if worker.goes_on is None:
+            return code
+        options = worker.goes_on
 
 
 class Worker:
@@ -127,6 +132,7 @@ class Worker:
         self._transport: Transport = GrpcTransport(options.listen, options.proxy)
         self._mailbox = Mailbox()
         self._interrupted_by: int | None = None
+        self.goes_on: WorkerOptions | None = None  # as what, after a move to another stage
 
     def run(self) -> int:
         folder = self._options.out / "checkpoints"
@@ -139,7 +145,12 @@ class Worker:
             with self._signals():
                 address = io.start()
                 self._log({"event": "listening", "address": address, "pid": os.getpid()})
+                if self._options.rebuilds:
+                    self._rebuild(trainer)
                 trainer.run()
+                if trainer.moves_to is not None and trainer.stopped is not None:
+                    self.goes_on = self._options_for(trainer.moves_to)
+                    return 0
                 return self._finish(trainer)
         finally:
             io.close()
@@ -239,17 +250,27 @@ class Worker:
     # ------------------------------------------------------------------------------- the end
 
     def _finish(self, trainer: Trainer) -> int:
-        whole: Mapping[str, Tensor] | None = None
+        assert self._io is not None
+        whole: Whole | None = None
         if trainer.stopped is None and self._config.plan.exchange != "none":
             trainer.settle(self._agreed, _SETTLE_S)
+        if self._part.stage is not None:
+            self._leave_links()
         if trainer.stopped is None and self._part.stage is not None:
+            trainer.settle(lambda: self._assembles or not self._assembler_is_here, _SETTLE_S)
             if self._assembles:
                 whole = self._assemble(trainer)
-            else:
-                trainer.settle(lambda: not self._assembler_is_here, _SETTLE_S)
         self._saver.submit(self._save, trainer.step, *self._snapshot(trainer)).result()
         code = EXIT_INTERRUPTED if self._interrupted_by == signal.SIGINT else 0
-        result = self._result(trainer, whole)
+        result = build_result(
+            task=self._task,
+            config=self._config,
+            part=self._part,
+            trainer=trainer,
+            io=self._io,
+            whole=whole,
+            saved=self._saved_path,
+        )
         result["exit_code"] = code
         (self._options.out / "result.json").write_text(json.dumps(result, indent=1))
         self._mailbox.post(Progress({"event": "result", **result}))
@@ -270,24 +291,39 @@ class Worker:
 
     # ------------------------------------------------------------------- a model in stages
 
-    @property
-    def _assembler(self) -> str | None:
-        """Who puts the stages together at the end: the first replica of stage 0 that is here."""
+    def _options_for(self, move: Move) -> WorkerOptions:
+        """This worker's, as a replica of another stage."""
         assert self._io is not None
-        gossip = self._io.node.gossip
-        cards = self._io.ask(lambda: gossip.cards)
-        return min((card.peer for card in cards if card.stage == 0 and card.live), default=None)
+        gossip, node = self._io.node.gossip, self._options.node
+        live = self._io.ask(lambda: [card.address for card in gossip.others if card.live])
+        joins = (*dict.fromkeys((*live, *node.joins)),)
+        moved = replace(node, stage=move.stage, joins=joins, min_peers=None)
+        return replace(self._options, node=moved, resume=False, rebuilds=move.bare)
 
-    @property
-    def _assembles(self) -> bool:
-        return self._assembler == self._options.node.peer
+    def _rebuild(self, trainer: Trainer) -> None:
+        """Makes this stage from its neighbours; it stays fresh where they cannot be fetched."""
+        assert self._io is not None
+        gossip, stage = self._io.node.gossip, self._options.node.stage
+        deadline = time.monotonic() + _SETTLE_S
+        weights: dict[int, float] = {}
+        while not weights and time.monotonic() < deadline and not self._interrupted_by:
+            weights = neighbour_weights(stage, self._io.ask(lambda: gossip.cards))
+            time.sleep(0 if weights else _POLL_S)
+        anchors = self._fetched(weights)
+        if not weights or anchors.keys() != weights.keys():
+            text = f"stage {stage} begins anew: its neighbours cannot be fetched"
+            self._log({"event": "warning", "text": text})
+            return
+        made = rebuilt(self._task, self._config, stage, anchors, weights)
+        for name, parameter in trainer.replica.parameters.items():
+            parameter.copy_(made[name])
+        for slot in trainer.slots:
+            slot.commit(anchor=slot.fragment.flatten(trainer.replica.parameters))
+        rounded = {n: round(weight, 3) for n, weight in weights.items()}
+        self._log({"event": "rebuilt", "stage": stage, "from": rounded})
 
-    @property
-    def _assembler_is_here(self) -> bool:
-        return self._assembler is not None
-
-    def _assemble(self, trainer: Trainer) -> Mapping[str, Tensor] | None:
-        """The whole model, left as a checkpoint; None, and a warning, when a stage is missing."""
+    def _fetched(self, stages: Iterable[int]) -> dict[int, list[Tensor]]:
+        """The anchors of other stages; of those that answer in time."""
         assert self._io is not None
         node, config = self._io.node, self._config
         momenta = config.plan.payload == "pseudo_gradient" and config.plan.exchange != "none"
@@ -296,17 +332,51 @@ class Worker:
                 f.index: (f.elements, f.elements if momenta else 0)
                 for f in stage_fragments(self._task, config, stage)
             }
-            for stage in range(1, config.stages.count)
+            for stage in stages
         }
         try:
-            anchors = self._io.do(
+            return self._io.do(
                 lambda: fetch_stages(
                     self._transport, node.gossip.cards, self._manifest.run, expected, _offload
                 ),
                 _SETTLE_S,
             )
         except TimeoutError:
-            anchors = {}
+            return {}
+
+    def _leave_links(self) -> None:
+        """Writes what was measured of the links, for `murmur plan --links`."""
+        assert self._io is not None
+        stages = self._io.node.stages
+        links = self._io.ask(lambda: stages.links) if stages is not None else None
+        if links is not None:
+            (self._options.out / "links.json").write_text(json.dumps(links, indent=1))
+
+    @property
+    def _assembler(self) -> Card | None:
+        """Who puts the stages together at the end: the first replica of stage 0 that is here, or
+        has done so and left."""
+        assert self._io is not None
+        gossip = self._io.node.gossip
+        cards = [card for card in self._io.ask(lambda: gossip.cards) if card.stage == 0]
+        able = [c for c in cards if c.live or (c.health, c.phase) == (Health.LEFT, Phase.DONE)]
+        return min(able, key=lambda card: card.peer, default=None)
+
+    @property
+    def _assembles(self) -> bool:
+        assembler = self._assembler
+        return assembler is not None and assembler.peer == self._options.node.peer
+
+    @property
+    def _assembler_is_here(self) -> bool:
+        assembler = self._assembler
+        return assembler is not None and assembler.live
+
+    def _assemble(self, trainer: Trainer) -> Whole | None:
+        """The whole model, left as a checkpoint; None, and a warning, when a stage is missing."""
+        assert self._io is not None
+        config = self._config
+        anchors = self._fetched(range(1, config.stages.count))
         anchors[0] = [state.anchor for state in trainer.states]
         missing = [stage for stage in range(config.stages.count) if stage not in anchors]
         if missing:
@@ -318,62 +388,14 @@ class Worker:
         checkpoint.set_aside(folder)
         path = save_whole(folder, trainer.step, self._manifest, config, whole)
         self._log({"event": "assembled", "path": str(path), "step": trainer.step})
-        return whole
+        return Whole(anchors=whole, path=path)
 
     def _add_traffic(self, event: dict[str, object]) -> None:
         if event["event"] in ("progress", "result"):
             event["bytes_sent"] = self._transport.traffic.sent_bytes
             event["bytes_received"] = self._transport.traffic.received_bytes
-
-    def _result(
-        self, trainer: Trainer, whole: Mapping[str, Tensor] | None
-    ) -> dict[str, object]:
-        assert self._io is not None
-        node, config, tally = self._io.node, self._config, trainer.tally
-        anchors = [state.anchor for state in trainer.states]
-        peers = len(node.gossip.cards)
-        params = sum(fragment.elements for fragment in self._fragments)
-        # Whoever stops a worker waits for it: then only what is quick.
-        limit_s = math.inf if trainer.stopped is None else _LAST_WORDS_S
-        with anchors_loaded(trainer, self._fragments):
-            val_loss = sample = None
-            model = self._model if self._part.stage is None else None
-            if whole is not None:
-                model = self._task.model()
-                model.load_state_dict(dict(whole), strict=False)
-            if model is not None:
-                val_loss = validation_loss(self._task, model, config.run.seed, limit_s)
-                sample = generate_sample(self._task, model, config.run.seed)
-        counts = node.context.counts
-        return {
-            "preset": config.preset,
-            "inner_steps": config.plan.inner_steps,
-            "seed": config.run.seed,
-            "params": params,
-            "step": trainer.step,
-            "steps": tally.inner_steps,
-            "reason": "finished" if trainer.stopped is None else trainer.stopped.reason,
-            "val_loss": val_loss,
-            "sample": sample,
-            "train_loss_curve": tally.curve,
-            **tally.plain(),
-            "payload_bytes_sent": counts.payload_sent_bytes,
-            "payload_bytes_received": counts.payload_received_bytes,
-            "traffic": {
-                "contributions": asdict(counts.contributions_sent),
-                "reductions": asdict(counts.reductions_sent),
-            },
-            "blocked_s": round(counts.blocked_s, 3),
-            "payload_bytes_per_round": sum(
-                node.context.codec.encoded_bytes(f.elements) for f in self._fragments
-            ),
-            "ddp_bytes": round(2 * (peers - 1) / peers * 4 * params * tally.inner_steps),
-            "spread": trainer.spread,
-            "anchor_hash": tensor_hash(anchors),
-            "momentum_hash": tensor_hash(state.momentum for state in trainer.states),
-            "checkpoint": str(self._saved_path) if self._saved_path else None,
-            "loop_lag_ms": self._io.ask(node.lag.summary_ms),
-        }
+            if self._part.stage is not None:
+                event["stage"] = self._part.stage
 
 
 async def _offload(work: Callable[[], T], /) -> T:

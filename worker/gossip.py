@@ -43,6 +43,7 @@ class Gossip:
         spawn: runs a coroutine in the background.
         viewed: takes every new View.
         log: takes events as plain values.
+        timed: takes (peer, seconds) of every small call that was answered.
     """
 
     def __init__(
@@ -54,12 +55,13 @@ class Gossip:
         spawn: Callable[[Coroutine[None, None, None]], None],
         viewed: Callable[[View], None],
         log: Callable[[dict[str, object]], None],
+        timed: Callable[[str, float], None] = lambda _peer, _seconds: None,
     ) -> None:
         self._membership, self._manifest = membership, manifest
         self._deltas = Deltas(membership.me.peer, membership.config.full_s)
         self._packed, self._run = manifest.pack(), manifest.run
         self._transport, self._clock, self._spawn = transport, clock, spawn
-        self._viewed, self._log = viewed, log
+        self._viewed, self._log, self._timed = viewed, log, timed
         self._logged: dict[str, str] = {}
 
     @property
@@ -178,11 +180,13 @@ class Gossip:
 
     async def _exchange(self, peer: str, address: str, timeout_s: float) -> bool:
         """Push-pull with one peer; False when it does not answer or runs something else."""
-        request = self._message(self._deltas.request(peer, self.cards, self._clock()))
+        began = self._clock()
+        request = self._message(self._deltas.request(peer, self.cards, began))
         try:
             raw = await self._transport.call(address, "Control/Gossip", request, timeout_s)
             answer = wire.parse(pb.GossipMessage, raw)
             if answered := answer.run == self._run:
+                self._timed(answer.sender, self._clock() - began)
                 self._hear(answer.sender, said_in(answer))
         except (TransportError, wire.WireError):
             answered = False

@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from algorithms.plan import Exchange
+from algorithms.plan import Plan
 from protos import murmuration_pb2 as pb
 from worker import wire
 from worker.errors import PeersUnreachable
@@ -36,8 +36,8 @@ class Joining:
         joins: addresses to try until the run starts.
         min_peers, wait_s: how many to wait for, and how long; None: until another has started.
         published: what the train thread has committed, None before it has anything.
-        exchange: the plan's; with `none` there is nothing to take over or repair, with `pairs` only
-            the position in the schedule is repaired.
+        plan: without an exchange there is nothing to take over or repair; in pairs it is only the
+            position in the schedule, and in the end the one state where there is to be one.
         give_up: ends this peer's own round of a fragment, which the fetched state supersedes.
     """
 
@@ -47,7 +47,7 @@ class Joining:
         joins: tuple[str, ...],
         min_peers: int | None,
         wait_s: float,
-        exchange: Exchange,
+        plan: Plan,
         run: int,
         gossip: Gossip,
         transport: Transport,
@@ -59,7 +59,8 @@ class Joining:
         log: Callable[[dict[str, object]], None],
     ) -> None:
         self._joins, self._min_peers, self._wait_s = joins, min_peers, wait_s
-        self._exchange, self._exchanges = exchange, exchange != "none"
+        self._plan, self._exchanges = plan, plan.exchange != "none"
+        self._pairs = plan.exchange == "pairs"
         self._run, self._gossip, self._transport = run, gossip, transport
         self._mailbox, self._offload, self._published = mailbox, offload, published
         self._give_up, self._clock, self._log = give_up, clock, log
@@ -96,7 +97,7 @@ class Joining:
         """In pairs, where later nobody waits for the rest, all take the first step together: who
         has started knows the others, so that all draw their first partners from the same peers."""
         self._mailbox.answer(Started(group))
-        if self._exchange != "pairs":
+        if not self._pairs:
             return
         until = self._clock() + _TOGETHER_S
         while self._clock() < until and any(
@@ -178,8 +179,8 @@ class Joining:
         """Whether those who have started wait for the others before their first step: then they
         have what this peer has."""
         here = self._position(self._gossip.me)
-        waits = self._exchange == "pairs"
-        return not started or (waits and all(self._position(card) == here for card in started))
+        alike = all(self._position(card) == here for card in started)
+        return not started or (self._pairs and alike)
 
     @staticmethod
     def _position(card: Card) -> tuple[int, ...]:
@@ -199,14 +200,17 @@ class Joining:
         if published is None or published.phase not in (Phase.TRAINING, Phase.DONE):
             return
         others = self._gossip.replicas
-        if self._exchange == "pairs":
+        if self._pairs and published.phase is Phase.TRAINING:
             step = step_of_the_others(self._gossip.me.digests, others)
-            if step is not None and published.phase is Phase.TRAINING and step > published.step:
+            if step is not None and step > published.step:
                 for index in range(len(published.states)):
                     self._give_up(index, "the others have gone on")
                 self._mailbox.answer(Skip(step))
                 await asyncio.sleep(_SKIP_S)  # until that is known to the others
             return
+        if self._pairs:  # without consensus all differ, and stay so
+            agree = self._plan.consensus
+            others = [card for card in others if agree and card.phase is Phase.DONE]
         repair = choose_repair(self._gossip.me.digests, others, published.failed)
         if repair is not None:
             donor = next(card for card in others if card.peer == repair.peer)

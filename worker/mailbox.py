@@ -77,9 +77,10 @@ class Progress:
 
 @dataclass(frozen=True)
 class Iterating:
-    """The train thread begins this iteration of a stage."""
+    """The train thread begins this iteration of a stage; `gradient_norm` is that of the last."""
 
     iteration: int
+    gradient_norm: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -205,6 +206,14 @@ class AllStarted:
 
 
 @dataclass(frozen=True)
+class Move:
+    """Leave this stage, and serve that one; `bare`: nobody does, so it has to be made anew."""
+
+    stage: int
+    bare: bool
+
+
+@dataclass(frozen=True)
 class Stop:
     """End now, in good order. `error` is set when the I/O thread cannot go on."""
 
@@ -222,6 +231,7 @@ ToTrain = (
     | AllStarted
     | StageWork
     | IterationOver
+    | Move
     | Stop
 )
 

@@ -8,9 +8,10 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from algorithms.codecs import codec_by_name
+from protos import murmuration_pb2 as pb
 from worker import wire
 from worker.config import Config
-from worker.exchange import Compression, Context, Contributor, Offload, Pairs, Reducer
+from worker.exchange import Agreement, Compression, Context, Contributor, Offload, Pairs, Reducer
 from worker.gossip import Gossip
 from worker.introduction import Introduction
 from worker.joining import Joining
@@ -99,7 +100,8 @@ class Node:
             )
             means = replace(self.context, plan=config.plan.consensus_plan)
         self._reducer = Reducer(means)
-        self._contributor = Contributor(
+        rounds_over_all = Contributor if self._pairs is None else Agreement
+        self._contributor: Contributor | Agreement = rounds_over_all(
             means, self._reducer, transport, self._address_of, self._finished, self._doubt
         )
         self._gossip: Gossip | None = None
@@ -112,6 +114,11 @@ class Node:
         self._fastest_s = 0.0
         self._closing = asyncio.Event()
         self._group: asyncio.TaskGroup | None = None
+
+    @property
+    def stages(self) -> StageNode | None:
+        """What serves a stage here, where the model is cut."""
+        return self._stages
 
     @property
     def gossip(self) -> Gossip:
@@ -135,6 +142,7 @@ class Node:
             self._spawn,
             self._viewed,
             self._log,
+            self._timed,
         )
         if self._config.stages.count > 1:
             self._stages = self._make_stages()
@@ -154,7 +162,7 @@ class Node:
             joins=self._node.joins,
             min_peers=self._node.min_peers,
             wait_s=self._node.wait_s,
-            exchange=self._config.plan.exchange,
+            plan=self._config.plan,
             run=self._manifest.run,
             gossip=self.gossip,
             transport=self._transport,
@@ -206,6 +214,8 @@ class Node:
                 return await self.gossip.on_probe_for(request)
             case "Control/Status":
                 return wire.status_reply(self.status())
+            case "Control/Measure":
+                return pb.MeasureReply().SerializeToString()
             case "Control/Finished" if self._stages is not None:
                 return self._stages.on_finished(request)
             case _:
@@ -241,6 +251,7 @@ class Node:
             "members": [
                 {
                     "peer": card.peer,
+                    **({"stage": card.stage} if self._stages is not None else {}),
                     "address": card.address,
                     "health": card.health.name.lower(),
                     "phase": card.phase.name.lower(),
@@ -294,13 +305,15 @@ class Node:
         self.gossip.step(Updated(published.phase, published.step, digests, published.step_s))
         old = before.states if before else (None,) * len(published.states)
         for index, (was, state) in enumerate(zip(old, published.states, strict=True)):
+            if self._pairs is not None:
+                if published.phase is Phase.TRAINING:
+                    await self._pairs.advanced(index, state)
+                continue
             # Before the start there is no group: early contributions are held until there is.
             if state.group and (
                 was is None or (was.version, was.group) != (state.version, state.group)
             ):
                 self._reducer.advanced(index, state.version, state.group)
-            if self._pairs is not None and published.phase is Phase.TRAINING:
-                await self._pairs.advanced(index, state)
 
     def _finished(self, result: RoundDone | RoundFailed) -> None:
         self._rounds["completed" if isinstance(result, RoundDone) else "failed"] += 1
@@ -332,6 +345,10 @@ class Node:
 
     def _address_of(self, peer: str) -> str | None:
         return self.gossip.address_of(peer)
+
+    def _timed(self, peer: str, seconds: float) -> None:
+        if self._stages is not None:
+            self._stages.measuring.round_trip(peer, seconds)
 
     def _doubt(self, peer: str) -> None:
         self.gossip.step(Doubted(peer))

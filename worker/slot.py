@@ -26,7 +26,8 @@ Ranges = Iterable[tuple[int, int]]
 class Sent:
     """A contribution on its way: after which step, this peer's own part `g`, and the `values` that
     travel, `g` with the residual. `guess` is the anchor that the local parameters went on from;
-    `work_steps` are the inner steps that it stands for."""
+    `work_steps` are the inner steps that it stands for; `everyone`: it is the anchor, for the pass
+    that ends a run in pairs."""
 
     round: int
     step: int
@@ -34,6 +35,7 @@ class Sent:
     values: Tensor
     guess: Tensor | None = None
     work_steps: int = 1
+    everyone: bool = False
 
 
 @dataclass(frozen=True)
@@ -137,11 +139,23 @@ class Slot:
         self.spread = relative_distance(state.anchor, result.mean_anchor)
         return self._pull.step(state.anchor, state.momentum, result.mean, result.mean_anchor)
 
+    def send_anchor(self, round_: int, step: int) -> Sent:
+        """Takes the anchor to the pass over everyone that ends a run in pairs."""
+        self.enter(round_)
+        anchor = self.state.anchor
+        self.sent = Sent(round_, step, anchor, anchor, everyone=True)
+        return self.sent
+
     def agree(self, result: RoundDone) -> Tensor:
         """Takes the mean of everyone's anchors, and goes on from it."""
-        self.sent, self.spread = None, 0.0
-        momentum = self.state.momentum.new_zeros(self.state.momentum.shape)
-        self.commit(version=result.round + 1, anchor=result.mean, momentum=momentum)
+        self.sent, self.spread, self.failed = None, 0.0, False
+        self.commit(
+            version=result.round + 1,
+            contributors=result.contributors,
+            group=result.next_group or self.state.group,
+            anchor=result.mean,
+            momentum=self.state.momentum.new_zeros(self.state.momentum.shape),
+        )
         return result.mean
 
     def settle(self, result: RoundDone) -> Counted | None:
@@ -162,6 +176,8 @@ class Slot:
     def fail(self, sent: Sent, result: RoundFailed, local: Tensor) -> Tensor | None:
         """The round came to nothing; the local parameters to go on from, None for the same."""
         self.failed = True
+        if sent.everyone:  # nothing was learned that others could have counted
+            return None
         if self._pull is not None:  # this round is not made up for: others have gone on
             self.enter(max(self.state.version, sent.round + 1))
             self.failed = False
@@ -181,7 +197,7 @@ class Slot:
         if sent is None or sent.round >= version:
             return local
         arrived, self.sent, self.arrived = self.arrived, None, None
-        if arrived is not None:
+        if arrived is not None and not sent.everyone:
             ranges = (
                 arrived.counted
                 if isinstance(arrived, RoundFailed)

@@ -39,6 +39,8 @@ class Tally:
     stall_s_by_peer: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     stall_s_by_fragment: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
     _recent: list[float] = field(default_factory=list)
+    _stepped_at: float | None = None
+    _iterations: deque[float] = field(default_factory=lambda: deque(maxlen=_REMEMBERED_STEPS))
     _longest: list[Stall] = field(default_factory=list)
     _steps: Mapping[bool, deque[float]] = field(
         default_factory=lambda: {at: deque(maxlen=_REMEMBERED_STEPS) for at in (True, False)}
@@ -80,6 +82,20 @@ class Tally:
         self.steps_in_flight += in_flight
         self.compute_s += seconds
         self._steps[in_flight].append(seconds)
+        before = self.first_step_at if self._stepped_at is None else self._stepped_at
+        if before is not None and self.last_step_at is not None:
+            self._iterations.append(self.last_step_at - before)
+        self._stepped_at = self.last_step_at
+
+    def iterations(self) -> dict[str, float | None]:
+        """How long it takes from one inner step to the next, all waits included: the median, and
+        what 95 % do not exceed (s)."""
+        ordered = sorted(self._iterations)
+        late = ordered[math.ceil(0.95 * len(ordered)) - 1] if ordered else None
+        return {
+            "iteration_s": _median(self._iterations),
+            "iteration_p95_s": None if late is None else round(late, 6),
+        }
 
     def plain(self) -> dict[str, object]:
         """The figures of the result event."""

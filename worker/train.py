@@ -27,6 +27,7 @@ from worker.mailbox import (
     Iterating,
     IterationOver,
     Mailbox,
+    Move,
     Paced,
     Progress,
     Published,
@@ -82,6 +83,7 @@ class Trainer:
         self.slots = [Slot(f, plan, state) for f, state in zip(fragments, states, strict=True)]
         self.tally = Tally()
         self.stopped: Stop | None = None
+        self.moves_to: Move | None = None
         self._plan, self._steps = plan, steps
         self._schedule = plan.schedule(fragments=len(fragments), steps=steps)
         self._turns = Turns(self.slots, plan, self._schedule)
@@ -195,7 +197,7 @@ class Trainer:
                 self._take(message)
             if stage.iteration != self.step:
                 stage.begin(self.step)
-                self._mailbox.post(Iterating(self.step))
+                self._mailbox.post(Iterating(self.step, stage.gradient_norm))
             elif not stage.over and not stage.work():
                 started = self._clock()
                 self._take(self._mailbox.wait())
@@ -243,13 +245,16 @@ class Trainer:
 
     def _agree(self) -> None:
         """After the last step of a run in pairs: one anchor for all, the mean of everyone's."""
-        for slot in self.slots:
-            anchor, state = slot.state.anchor, slot.state
-            slot.sent = Sent(state.version, self.step, anchor, anchor)
-            self._mailbox.post(
-                Begin(slot.fragment.index, state.version, state.group, anchor, None, everyone=True)
-            )
-        for slot in self.slots:
+        rounds = [self._schedule.rounds(slot.fragment.index) for slot in self.slots]
+        # What was taken over from peers that had agreed is the mean already.
+        slots = [s for s, last in zip(self.slots, rounds, strict=True) if s.state.version <= last]
+        for slot in slots:
+            slot.send_anchor(rounds[slot.fragment.index], self.step)
+        self._publish()
+        for slot in slots:
+            index, state = slot.fragment.index, slot.state
+            self._mailbox.post(Begin(index, state.version, (), state.anchor, everyone=True))
+        for slot in slots:
             _, result = self._await_round(slot)
             if result is not None:
                 self._write(slot, slot.agree(result))
@@ -362,6 +367,8 @@ class Trainer:
             case StageWork() | IterationOver():
                 if isinstance(self.replica, StageReplica):
                     self.replica.take(message)
+            case Move(stage):
+                self.moves_to, self.stopped = message, Stop(f"moves to stage {stage}")
             case Stop():
                 self.stopped = message
             case Started() | AllStarted() | None:
@@ -420,8 +427,8 @@ class Trainer:
             self.replica.parameters[name].copy_(value)
 
     def _publish(self) -> None:
-        in_flight = (slot.sent.step - 1 for slot in self.slots if slot.sent is not None)
-        entry = min(in_flight, default=self.step)
+        in_flight = (slot.sent for slot in self.slots if slot.sent is not None)
+        entry = min((s.step - 1 for s in in_flight if not s.everyone), default=self.step)
         done = self._phase is Phase.DONE
         failed = frozenset(slot.fragment.index for slot in self.slots if done or slot.failed)
         states, step_s = tuple(self.states), self.pace.step_s

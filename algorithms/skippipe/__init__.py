@@ -7,6 +7,9 @@ pipeline.py     stages, memory and costs: what routes are planned on
 route.py        a route, and what it may not do
 coverage.py     how often stages and peers are visited by routes in flight together
 simulator.py    one iteration, event by event, with deadlocks
+prediction.py   one iteration by any routing: routes, timeline, bound
+proposal.py     which peer should serve which stage
+uplinks.py      the bound where a peer's messages share its line
 routing.py      the presets full, random, stochastic (stochastic.py) and skip
 search.py       the search behind skip, in phases: settle.py, untangle.py, localsearch.py
 bound.py        what no routes can beat

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from algorithms.skippipe.coverage import fewest_visits
 from algorithms.skippipe.pipeline import Pipeline
 from algorithms.skippipe.planner import Planner
 from algorithms.skippipe.route import Rules
@@ -36,7 +37,7 @@ def lower_bound_s(pipeline: Pipeline, rules: Rules, origins: Sequence[int]) -> f
         bounds.append(microbatches * float(visit_s[origin] + costs.loss_s[origin]))
     hops_s = costs.edge_s + np.diag(np.full(pipeline.peers, np.inf))
     ends_s = float(min(costs.forward_s[origin] + costs.backward_s[origin] for origin in origins))
-    visits = len(origins) * (rules.visited - 1) // max(1, rules.stages - 1)
+    visits = fewest_visits(pipeline, rules, origins)
     for stage in pipeline.stages[1:]:
         replicas = list(stage)
         work_s = visits / float((1.0 / visit_s[replicas]).sum())

@@ -69,6 +69,11 @@ def up(
     config = load_config(run, settings, preset)
     # Whoever names others does not want to train alone.
     wanted = min_peers or (2 if joins else 1)
+    if config.stages.count > 1 and worker["stage"] is None:
+        raise UsageError(
+            f"this run has {config.stages.count} stages: say which one this worker serves with "
+            f"--stage 0 to {config.stages.count - 1}, or join a run under way with `murmur join`"
+        )
     return _run(config, joins=joins, min_peers=wanted, wait_s=wait_s, **worker)
 
 
@@ -95,6 +100,10 @@ def join(address: str, config: Path | None, settings: tuple[str, ...], **worker:
     merged = join_config(manifest.sections, config, settings, address)
     # A joiner never starts a run by itself; it waits as long as those who are there do.
     joins = () if coordinated else (address,)
+    if merged.stages.count > 1 and worker["stage"] is None:
+        from worker.stages.newcomer import stage_to_serve
+
+        worker["stage"] = stage_to_serve(address, merged.stages.count, worker["proxy"])
     return _run(merged, joins=joins, min_peers=None, wait_s=math.inf, **worker)
 
 

@@ -10,7 +10,9 @@ from worker.errors import UsageError
 
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path), metavar="CHECKPOINT")
-@click.option("--stages", type=click.IntRange(1), metavar="S", help="Cut the model into S stages.")
+@click.option(
+    "--stages", type=click.IntRange(1), metavar="S", help="By default as many as the run had."
+)
 @click.option("--omit", metavar="2,3", help="Stages to leave out; never 0.")
 @click.option(
     "--split", type=click.Choice(["train", "validation"]), default="validation", show_default=True
@@ -25,27 +27,17 @@ def evaluate(run: Path, stages: int | None, omit: str | None, split: str) -> int
     from worker.evaluation import checkpoint_loss
     from worker.generate import find_checkpoint
 
-    omitted = _omitted(omit, stages) if omit is not None else []
+    omitted = _numbers(omit) if omit is not None else []
     saved = find_checkpoint(run)
     loss = checkpoint_loss(saved, stages=stages, omitted=omitted, split=split)
-    without = f", without stage {', '.join(map(str, omitted))} of {stages}" if omitted else ""
+    without = f", without stage {', '.join(map(str, omitted))}" if omitted else ""
     click.echo(f"{saved.path}: {split} loss {loss:.4f}, perplexity {math.exp(loss):.2f}{without}")
     return 0
 
 
-def _omitted(text: str, stages: int | None) -> list[int]:
-    """Stages in order. Raises UsageError."""
+def _numbers(text: str) -> list[int]:
+    """Of stages, in order. Raises UsageError."""
     try:
-        omitted = sorted({int(number) for number in text.split(",")})
+        return sorted({int(number) for number in text.split(",")})
     except ValueError:
         raise UsageError(f"--omit {text}: write it like 2,3") from None
-    if stages is None:
-        raise UsageError(f"--omit {text}: say how many stages the model is cut into: --stages 6")
-    for stage in omitted:
-        if stage == 0:
-            raise UsageError(
-                f"--omit {text}: stage 0 holds the embedding and the head and cannot be left out"
-            )
-        if not 0 < stage < stages:
-            raise UsageError(f"--omit {text}: no stage {stage}; the {stages} are 0 to {stages - 1}")
-    return omitted

@@ -5,12 +5,20 @@ import math
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
+from worker.cli.plan_stages import (
+    Shared,
+    StageOptions,
+    is_staged,
+    plan_stages,
+    stage_options,
+)
 from worker.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
@@ -44,10 +52,12 @@ class _Given:
 @click.argument("run", type=click.Path(path_type=Path), required=False)
 @click.option(
     "--links",
+    "--link",
     multiple=True,
     required=True,
     metavar="RATE[,delay=TIME][,jitter=TIME]",
-    help="A worker's link, such as 20mbit,delay=50ms; may be given several times.",
+    help="A worker's link, such as 20mbit,delay=50ms; may be given several times. With --stages "
+    "those of all peers, or a FILE.json of measurements.",
 )
 @click.option("--peers", type=click.IntRange(2), default=4, show_default=True)
 @click.option("--preset", help="diloco, ddp, ...; the file's by default.")
@@ -70,20 +80,38 @@ class _Given:
 @click.option("--layers", type=click.IntRange(1), help="Of that model.")
 @click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="To time on.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@stage_options
 def plan(run: Path | None, **options: Any) -> int:
     """Predict how much of the time workers compute on a link, and propose settings.
 
     RUN is the run's TOML file; without one the defaults are taken. Everything is simulated: no
     worker is started and nothing is sent.
+
+    With --stages the model is cut into stages on several peers: predicts the iteration time of
+    each routing, and proposes which peer serves which stage.
     """
+    staged = StageOptions(**{field.name: options.pop(field.name) for field in fields(StageOptions)})
     given = _Given(**options)
+    from worker.config import load_config
+
+    config = load_config(run, given.settings, given.preset)
+    if is_staged(given.links, staged) or config.stages.count > 1:
+        _check_staged()
+        shared = Shared(
+            run=run,
+            links=given.links,
+            settings=given.settings,
+            threads=given.threads,
+            as_json=given.as_json,
+        )
+        return plan_stages(shared, staged)
+    if useless := staged.given():
+        raise UsageError(f"{useless[0]} is about stages; add --stages N")
     links = [_link(text) for text in given.links]
     _check_numbers(given)
 
     from worker.cli.plan_report import Report, print_report
-    from worker.config import load_config
 
-    config = load_config(run, given.settings, given.preset)
     name, workload, step_source = _model(config, given)
     bases = _bases(config, run, given.settings)
     try:
@@ -105,6 +133,15 @@ def plan(run: Path | None, **options: Any) -> int:
     else:
         print_report(report)
     return 0
+
+
+def _check_staged() -> None:
+    """Raises UsageError for an option that says nothing about stages."""
+    context = click.get_current_context()
+    for name in ("peers", "preset", "target", "step_s", "params", "layers"):
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            flag = "step-time" if name == "step_s" else name
+            raise UsageError(f"--{flag} does not go with --stages; leave it out")
 
 
 def _answer(

@@ -28,7 +28,7 @@ def stage_fragments(task: Task, config: Config, stage: int) -> tuple[Fragment, .
 def whole_model(
     task: Task, config: Config, anchors: Mapping[int, Sequence[Tensor]]
 ) -> dict[str, Tensor]:
-    """The anchor of every parameter of the model, by name.
+    """The anchor of every parameter of the model by name, in the order of the model.
 
     Args:
         anchors: by stage, of each of its fragments.
@@ -37,7 +37,8 @@ def whole_model(
     for stage, flat in anchors.items():
         for fragment, anchor in zip(stage_fragments(task, config, stage), flat, strict=True):
             whole.update(fragment.views(anchor))
-    return whole
+    # A checkpoint's fragments are laid out in that order by whoever reads it.
+    return {name: whole[name] for name, _ in task.model().named_parameters() if name in whole}
 
 
 def save_whole(

@@ -2,14 +2,18 @@
 
 from protos import murmuration_pb2 as pb
 from worker import wire
+from worker.membership import Card
 from worker.stages.context import StageContext
 from worker.stages.errors import Dropped, Elsewhere
+from worker.stages.profile import Measuring
 from worker.stages.visit import Back, Visit
 from worker.transport import Stream, TransportError
 from worker.wire.visits import visit_header
 
 
-async def call_visit(context: StageContext, address: str, visit: Visit, values: memoryview) -> Back:
+async def call_visit(
+    context: StageContext, card: Card, visit: Visit, values: memoryview, measuring: Measuring
+) -> Back:
     """Returns the gradient of `values` (encoded), however long the rest of the route takes.
 
     Raises:
@@ -17,24 +21,32 @@ async def call_visit(context: StageContext, address: str, visit: Visit, values: 
         Dropped: the microbatch is lost.
     """
     payload = wire.Payload.of(values)
-    stream = context.transport.open(address, "Data/Visit")
+    stream = context.transport.open(card.address, "Data/Visit")
     try:
         await stream.send(visit_header(visit, context.run, context.codec, payload))
         for message, _, _ in wire.payload_messages(pb.VisitUp, payload):
             await stream.send(message)
         await stream.done()
-        return await _gradient(stream, len(values))
+        header = await _header(stream, len(values))
+        began = context.clock()
+        back = await _gradient(stream, header)
+        measuring.arrived(card.peer, len(values), context.clock() - began)
+        return back
     finally:
         stream.cancel()
 
 
-async def _gradient(stream: Stream, expected_bytes: int) -> Back:
+async def _header(stream: Stream, expected_bytes: int) -> pb.Gradient:
     first = await _message(stream)
     if first.HasField("failed"):
         raise (Elsewhere if first.failed.elsewhere else Dropped)(first.failed.reason)
     header = first.gradient
     if header.total_bytes != expected_bytes:
         raise wire.WireError(f"a gradient of {header.total_bytes} bytes, not {expected_bytes}")
+    return header
+
+
+async def _gradient(stream: Stream, header: pb.Gradient) -> Back:
     incoming = wire.Incoming(header.total_bytes, header.hash)
     while not incoming.complete:
         incoming.add((await _message(stream)).frame)

@@ -18,6 +18,7 @@ class Counting:
 
     def __init__(self, iteration: int = 0) -> None:
         self.iteration = iteration
+        self.ended = 0  # the latest iteration that was found to be over
         self._mine: dict[tuple[int, str], set[int]] = {}
         self._told: dict[tuple[int, str], frozenset[int]] = {}
         self._missed_since: dict[str, float] = {}
@@ -30,8 +31,12 @@ class Counting:
         self._told = {key: told for key, told in self._told.items() if key[0] >= iteration}
 
     def counted(self, iteration: int, origin: str, microbatch: int) -> None:
-        """The gradient of a visit is in this stage's sum."""
+        """The gradient of a visit is in this stage's sum, or may be at any moment."""
         self._mine.setdefault((iteration, origin), set()).add(microbatch)
+
+    def failed(self, iteration: int, origin: str, microbatch: int) -> None:
+        """It is not, and will not be."""
+        self._mine.get((iteration, origin), set()).discard(microbatch)
 
     def finished(self, iteration: int, origin: str, counted: Iterable[int]) -> None:
         """An origin has said its last word on an iteration."""
@@ -46,16 +51,25 @@ class Counting:
         """
         someone = discard = False
         for card in origins:
-            trains = card.live and card.phase in (Phase.READY, Phase.TRAINING)
             mine = self._mine.get((self.iteration, card.peer), set())
             told = self._told.get((self.iteration, card.peer))
             if told is not None:
                 someone, discard = True, discard or told != mine
             elif self._has_gone_on(card, now):
                 someone, discard = True, discard or bool(mine)
-            elif trains:
+            elif self._has_a_say(card):
                 return None
-        return IterationOver(self.iteration, discard) if someone else None
+        if not someone:
+            return None
+        self.ended = self.iteration
+        return IterationOver(self.iteration, discard)
+
+    def _has_a_say(self, card: Card) -> bool:
+        """Whether to wait for an origin's last word: it begins microbatches in this iteration, or
+        has. A joiner that fetches a state from long ago may take its time."""
+        if card.phase is Phase.READY:
+            return card.live and card.step + 1 >= self.iteration
+        return card.live and card.phase in (Phase.TRAINING, Phase.DONE)
 
     def _has_gone_on(self, card: Card, now: float) -> bool:
         """Whether the origin is further than this iteration, and its last word on it is lost."""

@@ -1,21 +1,28 @@
 """What a node does for its stage: the parts of this package put together, on the I/O thread."""
 
 from collections.abc import Callable
+from contextlib import suppress
 
+from protos import murmuration_pb2 as pb
 from worker.exchange import Offload
-from worker.mailbox import Iterating, StageWorked, ToTrain
+from worker.exchange.context import Tasks
+from worker.mailbox import Iterating, Move, StageWorked, ToTrain
 from worker.stages.context import StageContext
 from worker.stages.counting import Counting
 from worker.stages.desk import Desk
+from worker.stages.moving import Moving
 from worker.stages.onward import Onward
 from worker.stages.origin import Origin, on_finished
 from worker.stages.profile import Measuring
 from worker.stages.room import Room
 from worker.stages.schedule import Schedule
 from worker.stages.serving import Serving
-from worker.transport import Stream
+from worker.transport import Stream, TransportError
 
 _MIB = 1 << 20
+_PROBE_BYTES = 48 * 1024
+_PROBE_LIMIT_S = 10.0
+_MOST_PROBES = 32
 
 
 class StageNode:
@@ -37,7 +44,7 @@ class StageNode:
         limit_bytes = round(context.config.memory_mib * _MIB)
         self.room, self.counting = Room(limit_bytes), Counting()
         self.measuring = Measuring(limit_bytes)
-        self._desk, self._onward = Desk(post, self.measuring), Onward(context)
+        self._desk, self._onward = Desk(post, self.measuring), Onward(context, self.measuring)
         self.schedule = Schedule(context, offload)
         self._serving = Serving(
             context,
@@ -52,6 +59,14 @@ class StageNode:
             context, self._desk, self.room, self.counting, self._onward, self.schedule
         )
         self._over = 0
+        self._probed = self._moved = False
+        self._moving = Moving(context.me, context.config.count)
+        self._tasks = Tasks()
+
+    @property
+    def links(self) -> dict[str, object] | None:
+        """What this peer has planned with at last, for `murmur plan --links`."""
+        return self.schedule.document
 
     async def serve(self, stream: Stream) -> None:
         """Answers `Data/Visit`."""
@@ -66,9 +81,14 @@ class StageNode:
     async def iterating(self, message: Iterating) -> None:
         """The train thread has begun an iteration."""
         self.counting.begin(message.iteration)
+        self.measuring.gradient_norm = message.gradient_norm
+        if not self._probed:
+            self._probed = True
+            self._tasks.spawn(self._probe())
         await self._serving.begin(message.iteration)
         if self.context.stage == 0:
             self._origin.begin(message.iteration)
+        self.tick()
 
     def worked(self, message: StageWorked) -> None:
         """The train thread has done a job."""
@@ -88,13 +108,35 @@ class StageNode:
                 origins = [card for card in origins if card.peer == context.me]
             if over := counting.over(origins, context.clock()):
                 self._over = over.iteration
+                self._serving.over(over.iteration)
                 if over.discard:
                     context.counts.discarded += 1
                     context.log({"event": "discarded", "iteration": over.iteration})
                 self._post(over)
-        if profile := self.measuring.news():
+        if context.config.rebuild and counting.iteration and not self._moved:
+            to = self._moving.look(context.cards(), context.clock())
+            if to is not None:
+                self._moved = True
+                context.log({"event": "moves", "stage": context.stage, "to": to.stage})
+                self._post(Move(to.stage, to.bare))
+        if profile := self.measuring.news(context.clock()):
             self._publish(profile.pack())
 
+    async def _probe(self) -> None:
+        """Measures the links to peers of other stages, one after another."""
+        context = self.context
+        others = [card for card in context.cards() if card.stage != context.stage]
+        request = pb.MeasureRequest(payload=bytes(_PROBE_BYTES)).SerializeToString()
+        for card in others[:_MOST_PROBES]:
+            began = context.clock()
+            with suppress(TransportError):
+                await context.transport.call(
+                    card.address, "Control/Measure", request, _PROBE_LIMIT_S
+                )
+                self.measuring.probed(card.peer, _PROBE_BYTES, context.clock() - began)
+
     async def close(self) -> None:
+        await self._tasks.close()
+        await self.schedule.close()
         await self._origin.close()
         await self._serving.close()

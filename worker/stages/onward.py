@@ -4,10 +4,10 @@ import asyncio
 from dataclasses import replace
 
 from worker import wire
-from worker.membership import Card
 from worker.stages.calls import call_visit
 from worker.stages.context import StageContext
 from worker.stages.errors import Dropped, Elsewhere
+from worker.stages.profile import Measuring
 from worker.stages.visit import Back, Hop, Visit
 from worker.transport import TransportError, Unreachable
 
@@ -15,8 +15,8 @@ from worker.transport import TransportError, Unreachable
 class Onward:
     """io thread only."""
 
-    def __init__(self, context: StageContext) -> None:
-        self._context = context
+    def __init__(self, context: StageContext, measuring: Measuring) -> None:
+        self._context, self._measuring = context, measuring
         self._gone: dict[str, asyncio.Event] = {}
 
     def viewed(self) -> None:
@@ -28,7 +28,12 @@ class Onward:
         self._gone = {peer: gone for peer, gone in self._gone.items() if not gone.is_set()}
 
     async def send(self, visit: Visit, values: memoryview) -> Back:
-        """The gradient of this stage's output, which `values` are. Raises Dropped."""
+        """The gradient of this stage's output, which `values` are.
+
+        Raises:
+            Dropped: the microbatch is lost.
+            Elsewhere: this peer does not get through to the origin; another may.
+        """
         rest, tried = list(visit.rest), set()
         counts = self._context.counts
         while True:
@@ -37,11 +42,11 @@ class Onward:
             try:
                 return await self._ask(hop.peer, onward, values)
             except (TransportError, wire.WireError, Elsewhere) as error:
-                if not rest:
-                    raise Dropped(f"its origin {hop.peer} does not answer: {error}") from error
-                tried.add(hop.peer)
                 if isinstance(error, TransportError):
                     self._context.doubt(hop.peer)
+                if not rest:
+                    raise self._lost_at_origin(hop.peer, error) from error
+                tried.add(hop.peer)
                 left = [p for p in self._context.replicas(hop.stage) if p not in tried]
                 if left:
                     rest[0] = Hop(hop.stage, left[visit.key.number % len(left)])
@@ -61,13 +66,25 @@ class Onward:
                         "reason": str(error),
                     }
                 )
+                if not rest and visit.key.origin == self._context.me:
+                    # Stage 0 by itself would learn to be a model of its own.
+                    raise Dropped(f"no stage takes it; the last: {error}") from error
+
+    def _lost_at_origin(self, origin: str, error: Exception) -> Exception:
+        """Asked in vain for the loss: another peer may reach an origin that lives."""
+        card, me = self._context.card(origin), self._context.me
+        there = card is not None and card.live and origin != me and not isinstance(error, Elsewhere)
+        reason = f"its origin {origin} does not answer {me}: {error}"
+        return (Elsewhere if there else Dropped)(reason)
 
     async def _ask(self, peer: str, visit: Visit, values: memoryview) -> Back:
         card = self._context.card(peer)
         if card is None or not card.live:
             raise Unreachable(f"{peer} is gone")
         gone = asyncio.ensure_future(self._gone.setdefault(peer, asyncio.Event()).wait())
-        call = asyncio.ensure_future(self._call(card, visit, values))
+        call = asyncio.ensure_future(
+            call_visit(self._context, card, visit, values, self._measuring)
+        )
         try:
             await asyncio.wait({call, gone}, return_when=asyncio.FIRST_COMPLETED)
             if not call.done():
@@ -76,6 +93,5 @@ class Onward:
         finally:
             gone.cancel()
             call.cancel()
-
-    async def _call(self, card: Card, visit: Visit, values: memoryview) -> Back:
-        return await call_visit(self._context, card.address, visit, values)
+            if call.done() and not call.cancelled():
+                call.exception()  # nobody asks for it when this was cancelled meanwhile

@@ -50,7 +50,7 @@ class Origin:
         await self._tasks.close()
 
     async def _iterate(self, iteration: int) -> None:
-        routes, schedule = await self._schedule.routes(iteration)
+        routes, schedule = self._schedule.routes(iteration)
         count = self._context.config.microbatches
         paths = await asyncio.gather(
             *(self._microbatch(iteration, n, routes[n], schedule) for n in range(count))

@@ -1,7 +1,7 @@
 """What a peer has measured of its links and its stage, as it travels in its card.
 
-Figures are rounded to two digits, and told anew only when one has changed by a quarter: every
-change makes all peers plan their routes again.
+Figures are rounded to two digits, and told anew only when one has changed by a quarter, and not
+every moment: each change makes all peers plan their routes again.
 """
 
 import math
@@ -11,9 +11,11 @@ from dataclasses import asdict, dataclass, field
 
 import msgpack
 
-_FORGET = 0.2  # how much a new measurement counts against those before
-_REMEMBERED = 20  # round trips, of which the shortest is the link's
+_FORGET = 0.2  # how much a new computing time counts against those before
+_REMEMBERED = 20  # round trips, of which the shortest is the link's, and rates
+_UPPER = 0.8  # of the rates seen, the one to go by: a link that others used as well was slower
 _CHANGE = 1.25
+_NEWS_S = 2.0
 _MOST_RATE = 1.25e9  # bytes/s: what arrives at once says nothing more
 
 
@@ -24,18 +26,22 @@ class Profile:
     Attributes:
         latency_s: one way, by peer.
         rate_bytes_per_s: of what arrives from each peer.
+        sent_bytes_per_s: of probes sent to each peer, for want of traffic.
         forward_s, backward_s, loss_s: of a visit here.
         visit_bytes: of the activations of a microbatch, encoded.
         memory: how many visits fit here at once.
+        gradient_norm: of the stage's last gradient.
     """
 
     latency_s: Mapping[str, float] = field(default_factory=dict)
     rate_bytes_per_s: Mapping[str, float] = field(default_factory=dict)
+    sent_bytes_per_s: Mapping[str, float] = field(default_factory=dict)
     forward_s: float = 0.0
     backward_s: float = 0.0
     loss_s: float = 0.0
     visit_bytes: int = 0
     memory: int = 0
+    gradient_norm: float = 0.0
 
     def pack(self) -> bytes:
         packed: bytes = msgpack.packb(asdict(self))
@@ -49,11 +55,13 @@ class Profile:
             return cls(
                 latency_s=_numbers(plain.get("latency_s", {})),
                 rate_bytes_per_s=_numbers(plain.get("rate_bytes_per_s", {})),
+                sent_bytes_per_s=_numbers(plain.get("sent_bytes_per_s", {})),
                 forward_s=_number(plain.get("forward_s", 0.0)),
                 backward_s=_number(plain.get("backward_s", 0.0)),
                 loss_s=_number(plain.get("loss_s", 0.0)),
                 visit_bytes=int(_number(plain.get("visit_bytes", 0))),
                 memory=int(_number(plain.get("memory", 0))),
+                gradient_norm=_number(plain.get("gradient_norm", 0.0)),
             )
         except (ValueError, TypeError, AttributeError, msgpack.UnpackException):
             return cls()
@@ -70,19 +78,25 @@ class Measuring:
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
         self._round_trips: dict[str, deque[float]] = {}
-        self._rates: dict[str, float] = {}
+        self._arrived: dict[str, deque[float]] = {}
+        self._sent: dict[str, float] = {}
         self._times: dict[str, float] = {}
         self._visit_bytes = 0
-        self._told = Profile()
+        self.gradient_norm = 0.0  # told along with the rest, and no news by itself
+        self._told, self._told_at = Profile(), -math.inf
 
     def round_trip(self, peer: str, seconds: float) -> None:
         """A small call and its answer."""
-        self._round_trips.setdefault(peer, deque(maxlen=_REMEMBERED)).append(seconds)
+        _remember(self._round_trips, peer, seconds)
 
     def arrived(self, peer: str, size: int, seconds: float) -> None:
-        """So many bytes came from the peer in one go."""
-        rate = min(_MOST_RATE, size / max(seconds, 1e-9))
-        self._rates[peer] = _blend(self._rates.get(peer), rate)
+        """So many bytes came from the peer in one go, nothing else being waited for."""
+        _remember(self._arrived, peer, min(_MOST_RATE, size / max(seconds, 1e-9)))
+
+    def probed(self, peer: str, size: int, seconds: float) -> None:
+        """A probe of so many bytes and its answer took so long."""
+        trip_s = min(self._round_trips.get(peer, (0.0,)))
+        self._sent[peer] = min(_MOST_RATE, size / max(seconds - trip_s, 1e-9))
 
     def computed(self, what: str, seconds: float) -> None:
         """`what`: forward_s, backward_s or loss_s."""
@@ -92,20 +106,29 @@ class Measuring:
         """A visit's activations take so many bytes, encoded."""
         self._visit_bytes = size
 
-    def news(self) -> Profile | None:
+    @property
+    def _memory(self) -> int:
+        """How many visits fit here; 0 while none has shown its size."""
+        if not self._visit_bytes:
+            return 0
+        return max(1, self._limit_bytes // visit_held(self._visit_bytes))
+
+    def news(self, now_s: float) -> Profile | None:
         """What is to be told, if it differs enough from what was."""
+        if now_s < self._told_at + _NEWS_S:
+            return None
         now = Profile(
             latency_s={p: _rounded(min(trips) / 2) for p, trips in self._round_trips.items()},
-            rate_bytes_per_s={p: _rounded(rate) for p, rate in self._rates.items()},
+            rate_bytes_per_s={p: _rounded(_upper(rates)) for p, rates in self._arrived.items()},
+            sent_bytes_per_s={p: _rounded(rate) for p, rate in self._sent.items()},
             **{what: _rounded(seconds) for what, seconds in self._times.items()},
             visit_bytes=self._visit_bytes,
-            memory=max(1, self._limit_bytes // visit_held(self._visit_bytes))
-            if self._visit_bytes
-            else 0,
+            memory=self._memory,
+            gradient_norm=_rounded(self.gradient_norm),
         )
         if not _differs(self._told, now):
             return None
-        self._told = now
+        self._told, self._told_at = now, now_s
         return now
 
 
@@ -113,11 +136,20 @@ def _differs(told: Profile, now: Profile) -> bool:
     pairs = [
         *((told.latency_s.get(p, 0.0), s) for p, s in now.latency_s.items() if s > 1e-3),
         *((told.rate_bytes_per_s.get(p, 0.0), r) for p, r in now.rate_bytes_per_s.items()),
+        *((told.sent_bytes_per_s.get(p, 0.0), r) for p, r in now.sent_bytes_per_s.items()),
         *((getattr(told, n), getattr(now, n)) for n in ("forward_s", "backward_s", "loss_s")),
         (told.visit_bytes, now.visit_bytes),
         (told.memory, now.memory),
     ]
     return any(max(a, b) > _CHANGE * min(a, b) for a, b in pairs if max(a, b) > 0)
+
+
+def _remember(kept: dict[str, deque[float]], peer: str, value: float) -> None:
+    kept.setdefault(peer, deque(maxlen=_REMEMBERED)).append(value)
+
+
+def _upper(values: deque[float]) -> float:
+    return sorted(values)[int(_UPPER * (len(values) - 1))]
 
 
 def _blend(before: float | None, now: float) -> float:

@@ -59,6 +59,7 @@ class StageReplica(Replica):
         self._inner = self._gradients(self._named)
         self._outer: StageGradients | None = None
         self.visits = self.discarded = 0
+        self.gradient_norm = 0.0
         self.busy_s = 0.0
 
     # ----------------------------------------------------------------------------- an iteration
@@ -127,6 +128,7 @@ class StageReplica(Replica):
         for part in (self._inner, self._outer):
             for name, value in part.mean().items() if part is not None else ():
                 mean[name] += value
+        self.gradient_norm = math.sqrt(sum(float(g.square().sum()) for g in mean.values()))
         return mean
 
     def inner_step(self, step: int, gradients: Mapping[str, Tensor]) -> None:

@@ -7,8 +7,8 @@ from collections import deque
 class Room:
     """Lets in as much as fits, in order of arrival. io thread only.
 
-    Only forwards ask: who holds no room is deferred, and backwards, which free it, never are. One
-    visit always fits, however large, so that nothing waits for ever.
+    Only forwards ask: who holds no room is deferred, and backwards, which free it, never are; nor
+    is what holds nothing. One visit always fits, however large, so that nothing waits for ever.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -19,7 +19,7 @@ class Room:
 
     async def take(self, size: int) -> None:
         """Returns once so many bytes may be held."""
-        if self._waiting or not self._fits(size):
+        if size and (self._waiting or not self._fits(size)):
             self.deferred += 1
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append((size, turn))

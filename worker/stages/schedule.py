@@ -1,22 +1,24 @@
-"""From what peers have told of themselves to routes, the same on every peer that has heard the same.
+"""From what peers have told of themselves to routes: the same wherever the same was heard.
 
 A schedule is named by a hash of all that it is made of, so that peers can tell whether they plan
 with the same measurements. Nobody leads: who has heard something else plans differently for an
 iteration or two, which costs time and nothing else.
 """
 
+import asyncio
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 import xxhash
 
 from algorithms.skippipe.cost import BACKWARD_RATIO, LOSS_RATIO, Costs, Links
 from algorithms.skippipe.pipeline import Pipeline
+from algorithms.skippipe.prediction import origins_in_turns
 from algorithms.skippipe.route import Route, Rules
-from algorithms.skippipe.routing import PRESETS
+from algorithms.skippipe.routing import PRESETS, random
+from algorithms.skippipe.search import search_routes
 from worker.exchange import Offload
 from worker.membership import Card
 from worker.stages.config import StagesConfig
@@ -29,6 +31,7 @@ _USUAL_FORWARD_S = 0.01
 _USUAL_RATE = 2.5e6  # bytes/s
 _USUAL_BYTES = 100_000
 _USUAL_MEMORY = 3
+_EFFORT_S = 0.5  # of a search, which takes the train thread's time
 
 
 @dataclass(frozen=True)
@@ -41,49 +44,112 @@ class Table:
     peers: tuple[str, ...]
     stages: tuple[int, ...]
     pipeline: Pipeline
+    links: Links
+    visit_bytes: int
     name: int
 
 
 class Schedule:
-    """This peer's routes. io thread only."""
+    """This peer's routes. io thread only.
+
+    Training does not wait for a search: until it has found routes for what was measured last, those
+    found before go on, or random ones where peers have come or gone.
+    """
 
     def __init__(self, context: StageContext, offload: Offload) -> None:
         self._context, self._offload = context, offload
-        self._cards: tuple[tuple[str, int, int, bytes], ...] = ()
+        self._told: tuple[tuple[str, int, int, bytes], ...] = ()
         self._table: Table | None = None
+        self._found: dict[int, tuple[Table, Sequence[Route]]] = {}
+        self._searching: asyncio.Task[None] | None = None
 
     @property
     def name(self) -> int:
         """Of the schedule that this peer would plan with now."""
         return schedule_name(self._context.cards())
 
-    def table(self) -> Table | None:
-        """None while no replica of stage 0 is there."""
-        cards = [card for card in self._context.cards() if serves(card)]
-        told = tuple((card.peer, card.epoch, card.stage, card.profile) for card in cards)
-        if told != self._cards or self._table is None:
-            self._cards, self._table = told, table_of(cards)
-        return self._table
+    @property
+    def document(self) -> dict[str, object] | None:
+        """The measurements that this peer has planned with at last."""
+        return links_document(self._table, self._context.config) if self._table else None
 
-    async def routes(self, iteration: int) -> tuple[list[tuple[Hop, ...]], int]:
+    def routes(self, iteration: int) -> tuple[list[tuple[Hop, ...]], int]:
         """(the route of each of this peer's microbatches behind stage 0, the schedule's name)."""
-        context, table = self._context, self.table()
+        context, table = self._context, self._current()
         count = context.config.microbatches
         if table is None or context.me not in table.peers:
             return [()] * count, self.name
+        table, routes = self._routes(table, iteration)
         me = table.peers.index(context.me)
-        origins = table.pipeline.stages[0]
-        work = _planner(table, context.config, context.seed, iteration)
-        routes = await self._offload(work)
-        mine = [
-            tuple(
-                Hop(table.stages[table.pipeline.stage_of[p]], table.peers[p]) for p in r.peers[1:]
-            )
-            for r in routes
-            if r.peers[0] == me
-        ]
-        assert len(mine) == count and me in origins
+        mine = [_hops(table, route) for route in routes if route.origin == me]
+        assert len(mine) == count, "every origin begins as many microbatches"
         return mine, table.name
+
+    async def close(self) -> None:
+        if self._searching is not None:
+            self._searching.cancel()
+            await asyncio.gather(self._searching, return_exceptions=True)
+
+    def _current(self) -> Table | None:
+        """What was told last; None while no replica of stage 0 is there."""
+        cards = [card for card in self._context.cards() if serves(card)]
+        told = tuple((card.peer, card.epoch, card.stage, card.profile) for card in cards)
+        if told != self._told or self._table is None:
+            self._told, self._table = told, table_of(cards)
+        return self._table
+
+    def _routes(self, table: Table, iteration: int) -> tuple[Table, Sequence[Route]]:
+        config, seed = self._context.config, self._context.seed
+        rules = planned_rules(config, table, iteration)
+        origins = origins_in_turns(table.pipeline, config.microbatches)
+        if config.routing != "skip" or rules.stages == 1:
+            routing = PRESETS[config.routing]
+            return table, routing(table.pipeline, rules, origins, seed + iteration)
+        # A few kinds of searched routes even out what does not divide.
+        kind = -1 if rules.visited == rules.stages else iteration % (rules.stages - 1)
+        before, routes = self._found.get(kind, (None, ()))
+        if before is not None and before.name == table.name:
+            return table, routes
+        if self._searching is None or self._searching.done():
+            work = self._search(kind, table, rules, origins, seed + kind)
+            self._searching = asyncio.get_running_loop().create_task(work)
+        if before is not None and before.peers == table.peers and before.stages == table.stages:
+            return before, routes
+        return table, random(table.pipeline, rules, origins, seed + iteration)
+
+    async def _search(
+        self, kind: int, table: Table, rules: Rules, origins: Sequence[int], seed: int
+    ) -> None:
+        found = await self._offload(
+            lambda: search_routes(
+                table.pipeline, rules, origins, seed=seed, effort_s=_EFFORT_S, shared_uplinks=True
+            )
+        )
+        self._found[kind] = (table, found.routes)
+
+
+def links_document(table: Table, config: StagesConfig) -> dict[str, object]:
+    """What `murmur plan --links` reads: plain values."""
+    pipeline, costs = table.pipeline, table.pipeline.costs
+    return {
+        "peers": list(table.peers),
+        "stage": [table.stages[stage] for stage in pipeline.stage_of],
+        "latency_s": table.links.latency_s.tolist(),
+        "rate_bytes_per_s": table.links.rate_bytes_per_s.tolist(),
+        "forward_s": costs.forward_s.tolist(),
+        "backward_s": costs.backward_s.tolist(),
+        "loss_s": costs.loss_s.tolist(),
+        "memory": list(pipeline.memory),
+        "activation_bytes": table.visit_bytes,
+        "microbatches": config.microbatches,
+        "skip": config.skip,
+    }
+
+
+def _hops(table: Table, route: Route) -> tuple[Hop, ...]:
+    """What of a route lies behind its origin."""
+    stage_of, peers = table.pipeline.stage_of, table.peers
+    return tuple(Hop(table.stages[stage_of[peer]], peers[peer]) for peer in route.peers[1:])
 
 
 def schedule_name(cards: Iterable[Card]) -> int:
@@ -119,7 +185,14 @@ def table_of(cards: Sequence[Card]) -> Table | None:
         stage: tuple(n for n, card in enumerate(cards) if card.stage == stage) for stage in stages
     }
     pipeline = Pipeline(stages=tuple(numbered.values()), memory=memory, costs=costs)
-    return Table(tuple(c.peer for c in cards), tuple(stages), pipeline, schedule_name(cards))
+    return Table(
+        peers=tuple(card.peer for card in cards),
+        stages=tuple(stages),
+        pipeline=pipeline,
+        links=links,
+        visit_bytes=message_bytes,
+        name=schedule_name(cards),
+    )
 
 
 def _filled(seconds: Sequence[float], usual_s: float) -> list[float]:
@@ -130,9 +203,16 @@ def _filled(seconds: Sequence[float], usual_s: float) -> list[float]:
 
 
 def links_of(peers: Sequence[str], profiles: Sequence[Profile]) -> Links:
-    """Both ends measure a latency, and the shorter one is the link's; a rate is the receiver's."""
+    """Both ends measure a latency, and the shorter one is the link's; a rate is that of what has
+    arrived, or else of a probe."""
     known_s = [s for profile in profiles for s in profile.latency_s.values()]
-    rates = [rate for profile in profiles for rate in profile.rate_bytes_per_s.values() if rate]
+    rates = [
+        rate
+        for profile in profiles
+        for kind in (profile.rate_bytes_per_s, profile.sent_bytes_per_s)
+        for rate in kind.values()
+        if rate
+    ]
     usual_s = statistics.median(known_s) if known_s else 0.0
     usual_rate = statistics.median(rates) if rates else _USUAL_RATE
     count = len(peers)
@@ -146,7 +226,11 @@ def links_of(peers: Sequence[str], profiles: Sequence[Profile]) -> Links:
             ]
             if told:
                 latency_s[i, j] = min(told)
-            rate[i, j] = profiles[j].rate_bytes_per_s.get(sender) or usual_rate
+            rate[i, j] = (
+                profiles[j].rate_bytes_per_s.get(sender)
+                or profiles[i].sent_bytes_per_s.get(receiver)
+                or usual_rate
+            )
     return Links(latency_s=latency_s, rate_bytes_per_s=rate)
 
 
@@ -157,28 +241,3 @@ def planned_rules(config: StagesConfig, table: Table, iteration: int) -> Rules:
     return Rules(
         stages=len(table.stages), visited=max(1, min(len(table.stages), rules.visited - missing))
     )
-
-
-def _planner(
-    table: Table, config: StagesConfig, seed: int, iteration: int
-) -> Callable[[], Sequence[Route]]:
-    rules = planned_rules(config, table, iteration)
-    # Origins take turns, so that a fixed lane is an origin's own.
-    origins = tuple(table.pipeline.stages[0]) * config.microbatches
-    # Searched routes are searched once; a few kinds of them even out what does not divide.
-    kind = iteration % max(1, rules.stages - 1) if config.routing == "skip" else iteration
-    drawn = 0 if config.routing in ("full", "stochastic") else seed + kind
-    routing = config.routing if rules.stages > 1 else "full"
-    return lambda: _planned(table.name, table.pipeline, rules, origins, routing, drawn)
-
-
-@lru_cache(maxsize=64)
-def _planned(
-    name: int,
-    pipeline: Pipeline,
-    rules: Rules,
-    origins: tuple[int, ...],
-    routing: str,
-    seed: int,
-) -> Sequence[Route]:
-    return PRESETS[routing](pipeline, rules, origins, seed)

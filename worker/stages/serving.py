@@ -24,6 +24,8 @@ from worker.stages.visit import Back, Key, Visit
 from worker.transport import Stream
 from worker.wire.visits import gradient_header, visit_failed, visit_of
 
+_AT_ONCE_S = 0.001
+
 
 class Serving:
     """io thread only.
@@ -60,9 +62,9 @@ class Serving:
             visit = visit_of(header, context.run, context.codec, self._room.limit_bytes)
             self._compare_schedules(visit)
             back = await self._back(visit, header, stream)
-        except (Dropped, wire.WireError) as error:
+        except Dropped as error:
             await stream.send(visit_failed(str(error), elsewhere=False))
-        except Elsewhere as error:
+        except (Elsewhere, wire.WireError) as error:
             await stream.send(visit_failed(str(error), elsewhere=True))
         else:
             payload = wire.Payload.of(back.gradient)
@@ -71,13 +73,19 @@ class Serving:
                 await stream.send(message)
 
     async def begin(self, iteration: int) -> None:
-        """The train thread goes on to this iteration: what is left of others has no use any more."""
+        """The train thread goes on to this iteration: what is left of others is of no use."""
         for place in [place for place in self._held if place[0].iteration < iteration]:
             self._held.pop(place).cancel()
             self._kept.pop(place, None)
         self._told_otherwise.clear()
         async with self._began:
             self._began.notify_all()
+
+    def over(self, iteration: int) -> None:
+        """What has not come back by now is asked for by nobody any more."""
+        for (key, _), task in self._held.items():
+            if key.iteration <= iteration:
+                task.cancel()
 
     async def close(self) -> None:
         for task in self._held.values():
@@ -98,18 +106,24 @@ class Serving:
         if place in self._held:
             self._context.counts.repeated += 1
         else:
+            came = self._context.clock()
             await self._reached(visit)
             size = self._size(visit, header.total_bytes)
             await self._room.take(size)
             try:
-                values = await self._arrived(visit, header, stream)
+                began = self._context.clock()
+                values = await self._arrived(header, stream)
+                if began - came < _AT_ONCE_S:  # else what is read was here already
+                    seconds = self._context.clock() - began
+                    self._measuring.arrived(visit.sender, header.total_bytes, seconds)
+                self._refuse_late(visit)
             except BaseException:
                 self._room.give(size)
                 raise
             if place in self._held:  # asked again meanwhile, by another way
                 self._room.give(size)
             else:
-                self._hold(place, self._visit(visit, values, size))
+                self._hold(place, self._visit(visit, values), size)
         task = self._held[place]
         try:
             return await asyncio.shield(task)
@@ -118,13 +132,15 @@ class Serving:
                 raise Dropped("the iteration is over") from None
             raise
 
-    def _hold(self, place: tuple[Key, int], work: Coroutine[None, None, Back]) -> None:
-        """Begins a visit. Those that are done stay to be asked for again, as far as there is room
-        for that; beyond, asking again costs a second computation and is counted once all the same.
+    def _hold(self, place: tuple[Key, int], work: Coroutine[None, None, Back], size: int) -> None:
+        """Begins a visit, which gives its room back in the end. Those that are done stay to be
+        asked for again, as far as there is room for that; beyond, asking again costs a second
+        computation and is counted once all the same.
         """
         task = self._held[place] = asyncio.get_running_loop().create_task(work)
 
         def ended(task: asyncio.Task[Back]) -> None:
+            self._room.give(size)
             if task.cancelled() or task.exception() is not None or self._held.get(place) != task:
                 return
             self._kept[place] = len(task.result().gradient)
@@ -141,36 +157,40 @@ class Serving:
             raise Elsewhere(f"stage {visit.stage} is not served here")
         async with self._began:
             await self._began.wait_for(lambda: self._counting.iteration >= visit.key.iteration)
-        if self._counting.iteration > visit.key.iteration:
-            raise Elsewhere(f"iteration {visit.key.iteration} is over here")
+        self._refuse_late(visit)
 
-    async def _arrived(self, visit: Visit, header: pb.VisitHeader, stream: Stream) -> memoryview:
+    def _refuse_late(self, visit: Visit) -> None:
+        iteration, counting = visit.key.iteration, self._counting
+        if counting.iteration > iteration or counting.ended >= iteration:
+            raise Elsewhere(f"iteration {iteration} is over here")
+
+    @staticmethod
+    async def _arrived(header: pb.VisitHeader, stream: Stream) -> memoryview:
         """The activations; unread, they are not sent."""
         incoming = wire.Incoming(header.total_bytes, header.hash)
-        began = self._context.clock()
         while not incoming.complete:
             raw = await stream.receive()
             incoming.add(wire.parse(pb.VisitUp, raw or b"").frame)
         incoming.verify()
-        seconds = self._context.clock() - began
-        self._measuring.arrived(visit.sender, header.total_bytes, seconds)
         return incoming.buffer
 
-    async def _visit(self, visit: Visit, values: memoryview, size: int) -> Back:
+    async def _visit(self, visit: Visit, values: memoryview) -> Back:
         key, shape = visit.key, visit.shape
+        if visit.stage == 0:
+            loss = await self._desk.do(Job.LOSS, key.iteration, key.microbatch, shape, values)
+            return Back(given(loss), ())
+        forward = await self._desk.do(Job.FORWARD, key.iteration, key.number, shape, values)
+        back = await self._onward.send(visit, given(forward))
+        # From here on the train thread may have counted it, before word of that is back.
+        self._counting.counted(key.iteration, key.origin, key.microbatch)
         try:
-            if visit.stage == 0:
-                loss = await self._desk.do(Job.LOSS, key.iteration, key.microbatch, shape, values)
-                return Back(given(loss), ())
-            forward = await self._desk.do(Job.FORWARD, key.iteration, key.number, shape, values)
-            back = await self._onward.send(visit, given(forward))
             done = await self._desk.do(
                 Job.BACKWARD, key.iteration, key.number, shape, values, back.gradient
             )
-        finally:
-            self._room.give(size)
+        except Dropped:
+            self._counting.failed(key.iteration, key.origin, key.microbatch)
+            raise
         self._context.counts.visits += 1
-        self._counting.counted(key.iteration, key.origin, key.microbatch)
         return Back(given(done), (self._context.me, *back.path))
 
     @staticmethod

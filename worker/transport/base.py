@@ -14,6 +14,7 @@ CONTROL_METHODS = (
     "Control/Gossip",
     "Control/ProbeFor",
     "Control/Status",
+    "Control/Measure",
     "Control/Finished",
 )
 DATA_METHODS = ("Data/Exchange", "Data/Meet", "Data/Fetch", "Data/Visit")

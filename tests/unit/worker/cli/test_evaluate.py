@@ -2,6 +2,7 @@
 
 import math
 import re
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -131,16 +132,23 @@ def test_a_stage_left_out_is_as_if_its_layers_added_nothing(
     assert abs(expected - whole) > 1e-2
     assert loss_in(line) == pytest.approx(expected, abs=1e-4)
     named = ", ".join(str(number) for number in sorted(map(int, omit.split(","))))
-    assert line.endswith(f", without stage {named} of {stages}")
+    assert line.endswith(f", without stage {named}")
+
+
+def test_a_staged_run_is_cut_as_it_was(config: Config, tmp_path: Path) -> None:
+    staged = replace(config, stages=replace(config.stages, count=4))
+    save(staged, trained(config), tmp_path)
+    assert printed(tmp_path, "--omit", "1,3") == printed(tmp_path, "--stages", "4", "--omit", "1,3")
+    assert "cannot be cut into 5" in refusal(2, tmp_path, "--stages", "5")
 
 
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("--omit", "2"), "--omit 2: say how many stages the model is cut into: --stages 6"),
-        (("--omit", "0,1", "--stages", "3"), "--omit 0,1: stage 0 holds the embedding and the "),
-        (("--omit", "3", "--stages", "3"), "--omit 3: no stage 3; the 3 are 0 to 2"),
-        (("--omit", "-1", "--stages", "3"), "--omit -1: no stage -1; the 3 are 0 to 2"),
+        (("--omit", "2"), "this run had no stages to leave out: say how many, such as --stages 6"),
+        (("--omit", "0,1", "--stages", "3"), "stage 0 holds the embedding and the head and "),
+        (("--omit", "3", "--stages", "3"), "no stage 3 to leave out: there are 0 to 2"),
+        (("--omit", "-1", "--stages", "3"), "no stage -1 to leave out: there are 0 to 2"),
         (("--omit", "1;2", "--stages", "3"), "--omit 1;2: write it like 2,3"),
         (("--stages", "5"), "4 layers cannot be cut into 5 stages of at least one layer"),
     ],
@@ -168,7 +176,7 @@ def test_a_task_without_stages_is_evaluated_whole_only(
     nn.init.constant_(model.weight, 0.25)
     save(config, model, tmp_path)
     assert loss_in(printed(tmp_path)) == 0.25
-    assert refusal(4, tmp_path, "--stages", "1").endswith("cannot be cut into stages: no stage()")
+    assert refusal(4, tmp_path, "--stages", "2").endswith("cannot be cut into stages: no stage()")
 
 
 def refusal(code: int, *args: str | Path) -> str:

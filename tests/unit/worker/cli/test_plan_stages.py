@@ -1,0 +1,361 @@
+"""`murmur plan --stages`: what it predicts, prints, draws and refuses."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+
+from worker.cli import exit_code_of
+from worker.cli.plan import plan
+
+BY_HAND = ("--forward-ms", "100", "--activation-bytes", "125000")
+QUICK = ("--effort", "0.02")
+LINKS = "5mbit,delay=100ms; 100mbit,delay=5ms; 20mbit,delay=30ms; 50mbit,delay=10ms"
+
+MEASURED: dict[str, Any] = {
+    "peers": ["ant", "bee", "cat", "dog"],
+    "stage": [0, 1, 0, 1],
+    "latency_s": [[None if i == j else 0.02 for j in range(4)] for i in range(4)],
+    "rate_bytes_per_s": [[None if i == j else 1e6 for j in range(4)] for i in range(4)],
+    "forward_s": [0.1, 0.1, 0.2, 0.2],
+    "backward_s": [0.2, 0.2, 0.4, 0.4],
+    "loss_s": [0.05, None, 0.1, None],
+    "memory": [2, 3, 2, 3],
+    "activation_bytes": 100_000,
+    "microbatches": 2,
+    "skip": 0.0,
+}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.txt").write_text("some text to learn from. " * 200)
+    return tmp_path
+
+
+def run(*args: str) -> Result:
+    return CliRunner().invoke(plan, [*args])
+
+
+def printed(*args: str) -> str:
+    result = run(*args)
+    assert result.exit_code == 0, result.output + repr(result.exception)
+    return result.output
+
+
+def document(*args: str) -> dict[str, Any]:
+    return json.loads(printed(*args, *QUICK, "--json"))
+
+
+def refused(*args: str) -> str:
+    """The line that refuses these arguments, always with the exit code of bad usage."""
+    result = run(*args)
+    assert isinstance(result.exception, Exception), result.output
+    assert exit_code_of(result.exception) == 2
+    assert "\n" not in str(result.exception)
+    return str(result.exception)
+
+
+def measured(**changes: Any) -> str:
+    """The name of a file of measurements; entries that are changed to ... are left out."""
+    entries = {name: value for name, value in (MEASURED | changes).items() if value is not ...}
+    Path("links.json").write_text(json.dumps(entries))
+    return "links.json"
+
+
+def by_routing(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {row["routing"]: row for row in found["routings"]}
+
+
+def test_one_link_stands_for_all_peers_and_times_add_up() -> None:
+    """One peer a stage, one microbatch: 2 hops there, 2 back, of 100 ms and 2 x 50 ms each."""
+    arguments = ("--stages", "2", "--replicas", "1", "--microbatches", "1", "--skip", "0")
+    found = document(*BY_HAND, *arguments, "--link", "10mbit,delay=50ms")
+    assert found["peers"] == ["w0", "w1"]
+    full = by_routing(found)["full"]
+    computing_s = 2 * 0.1 + 0.025 + 2 * 0.25
+    assert full["iteration_s"] == pytest.approx(computing_s + 4 * (0.1 + 0.1))
+    assert full["utilization_of_peers"] == pytest.approx(
+        [0.375 / full["iteration_s"], 0.35 / full["iteration_s"]]
+    )
+    assert (full["of_full"], full["of_bound"]) == (1.0, pytest.approx(1.0))
+    assert full["routes"] == [["w0", "w1"]]
+
+
+def test_the_slower_rate_and_both_delays_make_a_link() -> None:
+    arguments = ("--stages", "2", "--microbatches", "1", "--skip", "0")
+    links = ("--link", "10mbit,delay=50ms", "--link", "20mbit,delay=30ms")
+    full = by_routing(document(*BY_HAND, *arguments, *links))["full"]
+    assert full["iteration_s"] == pytest.approx(0.725 + 4 * (0.1 + 0.08))
+
+
+def test_every_routing_is_told_with_its_routes() -> None:
+    found = document(*BY_HAND, "--stages", "4", "--microbatches", "6", "--link", "20mbit")
+    assert (found["stages"], found["visited"], found["skip"]) == (4, 3, 0.25)
+    assert (found["microbatches"], found["memory"]) == (6, [3] * 8)
+    rows = by_routing(found)
+    assert list(rows) == ["full", "random", "stochastic", "skip"]
+    assert [row["visited"] for row in rows.values()] == [4, 3, 4, 3]
+    assert [row["draws"] for row in rows.values()] == [1, 20, 1, 1]
+    stage_of = {name: n for n, names in enumerate(found["placement"]["stages"]) for name in names}
+    for row in rows.values():
+        assert len(row["routes"]) == 12
+        for route in row["routes"]:
+            stages = [stage_of[name] for name in route]
+            assert stages == sorted(set(stages))
+            assert (len(stages), stages[0]) == (row["visited"], 0)
+        assert row["of_full"] == row["iteration_s"] / rows["full"]["iteration_s"]
+        assert row["iteration_s"] >= row["bound_s"]
+        assert max(row["in_flight_of_peers"]) <= 3
+    assert rows["skip"]["search"]["first_s"] >= rows["skip"]["iteration_s"]
+
+
+def test_messages_share_a_line_unless_it_is_denied() -> None:
+    arguments = (*BY_HAND, "--forward-ms", "1", "--stages", "3", "--link", "5mbit")
+    shared, own = document(*arguments), document(*arguments, "--own-uplinks")
+    assert (shared["shared_uplinks"], own["shared_uplinks"]) == (True, False)
+    assert by_routing(own)["full"]["iteration_s"] < by_routing(shared)["full"]["iteration_s"]
+    assert document("--links", measured())["shared_uplinks"] is False
+
+
+def test_the_slow_line_is_kept_away_from_stage_0() -> None:
+    found = document(*BY_HAND, "--stages", "2", "--link", LINKS)
+    assert "w0" not in found["placement"]["stages"][0]
+    assert found["links"][0] == "5mbit,delay=100ms"
+
+
+def test_peers_that_do_not_divide_evenly_go_where_most_visits_are() -> None:
+    nine = ("--link", ";".join(["20mbit"] * 9), "--stages", "4", "--skip", "0.25")
+    sizes = [len(names) for names in document(*BY_HAND, *nine)["placement"]["stages"]]
+    assert sizes == [3, 2, 2, 2]
+    eight = ("--link", "20mbit", "--stages", "4", "--replicas", "2", "--skip", "0.5")
+    sizes = [len(names) for names in document(*BY_HAND, *eight)["placement"]["stages"]]
+    assert sizes == [2, 2, 2, 2]
+
+
+def test_the_table_is_readable_in_a_pipe() -> None:
+    text = printed(*BY_HAND, *QUICK, "--stages", "4", "--link", f"{LINKS};{LINKS}")
+    lines = text.splitlines()
+    assert lines[0] == (
+        "4 stages, 8 peers; each replica of stage 0 begins 8 microbatches; routes that skip visit "
+        "3 of 4 stages"
+    )
+    assert lines[1] == "a visit: 100 ms forward, 250 ms backward, 25 ms loss, as given"
+    assert "w0 (5mbit,delay=100ms)" in text
+    for routing, visits in (("full", 4), ("random", 3), ("stochastic", 4), ("skip", 3)):
+        assert any(line.startswith(f"  {routing} ") and f"{visits} of 4" in line for line in lines)
+    assert "routes of skip" in text
+    assert "random: mean of 20 draws" in text
+    assert "\x1b" not in text
+
+
+def test_the_same_seed_gives_the_same_bytes() -> None:
+    outputs = []
+    for name in ("a.png", "b.png"):
+        arguments = (*BY_HAND, *QUICK, "--stages", "3", "--link", LINKS, "--seed", "5")
+        outputs.append(printed(*arguments, "--plot", name))
+    assert outputs[0] == outputs[1]
+    assert Path("a.png").read_bytes() == Path("b.png").read_bytes()
+    assert Path("a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_model_of_the_run_is_cut_timed_and_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worker.cli.plan_stages_timing._TIMED_S", 0.0)
+    threads = torch.get_num_threads()
+    arguments = ("--set", "task.text=text.txt", "--stages", "3", "--link", "20mbit")
+    found = document(*arguments)
+    assert torch.get_num_threads() == threads
+    assert found["compute_source"] == "measured on this machine, one thread"
+    assert found["activation_bytes"] == 4 * 128 * 96 * 2  # tiny: batch, context, width; bf16
+    assert all(
+        back_s > there_s
+        for back_s, there_s in zip(found["backward_s"], found["forward_s"], strict=True)
+    )
+    smaller = document(*arguments, "--forward-ms", "9", "--activations", "int8")
+    assert smaller["activation_bytes"] < 0.6 * found["activation_bytes"]
+    assert smaller["forward_s"] == [0.009] * 6
+
+
+def test_the_run_says_how_it_is_cut() -> None:
+    Path("run.toml").write_text(
+        '[stages]\ncount = 4\nrouting = "skip"\nskip = 0.5\nmicrobatches = 3\n'
+    )
+    found = document("run.toml", *BY_HAND, "--link", "20mbit")
+    assert (found["stages"], found["visited"], found["microbatches"]) == (4, 2, 3)
+    again = document("run.toml", *BY_HAND, "--link", "20mbit", "--skip", "0.25")
+    assert again["visited"] == 3
+
+
+def test_measurements_are_taken_as_they_are() -> None:
+    found = document("--links", measured())
+    assert found["peers"] == ["ant", "bee", "cat", "dog"]
+    assert found["placement"] == {"source": "measured", "stages": [["ant", "cat"], ["bee", "dog"]]}
+    assert (found["forward_s"], found["backward_s"]) == ([0.1, 0.1, 0.2, 0.2], [0.2, 0.2, 0.4, 0.4])
+    assert (found["memory"], found["microbatches"]) == ([2, 3, 2, 3], 2)
+    assert found["not_measured"] == []
+    assert found["loss_s"][0::2] == [0.05, 0.1]
+    # One microbatch of the slow pair behind the other: a lane of cat and dog.
+    full = by_routing(found)["full"]
+    assert full["routes"] == [["ant", "bee"], ["cat", "dog"]] * 2
+    assert full["iteration_s"] >= 0.2 + 0.2 + 0.1 + 0.4 + 0.4 + 4 * 0.12
+
+
+def test_what_is_not_measured_is_the_median_of_the_rest_and_told() -> None:
+    latency_s = json.loads(json.dumps(MEASURED["latency_s"]))
+    latency_s[0][1] = None
+    changes = {"latency_s": latency_s, "forward_s": [0.1, None, 0.3, 0.2], "backward_s": ...}
+    found = document("--links", measured(**changes))
+    assert found["not_measured"] == ["1 of 12 latencies", "1 of 4 forward times"]
+    assert found["forward_s"] == [0.1, 0.2, 0.3, 0.2]
+    assert found["backward_s"] == pytest.approx([0.25, 0.5, 0.75, 0.5])
+    text = printed("--links", "links.json", *QUICK)
+    assert (
+        "not measured: 1 of 12 latencies, 1 of 4 forward times; the median of the others stands "
+        "for them"
+    ) in text
+
+
+def test_the_documented_file_is_one() -> None:
+    page = Path(__file__).resolve().parents[4] / "docs" / "skippipe.md"
+    shown = re.search(r"```json\n(.*?)```", page.read_text(), re.DOTALL)
+    assert shown is not None
+    Path("shown.json").write_text(shown.group(1))
+    found = document("--links", "shown.json")
+    assert found["placement"]["stages"] == [["ant"], ["bee", "cat"]]
+    assert found["not_measured"] == ["1 of 3 forward times", "1 of 3 backward times"]
+
+
+def test_flags_win_over_the_file() -> None:
+    flags = ("--memory", "1", "--microbatches", "3", "--forward-ms", "10")
+    found = document("--links", measured(), *flags, "--activation-bytes", "9", "--shared-uplinks")
+    assert (found["memory"], found["microbatches"]) == ([1] * 4, 3)
+    assert (found["forward_s"], found["activation_bytes"]) == ([0.01] * 4, 9)
+    assert found["shared_uplinks"] is True
+
+
+def test_a_better_placement_is_told_beside_the_one_that_is() -> None:
+    """Two sites far apart; stage 1 is all on the other side of stage 0, where lanes could stay."""
+    changes = {
+        "peers": ["a0", "a1", "a2", "b0", "b1", "b2"],
+        "stage": [0, 0, 2, 1, 1, 2],
+        "latency_s": [[0.9 if (i < 3) != (j < 3) else 0.001 for j in range(6)] for i in range(6)],
+        "rate_bytes_per_s": [[1e7] * 6 for _ in range(6)],
+        "forward_s": [0.1] * 6,
+        "backward_s": [0.2] * 6,
+        "loss_s": [0.02] * 6,
+        "memory": [3] * 6,
+    }
+    found = document("--links", measured(**changes))
+    assert found["placement"]["stages"] == [["a0", "a1"], ["b0", "b1"], ["a2", "b2"]]
+    better = found["better_placement"]
+    assert [sorted(name[0] for name in stage) for stage in better["stages"]] == [["a", "b"]] * 3
+    skip_s = by_routing(better)["skip"]["iteration_s"]
+    assert skip_s < 0.5 * by_routing(found)["skip"]["iteration_s"]
+    text = printed("--links", "links.json", *QUICK)
+    assert "placed better" in text
+    assert "placement: with the better one, skip takes" in text
+
+
+def test_where_none_is_better_that_is_told() -> None:
+    alike = {"forward_s": [0.1] * 4, "backward_s": [0.2] * 4, "loss_s": [0.05] * 4}
+    assert document("--links", measured(**alike))["better_placement"] is None
+    assert "placement: none better was found" in printed("--links", "links.json", *QUICK)
+
+
+def test_without_stages_in_the_file_peers_are_placed() -> None:
+    found = document("--links", measured(stage=...), "--stages", "2")
+    assert found["placement"]["source"] == "proposed"
+    names = [name for replicas in found["placement"]["stages"] for name in replicas]
+    assert sorted(names) == ["ant", "bee", "cat", "dog"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"peers": ...}, 'peers is missing or empty; write names like ["w0", "w1"]'),
+        ({"peers": ["ant", "bee", "ant", "dog"]}, "peers names 'ant' twice"),
+        ({"peers": ["ant", "bee", 3, "dog"]}, "peers must all be names"),
+        ({"latency_s": ...}, "latency_s is missing; it has a row for each of 4 peers"),
+        ({"latency_s": [[0.1] * 4] * 3}, "latency_s has 3 entries; it needs one for each of 4"),
+        ({"latency_s": [[0.1] * 3] * 4}, "latency_s, row of ant: it must be a list of 4 numbers"),
+        ({"latency_s": [[-1] * 4] * 4}, "latency_s from ant to bee is -1; it must be a number at"),
+        ({"latency_s": [[None] * 4] * 4}, "latency_s: nothing is measured between any two peers"),
+        ({"rate_bytes_per_s": [[0] * 4] * 4}, "rate_bytes_per_s from ant to bee is 0; it must be"),
+        ({"rate_bytes_per_s": [["fast"] * 4] * 4}, "is 'fast'; it must be a number above 0"),
+        ({"rate_bytes_per_s": [[True] * 4] * 4}, "is True; it must be a number above 0"),
+        ({"forward_s": [float("nan")] * 4}, "forward_s of ant is nan; it must be a number above 0"),
+        ({"forward_s": 0.1}, "forward_s has no list; it needs one for each of 4 peers"),
+        ({"forward_s": [None] * 4}, "the file has forward_s of no peer; let the swarm run"),
+        ({"activation_bytes": None}, "the file has no activation_bytes; add --activation-bytes"),
+        ({"activation_bytes": 1.5}, "activation_bytes is 1.5; it must be a whole number of at"),
+        ({"microbatches": 0}, "microbatches is 0; it must be a whole number of at least 1"),
+        ({"memory": [3, 3, 0, 3]}, "memory of cat is 0; it must be at least 1 visit"),
+        ({"skip": 1.0}, "skip is 1.0; it must be at least 0 and below 1"),
+        ({"stage": [0, 1, 0, -1]}, "stage of dog is -1; it must be a number from 0 on"),
+        ({"stage": [0, 2, 0, 2]}, "stage 1 is served by no peer, but stage 2 is"),
+        ({"stage": ...}, "the file does not say who serves which stage; add --stages N"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else next(iter(value)),
+)
+def test_a_bad_file_is_one_line(changes: dict[str, Any], words: str) -> None:
+    message = refused("--links", measured(**changes))
+    assert message.startswith("--links")
+    assert words in message
+
+
+def test_a_file_that_is_none_is_one_line() -> None:
+    assert "cannot be read: No such file" in refused("--links", "missing.json")
+    Path("text.json").write_text("{")
+    assert "text.json: not JSON: " in refused("--links", "text.json")
+    Path("text.json").write_text("[1]")
+    assert "text.json: not an object" in refused("--links", "text.json")
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--link", "fast", "--stages", "2"], "--link: link 'fast': 'fast' is no number"),
+        (["--link", "9mbit,loss=1", "--stages", "2"], "predicted without jitter and loss"),
+        (["--link", "9mbit;8mbit", "--stages", "3"], "--stages 3: 2 peers cannot serve them"),
+        (
+            ["--link", "9mbit;8mbit;7mbit", "--stages", "3", "--replicas", "2"],
+            "--replicas 2 of 3 stages are 6 peers, but there are links of 3",
+        ),
+        (["--link", "9mbit", "--stages", "9", "--skip", "0.8"], "--skip 0.8: 1 steps of at most 4"),
+        (["--link", "9mbit", "--stages", "2", "--skip", "nan"], "--skip is nan; it must be a fin"),
+        (["--link", "9mbit", "--stages", "2", "--peers", "4"], "--peers does not go with --stages"),
+        (["--link", "9mbit", "--stages", "2", "--step-time", "1"], "--step-time does not go with"),
+        (["--link", "9mbit", "--skip", "0.5"], "--skip is about stages; add --stages N"),
+        (["--link", "9mbit", "--plot", "a.png"], "--plot is about stages; add --stages N"),
+        (["--link", "9mbit", "--stages", "2", "--model", "tiny"], "--model is not used: the bytes"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_bad_flags_are_one_line(args: list[str], words: str) -> None:
+    assert words in refused(*args, *(BY_HAND if "--stages" in args else ()))
+
+
+def test_flags_that_contradict_the_file_are_one_line() -> None:
+    file = ("--links", measured())
+    assert "--stages 3: the file has 2 stages; leave --stages out" in refused(
+        *file, "--stages", "3"
+    )
+    assert "--replicas: the file says who serves which" in refused(*file, "--replicas", "2")
+    assert "links.json has all links; leave the other" in refused(*file, "--link", "9mbit")
+    assert "--plot missing/a.png: No such file" in refused(*file, *QUICK, "--plot", "missing/a.png")
+
+
+def test_more_stages_than_layers_are_refused_with_the_way_out() -> None:
+    message = refused("--set", "task.text=text.txt", "--stages", "4", "--link", "9mbit")
+    assert message.startswith("--stages 4: 3 layers cannot be cut into 4 stages")
+    assert "a larger --model, or --forward-ms and --activation-bytes" in message
+
+
+@pytest.mark.parametrize("args", [["--skip", "1"], ["--memory", "0"], ["--activations", "int4"]])
+def test_values_out_of_range_are_usage(args: list[str]) -> None:
+    assert run("--stages", "2", "--link", "9mbit", *args).exit_code == 2

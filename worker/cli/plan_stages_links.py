@@ -1,0 +1,260 @@
+"""The links, speeds and stages of a swarm: given for each peer, or from a file of measurements.
+
+The file is what a staged worker writes:
+
+    peers             names, in the order of everything else
+    stage             that each peer serves; left out where peers are not placed yet
+    latency_s         one way, a row for each sender
+    rate_bytes_per_s  likewise
+    forward_s         of a visit, for each peer; so are backward_s and loss_s
+    memory            microbatches that each peer may hold
+    activation_bytes, microbatches (of each origin in an iteration), skip
+
+What was not measured is null, and the median of the rest stands for it.
+"""
+
+import json
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from algorithms.link import Link
+from algorithms.skippipe.cost import BACKWARD_RATIO, LOSS_RATIO, Floats, Links
+from algorithms.skippipe.placement import Groups
+from worker.errors import UsageError
+
+RECOMPUTED_RATIO = 1 + BACKWARD_RATIO  # a backward computes its stage's forward anew
+
+_BYTES_PER_S = 125e3  # in 1 Mbit/s
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Visits:
+    """What visits take, of each peer or of each stage: shape (P,) or (S,)."""
+
+    forward_s: Floats
+    backward_s: Floats
+    loss_s: Floats
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Known:
+    """What is known of P peers; None where the command line has to say it.
+
+    Args:
+        names, links: of the peers.
+        given: the link of each peer, where that is what is known.
+        stages: the peers of each stage, where they are placed already.
+        visits: of each peer on the stage that it serves.
+        memory, activation_bytes, microbatches, skip: see above.
+        filled: what was not measured and is replaced, in words.
+    """
+
+    names: tuple[str, ...]
+    links: Links
+    given: tuple[Link, ...] = ()
+    stages: Groups | None = None
+    visits: Visits | None = None
+    memory: tuple[int, ...] | None = None
+    activation_bytes: int | None = None
+    microbatches: int | None = None
+    skip: float | None = None
+    filled: tuple[str, ...] = ()
+
+
+def given_links(links: Sequence[Link]) -> Known:
+    """Of peers w0, w1, ...: the slower rate of two, and both of their delays."""
+    rate = np.array([link.rate_mbps * _BYTES_PER_S for link in links])
+    delay_s = np.array([link.delay_s for link in links])
+    return Known(
+        names=tuple(f"w{index}" for index in range(len(links))),
+        links=Links(
+            latency_s=delay_s[:, None] + delay_s,
+            rate_bytes_per_s=np.minimum(rate[:, None], rate),
+        ),
+        given=tuple(links),
+    )
+
+
+def read_links(path: Path) -> Known:
+    """Raises UsageError: what is wrong in which entry, and how to mend it."""
+    try:
+        return _Document(_loaded(path)).known()
+    except ValueError as error:
+        raise UsageError(f"--links {path}: {error}") from error
+
+
+def _loaded(path: Path) -> Mapping[str, Any]:
+    try:
+        document = json.loads(path.read_bytes())
+    except OSError as error:
+        raise ValueError(f"cannot be read: {error.strerror or error}") from error
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"not JSON: {error}; take the file that a staged worker writes") from error
+    if not isinstance(document, dict):
+        raise ValueError('not an object; it begins like {"peers": ["w0", "w1"], ...}')
+    return document
+
+
+class _Document:
+    """The entries, checked one after another. All raise ValueError."""
+
+    def __init__(self, entries: Mapping[str, Any]) -> None:
+        self._entries = entries
+        self._filled: list[str] = []
+        names = entries.get("peers")
+        if not isinstance(names, list) or not names:
+            raise ValueError('peers is missing or empty; write names like ["w0", "w1"]')
+        if not all(isinstance(name, str) and name for name in names):
+            raise ValueError("peers must all be names, texts that are not empty")
+        if repeated := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"peers names {repeated[0]!r} twice; each peer has one row")
+        self._names: tuple[str, ...] = tuple(names)
+
+    def known(self) -> Known:
+        latency_s = self._matrix("latency_s", "latencies", zero=True)
+        rate = self._matrix("rate_bytes_per_s", "rates", zero=False)
+        stages = self._stages()
+        visits = self._visits(range(len(self._names)) if stages is None else stages[0])
+        return Known(
+            names=self._names,
+            links=Links(latency_s=latency_s, rate_bytes_per_s=rate),
+            stages=stages,
+            visits=visits,
+            memory=self._memory(),
+            activation_bytes=self._integer("activation_bytes"),
+            microbatches=self._integer("microbatches"),
+            skip=self._skip(),
+            filled=tuple(self._filled),
+        )
+
+    def _matrix(self, name: str, what: str, *, zero: bool) -> Floats:
+        """(P, P); the diagonal is not read."""
+        rows, peers = self._list(name, required=True), len(self._names)
+        assert rows is not None
+        for sender, row in zip(self._names, rows, strict=True):
+            if not isinstance(row, list) or len(row) != peers:
+                raise ValueError(
+                    f"{name}, row of {sender}: it must be a list of {peers} numbers, one for each "
+                    "peer (null where nothing is measured)"
+                )
+        values = np.full((peers, peers), math.nan)
+        for i, row in enumerate(rows):
+            for j, value in enumerate(row):
+                if i != j and value is not None:
+                    where = f"{name} from {self._names[i]} to {self._names[j]}"
+                    values[i, j] = _number(value, where, zero=zero)
+        np.fill_diagonal(values, 1.0)  # not read
+        missing = np.isnan(values)
+        pairs = peers * (peers - 1)
+        if missing.any():
+            if missing.sum() == pairs:
+                raise ValueError(
+                    f"{name}: nothing is measured between any two peers; let the swarm run for "
+                    "an iteration, or give a --link for each peer instead"
+                )
+            between = ~(missing | np.eye(peers, dtype=bool))
+            values[missing] = statistics.median(values[between].tolist())
+            self._filled.append(f"{missing.sum()} of {pairs} {what}")
+        return values
+
+    def _visits(self, origins: Sequence[int]) -> Visits | None:
+        """None if nobody has measured a forward."""
+        forward_s = self._times("forward_s", "forward times")
+        if forward_s is None:
+            return None
+        backward_s = self._times("backward_s", "backward times")
+        # Only stage 0 computes losses: that the others measured none is no gap.
+        loss_s = self._times("loss_s", "loss times", origins)
+        return Visits(
+            forward_s=forward_s,
+            backward_s=RECOMPUTED_RATIO * forward_s if backward_s is None else backward_s,
+            loss_s=LOSS_RATIO * forward_s if loss_s is None else loss_s,
+        )
+
+    def _times(self, name: str, what: str, of: Sequence[int] | None = None) -> Floats | None:
+        """(P,); None if nobody has measured it. Only gaps of the peers `of` are told."""
+        entries = self._list(name)
+        if entries is None:
+            return None
+        values = [
+            None if value is None else _number(value, f"{name} of {peer}", zero=False)
+            for peer, value in zip(self._names, entries, strict=True)
+        ]
+        measured = [value for value in values if value is not None]
+        if not measured:
+            return None
+        told = range(len(values)) if of is None else of
+        if gaps := sum(values[peer] is None for peer in told):
+            self._filled.append(f"{gaps} of {len(told)} {what}")
+        median_s = statistics.median(measured)
+        return np.array([median_s if value is None else value for value in values])
+
+    def _stages(self) -> Groups | None:
+        entries = self._list("stage")
+        if entries is None:
+            return None
+        for peer, stage in zip(self._names, entries, strict=True):
+            if type(stage) is not int or stage < 0:
+                raise ValueError(
+                    f"stage of {peer} is {stage!r}; it must be a number from 0 on, or leave "
+                    "`stage` out to have the peers placed"
+                )
+        served, stages = set(entries), max(entries) + 1
+        if empty := [stage for stage in range(stages) if stage not in served]:
+            raise ValueError(
+                f"stage {empty[0]} is served by no peer, but stage {stages - 1} is; each stage "
+                "needs a peer"
+            )
+        return tuple(
+            tuple(peer for peer, served in enumerate(entries) if served == stage)
+            for stage in range(stages)
+        )
+
+    def _memory(self) -> tuple[int, ...] | None:
+        entries = self._list("memory")
+        if entries is None:
+            return None
+        for peer, visits in zip(self._names, entries, strict=True):
+            if type(visits) is not int or visits < 1:
+                raise ValueError(f"memory of {peer} is {visits!r}; it must be at least 1 visit")
+        return tuple(entries)
+
+    def _integer(self, name: str) -> int | None:
+        value = self._entries.get(name)
+        if value is not None and (type(value) is not int or value < 1):
+            raise ValueError(f"{name} is {value!r}; it must be a whole number of at least 1")
+        return value
+
+    def _skip(self) -> float | None:
+        value = self._entries.get("skip")
+        if value is None:
+            return None
+        if type(value) not in (int, float) or not 0 <= value < 1:
+            raise ValueError(f"skip is {value!r}; it must be at least 0 and below 1")
+        return float(value)
+
+    def _list(self, name: str, *, required: bool = False) -> list[Any] | None:
+        """With an entry for each peer."""
+        entries, peers = self._entries.get(name), len(self._names)
+        if entries is None:
+            if required:
+                raise ValueError(f"{name} is missing; it has a row for each of {peers} peers")
+            return None
+        if not isinstance(entries, list) or len(entries) != peers:
+            has = f"{len(entries)} entries" if isinstance(entries, list) else "no list"
+            raise ValueError(f"{name} has {has}; it needs one for each of {peers} peers")
+        return entries
+
+
+def _number(value: object, where: str, *, zero: bool) -> float:
+    finite = type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]  # a number by now
+    if not finite or value < 0 or (value == 0 and not zero):  # type: ignore[operator]
+        least = "at least 0" if zero else "above 0"
+        raise ValueError(f"{where} is {value!r}; it must be a number {least}, or null")
+    return float(value)  # type: ignore[arg-type]
