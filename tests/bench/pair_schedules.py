@@ -5,7 +5,9 @@
 2 to 9 peers in groups of 2 to 4 hold rounds on a virtual clock, with the state machine of the
 daemon; streams break, links are cut, peers die, freeze, come late, join, and take each other for
 dead. Prints what went wrong, how the rounds ended, and how often a peer gave up a round that
-another has applied (the two generals), by its cause. Fails on any violation.
+another has applied (the two generals), by what excuses it: the word that was missing was lost with
+a broken stream, or somebody of the group had died or was frozen then. Fails on any violation, such
+as a peer left behind without an excuse.
 """
 
 import argparse

@@ -13,12 +13,12 @@ from worker.rounds.meeting import Event
 
 Group = tuple[str, ...]
 
-CONFIG = RoundConfig(patience_s=2.0, retry_s=0.25, slack_s=5.0)
+CONFIG = RoundConfig(patience_s=2.0, retry_s=0.25, slack_s=4.0)
 TICK_S = 0.25
 LATENCY_S = (0.005, 0.1)
 TRANSFER_S = (0.02, 0.4)
 JITTER_S = 0.5  # between the peers' arrivals at one round
-ROUND_S = 6.0
+ROUND_S = CONFIG.patience_s + CONFIG.slack_s
 INTERVALS_S = (4.0, 8.0, 15.0)
 FAULTY_ROUNDS = 2
 KEPT_ROUNDS = 2

@@ -212,9 +212,10 @@ class MeetingWorld:
             group,
             view,
             CONFIG,
-            patience_until=self.now + CONFIG.patience_s,
-            deadline=self.now + ROUND_S,
+            fragment=0,
             round_=round_,
+            began_at=self.now,
+            payload_bytes=0,
         )
         part = Attendance(peer.name, round_, group, value, machine, self.now)
         part.values[peer.name] = value
@@ -347,8 +348,12 @@ class MeetingWorld:
     def _call_again(self, stream: Stream, part: Attendance) -> None:
         """Who has applied a round calls until the partner that it called knows it as well."""
         peer, other = stream.ends
-        if View(peer.cards).live(other.name) and part.round in peer.kept:
+        if part.round not in peer.kept:
+            return
+        if View(peer.cards).live(other.name):
             self._open(peer, part, other, stream.attempt)
+        else:
+            self.after(CONFIG.retry_s, peer, lambda: self._call_again(stream, part))
 
     def _receive(self, stream: Stream, side: int, message: Message) -> None:
         part = stream.parts[side]

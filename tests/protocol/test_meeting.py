@@ -2,8 +2,9 @@
 
 import pytest
 
+from tests.protocol.meeting_starts import CONFIG, DEADLINE, LIMIT, PATIENCE, begin, met
 from tests.protocol.views import view
-from worker.rounds import Meeting, RoundConfig, View
+from worker.rounds import View
 from worker.rounds.meeting import (
     Broken,
     Declined,
@@ -21,33 +22,6 @@ from worker.rounds.meeting import (
     Tick,
     Viewed,
 )
-
-CONFIG = RoundConfig(patience_s=2.0, retry_s=0.25)
-PATIENCE, DEADLINE = 2.0, 60.0
-LIMIT = DEADLINE + 10.0  # whoever has staged may wait a little beyond the deadline
-
-
-def begin(me: str = "a", group: str = "ab", seen: View | None = None, round_: int = 0) -> Meeting:
-    return Meeting(
-        me,
-        group,
-        view(group) if seen is None else seen,
-        CONFIG,
-        patience_until=PATIENCE,
-        deadline=DEADLINE,
-        round_=round_,
-    )
-
-
-def met(me: str = "a", group: str = "ab") -> Meeting:
-    """Everybody has come."""
-    machine = begin(me, group)
-    machine.step(Tick(), 0.0)
-    for peer in group:
-        if peer != me:
-            machine.step(Met(peer), 0.1)
-    return machine
-
 
 # ------------------------------------------------------------------------- the undisturbed round
 
@@ -236,19 +210,6 @@ def test_a_partner_that_came_back_is_waited_for() -> None:
     assert not any(isinstance(a, Failed) for a in machine.step(Tick(), 30.0))
 
 
-def test_whoever_holds_everything_gives_up_in_the_end_as_well() -> None:
-    machine = met()
-    machine.step(Received("b"), 1.0)
-    assert machine.step(Tick(), DEADLINE - 0.01) == []
-    assert machine.step(Tick(), LIMIT) == [Failed("the round's deadline has passed", ("b",))]
-
-
-def test_a_word_at_the_deadline_still_counts() -> None:
-    machine = met()
-    machine.step(Received("b"), 1.0)
-    assert machine.step(PartnerStaged("b"), DEADLINE) == [Succeeded()]
-
-
 def test_a_partner_that_declines_ends_the_round() -> None:
     machine = met("a", "abc")
     machine.step(Received("b"), 1.0)
@@ -311,14 +272,6 @@ def test_only_the_stream_that_broke_is_opened_again() -> None:
     machine = met("b", "abcd")
     assert machine.step(Broken("c", 1, "reset"), 1.0) == [Doubt("c")]
     assert machine.step(Tick(), 1.25) == [Open("c", 2)]
-
-
-def test_what_is_here_is_not_lost_with_the_stream() -> None:
-    machine = met()
-    assert machine.step(Received("b"), 1.0) == [Stage()]
-    machine.step(Broken("b", 1, "reset"), 1.0)
-    assert machine.step(Tick(), 1.25) == [Open("b", 2)]
-    assert machine.step(PartnerStaged("b"), 1.5) == [Succeeded()]
 
 
 def test_the_one_that_was_called_leaves_calling_again_to_the_other() -> None:

@@ -22,15 +22,25 @@ from worker.rounds.meeting import (
     Viewed,
 )
 
-PATIENCE, DEADLINE = 20.0, 60.0
-LIMIT = DEADLINE + 10.0  # whoever has staged may wait a little beyond the deadline
+CONFIG = RoundConfig(patience_s=20.0, slack_s=40.0)
+ROUND_S = 60.0
+# Whoever has staged waits for one that came at the very end of its own time.
+LIMIT = ROUND_S + ROUND_S + CONFIG.retry_s
 
 steady = settings(deadline=None, derandomize=True, max_examples=100, database=None)
 
 
 def begin(me: str, group: str) -> Meeting:
-    limits = {"patience_until": PATIENCE, "deadline": DEADLINE}
-    return Meeting(me, group, view(group), RoundConfig(), **limits)
+    return Meeting(
+        me,
+        group,
+        view(group),
+        CONFIG,
+        fragment=0,
+        round_=0,
+        began_at=0.0,
+        payload_bytes=0,
+    )
 
 
 @st.composite

@@ -20,11 +20,16 @@ from tests.support.frames import frames_of
 from worker.rounds import RoundConfig
 from worker.transport import Unreachable
 
-NOLOCO = replace(PRESETS["noloco"], inner_steps=5)
+NOLOCO = replace(PRESETS["noloco"], inner_steps=5, consensus=False)
 SLOW = replace(NOLOCO, inner_steps=20)  # a period is longer than a death takes to be noticed
 CONSENSUS = replace(NOLOCO, consensus=True)
 STREAMING = replace(
-    PRESETS["streaming-noloco"], inner_steps=6, fragments=2, overlap_steps=3, codec="bf16"
+    PRESETS["streaming-noloco"],
+    inner_steps=6,
+    fragments=2,
+    overlap_steps=3,
+    codec="bf16",
+    consensus=False,
 )
 PATIENCE_S = RoundConfig().patience_s
 

@@ -2,11 +2,12 @@
 
 `contribute` takes this peer's own rounds to their reducers and back, `reduce` serves the shards
 that this peer reduces; a contribution and its reduction share one stream. `pairs` holds rounds in
-small groups, every two peers on one stream. All of it runs on the
-I/O thread; encoding, averaging and checking run in blocks in `Context.offload`, so that the loop
-keeps its pace.
+small groups, every two peers on one stream; `agreement` is the pass over all that ends a run of
+them. All of it runs on the I/O thread; encoding, averaging and checking run in blocks in
+`Context.offload`, so that the loop keeps its pace.
 """
 
+from worker.exchange.agreement import Agreement
 from worker.exchange.compression import Compression, ExchangeConfig
 from worker.exchange.context import Context, Counts, Offload
 from worker.exchange.contribute import Contributor
@@ -14,6 +15,7 @@ from worker.exchange.pairs import Pairs
 from worker.exchange.reduce import Reducer
 
 __all__ = [
+    "Agreement",
     "Compression",
     "Context",
     "Contributor",

@@ -111,10 +111,11 @@ class Conversation:
             await context.sent(self._stream, message)
 
     async def _until(self, ready: Callable[[], bool]) -> None:
-        while not ready():
-            if self._table.failed:
-                raise _Over
+        while not self._table.failed:
+            if ready():
+                return
             await self._rounds.changed()
+        raise _Over  # even if all that was to be said is there: the partner must not count on it
 
     # ------------------------------------------------------------------------------------ hearing
 

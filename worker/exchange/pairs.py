@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from algorithms.codecs import Codec
 from algorithms.pairing import group_of, membership_epoch
 from algorithms.rounding import contribution_seed
+from algorithms.schedule import Schedule
 from protos import murmuration_pb2 as pb
 from worker import wire
 from worker.exchange.context import Context, Tasks
@@ -36,6 +37,7 @@ class Pairs:
 
     Args:
         context: run, plan, sizes, clock.
+        schedule: of the whole run.
         transport, address_of: how to reach a peer.
         finished: takes each RoundDone and RoundFailed.
         doubt: takes a peer whose stream broke.
@@ -44,12 +46,13 @@ class Pairs:
     def __init__(
         self,
         context: Context,
+        schedule: Schedule,
         transport: Transport,
         address_of: Callable[[str], str | None],
         finished: Callable[[RoundDone | RoundFailed], None],
         doubt: Callable[[str], None],
     ) -> None:
-        self.context, self.tasks = context, Tasks()
+        self.context, self._schedule, self.tasks = context, schedule, Tasks()
         self._transport, self._address_of = transport, address_of
         self._finished, self._doubt = finished, doubt
         self._view = View()
@@ -85,6 +88,8 @@ class Pairs:
             if table.round < oldest or skipped:
                 self._leave(table)
         self._over = {k for k in self._over if k[0] != fragment or k[1] >= oldest}
+        if state.version >= self._schedule.rounds(fragment):
+            return
         anchor = await self._encoded(self._codec(ANCHOR), state.anchor, None)
         if self._rounds[fragment] == state.version:
             self._lay(fragment, state.version, {ANCHOR: anchor})
@@ -109,18 +114,16 @@ class Pairs:
         if plan.error_feedback:
             table.error = wire.encoding_error(codec, payload.raw, begin.values)
         table.own[CONTRIBUTION], table.weight = payload, context.weight(begin.weight)
-        now = context.clock()
-        transfer_s = context.config.transfer_s(sum(len(each.raw) for each in table.own.values()))
-        table.began = now
+        table.began = context.clock()
         table.meeting = Meeting(
             context.me,
             table.group,
             self._view,
             context.config,
-            patience_until=now + context.config.patience_s,
-            deadline=now + context.config.patience_s + transfer_s + context.config.slack_s,
             fragment=begin.fragment,
             round_=begin.round,
+            began_at=table.began,
+            payload_bytes=sum(len(each.raw) for each in table.own.values()),
         )
         for event in table.seen(context.me):
             self.step(table, event)
@@ -203,11 +206,12 @@ class Pairs:
 
     async def _call(self, table: Table, peer: str, attempt: int) -> None:
         """Reaches a partner: once, or until the partner knows as well that the round has succeeded
-        if it has succeeded here."""
+        if it has succeeded here. One that is held for gone may come back."""
         event = await self._try(table, peer, attempt)
-        while isinstance(event, machine.Broken) and table.succeeded and self._view.live(peer):
+        while isinstance(event, machine.Broken) and table.succeeded:
             await asyncio.sleep(self.context.config.retry_s)
-            event = await self._try(table, peer, attempt)
+            if self._view.live(peer):
+                event = await self._try(table, peer, attempt)
         if table.streams.get(peer) is asyncio.current_task():
             del table.streams[peer]
         if event is not None:

@@ -5,10 +5,15 @@ What arrives on it is staged. A peer that holds the values of all its partners s
 round succeeds for it when all of them have said so too. A stream that breaks is opened again and
 goes on where it was; a peer for which the round has succeeded keeps what it sent, and repeats it.
 
-What no protocol between two can settle remains: a peer that said it holds everything, and hears
-nothing more until the limit, cannot know whether its partner has applied the round. It gives the
-round up and keeps its local parameters. The partner may have moved; then the two are a little
-further apart than they would be, which later rounds make good. Nobody else waits for either.
+A peer that has said so no longer knows whether the others have applied the round. From then on no
+rumour that a partner is gone ends it at once, only one that stands for as long as this peer is
+patient. A partner that is cut off and trusted is called for twice that long. Else it waits until no
+partner can stage any more: nobody does so at its deadline or later, and a partner's deadline is
+later than this peer's by as much as it came later.
+
+What no protocol between two can settle remains: its partner may have heard the last word and have
+applied the round. Then the two are a little further apart than they would be, which later rounds
+make good. Nobody else waits for either.
 """
 
 import math
@@ -127,15 +132,20 @@ Action = Open | Stage | Doubt | Succeeded | Failed
 
 @dataclass
 class _Partner:
-    met: bool = False
+    met_at: float = math.inf
     received: bool = False
     staged: bool = False
     open: bool = False
     broken_at: float = math.inf  # and nothing has come since
+    gone_at: float = math.inf  # by membership; and nothing has come since
     attempt: int = 0
     retry_at: float = 0.0
     heard_at: float = -math.inf
     reason: str = ""
+
+    @property
+    def met(self) -> bool:
+        return self.met_at < math.inf
 
 
 class Meeting:
@@ -144,10 +154,12 @@ class Meeting:
     Args:
         me: this peer.
         group: the peers of the round, this one included; alone it succeeds at once.
-        patience_until: monotonic time (s) until which a partner that has not come is waited for,
-            and longer while it is heard of.
-        deadline: monotonic time (s) at which the round is given up.
         fragment, round_: which round it is.
+        began_at: monotonic time (s) at which this peer has come to it.
+        payload_bytes: what goes to each partner.
+
+    A partner that has not come is waited for until `patience_until`, and longer while it is heard
+    of. From `deadline` on nothing is staged; who has not staged by then gives the round up.
     """
 
     def __init__(
@@ -157,15 +169,16 @@ class Meeting:
         view: View,
         config: RoundConfig,
         *,
-        patience_until: float,
-        deadline: float,
-        fragment: int = 0,
-        round_: int = 0,
+        fragment: int,
+        round_: int,
+        began_at: float,
+        payload_bytes: int,
     ) -> None:
         self.me, self.group = me, tuple(group)
         self.fragment, self.round = fragment, round_
         self._view, self._config = view, config
-        self._patience_until, self._deadline = patience_until, deadline
+        self._round_s = config.patience_s + config.transfer_s(payload_bytes) + config.slack_s
+        self.patience_until, self.deadline = began_at + config.patience_s, began_at + self._round_s
         self._partners = {peer: _Partner() for peer in self.group if peer != me}
         self._staged = self._ended = False
 
@@ -183,13 +196,13 @@ class Meeting:
             case Viewed(view):
                 self._view = view
             case Met(peer):
-                self._heard(peer)
+                self._come(peer, now)
             case Heard(peer):
-                self._partners[peer].heard_at, self._partners[peer].broken_at = now, math.inf
+                self._heard(peer).heard_at = now
             case Received(peer):
-                self._heard(peer).received = True
+                self._come(peer, now).received = True
             case PartnerStaged(peer):
-                self._heard(peer).staged = True
+                self._come(peer, now).staged = True
             case Broken(peer, attempt, reason):
                 partner = self._partners[peer]
                 if attempt == partner.attempt:
@@ -198,18 +211,23 @@ class Meeting:
                     partner.retry_at = now + self._config.retry_s
                     actions.append(Doubt(peer))
             case Declined(peer, reason):
-                return [self._fail(f"{peer} declines: {reason}")]
+                # What has staged counts, even if it lost patience then: others may have applied it.
+                if not (self._staged and self._partners[peer].staged):
+                    return [self._fail(f"{peer} declines: {reason}")]
             case GivenUp(reason):
                 return [self._fail(reason)]
             case Tick():
                 pass
-        if not self._staged and all(p.received for p in self._partners.values()):
+        self._note_gone(now)
+        complete = all(p.received for p in self._partners.values())
+        if not self._staged and complete and (now < self.deadline or not self._partners):
             self._staged = True
             if self._partners:
                 actions.append(Stage())
         if self._staged and not self.waiting_for:
             self._ended = True
-            return [*actions, Succeeded()]
+            # Some may still miss this peer's word, and would wait for a stream in vain.
+            return [*actions, *self._open_streams(math.inf), Succeeded()]
         if hopeless := self._hopeless(now):
             return [*actions, self._fail(hopeless)]
         return actions + self._open_streams(now)
@@ -218,44 +236,70 @@ class Meeting:
 
     def _heard(self, peer: str) -> _Partner:
         partner = self._partners[peer]
-        partner.met, partner.broken_at = True, math.inf
+        partner.broken_at = partner.gone_at = math.inf
         return partner
 
-    def _is_cut_off(self, peer: str, now: float) -> bool:
-        """Whether the stream has been broken for longer than this peer is patient: for half of that
-        if the partner is in doubt as well, so that who waits next does not wait in vain."""
-        if self._partners[peer].staged:
-            return False
-        patience_s = self._config.patience_s
+    def _come(self, peer: str, now: float) -> _Partner:
+        partner = self._heard(peer)
+        partner.met_at = min(partner.met_at, now)
+        return partner
+
+    def _note_gone(self, now: float) -> None:
+        for peer, partner in self._partners.items():
+            partner.gone_at = math.inf if self._view.live(peer) else min(partner.gone_at, now)
+
+    def _lost(self, peer: str, now: float) -> str | None:
+        """Why the partner is not expected back, if it is not.
+
+        One that is cut off is waited for as long as one that has not come, half as long if it is in
+        doubt as well, so that who waits next does not wait in vain. It may have applied the round
+        once this peer has staged: then doubt alone is not enough, and the lack of it counts more.
+        """
+        partner, patience_s = self._partners[peer], self._config.patience_s
+        if partner.staged:
+            return None
+        if now - partner.gone_at >= (patience_s if self._staged else 0.0):
+            return f"{peer} is gone"
         if not self._view.usable(peer):
-            patience_s /= 2
-        return now - self._partners[peer].broken_at >= patience_s
+            cut_off_s = patience_s / 2
+        else:
+            cut_off_s = 2 * patience_s if self._staged else patience_s
+        if partner.met and now - partner.broken_at >= cut_off_s:
+            return f"{partner.reason}, and it has not come back"
+        return None
 
     def _hopeless(self, now: float) -> str | None:
         """Why waiting any longer is no use, if it is not."""
         for peer, partner in sorted(self._partners.items()):
-            if not partner.staged and not self._view.live(peer):
-                return f"{peer} is gone"
-            if partner.met and self._is_cut_off(peer, now):
-                return f"{partner.reason}, and it has not come back"
-            if not partner.met and not self._view.usable(peer):
+            if lost := self._lost(peer, now):
+                return lost
+            if partner.met:
+                continue
+            if not self._view.usable(peer):
                 return f"{peer} does not answer"
-            if not partner.met and not self._view.will_contribute(peer, self.fragment, self.round):
+            if not self._view.will_contribute(peer, self.fragment, self.round):
                 return f"{peer} is past this round"
-            patient_until = max(self._patience_until, partner.heard_at + self._config.patience_s)
-            if not partner.met and now >= patient_until:
+            if now >= max(self.patience_until, partner.heard_at + self._config.patience_s):
                 return f"{peer} has not come to the round in time"
-        if now < self._deadline:
+        if now < self._limit():
             return None
         reasons = {p.reason for p in self._partners.values() if not p.staged and p.reason}
         return "; ".join(["the round's deadline has passed", *sorted(reasons)])
+
+    def _limit(self) -> float:
+        """When the round is given up: who has staged waits until no partner can stage any more, and
+        its word is here."""
+        if not self._staged:
+            return self.deadline
+        came_at = max(partner.met_at for partner in self._partners.values())
+        return max(self.patience_until, came_at) + self._round_s + self._config.retry_s
 
     def _open_streams(self, now: float) -> list[Action]:
         """To the partners that it falls to this peer to call."""
         actions: list[Action] = []
         for peer, partner in sorted(self._partners.items()):
-            done = partner.received and partner.staged
-            if peer > self.me and not partner.open and not done and now >= partner.retry_at:
+            # One that has said everything may still miss this peer's word.
+            if peer > self.me and not partner.open and now >= partner.retry_at:
                 partner.open, partner.attempt = True, partner.attempt + 1
                 actions.append(Open(peer, partner.attempt))
         return actions

@@ -49,6 +49,7 @@ class PairPeer(Peer):
         self._seats: dict[int, Table] = {}  # by stream
         self._callers: list[tuple[Stream, int, Group]] = []  # for rounds that are still to come
         self._over: set[int] = set()
+        self._watched: set[Table] = set()
 
     def start(self) -> None:
         """From the beginning of the run."""
@@ -69,29 +70,22 @@ class PairPeer(Peer):
 
     def begin(self) -> None:
         self._catch_up()
-        group = self.swarm.group(self.number, self.round)
         table = self._tables.get(self.round)
-        if table is None or table.group != group:
-            if table is not None:
-                self._leave(table)
+        if table is None or table.group != self.swarm.group(self.number, self.round):
             table = self._lay(self.round)
         table.values[self.me] = (self.anchor - self.local, self.anchor)
-        config, now = self.swarm.config, self.now
-        transfer_s = config.transfer_s(sum(self._sizes.values()))
-        patience_until = now + config.patience_s
-        deadline = patience_until + transfer_s + config.slack_s
         table.meeting = Meeting(
             self.me,
             table.group,
             self.swarm.view(self.number),
-            config,
-            patience_until=patience_until,
-            deadline=deadline,
+            self.swarm.config,
             fragment=0,
             round_=self.round,
+            began_at=self.now,
+            payload_bytes=sum(self._sizes.values()),
         )
-        self._look_at(patience_until, table)
-        self.at(deadline, lambda: self._step(table, machine.Tick()))
+        self._look_at(table.meeting.patience_until, table)
+        self.at(table.meeting.deadline, lambda: self._watch(table))
         self._tell_what_was_before(table)
         self._step(table, machine.Tick())
         self._say_all(table)
@@ -112,9 +106,8 @@ class PairPeer(Peer):
         """Where most have gone on without this peer, it goes on where they are."""
         if not self.swarm.may_be_left_behind(self.number, self.round):
             return
-        mine = (Digest(self.round, 0, 0),)
-        round_ = step_of_the_others(mine, self.swarm.cards(self.number))
-        if round_ is not None:
+        mine, others = (Digest(self.round, 0, 0),), self.swarm.cards(self.number)
+        if (round_ := step_of_the_others(mine, others)) is not None:
             self.round = min(round_, self.swarm.scenario.rounds - 1)
             self._advanced()
 
@@ -150,8 +143,8 @@ class PairPeer(Peer):
             if table.meeting is not None:
                 if not changed.isdisjoint(table.group):
                     self._step(table, machine.Viewed(self.swarm.view(self.number)))
+                    self._watch(table)
             elif table.group != self.swarm.group(self.number, table.round):
-                self._leave(table)
                 self._lay(table.round)
 
     def _step(self, table: Table, event: machine.Event) -> None:
@@ -190,6 +183,21 @@ class PairPeer(Peer):
 
         self.at(time_s, look)
 
+    def _watch(self, table: Table) -> None:
+        """Something is amiss: from now on time alone may end the round, or open a stream again."""
+        if table.meeting is None or table.ended or table in self._watched:
+            return
+        self._watched.add(table)
+
+        def look() -> None:
+            self._step(table, machine.Tick())
+            if table.ended:
+                self._watched.remove(table)
+            else:
+                self.later(self.swarm.config.retry_s, look)
+
+        look()
+
     def _heard(self, table: Table, partner: int) -> None:
         """Bytes of the partner's are arriving. Once it has come to the round that is no news."""
         if table.meeting is not None and not table.ended and partner not in table.met:
@@ -199,6 +207,9 @@ class PairPeer(Peer):
     # -------------------------------------------------------------------------------- the streams
 
     def _lay(self, round_: int) -> Table:
+        """A table for the round in place of an earlier one."""
+        if (earlier := self._tables.get(round_)) is not None:
+            self._leave(earlier)
         table = Table(round_, self.swarm.group(self.number, round_))
         self._tables[round_] = table
         for peer in table.group:
@@ -221,6 +232,10 @@ class PairPeer(Peer):
 
     def _call(self, table: Table, peer: int, attempt: int) -> None:
         if peer in table.streams or table.left:
+            return
+        if table.succeeded and not self.swarm.view(self.number).live(self.swarm.names[peer]):
+            # It may come back, and does not know yet.
+            self.later(self.swarm.config.retry_s, lambda: self._call(table, peer, attempt))
             return
         stream = self.swarm.network.open(self.number, peer, attempt)
         table.streams[peer] = stream
@@ -271,16 +286,13 @@ class PairPeer(Peer):
         table = self._seats.get(stream.number)
         if table is None or not self._rise(table, stream):
             return
-        other, retry_s = stream.other(self.number), self.swarm.config.retry_s
-        name, calls = self.swarm.names[other], stream.caller == self.number
-        if not calls:
-            self._step(table, machine.Broken(name, 0, "a stream broke"))
-        elif not table.succeeded:
-            self._step(table, machine.Broken(name, stream.attempt, "a stream broke"))
-            self.later(retry_s, lambda: self._step(table, machine.Tick()))
-        elif self.swarm.view(self.number).live(name):
-            # Until the partner knows as well.
-            self.later(retry_s, lambda: self._call(table, other, stream.attempt))
+        other, calls = stream.other(self.number), stream.caller == self.number
+        if table.succeeded and calls:
+            self.later(self.swarm.config.retry_s, lambda: self._call(table, other, stream.attempt))
+            return
+        attempt, name = stream.attempt if calls else 0, self.swarm.names[other]
+        self._step(table, machine.Broken(name, attempt, "a stream broke"))
+        self._watch(table)
 
     def closed(self, stream: Stream) -> None:
         """The partner that was called has heard everything, and has ended the stream."""

@@ -1,5 +1,7 @@
 """Whether zstd pays, decided by a clock that the test holds."""
 
+import time
+
 import pytest
 import torch
 
@@ -125,6 +127,18 @@ def test_the_payload_is_the_same_bytes_either_way() -> None:
         payload = compression(mode)[0].payload(INT4, RAW)
         assert payload.raw == RAW
         assert payload.hash == wire.hash64(RAW)
+
+
+def test_a_thread_that_is_held_up_does_not_take_compressing_for_slow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Time that passes while others have the core, or the GIL, is no time of this thread."""
+    monkeypatch.setattr(time, "thread_time", Clock(takes_s=1e-9))
+    monkeypatch.setattr(time, "perf_counter", Clock(takes_s=1.0))
+    monkeypatch.setattr(time, "monotonic", Clock(takes_s=1.0))
+    each = Compression(ExchangeConfig())
+    link_of(each, SAVED_BYTES)
+    assert [compresses(each) for _ in range(5)] == [True] * 5
 
 
 def test_an_empty_shard_is_a_payload_and_measures_nothing() -> None:

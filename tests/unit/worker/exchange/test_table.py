@@ -89,10 +89,10 @@ def begun(table: Table) -> Table:
         table.group,
         View(),
         RoundConfig(),
-        patience_until=1.0,
-        deadline=2.0,
         fragment=table.fragment,
         round_=table.round,
+        began_at=0.0,
+        payload_bytes=0,
     )
     return table
 

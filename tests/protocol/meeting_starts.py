@@ -1,0 +1,39 @@
+"""Rounds in small groups to begin with, for tests of the machine alone."""
+
+from tests.protocol.views import view
+from worker.rounds import Meeting, RoundConfig, View
+from worker.rounds.meeting import Met, Received, Stage, Tick
+
+CONFIG = RoundConfig(patience_s=2.0, retry_s=0.25, slack_s=58.0)
+PATIENCE, DEADLINE = 2.0, 60.0
+LIMIT = DEADLINE + CONFIG.patience_s + CONFIG.retry_s  # for whoever has staged
+
+
+def begin(me: str = "a", group: str = "ab", seen: View | None = None, round_: int = 0) -> Meeting:
+    return Meeting(
+        me,
+        group,
+        view(group) if seen is None else seen,
+        CONFIG,
+        fragment=0,
+        round_=round_,
+        began_at=0.0,
+        payload_bytes=0,
+    )
+
+
+def met(me: str = "a", group: str = "ab") -> Meeting:
+    """Everybody has come."""
+    machine = begin(me, group)
+    machine.step(Tick(), 0.0)
+    for peer in group:
+        if peer != me:
+            machine.step(Met(peer), 0.1)
+    return machine
+
+
+def staged() -> Meeting:
+    """Of a pair; the partner's word is missing."""
+    machine = met()
+    assert machine.step(Received("b"), 1.0) == [Stage()]
+    return machine
