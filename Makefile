@@ -8,7 +8,7 @@ RUN := PATH="$(abspath $(BIN)):$$PATH" PYTHONPATH=. python
 # Two test processes at most: more would only wait for each other on a small machine.
 TEST_PROCESSES ?= 2
 
-.PHONY: help swarm test check fmt proto bench exchange codecs parity baselines losses traffic goodput plan-table sync-time unequal pair-latency stability schedules simulate skippipe-routes skippipe-deadlock skippipe-omission bench-peers compose-test clean
+.PHONY: help swarm test check fmt proto bench exchange codecs parity baselines losses traffic goodput plan-table sync-time unequal pair-latency stability schedules simulate skippipe-routes skippipe-deadlock skippipe-omission schedule stage-times memory bench-peers compose-test clean
 
 help:  ## what there is
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -94,6 +94,15 @@ skippipe-deadlock: $(READY)  ## 10,000 random schedules at memory 1 to 3: none m
 
 skippipe-omission: $(READY)  ## perplexity without some stages, trained full and with skips (long)
 	$(RUN) tests/bench/skippipe_omission.py $(ARGS)
+
+schedule: $(READY)  ## a staged model's iterations with each routing, predicted and drawn: docs/schedule.png
+	$(BIN)/murmur plan --stages 4 --microbatches 6 --forward-ms 100 --activation-bytes 98304 --link "5mbit,delay=100ms; 10mbit,delay=60ms; 20mbit,delay=30ms; 20mbit,delay=40ms; 50mbit,delay=10ms; 50mbit,delay=20ms; 100mbit,delay=5ms; 100mbit,delay=5ms" --plot docs/schedule.png
+
+stage-times: $(READY)  ## iterations of 4 stages x 2 replicas on unequal links, beside their prediction (root)
+	$(RUN) tests/bench/stage_times.py --plot docs/stages.png $(ARGS)
+
+memory: $(READY)  ## memory beyond a plain training process, as multiples of the model
+	$(RUN) tests/bench/memory.py $(ARGS)
 
 # Other systems need other libraries: an environment of their own, with a .gitignore of its own.
 .venv-peers/.ready: tests/bench/peers/requirements.txt

@@ -48,7 +48,8 @@ class Plan:
             With `pairs` NoLoCo's b and a.
         outer_pull: NoLoCo's c, the pull to the group's mean anchor; of use with `pairs` only.
         anchor_codec: wire codec of the anchors, which only pairs exchange.
-        consensus: with `pairs`, one exact mean over everyone's anchors after the last step.
+        consensus: with `pairs`, one exact mean over everyone's anchors after the last step; without
+            it everyone ends with a model of its own. The presets have it.
 
     Raises:
         ValueError: a value or a combination that cannot work, with the fix.
@@ -140,7 +141,7 @@ class Plan:
             if self.consensus:
                 raise ValueError(
                     'consensus is for exchange = "pairs": a mean over all keeps one anchor anyway; '
-                    "leave it out"
+                    "set consensus = false"
                 )
             return
         try:
@@ -207,7 +208,14 @@ _STREAMING = replace(
     codec="e3m0",
     reduction_codec="e3m0",
 )
-_NOLOCO = replace(_DILOCO, exchange="pairs", outer_lr=0.7, outer_momentum=0.5, outer_pull=0.7)
+_NOLOCO = replace(
+    _DILOCO,
+    exchange="pairs",
+    outer_lr=0.7,
+    outer_momentum=0.5,
+    outer_pull=0.7,
+    consensus=True,
+)
 
 PRESETS: dict[str, Plan] = {
     "diloco": _DILOCO,
@@ -221,6 +229,7 @@ PRESETS: dict[str, Plan] = {
         merge_alpha=_STREAMING.merge_alpha,
         codec=_STREAMING.codec,
         anchor_codec="bf16",
+        outer_lr=1.1,
     ),
     "ddp": replace(_DILOCO, inner_steps=1, payload="gradient"),
     "local": replace(_DILOCO, exchange="none"),

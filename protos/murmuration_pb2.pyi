@@ -398,21 +398,27 @@ class VisitUp(_message.Message):
 
     HEADER_FIELD_NUMBER: _builtins.int
     FRAME_FIELD_NUMBER: _builtins.int
+    TAKEN_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def header(self) -> Global___VisitHeader: ...
     @_builtins.property
     def frame(self) -> Global___Frame: ...
+    @_builtins.property
+    def taken(self) -> Global___Taken:
+        """the gradient is here"""
+
     def __init__(
         self,
         *,
         header: Global___VisitHeader | None = ...,
         frame: Global___Frame | None = ...,
+        taken: Global___Taken | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "frame", b"frame", "header", b"header"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "frame", b"frame", "header", b"header", "taken", b"taken"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "frame", b"frame", "header", b"header"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "frame", b"frame", "header", b"header", "taken", b"taken"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["header", "frame"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["header", "frame", "taken"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -506,28 +512,56 @@ class VisitDown(_message.Message):
     GRADIENT_FIELD_NUMBER: _builtins.int
     FRAME_FIELD_NUMBER: _builtins.int
     FAILED_FIELD_NUMBER: _builtins.int
+    TAKEN_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def gradient(self) -> Global___Gradient: ...
     @_builtins.property
     def frame(self) -> Global___Frame: ...
     @_builtins.property
     def failed(self) -> Global___VisitFailed: ...
+    @_builtins.property
+    def taken(self) -> Global___Taken:
+        """the activations are here"""
+
     def __init__(
         self,
         *,
         gradient: Global___Gradient | None = ...,
         frame: Global___Frame | None = ...,
         failed: Global___VisitFailed | None = ...,
+        taken: Global___Taken | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "failed", b"failed", "frame", b"frame", "gradient", b"gradient"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "failed", b"failed", "frame", b"frame", "gradient", b"gradient", "taken", b"taken"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "failed", b"failed", "frame", b"frame", "gradient", b"gradient"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "failed", b"failed", "frame", b"frame", "gradient", b"gradient", "taken", b"taken"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["gradient", "frame", "failed"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["gradient", "frame", "failed", "taken"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
 Global___VisitDown: _TypeAlias = VisitDown  # noqa: Y015
+
+@_typing.final
+class Taken(_message.Message):
+    """Tells the sender how long its message took; nothing else depends on it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WAITED_FIELD_NUMBER: _builtins.int
+    waited: _builtins.bool
+    """not for the link: the receiver had no room, or was not there yet"""
+    def __init__(
+        self,
+        *,
+        waited: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["waited", b"waited"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Taken: _TypeAlias = Taken  # noqa: Y015
 
 @_typing.final
 class Gradient(_message.Message):

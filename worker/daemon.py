@@ -25,6 +25,7 @@ from worker.iothread import IOThread
 from worker.mailbox import Mailbox, Move, Progress, Stop
 from worker.manifest import Manifest, first_difference
 from worker.membership import Card, Health, Phase
+from worker.memory import return_large_blocks
 from worker.node import Node, NodeConfig
 from worker.result import Whole, build_result
 from worker.snapshot import initial_state, restore_trainer, snapshot
@@ -93,6 +94,7 @@ def run_worker(config: Config, options: WorkerOptions) -> int:
     Raises:
         MurmurError, TaskError, TransportError: one line for the user.
     """
+    return_large_blocks()
     while True:
         worker = Worker(config, options)
         code = worker.run()

@@ -108,22 +108,23 @@ def checkpoint_loss(
 
     Args:
         saved: of a whole model.
-        stages: how many to cut the model into; None evaluates it as it is.
-        omitted: stages to leave out; never 0.
+        stages: how many to cut the model into; by default as many as its run had.
+        omitted: stages to leave out.
         split: 'validation', or 'train' for text that the run learned from.
 
     Raises:
         CheckpointError: it does not hold the whole model of its run.
         TaskError: the run's task cannot be loaded here, or not be cut into stages.
-        UsageError: more stages than layers.
+        UsageError: more stages than layers, or a stage to leave out that cannot be.
     """
-    assert set(omitted) <= set(range(1, stages or 1)), "stages that are there, and never stage 0"
     config = Manifest(saved.values["manifest"]).config(str(saved.path))
+    stages = stages or config.stages.count
+    _check_omitted(stages, omitted)
     task = load_task(config.task.name, seed=config.run.seed, options=config.task.options)
     model = task.model()
     _load_anchors(saved, config, model)
     loss = partial(task.loss, model)
-    if stages is not None:
+    if stages > 1:
         if not isinstance(task, Staged):
             raise TaskError(f"task {config.task.name!r} cannot be cut into stages: no stage()")
         try:
@@ -138,6 +139,19 @@ def checkpoint_loss(
     found = mean_loss(task, loss, seed=config.run.seed, split=split)
     assert found is not None, "without a limit it is never cut short"
     return found
+
+
+def _check_omitted(stages: int, omitted: Collection[int]) -> None:
+    """Raises UsageError."""
+    if omitted and stages == 1:
+        raise UsageError("this run had no stages to leave out: say how many, such as --stages 6")
+    for stage in sorted(omitted):
+        if stage == 0:
+            raise UsageError(
+                "stage 0 holds the embedding and the head and cannot be left out: omit others"
+            )
+        if not 0 < stage < stages:
+            raise UsageError(f"no stage {stage} to leave out: there are 0 to {stages - 1}")
 
 
 def _load_anchors(saved: Checkpoint, config: Config, model: nn.Module) -> None:

@@ -115,12 +115,12 @@ class Joining:
             return True
         # None of these is one to take over from: `_take_over` comes first.
         started = [c for c in self._gossip.others if c.live and c.phase is Phase.TRAINING]
-        self._seen_at = min(self._seen_at, self._clock()) if started else math.inf
+        if not started:
+            return False
+        self._seen_at = min(self._seen_at, self._clock())
         as_started = self._digests_with(tuple(sorted(self._gossip.view.joinable())))
-        return (
-            any(card.digests == as_started for card in started)
-            or self._clock() >= self._seen_at + _ALONE_S
-        )
+        known = any(card.digests == as_started for card in started)
+        return known or self._clock() >= self._seen_at + _ALONE_S
 
     async def _try_hints(self, problems: dict[str, str]) -> None:
         known = {card.address for card in self._gossip.cards if card.live}

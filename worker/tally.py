@@ -2,7 +2,9 @@
 
 import heapq
 import math
+import resource
 import statistics
+import sys
 from collections import defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -35,6 +37,7 @@ class Tally:
     rounds_completed: int = 0
     rounds_failed: int = 0
     adoptions: int = 0
+    peak_rss_bytes: int = 0  # of the process, up to the last step
     curve: list[tuple[int, float]] = field(default_factory=list)
     stall_s_by_peer: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     stall_s_by_fragment: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
@@ -97,6 +100,11 @@ class Tally:
             "iteration_p95_s": None if late is None else round(late, 6),
         }
 
+    def trained(self) -> None:
+        """The last step is done: what follows needs memory of its own."""
+        usage = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        self.peak_rss_bytes = usage * (1 if sys.platform == "darwin" else 1024)
+
     def plain(self) -> dict[str, object]:
         """The figures of the result event."""
         return {
@@ -107,6 +115,7 @@ class Tally:
             "rounds_completed": self.rounds_completed,
             "rounds_failed": self.rounds_failed,
             "adoptions": self.adoptions,
+            "peak_rss_bytes": self.peak_rss_bytes,
             "stall_s_by_peer": _rounded(self.stall_s_by_peer),
             "stall_s_by_fragment": _rounded(self.stall_s_by_fragment),
             "longest_stalls": [asdict(stall) for stall in sorted(self._longest, reverse=True)],

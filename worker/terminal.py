@@ -25,8 +25,10 @@ def describe(event: Mapping[str, object]) -> str | None:
             return f"started at step {event['step']} with {names}"
         case "progress" if event.get("state") == "training":
             megabytes = float(str(event.get("bytes_sent", 0))) / 1e6
+            loss = event["loss"]
+            learned = f"loss {loss:.3f}  " if isinstance(loss, float) else ""
             return (
-                f"step {event['step']}/{event['steps']}  loss {event['loss']:.3f}  "
+                f"step {event['step']}/{event['steps']}  {learned}"
                 f"round {event['round']}  sent {megabytes:.1f} MB"
             )
         case "round_failed":

@@ -93,6 +93,8 @@ class Trainer:
         self._gradients = plan.payload == "gradient"
         self.pace = Pace(plan.inner_steps, unequal=plan.dylu)
         self._progress_at = -math.inf
+        self._served = 0  # the latest iteration whose visits this replica has counted
+        self._moved = False  # in the schedule, by another peer's word, since the step began
 
     @property
     def states(self) -> list[FragmentState]:
@@ -119,6 +121,7 @@ class Trainer:
         self._await_start()
         while self.step < self._steps and self.stopped is None:
             self._one_step()
+        self.tally.trained()
         if self.stopped is not None and self.stopped.error is not None:
             raise self.stopped.error
         if not self._exchanges:
@@ -162,12 +165,20 @@ class Trainer:
         if self.tally.first_step_at is None:
             self.tally.first_step_at = started
         in_flight = any(slot.sent is not None and slot.arrived is None for slot in self.slots)
+        self._moved = False
         waited_s = self._serve(self.replica) if isinstance(self.replica, StageReplica) else 0.0
         if self.stopped is not None:
             self.step = before
             return
+        if self._moved:
+            return
+        self._served = max(self._served, self.step)
         gradients = dict(self.replica.backward(self.step))
         backward_s = self._clock() - started - waited_s
+        if isinstance(self.replica, StageReplica):
+            self._event(
+                "iteration", iteration=self.step, visits=self.replica.visits, loss=self._loss
+            )
         if self._gradients and self._exchanges:
             self._average(gradients)
         resumed = self._clock()
@@ -185,16 +196,24 @@ class Trainer:
             self._rounds(before)
         while (message := self._mailbox.poll()) is not None:
             self._take(message)
+        if isinstance(self.replica, StageReplica):
+            self._publish()  # other stages wait for those that are not done with an iteration
         self._report()
         self._checkpoint(self)
 
     def _serve(self, stage: StageReplica) -> float:
-        """Computes for visits until every microbatch of the iteration has come back; returns how
-        long there was nothing to compute (s)."""
+        """Computes for visits until every microbatch of the iteration has come back, or another
+        peer's state was taken over, in which the iteration is done; returns how long there was
+        nothing to compute (s)."""
         waited_s = 0.0
+        if self.step <= self._served:  # back in the schedule: its visits are in a step taken here
+            stage.begin(self.step)
+            return waited_s
         while not (stage.iteration == self.step and stage.over) and self.stopped is None:
             while (message := self._mailbox.poll()) is not None:
                 self._take(message)
+            if self._moved:
+                break
             if stage.iteration != self.step:
                 stage.begin(self.step)
                 self._mailbox.post(Iterating(self.step, stage.gradient_norm))
@@ -395,6 +414,7 @@ class Trainer:
             # All of the other's state belongs to a step of its schedule, even an earlier one than
             # this peer's: else the two would wait for each other's rounds crosswise from now on.
             self.step = adopt.step if self._phase is not Phase.DONE else self.step
+            self._moved = True
             for slot in self.slots:
                 slot.rebase(self.step)
         self._event(
@@ -410,7 +430,7 @@ class Trainer:
         """Goes on where the others are in the schedule; rounds on their way are over for them."""
         if step <= self.step:
             return
-        self.step = min(step, self._steps - 1)
+        self.step, self._moved = min(step, self._steps - 1), True
         for slot in self.slots:
             slot.enter(self._schedule.next_round(slot.fragment.index, self.step))
         self._publish()
@@ -434,6 +454,11 @@ class Trainer:
         states, step_s = tuple(self.states), self.pace.step_s
         self._mailbox.post(Published(self._phase, self.step, entry, states, failed, step_s))
 
+    @property
+    def _loss(self) -> float | None:
+        """None on a stage without a loss of its own."""
+        return None if math.isnan(self.replica.loss) else self.replica.loss
+
     def _event(self, kind: str, **fields: object) -> None:
         self._mailbox.post(Progress({"event": kind, **fields}))
 
@@ -446,7 +471,7 @@ class Trainer:
             "progress",
             step=self.step,
             steps=self._steps,
-            loss=None if math.isnan(self.replica.loss) else self.replica.loss,
+            loss=self._loss,
             round=self.states[0].version,
             state=state,
         )

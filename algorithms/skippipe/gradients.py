@@ -76,6 +76,15 @@ class StageGradients:
             return {}
         return {name: value / self.visits for name, value in self._sums.items()}
 
+    def averaged(self) -> dict[str, torch.Tensor]:
+        """The sums, divided in place by the visits; zeros where nothing visited the stage.
+
+        They are the caller's until `clear`, and nothing may be added before.
+        """
+        for value in self._sums.values():
+            value /= max(1, self.visits)
+        return dict(self._sums)
+
     def clear(self) -> None:
         """Begins the next iteration."""
         self._counted.clear()

@@ -1,16 +1,44 @@
-"""Real workers in pairs, one of them killed."""
+"""Real workers in pairs: where the specification says without faults, and further on with them."""
 
 import signal
+from collections.abc import Mapping
 from pathlib import Path
 
-from tests.support.gate import gate
-from tests.support.workers import QUICK, SMALL, Hashes, running_swarm, settings_of
+import pytest
 
-FAULTY = (
-    *SMALL,
-    *QUICK,
-    *settings_of(run__steps=120, diloco__inner_steps=10, diloco__consensus="true"),
+from tests.support.gate import gate
+from tests.support.reference import reference_hashes
+from tests.support.workers import QUICK, SMALL, Hashes, running_swarm, settings_of
+from worker.config import load_config
+
+
+@pytest.mark.parametrize(
+    ("preset", "extra"),
+    [
+        ("noloco", {}),
+        ("noloco", {"diloco__consensus": "false"}),
+        ("streaming-noloco", {"diloco__overlap_steps": 3}),
+    ],
+    ids=["noloco", "without consensus", "streaming-noloco in 4 bits"],
 )
+def test_four_workers_in_pairs_equal_the_reference(
+    tmp_path: Path, preset: str, extra: Mapping[str, object]
+) -> None:
+    settings = [*SMALL, *settings_of(run__steps=25, run__seed=3, diloco__inner_steps=6, **extra)]
+    with running_swarm(4, tmp_path, "--preset", preset, *settings) as swarm:
+        swarm.start_all()
+        results = swarm.wait()
+        rounds = [event for name in swarm.names for event in swarm.workers[name].of("round")]
+    assert {result["rounds_failed"] for result in results.values()} == {0}
+    consensus = "diloco__consensus" not in extra
+    assert {event["contributors"] for event in rounds} == ({2, 4} if consensus else {2})
+    hashes = {peer: Hashes.of(result) for peer, result in results.items()}
+    assert len(set(hashes.values())) == (1 if consensus else 4)
+    config = load_config(None, settings[1::2], preset)
+    assert hashes == reference_hashes(config, swarm.names)
+
+
+FAULTY = (*SMALL, *QUICK, *settings_of(run__steps=120, diloco__inner_steps=10))
 
 
 def test_survivors_of_a_killed_worker_go_on_and_agree(tmp_path: Path) -> None:
@@ -29,4 +57,25 @@ def test_survivors_of_a_killed_worker_go_on_and_agree(tmp_path: Path) -> None:
             results = swarm.wait("w0", "w1", "w3")
     assert {result["step"] for result in results.values()} == {120}
     assert len({Hashes.of(result) for result in results.values()}) == 1
+    assert sum(result["rounds_failed"] for result in results.values()) <= 1
     assert swarm.workers["w0"].of("round")[-1]["contributors"] == 3
+
+
+def test_a_stopped_worker_holds_up_nobody_and_comes_back(tmp_path: Path) -> None:
+    held = gate(tmp_path, 405)
+    settings = [*FAULTY, *settings_of(run__steps=480), *held.settings]
+    with running_swarm(4, tmp_path, "--preset", "noloco", *settings) as swarm:
+        swarm.start_all()
+        stopped = swarm.workers["w3"]
+        stopped.wait_for_round(3)
+        stopped.send(signal.SIGSTOP)
+        for name in ("w0", "w1", "w2"):
+            swarm.workers[name].wait_for_round(38)
+        stopped.send(signal.SIGCONT)
+        stopped.wait_for(lambda e: e["event"] == "skipped", "where the others are")
+        with held.opened():
+            results = swarm.wait()
+    assert {result["step"] for result in results.values()} == {480}
+    assert len({Hashes.of(result) for result in results.values()}) == 1
+    assert results["w3"]["steps"] < min(results[name]["steps"] for name in ("w0", "w1", "w2"))
+    assert stopped.of("round")[-1]["contributors"] == 4

@@ -8,10 +8,11 @@ import asyncio
 import contextvars
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
+from algorithms.fragments import Fragment
 from tests.protocol.problem import Problem, Synthetic
 from tests.protocol.taps import Tap, TappedTransport
 from tests.protocol.train_side import TrainSide
@@ -37,6 +38,15 @@ async def inline(work: Callable[[], T], /) -> T:
     return work()
 
 
+@dataclass(frozen=True)
+class Held:
+    """What a peer trains, the fragments of it, and which stage of the model that is."""
+
+    replica: Any
+    fragments: Sequence[Fragment]
+    stage: int = 0
+
+
 @dataclass
 class Peer:
     """One worker of the swarm."""
@@ -47,7 +57,7 @@ class Peer:
     node: Node
     train: TrainSide
     trainer: Trainer
-    replica: Synthetic
+    replica: Any
     events: list[Event] = field(default_factory=list)
     task: asyncio.Task[None] | None = None
     killed: bool = False
@@ -150,13 +160,15 @@ class Swarm:
         context = in_peer(address)
         transport = TappedTransport(self.network, address, context, lambda: self.tap, self._lag_s)
         train = TrainSide(self.loop, context)
-        replica = Synthetic(problem, name, train.computes)
+        held = self.part(problem, name, train)
         events: list[Event] = []
         node = Node(
-            node=NodeConfig(peer=name, joins=tuple(via), min_peers=min_peers, wait_s=60.0),
+            node=NodeConfig(
+                peer=name, joins=tuple(via), min_peers=min_peers, wait_s=60.0, stage=held.stage
+            ),
             config=problem.config,
             manifest=problem.manifest,
-            elements=[fragment.elements for fragment in problem.fragments],
+            elements=[fragment.elements for fragment in held.fragments],
             transport=transport,
             mailbox=train,
             offload=inline,
@@ -164,10 +176,10 @@ class Swarm:
             clock=self.loop.time,
         )
         node.lag = Punctual(self.loop.time)
-        states = [initial_state(problem.plan, f, replica.parameters) for f in problem.fragments]
+        states = [initial_state(problem.plan, f, held.replica.parameters) for f in held.fragments]
         trainer = Trainer(
-            replica=replica,
-            fragments=problem.fragments,
+            replica=held.replica,
+            fragments=held.fragments,
             plan=problem.plan,
             steps=problem.steps,
             states=states,
@@ -176,7 +188,7 @@ class Swarm:
             checkpoint=lambda _: None,
             clock=self.loop.time,
         )
-        peer = Peer(name, address, transport, node, train, trainer, replica, events)
+        peer = Peer(name, address, transport, node, train, trainer, held.replica, events)
         self.peers[name] = peer
 
         def work() -> None:
@@ -189,6 +201,10 @@ class Swarm:
         train.start(work, node.deliver)
         peer.task = self.loop.create_task(self._run(peer), context=context.copy())
         return peer
+
+    def part(self, problem: Problem, name: str, train: TrainSide) -> Held:
+        """What a peer is to hold of the model."""
+        return Held(Synthetic(problem, name, train.computes), problem.fragments)
 
     async def _run(self, peer: Peer) -> None:
         """As the daemon's I/O thread does."""
@@ -301,7 +317,8 @@ class Punctual(LagMonitor):
 def _agreed(node: Node) -> bool:
     """Whether everyone here is done and has what this peer has."""
     return all(
-        card.phase is Phase.DONE and card.digests == node.gossip.me.digests
+        card.phase is Phase.DONE
+        and (card.digests == node.gossip.me.digests or card.stage != node.gossip.me.stage)
         for card in node.gossip.others
         if card.live and card.phase is not Phase.STARTING
     )

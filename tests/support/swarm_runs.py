@@ -11,10 +11,19 @@ from typing import Any
 Report = dict[str, Any]
 
 
-def run_swarm(*args: str) -> Report:
+def worker_results(out: Path) -> list[Report]:
+    """What each worker has left of a run in its folder, by name."""
+    return [json.loads(path.read_text()) for path in sorted(out.glob("*/result.json"))]
+
+
+def run_swarm(*args: str, out: Path | None = None) -> Report:
     """Runs a local swarm to its end and returns its report; what it prints goes to stderr.
 
     One torch thread a worker, so that runs with other numbers of workers compare.
+
+    Args:
+        args: of `murmur swarm`.
+        out: where the run's folder goes; None removes it.
 
     Raises:
         SystemExit: it failed.
@@ -22,9 +31,9 @@ def run_swarm(*args: str) -> Report:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "report.json"
         command = [sys.executable, "-m", "worker.cli", "swarm"]
-        out = ["--out", str(Path(folder) / "run"), "--json", str(path)]
+        where = ["--out", str(out or Path(folder) / "run"), "--json", str(path)]
         env = {**os.environ, "OMP_NUM_THREADS": "1"}
-        done = subprocess.run([*command, *out, *args], stdout=sys.stderr, env=env, check=False)
+        done = subprocess.run([*command, *where, *args], stdout=sys.stderr, env=env, check=False)
         if done.returncode != 0:
             raise SystemExit(f"murmur swarm {' '.join(args)} exited with {done.returncode}")
         report: Report = json.loads(path.read_text())

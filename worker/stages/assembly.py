@@ -98,7 +98,7 @@ def assemble(run: Path, out: Path) -> Path:
     missing = [str(stage) for stage in range(config.stages.count) if stage not in newest]
     if missing:
         raise CheckpointError(f"{run}: no checkpoint of stage {', '.join(missing)}")
-    if any(saved.values["manifest"] != plain for saved in newest.values()):
+    if any(Manifest(s.values["manifest"]).run != manifest.run for s in newest.values()):
         raise CheckpointError(f"{run}: checkpoints of several runs; name the folder of one")
     task = load_task(config.task.name, seed=config.run.seed, options=config.task.options)
     anchors = {

@@ -1,7 +1,10 @@
 """A visit asked of another peer: activations there, their gradient back."""
 
+from contextlib import suppress
+
 from protos import murmuration_pb2 as pb
 from worker import wire
+from worker.exchange.context import Tasks
 from worker.membership import Card
 from worker.stages.context import StageContext
 from worker.stages.errors import Dropped, Elsewhere
@@ -12,9 +15,17 @@ from worker.wire.visits import visit_header
 
 
 async def call_visit(
-    context: StageContext, card: Card, visit: Visit, values: memoryview, measuring: Measuring
+    context: StageContext,
+    card: Card,
+    visit: Visit,
+    values: memoryview,
+    measuring: Measuring,
+    thanks: Tasks,
 ) -> Back:
     """Returns the gradient of `values` (encoded), however long the rest of the route takes.
+
+    Args:
+        thanks: where a last message goes out in the background.
 
     Raises:
         TransportError, WireError, Elsewhere: not by this peer; another may.
@@ -23,21 +34,35 @@ async def call_visit(
     payload = wire.Payload.of(values)
     stream = context.transport.open(card.address, "Data/Visit")
     try:
+        began = context.clock()
         await stream.send(visit_header(visit, context.run, context.codec, payload))
         for message, _, _ in wire.payload_messages(pb.VisitUp, payload):
             await stream.send(message)
-        await stream.done()
-        header = await _header(stream, len(values))
-        began = context.clock()
-        back = await _gradient(stream, header)
-        measuring.arrived(card.peer, len(values), context.clock() - began)
-        return back
+        first = await _message(stream)
+        if first.HasField("taken"):
+            if not first.taken.waited:
+                measuring.sent(card.peer, len(values), context.clock() - began)
+            first = await _message(stream)
+        back = await _gradient(stream, _header(first, len(values)))
+    except BaseException:
+        stream.cancel()
+        raise
+    thanks.spawn(_end(stream))
+    return back
+
+
+async def _end(stream: Stream) -> None:
+    """Says that the gradient is here. A link that breaks now takes nothing away any more."""
+    try:
+        with suppress(TransportError):
+            await stream.send(pb.VisitUp(taken=pb.Taken()).SerializeToString())
+            await stream.done()
+            await stream.receive()
     finally:
         stream.cancel()
 
 
-async def _header(stream: Stream, expected_bytes: int) -> pb.Gradient:
-    first = await _message(stream)
+def _header(first: pb.VisitDown, expected_bytes: int) -> pb.Gradient:
     if first.HasField("failed"):
         raise (Elsewhere if first.failed.elsewhere else Dropped)(first.failed.reason)
     header = first.gradient

@@ -24,8 +24,8 @@ class Counting:
         self._missed_since: dict[str, float] = {}
 
     def begin(self, iteration: int) -> None:
-        """This peer goes on to an iteration; earlier ones are forgotten."""
-        self.iteration = iteration
+        """This peer goes on to an iteration, or back to one; earlier ones are forgotten."""
+        self.iteration, self.ended = iteration, min(self.ended, iteration - 1)
         self._missed_since.clear()
         self._mine = {key: mine for key, mine in self._mine.items() if key[0] >= iteration}
         self._told = {key: told for key, told in self._told.items() if key[0] >= iteration}
@@ -49,17 +49,17 @@ class Counting:
         Args:
             origins: the cards of all replicas of stage 0, gone or not.
         """
-        someone = discard = False
+        someone = discard = waits = False
         for card in origins:
             mine = self._mine.get((self.iteration, card.peer), set())
             told = self._told.get((self.iteration, card.peer))
             if told is not None:
                 someone, discard = True, discard or told != mine
-            elif self._has_gone_on(card, now):
+            elif self._has_gone_on(card, bool(mine), now):
                 someone, discard = True, discard or bool(mine)
-            elif self._has_a_say(card):
-                return None
-        if not someone:
+            else:
+                waits = waits or self._has_a_say(card)
+        if waits or not someone:
             return None
         self.ended = self.iteration
         return IterationOver(self.iteration, discard)
@@ -71,10 +71,13 @@ class Counting:
             return card.live and card.step + 1 >= self.iteration
         return card.live and card.phase in (Phase.TRAINING, Phase.DONE)
 
-    def _has_gone_on(self, card: Card, now: float) -> bool:
-        """Whether the origin is further than this iteration, and its last word on it is lost."""
+    def _has_gone_on(self, card: Card, counted: bool, now: float) -> bool:
+        """Whether the origin is further than this iteration, and its last word on it is lost; or
+        of no use, where nothing of it was counted."""
         if any(i > self.iteration and origin == card.peer for i, origin in self._told):
             return True
         if card.step < self.iteration:
             return False
+        if not counted:
+            return True
         return now - self._missed_since.setdefault(card.peer, now) >= _PATIENCE_S

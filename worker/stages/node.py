@@ -58,7 +58,6 @@ class StageNode:
         self._origin = Origin(
             context, self._desk, self.room, self.counting, self._onward, self.schedule
         )
-        self._over = 0
         self._probed = self._moved = False
         self._moving = Moving(context.me, context.config.count)
         self._tasks = Tasks()
@@ -102,12 +101,11 @@ class StageNode:
     def tick(self) -> None:
         """Looks whether the iteration is over, and whether there is something to tell."""
         context, counting = self.context, self.counting
-        if counting.iteration > self._over:
+        if counting.iteration > counting.ended:
             origins = [card for card in context.cards() if card.stage == 0]
             if context.stage == 0:
                 origins = [card for card in origins if card.peer == context.me]
             if over := counting.over(origins, context.clock()):
-                self._over = over.iteration
                 self._serving.over(over.iteration)
                 if over.discard:
                     context.counts.discarded += 1
@@ -133,10 +131,11 @@ class StageNode:
                 await context.transport.call(
                     card.address, "Control/Measure", request, _PROBE_LIMIT_S
                 )
-                self.measuring.probed(card.peer, _PROBE_BYTES, context.clock() - began)
+                self.measuring.sent(card.peer, _PROBE_BYTES, context.clock() - began)
 
     async def close(self) -> None:
         await self._tasks.close()
         await self.schedule.close()
         await self._origin.close()
         await self._serving.close()
+        await self._onward.close()

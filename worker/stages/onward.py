@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import replace
 
 from worker import wire
+from worker.exchange.context import Tasks
 from worker.stages.calls import call_visit
 from worker.stages.context import StageContext
 from worker.stages.errors import Dropped, Elsewhere
@@ -17,7 +18,11 @@ class Onward:
 
     def __init__(self, context: StageContext, measuring: Measuring) -> None:
         self._context, self._measuring = context, measuring
+        self._thanks = Tasks()
         self._gone: dict[str, asyncio.Event] = {}
+
+    async def close(self) -> None:
+        await self._thanks.close()
 
     def viewed(self) -> None:
         """The swarm has changed: who waits for a peer that is gone waits no longer."""
@@ -83,7 +88,7 @@ class Onward:
             raise Unreachable(f"{peer} is gone")
         gone = asyncio.ensure_future(self._gone.setdefault(peer, asyncio.Event()).wait())
         call = asyncio.ensure_future(
-            call_visit(self._context, card, visit, values, self._measuring)
+            call_visit(self._context, card, visit, values, self._measuring, self._thanks)
         )
         try:
             await asyncio.wait({call, gone}, return_when=asyncio.FIRST_COMPLETED)

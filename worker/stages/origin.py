@@ -7,7 +7,7 @@ from protos import murmuration_pb2 as pb
 from worker import wire
 from worker.exchange.context import Tasks
 from worker.mailbox import Job
-from worker.stages.context import StageContext
+from worker.stages.context import StageContext, serves
 from worker.stages.counting import Counting
 from worker.stages.desk import Desk, given
 from worker.stages.errors import Dropped
@@ -50,6 +50,7 @@ class Origin:
         await self._tasks.close()
 
     async def _iterate(self, iteration: int) -> None:
+        await self._someone_serves()
         routes, schedule = self._schedule.routes(iteration)
         count = self._context.config.microbatches
         paths = await asyncio.gather(
@@ -67,6 +68,15 @@ class Origin:
                 self._counting.counted(iteration, self._context.me, microbatch)
         done = [n for n, path in enumerate(paths) if path is not None]
         self._counting.finished(iteration, self._context.me, done)
+
+    async def _someone_serves(self) -> None:
+        """Waits while there is no other stage: stage 0 by itself would learn to be a model."""
+        told = False
+        while not any(card.stage > 0 and serves(card) for card in self._context.cards()):
+            if not told:
+                self._context.log({"event": "warning", "text": "no other stage is served: waiting"})
+            told = True
+            await asyncio.sleep(_AGAIN_S)
 
     async def _microbatch(
         self, iteration: int, number: int, rest: tuple[Hop, ...], schedule: int

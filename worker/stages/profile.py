@@ -13,7 +13,7 @@ import msgpack
 
 _FORGET = 0.2  # how much a new computing time counts against those before
 _REMEMBERED = 20  # round trips, of which the shortest is the link's, and rates
-_UPPER = 0.8  # of the rates seen, the one to go by: a link that others used as well was slower
+_UPPER = 0.8  # of the rates seen, the one to go by: other messages share the link now and then
 _CHANGE = 1.25
 _NEWS_S = 2.0
 _MOST_RATE = 1.25e9  # bytes/s: what arrives at once says nothing more
@@ -25,8 +25,7 @@ class Profile:
 
     Attributes:
         latency_s: one way, by peer.
-        rate_bytes_per_s: of what arrives from each peer.
-        sent_bytes_per_s: of probes sent to each peer, for want of traffic.
+        rate_bytes_per_s: of what is sent to each peer.
         forward_s, backward_s, loss_s: of a visit here.
         visit_bytes: of the activations of a microbatch, encoded.
         memory: how many visits fit here at once.
@@ -35,7 +34,6 @@ class Profile:
 
     latency_s: Mapping[str, float] = field(default_factory=dict)
     rate_bytes_per_s: Mapping[str, float] = field(default_factory=dict)
-    sent_bytes_per_s: Mapping[str, float] = field(default_factory=dict)
     forward_s: float = 0.0
     backward_s: float = 0.0
     loss_s: float = 0.0
@@ -55,7 +53,6 @@ class Profile:
             return cls(
                 latency_s=_numbers(plain.get("latency_s", {})),
                 rate_bytes_per_s=_numbers(plain.get("rate_bytes_per_s", {})),
-                sent_bytes_per_s=_numbers(plain.get("sent_bytes_per_s", {})),
                 forward_s=_number(plain.get("forward_s", 0.0)),
                 backward_s=_number(plain.get("backward_s", 0.0)),
                 loss_s=_number(plain.get("loss_s", 0.0)),
@@ -78,8 +75,7 @@ class Measuring:
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
         self._round_trips: dict[str, deque[float]] = {}
-        self._arrived: dict[str, deque[float]] = {}
-        self._sent: dict[str, float] = {}
+        self._rates: dict[str, deque[float]] = {}
         self._times: dict[str, float] = {}
         self._visit_bytes = 0
         self.gradient_norm = 0.0  # told along with the rest, and no news by itself
@@ -89,14 +85,10 @@ class Measuring:
         """A small call and its answer."""
         _remember(self._round_trips, peer, seconds)
 
-    def arrived(self, peer: str, size: int, seconds: float) -> None:
-        """So many bytes came from the peer in one go, nothing else being waited for."""
-        _remember(self._arrived, peer, min(_MOST_RATE, size / max(seconds, 1e-9)))
-
-    def probed(self, peer: str, size: int, seconds: float) -> None:
-        """A probe of so many bytes and its answer took so long."""
+    def sent(self, peer: str, size: int, seconds: float) -> None:
+        """So many bytes went to the peer, and it has said so; `seconds` has both ways in it."""
         trip_s = min(self._round_trips.get(peer, (0.0,)))
-        self._sent[peer] = min(_MOST_RATE, size / max(seconds - trip_s, 1e-9))
+        _remember(self._rates, peer, min(_MOST_RATE, size / max(seconds - trip_s, 1e-9)))
 
     def computed(self, what: str, seconds: float) -> None:
         """`what`: forward_s, backward_s or loss_s."""
@@ -119,8 +111,7 @@ class Measuring:
             return None
         now = Profile(
             latency_s={p: _rounded(min(trips) / 2) for p, trips in self._round_trips.items()},
-            rate_bytes_per_s={p: _rounded(_upper(rates)) for p, rates in self._arrived.items()},
-            sent_bytes_per_s={p: _rounded(rate) for p, rate in self._sent.items()},
+            rate_bytes_per_s={p: _rounded(_upper(rates)) for p, rates in self._rates.items()},
             **{what: _rounded(seconds) for what, seconds in self._times.items()},
             visit_bytes=self._visit_bytes,
             memory=self._memory,
@@ -136,7 +127,6 @@ def _differs(told: Profile, now: Profile) -> bool:
     pairs = [
         *((told.latency_s.get(p, 0.0), s) for p, s in now.latency_s.items() if s > 1e-3),
         *((told.rate_bytes_per_s.get(p, 0.0), r) for p, r in now.rate_bytes_per_s.items()),
-        *((told.sent_bytes_per_s.get(p, 0.0), r) for p, r in now.sent_bytes_per_s.items()),
         *((getattr(told, n), getattr(now, n)) for n in ("forward_s", "backward_s", "loss_s")),
         (told.visit_bytes, now.visit_bytes),
         (told.memory, now.memory),

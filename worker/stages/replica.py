@@ -124,9 +124,10 @@ class StageReplica(Replica):
                 self._outer.clear()
         self.visits = self._inner.visits
         self.loss = statistics.fmean(self._losses) if self._losses else math.nan
-        mean = {name: torch.zeros_like(p) for name, p in self.parameters.items()}
-        for part in (self._inner, self._outer):
-            for name, value in part.mean().items() if part is not None else ():
+        # The sums are given away, not copied: the next iteration begins with zeros in their place.
+        mean = self._inner.averaged()
+        if self._outer is not None:
+            for name, value in self._outer.averaged().items():
                 mean[name] += value
         self.gradient_norm = math.sqrt(sum(float(g.square().sum()) for g in mean.values()))
         return mean

@@ -16,7 +16,7 @@ import xxhash
 from algorithms.skippipe.cost import BACKWARD_RATIO, LOSS_RATIO, Costs, Links
 from algorithms.skippipe.pipeline import Pipeline
 from algorithms.skippipe.prediction import origins_in_turns
-from algorithms.skippipe.route import Route, Rules
+from algorithms.skippipe.route import MAX_JUMP, Route, Rules
 from algorithms.skippipe.routing import PRESETS, random
 from algorithms.skippipe.search import search_routes
 from worker.exchange import Offload
@@ -203,16 +203,9 @@ def _filled(seconds: Sequence[float], usual_s: float) -> list[float]:
 
 
 def links_of(peers: Sequence[str], profiles: Sequence[Profile]) -> Links:
-    """Both ends measure a latency, and the shorter one is the link's; a rate is that of what has
-    arrived, or else of a probe."""
+    """Both ends measure a latency, and the shorter one is the link's; a rate is the sender's."""
     known_s = [s for profile in profiles for s in profile.latency_s.values()]
-    rates = [
-        rate
-        for profile in profiles
-        for kind in (profile.rate_bytes_per_s, profile.sent_bytes_per_s)
-        for rate in kind.values()
-        if rate
-    ]
+    rates = [rate for profile in profiles for rate in profile.rate_bytes_per_s.values() if rate]
     usual_s = statistics.median(known_s) if known_s else 0.0
     usual_rate = statistics.median(rates) if rates else _USUAL_RATE
     count = len(peers)
@@ -226,18 +219,13 @@ def links_of(peers: Sequence[str], profiles: Sequence[Profile]) -> Links:
             ]
             if told:
                 latency_s[i, j] = min(told)
-            rate[i, j] = (
-                profiles[j].rate_bytes_per_s.get(sender)
-                or profiles[i].sent_bytes_per_s.get(receiver)
-                or usual_rate
-            )
+            rate[i, j] = profiles[i].rate_bytes_per_s.get(receiver) or usual_rate
     return Links(latency_s=latency_s, rate_bytes_per_s=rate)
 
 
 def planned_rules(config: StagesConfig, table: Table, iteration: int) -> Rules:
     """The iteration's rules, for the stages that have a replica."""
-    rules = config.rules(iteration)
-    missing = config.count - len(table.stages)
-    return Rules(
-        stages=len(table.stages), visited=max(1, min(len(table.stages), rules.visited - missing))
-    )
+    stages = len(table.stages)
+    skipped = config.count - config.rules(iteration).visited
+    fewest = 1 + -(-(stages - 1) // MAX_JUMP)  # what is left may be too little to skip as much
+    return Rules(stages=stages, visited=max(fewest, stages - skipped))

@@ -68,9 +68,13 @@ class Serving:
             await stream.send(visit_failed(str(error), elsewhere=True))
         else:
             payload = wire.Payload.of(back.gradient)
+            began = context.clock()
             await stream.send(gradient_header(payload, back.path))
             for message, _, _ in wire.payload_messages(pb.VisitDown, payload):
                 await stream.send(message)
+            if await stream.receive():  # it is taken
+                seconds = context.clock() - began
+                self._measuring.sent(visit.sender, len(payload.raw), seconds)
 
     async def begin(self, iteration: int) -> None:
         """The train thread goes on to this iteration: what is left of others is of no use."""
@@ -113,9 +117,8 @@ class Serving:
             try:
                 began = self._context.clock()
                 values = await self._arrived(header, stream)
-                if began - came < _AT_ONCE_S:  # else what is read was here already
-                    seconds = self._context.clock() - began
-                    self._measuring.arrived(visit.sender, header.total_bytes, seconds)
+                taken = pb.Taken(waited=began - came > _AT_ONCE_S)
+                await stream.send(pb.VisitDown(taken=taken).SerializeToString())
                 self._refuse_late(visit)
             except BaseException:
                 self._room.give(size)

@@ -104,13 +104,14 @@ def test_what_pairs_need_is_free_for_others() -> None:
 
 def test_the_presets_in_pairs_are_settings_of_the_same_engine() -> None:
     noloco, streaming = PRESETS["noloco"], PRESETS["streaming-noloco"]
-    assert (noloco.exchange, noloco.group_size, noloco.consensus) == ("pairs", 2, False)
-    assert replace(noloco, exchange="mean", outer_lr=0.9, outer_momentum=0.6) == PRESETS["diloco"]
+    assert (noloco.exchange, noloco.group_size, noloco.consensus) == ("pairs", 2, True)
+    over_all = replace(noloco, exchange="mean", consensus=False)
+    assert replace(over_all, outer_lr=0.9, outer_momentum=0.6) == PRESETS["diloco"]
     assert (streaming.codec, streaming.anchor_codec, streaming.fragments) == ("e3m0", "bf16", 0)
     assert streaming.overlap_steps == PRESETS["streaming"].overlap_steps > 0
 
 
 def test_the_consensus_is_an_exact_mean() -> None:
-    plan = replace(PRESETS["streaming-noloco"], consensus=True).consensus_plan
+    plan = PRESETS["streaming-noloco"].consensus_plan
     assert (plan.exchange, plan.codec, plan.reduction_codec) == ("mean", "fp32", "fp32")
     assert plan.error_feedback is False

@@ -2,7 +2,13 @@ import io
 
 from rich.console import Console
 
-from coordinator.progress import LiveProgress, PlainProgress, progress_for, summary
+from coordinator.progress import (
+    LiveProgress,
+    PlainProgress,
+    progress_for,
+    progress_table,
+    summary,
+)
 from coordinator.records import Record
 
 
@@ -69,3 +75,14 @@ def test_a_terminal_gets_a_table_and_keeps_the_notes() -> None:
 
 def test_elsewhere_plain_lines() -> None:
     assert isinstance(progress_for(Console(file=io.StringIO()), 0.0), PlainProgress)
+
+
+def test_the_table_has_a_column_for_stages_when_the_model_is_cut() -> None:
+    def header(cut: bool) -> list[str]:
+        shown = records()
+        if cut:
+            shown[1].apply({"event": "progress", "step": 241, "stage": 1}, 12.0)
+        return [str(column.header) for column in progress_table(shown, 12.0, 0.0).columns]
+
+    assert header(cut=True)[:3] == ["worker", "stage", "step"]
+    assert "stage" not in header(cut=False)

@@ -180,3 +180,14 @@ def test_the_status_document(result_event) -> None:
             "heard_s_ago": pytest.approx(2.0),
         }
     ]
+
+
+def test_members_are_shown_with_their_stage_when_there_are_several() -> None:
+    registry = Registry()
+    for stage in range(2):
+        request = call(f"w{stage}")
+        request.card.stage = stage
+        registry.introduce(request, 0.0)
+    members = registry.status(0.0)["members"]
+    assert isinstance(members, list)
+    assert [(row["peer"], row["stage"]) for row in members] == [("w0", 0), ("w1", 1)]

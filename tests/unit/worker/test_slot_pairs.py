@@ -92,11 +92,36 @@ def test_the_schedule_says_which_round_is_next() -> None:
 
 
 def test_agreeing_takes_the_mean_of_all_anchors_and_no_momentum() -> None:
-    slot = slot_at(replace(PAIRS, consensus=True), ANCHOR)
+    slot = slot_at(PAIRS, ANCHOR)
     end(slot, met(0, [4.0] * 4, [12.0] * 4), send(slot, LOCAL))
-    mean = values(1.0, 2.0, 3.0, 4.0)
-    local = slot.agree(RoundDone(0, 1, mean, 4, GROUP, ()))
+    sent = slot.send_anchor(1, step=9)
+    assert (sent.round, sent.step, sent.values) == (1, 9, slot.state.anchor)
+    mean, everyone = values(1.0, 2.0, 3.0, 4.0), (*GROUP, "z")
+    local = slot.agree(RoundDone(0, 1, mean, 4, everyone, ()))
     assert local.tolist() == slot.state.anchor.tolist() == [1, 2, 3, 4]
     assert slot.state.momentum.tolist() == [0] * 4
     assert (slot.state.version, slot.sent, slot.spread) == (2, None, 0.0)
-    assert slot.state.hash == state_hash(slot.state.anchor, slot.state.momentum, GROUP)
+    assert (slot.state.contributors, slot.state.group) == (4, everyone)
+    assert slot.state.hash == state_hash(slot.state.anchor, slot.state.momentum, everyone)
+
+
+def test_whose_pass_has_failed_keeps_its_anchor_until_it_takes_that_of_the_others() -> None:
+    slot = slot_at(PAIRS, ANCHOR)
+    before = slot.state
+    sent = slot.send_anchor(3, step=9)
+    assert slot.fail(sent, failed(3, counted=((0, 2),)), LOCAL) is None
+    assert slot.failed
+    assert slot.state == replace(before, version=3)
+    theirs = replace(before, version=4, anchor=ANCHOR + 1)
+    assert slot.adopt(theirs, LOCAL, keep=True).tolist() == (LOCAL + 1).tolist()
+    assert slot.state is theirs
+    assert not slot.failed
+
+
+def test_a_pass_that_another_state_supersedes_leaves_nothing_over() -> None:
+    slot = slot_at(PAIRS, ANCHOR)
+    slot.send_anchor(3, step=9)
+    slot.take(RoundDone(0, 3, ANCHOR, 4, GROUP, ()))
+    assert slot.give_up(4, LOCAL) is LOCAL
+    theirs = replace(slot.state, version=4, anchor=ANCHOR + 1)
+    assert slot.adopt(theirs, LOCAL, keep=True).tolist() == (LOCAL + 1).tolist()

@@ -82,3 +82,12 @@ def test_utilization_is_compute_over_the_time_from_the_first_step_to_the_last() 
     assert tally.compute_utilization == pytest.approx(0.75)
     tally.last_step_at = 100.0
     assert tally.compute_utilization == 0.0
+
+
+def test_iterations_go_from_one_inner_step_to_the_next_waits_included() -> None:
+    tally = Tally(first_step_at=10.0)
+    for ended in (11.0, 13.0, 14.0, *range(15, 31), 40.0):  # 18 of a second, one of 2, one of 10
+        tally.last_step_at = float(ended)
+        tally.stepped(0.25, in_flight=False)
+    assert tally.iterations() == {"iteration_s": 1.0, "iteration_p95_s": 2.0}
+    assert Tally().iterations() == {"iteration_s": None, "iteration_p95_s": None}

@@ -59,7 +59,8 @@ def test_it_holds_the_run_wide_settings_and_every_tensor() -> None:
     document = manifest().document
     assert document["protocol"] == PROTOCOL
     assert document["tensors"] == {"model.layers.0.w": [3, 4], "embed": [256, 3], "s": []}
-    assert set(document) == {"protocol", "run", "task", "inner", "diloco", "tensors", "advice"}
+    sections = {"run", "task", "inner", "stages", "diloco"}
+    assert set(document) == {"protocol", *sections, "tensors", "advice"}
 
 
 def test_peers_may_differ_in_what_is_advice() -> None:
@@ -71,6 +72,9 @@ def test_peers_may_differ_in_what_is_advice() -> None:
     own = join_config(there.sections, None, ["diloco.overlap_steps=3"], "there")
     assert own.plan.overlap_steps == 3
     assert Manifest.of(own, SCHEMA).run == there.run
+    roomy = manifest("stages.memory_mib=128.0")
+    assert roomy.run == here.run
+    assert roomy.config("there").stages.memory_mib == 128.0
 
 
 def test_a_codec_of_another_version_is_refused_with_what_to_do() -> None:

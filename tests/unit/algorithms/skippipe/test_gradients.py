@@ -34,6 +34,21 @@ def test_the_mean_divides_by_the_visits_and_counts_each_microbatch_once(
         torch.testing.assert_close(value, wanted, rtol=1e-5, atol=1e-6)
 
 
+def test_sums_are_divided_in_place_and_begin_again_at_zero() -> None:
+    total = StageGradients(SHAPES)
+    assert not any(value.any() for value in total.averaged().values())
+    for microbatch in (1, 2, 2):
+        total.add(microbatch, gradients(microbatch))
+    wanted = total.mean()
+    averaged = total.averaged()
+    for name, value in averaged.items():
+        torch.testing.assert_close(value, wanted[name])
+        assert value is total.sums[name]
+    total.clear()
+    assert total.visits == 0
+    assert not any(value.any() for value in averaged.values())
+
+
 def test_replicas_of_a_stage_merge_into_one_mean() -> None:
     here, there = StageGradients(SHAPES), StageGradients(SHAPES)
     here.add(1, gradients(1))

@@ -1,0 +1,170 @@
+"""Memory that the presets take beyond a plain training loop, as multiples of the model.
+
+    python tests/bench/memory.py [--workers 2] [--inner-steps 6] [--preset NAME ...]
+
+Real workers train a decoder of two sizes. The peak of a process (VmHWM) is read before the last
+batch, so without the checkpoint that follows, and once more when it has ended. What libraries and
+allocators take does not grow with the model: the difference between the two sizes, over that
+between their parameters in fp32, is what counts. A plain loop holds the model, its gradients and
+AdamW's moments: 4, and what autograd and the allocator add. Writes a Markdown table.
+"""
+
+import argparse
+import multiprocessing
+import os
+import re
+import tempfile
+from pathlib import Path
+from statistics import mean
+
+import torch
+from torch import Tensor, nn
+
+from tests.support.workers import running_swarm, settings_of
+from worker.inner import InnerConfig, Replica
+from worker.tasks import Cursor
+from worker.tasks.llama_bytes import LlamaBytes
+from worker.tasks.task import Batch
+
+PRESETS = ("local", "diloco", "streaming")
+LAYERS = (4, 12)  # the smaller has a layer for each of four fragments
+_CONTEXT_BYTES, _BATCH_SIZE = 32, 2  # activations of no size
+_PERIODS = 2
+
+
+class Measured(LlamaBytes):
+    """The built-in task; notes the peak in a file named after the process before a batch."""
+
+    def __init__(self, *, seed: int, notes: str, last_step: int, **options: object) -> None:
+        super().__init__(seed=seed, **options)  # type: ignore[arg-type]
+        self._notes, self._last_step, self._losses = Path(notes), last_step, 0
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        self._losses += 1
+        if self._losses == self._last_step:
+            (self._notes / str(os.getpid())).write_text(str(peak_bytes()))
+        return super().loss(model, batch)
+
+
+def peak_bytes() -> int:
+    """The largest resident size that this process has had."""
+    status = Path("/proc/self/status").read_text()
+    found = re.search(r"VmHWM:\s+(\d+) kB", status)
+    assert found is not None, status
+    return 1024 * int(found[1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--inner-steps", type=int, default=6)
+    parser.add_argument("--preset", nargs="*", choices=PRESETS, default=PRESETS)
+    options = parser.parse_args()
+    steps = _PERIODS * options.inner_steps + options.inner_steps // 2
+    sizes = [parameter_bytes(layers) for layers in LAYERS]
+    print(
+        f"{options.workers} workers, models of {' and '.join(f'{s / 1e6:.0f}' for s in sizes)} MB\n"
+        "\n| process | peak of each | times the model | beyond plain | with the last checkpoint |\n"
+        "| --- | --- | --- | --- | --- |"
+    )
+    plain: float | None = None
+    for preset in ("plain", *options.preset):
+        peaks = [
+            peaks_of(preset, layers, steps, options.workers, options.inner_steps)
+            for layers in LAYERS
+        ]
+        training, whole = (
+            (peaks[1][kind] - peaks[0][kind]) / (sizes[1] - sizes[0]) for kind in (0, 1)
+        )
+        plain = training if plain is None else plain
+        each = " and ".join(f"{training_bytes / 1e6:.0f}" for training_bytes, _ in peaks)
+        last = "-" if preset == "plain" else f"{whole:.2f}"
+        print(
+            f"| {preset} | {each} MB | {training:.2f} | {training - plain:.2f} | {last} |",
+            flush=True,
+        )
+
+
+def options_of(layers: int) -> dict[str, object]:
+    """Of the task."""
+    architecture = {
+        "hidden_size": 384,
+        "intermediate_size": 1024,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 8,
+    }
+    return {
+        "context_bytes": _CONTEXT_BYTES,
+        "batch_size": _BATCH_SIZE,
+        "architecture": architecture,
+    }
+
+
+def parameter_bytes(layers: int) -> int:
+    """Of the model in fp32."""
+    task = LlamaBytes(seed=0, **options_of(layers))  # type: ignore[arg-type]
+    return 4 * sum(parameter.numel() for parameter in task.model().parameters())
+
+
+def peaks_of(
+    preset: str, layers: int, steps: int, workers: int, inner_steps: int
+) -> tuple[float, float]:
+    """(peak before the last batch, peak of the whole life) in bytes, means over the workers."""
+    with tempfile.TemporaryDirectory() as folder:
+        notes = Path(folder) / "notes"
+        notes.mkdir()
+        if preset == "plain":
+            process = multiprocessing.get_context("spawn").Process(
+                target=train_plainly, args=(str(notes), layers, steps)
+            )
+            process.start()
+            process.join()
+            whole = 0.0
+        else:
+            whole = train_workers(preset, notes, layers, steps, workers, inner_steps)
+        training = mean(int(note.read_text()) for note in notes.iterdir())
+    return training, whole
+
+
+def train_plainly(notes: str, layers: int, steps: int) -> None:
+    """A process of its own: the same steps with nothing around them."""
+    torch.set_num_threads(1)
+    task = Measured(seed=0, notes=notes, last_step=steps, **options_of(layers))
+    replica = Replica(task, task.model(), InnerConfig(), Cursor(seed=0, stream="plain"), steps)
+    for step in range(1, steps + 1):
+        replica.inner_step(step, replica.backward(step))
+
+
+def train_workers(
+    preset: str, notes: Path, layers: int, steps: int, workers: int, inner_steps: int
+) -> float:
+    """Trains a swarm to its end; returns the mean of the peaks of its processes' whole lives."""
+    options = options_of(layers)
+    architecture = options.pop("architecture")
+    assert isinstance(architecture, dict)
+    settings = settings_of(
+        **{f"task__{key}": value for key, value in options.items()},
+        task__name='"tests.bench.memory:Measured"',
+        task__notes=f'"{notes}"',
+        task__last_step=steps,
+        task__architecture=f"{{{', '.join(f'{k}={v}' for k, v in architecture.items())}}}",
+        run__steps=steps,
+        checkpoint__every_s=3600,
+    )
+    if preset != "local":
+        settings += settings_of(diloco__inner_steps=inner_steps)
+    if preset.startswith("streaming"):
+        settings += settings_of(diloco__overlap_steps=1)
+    with running_swarm(workers, notes.parent / "out", "--preset", preset, *settings) as swarm:
+        swarm.start_all()
+        wholes = []
+        for name, worker in swarm.workers.items():
+            _, status, usage = os.wait4(worker.process.pid, 0)
+            assert status == 0, f"{name} ended with {status}: {worker.errors}"
+            wholes.append(1024 * usage.ru_maxrss)
+    return mean(wholes)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+"""A model in stages, as `murmur swarm` trains it: one model at the end, also without a replica."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from tests.support.gate import Gate
+from tests.support.workers import PATIENCE_S, settings_of
+from worker.cli import cli
+
+SMALL = (
+    "--stages", "3", "--replicas", "2", "--inner-steps", "2",
+    *settings_of(
+        task__batch_size=2,
+        task__context_bytes=32,
+        task__architecture="{hidden_size=32, intermediate_size=64, num_hidden_layers=3, "
+        "num_attention_heads=2, num_key_value_heads=2}",
+        stages__microbatches=4,
+        stages__activations="fp32",
+    ),
+)  # fmt: skip
+
+
+@contextmanager
+def swarm(out: Path, *args: str) -> Iterator["subprocess.Popen[str]"]:
+    """A swarm that is gone afterwards, whatever happens."""
+    command = [sys.executable, "-m", "worker.cli", "swarm", *SMALL, "--out", str(out), *args]
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        start_new_session=True,
+    )
+    try:
+        assert process.stdout is not None
+        with process.stdout:
+            yield process
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait(PATIENCE_S)
+
+
+def ended(process: "subprocess.Popen[str]", out: Path) -> tuple[dict[str, Any], str]:
+    """The report of a swarm that ends in good order, and what it printed until then."""
+    assert process.stdout is not None
+    text = process.stdout.read()
+    assert process.wait(PATIENCE_S) == 0, text
+    report: dict[str, Any] = json.loads((out / "report.json").read_text())
+    return report, text
+
+
+def murmur(*args: str) -> str:
+    """What a command prints, run in this process."""
+    done = CliRunner().invoke(cli, args, catch_exceptions=False, standalone_mode=False)
+    assert done.exit_code == 0
+    return done.stdout
+
+
+def hashes(report: dict[str, Any], stage: int) -> set[tuple[str, str]]:
+    """Of the anchors and momenta that the replicas of a stage reported."""
+    peers = [peer for peer in report["peers"] if peer["stage"] == stage]
+    return {(p["anchor_hash"], p["momentum_hash"]) for p in peers if p["anchor_hash"]}
+
+
+def listening(out: Path, name: str) -> dict[str, Any]:
+    """A worker's first word: its address and process."""
+    event: dict[str, Any] = json.loads((out / name / "events.jsonl").read_text().splitlines()[0])
+    assert event["event"] == "listening"
+    return event
+
+
+def test_three_stages_of_two_replicas_make_one_model(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with swarm(out, "--steps", "4") as process:
+        report, text = ended(process, out)
+    assert [peer["stage"] for peer in report["peers"]] == [0, 1, 2, 0, 1, 2]
+    assert [peer["exit_code"] for peer in report["peers"]] == [0] * 6
+    assert [len(hashes(report, stage)) for stage in range(3)] == [1, 1, 1]
+    assert len({each for stage in range(3) for each in hashes(report, stage)}) == 3
+    assert report["hashes_agree"]
+    assert report["params"] == 2 * 256 * 32 + 32 + 3 * (4 * 32 * 32 + 3 * 32 * 64 + 2 * 32)
+    assert "equal within each of 3 stages, bit for bit" in text
+    assert report["rounds_completed"] == 2
+    stages = report["stages"]
+    # Two origins, 4 iterations, 4 microbatches, 3 stages; and all of them came back.
+    assert stages["counts"]["visits"] == 2 * 4 * 4 * 3
+    assert {key: stages["counts"][key] for key in ("rerouted", "skipped", "dropped")} == {
+        "rerouted": 0,
+        "skipped": 0,
+        "dropped": 0,
+    }
+    visit_bytes = 4 * 2 * 32 * 32  # fp32 of (B, T, D)
+    # To each of the next two stages and to the loss, and as much of gradients back.
+    sent = 2 * 4 * 4 * 2 * 3 * visit_bytes / (6 * 4)
+    assert stages["visit_bytes_per_iteration"] == pytest.approx(sent, rel=0.1)
+    assert 0 < stages["in_flight_peak_bytes"] <= stages["in_flight_limit_bytes"]
+    assert 0 < stages["iteration_s"] <= stages["iteration_p95_s"]
+    whole = Path(report["checkpoint"])
+    assert whole.parent == out / "w0" / "assembled"
+    loss = f"validation loss {report['val_loss']:.4f}"
+    assert loss in murmur("evaluate", str(out))
+    assert murmur("generate", str(out), "def ", "--bytes", "20").startswith("def ")
+    again = Path(murmur("assemble", str(out)).strip())
+    assert again == out / "assembled" / whole.name
+    assert loss in murmur("evaluate", str(again))
+
+
+def test_a_killed_replica_is_gone_round(tmp_path: Path) -> None:
+    out, fifo = tmp_path / "run", tmp_path / "gate"
+    os.mkfifo(fifo)
+    settings = settings_of(
+        task__name='"tests.support.gated_stages:GatedStages"',
+        task__gate=f'"{fifo}"',
+        task__gate_layer=1,
+        task__gate_call=10,
+    )
+    held = Gate(fifo, tuple(settings))
+    with swarm(out, "--steps", "6", *held.settings) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if "starts training" in line:
+                break
+        status = json.loads(murmur("status", listening(out, "w0")["address"], "--json"))
+        assert {row["peer"]: row["stage"] for row in status["members"]} == {
+            "w0": 0, "w1": 1, "w2": 2, "w3": 0, "w4": 1, "w5": 2,
+        }  # fmt: skip
+        os.kill(listening(out, "w4")["pid"], signal.SIGKILL)
+        with held.opened():
+            report, text = ended(process, out)
+            evaluated = murmur("evaluate", str(out))
+    codes = {peer["peer"]: peer["exit_code"] for peer in report["peers"]}
+    assert codes == {"w0": 0, "w1": 0, "w2": 0, "w3": 0, "w4": -signal.SIGKILL, "w5": 0}
+    assert [len(hashes(report, stage)) for stage in range(3)] == [1, 1, 1]
+    assert report["hashes_agree"]
+    assert {peer["step"] for peer in report["peers"] if peer["exit_code"] == 0} == {6}
+    assert report["stages"]["counts"]["rerouted"] > 0
+    assert re.search(r"microbatches +\d+ visits? re-routed to another replica", text)
+    assert f"validation loss {report['val_loss']:.4f}" in evaluated

@@ -1,0 +1,395 @@
+"""A swarm whose peers hold a stage each of a tiny Llama, on the virtual clock.
+
+A peer is named by its stage and a letter: "0a" is an origin, "2b" a replica of stage 2.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from algorithms.codecs import codec_by_name
+from algorithms.fragments import Fragment, TensorSpec, partition
+from algorithms.plan import PRESETS, Plan
+from tests.protocol.swarm import Held, Peer, Swarm
+from tests.protocol.train_side import TrainSide
+from tests.protocol.virtual_time import VirtualLoop
+from worker.config import Config, RunConfig
+from worker.exchange import ExchangeConfig
+from worker.inner import InnerConfig, Replica
+from worker.mailbox import Job, StageWork
+from worker.manifest import Manifest
+from worker.membership import MembershipConfig
+from worker.rounds import RoundConfig
+from worker.stages import StagesConfig
+from worker.stages.part import Part, part_of
+from worker.stages.replica import StageReplica
+from worker.stages.visit import Key
+from worker.tasks import Cursor, Task
+from worker.tasks.llama_bytes import LlamaBytes
+
+BATCH, CONTEXT, HIDDEN = 1, 12, 16
+ACTIVATION_BYTES = 4 * BATCH * CONTEXT * HIDDEN  # of a microbatch, as fp32
+HELD_BYTES = 3 * ACTIVATION_BYTES  # by a visit
+_MIB = 1 << 20
+_FORWARDS = {Job.ENTER: 1.0, Job.FORWARD: 1.0, Job.LOSS: 0.25, Job.BACKWARD: 2.0, Job.LEAVE: 2.0}
+
+Origins = Mapping[str, frozenset[int]]  # microbatches, by where they began
+
+
+class _Tiny(LlamaBytes):
+    """Knows its sizes by heart: every peer asks for them."""
+
+    @cached_property
+    def _layers(self) -> list[int]:
+        return super().layer_sizes()
+
+    @cached_property
+    def _outer(self) -> int:
+        return super().outer_size()
+
+    def layer_sizes(self) -> list[int]:
+        return self._layers
+
+    def outer_size(self) -> int:
+        return self._outer
+
+
+@lru_cache(maxsize=8)
+def _task(layers: int, seed: int) -> LlamaBytes:
+    architecture = {
+        "hidden_size": HIDDEN,
+        "intermediate_size": 24,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+    }
+    return _Tiny(
+        seed=seed,
+        text=str(Path(__file__)),
+        batch_size=BATCH,
+        context_bytes=CONTEXT,
+        architecture=architecture,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StagedProblem:
+    """What all peers of a run in stages share.
+
+    Args:
+        forward_s: virtual seconds of a visit's forward, by peer; 0.01 where none is given.
+        limits: how many visits fit on a peer; many where none is given.
+    """
+
+    count: int = 4
+    routing: str = "full"
+    skip: float = 0.0
+    microbatches: int = 4
+    layers: int = 4
+    steps: int = 4
+    plan: Plan = PRESETS["ddp"]
+    activations: str = "fp32"
+    inner: InnerConfig = field(
+        default_factory=lambda: InnerConfig(lr=1e-2, warmup_steps=2, clip=0.0)
+    )
+    forward_s: Mapping[str, float] = field(default_factory=dict)
+    limits: int = 1000
+    seed: int = 0
+
+    @property
+    def config(self) -> Config:
+        return Config(
+            run=RunConfig(seed=self.seed, steps=self.steps),
+            inner=self.inner,
+            stages=StagesConfig(
+                count=self.count,
+                routing=self.routing,
+                skip=self.skip,
+                microbatches=self.microbatches,
+                activations=self.activations,
+                rebuild=False,
+                memory_mib=self.limits * HELD_BYTES / _MIB,
+            ),
+            plan=self.plan,
+            rounds=RoundConfig(),
+            exchange=ExchangeConfig(compression="never"),
+            membership=MembershipConfig(),
+        )
+
+    @property
+    def task(self) -> LlamaBytes:
+        return _task(self.layers, self.seed)
+
+    @cached_property
+    def manifest(self) -> Manifest:
+        return Manifest.of(self.config, part_of(self.task, self.config, 0).whole)
+
+    def cursor(self, peer: str) -> Cursor:
+        return Cursor(seed=self.seed, stream=peer)
+
+    def fragments(self, part: Part) -> tuple[Fragment, ...]:
+        named = part.module.named_parameters()
+        schema = [TensorSpec(name, tuple(values.shape)) for name, values in named]
+        plan = self.config.plan
+        return partition(schema, plan.fragments, plan.pattern)
+
+
+@dataclass(frozen=True)
+class Iterated:
+    """One iteration of a stage's replica: what was counted, and the mean gradient that it gave."""
+
+    iteration: int
+    at_s: float
+    counted: frozenset[int]
+    gradient: Mapping[str, Tensor]
+    discarded: bool
+
+
+class TimedStage(StageReplica):
+    """A stage whose jobs take virtual time, and which remembers its iterations."""
+
+    def __init__(
+        self,
+        *args: Any,
+        forward_s: float,
+        computes: Callable[[float], None],
+        clock: Callable[[], float],
+        **named: Any,
+    ) -> None:
+        super().__init__(*args, clock=clock, **named)
+        self._forward_s, self._computes, self._time = forward_s, computes, clock
+        self.iterations: list[Iterated] = []
+        self.jobs: Counter[tuple[Job, int, int]] = Counter()  # kind, iteration, microbatch
+        self.begun = 0
+
+    def begin(self, iteration: int) -> None:
+        self.begun += 1
+        super().begin(iteration)
+
+    def backward(self, step: int) -> Mapping[str, Tensor]:
+        discarded = self._over is not None and self._over.discard
+        counted = frozenset() if discarded else self._inner.counted
+        mean = super().backward(step)
+        told = Iterated(
+            step,
+            self._time(),
+            counted,
+            {name: value.clone() for name, value in mean.items()},
+            discarded,
+        )
+        self.iterations.append(told)
+        return mean
+
+    def _do(self, work: StageWork) -> tuple[memoryview | None, tuple[int, ...]]:
+        self._computes(_FORWARDS[work.job] * self._forward_s)
+        self.jobs[work.job, work.iteration, work.microbatch] += 1
+        return super()._do(work)
+
+
+class StageSwarm(Swarm):
+    """Real nodes and trainers, each of a stage."""
+
+    problem: StagedProblem  # type: ignore[assignment]
+
+    def __init__(self, problem: StagedProblem, delay_s: float = 0.002) -> None:
+        super().__init__(problem, delay_s)  # type: ignore[arg-type]
+
+    def part(self, problem: Any, name: str, train: TrainSide) -> Held:
+        config, stage = problem.config, stage_of(name)
+        part = part_of(problem.task, config, stage)
+        loop = self.loop
+        assert isinstance(loop, VirtualLoop)
+        replica = TimedStage(
+            problem.task,
+            part.module,
+            config.inner,
+            problem.cursor(name),
+            problem.steps,
+            codec=codec_by_name(config.stages.activations),
+            microbatches=config.stages.microbatches if stage == 0 else 0,
+            answer=train.post,
+            forward_s=problem.forward_s.get(name, 0.01),
+            computes=train.computes,
+            clock=loop.time,
+        )
+        return Held(replica, problem.fragments(part), stage)
+
+    async def start_all(self, replicas: int | Mapping[int, int] = 1) -> None:
+        """So many replicas of each stage, or as many as `replicas` says by stage."""
+        counts = (
+            replicas
+            if isinstance(replicas, Mapping)
+            else dict.fromkeys(range(self.problem.count), replicas)
+        )
+        await self.start(
+            *(f"{stage}{'abcdef'[n]}" for stage, count in counts.items() for n in range(count))
+        )
+
+    async def reached(self, iteration: int, limit_s: float = 60.0) -> None:
+        """Until every peer that lives has begun that iteration."""
+        await self.until(lambda: min(p.trainer.step for p in self.alive) >= iteration, limit_s)
+
+    # ------------------------------------------------------------------------------- outcomes
+
+    def of_stage(self, stage: int) -> list[Peer]:
+        """All that have ever served it, gone or not."""
+        return [peer for peer in self.peers.values() if stage_of(peer.name) == stage]
+
+    def counted(self, stage: int, iteration: int) -> Counter[tuple[str, int]]:
+        """How often each microbatch is in the gradients of a stage's replicas, as (origin, n)."""
+        found: Counter[tuple[str, int]] = Counter()
+        for peer in self.of_stage(stage):
+            for told in peer.replica.iterations:
+                if told.iteration == iteration:
+                    found.update(self._named(peer, told.counted))
+        return found
+
+    def assert_counted_once(self) -> None:
+        """No microbatch is twice in the gradients of a stage, whatever has happened."""
+        for stage in range(self.problem.count):
+            for iteration in range(1, self.problem.steps + 1):
+                twice = {m: n for m, n in self.counted(stage, iteration).items() if n > 1}
+                assert not twice, (stage, iteration, twice)
+
+    def assert_accounted(self) -> None:
+        """Every microbatch of an origin that lives has come back or was said to be dropped; and
+        each stage has counted those that have come back, or it is said why not."""
+        self.assert_counted_once()
+        for origin in self.of_stage(0):
+            for told in () if origin.killed else origin.replica.iterations:
+                dropped = {
+                    event["microbatch"]
+                    for event in origin.of_kind("dropped")
+                    if event["iteration"] == told.iteration
+                }
+                done = set(told.counted)
+                assert not done & dropped, (origin.name, told.iteration)
+                assert done | dropped == set(range(self.problem.microbatches)), origin.name
+                for stage in range(1, self.problem.count):
+                    self._assert_explained(stage, told.iteration, origin.name, done)
+
+    def _assert_explained(self, stage: int, iteration: int, origin: str, done: set[int]) -> None:
+        counted = {n for name, n in self.counted(stage, iteration) if name == origin}
+        where = (stage, iteration, origin)
+        assert counted <= done, where
+        replicas = self.of_stage(stage)
+        left_out = any(
+            told.discarded
+            for p in replicas
+            for told in p.replica.iterations
+            if told.iteration == iteration
+        )
+        died = any(p.killed and p.trainer.step == iteration for p in replicas)
+        gone = all(p.killed and p.trainer.step <= iteration for p in replicas)
+        for microbatch in done - counted if not (left_out or died or gone) else ():
+            assert self.was_skipped(stage, iteration, origin, microbatch), (*where, microbatch)
+
+    def was_skipped(self, stage: int, iteration: int, origin: str, microbatch: int) -> bool:
+        """Whether a peer has said so; no stage without a replica is planned with."""
+        return any(
+            (event["stage"], event["iteration"], event["origin"], event["microbatch"])
+            == (stage, iteration, origin, microbatch)
+            and event["instead"] is None
+            for peer in self.peers.values()
+            for event in peer.of_kind("rerouted")
+        )
+
+    def durations(self, name: str) -> list[float]:
+        """Of a peer's iterations, from the second on (s)."""
+        ends = [told.at_s for told in self[name].replica.iterations]
+        return [after - before for before, after in pairwise(ends)]
+
+    def assert_stages_agree(self) -> None:
+        """All replicas of a stage that live hold the same anchors and momenta."""
+        for stage in range(self.problem.count):
+            alive = [peer for peer in self.of_stage(stage) if not peer.killed]
+            assert len({(peer.versions, peer.outer_hash) for peer in alive}) == 1, stage
+
+    def whole(self) -> dict[str, Tensor]:
+        """The parameters of the first living replica of each stage."""
+        found: dict[str, Tensor] = {}
+        for stage in range(self.problem.count):
+            alive = [peer for peer in self.of_stage(stage) if not peer.killed]
+            found.update(alive[0].replica.parameters)
+        return found
+
+    def total(self, count: str) -> int:
+        """Of one of `StageCounts`, over all peers."""
+        return sum(getattr(peer.node.stages.context.counts, count) for peer in self.peers.values())
+
+    def _named(self, peer: Peer, numbers: Iterable[int]) -> Iterable[tuple[str, int]]:
+        if stage_of(peer.name) == 0:
+            return [(peer.name, number) for number in numbers]
+        known = {
+            Key(0, origin.name, n).number: (origin.name, n)
+            for origin in self.of_stage(0)
+            for n in range(self.problem.microbatches)
+        }
+        return [known[number] for number in numbers]
+
+
+def stage_of(name: str) -> int:
+    return int(name[0])
+
+
+# ----------------------------------------------------------------------------------- reference
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What one process computes: the gradients of the first iteration, and all parameters."""
+
+    first: Mapping[str, Tensor]
+    last: Mapping[str, Tensor]
+
+
+def reference(problem: StagedProblem, origins: Iterable[str]) -> Reference:
+    """Trains the whole model on the microbatches of all origins, without stages."""
+    task: Task = problem.task
+    model = task.model()
+    replica = Replica(task, model, problem.inner, problem.cursor("unused"), problem.steps)
+    streams = [task.batches("train", problem.cursor(origin)) for origin in origins]
+    first: dict[str, Tensor] = {}
+    for step in range(1, problem.steps + 1):
+        batches = [next(stream) for stream in streams for _ in range(problem.microbatches)]
+        model.zero_grad()
+        (sum(task.loss(model, batch) for batch in batches) / len(batches)).backward()
+        gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
+        first = first or gradients
+        replica.inner_step(step, {name: value.clone() for name, value in gradients.items()})
+    return Reference(first, {n: p.detach().clone() for n, p in model.named_parameters()})
+
+
+def distance(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
+    """The largest relative difference of a tensor."""
+    assert found.keys() == expected.keys()
+    distances = [
+        float((found[name] - value).norm() / max(float(value.norm()), 1e-12))
+        for name, value in expected.items()
+    ]
+    assert not any(map(math.isnan, distances))
+    return max(distances)
+
+
+def first_gradients(swarm: StageSwarm) -> dict[str, Tensor]:
+    """Of the whole model, in the first iteration, as one replica of each stage found them."""
+    found: dict[str, Tensor] = {}
+    for stage in range(swarm.problem.count):
+        found.update(swarm.of_stage(stage)[0].replica.iterations[0].gradient)
+    return found
+
+
+def same_visits(counts: Iterable[int]) -> bool:
+    return len(set(counts)) == 1
+
+
+def zeros(values: Mapping[str, Tensor]) -> bool:
+    return not any(bool(torch.any(value)) for value in values.values())

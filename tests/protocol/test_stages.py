@@ -1,0 +1,215 @@
+"""A model in stages learns what the whole model would, whatever way its microbatches take."""
+
+from collections import Counter, defaultdict
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from algorithms.plan import PRESETS
+from tests.protocol.stage_swarm import (
+    HELD_BYTES,
+    StagedProblem,
+    StageSwarm,
+    distance,
+    first_gradients,
+    reference,
+)
+from tests.protocol.virtual_time import run
+from worker.stages.part import part_of
+from worker.tasks import StageModule
+
+NO_TROUBLE = ("repeated", "rerouted", "skipped", "dropped", "discarded")
+
+
+def assert_no_trouble(swarm: StageSwarm) -> None:
+    assert {name: swarm.total(name) for name in NO_TROUBLE} == dict.fromkeys(NO_TROUBLE, 0)
+
+
+def assert_learned_as_one_process(swarm: StageSwarm) -> None:
+    expected = reference(swarm.problem, [peer.name for peer in swarm.of_stage(0)])
+    assert distance(swarm.whole(), expected.last) < 1e-5
+
+
+def test_one_replica_a_stage_learns_what_a_single_process_does() -> None:
+    async def scenario() -> None:
+        async with StageSwarm(StagedProblem()) as swarm:
+            await swarm.start_all()
+            await swarm.finished()
+            expected = reference(swarm.problem, ["0a"])
+            assert distance(first_gradients(swarm), expected.first) < 1e-5
+            assert distance(swarm.whole(), expected.last) < 1e-5
+            assert_no_trouble(swarm)
+            for iteration in range(1, swarm.problem.steps + 1):
+                for stage in range(4):
+                    every = {("0a", n): 1 for n in range(swarm.problem.microbatches)}
+                    assert swarm.counted(stage, iteration) == every
+
+    run(scenario())
+
+
+def test_the_loss_told_is_that_of_the_whole_model() -> None:
+    problem = StagedProblem(steps=1)
+
+    async def scenario() -> None:
+        async with StageSwarm(problem) as swarm:
+            await swarm.start_all()
+            await swarm.finished()
+            stream = problem.task.batches("train", problem.cursor("0a"))
+            model = problem.task.model()
+            losses = [
+                problem.task.loss(model, next(stream)).item() for _ in range(problem.microbatches)
+            ]
+            assert swarm["0a"].replica.loss == pytest.approx(sum(losses) / len(losses), rel=1e-5)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("routing", ["full", "random"])
+def test_two_replicas_a_stage_in_sync_learn_from_both_origins(routing: str) -> None:
+    async def scenario() -> None:
+        async with StageSwarm(StagedProblem(routing=routing, steps=3)) as swarm:
+            await swarm.start_all(2)
+            await swarm.finished()
+            assert_learned_as_one_process(swarm)
+            assert_no_trouble(swarm)
+            swarm.assert_counted_once()
+            swarm.assert_stages_agree()
+            for peer in swarm.alive:  # an even share each, or the mean of means were another
+                assert [len(told.counted) for told in peer.replica.iterations] == [4, 4, 4]
+
+    run(scenario())
+
+
+# ------------------------------------------------------------------------------------- skipping
+
+
+@pytest.mark.parametrize("routing", ["random", "skip"])
+def test_skips_visit_the_stages_equally_often(routing: str) -> None:
+    problem = StagedProblem(routing=routing, skip=0.25, steps=6)
+
+    async def scenario() -> None:
+        async with StageSwarm(problem) as swarm:
+            await swarm.start_all(1)
+            await swarm.finished()
+            assert_no_trouble(swarm)
+            visits = [
+                [sum(swarm.counted(stage, i).values()) for i in range(1, 7)] for stage in range(4)
+            ]
+            assert visits[0] == [4] * 6
+            for stage in (1, 2, 3):  # 4 routes of 2 stages in an iteration, 3 stages
+                assert set(visits[stage]) <= {2, 3}
+            assert [sum(each) for each in visits[1:]] == [16, 16, 16]
+
+    run(scenario())
+
+
+def test_a_stages_gradient_is_the_mean_over_its_own_visits() -> None:
+    problem = StagedProblem(routing="random", skip=0.25, steps=1)
+
+    async def scenario() -> None:
+        async with StageSwarm(problem) as swarm:
+            await swarm.start_all()
+            await swarm.finished()
+            routes = {
+                n: [stage for stage in range(4) if ("0a", n) in swarm.counted(stage, 1)]
+                for n in range(problem.microbatches)
+            }
+            assert {len(stages) for stages in routes.values()} == {3}
+            expected = skipped_gradients(problem, routes)
+            assert distance(first_gradients(swarm), expected) < 1e-5
+
+    run(scenario())
+
+
+def skipped_gradients(problem: StagedProblem, routes: dict[int, list[int]]) -> dict[str, Tensor]:
+    """Of each stage, by plain autograd through the stages of each route."""
+    modules = [part_of(problem.task, problem.config, stage).module for stage in range(4)]
+    stream = problem.task.batches("train", problem.cursor("0a"))
+    sums: defaultdict[str, Tensor | float] = defaultdict(float)
+    visits: Counter[str] = Counter()
+    for _, stages in sorted(routes.items()):
+        batch = next(stream)
+        first = modules[0]
+        assert isinstance(first, StageModule)
+        hidden = first.embed(batch)
+        for stage in stages:
+            hidden = modules[stage](hidden)
+        named = {n: p for stage in stages for n, p in modules[stage].named_parameters()}
+        gradients = torch.autograd.grad(first.loss(hidden, batch), list(named.values()))
+        for name, gradient in zip(named, gradients, strict=True):
+            sums[name] = sums[name] + gradient
+            visits[name] += 1
+    return {name: total / visits[name] for name, total in sums.items()}
+
+
+# ------------------------------------------------------------------------- rounds within a stage
+
+PLANS = {
+    "diloco": replace(PRESETS["diloco"], inner_steps=2),
+    "streaming": replace(PRESETS["streaming"], inner_steps=4, fragments=0, overlap_steps=1),
+    "noloco": replace(PRESETS["noloco"], inner_steps=2),
+}
+
+
+@pytest.mark.parametrize(
+    ("routing", "plan"),
+    [("stochastic", "diloco"), ("skip", "streaming"), ("random", "noloco"), ("full", "streaming")],
+)
+def test_replicas_of_a_stage_end_with_one_anchor(routing: str, plan: str) -> None:
+    problem = StagedProblem(
+        routing=routing, plan=PLANS[plan], steps=8, layers=8, microbatches=2, activations="bf16"
+    )
+
+    async def scenario() -> None:
+        async with StageSwarm(problem) as swarm:
+            await swarm.start_all(2)
+            await swarm.finished()
+            assert_no_trouble(swarm)
+            swarm.assert_stages_agree()
+            for peer in swarm.alive:
+                assert peer.of_kind("round_failed") == []
+                assert min(peer.versions) >= 2
+                assert {e["contributors"] for e in peer.of_kind("round")} == {2}
+
+    run(scenario())
+
+
+# ---------------------------------------------------------------------------------------- memory
+
+
+@pytest.mark.parametrize("limits", [1, 2])
+def test_little_room_defers_forwards_and_changes_nothing(limits: int) -> None:
+    """Backwards and losses always go through, or the first deferred forward were the last."""
+    problem = StagedProblem(limits=limits, microbatches=6, steps=3)
+
+    async def scenario() -> None:
+        async with StageSwarm(problem) as swarm:
+            await swarm.start_all()
+            await swarm.finished()
+            assert_learned_as_one_process(swarm)
+            assert_no_trouble(swarm)
+            rooms = {peer.name: peer.node.stages.room for peer in swarm.alive}
+            assert rooms["0a"].deferred > 0
+            for room in rooms.values():
+                assert 0 < room.peak_bytes <= limits * HELD_BYTES
+                assert room.held_bytes == 0
+
+    run(scenario())
+
+
+def test_one_stage_with_little_room_holds_the_others_back_only() -> None:
+    """Two origins send to one replica of stage 1, which takes one visit at a time."""
+    problem = StagedProblem(count=3, layers=3, limits=1, microbatches=3, steps=3)
+
+    async def scenario() -> None:
+        async with StageSwarm(problem) as swarm:
+            await swarm.start_all({0: 2, 1: 1, 2: 1})
+            await swarm.finished()
+            assert_no_trouble(swarm)
+            assert_learned_as_one_process(swarm)
+            assert swarm["1a"].node.stages.room.deferred > 0
+            assert swarm["1a"].node.stages.room.peak_bytes == HELD_BYTES
+
+    run(scenario())

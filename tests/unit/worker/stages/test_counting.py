@@ -1,0 +1,128 @@
+"""When an iteration of a stage is over, and when what was counted in it is left out."""
+
+import pytest
+
+from worker.mailbox import IterationOver
+from worker.membership import Card, Health, Phase
+from worker.stages.counting import Counting
+
+
+def origin(
+    peer: str = "a",
+    step: int = 0,
+    phase: Phase = Phase.TRAINING,
+    health: Health = Health.ALIVE,
+) -> Card:
+    return Card(peer, peer, epoch=1, phase=phase, health=health, step=step)
+
+
+def counting_at(iteration: int = 5, **counted: set[int]) -> Counting:
+    counting = Counting()
+    counting.begin(iteration)
+    for peer, microbatches in counted.items():
+        for microbatch in microbatches:
+            counting.counted(iteration, peer, microbatch)
+    return counting
+
+
+def test_over_when_every_origin_has_said_its_last_word() -> None:
+    counting = counting_at(a={0, 1}, b={0})
+    origins = [origin("a"), origin("b")]
+    assert counting.over(origins, 0.0) is None
+    counting.finished(5, "a", [1, 0])
+    assert counting.over(origins, 0.0) is None
+    counting.finished(5, "b", [0])
+    assert counting.ended == 0
+    assert counting.over(origins, 0.0) == IterationOver(5, discard=False)
+    assert counting.ended == 5
+
+
+@pytest.mark.parametrize("told", [[], [0], [0, 1, 2]])
+def test_what_was_counted_otherwise_than_told_is_left_out(told: list[int]) -> None:
+    counting = counting_at(a={0, 1})
+    counting.finished(5, "a", told)
+    assert counting.over([origin()], 0.0) == IterationOver(5, discard=True)
+
+
+def test_a_backward_that_failed_is_not_counted() -> None:
+    counting = counting_at(a={0, 1})
+    counting.failed(5, "a", 1)
+    counting.failed(5, "b", 1)  # nor is one that never was
+    counting.finished(5, "a", [0])
+    assert counting.over([origin()], 0.0) == IterationOver(5, discard=False)
+
+
+def test_a_last_word_may_come_before_the_iteration_begins() -> None:
+    counting = counting_at(4)
+    counting.finished(5, "a", [])
+    counting.finished(4, "a", [])
+    counting.begin(5)
+    assert counting.over([origin()], 0.0) == IterationOver(5)
+
+
+def test_a_last_word_on_an_earlier_iteration_says_nothing() -> None:
+    counting = counting_at(5)
+    counting.finished(4, "a", [])
+    assert counting.over([origin()], 0.0) is None
+
+
+@pytest.mark.parametrize("health", [Health.DEAD, Health.LEFT])
+def test_nobody_waits_for_an_origin_that_is_gone(health: Health) -> None:
+    counting = counting_at(a={0})
+    counting.finished(5, "a", [0])
+    gone = origin("b", health=health)
+    assert counting.over([origin("a"), gone], 0.0) == IterationOver(5)
+    assert counting_at().over([gone], 0.0) is None  # with none left, until one comes
+
+
+def test_a_suspected_origin_is_waited_for() -> None:
+    counting = counting_at()
+    counting.finished(5, "a", [])
+    assert counting.over([origin("a"), origin("b", health=Health.SUSPECT)], 0.0) is None
+
+
+@pytest.mark.parametrize(("step", "waits"), [(0, False), (3, False), (4, True)])
+def test_an_origin_about_to_start_is_waited_for_where_it_will_begin(step: int, waits: bool) -> None:
+    counting = counting_at(5)
+    counting.finished(5, "a", [])
+    over = counting.over([origin("a"), origin("b", step, Phase.READY)], 0.0)
+    assert (over is None) == waits
+
+
+def test_an_origin_that_has_ended_its_run_is_heard_out() -> None:
+    counting = counting_at(5, b={0})
+    counting.finished(5, "a", [])
+    origins = [origin("a"), origin("b", 5, Phase.DONE)]
+    assert counting.over(origins, 0.0) is None
+    counting.finished(5, "b", [0])
+    assert counting.over(origins, 0.0) == IterationOver(5)
+
+
+def test_an_origin_further_on_is_not_waited_for_where_nothing_of_it_is_counted() -> None:
+    assert counting_at(5).over([origin(step=4)], 0.0) is None
+    assert counting_at(5).over([origin(step=5)], 0.0) == IterationOver(5, discard=False)
+
+
+def test_what_is_counted_of_an_origin_further_on_is_left_out_after_a_while() -> None:
+    counting = counting_at(5, a={0}, b={1})
+    origins = [origin("a", step=5), origin("b", step=6)]
+    assert counting.over(origins, 10.0) is None
+    assert counting.over(origins, 11.9) is None
+    assert counting.over(origins, 12.0) == IterationOver(5, discard=True)  # both in the same time
+
+
+def test_the_last_word_on_a_later_iteration_tells_that_one_was_lost() -> None:
+    counting = counting_at(5, a={0})
+    counting.finished(6, "a", [])
+    assert counting.over([origin(step=4)], 0.0) == IterationOver(5, discard=True)
+
+
+def test_going_back_begins_anew() -> None:
+    """A peer that takes over an earlier state is at an earlier iteration than before."""
+    counting = counting_at(5)
+    counting.finished(5, "a", [])
+    assert counting.over([origin()], 0.0) is not None
+    counting.begin(3)
+    assert (counting.iteration, counting.ended) == (3, 2)
+    counting.finished(3, "a", [])
+    assert counting.over([origin()], 0.0) == IterationOver(3)

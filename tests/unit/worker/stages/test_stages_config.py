@@ -1,0 +1,46 @@
+"""The section [stages]: what is refused, and what routes keep to."""
+
+import pytest
+
+from worker.config import load_config
+from worker.errors import ConfigError
+from worker.stages import StagesConfig
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"count": 0}, "count is 0"),
+        ({"count": 2, "routing": "skp"}, "use one of full"),
+        ({"count": 2, "activations": "fp8"}, "use one of bf16"),
+        ({"count": 2, "microbatches": 0}, "microbatches must be at least 1"),
+        ({"count": 2, "memory_mib": 0.0}, "memory_mib > 0"),
+        ({"count": 4, "routing": "random", "skip": 1.0}, "skip is 1.0"),
+        ({"count": 4, "routing": "full", "skip": 0.25}, "leave out skip"),
+        ({"count": 4, "routing": "stochastic", "skip": 0.25}, "leave out skip"),
+        ({"count": 12, "routing": "skip", "skip": 0.9}, "do not reach stage 11"),
+    ],
+)
+def test_what_cannot_be_is_refused(settings: dict[str, object], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        StagesConfig(**settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("count", "skip", "visited"), [(4, 0.25, 3), (6, 0.33, 4), (6, 0.0, 6), (4, 0.5, 2)]
+)
+def test_a_skip_leaves_so_many_stages(count: int, skip: float, visited: int) -> None:
+    rules = StagesConfig(count=count, routing="skip", skip=skip).rules(1)
+    assert (rules.stages, rules.visited) == (count, visited)
+
+
+def test_every_so_many_iterations_no_stage_is_skipped() -> None:
+    config = StagesConfig(count=4, routing="skip", skip=0.25, full_every=3)
+    assert [config.rules(i).visited for i in range(1, 8)] == [3, 3, 4, 3, 3, 4, 3]
+
+
+def test_settings_reach_the_section_and_are_named_when_refused() -> None:
+    config = load_config(None, ["stages.count=4", 'stages.routing="skip"', "stages.skip=0.25"])
+    assert config.stages == StagesConfig(count=4, routing="skip", skip=0.25)
+    with pytest.raises(ConfigError, match="stages"):
+        load_config(None, ["stages.count=4", "stages.skip=0.25"])
