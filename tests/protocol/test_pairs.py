@@ -11,7 +11,7 @@ from tests.protocol.virtual_time import run
 
 PEERS = "abcdefg"
 
-NOLOCO = replace(PRESETS["noloco"], inner_steps=3)
+NOLOCO = replace(PRESETS["noloco"], inner_steps=3, consensus=False)
 PLANS = {
     "noloco": NOLOCO,
     "streaming-noloco": replace(

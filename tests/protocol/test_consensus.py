@@ -1,0 +1,247 @@
+"""The pass that ends a run in pairs: one anchor for all that can be in it, and in bounded time.
+
+A step takes half a second, a round two and a half.
+"""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from algorithms.plan import PRESETS, Plan
+from tests.protocol.problem import Problem
+from tests.protocol.swarm import Peer, Swarm
+from tests.protocol.virtual_time import run
+from worker.exchange import Agreement
+from worker.mailbox import Begin
+from worker.rounds import RoundConfig
+
+NOLOCO = replace(PRESETS["noloco"], inner_steps=5)
+STREAMING = replace(
+    PRESETS["streaming-noloco"], inner_steps=6, fragments=2, overlap_steps=3, codec="bf16"
+)
+PLANS = pytest.mark.parametrize("plan", [NOLOCO, STREAMING], ids=["noloco", "streaming-noloco"])
+STEPS = 30
+LAST_S = 0.5 * STEPS
+MOST_S = 60.0  # for a death to be noticed, and one more try
+
+
+def steady(plan: Plan = NOLOCO, seed: int = 0, **step_s: float) -> Problem:
+    times = {**dict.fromkeys("abcde", 0.5), **step_s}
+    return Problem(layers=(300, 200), plan=plan, steps=STEPS, step_s=times, seed=seed)
+
+
+def begun(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Who has come to the pass, once for each fragment; filled as they do."""
+    names: list[str] = []
+    begin = Agreement.begin
+
+    async def noted(self: Agreement, message: Begin) -> None:
+        names.append(self._context.me)
+        await begin(self, message)
+
+    monkeypatch.setattr(Agreement, "begin", noted)
+    return names
+
+
+def last_of(peer: Peer) -> object:
+    """With how many the peer's last round was held."""
+    return peer.of_kind("round")[-1]["contributors"]
+
+
+# ------------------------------------------------------------------------------------- who is in it
+
+
+@PLANS
+@pytest.mark.parametrize("peers", [2, 3, 5])
+def test_all_end_with_the_mean_of_all_anchors(plan: Plan, peers: int) -> None:
+    async def scenario() -> None:
+        async with Swarm(steady(plan)) as swarm:
+            await swarm.start(*"abcde"[:peers])
+            await swarm.finished()
+            swarm.assert_reference()
+            swarm.assert_equal()
+            assert {last_of(peer) for peer in swarm.alive} == {peers}
+            assert swarm.loop.time() < LAST_S + 5
+
+    run(scenario())
+
+
+@PLANS
+@pytest.mark.parametrize("at_s", [2.2, 9.0, 12.4, 14.3])
+def test_a_late_joiner_is_in_the_mean(plan: Plan, at_s: float) -> None:
+    async def scenario() -> None:
+        async with Swarm(steady(plan)) as swarm:
+            await swarm.start(*"abc")
+            await swarm.sleep(at_s)
+            await swarm.join("d", via="a")
+            await swarm.finished()
+            swarm.assert_equal()
+            assert {last_of(peer) for peer in swarm.alive} == {4}
+            assert swarm.loop.time() < LAST_S + MOST_S
+
+    run(scenario())
+
+
+@PLANS
+def test_joiners_agree_when_all_who_began_the_run_are_gone(plan: Plan) -> None:
+    async def scenario() -> None:
+        async with Swarm(steady(plan)) as swarm:
+            await swarm.start("a", "b")
+            await swarm.sleep(2)
+            await swarm.join("c", via="a")
+            await swarm.join("d", via="a")
+            await swarm.sleep(2)
+            swarm.kill("a")
+            swarm.kill("b")
+            await swarm.finished()
+            swarm.assert_equal()
+            assert {last_of(peer) for peer in swarm.alive} == {2}
+
+    run(scenario())
+
+
+@PLANS
+@pytest.mark.parametrize("after_s", [0.0, 0.1, 0.3, 0.6, 5.0])
+def test_who_joins_at_the_very_end_takes_the_mean(plan: Plan, after_s: float) -> None:
+    async def scenario() -> None:
+        async with Swarm(steady(plan)) as swarm:
+            await swarm.start(*"abc")
+            await swarm.until(lambda: swarm["a"].trainer.step == STEPS, LAST_S + 5)
+            await swarm.sleep(after_s)
+            await swarm.join("d", via="a")
+            await swarm.finished()
+            swarm.assert_equal()
+            assert last_of(swarm["a"]) in (3, 4)
+            assert swarm.loop.time() < LAST_S + MOST_S
+
+    run(scenario())
+
+
+# ------------------------------------------------------------------------------------------- faults
+
+
+@PLANS
+@pytest.mark.parametrize("before_s", [6.0, 1.0, 0.4, 0.05])
+def test_who_is_killed_before_the_end_is_not_in_the_mean(plan: Plan, before_s: float) -> None:
+    async def scenario() -> None:
+        async with Swarm(steady(plan)) as swarm:
+            await swarm.start(*"abcd")
+            await swarm.sleep(LAST_S - before_s)
+            swarm.kill("d")
+            await swarm.finished()
+            swarm.assert_equal()
+            assert {last_of(peer) for peer in swarm.alive} == {3}
+            assert swarm.loop.time() < LAST_S + MOST_S
+
+    run(scenario())
+
+
+@PLANS
+@pytest.mark.parametrize("fault", ["killed", "frozen"])
+@pytest.mark.parametrize("nth", [1, 2, 3, 4])
+def test_a_fault_amid_the_pass_holds_the_others_up_for_a_moment(
+    plan: Plan, nth: int, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It happens to whoever is the n-th to come to the pass, as soon as it has."""
+
+    async def scenario() -> None:
+        async with Swarm(steady(plan)) as swarm:
+            names = begun(monkeypatch)
+            await swarm.start(*"abcd")
+            await swarm.until(lambda: len(dict.fromkeys(names)) >= nth, 60)
+            victim = list(dict.fromkeys(names))[nth - 1]
+            if fault == "killed":
+                swarm.kill(victim)
+            else:
+                swarm.freeze(victim)
+            others = [peer for peer in swarm.alive if peer.name != victim]
+            await swarm.until(lambda: all(last_of(peer) in (3, 4) for peer in others), MOST_S)
+            if fault == "frozen":
+                swarm.thaw(victim)
+            await swarm.finished()
+            swarm.assert_equal()
+
+    run(scenario())
+
+
+@PLANS
+@pytest.mark.parametrize("at_s", [3.0, 9.0, 13.0])
+@pytest.mark.parametrize("frozen_s", [4.0, 15.0, 40.0])
+def test_who_was_frozen_takes_what_the_others_have_agreed_on(
+    plan: Plan, at_s: float, frozen_s: float
+) -> None:
+    async def scenario() -> None:
+        async with Swarm(steady(plan)) as swarm:
+            await swarm.start(*"abcd")
+            await swarm.sleep(at_s)
+            swarm.freeze("d")
+            await swarm.sleep(frozen_s)
+            swarm.thaw("d")
+            await swarm.finished()
+            swarm.assert_equal()
+            for state in swarm["d"].trainer.states:
+                assert torch.isfinite(state.anchor).all()
+
+    run(scenario())
+
+
+def test_a_link_that_is_cut_in_the_end_leaves_one_anchor() -> None:
+    """Two that cannot reach each other, but others who can reach both."""
+
+    async def scenario() -> None:
+        async with Swarm(steady()) as swarm:
+            await swarm.start(*"abcd")
+            await swarm.sleep(LAST_S - 0.2)
+            swarm.cut("a", "b")
+            await swarm.sleep(8)
+            swarm.heal("a", "b")
+            await swarm.finished()
+            swarm.assert_equal()
+            assert swarm.loop.time() < LAST_S + MOST_S
+
+    run(scenario())
+
+
+def test_a_swarm_that_is_cut_in_two_ends_with_one_anchor_in_each_half() -> None:
+    async def scenario() -> None:
+        async with Swarm(steady()) as swarm:
+            await swarm.start(*"abcde")
+            await swarm.sleep(LAST_S - 1)
+            swarm.cut("ab", "cde")
+            await swarm.finished()
+            for half in ("ab", "cde"):
+                assert {last_of(swarm[name]) for name in half} == {len(half)}
+                assert len({swarm[name].outer_hash for name in half}) == 1
+            assert swarm.loop.time() < LAST_S + MOST_S
+
+    run(scenario())
+
+
+# --------------------------------------------------------------------------------------- the slow
+
+
+def test_a_slow_peer_is_waited_for_as_long_as_the_grace_lasts() -> None:
+    async def scenario() -> None:
+        problem = steady(replace(NOLOCO, inner_steps=15), d=0.9)
+        async with Swarm(problem) as swarm:
+            await swarm.start(*"abcd")
+            await swarm.finished()
+            swarm.assert_equal()
+            assert {last_of(peer) for peer in swarm.alive} == {4}
+
+    run(scenario())
+
+
+def test_who_comes_after_the_grace_takes_the_mean_of_the_others() -> None:
+    async def scenario() -> None:
+        problem = steady(replace(NOLOCO, inner_steps=15), d=0.9)
+        async with Swarm(replace(problem, rounds=RoundConfig(grace_s=5.0))) as swarm:
+            await swarm.start(*"abcd")
+            await swarm.finished()
+            swarm.assert_equal()
+            assert last_of(swarm["a"]) == 3
+            assert swarm["d"].of_kind("adopted")
+            assert swarm["a"].of_kind("round")[-1]["stall_s"] < 6
+
+    run(scenario())
