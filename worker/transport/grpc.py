@@ -39,13 +39,14 @@ _SERVER_OPTIONS: list[tuple[str, int]] = [
     *_COMMON_OPTIONS,
     ("grpc.so_reuseport", 0),  # else two peers could share a port and half of the calls
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+    ("grpc.http2.max_ping_strikes", 0),  # BDP probes of a busy link are no offence
 ]
 _CHANNEL_OPTIONS: list[tuple[str, int]] = [
     *_COMMON_OPTIONS,
     ("grpc.use_local_subchannel_pool", 1),  # else control and data would share one connection
     ("grpc.enable_retries", 0),
     ("grpc.initial_reconnect_backoff_ms", 200),
-    ("grpc.min_reconnect_backoff_ms", 200),
+    ("grpc.min_reconnect_backoff_ms", 5_000),  # for one attempt: a slow link takes several trips
     ("grpc.max_reconnect_backoff_ms", 2_000),
 ]
 
