@@ -108,13 +108,13 @@ def iterations_s(out: Path) -> list[float]:
 
 def losses(out: Path) -> list[tuple[float, float]]:
     """(seconds since the start, training loss) of one origin's iterations."""
-    events = max((events_of(path) for path in out.glob("*/events.jsonl")), key=len)
-    found = [event for event in events if event["event"] == "iteration" and event["loss"]]
+    told = (events_of(path) for path in out.glob("*/events.jsonl"))
+    found = max(([event for event in events if event["loss"]] for events in told), key=len)
     return [(event["time_s"] - found[0]["time_s"], event["loss"]) for event in found]
 
 
 def events_of(path: Path) -> list[dict[str, float]]:
-    """The iterations that one worker has told of; none where it is no origin."""
+    """The iterations that one worker has told of; only an origin's have a loss."""
     told = [json.loads(line) for line in path.read_text().splitlines()]
     return [event for event in told if event["event"] == "iteration"]
 

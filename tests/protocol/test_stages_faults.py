@@ -1,0 +1,330 @@
+"""Peers of stages that die, freeze, lose each other or come back: training goes on, and every
+microbatch is in a stage's gradient once or is said to be missing."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from algorithms.plan import PRESETS
+from protos import murmuration_pb2 as pb
+from tests.protocol.stage_swarm import StagedProblem, StageSwarm, same_visits
+from tests.protocol.taps import Passing, once
+from tests.protocol.virtual_time import run
+from worker.membership import MembershipConfig
+
+DETECTION_S = MembershipConfig().detection_s(6)
+ROUNDS_AT_END = replace(PRESETS["diloco"], inner_steps=100)
+
+
+def problem_of(steps: int, **changes: object) -> StagedProblem:
+    """Three stages; replicas of one meet when a hundred steps are done, which is never."""
+    settings = {"count": 3, "layers": 3, "microbatches": 2, "steps": steps, "plan": ROUNDS_AT_END}
+    return StagedProblem(**{**settings, **changes})  # type: ignore[arg-type]
+
+
+class Answered:
+    """Whether a message is the first of an answer to a visit of that iteration."""
+
+    def __init__(self, asking: str, asked: str, iteration: int) -> None:
+        self._ends, self._iteration = (asking, asked), iteration
+        self._now = 0
+
+    def __call__(self, passing: Passing) -> bool:
+        if passing.method != "Data/Visit" or (passing.source, passing.target) != self._ends:
+            return False
+        if passing.up:
+            up = pb.VisitUp.FromString(passing.message)
+            self._now = up.header.iteration if up.HasField("header") else self._now
+            return False
+        down = pb.VisitDown.FromString(passing.message)
+        return self._now == self._iteration and down.HasField("gradient")
+
+
+# -------------------------------------------------------------------------------------- deaths
+
+
+@pytest.mark.parametrize("victim", ["0b", "1a", "2b"])
+@pytest.mark.parametrize("routing", ["full", "random"])
+def test_a_replica_killed_amid_an_iteration(victim: str, routing: str) -> None:
+    async def scenario() -> None:
+        async with StageSwarm(problem_of(8, routing=routing)) as swarm:
+            await swarm.start_all(2)
+            await swarm.reached(3)
+            await swarm.sleep(0.03)
+            swarm.kill(victim)
+            await swarm.finished()
+            swarm.assert_accounted()
+            assert swarm.total("dropped") == 0
+            assert swarm[victim].trainer.step == 3
+            durations = swarm.durations("0a")  # the third is between the ends of 3 and 4
+            assert max(durations[:2]) < DETECTION_S
+            assert max(durations[3:]) < 2 * durations[0]
+            if victim == "0b":  # others wait until it is known to be gone
+                assert max(durations[1:3]) < DETECTION_S + 1
+            else:
+                assert max(durations) < 3 * durations[0]
+                assert swarm.total("rerouted") > 0
+            assert swarm.total("discarded") == 0
+
+    run(scenario())
+
+
+def test_gradients_that_died_with_a_replica_are_no_ones() -> None:
+    """The other replica counts what it was asked for, and the mean is over its own visits."""
+
+    async def scenario() -> None:
+        async with StageSwarm(problem_of(5)) as swarm:
+            await swarm.start_all(2)
+            await swarm.reached(3)
+            await swarm.sleep(0.03)
+            swarm.kill("1a")
+            await swarm.finished()
+            visits = [len(told.counted) for told in swarm["1b"].replica.iterations]
+            assert visits[:2] == [2, 2]
+            assert visits[3:] == [4, 4]
+
+    run(scenario())
+
+
+def test_all_replicas_of_a_stage_die_and_it_is_skipped() -> None:
+    async def scenario() -> None:
+        async with StageSwarm(problem_of(7)) as swarm:
+            await swarm.start_all({0: 2, 1: 1, 2: 2})
+            await swarm.reached(3)
+            await swarm.sleep(0.03)
+            swarm.kill("1a")
+            await swarm.finished()
+            swarm.assert_accounted()
+            assert swarm.total("dropped") == 0
+            assert swarm.total("skipped") > 0
+            for iteration in (4, 5, 6, 7):
+                assert sum(swarm.counted(2, iteration).values()) == 4
+            assert max(swarm.durations("0a")[3:]) < 2 * swarm.durations("0a")[0]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("skip", [0.25, 0.5])
+def test_where_stages_are_missing_less_is_skipped(skip: float) -> None:
+    """Of four stages with two gone, routes of one stage would be of stage 0 alone."""
+    problem = problem_of(6, count=4, layers=4, routing="random", skip=skip)
+
+    async def scenario() -> None:
+        async with StageSwarm(problem) as swarm:
+            await swarm.start_all()
+            await swarm.reached(3)
+            swarm.kill("1a")
+            swarm.kill("2a")
+            await swarm.until(lambda: swarm["0a"].trainer.step >= 5, 60)
+            await swarm.finished()
+            assert sum(swarm.counted(3, 6).values()) == 2
+
+    run(scenario())
+
+
+def test_an_origin_without_other_stages_waits_for_one() -> None:
+    async def scenario() -> None:
+        async with StageSwarm(problem_of(6, count=2, layers=2)) as swarm:
+            await swarm.start_all()
+            await swarm.reached(3)
+            swarm.kill("1a")
+            await swarm.sleep(2 * DETECTION_S)
+            stood = swarm["0a"].trainer.step
+            assert stood < 6
+            assert [e["text"] for e in swarm["0a"].of_kind("warning")] == [
+                "no other stage is served: waiting"
+            ]
+            await swarm.restart("1a", via=["0a"])
+            await swarm.finished()
+            assert swarm["0a"].replica.iterations[-1].counted == {0, 1}
+            swarm.assert_counted_once()
+
+    run(scenario())
+
+
+# ------------------------------------------------------------------------- frozen, and come back
+
+
+@pytest.mark.parametrize("victim", ["0a", "1a", "2b"])
+def test_a_frozen_replica_is_gone_round_and_comes_back(victim: str) -> None:
+    other = "0b" if victim != "0b" else "0a"
+
+    async def scenario() -> None:
+        async with StageSwarm(problem_of(30)) as swarm:
+            await swarm.start_all(2)
+            await swarm.reached(3)
+            await swarm.sleep(0.03)
+            swarm.freeze(victim)
+            await swarm.until(lambda: swarm[other].trainer.step >= 6, 3 * DETECTION_S)
+            await swarm.sleep(1.0)
+            swarm.thaw(victim)
+            await swarm.finished()
+            swarm.assert_accounted()
+            last = swarm[victim].replica.iterations[-1]
+            assert (last.iteration, len(last.counted)) == (30, 2)
+            assert max(swarm.durations(other)[-5:]) < 2 * swarm.durations(other)[0]
+
+    run(scenario())
+
+
+def test_what_a_frozen_replica_has_computed_is_left_out() -> None:
+    """Its visits were asked of another meanwhile: it finds that out, and leaves its own out."""
+
+    async def scenario() -> None:
+        async with StageSwarm(problem_of(25)) as swarm:
+            await swarm.start_all(2)
+
+            def freeze(passing: Passing) -> bytes:
+                swarm.freeze("2a")
+                return passing.message
+
+            swarm.tap = once(Answered("1a", "2a", 3), freeze)
+            await swarm.until(lambda: swarm["0b"].trainer.step >= 6, 3 * DETECTION_S)
+            swarm.thaw("2a")
+            await swarm.finished()
+            swarm.assert_accounted()
+            assert swarm.total("dropped") == 0
+            third = swarm["2a"].replica.iterations[2]
+            assert (third.iteration, len(third.counted)) == (3, 0)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("victim", ["0b", "1a", "2a"])
+@pytest.mark.parametrize("plan", ["diloco", "ddp"])
+def test_a_replica_that_starts_again_takes_part_again(victim: str, plan: str) -> None:
+    plans = {"diloco": replace(PRESETS["diloco"], inner_steps=5), "ddp": PRESETS["ddp"]}
+
+    async def scenario() -> None:
+        async with StageSwarm(problem_of(30, plan=plans[plan])) as swarm:
+            await swarm.start_all(2)
+            await swarm.reached(4)
+            swarm.kill(victim)
+            await swarm.sleep(0.5)
+            await swarm.restart(victim, via=["0a", "1b"])
+            await swarm.finished()
+            swarm.assert_counted_once()
+            swarm.assert_stages_agree()
+            last = swarm[victim].replica.iterations[-1]
+            assert (last.iteration, len(last.counted)) == (30, 2)
+
+    run(scenario())
+
+
+# --------------------------------------------------------------------------------------- links
+
+
+def test_an_answer_that_is_lost_is_not_counted_twice() -> None:
+    """2a has counted a visit when the link breaks; 1a asks 2b; 2a leaves its iteration out."""
+
+    async def scenario() -> None:
+        async with StageSwarm(problem_of(8)) as swarm:
+            await swarm.start_all(2)
+
+            def cut(passing: Passing) -> bytes:
+                swarm.network.cut("1a", "2a")
+                return passing.message
+
+            swarm.tap = once(Answered("1a", "2a", 3), cut)
+            await swarm.until(lambda: swarm["0a"].trainer.step >= 6, 60)
+            swarm.heal(["1a"], ["2a"])
+            await swarm.finished()
+            swarm.assert_accounted()
+            assert [e["iteration"] for e in swarm["2a"].of_kind("discarded")] == [3]
+            assert swarm.total("discarded") == 1
+            assert swarm.total("dropped") == 0
+            assert len(swarm["2b"].replica.iterations[2].counted) == 4
+            assert len(swarm["2a"].replica.iterations[-1].counted) == 2  # healed, it is asked again
+
+    run(scenario())
+
+
+def test_a_last_stage_that_does_not_reach_the_origin_is_gone_round() -> None:
+    async def scenario() -> None:
+        async with StageSwarm(problem_of(8)) as swarm:
+            await swarm.start_all(2)
+            await swarm.reached(3)
+            swarm.network.cut("2a", "0a")
+            await swarm.until(lambda: swarm["0a"].trainer.step >= 7, 120)
+            swarm.heal(["2a"], ["0a"])
+            await swarm.finished()
+            swarm.assert_accounted()
+            assert swarm.total("dropped") == 0
+            assert swarm.total("skipped") == 0
+            assert sum(swarm.counted(2, 6).values()) == 4
+
+    run(scenario())
+
+
+def test_a_damaged_visit_is_asked_of_another() -> None:
+    async def scenario() -> None:
+        async with StageSwarm(problem_of(4)) as swarm:
+            await swarm.start_all(2)
+
+            def is_frame(p: Passing) -> bool:
+                wanted = p.up and p.method == "Data/Visit" and p.target == "1a"
+                return wanted and pb.VisitUp.FromString(p.message).HasField("frame")
+
+            def spoil(p: Passing) -> bytes:
+                up = pb.VisitUp.FromString(p.message)
+                payload = bytearray(up.frame.payload)
+                payload[0] ^= 1
+                up.frame.payload = bytes(payload)
+                return up.SerializeToString()
+
+            swarm.tap = once(is_frame, spoil)
+            await swarm.finished()
+            swarm.assert_accounted()
+            assert (swarm.total("rerouted"), swarm.total("dropped")) == (1, 0)
+            assert sum(swarm.counted(1, 1).values()) == 4
+
+    run(scenario())
+
+
+# ------------------------------------------------------------------------------- anything at all
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_faults_lose_nothing_unsaid(seed: int) -> None:
+    """Kills, freezes, cuts and restarts at random moments; then all that live finish and agree."""
+    rng = random.Random(seed)
+    problem = problem_of(
+        40,
+        routing=rng.choice(["full", "random", "stochastic"]),
+        plan=replace(PRESETS["diloco"], inner_steps=8),
+        seed=seed,
+    )
+
+    async def scenario() -> None:
+        async with StageSwarm(problem) as swarm:
+            await swarm.start_all(2)
+            await swarm.reached(2)
+            for _ in range(3):
+                await swarm.sleep(rng.uniform(0.05, 1.0))
+                victim = rng.choice(["0b", "1a", "1b", "2a", "2b"])
+                match rng.choice(["restart", "freeze", "cut"]):
+                    case "restart":
+                        swarm.kill(victim)
+                        await swarm.sleep(rng.uniform(0.1, 2.0))
+                        await swarm.restart(victim, via=["0a"])
+                    case "freeze":
+                        swarm.freeze(victim)
+                        await swarm.sleep(rng.uniform(0.5, 12.0))
+                        swarm.thaw(victim)
+                    case "cut":
+                        other = rng.choice([n for n in swarm.peers if n[0] != victim[0]])
+                        if not swarm[other].killed:
+                            swarm.cut([swarm[victim].address], [swarm[other].address])
+                            await swarm.sleep(rng.uniform(0.1, 3.0))
+                            swarm.heal([swarm[victim].address], [swarm[other].address])
+            await swarm.finished(600)
+            swarm.assert_counted_once()
+            swarm.assert_stages_agree()
+            for peer in swarm.alive:
+                assert peer.trainer.step == problem.steps
+            visits = [sum(swarm.counted(stage, problem.steps).values()) for stage in range(3)]
+            assert same_visits(visits)
+            assert visits[0] > 0
+
+    run(scenario())
