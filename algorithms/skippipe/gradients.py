@@ -55,18 +55,6 @@ class StageGradients:
             self._sums[name] += gradient
         return True
 
-    def merge(self, other: "StageGradients") -> None:
-        """Adds what another replica of the stage counted.
-
-        Raises:
-            ValueError: a microbatch that both counted: their sums cannot be told apart.
-        """
-        if both := self._counted & other._counted:
-            raise ValueError(f"microbatch {min(both)} was counted by two replicas")
-        self._counted |= other._counted
-        for name, value in other._sums.items():
-            self._sums[name] += value
-
     def mean(self) -> dict[str, torch.Tensor]:
         """The sum divided by the visits, in fresh tensors; empty where nothing visited the stage.
 

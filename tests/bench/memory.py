@@ -36,6 +36,7 @@ class Measured(LlamaBytes):
     """The built-in task; notes the peak in a file named after the process before a batch."""
 
     def __init__(self, *, seed: int, notes: str, last_step: int, **options: object) -> None:
+        # Whatever the built-in task takes: it checks its options by itself.
         super().__init__(seed=seed, **options)  # type: ignore[arg-type]
         self._notes, self._last_step, self._losses = Path(notes), last_step, 0
 

@@ -49,25 +49,6 @@ def test_sums_are_divided_in_place_and_begin_again_at_zero() -> None:
     assert not any(value.any() for value in averaged.values())
 
 
-def test_replicas_of_a_stage_merge_into_one_mean() -> None:
-    here, there = StageGradients(SHAPES), StageGradients(SHAPES)
-    here.add(1, gradients(1))
-    here.add(2, gradients(2))
-    there.add(3, gradients(3))
-    here.merge(there)
-    wanted = torch.stack([gradients(each)["bias"] for each in (1, 2, 3)]).mean(dim=0)
-    torch.testing.assert_close(here.mean()["bias"], wanted)
-
-
-def test_a_microbatch_that_two_replicas_counted_is_refused() -> None:
-    here, there = StageGradients(SHAPES), StageGradients(SHAPES)
-    here.add(7, gradients(7))
-    there.add(7, gradients(7))
-    with pytest.raises(ValueError, match="microbatch 7 was counted by two"):
-        here.merge(there)
-    assert here.visits == 1
-
-
 def test_bfloat16_gradients_are_summed_in_fp32() -> None:
     total = StageGradients({"bias": torch.Size([1])})
     for microbatch in range(512):  # in bf16 the sum would stop at 256
