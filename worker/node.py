@@ -315,6 +315,9 @@ class Node:
                 was is None or (was.version, was.group) != (state.version, state.group)
             ):
                 self._reducer.advanced(index, state.version, state.group)
+                for address in map(self._address_of, state.group):
+                    if address is not None and address != self.gossip.me.address:
+                        self._transport.connect(address)
 
     def _finished(self, result: RoundDone | RoundFailed) -> None:
         self._rounds["completed" if isinstance(result, RoundDone) else "failed"] += 1

@@ -85,6 +85,11 @@ class Transport(Protocol):
 
     def open(self, address: str, method: str) -> Stream: ...
 
+    def connect(self, address: str) -> None:
+        """Begins to open the data connection that streams to this peer will use, without waiting:
+        a first round of exchanges does not have to."""
+        ...
+
     async def close(self) -> None:
         """Stops serving and closes every link."""
         ...

@@ -112,6 +112,9 @@ class GrpcTransport:
             lambda error: self._forget(address, data=True, error=error),
         )
 
+    def connect(self, address: str) -> None:
+        self._channel(address, data=True).get_state(try_to_connect=True)
+
     async def close(self) -> None:
         channels, self._channels = list(self._channels.values()), {}
         for channel in channels:

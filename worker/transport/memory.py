@@ -98,6 +98,9 @@ class MemoryTransport:
         self._network._streams.add(pipe)
         return near
 
+    def connect(self, address: str) -> None:
+        """Streams in memory need no connection."""
+
     async def close(self) -> None:
         self._network._served.pop(self._address, None)
         for pipe in [p for p in self._network._streams if self._address in p.ends]:
