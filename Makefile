@@ -8,7 +8,7 @@ RUN := PATH="$(abspath $(BIN)):$$PATH" PYTHONPATH=. python
 # Two test processes at most: more would only wait for each other on a small machine.
 TEST_PROCESSES ?= 2
 
-.PHONY: help swarm test check fmt proto bench exchange codecs parity baselines losses traffic goodput plan-table sync-time unequal pair-latency stability schedules simulate skippipe-routes skippipe-deadlock skippipe-omission schedule stage-times memory bench-peers compose-test clean
+.PHONY: help swarm test check fmt proto bench exchange codecs parity baselines losses traffic goodput plan-table sync-time unequal pair-latency stability schedules simulate skippipe-routes skippipe-deadlock skippipe-omission schedule stage-times stage-memory stage-losses memory bench-peers compose-test clean
 
 help:  ## what there is
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -100,6 +100,12 @@ schedule: $(READY)  ## a staged model's iterations with each routing, predicted 
 
 stage-times: $(READY)  ## iterations of 4 stages x 2 replicas on unequal links, beside their prediction (root)
 	$(RUN) tests/bench/stage_times.py --plot docs/stages.png $(ARGS)
+
+stage-memory: $(READY)  ## memory of a stage's peer, against the whole model in one process
+	$(RUN) tests/bench/stage_memory.py $(ARGS)
+
+stage-losses: $(READY)  ## what cutting a model into 4 stages x 2 replicas costs in loss, at equal tokens
+	$(RUN) tests/bench/stage_losses.py $(ARGS)
 
 memory: $(READY)  ## memory beyond a plain training process, as multiples of the model
 	$(RUN) tests/bench/memory.py $(ARGS)
