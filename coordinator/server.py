@@ -50,7 +50,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
     ) -> None:
         self.registry, self._on_event, self._clock = registry, on_event, clock
 
-    async def Introduce(  # noqa: N802
+    async def Introduce(  # noqa: N802 (as in the .proto)
         self, request: pb.IntroduceRequest, context: "ServicerContext"
     ) -> pb.IntroduceReply:
         introduction = self.registry.introduce(request, self._clock())
@@ -58,7 +58,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
             self._on_event(event)
         return introduction.reply
 
-    async def Status(  # noqa: N802
+    async def Status(  # noqa: N802 (as in the .proto)
         self, request: pb.StatusRequest, context: "ServicerContext"
     ) -> pb.StatusReply:
         return pb.StatusReply(document=pack(self.registry.status(self._clock())))
@@ -70,7 +70,7 @@ class EntryService(rpc.ControlServicer):
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
 
-    async def Join(  # noqa: N802
+    async def Join(  # noqa: N802 (as in the .proto)
         self, request: pb.JoinRequest, context: "ServicerContext"
     ) -> pb.JoinReply:
         if not self._registry.manifest:

@@ -21,7 +21,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from algorithms.codecs import CODECS
 from algorithms.plan import PRESETS, Plan
@@ -33,7 +33,10 @@ from worker.membership import MembershipConfig
 from worker.rounds import RoundConfig
 from worker.stages.config import StagesConfig
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+T = TypeVar("T", bound="DataclassInstance")
 
 CODEC_NAMES = tuple(codec.name for codec in CODECS)
 
@@ -232,8 +235,7 @@ def _build(
     default: T, values: Mapping[str, Any], section: str, source: str, extra: tuple[str, ...] = ()
 ) -> T:
     """`default` with the given fields replaced, each checked for name and type."""
-    # Every T is a dataclass, which mypy cannot be told of a TypeVar.
-    known = {f.name: getattr(default, f.name) for f in dataclasses.fields(default)}  # type: ignore[arg-type]
+    known = {f.name: getattr(default, f.name) for f in dataclasses.fields(default)}
     checked: dict[str, Any] = {}
     for name, value in values.items():
         if name not in known:
@@ -253,7 +255,7 @@ def _build(
             )
         checked[name] = value
     try:
-        return dataclasses.replace(default, **checked)  # type: ignore[type-var]
+        return dataclasses.replace(default, **checked)
     except ValueError as error:
         raise ConfigError(f"{source}: [{section}] {error}") from error
 

@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,14 +24,13 @@ from worker.errors import EXIT_INTERRUPTED, CheckpointError, ConfigError
 from worker.iothread import IOThread
 from worker.mailbox import Mailbox, Move, Progress, Stop
 from worker.manifest import Manifest, first_difference
-from worker.membership import Card, Health, Phase
+from worker.membership import Phase
 from worker.memory import return_large_blocks
 from worker.node import Node, NodeConfig
-from worker.result import Whole, build_result
+from worker.result import build_result
 from worker.snapshot import initial_state, restore_trainer, snapshot
-from worker.stages.assembly import fetch_stages, save_whole, stage_fragments, whole_model
+from worker.stages.life import StageLife
 from worker.stages.part import part_of
-from worker.stages.rebuild import neighbour_weights, rebuilt
 from worker.tasks import Cursor, Task, load_task
 from worker.train import Trainer
 from worker.transport import Transport
@@ -40,7 +39,6 @@ from worker.transport.grpc import GrpcTransport
 T = TypeVar("T")
 
 _SETTLE_S = 30.0
-_POLL_S = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,13 +145,14 @@ class Worker:
             with self._signals():
                 address = io.start()
                 self._log({"event": "listening", "address": address, "pid": os.getpid()})
-                if self._options.rebuilds:
-                    self._rebuild(trainer)
+                stage = self._stage_life(io) if self._part.stage is not None else None
+                if stage is not None and self._options.rebuilds:
+                    stage.rebuild(trainer, lambda: self._interrupted_by is not None)
                 trainer.run()
                 if trainer.moves_to is not None and trainer.stopped is not None:
                     self.goes_on = self._options_for(trainer.moves_to)
                     return 0
-                return self._finish(trainer)
+                return self._finish(trainer, stage)
         finally:
             io.close()
             self._saver.shutdown()
@@ -173,6 +172,17 @@ class Worker:
             transport=self._transport,
             mailbox=self._mailbox,
             offload=_offload,
+            log=self._log,
+        )
+
+    def _stage_life(self, io: IOThread) -> StageLife:
+        return StageLife(
+            task=self._task,
+            config=self._config,
+            manifest=self._manifest,
+            io=io,
+            offload=_offload,
+            out=self._options.out,
             log=self._log,
         )
 
@@ -251,17 +261,11 @@ class Worker:
 
     # ------------------------------------------------------------------------------- the end
 
-    def _finish(self, trainer: Trainer) -> int:
+    def _finish(self, trainer: Trainer, stage: StageLife | None) -> int:
         assert self._io is not None
-        whole: Whole | None = None
         if trainer.stopped is None and self._config.plan.exchange != "none":
             trainer.settle(self._agreed, _SETTLE_S)
-        if self._part.stage is not None:
-            self._leave_links()
-        if trainer.stopped is None and self._part.stage is not None:
-            trainer.settle(lambda: self._assembles or not self._assembler_is_here, _SETTLE_S)
-            if self._assembles:
-                whole = self._assemble(trainer)
+        whole = stage.end(trainer) if stage is not None else None
         self._saver.submit(self._save, trainer.step, *self._snapshot(trainer)).result()
         code = EXIT_INTERRUPTED if self._interrupted_by == signal.SIGINT else 0
         result = build_result(
@@ -291,8 +295,6 @@ class Worker:
             if card.live and card.phase is not Phase.STARTING
         )
 
-    # ------------------------------------------------------------------- a model in stages
-
     def _options_for(self, move: Move) -> WorkerOptions:
         """This worker's, as a replica of another stage."""
         assert self._io is not None
@@ -301,96 +303,6 @@ class Worker:
         joins = (*dict.fromkeys((*live, *node.joins)),)
         moved = replace(node, stage=move.stage, joins=joins, min_peers=None)
         return replace(self._options, node=moved, resume=False, rebuilds=move.bare)
-
-    def _rebuild(self, trainer: Trainer) -> None:
-        """Makes this stage from its neighbours; it stays fresh where they cannot be fetched."""
-        assert self._io is not None
-        gossip, stage = self._io.node.gossip, self._options.node.stage
-        deadline = time.monotonic() + _SETTLE_S
-        weights: dict[int, float] = {}
-        while not weights and time.monotonic() < deadline and not self._interrupted_by:
-            weights = neighbour_weights(stage, self._io.ask(lambda: gossip.cards))
-            time.sleep(0 if weights else _POLL_S)
-        anchors = self._fetched(weights)
-        if not weights or anchors.keys() != weights.keys():
-            text = f"stage {stage} begins anew: its neighbours cannot be fetched"
-            self._log({"event": "warning", "text": text})
-            return
-        made = rebuilt(self._task, self._config, stage, anchors, weights)
-        for name, parameter in trainer.replica.parameters.items():
-            parameter.copy_(made[name])
-        for slot in trainer.slots:
-            slot.commit(anchor=slot.fragment.flatten(trainer.replica.parameters))
-        rounded = {n: round(weight, 3) for n, weight in weights.items()}
-        self._log({"event": "rebuilt", "stage": stage, "from": rounded})
-
-    def _fetched(self, stages: Iterable[int]) -> dict[int, list[Tensor]]:
-        """The anchors of other stages; of those that answer in time."""
-        assert self._io is not None
-        node, config = self._io.node, self._config
-        momenta = config.plan.payload == "pseudo_gradient" and config.plan.exchange != "none"
-        expected = {
-            stage: {
-                f.index: (f.elements, f.elements if momenta else 0)
-                for f in stage_fragments(self._task, config, stage)
-            }
-            for stage in stages
-        }
-        try:
-            return self._io.do(
-                lambda: fetch_stages(
-                    self._transport, node.gossip.cards, self._manifest.run, expected, _offload
-                ),
-                _SETTLE_S,
-            )
-        except TimeoutError:
-            return {}
-
-    def _leave_links(self) -> None:
-        """Writes what was measured of the links, for `murmur plan --links`."""
-        assert self._io is not None
-        stages = self._io.node.stages
-        links = self._io.ask(lambda: stages.links) if stages is not None else None
-        if links is not None:
-            (self._options.out / "links.json").write_text(json.dumps(links, indent=1))
-
-    @property
-    def _assembler(self) -> Card | None:
-        """Who puts the stages together at the end: the first replica of stage 0 that is here, or
-        has done so and left."""
-        assert self._io is not None
-        gossip = self._io.node.gossip
-        cards = [card for card in self._io.ask(lambda: gossip.cards) if card.stage == 0]
-        able = [c for c in cards if c.live or (c.health, c.phase) == (Health.LEFT, Phase.DONE)]
-        return min(able, key=lambda card: card.peer, default=None)
-
-    @property
-    def _assembles(self) -> bool:
-        assembler = self._assembler
-        return assembler is not None and assembler.peer == self._options.node.peer
-
-    @property
-    def _assembler_is_here(self) -> bool:
-        assembler = self._assembler
-        return assembler is not None and assembler.live
-
-    def _assemble(self, trainer: Trainer) -> Whole | None:
-        """The whole model, left as a checkpoint; None, and a warning, when a stage is missing."""
-        assert self._io is not None
-        config = self._config
-        anchors = self._fetched(range(1, config.stages.count))
-        anchors[0] = [state.anchor for state in trainer.states]
-        missing = [stage for stage in range(config.stages.count) if stage not in anchors]
-        if missing:
-            text = f"no whole model: stage {missing[0]} cannot be fetched from anyone"
-            self._log({"event": "warning", "text": text})
-            return None
-        whole = whole_model(self._task, config, anchors)
-        folder = self._options.out / "assembled"
-        checkpoint.set_aside(folder)
-        path = save_whole(folder, trainer.step, self._manifest, config, whole)
-        self._log({"event": "assembled", "path": str(path), "step": trainer.step})
-        return Whole(anchors=whole, path=path)
 
     def _add_traffic(self, event: dict[str, object]) -> None:
         if event["event"] in ("progress", "result"):

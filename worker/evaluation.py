@@ -9,11 +9,11 @@ from math import inf
 import torch
 from torch import Tensor, nn
 
-from algorithms.fragments import Fragment, TensorSpec, partition
+from algorithms.fragments import Fragment
 from algorithms.skippipe.partition import stage_layers
+from worker.anchors import anchored_model
 from worker.checkpoint import Checkpoint
-from worker.config import Config
-from worker.errors import CheckpointError, UsageError
+from worker.errors import UsageError
 from worker.manifest import Manifest
 from worker.tasks import (
     Batch,
@@ -121,8 +121,7 @@ def checkpoint_loss(
     stages = stages or config.stages.count
     _check_omitted(stages, omitted)
     task = load_task(config.task.name, seed=config.run.seed, options=config.task.options)
-    model = task.model()
-    _load_anchors(saved, config, model)
+    model = anchored_model(saved, config, task)
     loss = partial(task.loss, model)
     if stages > 1:
         if not isinstance(task, Staged):
@@ -152,21 +151,6 @@ def _check_omitted(stages: int, omitted: Collection[int]) -> None:
             )
         if not 0 < stage < stages:
             raise UsageError(f"no stage {stage} to leave out: there are 0 to {stages - 1}")
-
-
-def _load_anchors(saved: Checkpoint, config: Config, model: nn.Module) -> None:
-    parameters = {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
-    schema = [TensorSpec(name, tuple(p.shape)) for name, p in parameters.items()]
-    for fragment in partition(schema, config.plan.fragments, config.plan.pattern):
-        try:
-            values = fragment.views(saved.tensors[f"anchor/{fragment.index}"])
-        except (KeyError, ValueError) as error:
-            raise CheckpointError(
-                f"{saved.path}: does not hold the whole model of its run ({error}); "
-                "name a checkpoint of a worker that trained all layers"
-            ) from error
-        for name, value in values.items():
-            parameters[name].copy_(value)
 
 
 def generate_sample(task: Task, model: nn.Module, seed: int) -> str | None:

@@ -2,10 +2,8 @@
 
 from pathlib import Path
 
-import torch
-
-from algorithms.fragments import TensorSpec, partition
 from worker import checkpoint
+from worker.anchors import anchored_model
 from worker.errors import CheckpointError
 from worker.manifest import Manifest
 from worker.tasks import Generates, TaskError, load_task
@@ -27,14 +25,7 @@ def generate_text(run: Path, prompt: str, n_tokens: int, temperature: float, see
     task = load_task(config.task.name, seed=config.run.seed, options=config.task.options)
     if not isinstance(task, Generates):
         raise TaskError(f"task {config.task.name!r} has no generate()")
-    model = task.model()
-    parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
-    schema = [TensorSpec(name, tuple(p.shape)) for name, p in parameters.items()]
-    with torch.no_grad():
-        for fragment in partition(schema, config.plan.fragments, config.plan.pattern):
-            anchor = saved.tensors[f"anchor/{fragment.index}"]
-            for name, value in fragment.views(anchor).items():
-                parameters[name].copy_(value)
+    model = anchored_model(saved, config, task)
     return task.generate(model, prompt, n_tokens, temperature, seed)
 
 

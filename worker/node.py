@@ -34,6 +34,7 @@ from worker.rounds import View
 from worker.stages.context import StageContext
 from worker.stages.node import StageNode
 from worker.states import serve_states
+from worker.status import status_document
 from worker.transport import Stream, Transport, TransportError
 
 _MEMBERSHIP_TICK_S = 0.1
@@ -239,40 +240,15 @@ class Node:
 
     def status(self) -> dict[str, object]:
         """What `murmur status` shows: plain values."""
-        traffic, counts, me = self._transport.traffic, self.context.counts, self.gossip.me
-        return {
-            "kind": "worker",
-            "peer": me.peer,
-            "run": f"{self._manifest.run:016x}",
-            "preset": self._config.preset,
-            "phase": me.phase.name.lower(),
-            "step": me.step,
-            "steps": self._config.run.steps,
-            "loss": self._progress.get("loss"),
-            "members": [
-                {
-                    "peer": card.peer,
-                    **({"stage": card.stage} if self._stages is not None else {}),
-                    "address": card.address,
-                    "health": card.health.name.lower(),
-                    "phase": card.phase.name.lower(),
-                    "step": card.step,
-                    "versions": [digest.version for digest in card.digests],
-                }
-                for card in self.gossip.cards
-            ],
-            "traffic": {
-                "bytes_sent": traffic.sent_bytes,
-                "bytes_received": traffic.received_bytes,
-                "payload_bytes_sent": counts.payload_sent_bytes,
-                "payload_bytes_received": counts.payload_received_bytes,
-                "sent_by_method": dict(traffic.sent),
-                "received_by_method": dict(traffic.received),
-            },
-            "rounds": {**self._rounds, "late": counts.late, "takeovers": counts.takeovers},
-            "refused": dict(counts.refused),
-            "loop_lag_ms": self.lag.summary_ms(),
-        }
+        return status_document(
+            config=self._config,
+            context=self.context,
+            gossip=self.gossip,
+            traffic=self._transport.traffic,
+            rounds=self._rounds,
+            loss=self._progress.get("loss"),
+            lag=self.lag,
+        )
 
     # ------------------------------------------------------------------------- the train thread
 

@@ -6,6 +6,7 @@ way it does; computes fresh tensors and writes none that are known outside. trai
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor
 
@@ -238,9 +239,9 @@ class Slot:
             return local
         return _without_guess(self.sent, old_anchor=self.state.anchor, local=local)
 
-    def commit(self, **changes: object) -> None:
+    def commit(self, **changes: Any) -> None:
         """Replaces fields of the state, and hashes it anew."""
-        changed = replace(self.state, **changes)  # type: ignore[arg-type]
+        changed = replace(self.state, **changes)
         hashed = state_hash(changed.anchor, changed.momentum, changed.group)
         self.state = replace(changed, hash=hashed)
 

@@ -16,6 +16,7 @@ import re
 import tempfile
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,9 +36,9 @@ _PERIODS = 2
 class Measured(LlamaBytes):
     """The built-in task; notes the peak in a file named after the process before a batch."""
 
-    def __init__(self, *, seed: int, notes: str, last_step: int, **options: object) -> None:
+    def __init__(self, *, seed: int, notes: str, last_step: int, **options: Any) -> None:
         # Whatever the built-in task takes: it checks its options by itself.
-        super().__init__(seed=seed, **options)  # type: ignore[arg-type]
+        super().__init__(seed=seed, **options)
         self._notes, self._last_step, self._losses = Path(notes), last_step, 0
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
@@ -86,7 +87,7 @@ def main() -> None:
         )
 
 
-def options_of(layers: int) -> dict[str, object]:
+def options_of(layers: int) -> dict[str, Any]:
     """Of the task."""
     architecture = {
         "hidden_size": 384,
@@ -104,7 +105,7 @@ def options_of(layers: int) -> dict[str, object]:
 
 def parameter_bytes(layers: int) -> int:
     """Of the model in fp32."""
-    task = LlamaBytes(seed=0, **options_of(layers))  # type: ignore[arg-type]
+    task = LlamaBytes(seed=0, **options_of(layers))
     return 4 * sum(parameter.numel() for parameter in task.model().parameters())
 
 

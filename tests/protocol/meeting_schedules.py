@@ -7,12 +7,10 @@ round that it has applied, and declines all else. The rounds are due at a common
 is still in an older one skips those due meanwhile. One seed gives one schedule.
 """
 
-import heapq
 import math
 import random
-from collections.abc import Callable
-from itertools import count
 
+from tests.protocol.meeting_agenda import Agenda
 from tests.protocol.meeting_faults import Cut, Fault, FaultPlan, Freeze, Kill, Seen, Thaw
 from tests.protocol.meeting_parts import (
     CONFIG,
@@ -45,7 +43,7 @@ NOTICED_S = (0.05, 1.0)  # from the break of a stream to the end that hears of i
 MESSAGES = ((0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (1, 1), (1, 2))
 
 
-class MeetingWorld:
+class MeetingWorld(Agenda):
     """One schedule. `play` runs it; `attendances` say how each round ended for each peer.
 
     Args:
@@ -57,14 +55,12 @@ class MeetingWorld:
     def __init__(
         self, peers: int, size: int, seed: int, faults: Faults, machine: type[Meeting] = Meeting
     ) -> None:
+        super().__init__()
         self.rng = random.Random(seed)
         self.run, self.size, self.machine = seed % 2**32, size, machine
-        self.now = 0.0
         self.attendances: list[Attendance] = []
         self.unheard: set[tuple[str, str, int]] = set()  # (from, to, round) of a lost `staged`
         self.cut_until: dict[frozenset[str], float] = {}
-        self._heap: list[tuple[float, int, Callable[[], None]]] = []
-        self._order = count()
         self.interval_s = self.rng.choice(INTERVALS_S)
         names = "abcdefghi"[:peers]
         self._at_work = set(names)
@@ -82,29 +78,14 @@ class MeetingWorld:
         self.first_quiet = math.ceil((plan.settled_at + ROUND_S + 1) / self.interval_s)
         self.last_round = self.first_quiet + 1
 
-    # ------------------------------------------------------------------------------- the heap
-
     def play(self) -> None:
         """Until everyone that lives is done. Raises AssertionError when that takes too long."""
         for peer in self.peers.values():
             self._come(peer)
         limit_s = self.last_round * self.interval_s + 4 * ROUND_S
         while self._at_work:
-            self.now, _, act = heapq.heappop(self._heap)
+            act = self.next()
             assert self.now < limit_s, "the rounds never end"
-            act()
-
-    def at(self, time_s: float, act: Callable[[], None]) -> None:
-        heapq.heappush(self._heap, (time_s, next(self._order), act))
-
-    def after(self, delay_s: float, peer: SimPeer, act: Callable[[], None]) -> None:
-        """Something that the peer does; a frozen one does it later, a dead one never."""
-        self.at(self.now + delay_s, lambda: self._do(peer, act))
-
-    def _do(self, peer: SimPeer, act: Callable[[], None]) -> None:
-        if peer.frozen:
-            peer.piled_up.append(act)
-        elif not peer.dead:
             act()
 
     # --------------------------------------------------------------------------------- faults

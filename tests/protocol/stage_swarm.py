@@ -197,10 +197,10 @@ class TimedStage(StageReplica):
 class StageSwarm(Swarm):
     """Real nodes and trainers, each of a stage."""
 
-    problem: StagedProblem  # type: ignore[assignment]
+    problem: StagedProblem  # type: ignore[assignment]  # has all that a Swarm asks of one
 
     def __init__(self, problem: StagedProblem, delay_s: float = 0.002) -> None:
-        super().__init__(problem, delay_s)  # type: ignore[arg-type]
+        super().__init__(problem, delay_s)  # type: ignore[arg-type]  # likewise
 
     def part(self, problem: Any, name: str, train: TrainSide) -> Held:
         config, stage = problem.config, stage_of(name)

@@ -3,6 +3,7 @@ microbatch is in a stage's gradient once or is said to be missing."""
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -17,10 +18,10 @@ DETECTION_S = MembershipConfig().detection_s(6)
 ROUNDS_AT_END = replace(PRESETS["diloco"], inner_steps=100)
 
 
-def problem_of(steps: int, **changes: object) -> StagedProblem:
+def problem_of(steps: int, **changes: Any) -> StagedProblem:
     """Three stages; replicas of one meet when a hundred steps are done, which is never."""
-    settings = {"count": 3, "layers": 3, "microbatches": 2, "steps": steps, "plan": ROUNDS_AT_END}
-    return StagedProblem(**{**settings, **changes})  # type: ignore[arg-type]
+    sizes = {"count": 3, "layers": 3, "microbatches": 2}
+    return StagedProblem(**{**sizes, "steps": steps, "plan": ROUNDS_AT_END, **changes})
 
 
 class Answered:

@@ -253,8 +253,12 @@ class _Document:
 
 
 def _number(value: object, where: str, *, zero: bool) -> float:
-    finite = type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]  # a number by now
-    if not finite or value < 0 or (value == 0 and not zero):  # type: ignore[operator]
-        least = "at least 0" if zero else "above 0"
-        raise ValueError(f"{where} is {value!r}; it must be a number {least}, or null")
-    return float(value)  # type: ignore[arg-type]
+    if (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and math.isfinite(value)
+        and (value > 0 or (zero and value == 0))
+    ):
+        return float(value)
+    least = "at least 0" if zero else "above 0"
+    raise ValueError(f"{where} is {value!r}; it must be a number {least}, or null")

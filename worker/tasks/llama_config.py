@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
 
 from worker.tasks.errors import TaskError, nearest
 
@@ -122,7 +123,7 @@ PRESETS: dict[str, LlamaConfig] = {
 }
 
 
-def llama_config(preset: str, **changes: object) -> LlamaConfig:
+def llama_config(preset: str, **changes: Any) -> LlamaConfig:
     """Return a preset's sizes, some of them changed.
 
     Args:
@@ -139,4 +140,4 @@ def llama_config(preset: str, **changes: object) -> LlamaConfig:
     for name in changes:
         if name not in known:
             raise TaskError(f"model {preset!r} has no setting {name!r}{nearest(name, known)}")
-    return replace(PRESETS[preset], **changes)  # type: ignore[arg-type]
+    return replace(PRESETS[preset], **changes)

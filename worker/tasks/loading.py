@@ -95,7 +95,8 @@ def _import_factory(name: str) -> Callable[..., Task]:
             f"task {name!r}: module {module_name!r} {problem} {factory_name!r}"
             f"{nearest(factory_name, public)}"
         )
-    return factory  # type: ignore[no-any-return]
+    found: Callable[..., Task] = factory
+    return found
 
 
 def _check_options(name: str, factory: Callable[..., Task], options: Mapping[str, object]) -> None:

@@ -211,7 +211,7 @@ class _ServerStream:
         """Served streams end by returning; nothing to cancel."""
 
 
-class _Router(grpc.GenericRpcHandler):  # type: ignore[type-arg]
+class _Router(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # only the stubs are generic
     """Leads each known method to the handler, as bytes."""
 
     def __init__(self, handler: Handler, traffic: Traffic) -> None:

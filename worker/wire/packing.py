@@ -65,4 +65,4 @@ def _units(columns: bytes, unit_bytes: int) -> memoryview:
         return memoryview(columns)
     flat = np.frombuffer(columns, np.uint8)
     units = flat[:whole].reshape(unit_bytes, -1).T.ravel()
-    return memoryview(np.concatenate((units, flat[whole:])))  # type: ignore[arg-type]
+    return np.concatenate((units, flat[whole:])).data

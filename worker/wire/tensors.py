@@ -15,8 +15,7 @@ _NOT_FINITE = "the values hold NaN, Inf or absurdly large ones"
 
 def tensor_bytes(tensor: Tensor) -> memoryview:
     """The bytes of a contiguous 1-D CPU tensor, without a copy."""
-    view: memoryview = memoryview(tensor.view(torch.uint8).numpy())  # type: ignore[arg-type]
-    return view
+    return tensor.view(torch.uint8).numpy().data
 
 
 def bytes_tensor(raw: memoryview) -> Tensor:

@@ -80,6 +80,12 @@ def test_a_task_that_writes_no_text_says_so(
         generate_text(tmp_path, "x", 1, 0.0, 0)
 
 
+def test_a_checkpoint_without_all_of_the_model_says_so(config: Config, tmp_path: Path) -> None:
+    saved = save_step(tmp_path, 1, manifest=Manifest.of(config, []).plain())
+    with pytest.raises(CheckpointError, match=f"^{saved}: does not hold the whole model"):
+        generate_text(tmp_path, "x", 1, 0.0, 0)
+
+
 def test_the_highest_step_of_all_workers_is_found(tmp_path: Path) -> None:
     for worker, steps in (("w0", (100, 200)), ("w1", (100, 300)), ("w2", (250,))):
         for step in steps:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from algorithms.fragments import TensorSpec, partition
 from algorithms.plan import Plan
@@ -15,6 +15,7 @@ from worker.config import Config, RunConfig
 from worker.inner import InnerConfig, Replica
 from worker.mailbox import Mailbox
 from worker.manifest import Manifest
+from worker.slot import Slot
 from worker.snapshot import initial_state, restore_trainer, snapshot
 from worker.tasks import Cursor
 from worker.tasks.llama_bytes import LlamaBytes
@@ -46,6 +47,15 @@ def trainer_of(plan: Plan = PLAN, *, seed: int = 0) -> Trainer:
         mailbox=Mailbox(),
         checkpoint=lambda _: None,
     )
+
+
+def local(trainer: Trainer, slot: Slot) -> Tensor:
+    return slot.fragment.flatten(trainer.replica.parameters)
+
+
+def write(trainer: Trainer, slot: Slot, values: Tensor) -> None:
+    for name, value in slot.fragment.views(values).items():
+        trainer.replica.parameters[name].copy_(value)
 
 
 def manifest(plan: Plan = PLAN) -> Manifest:
@@ -130,12 +140,12 @@ def test_a_guess_that_is_out_is_not_in_the_checkpoint(tmp_path: Path) -> None:
     # Round 0: own 1, the other 3, mean 2. Then 1 more is learned and contributed with a guess.
     sent = slot.send(one, 1)
     slot.sent = None
-    before._write(slot, slot.apply(sent, done(0, 2 * one), slot.state.anchor - one))
-    before._write(slot, before._local(slot) - one)
-    sent = slot.send(slot.state.anchor - before._local(slot), 2)
-    before._write(slot, sent.guess)
+    write(before, slot, slot.apply(sent, done(0, 2 * one), slot.state.anchor - one))
+    write(before, slot, local(before, slot) - one)
+    sent = slot.send(slot.state.anchor - local(before, slot), 2)
+    write(before, slot, sent.guess)
     tensors, values = snapshot(before, manifest(plan))
     checkpoint.save(tmp_path, 2, tensors, values)
     restore_trainer(after, checkpoint.load(tmp_path)[0])
-    learned = after.slots[0].state.anchor - after._local(after.slots[0])
+    learned = after.slots[0].state.anchor - local(after, after.slots[0])
     assert torch.allclose(learned, one, atol=1e-5)

@@ -1,74 +1,36 @@
-"""One peer's membership, event by event."""
+"""One peer's membership, event by event: whom it probes, what it says of itself, who comes.
+
+What failed probes lead to is in `test_suspicion`.
+"""
 
 import itertools
-import random
-from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 
+from tests.unit.worker.membership.machines import (
+    CONFIG,
+    asked,
+    card,
+    health,
+    machine,
+    probes,
+    suspect,
+    tick_until,
+)
 from worker.membership import (
-    Action,
-    AskProbe,
-    Card,
     Digest,
     Doubted,
     Health,
     Heard,
     Leaving,
-    Membership,
     MembershipConfig,
     Phase,
     Probe,
     Probed,
-    ProbedFor,
     Tick,
     Updated,
     ViewChanged,
 )
-
-CONFIG = MembershipConfig(
-    gossip_s=0.25, probe_s=1.0, probe_timeout_s=1.0, suspicion_factor=4.0, reconnect_s=5.0
-)
-SUSPICION_S = CONFIG.suspicion_s(4)
-
-
-def card(peer: str, **changes: object) -> Card:
-    return replace(Card(peer, f"at-{peer}", epoch=1), **changes)
-
-
-def machine(*others: str, config: MembershipConfig = CONFIG) -> Membership:
-    """`me`, who knows `others` and has not ticked yet."""
-    membership = Membership(card("me"), config, random.Random(0))
-    membership.step(Heard(tuple(card(other) for other in others)), 0.0)
-    return membership
-
-
-def health(membership: Membership, peer: str) -> Health:
-    return next(each.health for each in membership.cards if each.peer == peer)
-
-
-def probes(actions: Sequence[Action]) -> list[str]:
-    return [action.peer for action in actions if isinstance(action, Probe)]
-
-
-def asked(actions: Sequence[Action]) -> list[AskProbe]:
-    return [action for action in actions if isinstance(action, AskProbe)]
-
-
-def suspect(membership: Membership, peer: str, now: float) -> None:
-    """Probes of `peer` fail, the indirect ones too."""
-    for _ in asked(membership.step(Probed(peer, answered=False), now)):
-        membership.step(ProbedFor(peer, alive=False), now)
-    assert health(membership, peer) is Health.SUSPECT
-
-
-def tick_until(membership: Membership, start: float, stop: float) -> None:
-    """Ticks ten times a second; every probe is answered."""
-    for tenth in range(round(10 * start), round(10 * stop) + 1):
-        for peer in probes(membership.step(Tick(), tenth / 10)):
-            membership.step(Probed(peer, answered=True), tenth / 10)
-
 
 # ------------------------------------------------------------------------------------- probing
 
@@ -139,157 +101,6 @@ def test_doubt_probes_at_once_and_only_whom_it_may_concern() -> None:
     assert membership.step(Doubted("stranger"), 0.0) == []
     membership.step(Heard((card("w2", health=Health.DEAD),)), 0.0)
     assert membership.step(Doubted("w2"), 0.0) == []
-
-
-# ----------------------------------------------------------------------------------- suspicion
-
-
-def test_a_failed_probe_is_tried_through_others_before_it_means_anything() -> None:
-    membership = machine("w1", "w2", "w3", "w4", "w5")
-    actions = asked(membership.step(Probed("w1", answered=False), 0.0))
-    assert len(actions) == CONFIG.indirect_probes
-    assert len({action.via for action in actions}) == CONFIG.indirect_probes
-    for action in actions:
-        assert action.via in {"at-w2", "at-w3", "at-w4", "at-w5"}
-        assert (action.peer, action.address) == ("w1", "at-w1")
-    assert health(membership, "w1") is Health.ALIVE
-
-
-def test_one_indirect_answer_saves() -> None:
-    membership = machine("w1", "w2", "w3", "w4")
-    assert len(asked(membership.step(Probed("w1", answered=False), 0.0))) == 3
-    for alive in (False, True, False):
-        membership.step(ProbedFor("w1", alive), 1.0)
-    assert health(membership, "w1") is Health.ALIVE
-
-
-def test_suspicion_takes_every_indirect_probe_to_fail() -> None:
-    membership = machine("w1", "w2", "w3", "w4")
-    membership.step(Probed("w1", answered=False), 0.0)
-    membership.step(ProbedFor("w1", alive=False), 1.0)
-    membership.step(ProbedFor("w1", alive=False), 1.0)
-    assert health(membership, "w1") is Health.ALIVE
-    assert ViewChanged() in membership.step(ProbedFor("w1", alive=False), 1.0)
-    assert health(membership, "w1") is Health.SUSPECT
-
-
-def test_of_two_peers_each_tries_once_more_itself() -> None:
-    membership = machine("w1")
-    (again,) = asked(membership.step(Probed("w1", answered=False), 0.0))
-    assert (again.via, again.peer) == ("at-me", "w1")
-    membership.step(ProbedFor("w1", alive=False), 1.0)
-    assert health(membership, "w1") is Health.SUSPECT
-
-
-def test_an_answered_probe_asks_nobody() -> None:
-    assert machine("w1", "w2").step(Probed("w1", answered=True), 0.0) == []
-
-
-def test_a_late_answer_of_a_helper_that_was_not_asked_does_nothing() -> None:
-    membership = machine("w1", "w2")
-    assert membership.step(ProbedFor("w1", alive=False), 0.0) == []
-    assert membership.step(ProbedFor("stranger", alive=False), 0.0) == []
-    assert membership.step(Probed("stranger", answered=False), 0.0) == []
-    assert health(membership, "w1") is Health.ALIVE
-
-
-def test_a_suspect_dies_when_its_time_is_up_and_not_before() -> None:
-    membership = machine("w1", "w2", "w3")
-    tick_until(membership, 0.0, 1.0)
-    suspect(membership, "w1", 1.0)
-    tick_until(membership, 1.1, 0.9 + SUSPICION_S)
-    assert health(membership, "w1") is Health.SUSPECT
-    tick_until(membership, 1.0 + SUSPICION_S, 1.0 + SUSPICION_S)
-    assert health(membership, "w1") is Health.DEAD
-
-
-def test_a_higher_incarnation_refutes() -> None:
-    membership = machine("w1", "w2", "w3")
-    suspect(membership, "w1", 0.0)
-    membership.step(Heard((card("w1"),)), 1.0)
-    assert health(membership, "w1") is Health.SUSPECT, "the same incarnation is old news"
-    membership.step(Heard((card("w1", incarnation=1),)), 1.0)
-    assert health(membership, "w1") is Health.ALIVE
-    tick_until(membership, 1.0, 3 * SUSPICION_S)
-    assert health(membership, "w1") is Health.ALIVE
-
-
-def test_a_suspicion_of_a_higher_incarnation_starts_its_time_again() -> None:
-    membership = machine("w1", "w2", "w3")
-    suspect(membership, "w1", 0.0)
-    tick_until(membership, 0.0, 3.0)
-    membership.step(Heard((card("w1", incarnation=1, health=Health.SUSPECT),)), 3.0)
-    tick_until(membership, 3.1, 2.9 + SUSPICION_S)
-    assert health(membership, "w1") is Health.SUSPECT
-    tick_until(membership, 3.0 + SUSPICION_S, 3.0 + SUSPICION_S)
-    assert health(membership, "w1") is Health.DEAD
-
-
-def test_the_same_suspicion_heard_again_does_not() -> None:
-    membership = machine("w1", "w2", "w3")
-    suspect(membership, "w1", 0.0)
-    for second in range(1, 4):
-        membership.step(Heard((card("w1", health=Health.SUSPECT),)), float(second))
-        tick_until(membership, second, second + 0.9)
-    tick_until(membership, 4.0, SUSPICION_S)
-    assert health(membership, "w1") is Health.DEAD
-
-
-def test_a_suspect_that_speaks_gets_its_time_anew() -> None:
-    """It has not heard of the suspicion yet; its answer takes another message."""
-    membership = machine("w1", "w2", "w3")
-    suspect(membership, "w1", 0.0)
-    tick_until(membership, 0.0, 3.0)
-    membership.step(Heard((card("w1"),), "w1"), 3.0)
-    assert health(membership, "w1") is Health.SUSPECT
-    tick_until(membership, 3.1, 2.9 + SUSPICION_S)
-    assert health(membership, "w1") is Health.SUSPECT
-    tick_until(membership, 3.0 + SUSPICION_S, 3.0 + SUSPICION_S)
-    assert health(membership, "w1") is Health.DEAD
-
-
-def test_somebody_else_speaking_of_a_suspect_does_not() -> None:
-    membership = machine("w1", "w2", "w3")
-    suspect(membership, "w1", 0.0)
-    membership.step(Heard((card("w1"), card("w2")), "w2"), 3.0)
-    tick_until(membership, 3.0, SUSPICION_S)
-    assert health(membership, "w1") is Health.DEAD
-
-
-def test_a_suspicion_that_is_only_heard_of_runs_out_too() -> None:
-    membership = machine("w1", "w2", "w3")
-    membership.step(Heard((card("w1", health=Health.SUSPECT),)), 0.0)
-    tick_until(membership, 0.0, SUSPICION_S)
-    assert health(membership, "w1") is Health.DEAD
-
-
-def test_a_new_life_under_suspicion_gets_its_own_time() -> None:
-    """What was left of the old life's time must not end the new one."""
-    membership = machine("w1", "w2", "w3")
-    suspect(membership, "w1", 0.0)
-    tick_until(membership, 0.0, SUSPICION_S - 0.2)
-    membership.step(Heard((card("w1", epoch=2, health=Health.SUSPECT),)), SUSPICION_S - 0.1)
-    tick_until(membership, SUSPICION_S, SUSPICION_S + 1.0)
-    assert health(membership, "w1") is Health.SUSPECT
-
-
-def test_ones_own_starvation_shifts_the_time_of_the_others() -> None:
-    membership = machine("w1", "w2", "w3")
-    tick_until(membership, 0.0, 1.0)
-    suspect(membership, "w1", 1.0)
-    membership.step(Tick(), 61.0)  # frozen for a minute: nobody could have been heard
-    assert health(membership, "w1") is Health.SUSPECT
-    membership.step(Heard((card("w1", incarnation=1),)), 61.0)
-    tick_until(membership, 61.1, 70.0)
-    assert health(membership, "w1") is Health.ALIVE
-
-
-def test_starvation_only_postpones() -> None:
-    membership = machine("w1", "w2", "w3")
-    tick_until(membership, 0.0, 1.0)
-    suspect(membership, "w1", 1.0)
-    tick_until(membership, 61.0, 61.0 + SUSPICION_S)
-    assert health(membership, "w1") is Health.DEAD
 
 
 # ------------------------------------------------------------------------------- about oneself

@@ -1,0 +1,61 @@
+"""One peer's machine of membership, what it wants done, and short ways to make it suspect."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+from worker.membership import (
+    Action,
+    AskProbe,
+    Card,
+    Health,
+    Heard,
+    Membership,
+    MembershipConfig,
+    Probe,
+    Probed,
+    ProbedFor,
+    Tick,
+)
+
+CONFIG = MembershipConfig(
+    gossip_s=0.25, probe_s=1.0, probe_timeout_s=1.0, suspicion_factor=4.0, reconnect_s=5.0
+)
+SUSPICION_S = CONFIG.suspicion_s(4)
+
+
+def card(peer: str, **changes: object) -> Card:
+    return replace(Card(peer, f"at-{peer}", epoch=1), **changes)
+
+
+def machine(*others: str, config: MembershipConfig = CONFIG) -> Membership:
+    """`me`, who knows `others` and has not ticked yet."""
+    membership = Membership(card("me"), config, random.Random(0))
+    membership.step(Heard(tuple(card(other) for other in others)), 0.0)
+    return membership
+
+
+def health(membership: Membership, peer: str) -> Health:
+    return next(each.health for each in membership.cards if each.peer == peer)
+
+
+def probes(actions: Sequence[Action]) -> list[str]:
+    return [action.peer for action in actions if isinstance(action, Probe)]
+
+
+def asked(actions: Sequence[Action]) -> list[AskProbe]:
+    return [action for action in actions if isinstance(action, AskProbe)]
+
+
+def suspect(membership: Membership, peer: str, now: float) -> None:
+    """Probes of `peer` fail, the indirect ones too."""
+    for _ in asked(membership.step(Probed(peer, answered=False), now)):
+        membership.step(ProbedFor(peer, alive=False), now)
+    assert health(membership, peer) is Health.SUSPECT
+
+
+def tick_until(membership: Membership, start: float, stop: float) -> None:
+    """Ticks ten times a second; every probe is answered."""
+    for tenth in range(round(10 * start), round(10 * stop) + 1):
+        for peer in probes(membership.step(Tick(), tenth / 10)):
+            membership.step(Probed(peer, answered=True), tenth / 10)

@@ -1,0 +1,95 @@
+"""What the train thread tells of itself: where a joiner enters, what it cannot mend, how often."""
+
+import math
+
+import pytest
+from torch import nn
+
+from tests.unit.worker.slots import ANCHOR, LOCAL, PLAIN, failed, send, slot_at
+from worker.inner import InnerConfig, Replica
+from worker.mailbox import Mailbox, Progress, Published, ToIO
+from worker.membership import Phase
+from worker.outbox import Outbox
+from worker.pace import Pace
+from worker.tasks import Cursor
+from worker.tasks.llama_bytes import LlamaBytes
+
+STEPS = 20
+
+
+class Told:
+    """An outbox of one slot, and what has come out of it."""
+
+    def __init__(self) -> None:
+        self.slot, self.now = slot_at(PLAIN, ANCHOR), 0.0
+        task, mailbox = LlamaBytes(seed=0), Mailbox()
+        self.posted: list[ToIO] = []
+        mailbox.connect(self.posted.append)
+        cursor = Cursor(seed=0, stream="w0")
+        self.replica = Replica(task, nn.Linear(2, 2), InnerConfig(), cursor, STEPS)
+        pace = Pace(3, unequal=False)
+        self.outbox = Outbox(mailbox, self.replica, [self.slot], pace, STEPS, lambda: self.now)
+
+    def published(self) -> Published:
+        last = self.posted[-1]
+        assert isinstance(last, Published)
+        return last
+
+    def events(self) -> list[dict[str, object]]:
+        return [each.event for each in self.posted if isinstance(each, Progress)]
+
+
+def test_a_joiner_enters_before_what_is_in_flight() -> None:
+    told = Told()
+    told.outbox.publish(7)
+    assert (told.published().step, told.published().entry_step) == (7, 7)
+    send(told.slot, LOCAL, step=5)
+    told.outbox.publish(7)
+    assert (told.published().step, told.published().entry_step) == (7, 4)
+
+
+def test_the_pass_over_all_at_the_end_keeps_no_joiner_back() -> None:
+    told = Told()
+    told.slot.send_anchor(3, STEPS)
+    told.outbox.publish(STEPS)
+    assert told.published().entry_step == STEPS
+
+
+def test_a_fragment_whose_round_failed_waits_for_others_and_so_do_all_in_the_end() -> None:
+    told = Told()
+    told.outbox.publish(1)
+    assert told.published().failed == frozenset()
+    sent = told.slot.send(ANCHOR - LOCAL, 1)
+    told.slot.fail(sent, failed(0), LOCAL)
+    told.outbox.publish(1)
+    assert told.published().failed == {0}
+    told.slot.failed, told.outbox.phase = False, Phase.DONE
+    told.outbox.publish(STEPS)
+    assert (told.published().phase, told.published().failed) == (Phase.DONE, {0})
+
+
+def test_progress_is_told_now_and_then_and_at_the_last_step() -> None:
+    told = Told()
+    for tenth in range(11):
+        told.now = tenth / 10
+        told.outbox.progress(tenth)
+    told.outbox.progress(STEPS)
+    assert [event["step"] for event in told.events()] == [0, 5, 10, STEPS]
+    assert sum(isinstance(each, Published) for each in told.posted) == 4
+
+
+def test_waiting_is_told_at_once_and_publishes_nothing() -> None:
+    told = Told()
+    told.outbox.progress(1)
+    told.posted.clear()
+    told.outbox.progress(1, state="waiting")
+    assert [event["state"] for event in told.events()] == ["waiting"]
+    assert len(told.posted) == 1
+
+
+@pytest.mark.parametrize(("loss", "said"), [(1.5, 1.5), (math.nan, None)])
+def test_a_stage_without_a_loss_says_none(loss: float, said: float | None) -> None:
+    told = Told()
+    told.replica.loss = loss
+    told.outbox.iteration(2, visits=8)
+    assert told.events() == [{"event": "iteration", "iteration": 2, "visits": 8, "loss": said}]

@@ -1,0 +1,157 @@
+"""What a worker of a stage does before its training and after it: makes the stage from its
+neighbours where nobody has served it, and puts the whole model together in the end."""
+
+import json
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from torch import Tensor
+
+from worker import checkpoint
+from worker.config import Config
+from worker.exchange import Offload
+from worker.iothread import IOThread
+from worker.manifest import Manifest
+from worker.membership import Card, Health, Phase
+from worker.result import Whole
+from worker.stages.assembly import fetch_stages, save_whole, stage_fragments, whole_model
+from worker.stages.context import StageContext
+from worker.stages.rebuild import neighbour_weights, rebuilt
+from worker.tasks import Task
+from worker.train import Trainer
+
+_PATIENCE_S = 30.0
+_POLL_S = 0.1
+
+
+class StageLife:
+    """train thread only.
+
+    Args:
+        task, config, manifest: of the run.
+        io: what the stage is served with, listening already.
+        offload: where heavy work runs.
+        out: this worker's folder.
+        log: takes events as plain values.
+    """
+
+    def __init__(
+        self,
+        *,
+        task: Task,
+        config: Config,
+        manifest: Manifest,
+        io: IOThread,
+        offload: Offload,
+        out: Path,
+        log: Callable[[dict[str, object]], None],
+    ) -> None:
+        assert io.node.stages is not None, "the model is cut"
+        self._stages = io.node.stages
+        self._task, self._config, self._manifest = task, config, manifest
+        self._io, self._offload, self._out, self._log = io, offload, out, log
+
+    # ----------------------------------------------------------------------------- the beginning
+
+    def rebuild(self, trainer: Trainer, interrupted: Callable[[], bool]) -> None:
+        """Makes this stage from its neighbours; it stays fresh where they cannot be fetched."""
+        stage = self._context.stage
+        deadline = time.monotonic() + _PATIENCE_S
+        weights: dict[int, float] = {}
+        while not weights and time.monotonic() < deadline and not interrupted():
+            weights = neighbour_weights(stage, self._cards())
+            time.sleep(0 if weights else _POLL_S)
+        anchors = self._fetched(weights)
+        if not weights or anchors.keys() != weights.keys():
+            text = f"stage {stage} begins anew: its neighbours cannot be fetched"
+            self._log({"event": "warning", "text": text})
+            return
+        made = rebuilt(self._task, self._config, stage, anchors, weights)
+        for name, parameter in trainer.replica.parameters.items():
+            parameter.copy_(made[name])
+        for slot in trainer.slots:
+            slot.commit(anchor=slot.fragment.flatten(trainer.replica.parameters))
+        rounded = {n: round(weight, 3) for n, weight in weights.items()}
+        self._log({"event": "rebuilt", "stage": stage, "from": rounded})
+
+    # ----------------------------------------------------------------------------------- the end
+
+    def end(self, trainer: Trainer) -> Whole | None:
+        """Leaves what was measured, and the whole model if this worker is the one to."""
+        self._leave_links()
+        if trainer.stopped is not None:
+            return None
+        trainer.settle(lambda: self._assembles or not self._assembler_is_here, _PATIENCE_S)
+        return self._assemble(trainer) if self._assembles else None
+
+    def _leave_links(self) -> None:
+        """Writes what was measured of the links, for `murmur plan --links`."""
+        links = self._io.ask(lambda: self._stages.links)
+        if links is not None:
+            (self._out / "links.json").write_text(json.dumps(links, indent=1))
+
+    @property
+    def _assembler(self) -> Card | None:
+        """Who puts the stages together at the end: the first replica of stage 0 that is here, or
+        has done so and left."""
+        cards = [card for card in self._cards() if card.stage == 0]
+        able = [c for c in cards if c.live or (c.health, c.phase) == (Health.LEFT, Phase.DONE)]
+        return min(able, key=lambda card: card.peer, default=None)
+
+    @property
+    def _assembles(self) -> bool:
+        assembler = self._assembler
+        return assembler is not None and assembler.peer == self._context.me
+
+    @property
+    def _assembler_is_here(self) -> bool:
+        assembler = self._assembler
+        return assembler is not None and assembler.live
+
+    def _assemble(self, trainer: Trainer) -> Whole | None:
+        """The whole model, left as a checkpoint; None, and a warning, when a stage is missing."""
+        config = self._config
+        anchors = self._fetched(range(1, config.stages.count))
+        anchors[0] = [state.anchor for state in trainer.states]
+        missing = [stage for stage in range(config.stages.count) if stage not in anchors]
+        if missing:
+            text = f"no whole model: stage {missing[0]} cannot be fetched from anyone"
+            self._log({"event": "warning", "text": text})
+            return None
+        whole = whole_model(self._task, config, anchors)
+        folder = self._out / "assembled"
+        checkpoint.set_aside(folder)
+        path = save_whole(folder, trainer.step, self._manifest, config, whole)
+        self._log({"event": "assembled", "path": str(path), "step": trainer.step})
+        return Whole(anchors=whole, path=path)
+
+    # ------------------------------------------------------------------------------ other stages
+
+    @property
+    def _context(self) -> StageContext:
+        return self._stages.context
+
+    def _cards(self) -> tuple[Card, ...]:
+        return self._io.ask(lambda: tuple(self._context.cards()))
+
+    def _fetched(self, stages: Iterable[int]) -> dict[int, list[Tensor]]:
+        """The anchors of other stages; of those that answer in time."""
+        config, context = self._config, self._context
+        momenta = config.plan.payload == "pseudo_gradient" and config.plan.exchange != "none"
+        expected = {
+            stage: {
+                f.index: (f.elements, f.elements if momenta else 0)
+                for f in stage_fragments(self._task, config, stage)
+            }
+            for stage in stages
+        }
+        try:
+            return self._io.do(
+                lambda: fetch_stages(
+                    context.transport, context.cards(), context.run, expected, self._offload
+                ),
+                _PATIENCE_S,
+            )
+        except TimeoutError:
+            return {}

@@ -1,0 +1,63 @@
+"""What a worker answers `murmur status`, as plain values."""
+
+from collections.abc import Mapping
+
+from worker.config import Config
+from worker.exchange import Context
+from worker.gossip import Gossip
+from worker.lag import LagMonitor
+from worker.membership import Card
+from worker.transport import Traffic
+
+
+def status_document(
+    *,
+    config: Config,
+    context: Context,
+    gossip: Gossip,
+    traffic: Traffic,
+    rounds: Mapping[str, int],
+    loss: object,
+    lag: LagMonitor,
+) -> dict[str, object]:
+    """Where this peer is, whom it knows, and what crossed the network so far. io thread only.
+
+    Args:
+        rounds: how many of this peer's were completed, and failed.
+        loss: the latest, None as long as there is none.
+    """
+    counts, me = context.counts, gossip.me
+    return {
+        "kind": "worker",
+        "peer": me.peer,
+        "run": f"{context.run:016x}",
+        "preset": config.preset,
+        "phase": me.phase.name.lower(),
+        "step": me.step,
+        "steps": config.run.steps,
+        "loss": loss,
+        "members": [_member(card, staged=config.stages.count > 1) for card in gossip.cards],
+        "traffic": {
+            "bytes_sent": traffic.sent_bytes,
+            "bytes_received": traffic.received_bytes,
+            "payload_bytes_sent": counts.payload_sent_bytes,
+            "payload_bytes_received": counts.payload_received_bytes,
+            "sent_by_method": dict(traffic.sent),
+            "received_by_method": dict(traffic.received),
+        },
+        "rounds": {**rounds, "late": counts.late, "takeovers": counts.takeovers},
+        "refused": dict(counts.refused),
+        "loop_lag_ms": lag.summary_ms(),
+    }
+
+
+def _member(card: Card, *, staged: bool) -> dict[str, object]:
+    return {
+        "peer": card.peer,
+        **({"stage": card.stage} if staged else {}),
+        "address": card.address,
+        "health": card.health.name.lower(),
+        "phase": card.phase.name.lower(),
+        "step": card.step,
+        "versions": [digest.version for digest in card.digests],
+    }
