@@ -176,9 +176,9 @@ class Plan:
         """How many shards of a fragment each peer reduces.
 
         The reductions of one lap go out while the contributions of the next still come in, so that
-        links stay busy both ways. Each shard is a stream of its own, which takes two cores about
-        4 ms: far below 56 KiB, four workers on 100 Mbit/s wait for that and not for the link, and far
-        above it links of 2 Mbit/s stand idle while a lap ends.
+        links stay busy both ways. Each shard is a stream of its own, of about 4 ms of a core: far
+        below 56 KiB, four workers on 100 Mbit/s wait for that and not for the link, and far above
+        it links of 2 Mbit/s stand idle while a lap ends.
         """
         shard_bytes = codec_by_name(self.codec).encoded_bytes(elements) / max(1, peers)
         return min(_MOST_LAPS, max(1, round(shard_bytes / _LAP_BYTES)))

@@ -180,13 +180,20 @@ def parse_config(document: Mapping[str, Any], source: str) -> Config:
             raise ConfigError(
                 f"{source}: [task] {key} is {value!r}; use text, numbers, lists, tables"
             )
+    stages = _build(StagesConfig(), document.get("stages", {}), "stages", source)
+    plan = _build(PRESETS[preset], diloco, "diloco", source, extra=("preset",))
+    if plan.dylu and stages.count > 1:
+        raise ConfigError(
+            f"{source}: [diloco] dylu gives each peer inner steps of its own, but the stages of a "
+            "model go through iterations together; leave dylu out, or do not cut the model"
+        )
     return Config(
         run=_build(RunConfig(), document.get("run", {}), "run", source),
         task=TaskConfig(name=name, options=task),
         inner=_build(InnerConfig(), document.get("inner", {}), "inner", source),
-        stages=_build(StagesConfig(), document.get("stages", {}), "stages", source),
+        stages=stages,
         preset=preset,
-        plan=_build(PRESETS[preset], diloco, "diloco", source, extra=("preset",)),
+        plan=plan,
         rounds=_build(RoundConfig(), document.get("rounds", {}), "rounds", source),
         exchange=_build(ExchangeConfig(), document.get("exchange", {}), "exchange", source),
         membership=_build(MembershipConfig(), document.get("membership", {}), "membership", source),

@@ -92,6 +92,7 @@ class Node:
             clock=clock,
             offload=offload,
             log=self._log,
+            most_visits=config.stages.most_visits,
         )
         means = self.context
         self._pairs: Pairs | None = None

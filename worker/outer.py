@@ -108,7 +108,8 @@ class OuterRounds:
             self.write(slot, anchor)
             self._replica.reset_moments()
             g = torch.zeros_like(anchor)
-        sent = self._begin(slot, g, step)
+        work_steps = min(slot.work_steps, self._plan.inner_steps)
+        sent = self._begin(slot, g, step, work_steps)
         if sent.guess is not None:
             self.write(slot, sent.guess)
 
@@ -121,10 +122,11 @@ class OuterRounds:
 
     # -------------------------------------------------------------------- data-parallel gradients
 
-    def average(self, loop: Loop, gradients: dict[str, Tensor]) -> None:
-        """Replaces the gradients by their mean over the group; keeps them where a round fails."""
+    def average(self, loop: Loop, gradients: dict[str, Tensor], visits: int) -> None:
+        """Replaces the gradients, means over so many visits of a stage (1 where there are none), by
+        their mean over the group; keeps them where a round fails."""
         for slot in self._slots:
-            self._begin(slot, slot.fragment.flatten(gradients), loop.step)
+            self._begin(slot, slot.fragment.flatten(gradients), loop.step, visits)
         for slot in self._slots:
             sent, result = self._await_round(loop, slot)
             if sent is not None and result is not None:
@@ -140,11 +142,10 @@ class OuterRounds:
 
     # ------------------------------------------------------------------------------ there and back
 
-    def _begin(self, slot: Slot, g: Tensor, step: int) -> Sent:
+    def _begin(self, slot: Slot, g: Tensor, step: int, weight: int) -> Sent:
         sent, state = slot.send(g, step), slot.state
         self._tell.publish(step)
         anchor = state.anchor if self._pairs else None
-        weight = min(sent.work_steps, self._plan.inner_steps)
         index, values = slot.fragment.index, sent.values
         self._mailbox.post(
             Begin(index, state.version, state.group, values, anchor, weight=max(1, weight))

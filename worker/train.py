@@ -177,7 +177,8 @@ class Trainer:
         if self._iterations is not None:
             self._tell.iteration(self.step, self._iterations.visits)
         if self._gradients and self._exchanges:
-            self._rounds.average(self, gradients)
+            visits = self._iterations.visits if self._iterations is not None else 1
+            self._rounds.average(self, gradients, visits)
         resumed = self._clock()
         self.replica.inner_step(self.step, gradients)
         self.tally.last_step_at = self._clock()

@@ -82,6 +82,21 @@ def test_two_replicas_a_stage_in_sync_learn_from_both_origins(routing: str) -> N
     run(scenario())
 
 
+def test_uneven_shares_of_the_visits_count_as_what_they_are() -> None:
+    async def scenario() -> None:
+        async with StageSwarm(StagedProblem(steps=3)) as swarm:
+            await swarm.start_all({0: 2, 1: 3, 2: 2, 3: 2})
+            await swarm.finished()
+            assert_learned_as_one_process(swarm)
+            assert_no_trouble(swarm)
+            shares = {
+                len(told.counted) for peer in swarm.of_stage(1) for told in peer.replica.iterations
+            }
+            assert shares == {2, 3}  # eight visits in an iteration
+
+    run(scenario())
+
+
 # ------------------------------------------------------------------------------------- skipping
 
 

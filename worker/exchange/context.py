@@ -92,6 +92,7 @@ class Context:
     clock: monotonic seconds.
     offload: where heavy work runs.
     log: takes events as plain values.
+    most_visits: of a stage by one iteration's microbatches, at most.
     """
 
     me: str
@@ -105,6 +106,7 @@ class Context:
     log: Callable[[dict[str, object]], None]
     compression: Compression
     counts: Counts = field(default_factory=Counts)
+    most_visits: int = 1
 
     @property
     def codec(self) -> Codec:
@@ -128,14 +130,17 @@ class Context:
         self.counts.blocked_s += self.clock() - began
 
     def weight(self, announced: int) -> int:
-        """What a contribution counts, by the inner steps announced. Raises WireError: they are more
-        than a period has, so nobody makes itself heavier than that."""
-        if self.plan.weighting == "uniform":
+        """What a contribution counts, by the inner steps announced or, for a gradient, the visits
+        that it is the mean over. Raises WireError: they are more than a period or an iteration
+        has, so nobody makes itself heavier than that."""
+        if self.plan.payload == "gradient":
+            most, of = self.most_visits, "visits; an iteration has at most"
+        elif self.plan.weighting == "work":
+            most, of = self.plan.inner_steps, "inner steps; a period has"
+        else:
             return 1
-        if not 1 <= announced <= self.plan.inner_steps:
-            raise WireError(
-                f"a contribution of {announced} inner steps; a period has {self.plan.inner_steps}"
-            )
+        if not 1 <= announced <= most:
+            raise WireError(f"a contribution of {announced} {of} {most}")
         return announced
 
     def bounds(self, fragment: int, group: Sequence[str]) -> tuple[tuple[int, int], ...]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from algorithms.skippipe.route import Rules, visited_stages
 from algorithms.skippipe.routing import PRESETS
 
+_MOST_ORIGINS = 1024
 ACTIVATIONS = ("bf16", "fp32", "int8")
 
 
@@ -54,6 +55,11 @@ class StagesConfig:
             )
         if self.count > 1:
             self.rules(1)
+
+    @property
+    def most_visits(self) -> int:
+        """Of a stage in one iteration, with as many origins as a swarm could have."""
+        return self.microbatches * _MOST_ORIGINS if self.count > 1 else 1
 
     def rules(self, iteration: int) -> Rules:
         """What the routes of an iteration keep to. Raises ValueError: none could."""

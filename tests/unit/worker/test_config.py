@@ -277,6 +277,12 @@ def test_every_preset_survives_as_plain_values(preset: str) -> None:
     assert config.plan == PRESETS[preset]
 
 
+def test_stages_go_through_iterations_together() -> None:
+    said = config_error("stages.count=4", "diloco.dylu=true")
+    assert "dylu" in said
+    assert "leave" in said
+
+
 def test_the_machines_own_sections_are_not_run_wide() -> None:
     config = load_config(None, ["rounds.quorum=1", "membership.gossip_s=9", "checkpoint.keep=5"])
     assert to_document(config) == to_document(Config())
