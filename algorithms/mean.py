@@ -10,7 +10,7 @@ def mean_in_order(contributions: Iterable[Tensor], weights: Sequence[int] | None
 
     Args:
         contributions: at least one fp32 tensor, of one shape, in the order of sorted peer ids.
-        weights: above 0, one for each; equal ones are the same as none, bit for bit.
+        weights: 0 or more, one for each; equal ones are the same as none, bit for bit.
 
     Returns:
         A fresh tensor. The operation is elementwise, so the mean of blocks is the mean's blocks.

@@ -109,7 +109,7 @@ class OuterRounds:
             self._replica.reset_moments()
             g = torch.zeros_like(anchor)
         work_steps = min(slot.work_steps, self._plan.inner_steps)
-        sent = self._begin(slot, g, step, work_steps)
+        sent = self._begin(slot, g, step, max(1, work_steps))
         if sent.guess is not None:
             self.write(slot, sent.guess)
 
@@ -123,7 +123,7 @@ class OuterRounds:
     # -------------------------------------------------------------------- data-parallel gradients
 
     def average(self, loop: Loop, gradients: dict[str, Tensor], visits: int) -> None:
-        """Replaces the gradients, means over so many visits of a stage (1 where there are none), by
+        """Replaces the gradients, means over so many visits of a stage (1 of a whole model), by
         their mean over the group; keeps them where a round fails."""
         for slot in self._slots:
             self._begin(slot, slot.fragment.flatten(gradients), loop.step, visits)
@@ -148,7 +148,7 @@ class OuterRounds:
         anchor = state.anchor if self._pairs else None
         index, values = slot.fragment.index, sent.values
         self._mailbox.post(
-            Begin(index, state.version, state.group, values, anchor, weight=max(1, weight))
+            Begin(index, state.version, state.group, values, anchor, weight=weight)
         )
         return sent
 

@@ -97,6 +97,20 @@ def test_uneven_shares_of_the_visits_count_as_what_they_are() -> None:
     run(scenario())
 
 
+def test_a_replica_that_nothing_visits_does_not_thin_the_mean() -> None:
+    async def scenario() -> None:
+        async with StageSwarm(StagedProblem(microbatches=2, steps=2)) as swarm:
+            await swarm.start_all({0: 1, 1: 3, 2: 1, 3: 1})
+            await swarm.finished()
+            assert_learned_as_one_process(swarm)
+            shares = {
+                len(told.counted) for peer in swarm.of_stage(1) for told in peer.replica.iterations
+            }
+            assert shares == {0, 1}  # two visits in an iteration
+
+    run(scenario())
+
+
 # ------------------------------------------------------------------------------------- skipping
 
 

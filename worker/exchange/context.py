@@ -134,12 +134,12 @@ class Context:
         that it is the mean over. Raises WireError: they are more than a period or an iteration
         has, so nobody makes itself heavier than that."""
         if self.plan.payload == "gradient":
-            most, of = self.most_visits, "visits; an iteration has at most"
+            least, most, of = 0, self.most_visits, "visits; an iteration has at most"
         elif self.plan.weighting == "work":
-            most, of = self.plan.inner_steps, "inner steps; a period has"
+            least, most, of = 1, self.plan.inner_steps, "inner steps; a period has"
         else:
             return 1
-        if not 1 <= announced <= most:
+        if not least <= announced <= most:
             raise WireError(f"a contribution of {announced} {of} {most}")
         return announced
 

@@ -18,7 +18,8 @@ class StagesConfig:
     full_every: every so many iterations all routes are full; 0 for never.
     microbatches: of each origin (a replica of stage 0) and iteration; a batch of the task each.
     activations: codec of what travels between stages, and of its gradients.
-    memory_mib: what visits may hold on this machine between forward and backward, MiB; its own.
+    memory_mib: what visits may hold on this machine between forward and backward, MiB, and again as
+        much what has come back of them; its own.
     rebuild: whether a stage whose last replica is gone is made anew from its neighbours.
 
     Ref: arXiv:2502.19913 (skips), arXiv:2301.11913 (stochastic), arXiv:2506.15461 (rebuild).

@@ -36,7 +36,8 @@ class Origin:
     ) -> None:
         self._context, self._desk, self._room = context, desk, room
         self._counting, self._onward, self._schedule = counting, onward, schedule
-        self._held_bytes = 0  # by a microbatch in flight; 0 until the first one has shown it
+        self._held_bytes = 0  # by a microbatch in flight, as the last one has shown
+        self._shown = asyncio.Event()  # the first one has
         self._tasks = Tasks()
         self._iterating: asyncio.Task[None] | None = None
 
@@ -82,12 +83,18 @@ class Origin:
         self, iteration: int, number: int, rest: tuple[Hop, ...], schedule: int
     ) -> tuple[str, ...] | None:
         """The peers that have taken part; None when it was lost."""
+        if number > 0:
+            await self._shown.wait()
         size = self._held_bytes
         await self._room.take(size)
         try:
             entered = await self._desk.do(Job.ENTER, iteration, number)
             values = given(entered)
             self._held_bytes = visit_held(len(values))
+            if not self._shown.is_set():
+                self._shown.set()
+                await self._room.take(self._held_bytes)
+                size = self._held_bytes
             key = Key(iteration, self._context.me, number)
             visit = Visit(key, 0, rest, entered.shape, schedule, self._context.me)
             back = await self._onward.send(visit, values)
@@ -104,6 +111,7 @@ class Origin:
             )
             return None
         finally:
+            self._shown.set()
             self._room.give(size)
         self._context.counts.visits += 1
         return back.path

@@ -169,7 +169,7 @@ class Serving:
 
     @staticmethod
     async def _arrived(header: pb.VisitHeader, stream: Stream) -> memoryview:
-        """The activations; unread, they are not sent."""
+        """The activations. Unread, what gRPC does not take ahead (some 5 MB) is not sent."""
         incoming = wire.Incoming(header.total_bytes, header.hash)
         while not incoming.complete:
             raw = await stream.receive()
