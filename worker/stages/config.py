@@ -58,6 +58,11 @@ class StagesConfig:
             self.rules(1)
 
     @property
+    def memory_bytes(self) -> int:
+        """`memory_mib` in bytes."""
+        return int(self.memory_mib * 2**20)
+
+    @property
     def most_visits(self) -> int:
         """Of a stage in one iteration, with as many origins as a swarm could have."""
         return self.microbatches * _MOST_ORIGINS if self.count > 1 else 1

@@ -42,6 +42,7 @@ class Part:
             codec=codec_by_name(config.stages.activations),
             microbatches=config.stages.microbatches if self.stage == 0 else 0,
             answer=mailbox.post,
+            limit_bytes=config.stages.memory_bytes,
         )
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from algorithms.codecs import Codec
 from algorithms.skippipe.gradients import StageGradients
 from worker import wire
+from worker.errors import ConfigError
 from worker.inner import InnerConfig, Replica
 from worker.mailbox import IterationOver, Job, StageWork, StageWorked
 from worker.tasks import Batch, Cursor, StageModule, Task
@@ -33,6 +34,10 @@ class StageReplica(Replica):
         codec: of activations and their gradients.
         microbatches: that begin here in each iteration; 0 on a stage other than 0.
         answer: takes what came of a job.
+        limit_bytes: of the activations of one microbatch, encoded: others take no more either.
+
+    Raises:
+        ConfigError: from `work`, where a microbatch of the task is larger.
     """
 
     def __init__(
@@ -46,11 +51,13 @@ class StageReplica(Replica):
         codec: Codec,
         microbatches: int,
         answer: Callable[[StageWorked], None],
+        limit_bytes: float = math.inf,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         super().__init__(task, module, config, cursor, steps)
         self._module, self._codec = module, codec
         self._microbatches, self._answer, self._clock = microbatches, answer, clock
+        self._limit_bytes = limit_bytes
         self.iteration = 0
         self._jobs: list[tuple[bool, int, StageWork]] = []
         self._batches_here: list[Batch] = []
@@ -146,7 +153,7 @@ class StageReplica(Replica):
                 with torch.no_grad():
                     batch = self._batches_here[work.microbatch]
                     hidden = self._module(self._module.embed(batch))
-                return self._encode(hidden), tuple(hidden.shape)
+                return self._entered(self._encode(hidden)), tuple(hidden.shape)
             case Job.FORWARD:
                 with torch.no_grad():
                     hidden = self._module(self._decode(work.values, work.shape))
@@ -161,6 +168,16 @@ class StageReplica(Replica):
                 hidden = self._module(self._module.embed(self._batches_here[work.microbatch]))
                 self._count(work, hidden, [])
                 return None, work.shape
+
+    def _entered(self, values: memoryview) -> memoryview:
+        if len(values) > self._limit_bytes:
+            mib = len(values) / 2**20
+            raise ConfigError(
+                f"[stages] memory_mib: the activations of one microbatch take {mib:.0f} MiB and "
+                "nobody would accept them; raise memory_mib on every machine, or make batches "
+                "smaller"
+            )
+        return values
 
     def _loss(self, work: StageWork) -> memoryview:
         """The gradient of the loss in what comes back to the origin; counts the head's."""

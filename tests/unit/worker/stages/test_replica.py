@@ -1,11 +1,15 @@
 """A stage on the train thread: urgent jobs first, each visit counted once, the mean over visits."""
 
+import math
+
+import pytest
 import torch
 from torch import Tensor
 
 from algorithms.codecs import codec_by_name
 from tests.protocol.stage_swarm import StagedProblem
 from worker import wire
+from worker.errors import ConfigError
 from worker.mailbox import IterationOver, Job, StageWork, StageWorked
 from worker.stages.part import part_of
 from worker.stages.replica import StageReplica
@@ -18,7 +22,7 @@ FP32 = codec_by_name("fp32")
 class Stage:
     """A replica, what it has answered, and short ways to ask."""
 
-    def __init__(self, stage: int) -> None:
+    def __init__(self, stage: int, limit_bytes: float = math.inf) -> None:
         config = PROBLEM.config
         module = part_of(PROBLEM.task, config, stage).module
         assert isinstance(module, StageModule)
@@ -32,6 +36,7 @@ class Stage:
             codec=FP32,
             microbatches=2 if stage == 0 else 0,
             answer=self.answers.append,
+            limit_bytes=limit_bytes,
         )
         self._number = 0
         self.replica.begin(1)
@@ -181,6 +186,16 @@ def test_an_origin_enters_loses_and_leaves() -> None:
     for name, value in stage.replica.backward(1).items():
         torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(torch.tensor(stage.replica.loss), loss.detach())
+
+
+def test_microbatches_that_nobody_has_room_for_are_refused_with_a_fix() -> None:
+    activations = 4 * 1 * 12 * 16
+    fits, too_large = Stage(0, activations), Stage(0, activations - 1)
+    for stage in (fits, too_large):
+        stage.ask(Job.ENTER)
+    assert fits.done() == [1]
+    with pytest.raises(ConfigError, match="raise memory_mib"):
+        too_large.done()
 
 
 def test_nonsense_is_answered_with_a_problem_and_counts_nothing() -> None:
