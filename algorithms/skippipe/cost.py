@@ -6,7 +6,6 @@ A visit costs w forward and 1.5 w backward, the loss on stage 0 costs w / 4; wit
 backward, or where they were measured, the ratios are others.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -108,27 +107,3 @@ class Costs:
     def edge_s(self) -> Floats:
         """From sending to being there, shape (P, P)."""
         return self.delay_s + self.transfer_s
-
-
-def costs_of(
-    links: Links,
-    forward_s: Sequence[float],
-    message_bytes: float,
-    *,
-    backward_ratio: float = BACKWARD_RATIO,
-    loss_ratio: float = LOSS_RATIO,
-) -> Costs:
-    """The costs on links, with a backward and a loss in proportion to each peer's forward.
-
-    Args:
-        forward_s: w of each peer on its stage.
-        message_bytes: of one microbatch's activations, and of their gradient.
-    """
-    forward = np.array(forward_s, dtype=np.float64)
-    return Costs(
-        delay_s=links.delay_s(),
-        transfer_s=links.transfer_s(message_bytes),
-        forward_s=forward,
-        backward_s=backward_ratio * forward,
-        loss_s=loss_ratio * forward,
-    )

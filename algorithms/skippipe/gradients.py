@@ -29,10 +29,6 @@ class StageGradients:
         """The microbatches whose gradients are in the sum."""
         return frozenset(self._counted)
 
-    @property
-    def sums(self) -> Mapping[str, torch.Tensor]:
-        return self._sums
-
     def add(self, microbatch: int, gradients: Mapping[str, torch.Tensor]) -> bool:
         """Adds one visit's gradients; False if that microbatch is in the sum already.
 
@@ -55,19 +51,11 @@ class StageGradients:
             self._sums[name] += gradient
         return True
 
-    def mean(self) -> dict[str, torch.Tensor]:
-        """The sum divided by the visits, in fresh tensors; empty where nothing visited the stage.
-
-        An optimizer must not step on an empty mean: zeros would move it by its momentum.
-        """
-        if not self._counted:
-            return {}
-        return {name: value / self.visits for name, value in self._sums.items()}
-
     def averaged(self) -> dict[str, torch.Tensor]:
         """The sums, divided in place by the visits; zeros where nothing visited the stage.
 
-        They are the caller's until `clear`, and nothing may be added before.
+        They are the caller's until `clear`, and nothing may be added before. An optimizer must not
+        step where nothing was visited: zeros would move it by its momentum.
         """
         for value in self._sums.values():
             value /= max(1, self.visits)

@@ -80,13 +80,6 @@ def visited_stages(stages: int, skip: float) -> int:
     return max(min(2, stages), round(stages * (1 - skip)))
 
 
-def route_refusals(route: Route, pipeline: Pipeline, rules: Rules) -> tuple[str, ...]:
-    """Why a route is not allowed; empty if it is."""
-    if unknown := [peer for peer in route.peers if not 0 <= peer < pipeline.peers]:
-        return (f"peer {unknown[0]} is not in the pipeline",)
-    return stage_refusals(route.stages(pipeline), rules)
-
-
 def stage_refusals(stages: Sequence[int], rules: Rules) -> tuple[str, ...]:
     """Why an order of stages is not allowed; empty if it is."""
     reasons = []
@@ -114,38 +107,5 @@ def stage_refusals(stages: Sequence[int], rules: Rules) -> tuple[str, ...]:
         f"it goes back from stage {here} to {there}, more than one stage"
         for here, there in back
         if rules.swaps and here - there > 1
-    ]
-    return tuple(reasons)
-
-
-def batch_refusals(
-    routes: Sequence[Route], pipeline: Pipeline, rules: Rules, limits: Sequence[int]
-) -> tuple[str, ...]:
-    """Why routes that are in flight together are not allowed; empty if they are.
-
-    Args:
-        limits: of each peer, how many of the routes may visit it (see `coverage.peer_limits`).
-    """
-    reasons = [
-        f"route {index}: {reason}"
-        for index, route in enumerate(routes)
-        for reason in route_refusals(route, pipeline, rules)
-    ]
-    if reasons:
-        return tuple(reasons)
-    visits = Counter(stage for route in routes for stage in route.stages(pipeline))
-    counts = [visits[stage] for stage in range(1, rules.stages)]
-    if counts and max(counts) - min(counts) > 1:
-        most, least = counts.index(max(counts)) + 1, counts.index(min(counts)) + 1
-        reasons.append(
-            f"stage {most} is visited {max(counts)} times and stage {least} {min(counts)} times; "
-            "coverage must be equal"
-        )
-    # What begins on stage 0 waits there for its turn, so only the other stages can be overrun.
-    loads = Counter(peer for route in routes for peer in route.peers[1:])
-    reasons += [
-        f"peer {peer} would hold {load} microbatches at once, more than {limits[peer]}"
-        for peer, load in sorted(loads.items())
-        if load > limits[peer]
     ]
     return tuple(reasons)

@@ -63,12 +63,10 @@ def stochastic(pipeline: Pipeline, rules: Rules, origins: Sequence[int], seed: i
     _refuse_skips("stochastic", rules)
     costs = pipeline.costs
     visit_s = (costs.forward_s + costs.backward_s).tolist()
-    queues = [ReplicaQueue({peer: visit_s[peer] for peer in stage}) for stage in pipeline.stages]
-    routes = []
-    for origin in origins:
-        hops = [queue.choose(0.0) for queue in queues[1:]]
-        routes.append(Route((origin, *(hop for hop in hops if hop is not None))))
-    return routes
+    queues = [
+        ReplicaQueue({peer: visit_s[peer] for peer in replicas}) for replicas in pipeline.stages[1:]
+    ]
+    return [Route((origin, *(queue.choose() for queue in queues))) for origin in origins]
 
 
 def skip(pipeline: Pipeline, rules: Rules, origins: Sequence[int], seed: int) -> list[Route]:

@@ -12,11 +12,12 @@ from collections import Counter
 
 import numpy as np
 
-from algorithms.skippipe.cost import Links, costs_of
+from algorithms.skippipe.cost import Links
 from algorithms.skippipe.pipeline import Pipeline
 from algorithms.skippipe.route import Route, Rules
 from algorithms.skippipe.routing import random
 from algorithms.skippipe.simulator import Deadlock, simulate
+from tests.support.stage_costs import costs_of
 
 MEMORIES = (1, 2, 3)
 

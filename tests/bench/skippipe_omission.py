@@ -160,8 +160,9 @@ def train(asked: Asked) -> list[Perplexity]:
             for stage in route:
                 sums[stage].add(microbatch, taken_gradients(parameters[stage]))
         for held, total, optimizer in zip(parameters, sums, optimizers, strict=True):
-            for name, gradient in total.mean().items():
-                held[name].grad = gradient
+            if total.visits:
+                for name, gradient in total.averaged().items():
+                    held[name].grad = gradient
             optimizer.step()
             optimizer.zero_grad()
             total.clear()

@@ -20,13 +20,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from algorithms.skippipe.cost import Links, activation_bytes, costs_of
+from algorithms.skippipe.cost import Links, activation_bytes
 from algorithms.skippipe.pipeline import Pipeline
 from algorithms.skippipe.placement import place, stage_sizes
 from algorithms.skippipe.route import Rules
 from algorithms.skippipe.routing import full, random
 from algorithms.skippipe.search import Found, search_routes
 from algorithms.skippipe.simulator import simulate
+from tests.support.stage_costs import costs_of
 
 MEMORY = 3
 WAVES = 2

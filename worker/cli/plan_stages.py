@@ -85,8 +85,7 @@ def stage_options(command: Callable[..., Any]) -> Callable[..., Any]:
             click.option(
                 "--shared-uplinks/--own-uplinks",
                 default=None,
-                help="Whether a peer's messages leave one after another; so where links are given "
-                "for each peer, not where they were measured for each pair.",
+                help="Whether a peer's messages leave one after another, as a run plans; shared.",
             ),
             click.option(
                 "--effort", "effort_s", type=above_0, metavar="SECONDS", help="Of the search; 2."

@@ -103,7 +103,7 @@ def case_of(shared: Shared, options: StageOptions) -> Case:
         microbatches=microbatches,
         swarm=swarm,
         source=source,
-        shared_uplinks=_first(options.shared_uplinks, not measured),
+        shared_uplinks=_first(options.shared_uplinks, True),
         effort_s=_first(options.effort_s, EFFORT_S),
         seed=_first(options.seed, 0),
     )

@@ -217,13 +217,20 @@ class _Document:
         )
 
     def _memory(self) -> tuple[int, ...] | None:
+        """None if nobody has measured it."""
         entries = self._list("memory")
         if entries is None:
             return None
+        measured = [visits for visits in entries if visits is not None]
         for peer, visits in zip(self._names, entries, strict=True):
-            if type(visits) is not int or visits < 1:
+            if visits is not None and (type(visits) is not int or visits < 1):
                 raise ValueError(f"memory of {peer} is {visits!r}; it must be at least 1 visit")
-        return tuple(entries)
+        if not measured:
+            return None
+        if gaps := len(entries) - len(measured):
+            self._filled.append(f"{gaps} of {len(entries)} memories")
+        median = statistics.median_low(measured)
+        return tuple(median if visits is None else visits for visits in entries)
 
     def _integer(self, name: str) -> int | None:
         value = self._entries.get(name)

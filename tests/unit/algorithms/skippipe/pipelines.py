@@ -1,11 +1,15 @@
-"""Random pipelines for properties, and an even one for closed forms."""
+"""Random pipelines for properties, an even one for closed forms, and what routes must keep to."""
+
+from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 from hypothesis import strategies as st
 
-from algorithms.skippipe.cost import Links, costs_of
+from algorithms.skippipe.cost import Links
 from algorithms.skippipe.pipeline import Pipeline
-from algorithms.skippipe.route import Rules
+from algorithms.skippipe.route import Route, Rules, stage_refusals
+from tests.support.stage_costs import costs_of
 
 
 def even_pipeline(
@@ -56,3 +60,21 @@ def cases(draw: st.DrawFn) -> tuple[Pipeline, Rules, list[int], int]:
     waves = draw(st.integers(1, 3))
     origins = [origin for _ in range(waves) for origin in pipeline.stages[0]]
     return pipeline, rules, origins, draw(st.integers(0, 2**32))
+
+
+def assert_fit_together(
+    routes: Sequence[Route], pipeline: Pipeline, rules: Rules, limits: Sequence[int]
+) -> None:
+    """Routes that are in flight together keep the rules, cover stages equally and fit into memory.
+
+    Args:
+        limits: of each peer, how many of the routes may visit it (see `coverage.peer_limits`).
+    """
+    for route in routes:
+        assert stage_refusals(route.stages(pipeline), rules) == ()
+    visits = Counter(stage for route in routes for stage in route.stages(pipeline))
+    counts = [visits[stage] for stage in range(1, rules.stages)]
+    assert not counts or max(counts) - min(counts) <= 1
+    # What begins on stage 0 waits there for its turn, so only the other stages can be overrun.
+    loads = Counter(peer for route in routes for peer in route.peers[1:])
+    assert all(load <= limits[peer] for peer, load in loads.items())

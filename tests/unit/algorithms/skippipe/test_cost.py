@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from algorithms.skippipe.cost import Links, activation_bytes, costs_of
+from algorithms.skippipe.cost import Costs, Links, activation_bytes
 
 
 def links(latency_s: float, rate: float, overhead_s: float = 0.0) -> Links:
@@ -21,17 +21,6 @@ def test_an_edge_is_latency_and_bytes_over_rate_and_overhead() -> None:
 
 def test_activations_are_dim_times_context_times_samples_times_element() -> None:
     assert activation_bytes(dim=96, context=128, samples=4, element_bytes=2) == 98304
-
-
-def test_a_visit_costs_w_and_one_and_a_half_w_and_the_loss_a_quarter() -> None:
-    costs = costs_of(links(0.1, 50.0), [2.0, 4.0], 100.0)
-    assert costs.backward_s.tolist() == [3.0, 6.0]
-    assert costs.loss_s.tolist() == [0.5, 1.0]
-    np.testing.assert_allclose(costs.edge_s, links(0.1, 50.0).edge_s(100.0))
-
-
-def test_recomputation_makes_backward_longer() -> None:
-    assert costs_of(links(0.1, 50.0), [2.0, 4.0], 1.0, backward_ratio=3.0).backward_s[0] == 6.0
 
 
 @pytest.mark.parametrize(
@@ -55,6 +44,34 @@ def test_links_that_are_not_square_are_refused() -> None:
         Links(latency_s=np.ones((2, 3)), rate_bytes_per_s=np.ones((2, 3)))
 
 
-def test_a_visit_that_takes_no_time_is_refused() -> None:
-    with pytest.raises(ValueError, match="forward_s must be above 0"):
-        costs_of(links(0.1, 1.0), [1.0, 0.0], 1.0)
+def costs(forward_s: tuple[float, ...], transfer_s: float = 2.0) -> Costs:
+    between = transfer_s * (1.0 - np.eye(2))
+    times = np.array(forward_s)
+    return Costs(
+        delay_s=links(0.1, 50.0).delay_s(),
+        transfer_s=between,
+        forward_s=times,
+        backward_s=1.5 * times,
+        loss_s=0.25 * times,
+    )
+
+
+def test_a_message_is_there_when_it_was_sent_and_has_travelled() -> None:
+    wanted_s = links(0.1, 50.0).edge_s(100.0)
+    np.testing.assert_allclose(costs((2.0, 4.0)).edge_s, wanted_s)
+
+
+@pytest.mark.parametrize(
+    ("forward_s", "transfer_s", "reason"),
+    [
+        ((1.0, 0.0), 2.0, "forward_s must be above 0"),
+        ((1.0, float("nan")), 2.0, "forward_s must be above 0"),
+        ((1.0, 1.0), -2.0, "transfer_s must be at least 0"),
+        ((1.0, 1.0, 1.0), 2.0, "delay_s must be at least 0 for each pair of 3 peers"),
+    ],
+)
+def test_costs_that_cannot_be_are_refused(
+    forward_s: tuple[float, ...], transfer_s: float, reason: str
+) -> None:
+    with pytest.raises(ValueError, match=reason):
+        costs(forward_s, transfer_s)

@@ -7,7 +7,7 @@ from hypothesis import given
 
 from algorithms.skippipe.pipeline import Pipeline
 from algorithms.skippipe.planner import Planner
-from algorithms.skippipe.route import Route, Rules, route_refusals
+from algorithms.skippipe.route import Route, Rules, stage_refusals
 from algorithms.skippipe.simulator import simulate
 from tests.unit.algorithms.skippipe.pipelines import cases, even_pipeline
 
@@ -20,7 +20,7 @@ def all_routes(pipeline: Pipeline, rules: Rules, origin: int) -> list[Route]:
         Route((origin, *(peer for peer in chosen if peer is not None)))
         for chosen in product(*choices)
     ]
-    return [route for route in routes if route_refusals(route, pipeline, rules) == ()]
+    return [route for route in routes if stage_refusals(route.stages(pipeline), rules) == ()]
 
 
 @given(cases())

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from algorithms.skippipe.bound import lower_bound_s
 from algorithms.skippipe.pipeline import Pipeline
 from algorithms.skippipe.prediction import NEVER_SKIP, origins_in_turns, predict, rules_of
-from algorithms.skippipe.route import Rules, route_refusals
+from algorithms.skippipe.route import Rules, stage_refusals
 from algorithms.skippipe.routing import PRESETS
 from algorithms.skippipe.simulator import simulate
 from tests.unit.algorithms.skippipe.pipelines import even_pipeline
@@ -29,7 +29,7 @@ def test_every_routing_is_told_as_it_is_and_not_below_the_bound(
         pipeline, rules, origins, routing, seed, shared_uplinks=shared, effort_s=EFFORT_S
     )
     assert [route.origin for route in told.routes] == origins
-    assert not any(route_refusals(route, pipeline, told.rules) for route in told.routes)
+    assert not any(stage_refusals(route.stages(pipeline), told.rules) for route in told.routes)
     assert told.timeline == simulate(pipeline, told.routes, shared_uplinks=shared)
     assert told.iteration_s == max(end_s for end_s in told.timeline.finish_s if end_s)
     assert told.iteration_s >= told.bound_s * (1 - 1e-9)

@@ -7,14 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from algorithms.skippipe.route import (
-    Route,
     Rules,
-    batch_refusals,
-    route_refusals,
     stage_refusals,
     visited_stages,
 )
-from tests.unit.algorithms.skippipe.pipelines import even_pipeline
 
 RULES = Rules(stages=8, visited=4)
 
@@ -90,23 +86,3 @@ def test_a_skip_ratio_counts_stage_0(stages: int, skip: float, visited: int) -> 
 def test_a_skip_ratio_of_one_is_refused() -> None:
     with pytest.raises(ValueError, match="skip ratio of 1"):
         visited_stages(6, 1.0)
-
-
-def test_a_batch_must_cover_stages_equally_and_fit_into_memory() -> None:
-    pipeline = even_pipeline((1, 2, 2))
-    rules = Rules(stages=3, visited=2)
-    limits = (4, 1, 1, 1, 1)
-
-    def reasons(*routes: tuple[int, ...]) -> str:
-        return "; ".join(batch_refusals([Route(each) for each in routes], pipeline, rules, limits))
-
-    assert reasons((0, 1), (0, 3), (0, 2), (0, 4)) == ""
-    assert "stage 1 is visited 2 times and stage 2 0 times" in reasons((0, 1), (0, 2))
-    assert "peer 1 would hold 2 microbatches" in reasons((0, 1), (0, 3), (0, 1), (0, 4))
-    assert "route 1: it visits 3 stages" in reasons((0, 1), (0, 1, 3))
-
-
-def test_a_route_by_an_unknown_peer_is_refused() -> None:
-    pipeline = even_pipeline((1, 1))
-    refused = route_refusals(Route((0, 7)), pipeline, Rules(stages=2, visited=2))
-    assert refused == ("peer 7 is not in the pipeline",)

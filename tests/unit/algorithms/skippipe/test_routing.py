@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from algorithms.skippipe.pipeline import Pipeline
-from algorithms.skippipe.route import Route, Rules, route_refusals
+from algorithms.skippipe.route import Route, Rules, stage_refusals
 from algorithms.skippipe.routing import PRESETS, full, random, stochastic
 from tests.unit.algorithms.skippipe.pipelines import cases, even_pipeline
 
@@ -23,7 +23,7 @@ def test_every_preset_routes_every_microbatch_the_same_way_each_time(name: str) 
     routes = PRESETS[name](pipeline, COMPLETE, origins, 7)
     assert routes == PRESETS[name](pipeline, COMPLETE, origins, 7)
     assert [route.origin for route in routes] == origins
-    assert all(route_refusals(route, pipeline, COMPLETE) == () for route in routes)
+    assert all(stage_refusals(route.stages(pipeline), COMPLETE) == () for route in routes)
 
 
 @pytest.mark.parametrize("name", ["full", "stochastic"])
@@ -55,7 +55,7 @@ def test_random_permutes_the_replicas_of_every_batch() -> None:
 def test_random_keeps_the_rules_and_even_loads(case: Case) -> None:
     pipeline, rules, origins, seed = case
     routes = random(pipeline, rules, origins, seed)
-    assert all(route_refusals(route, pipeline, rules) == () for route in routes)
+    assert all(stage_refusals(route.stages(pipeline), rules) == () for route in routes)
 
 
 @given(cases(), st.booleans())
@@ -63,7 +63,7 @@ def test_swaps_are_drawn_only_where_allowed(case: Case, swaps: bool) -> None:
     pipeline, rules, origins, seed = case
     rules = replace(rules, swaps=swaps)
     routes = random(pipeline, rules, origins, seed)
-    assert all(route_refusals(route, pipeline, rules) == () for route in routes)
+    assert all(stage_refusals(route.stages(pipeline), rules) == () for route in routes)
 
 
 def test_stochastic_sends_slow_replicas_less() -> None:

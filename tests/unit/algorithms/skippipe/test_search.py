@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from algorithms.skippipe.bound import lower_bound_s
 from algorithms.skippipe.coverage import peer_limits, stage_quota
 from algorithms.skippipe.pipeline import Pipeline
-from algorithms.skippipe.route import Route, Rules, batch_refusals, route_refusals
+from algorithms.skippipe.route import Route, Rules, stage_refusals
 from algorithms.skippipe.routing import random
 from algorithms.skippipe.scores import slots_of
 from algorithms.skippipe.search import search_routes
 from algorithms.skippipe.simulator import simulate
 from tests.bench.skippipe_routes import placed, scattered_links
-from tests.unit.algorithms.skippipe.pipelines import cases, even_pipeline
+from tests.unit.algorithms.skippipe.pipelines import assert_fit_together, cases, even_pipeline
 
 Case = tuple[Pipeline, Rules, list[int], int]
 EFFORT_S = 0.02
@@ -38,7 +38,7 @@ def test_routes_keep_the_constraints(case: Case) -> None:
     together = slot_routes(pipeline, origins, found.routes)
     quota = stage_quota(len(together), rules, seed)
     limits = peer_limits(pipeline, quota)
-    assert batch_refusals(together, pipeline, rules, limits) == ()
+    assert_fit_together(together, pipeline, rules, limits)
     visits = Counter(stage for route in together for stage in route.stages(pipeline))
     assert tuple(visits[stage] for stage in range(rules.stages)) == quota
 
@@ -71,7 +71,7 @@ def test_random_routes_are_not_below_the_bound_either(case: Case) -> None:
 def test_without_any_effort_the_answer_is_complete() -> None:
     rules, origins = Rules(stages=6, visited=4), list(TWENTY.stages[0]) * 6
     found = search_routes(TWENTY, rules, origins, effort_s=0.0)
-    assert all(route_refusals(route, TWENTY, rules) == () for route in found.routes)
+    assert all(stage_refusals(route.stages(TWENTY), rules) == () for route in found.routes)
     assert len(found.routes) == 30
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 
 from algorithms.skippipe.draws import Draws
 from algorithms.skippipe.pipeline import Pipeline
-from algorithms.skippipe.route import Route, Rules, route_refusals
+from algorithms.skippipe.route import Route, Rules, stage_refusals
 from algorithms.skippipe.routing import random
 from algorithms.skippipe.trades import random_trade, trade_all, trade_replica, trade_stage
 from tests.unit.algorithms.skippipe.pipelines import cases, even_pipeline
@@ -53,4 +53,4 @@ def test_drawn_trades_keep_rules_and_loads(
             other, (routes[index], routes[other]) = drawn
     assert Counter(peer for route in routes for peer in route.peers) == before
     assert [route.origin for route in routes] == origins
-    assert all(route_refusals(route, pipeline, rules) == () for route in routes)
+    assert all(stage_refusals(route.stages(pipeline), rules) == () for route in routes)

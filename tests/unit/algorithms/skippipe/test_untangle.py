@@ -6,13 +6,13 @@ from algorithms.skippipe.coverage import peer_limits, stage_quota
 from algorithms.skippipe.journal import Journal
 from algorithms.skippipe.pipeline import Pipeline
 from algorithms.skippipe.planner import Planner
-from algorithms.skippipe.route import Route, Rules, batch_refusals
+from algorithms.skippipe.route import Route, Rules
 from algorithms.skippipe.routing import random
 from algorithms.skippipe.scores import Scores
 from algorithms.skippipe.settle import Draft
 from algorithms.skippipe.timetable import Timetable
 from algorithms.skippipe.untangle import Untangling
-from tests.unit.algorithms.skippipe.pipelines import cases, even_pipeline
+from tests.unit.algorithms.skippipe.pipelines import assert_fit_together, cases, even_pipeline
 
 
 def untangled(
@@ -55,7 +55,7 @@ def test_constraints_stay_and_the_time_never_grows(
     routes = random(pipeline, rules, origins, seed)
     limits = peer_limits(pipeline, stage_quota(len(routes), rules, seed))
     found, scores = untangled(pipeline, rules, routes, limits)
-    assert batch_refusals(found, pipeline, rules, limits) == ()
+    assert_fit_together(found, pipeline, rules, limits)
     assert scores.score(found) <= scores.score(tuple(routes))
     for before, after in zip(routes, found, strict=True):
         assert after.stages(pipeline) == before.stages(pipeline)

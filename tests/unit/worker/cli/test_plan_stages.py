@@ -120,7 +120,6 @@ def test_messages_share_a_line_unless_it_is_denied() -> None:
     shared, own = document(*arguments), document(*arguments, "--own-uplinks")
     assert (shared["shared_uplinks"], own["shared_uplinks"]) == (True, False)
     assert by_routing(own)["full"]["iteration_s"] < by_routing(shared)["full"]["iteration_s"]
-    assert document("--links", measured())["shared_uplinks"] is False
 
 
 def test_the_slow_line_is_kept_away_from_stage_0() -> None:
@@ -208,16 +207,32 @@ def test_measurements_are_taken_as_they_are() -> None:
 def test_what_is_not_measured_is_the_median_of_the_rest_and_told() -> None:
     latency_s = json.loads(json.dumps(MEASURED["latency_s"]))
     latency_s[0][1] = None
-    changes = {"latency_s": latency_s, "forward_s": [0.1, None, 0.3, 0.2], "backward_s": ...}
+    changes = {
+        "latency_s": latency_s,
+        "forward_s": [0.1, None, 0.3, 0.2],
+        "backward_s": ...,
+        "memory": [2, None, 7, 4],
+    }
     found = document("--links", measured(**changes))
-    assert found["not_measured"] == ["1 of 12 latencies", "1 of 4 forward times"]
+    told = ["1 of 12 latencies", "1 of 4 forward times", "1 of 4 memories"]
+    assert found["not_measured"] == told
+    assert found["memory"] == [2, 4, 7, 4]
     assert found["forward_s"] == [0.1, 0.2, 0.3, 0.2]
     assert found["backward_s"] == pytest.approx([0.25, 0.5, 0.75, 0.5])
     text = printed("--links", "links.json", *QUICK)
     assert (
-        "not measured: 1 of 12 latencies, 1 of 4 forward times; the median of the others stands "
-        "for them"
+        "not measured: 1 of 12 latencies, 1 of 4 forward times, 1 of 4 memories; the median of "
+        "the others stands for them"
     ) in text
+
+
+def test_a_file_is_predicted_with_the_lines_that_a_run_plans_with() -> None:
+    """Messages of a peer leave by one line, one after another, or each by its own."""
+    path = measured(microbatches=8, memory=[8] * 4, rate_bytes_per_s=[[2e5] * 4] * 4)
+    shared, own = document("--links", path), document("--links", path, "--own-uplinks")
+    assert (shared["shared_uplinks"], own["shared_uplinks"]) == (True, False)
+    for routing, row in by_routing(shared).items():
+        assert row["iteration_s"] > by_routing(own)[routing]["iteration_s"]
 
 
 def test_the_documented_file_is_one() -> None:
@@ -227,15 +242,19 @@ def test_the_documented_file_is_one() -> None:
     Path("shown.json").write_text(shown.group(1))
     found = document("--links", "shown.json")
     assert found["placement"]["stages"] == [["ant"], ["bee", "cat"]]
-    assert found["not_measured"] == ["1 of 3 forward times", "1 of 3 backward times"]
+    assert found["not_measured"] == [
+        "2 of 6 rates",
+        "1 of 3 forward times",
+        "1 of 3 backward times",
+    ]
 
 
 def test_flags_win_over_the_file() -> None:
     flags = ("--memory", "1", "--microbatches", "3", "--forward-ms", "10")
-    found = document("--links", measured(), *flags, "--activation-bytes", "9", "--shared-uplinks")
+    found = document("--links", measured(), *flags, "--activation-bytes", "9", "--own-uplinks")
     assert (found["memory"], found["microbatches"]) == ([1] * 4, 3)
     assert (found["forward_s"], found["activation_bytes"]) == ([0.01] * 4, 9)
-    assert found["shared_uplinks"] is True
+    assert found["shared_uplinks"] is False
 
 
 def test_a_better_placement_is_told_beside_the_one_that_is() -> None:

@@ -1,72 +1,190 @@
-"""From gossiped profiles to routes: the same wherever the same was heard."""
+"""This peer's routes: those searched for what was measured last, and what goes on meanwhile."""
 
+import asyncio
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
+from typing import Any, TypeVar
 
 import pytest
 
-from worker.membership import Card, Health, Phase
+from algorithms.codecs import codec_by_name
+from algorithms.skippipe.search import search_routes
+from tests.unit.worker.stages.cards import cards_of, telling
+from worker.membership import Card
 from worker.stages import StagesConfig
+from worker.stages.context import StageContext
 from worker.stages.profile import Profile
-from worker.stages.schedule import links_of, planned_rules, schedule_name, table_of
+from worker.stages.schedule import Schedule, drawn_name, planned_rules
+from worker.stages.table import table_name, table_of
+from worker.transport.memory import MemoryNetwork, MemoryTransport
+
+T = TypeVar("T")
+
+CONFIG = StagesConfig(count=3, routing="skip", skip=0.0, microbatches=2)
 
 
-def cards_of(*stages: int) -> list[Card]:
-    """A peer for each, named by where it stands."""
-    return [
-        Card(f"p{n}", f"p{n}", epoch=1, phase=Phase.TRAINING, stage=stage)
-        for n, stage in enumerate(stages)
-    ]
+class Searches:
+    """Stands for the thread that searches: each waits until it is let go."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+        self._go = asyncio.Event()
+
+    async def __call__(self, work: Callable[[], T], /) -> T:
+        self.begun += 1
+        await self._go.wait()
+        return work()
+
+    async def let_go(self) -> None:
+        self._go.set()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        self._go.clear()
 
 
-def test_a_table_numbers_those_that_serve_by_stage() -> None:
-    table = table_of(cards_of(0, 2, 0, 1))
-    assert table is not None
-    assert table.peers == ("p0", "p1", "p2", "p3")
-    assert table.stages == (0, 1, 2)
-    assert table.pipeline.stages == ((0, 2), (3,), (1,))
+class Peer:
+    """An origin that hears of `cards`."""
+
+    def __init__(self, cards: list[Card], name: str = "p0") -> None:
+        self.cards, self.searches = cards, Searches()
+        self.events: list[dict[str, object]] = []
+        self.context = StageContext(
+            me=name,
+            run=1,
+            seed=3,
+            stage=0,
+            config=CONFIG,
+            codec=codec_by_name("fp32"),
+            transport=MemoryTransport(MemoryNetwork(), name),
+            cards=lambda: self.cards,
+            doubt=lambda peer: None,
+            clock=lambda: 0.0,
+            log=self.events.append,
+        )
+        self.schedule = Schedule(self.context, self.searches)
 
 
-def test_a_stage_that_nobody_serves_is_left_out_and_without_origins_there_is_no_table() -> None:
-    table = table_of(cards_of(0, 3))
-    assert table is not None
-    assert table.stages == (0, 3)
-    assert table_of(cards_of(1, 2)) is None
-    assert table_of([]) is None
+def measured(seconds: float) -> list[Card]:
+    """Two replicas of each of three stages; p4 has taken so long."""
+    cards = cards_of(0, 0, 1, 1, 2, 2)
+    return [*cards[:4], telling(cards[4], Profile(forward_s=seconds)), cards[5]]
 
 
-def test_a_schedule_is_named_by_who_serves_and_what_was_measured() -> None:
-    cards = cards_of(0, 1, 1)
-    name = schedule_name(cards)
-    assert schedule_name(list(reversed(cards))) == name
-    others = [
-        replace(cards[2], profile=Profile(forward_s=1.0).pack()),
-        replace(cards[2], epoch=2),
-        replace(cards[2], stage=0),
-        replace(cards[2], health=Health.SUSPECT),
-        replace(cards[2], phase=Phase.DONE),
-    ]
-    names = [schedule_name([*cards[:2], other]) for other in others]
-    assert name not in names
-    assert schedule_name([*cards[:2], replace(cards[2], step=9, heartbeat=4)]) == name
+def run(scenario: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(scenario)
 
 
-def test_what_nobody_has_measured_is_as_what_was() -> None:
-    cards = cards_of(0, 1, 1)
-    cards[1] = replace(cards[1], profile=Profile(forward_s=0.5, backward_s=1.5, memory=9).pack())
-    table = table_of(cards)
-    assert table is not None
-    assert table.pipeline.costs.forward_s.tolist() == [0.5, 0.5, 0.5]
-    assert table.pipeline.costs.backward_s.tolist() == [1.5, 1.5, 1.5]
-    assert table.pipeline.memory[1] == 9
+def test_drawn_routes_do_not_go_by_the_name_of_the_searched_ones() -> None:
+    """Two origins with the same cards; the search of one is over."""
+
+    async def scenario() -> None:
+        cards = measured(0.1)
+        first, second = Peer(cards, "p0"), Peer(cards, "p1")
+        name = table_name(cards)
+        assert first.schedule.routes(1)[1] == second.schedule.routes(1)[1] == drawn_name(name)
+        assert drawn_name(name) != name
+        await first.searches.let_go()
+        assert first.schedule.routes(2)[1] == name == first.schedule.name
+        assert second.schedule.routes(2)[1] == drawn_name(name)
+        await second.searches.let_go()
+        assert second.schedule.routes(3)[1] == name
+        assert (first.searches.begun, second.searches.begun) == (1, 1)
+        await first.schedule.close()
+
+    run(scenario())
 
 
-def test_a_links_latency_is_the_shorter_that_was_told_and_its_rate_the_senders() -> None:
-    mine = Profile(latency_s={"b": 0.03}, rate_bytes_per_s={"b": 1e6})
-    theirs = Profile(latency_s={"a": 0.01}, rate_bytes_per_s={"a": 5e6})
-    links = links_of(["a", "b"], [mine, theirs])
-    assert links.latency_s[0, 1] == links.latency_s[1, 0] == 0.01
-    assert links.rate_bytes_per_s[0, 1] == 1e6
-    assert links.rate_bytes_per_s[1, 0] == 5e6
+def test_origins_whose_searches_are_over_are_on_the_routes_of_one_plan() -> None:
+    async def scenario() -> None:
+        cards = measured(0.1)
+        peers = [Peer(cards, "p0"), Peer(cards, "p1")]
+        taken = []
+        for peer in peers:
+            peer.schedule.routes(1)
+            await peer.searches.let_go()
+            taken += [[hop.peer for hop in route] for route in peer.schedule.routes(2)[0]]
+        table = table_of(cards)
+        assert table is not None
+        found = search_routes(
+            table.pipeline,
+            planned_rules(CONFIG, table, 1),
+            [0, 1, 0, 1],
+            seed=peers[0].context.seed - 1,
+            effort_s=0.5,
+            shared_uplinks=True,
+        )
+        by_origin = sorted(found.routes, key=lambda route: route.origin)
+        assert taken == [[table.peers[peer] for peer in route.peers[1:]] for route in by_origin]
+
+    run(scenario())
+
+
+def test_routes_found_before_go_on_by_their_own_name() -> None:
+    async def scenario() -> None:
+        peer = Peer(measured(0.1))
+        peer.schedule.routes(1)
+        await peer.searches.let_go()
+        routes, name = peer.schedule.routes(2)
+        peer.cards = measured(0.3)
+        assert peer.schedule.routes(3) == (routes, name)
+        assert name != peer.schedule.name
+        await peer.searches.let_go()
+        assert peer.schedule.routes(4)[1] == peer.schedule.name
+        await peer.schedule.close()
+
+    run(scenario())
+
+
+def test_routes_found_before_end_when_a_peer_has_moved() -> None:
+    """The same peers and stages, but p3 has gone from stage 1 to stage 2, and refuses its hops."""
+
+    async def scenario() -> None:
+        peer = Peer(measured(0.1))
+        peer.schedule.routes(1)
+        await peer.searches.let_go()
+        peer.cards = [*peer.cards[:3], replace(peer.cards[3], stage=2), *peer.cards[4:]]
+        routes, name = peer.schedule.routes(2)
+        assert name == drawn_name(peer.schedule.name)
+        stage_of = {card.peer: card.stage for card in peer.cards}
+        assert all(stage_of[hop.peer] == hop.stage for route in routes for hop in route)
+        await peer.schedule.close()
+
+    run(scenario())
+
+
+def test_a_search_that_fails_is_told_once_and_drawn_routes_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ValueError("no such luck")
+
+    async def scenario() -> None:
+        peer = Peer(measured(0.1))
+        with monkeypatch.context() as patched:
+            patched.setattr("worker.stages.schedule.search_routes", broken)
+            for iteration in range(1, 5):
+                routes, name = peer.schedule.routes(iteration)
+                assert (len(routes), name) == (2, drawn_name(peer.schedule.name))
+                await peer.searches.let_go()
+        text = "no routes were searched: ValueError: no such luck"
+        assert peer.events == [{"event": "warning", "text": text}]
+        assert peer.searches.begun == 1
+        peer.cards = measured(0.3)  # other measurements are searched for again
+        peer.schedule.routes(5)
+        await peer.searches.let_go()
+        assert peer.schedule.routes(6)[1] == peer.schedule.name
+        await peer.schedule.close()
+
+    run(scenario())
+
+
+def test_who_does_not_serve_sends_nothing() -> None:
+    async def scenario() -> None:
+        cards = measured(0.1)
+        assert Peer(cards, "p9").schedule.routes(1) == ([(), ()], table_name(cards))
+        assert Peer(cards_of(1, 2), "p0").schedule.routes(1)[0] == [(), ()]
+
+    run(scenario())
 
 
 @pytest.mark.parametrize("count", [2, 4, 6, 9])
