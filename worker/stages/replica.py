@@ -65,7 +65,7 @@ class StageReplica(Replica):
         self._over: IterationOver | None = None
         self._inner = self._gradients(self._named)
         self._outer: StageGradients | None = None
-        self.visits = self.discarded = 0
+        self.visits = 0
         self.gradient_norm = 0.0
         self.busy_s = 0.0
 
@@ -125,7 +125,6 @@ class StageReplica(Replica):
     def backward(self, step: int) -> Mapping[str, Tensor]:
         """The mean gradient over the visits of the iteration; zeros where there was none."""
         if self._over is not None and self._over.discard:
-            self.discarded += self._inner.visits
             self._inner.clear()
             if self._outer is not None:
                 self._outer.clear()
