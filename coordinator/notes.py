@@ -1,8 +1,8 @@
 """Which events deserve a line of their own, and in which words."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from coordinator.records import Event, exit_words, float_of, int_of, names_of, text_of
+from coordinator.records import Event, exit_words, float_of, int_of, names_of, printable, text_of
 
 _MAX_SEEN = 10_000
 _WORSE = ("alive", "suspect", "dead")
@@ -14,12 +14,17 @@ class Notes:
     def __init__(self) -> None:
         self._starts: set[tuple[str, ...]] = set()
         self._health: dict[str, int] = {}
+        self._warned: dict[str, set[str]] = {}  # by text, who has said so since it was last a line
         self._writers: dict[str, Callable[[Event], str | None]] = {
             "started": self._started,
             "round_failed": _round_failed,
             "adopted": _adopted,
             "refused": lambda event: f"refused: {text_of(event, 'reason') or '?'}",
-            "warning": lambda event: f"warning: {text_of(event, 'text') or '?'}",
+            "warning": self._warning,
+            "moves": lambda event: (
+                f"moves from stage {_stage(event, 'stage')} to {_stage(event, 'to')}"
+            ),
+            "rebuilt": _rebuilt,
             "member": self._member,
             "result": _result,
             "exit": _exit,
@@ -39,6 +44,19 @@ class Notes:
             return None
         self._starts.add(start)
         return f"starts training at step {step} with {', '.join(group) or 'nobody'}"
+
+    def _warning(self, event: Event) -> str | None:
+        """A line, unless it is of a stage and another worker has said it; again where one repeats
+        itself."""
+        text, peer = text_of(event, "text") or "?", text_of(event, "peer") or "?"
+        if int_of(event, "stage") is not None:
+            said = self._warned.setdefault(text, set()) if len(self._warned) < _MAX_SEEN else set()
+            if said and peer not in said:
+                said.add(peer)
+                return None
+            said.clear()
+            said.add(peer)
+        return f"warning: {text}"
 
     def _member(self, event: Event) -> str | None:
         """Doubts, deaths and returns; that a peer joins or leaves in good order is ordinary."""
@@ -67,6 +85,22 @@ def _adopted(event: Event) -> str:
         f"took over the state of {text_of(event, 'donor') or '?'} at step {int_of(event, 'step')}"
         f"{f': {reason}' if reason else ''}"
     )
+
+
+def _rebuilt(event: Event) -> str:
+    told = event.get("from")
+    weights = {str(n): told[n] for n in told} if isinstance(told, Mapping) else {}
+    parts = [
+        f"{100 * weight:.0f} % of stage {printable(stage)}"
+        for stage in weights
+        if (weight := float_of(weights, stage)) is not None
+    ]
+    return f"has made stage {_stage(event, 'stage')} anew, from {' and '.join(parts) or 'nothing'}"
+
+
+def _stage(event: Event, key: str) -> str:
+    stage = int_of(event, key)
+    return "?" if stage is None else str(stage)
 
 
 def _result(event: Event) -> str:

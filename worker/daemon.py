@@ -20,7 +20,7 @@ from torch import Tensor
 from algorithms.fragments import TensorSpec, partition
 from worker import checkpoint
 from worker.config import Config
-from worker.errors import EXIT_INTERRUPTED, CheckpointError, ConfigError
+from worker.errors import EXIT_INTERRUPTED, CheckpointError, ConfigError, MurmurError
 from worker.iothread import IOThread
 from worker.mailbox import Mailbox, Move, Progress, Stop
 from worker.manifest import Manifest, first_difference
@@ -39,6 +39,7 @@ from worker.transport.grpc import GrpcTransport
 T = TypeVar("T")
 
 _SETTLE_S = 30.0
+_LEAVE_S = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +136,14 @@ class Worker:
         self.goes_on: WorkerOptions | None = None  # as what, after a move to another stage
 
     def run(self) -> int:
+        """Until the end, a signal or a move; returns the exit code. Raises as `run_worker`."""
+        try:
+            return self._run()
+        finally:
+            self._saver.shutdown()
+            self._log.close()
+
+    def _run(self) -> int:
         folder = self._options.out / "checkpoints"
         if not self._options.resume:
             checkpoint.set_aside(folder)
@@ -148,15 +157,18 @@ class Worker:
                 stage = self._stage_life(io) if self._part.stage is not None else None
                 if stage is not None and self._options.rebuilds:
                     stage.rebuild(trainer, lambda: self._interrupted_by is not None)
-                trainer.run()
+                try:
+                    trainer.run()
+                except MurmurError:
+                    if trainer.tally.inner_steps:  # the run is over for this worker, not its work
+                        self._saver.submit(self._save, trainer.step, *self._snapshot(trainer))
+                    raise
                 if trainer.moves_to is not None and trainer.stopped is not None:
                     self.goes_on = self._options_for(trainer.moves_to)
                     return 0
                 return self._finish(trainer, stage)
         finally:
             io.close()
-            self._saver.shutdown()
-            self._log.close()
 
     # ---------------------------------------------------------------------------------- parts
 
@@ -219,6 +231,12 @@ class Worker:
                 f"{restored.path} is of another run: {difference} (there: this run's settings); "
                 "resume with the settings it was started with, or choose another --out"
             )
+        held, mine = restored.values.get("stage"), self._part.stage
+        if held != mine:  # it has moved since
+            raise CheckpointError(
+                f"{restored.path} is of stage {held}, this worker serves stage {mine}; "
+                f"resume with --stage {held} or another --out"
+            )
         return restored
 
     @contextmanager
@@ -263,7 +281,9 @@ class Worker:
 
     def _finish(self, trainer: Trainer, stage: StageLife | None) -> int:
         assert self._io is not None
-        if trainer.stopped is None and self._config.plan.exchange != "none":
+        if trainer.stopped is not None:  # nobody is to wait for it while it saves and evaluates
+            self._io.do(self._io.node.gossip.leave, _LEAVE_S)
+        elif self._config.plan.exchange != "none":
             trainer.settle(self._agreed, _SETTLE_S)
         whole = stage.end(trainer) if stage is not None else None
         self._saver.submit(self._save, trainer.step, *self._snapshot(trainer)).result()

@@ -128,7 +128,8 @@ class Trainer:
             self._commit_parameters()
         if self._plan.consensus and self.stopped is None:
             self._rounds.agree(self)
-        self._tell.phase = Phase.DONE
+        if self.stopped is None:  # else nobody may take the run for ended
+            self._tell.phase = Phase.DONE
         self._publish()
 
     def settle(self, agreed: Callable[[], bool], timeout_s: float) -> None:

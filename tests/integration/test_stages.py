@@ -149,3 +149,41 @@ def test_a_killed_replica_is_gone_round(tmp_path: Path) -> None:
     assert report["stages"]["counts"]["rerouted"] > 0
     assert re.search(r"microbatches +\d+ visits? re-routed to another replica", text)
     assert f"validation loss {report['val_loss']:.4f}" in evaluated
+
+
+def test_a_stage_whose_replicas_are_all_killed_is_made_anew(tmp_path: Path) -> None:
+    out, fifo = tmp_path / "run", tmp_path / "gate"
+    os.mkfifo(fifo)
+    settings = settings_of(
+        task__name='"tests.support.gated_origins:GatedOrigins"',
+        task__gate=f'"{fifo}"',
+        task__gate_batch=10,
+    )
+    held, printed = Gate(fifo, tuple(settings)), []
+    with swarm(out, "--steps", "6", *held.settings) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if "starts training" in line:
+                break
+        for name in ("w1", "w4"):
+            os.kill(listening(out, name)["pid"], signal.SIGKILL)
+        for line in process.stdout:
+            printed.append(line)
+            if "has made stage 1 anew" in line:
+                break
+        with held.opened():
+            report, _ = ended(process, out)
+    codes = {peer["peer"]: peer["exit_code"] for peer in report["peers"]}
+    assert codes == {"w0": 0, "w1": -9, "w2": 0, "w3": 0, "w4": -9, "w5": 0}
+    assert any("w5 moves from stage 2 to 1" in line for line in printed), printed
+    assert sum("stage 1 has no replica left" in line for line in printed) == 1, printed
+    events = [json.loads(line) for line in (out / "w5" / "events.jsonl").read_text().splitlines()]
+    (moves,) = [event for event in events if event["event"] == "moves"]
+    assert (moves["stage"], moves["to"]) == (2, 1)
+    (rebuilt,) = [event for event in events if event["event"] == "rebuilt"]
+    assert rebuilt["stage"] == 1
+    assert sum(rebuilt["from"].values()) == pytest.approx(1, abs=0.01)
+    assert rebuilt["from"].keys() == {"0", "2"}
+    assert next(peer["stage"] for peer in report["peers"] if peer["peer"] == "w5") == 1
+    assert Path(report["checkpoint"]).parent == out / "w0" / "assembled"
+    assert f"validation loss {report['val_loss']:.4f}" in murmur("evaluate", str(out))

@@ -17,7 +17,7 @@ from worker.membership import Card, Health, Phase
 from worker.result import Whole
 from worker.stages.assembly import fetch_stages, save_whole, stage_fragments, whole_model
 from worker.stages.context import StageContext
-from worker.stages.rebuild import neighbour_weights, rebuilt
+from worker.stages.rebuild import neighbour_weights, rebuilt, weights_of
 from worker.tasks import Task
 from worker.train import Trainer
 
@@ -55,7 +55,8 @@ class StageLife:
     # ----------------------------------------------------------------------------- the beginning
 
     def rebuild(self, trainer: Trainer, interrupted: Callable[[], bool]) -> None:
-        """Makes this stage from its neighbours; it stays fresh where they cannot be fetched."""
+        """Makes this stage from those of its neighbours that can be fetched; it stays fresh where
+        there is none."""
         stage = self._context.stage
         deadline = time.monotonic() + _PATIENCE_S
         weights: dict[int, float] = {}
@@ -63,7 +64,8 @@ class StageLife:
             weights = neighbour_weights(stage, self._cards())
             time.sleep(0 if weights else _POLL_S)
         anchors = self._fetched(weights)
-        if not weights or anchors.keys() != weights.keys():
+        weights = weights_of(anchors, weights)
+        if not weights:
             text = f"stage {stage} begins anew: its neighbours cannot be fetched"
             self._log({"event": "warning", "text": text})
             return

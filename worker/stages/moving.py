@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from algorithms.skippipe.moving import stage_to_move_to
 from worker.membership import Card, Health, Phase
 from worker.stages.profile import Profile
+from worker.stages.unserved import served_stages
 
 _PATIENCE_S = 2.0  # that a stage is bare
 _EVEN_S = 20.0  # that a stage is slower: newcomers go there by themselves
@@ -45,7 +46,7 @@ class Moving:
         what microbatches begin and end with: it is not made anew, and nobody leaves it for speed.
         """
         live = [card for card in cards if card.live]
-        served = {card.stage for card in live} | {c.stage for c in cards if c.phase is Phase.DONE}
+        served = served_stages(cards)
         bare = [stage for stage in range(1, self._stages) if stage not in served]
         training = [card for card in live if card.phase is Phase.TRAINING]
         turns: dict[int, _Turn] = {}

@@ -4,9 +4,11 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from protos import murmuration_pb2 as pb
+from worker.errors import PeersUnreachable
 from worker.exchange import Offload
 from worker.exchange.context import Tasks
-from worker.mailbox import Iterating, Move, StageWorked, ToTrain
+from worker.mailbox import Iterating, Move, StageWorked, Stop, ToTrain
+from worker.membership import Phase
 from worker.stages.context import StageContext
 from worker.stages.counting import Counting
 from worker.stages.desk import Desk
@@ -17,6 +19,7 @@ from worker.stages.profile import Measuring
 from worker.stages.room import Room
 from worker.stages.schedule import Schedule
 from worker.stages.serving import Serving
+from worker.stages.unserved import Unserved
 from worker.transport import Stream, TransportError
 
 _MIB = 1 << 20
@@ -58,8 +61,9 @@ class StageNode:
         self._origin = Origin(
             context, self._desk, self.room, self.counting, self._onward, self.schedule
         )
-        self._probed = self._moved = False
+        self._probed = self._ends = False
         self._moving = Moving(context.me, context.config.count)
+        self._unserved = Unserved(context.config.count)
         self._tasks = Tasks()
 
     @property
@@ -111,14 +115,34 @@ class StageNode:
                     context.counts.discarded += 1
                     context.log({"event": "discarded", "iteration": over.iteration})
                 self._post(over)
-        if context.config.rebuild and counting.iteration and not self._moved:
-            to = self._moving.look(context.cards(), context.clock())
-            if to is not None:
-                self._moved = True
-                context.log({"event": "moves", "stage": context.stage, "to": to.stage})
-                self._post(Move(to.stage, to.bare))
+        if self._trains and not self._ends:
+            self._look_after_stages()
         if profile := self.measuring.news(context.clock()):
             self._publish(profile.pack())
+
+    @property
+    def _trains(self) -> bool:
+        card = self.context.card(self.context.me)
+        training = card is not None and card.live and card.phase is Phase.TRAINING
+        return training and self.counting.iteration > 0
+
+    def _look_after_stages(self) -> None:
+        """Says which have no replica left, and ends this peer's part in the run where that has to
+        be: by a move to another stage, or because there is no stage 0."""
+        context, cards, now = self.context, self.context.cards(), self.context.clock()
+        for stage, line in self._unserved.look(cards, now).items():
+            context.log({"event": "warning", "text": line, "stage": stage})
+        if self._unserved.ends(now):
+            self._ends = True
+            reason = (
+                "stage 0 has no replica left, so nobody begins microbatches; start a worker with "
+                "--stage 0, and this one again with --resume"
+            )
+            self._post(Stop(reason, PeersUnreachable(reason)))
+        elif context.config.rebuild and (to := self._moving.look(cards, now)) is not None:
+            self._ends = True
+            context.log({"event": "moves", "stage": context.stage, "to": to.stage})
+            self._post(Move(to.stage, to.bare))
 
     async def _probe(self) -> None:
         """Measures the links to peers of other stages, one after another."""

@@ -1,7 +1,7 @@
 """A stage made anew from its neighbours, when nobody is left who served it."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -27,8 +27,14 @@ def neighbour_weights(stage: int, cards: Sequence[Card]) -> dict[int, float]:
         if card.live and abs(card.stage - stage) == 1:
             norm = Profile.unpack(card.profile).gradient_norm
             norms[card.stage] = max(norm, norms.get(card.stage, 0.0))
-    total = sum(norms.values())
-    return {n: norm / total if total > 0 else 1 / len(norms) for n, norm in norms.items()}
+    return weights_of(norms, norms)
+
+
+def weights_of(there: Iterable[int], weights: Mapping[int, float]) -> dict[int, float]:
+    """The weights of the stages that are there, with a sum of 1; alike where all of them are 0."""
+    left = {stage: weights[stage] for stage in there}
+    total = sum(left.values())
+    return {n: weight / total if total > 0 else 1 / len(left) for n, weight in left.items()}
 
 
 def rebuilt(

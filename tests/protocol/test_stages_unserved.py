@@ -1,0 +1,164 @@
+"""Stages whose last replica is gone: told once, rebuilt where a peer can be spared, and the end
+where nobody begins microbatches any more."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from algorithms.plan import PRESETS
+from tests.protocol.stage_swarm import StagedProblem, StageSwarm
+from tests.protocol.swarm import Peer
+from tests.protocol.virtual_time import run
+from worker.config import Config
+from worker.errors import PeersUnreachable
+from worker.mailbox import Move, Stop
+from worker.membership import Health, MembershipConfig, Phase
+
+DETECTION_S = MembershipConfig().detection_s(6)
+TOLD_S = DETECTION_S + 5.0
+NEVER = 10_000  # steps: nobody ends by itself
+FORWARD_S = {f"{stage}{letter}": 0.1 for stage in range(3) for letter in "ab"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rebuilding(StagedProblem):
+    """Stages are made anew."""
+
+    @property
+    def config(self) -> Config:
+        config = super().config
+        return replace(config, stages=replace(config.stages, rebuild=True))
+
+
+def problem_of(kind: type[StagedProblem] = StagedProblem, **changes: Any) -> StagedProblem:
+    """Three stages; replicas of one never meet."""
+    plan = replace(PRESETS["diloco"], inner_steps=NEVER)
+    sizes = {"count": 3, "layers": 3, "microbatches": 2, "steps": NEVER, "plan": plan}
+    return kind(**{**sizes, "forward_s": FORWARD_S, **changes})
+
+
+async def interrupt(swarm: StageSwarm, name: str) -> None:
+    """As SIGTERM: the peer leaves in good order, before its run has ended."""
+    peer = swarm[name]
+    peer.train.answer(Stop("SIGTERM"))
+    await swarm.until(lambda: peer.train.ended, 10.0)
+    peer.node.close()
+    assert peer.task is not None
+    await peer.task
+    peer.killed = True
+
+
+def warnings(peer: Peer) -> list[object]:
+    return [event["text"] for event in peer.of_kind("warning")]
+
+
+def moved(swarm: StageSwarm) -> dict[str, Move]:
+    return {p.name: p.trainer.moves_to for p in swarm.alive if p.trainer.moves_to is not None}
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_one_peer_moves_to_a_stage_whose_last_replica_is_gone(leaves: bool) -> None:
+    """Killed or interrupted, the stage is bare; the one who can be spared makes it anew."""
+
+    async def scenario() -> None:
+        async with StageSwarm(problem_of(Rebuilding)) as swarm:
+            await swarm.start_all({0: 1, 1: 1, 2: 2})
+            await swarm.reached(3)
+            if leaves:
+                await interrupt(swarm, "1a")
+            else:
+                swarm.kill("1a")
+            await swarm.until(lambda: bool(moved(swarm)), TOLD_S)
+            await swarm.sleep(3.0)
+            assert moved(swarm) == {"2b": Move(1, bare=True)}
+            (event,) = swarm["2b"].of_kind("moves")
+            assert (event["stage"], event["to"]) == (2, 1)
+
+    run(scenario())
+
+
+def test_only_who_has_trained_to_the_end_says_so() -> None:
+    async def scenario() -> None:
+        async with StageSwarm(problem_of(steps=6)) as swarm:
+            await swarm.start_all({0: 1, 1: 2, 2: 1})
+            await swarm.reached(3)
+            await interrupt(swarm, "1b")
+            await swarm.finished()
+            cards = {card.peer: card for card in swarm["0a"].node.gossip.cards}
+            assert (cards["1b"].health, cards["1b"].phase) == (Health.LEFT, Phase.TRAINING)
+            assert {cards[name].phase for name in ("0a", "1a", "2a")} == {Phase.DONE}
+
+    run(scenario())
+
+
+def test_a_stage_without_a_replica_is_told_once_until_it_is_served_again() -> None:
+    line = "stage 2 has no replica left: routes leave it out"
+
+    async def scenario() -> None:
+        async with StageSwarm(problem_of()) as swarm:
+            await swarm.start_all()
+            await swarm.reached(3)
+            swarm.kill("2a")
+            await swarm.sleep(TOLD_S + 30.0)
+            assert (warnings(swarm["0a"]), warnings(swarm["1a"])) == ([line], [line])
+            again = await swarm.restart("2a", via=["0a"])
+            await swarm.until(lambda: again.trainer.step > 3, 60.0)
+            assert warnings(swarm["0a"]) == [line]
+            swarm.kill("2a")
+            await swarm.sleep(TOLD_S)
+            assert warnings(swarm["0a"]) == [line, line]
+            assert not moved(swarm)
+
+    run(scenario())
+
+
+def test_without_stage_0_the_others_end_with_an_error() -> None:
+    async def scenario() -> None:
+        async with StageSwarm(problem_of()) as swarm:
+            await swarm.start_all()
+            await swarm.reached(3)
+            swarm.kill("0a")
+            others = [swarm["1a"], swarm["2a"]]
+            await swarm.sleep(TOLD_S)
+            for peer in others:
+                assert warnings(peer) == ["stage 0 has no replica left: nobody begins microbatches"]
+                assert not peer.train.ended
+            await swarm.sleep(30.0)
+            for peer in others:
+                error = peer.train.error
+                assert isinstance(error, PeersUnreachable)
+                assert "stage 0 has no replica left" in str(error)
+                assert "\n" not in str(error)
+
+    run(scenario())
+
+
+def test_a_replica_of_stage_0_that_starts_again_in_time_goes_on() -> None:
+    async def scenario() -> None:
+        async with StageSwarm(problem_of()) as swarm:
+            await swarm.start_all()
+            await swarm.reached(3)
+            swarm.kill("0a")
+            await swarm.sleep(TOLD_S)
+            again = await swarm.restart("0a", via=["1a"])
+            await swarm.sleep(30.0)
+            assert again.trainer.step > 3
+            assert swarm["1a"].trainer.step > 3
+            assert not any(peer.train.ended for peer in swarm.alive)
+
+    run(scenario())
+
+
+def test_who_has_trained_to_the_end_and_left_is_not_missed() -> None:
+    async def scenario() -> None:
+        async with StageSwarm(problem_of(Rebuilding, steps=6)) as swarm:
+            await swarm.start_all({0: 1, 1: 1, 2: 2})
+            await swarm.finished()
+            for name in ("0a", "1a"):
+                swarm[name].node.close()
+            await swarm.sleep(60.0)
+            assert not moved(swarm)
+            assert not any(warnings(peer) for peer in swarm.peers.values())
+
+    run(scenario())

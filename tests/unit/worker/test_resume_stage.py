@@ -1,0 +1,40 @@
+"""A worker that is to go on from a checkpoint of another stage says so in one line."""
+
+from pathlib import Path
+
+import pytest
+
+from worker import checkpoint
+from worker.config import load_config
+from worker.daemon import WorkerOptions, run_worker
+from worker.errors import CheckpointError
+from worker.manifest import Manifest
+from worker.node import NodeConfig
+from worker.stages.part import part_of
+from worker.tasks import load_task
+
+SETTINGS = (
+    "stages.count=3",
+    "task.architecture={hidden_size=16, intermediate_size=24, num_hidden_layers=3, "
+    "num_attention_heads=2, num_key_value_heads=2}",
+)
+
+
+def test_a_checkpoint_of_another_stage_is_refused(tmp_path: Path) -> None:
+    config = load_config(None, (*SETTINGS, f'task.text="{__file__}"'), None)
+    task = load_task(config.task.name, seed=config.run.seed, options=config.task.options)
+    manifest = Manifest.of(config, part_of(task, config, 0).whole)
+    values = {"manifest": manifest.plain(), "stage": 2, "step": 5}
+    saved = checkpoint.save(tmp_path / "checkpoints", 5, {}, values)
+    options = WorkerOptions(
+        node=NodeConfig(peer="w", stage=1),
+        listen="127.0.0.1:0",
+        out=tmp_path,
+        resume=True,
+        announce=lambda _: None,
+    )
+    with pytest.raises(CheckpointError) as refused:
+        run_worker(config, options)
+    assert str(refused.value) == (
+        f"{saved} is of stage 2, this worker serves stage 1; resume with --stage 2 or another --out"
+    )
