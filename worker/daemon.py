@@ -2,6 +2,7 @@
 
 import asyncio
 import concurrent.futures
+import fcntl
 import json
 import os
 import signal
@@ -94,12 +95,29 @@ def run_worker(config: Config, options: WorkerOptions) -> int:
         MurmurError, TaskError, TransportError: one line for the user.
     """
     return_large_blocks()
-    while True:
-        worker = Worker(config, options)
-        code = worker.run()
-        if worker.goes_on is None:
-            return code
-        options = worker.goes_on
+    with _alone_in(options.out):
+        while True:
+            worker = Worker(config, options)
+            code = worker.run()
+            if worker.goes_on is None:
+                return code
+            options = worker.goes_on
+
+
+@contextmanager
+def _alone_in(out: Path) -> Iterator[None]:
+    """Two workers in one folder would have one name, and take each other's checkpoints away.
+
+    Raises ConfigError: another worker writes there."""
+    out.mkdir(parents=True, exist_ok=True)
+    with (out / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ConfigError(
+                f"--out {out}: another worker writes there; choose another folder with --out"
+            ) from error
+        yield
 
 
 class Worker:
@@ -174,7 +192,7 @@ class Worker:
 
     def _make_node(self) -> Node:
         node = self._options.node
-        if self._config.plan.exchange == "none":
+        if self._config.plan.exchange == "none" and self._part.stage is None:
             node = replace(node, min_peers=1)  # nothing is exchanged, so nobody is waited for
         return Node(
             node=node,
@@ -283,7 +301,7 @@ class Worker:
         assert self._io is not None
         if trainer.stopped is not None:  # nobody is to wait for it while it saves and evaluates
             self._io.do(self._io.node.gossip.leave, _LEAVE_S)
-        elif self._config.plan.exchange != "none":
+        elif self._config.plan.exchange != "none" or stage is not None:
             trainer.settle(self._agreed, _SETTLE_S)
         whole = stage.end(trainer) if stage is not None else None
         self._saver.submit(self._save, trainer.step, *self._snapshot(trainer)).result()
@@ -306,7 +324,7 @@ class Worker:
         """Whether everyone here is done and has what this peer has, where all should."""
         assert self._io is not None
         gossip, plan = self._io.node.gossip, self._config.plan
-        one_anchor = plan.exchange != "pairs" or plan.consensus
+        one_anchor = plan.exchange == "mean" or plan.consensus
         others, me = self._io.ask(lambda: (gossip.others, gossip.me))
         return all(
             card.phase is Phase.DONE

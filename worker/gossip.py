@@ -131,7 +131,11 @@ class Gossip:
             difference = first_difference(theirs.agreed, self._manifest.agreed)
             refusal = f"the manifests differ in {difference}"
             return pb.JoinReply(refusal=refusal, manifest=self._packed).SerializeToString()
-        self.step(Heard((wire.card_from_message(join.card),)))
+        card = wire.card_from_message(join.card)
+        if card.peer == self.me.peer and card.address != self.me.address:
+            refusal = f"its own name is {card.peer!r} too; choose another with --name"
+            return pb.JoinReply(refusal=refusal, manifest=self._packed).SerializeToString()
+        self.step(Heard((card,)))
         members = [wire.card_to_message(card) for card in self._deltas.part(self.cards)]
         return pb.JoinReply(members=members).SerializeToString()
 

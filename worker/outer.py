@@ -147,9 +147,7 @@ class OuterRounds:
         self._tell.publish(step)
         anchor = state.anchor if self._pairs else None
         index, values = slot.fragment.index, sent.values
-        self._mailbox.post(
-            Begin(index, state.version, state.group, values, anchor, weight=weight)
-        )
+        self._mailbox.post(Begin(index, state.version, state.group, values, anchor, weight=weight))
         return sent
 
     def _await_round(self, loop: Loop, slot: Slot) -> tuple[Sent | None, RoundDone | None]:

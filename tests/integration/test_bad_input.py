@@ -87,6 +87,14 @@ def test_a_port_in_use_and_another_manifest(tmp_path: Path) -> None:
         )  # fmt: skip
         assert code == 5
         assert "run.seed: 9 here, 0 there" in line
+        code, line = refused(
+            "join", address, "--name", "w0", "--out", str(tmp_path / "z"), *held.settings
+        )
+        assert code == 5
+        assert "choose another with --name" in line
+        code, line = refused("join", address, "--out", str(tmp_path / "w0"), *held.settings)
+        assert code == 3
+        assert "choose another folder with --out" in line
 
 
 def test_a_checkpoint_cut_short_is_passed_over(tmp_path: Path) -> None:

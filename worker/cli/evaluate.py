@@ -30,7 +30,8 @@ def evaluate(run: Path, stages: int | None, omit: str | None, split: str) -> int
     omitted = _numbers(omit) if omit is not None else []
     saved = find_checkpoint(run)
     loss = checkpoint_loss(saved, stages=stages, omitted=omitted, split=split)
-    without = f", without stage {', '.join(map(str, omitted))}" if omitted else ""
+    named = "stage" if len(omitted) == 1 else "stages"
+    without = f", without {named} {', '.join(map(str, omitted))}" if omitted else ""
     click.echo(f"{saved.path}: {split} loss {loss:.4f}, perplexity {math.exp(loss):.2f}{without}")
     return 0
 

@@ -56,6 +56,11 @@ class StagesConfig:
             )
         if self.count > 1:
             self.rules(1)
+            if round(self.count * (1 - self.skip)) < 2:
+                raise ValueError(
+                    f"skip is {self.skip}; stage 0 and another are visited always, so that of "
+                    f"{self.count} stages at most {1 - 2 / self.count:.2f} can be left out"
+                )
 
     @property
     def memory_bytes(self) -> int:

@@ -20,7 +20,8 @@ from worker.stages import StagesConfig
         ({"count": 4, "routing": "random", "skip": 1.0}, "skip is 1.0"),
         ({"count": 4, "routing": "full", "skip": 0.25}, "leave out skip"),
         ({"count": 4, "routing": "stochastic", "skip": 0.25}, "leave out skip"),
-        ({"count": 12, "routing": "skip", "skip": 0.9}, "do not reach stage 11"),
+        ({"count": 12, "routing": "skip", "skip": 0.8}, "do not reach stage 11"),
+        ({"count": 4, "routing": "skip", "skip": 0.9}, "at most 0.50 can be left out"),
     ],
 )
 def test_what_cannot_be_is_refused(settings: dict[str, Any], reason: str) -> None:
