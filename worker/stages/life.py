@@ -59,10 +59,10 @@ class StageLife:
         there is none."""
         stage = self._context.stage
         deadline = time.monotonic() + _PATIENCE_S
-        weights: dict[int, float] = {}
-        while not weights and time.monotonic() < deadline and not interrupted():
-            weights = neighbour_weights(stage, self._cards())
-            time.sleep(0 if weights else _POLL_S)
+        while not (weights := neighbour_weights(stage, self._cards())):
+            if interrupted() or time.monotonic() > deadline:
+                break
+            time.sleep(_POLL_S)  # gossip has not told of the neighbours yet
         anchors = self._fetched(weights)
         weights = weights_of(anchors, weights)
         if not weights:

@@ -22,7 +22,6 @@ from worker.stages.serving import Serving
 from worker.stages.unserved import Unserved
 from worker.transport import Stream, TransportError
 
-_MIB = 1 << 20
 _PROBE_BYTES = 48 * 1024
 _PROBE_LIMIT_S = 10.0
 _MOST_PROBES = 32
@@ -44,7 +43,7 @@ class StageNode:
         publish: Callable[[bytes], None],
     ) -> None:
         self.context, self._post, self._publish = context, post, publish
-        limit_bytes = round(context.config.memory_mib * _MIB)
+        limit_bytes = context.config.memory_bytes
         self.room, self.counting = Room(limit_bytes), Counting()
         self.measuring = Measuring(limit_bytes)
         self._desk, self._onward = Desk(post, self.measuring), Onward(context, self.measuring)
