@@ -789,7 +789,7 @@ class ContributionHeader(_message.Message):
     reduction_offset: _builtins.int
     """bytes of the reduction that an earlier attempt already holds"""
     weight: _builtins.int
-    """inner steps that it stands for, where means are by work; else 0"""
+    """inner steps, or visits of a stage, that it stands for"""
     resumed: _builtins.bool
     """an earlier attempt may have left bytes there: wait for `resume`"""
     def __init__(

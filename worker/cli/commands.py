@@ -25,7 +25,9 @@ def _worker_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options that `up` and `join` share."""
     for option in reversed(
         (
-            click.option("--name", help="This peer's name; the host's name and port by default."),
+            click.option(
+                "--name", help="This peer's name; by default the host's, and a mark of --out."
+            ),
             click.option("--listen", default="127.0.0.1:0", help="HOST:PORT; port 0: a free one."),
             click.option("--advertise", help="HOST:PORT that others reach this peer at."),
             click.option("--coordinator", help="HOST:PORT of a coordinator, if there is one."),

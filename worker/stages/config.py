@@ -20,7 +20,8 @@ class StagesConfig:
     activations: codec of what travels between stages, and of its gradients.
     memory_mib: what visits may hold on this machine between forward and backward, MiB, and again as
         much what has come back of them; its own.
-    rebuild: whether a stage whose last replica is gone is made anew from its neighbours.
+    rebuild: whether peers move, to a stage whose last replica is gone, which is made anew from its
+        neighbours, or to one that is far slower than theirs.
 
     Ref: arXiv:2502.19913 (skips), arXiv:2301.11913 (stochastic), arXiv:2506.15461 (rebuild).
     """
