@@ -15,9 +15,12 @@ import click
 from coordinator.addresses import is_loopback, split_address
 from coordinator.errors import Exit, Failure
 from coordinator.links.option import link_means_option
+from coordinator.records import int_of
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from coordinator.launch import Launch
 
 _PLAIN_WIDTH = 160
 
@@ -137,6 +140,7 @@ def swarm(out: Path | None, json_path: str | None, **asked: Any) -> None:
         **asked,
     )
     launch.check()
+    _check_with_worker(launch)
     from coordinator.swarm import run_swarm
 
     to_stdout = json_path == "-"
@@ -145,6 +149,22 @@ def swarm(out: Path | None, json_path: str | None, **asked: Any) -> None:
     if to_stdout:
         click.echo(json.dumps(report, indent=1))
     sys.exit(code)
+
+
+def _check_with_worker(launch: "Launch") -> None:
+    """Raises Failure: what its workers would refuse."""
+    request = launch.request()
+    if not (request["settings"] or request["config"] or launch.preset):
+        return  # the defaults
+    from coordinator.preflight import ask_worker
+
+    stages = int_of(ask_worker(request), "stages")
+    if stages != (launch.stages or 1):
+        raise Failure(
+            f"[stages] count is {stages}, and the workers of a swarm are counted by --stages: "
+            + (f"add --stages {stages}" if stages != 1 else "leave --stages out"),
+            Exit.CONFIGURATION,
+        )
 
 
 def _worker_count(asked: Mapping[str, Any]) -> int:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from algorithms.link import Link
 from coordinator.errors import Exit, Failure
@@ -14,6 +15,16 @@ from coordinator.links.network import Place
 
 WORKER_PROGRAM = (sys.executable, "-m", "worker.cli")
 MAX_WORKERS = 64
+_FLAGS = {
+    "run.steps": "--steps",
+    "run.seed": "--seed",
+    "diloco.inner_steps": "--inner-steps",
+    "task.text": "--text",
+    "task.model": "--model",
+    "stages.count": "--stages",
+    "stages.routing": "--routing",
+    "stages.skip": "--skip",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +97,16 @@ class Launch:
         except ValueError as error:
             raise Failure(f"--link: {error}", Exit.CONFIGURATION) from error
 
+    def request(self, presets: Sequence[str] = ()) -> dict[str, Any]:
+        """What to ask of `coordinator.preflight`, for several presets or that of the launch."""
+        flags = self._flags()
+        return {
+            "config": str(self.config) if self.config else None,
+            "settings": [*flags, *self.settings],
+            "flags": flags,
+            "presets": list(presets) or [self.preset],
+        }
+
     def asked(self) -> dict[str, object]:
         """The settings that stand in the report where no worker has told them."""
         return {key: getattr(self, key) for key in ("preset", "steps", "inner_steps", "seed")}
@@ -103,7 +124,7 @@ class Launch:
         shared += ["--coordinator", coordinator] if coordinator else []
         shared += ["--preset", self.preset] if self.preset else []
         shared += ["--threads", str(self.threads)] if self.threads else []
-        for setting in (*self._own_settings(), *self.settings):
+        for setting in (*self._flags(), *self.settings):
             shared += ["--set", setting]
         placed: list[int] = []
         if self.stages:
@@ -147,27 +168,20 @@ class Launch:
             return [tuple(cores[index * each : (index + 1) * each]) for index in range(workers)]
         return [()] * workers
 
-    def _own_settings(self) -> list[str]:
-        """The options that stand for a config key; values as TOML."""
-        keys = {
-            "run.steps": self.steps,
-            "run.seed": self.seed,
-            "diloco.inner_steps": self.inner_steps,
-            "task.text": self.text,
-            "task.model": self.model,
-            "stages.count": self.stages,
-            "stages.routing": self.routing,
-            "stages.skip": self.skip,
-        }
-        own = [
-            f"{key}={json.dumps(value, ensure_ascii=False)}"
-            for key, value in keys.items()
-            if value is not None
-        ]
+    def _flags(self) -> dict[str, str]:
+        """The options that stand for a config key: by setting, with its value as TOML, the option
+        as typed."""
+        typed = {}
+        for key, flag in _FLAGS.items():
+            value = getattr(self, flag.removeprefix("--").replace("-", "_"))
+            if value is not None:
+                typed[f"{key}={json.dumps(value, ensure_ascii=False)}"] = f"{flag} {value}"
         if self.stages and self.config is None and self.model is None:
             # The built-in model is as deep as its stages need; --set task.architecture=... wins.
-            own.append(f"task.architecture={{num_hidden_layers={max(3, self.stages)}}}")
-        return own
+            layers = max(3, self.stages)
+            setting = f"task.architecture={{num_hidden_layers={layers}}}"
+            typed[setting] = f"--stages {self.stages}"
+        return typed
 
 
 def core_count() -> int:

@@ -31,6 +31,7 @@ from worker.exchange.compression import ExchangeConfig
 from worker.inner import InnerConfig
 from worker.membership import MembershipConfig
 from worker.rounds import RoundConfig
+from worker.sources import Source
 from worker.stages.config import StagesConfig
 
 if TYPE_CHECKING:
@@ -85,24 +86,28 @@ ADVISED = (("diloco", "overlap_steps"), ("stages", "memory_mib"))
 _SECTIONS = (*RUN_WIDE, "rounds", "exchange", "membership", "checkpoint")
 
 
-def load_config(path: Path | None, settings: Iterable[str], preset: str | None = None) -> Config:
+def load_config(
+    path: Path | None,
+    settings: Iterable[str],
+    preset: str | None = None,
+    flags: Mapping[str, str] | None = None,
+) -> Config:
     """Reads a run's TOML and applies `section.key=value` settings on top.
 
     Args:
         path: the file; None takes the defaults.
         settings: as given with `--set`; values are TOML, or else plain text.
         preset: wins over the file's.
+        flags: how settings were typed that were not given with `--set`.
 
     Raises:
         ConfigError: with the file or flag, the key, and the fix.
     """
-    source = str(path) if path else "the defaults"
-    document = _read(path) if path else {}
-    for setting in settings:
-        _apply_setting(document, setting)
+    flags = dict(flags or {})
     if preset is not None:
-        _apply_setting(document, f'diloco.preset="{preset}"')
-    return parse_config(document, source)
+        chosen = f'diloco.preset="{preset}"'
+        settings, flags[chosen] = (*settings, chosen), f"--preset {preset}"
+    return parse_config(*_read_all(path, settings, flags))
 
 
 def join_config(
@@ -118,10 +123,7 @@ def join_config(
         ManifestRefused: the first key in which they do not.
         ConfigError: as `load_config`.
     """
-    document = _read(path) if path else {}
-    for setting in settings:
-        _apply_setting(document, setting)
-    source = str(path) if path else "--set"
+    document, source = _read_all(path, settings, {})
     own = parse_config(document, source)  # names and types first
     chosen = {name: dict(run[name]) for name in RUN_WIDE if name in run}
     for section in RUN_WIDE:
@@ -152,18 +154,25 @@ def join_config(
         ) from error
 
 
-def parse_config(document: Mapping[str, Any], source: str) -> Config:
-    """From plain nested values to a Config. Raises ConfigError."""
+def parse_config(document: Mapping[str, Any], source: Source | str) -> Config:
+    """From plain nested values, which came from `source`, to a Config. Raises ConfigError."""
+    if isinstance(source, str):
+        source = Source(source)
     for name, section in document.items():
         if name not in _SECTIONS:
-            raise ConfigError(f"{source}: no section [{name}]{_nearest(name, _SECTIONS)}")
+            where = source.of(name, section if isinstance(section, dict) else ())
+            raise ConfigError(f"{where}: no section [{name}]{_nearest(name, _SECTIONS)}")
         if not isinstance(section, dict):
-            raise ConfigError(f"{source}: {name} is a section; write [{name}] and keys below it")
-    task = dict(document.get("task", {}))
+            raise ConfigError(
+                f"{source.name}: {name} is a section; write [{name}] and keys below it"
+            )
     diloco = dict(document.get("diloco", {}))
     preset = diloco.pop("preset", "diloco")
     if not isinstance(preset, str) or preset not in PRESETS:
-        raise ConfigError(f"{source}: no preset {preset!r}{_nearest(str(preset), PRESETS)}")
+        raise ConfigError(
+            f"{source.of('diloco', ['preset'])}: no preset {preset!r}"
+            f"{_nearest(str(preset), PRESETS)}"
+        )
     if preset == "ddp":
         # A DDP step is its own round, whatever period a comparison was started with.
         diloco.pop("inner_steps", None)
@@ -172,24 +181,17 @@ def parse_config(document: Mapping[str, Any], source: str) -> Config:
         # The preset's overlap is a share of its period.
         share = usual.overlap_steps * period // usual.inner_steps
         diloco.setdefault("overlap_steps", max(1, share))
-    name = task.pop("name", TaskConfig.name)
-    if not isinstance(name, str):
-        raise ConfigError(f"{source}: [task] name is {name!r}; it must be of type str")
-    for key, value in task.items():
-        if not _is_plain(value):
-            raise ConfigError(
-                f"{source}: [task] {key} is {value!r}; use text, numbers, lists, tables"
-            )
     stages = _build(StagesConfig(), document.get("stages", {}), "stages", source)
     plan = _build(PRESETS[preset], diloco, "diloco", source, extra=("preset",))
     if plan.dylu and stages.count > 1:
         raise ConfigError(
-            f"{source}: [diloco] dylu gives each peer inner steps of its own, but the stages of a "
-            "model go through iterations together; leave dylu out, or do not cut the model"
+            f"{source.of('diloco', ['dylu'])}: [diloco] dylu gives each peer inner steps of its "
+            "own, but the stages of a model go through iterations together; leave dylu out, or do "
+            "not cut the model"
         )
     return Config(
         run=_build(RunConfig(), document.get("run", {}), "run", source),
-        task=TaskConfig(name=name, options=task),
+        task=_task(dict(document.get("task", {})), source),
         inner=_build(InnerConfig(), document.get("inner", {}), "inner", source),
         stages=stages,
         preset=preset,
@@ -199,6 +201,21 @@ def parse_config(document: Mapping[str, Any], source: str) -> Config:
         membership=_build(MembershipConfig(), document.get("membership", {}), "membership", source),
         checkpoint=_build(CheckpointConfig(), document.get("checkpoint", {}), "checkpoint", source),
     )
+
+
+def _task(options: dict[str, Any], source: Source) -> TaskConfig:
+    name = options.pop("name", TaskConfig.name)
+    if not isinstance(name, str):
+        raise ConfigError(
+            f"{source.of('task', ['name'])}: [task] name is {name!r}; it must be of type str"
+        )
+    for key, value in options.items():
+        if not _is_plain(value):
+            raise ConfigError(
+                f"{source.of('task', [key])}: [task] {key} is {value!r}; use text, numbers, lists, "
+                "tables"
+            )
+    return TaskConfig(name=name, options=options)
 
 
 def to_document(config: Config) -> dict[str, Any]:
@@ -212,6 +229,21 @@ def to_document(config: Config) -> dict[str, Any]:
     }
 
 
+def _read_all(
+    path: Path | None, settings: Iterable[str], flags: Mapping[str, str]
+) -> tuple[dict[str, Any], Source]:
+    """The file with the settings on top, and where each value is from. Raises ConfigError."""
+    document = _read(path) if path else {}
+    written = {
+        (name, key) for name, part in document.items() if isinstance(part, dict) for key in part
+    }
+    typed: dict[tuple[str, str], str] = {}
+    for setting in settings:
+        typed[_apply_setting(document, setting)] = flags.get(setting, f"--set {setting}")
+    name = str(path) if path else "the defaults"
+    return document, Source(name, frozenset(written - typed.keys()), typed)
+
+
 def _read(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text())
@@ -221,7 +253,8 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: not TOML: {error}") from error
 
 
-def _apply_setting(document: dict[str, Any], setting: str) -> None:
+def _apply_setting(document: dict[str, Any], setting: str) -> tuple[str, str]:
+    """Returns the section and key that it sets. Raises ConfigError."""
     key, equals, text = setting.partition("=")
     section, dot, name = key.strip().partition(".")
     if not equals or not dot or not section or not name:
@@ -236,10 +269,15 @@ def _apply_setting(document: dict[str, Any], setting: str) -> None:
     if not isinstance(target, dict):
         raise ConfigError(f"--set {setting}: {section} is not a section")
     target[name] = value
+    return section, name
 
 
 def _build(
-    default: T, values: Mapping[str, Any], section: str, source: str, extra: tuple[str, ...] = ()
+    default: T,
+    values: Mapping[str, Any],
+    section: str,
+    source: Source,
+    extra: tuple[str, ...] = (),
 ) -> T:
     """`default` with the given fields replaced, each checked for name and type."""
     known = {f.name: getattr(default, f.name) for f in dataclasses.fields(default)}
@@ -247,24 +285,28 @@ def _build(
     for name, value in values.items():
         if name not in known:
             raise ConfigError(
-                f"{source}: [{section}] has no key {name!r}{_nearest(name, (*known, *extra))}"
+                f"{source.of(section, [name])}: [{section}] has no key {name!r}"
+                f"{_nearest(name, (*known, *extra))}"
             )
         wanted = type(known[name])
         if wanted is float and type(value) is int:
             value = float(value)
         if type(value) is not wanted:
             raise ConfigError(
-                f"{source}: [{section}] {name} is {value!r}; it must be of type {wanted.__name__}"
+                f"{source.of(section, [name])}: [{section}] {name} is {value!r}; "
+                f"it must be of type {wanted.__name__}"
             )
         if isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(
-                f"{source}: [{section}] {name} is {value}; it must be a finite number"
+                f"{source.of(section, [name])}: [{section}] {name} is {value}; "
+                "it must be a finite number"
             )
         checked[name] = value
     try:
         return dataclasses.replace(default, **checked)
     except ValueError as error:
-        raise ConfigError(f"{source}: [{section}] {error}") from error
+        where = source.of_error(section, (*values, *extra), str(error))
+        raise ConfigError(f"{where}: [{section}] {error}") from error
 
 
 def _is_plain(value: object) -> bool:

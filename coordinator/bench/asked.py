@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from algorithms.link import Link, parse_link
 from coordinator.errors import Exit, Failure
@@ -63,6 +64,10 @@ class Bench:
             raise Failure(
                 f"--out {self.out}: is there already; choose a folder that is not", Exit.USAGE
             )
+
+    def request(self) -> dict[str, Any]:
+        """What to ask of `coordinator.preflight`."""
+        return self.launch(LOCAL, self.links[0], self.steps).request(self.order)
 
     def parsed_links(self) -> list[Link]:
         """Raises Failure."""

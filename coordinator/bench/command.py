@@ -11,6 +11,7 @@ import click
 from coordinator.bench.asked import SYSTEMS
 from coordinator.errors import Exit, Failure
 from coordinator.links.option import link_means_option
+from coordinator.records import int_of
 
 if TYPE_CHECKING:
     from coordinator.bench.asked import Bench
@@ -84,6 +85,12 @@ def bench(json_path: Path | None, markdown_path: Path | None, **asked: Any) -> N
     for path in filter(None, (json_path, markdown_path)):
         if not path.parent.is_dir():
             raise Failure(f"{path}: there is no folder {path.parent}; make it first", Exit.USAGE)
+    from coordinator.preflight import ask_worker
+
+    if int_of(ask_worker(chosen.request()), "stages") != 1:
+        raise Failure(
+            "--set stages.count: whole models are compared here; leave it out", Exit.CONFIGURATION
+        )
     # As for every worker: torch's threads are not all that is counted in OMP_NUM_THREADS.
     os.environ["OMP_NUM_THREADS"] = "1"
     sys.exit(run_bench(chosen, json_path, markdown_path))

@@ -56,6 +56,26 @@ def test_more_workers_than_make_sense() -> None:
     assert "1 to 64" in line
 
 
+@pytest.mark.parametrize(
+    ("args", "code", "says"),
+    [
+        (["swarm", "--preset", "diloc"], 3, "--preset diloc: no preset 'diloc'; did you mean"),
+        (["swarm", "--stages", "4", "--routing", "skp"], 3, "--routing skp: [stages] routing is"),
+        (["swarm", "--set", "stages.count=2"], 3, "add --stages 2"),
+        (["bench", "--set", "diloco.inner_step=5"], 3, "--set diloco.inner_step=5: [diloco] has"),
+    ],
+    ids=["preset", "routing", "stages", "bench"],
+)
+def test_a_swarm_is_refused_before_anything_is_started_or_written(
+    tmp_path: Path, args: list[str], code: int, says: str
+) -> None:
+    out = tmp_path / "out"
+    seen, line = refused(*args, "--out", str(out))
+    assert (seen, line.startswith("murmur: ")) == (code, True)
+    assert says in line
+    assert not out.exists()
+
+
 def test_a_peer_that_does_not_answer_is_given_up_within_ten_seconds(tmp_path: Path) -> None:
     (address,) = free_addresses(1)
     started = time.monotonic()

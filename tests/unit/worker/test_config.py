@@ -115,14 +115,14 @@ def test_an_unknown_key_gets_the_nearest_name_in_one_line(toml: Any) -> None:
         f"{path}: [diloco] has no key 'inner_step'; did you mean 'inner_steps'?"
     )
     assert config_error("run.sed=1") == (
-        "the defaults: [run] has no key 'sed'; did you mean 'seed'?"
+        "--set run.sed=1: [run] has no key 'sed'; did you mean 'seed'?"
     )
     assert config_error("diloco.prset=1").endswith("did you mean 'preset'?")
 
 
 def test_a_key_like_no_other_gets_all_names() -> None:
     assert config_error("run.zzz=1") == (
-        "the defaults: [run] has no key 'zzz'; use one of seed, steps"
+        "--set run.zzz=1: [run] has no key 'zzz'; use one of seed, steps"
     )
 
 
@@ -150,8 +150,10 @@ def test_a_preset_cannot_be_put_into_what_is_no_section(toml: Any) -> None:
     ],
 )
 def test_an_unknown_preset_gets_the_nearest(preset: str, hint: str) -> None:
-    assert config_error(preset=preset) == f"the defaults: no preset {preset!r}; {hint}"
-    assert config_error(f"diloco.preset={preset}") == f"the defaults: no preset {preset!r}; {hint}"
+    refused = f"no preset {preset!r}; {hint}"
+    assert config_error(preset=preset) == f"--preset {preset}: {refused}"
+    setting = f"diloco.preset={preset}"
+    assert config_error(setting) == f"--set {setting}: {refused}"
 
 
 @pytest.mark.parametrize("value", ["3", "true", "[1]", "{a = 1}"])
@@ -182,7 +184,24 @@ def test_a_tasks_name_must_be_text(value: str) -> None:
     ],
 )
 def test_a_wrong_type_or_value_is_named(setting: str, line: str) -> None:
-    assert config_error(setting) == f"the defaults: {line}"
+    assert config_error(setting) == f"--set {setting}: {line}"
+
+
+def test_who_has_said_it_is_named(toml: Any) -> None:
+    path = toml('[run]\nsteps = 0\n[stages]\ncount = 4\nrouting = "full"\n')
+    assert config_error(path=path) == f"{path}: [run] steps is 0; it must be at least 1"
+    assert config_error("run.steps=-1", path=path).startswith("--set run.steps=-1: [run] steps")
+    both = config_error("run.steps=9", "stages.skip=0.25", path=path)
+    assert both.startswith(f"{path} and --set stages.skip=0.25: [stages] routing 'full' visits")
+    path.write_text("[runn]\nsteps = 3\n")
+    assert config_error("runn.seed=3", path=path).startswith(f"{path} and --set runn.seed=3: no")
+    assert config_error("run.seed=3", path=path).startswith(f"{path}: no section [runn]")
+
+
+def test_a_setting_that_was_typed_as_a_flag_is_named_so() -> None:
+    flags = {'stages.routing="fool"': "--routing fool"}
+    with pytest.raises(ConfigError, match=r"^--routing fool: \[stages\] routing is 'fool'; use"):
+        load_config(None, ["stages.count=4", *flags], None, flags)
 
 
 def test_no_setting_may_be_nan() -> None:

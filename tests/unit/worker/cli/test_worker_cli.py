@@ -45,7 +45,8 @@ def refused(murmur: Murmur, code: int, *args: str) -> str:
     [
         (
             ["--set", "diloco.inner_step=5"],
-            "murmur: the defaults: [diloco] has no key 'inner_step'; did you mean 'inner_steps'?",
+            "murmur: --set diloco.inner_step=5: [diloco] has no key 'inner_step'; "
+            "did you mean 'inner_steps'?",
         ),
         (
             ["--set", "inner_steps"],
@@ -53,15 +54,16 @@ def refused(murmur: Murmur, code: int, *args: str) -> str:
         ),
         (
             ["--set", "diloco.inner_steps=0"],
-            "murmur: the defaults: [diloco] inner_steps (H) is 0; it must be at least 1",
+            "murmur: --set diloco.inner_steps=0: [diloco] inner_steps (H) is 0; "
+            "it must be at least 1",
         ),
         (
             ["--set", "run.steps=0"],
-            "murmur: the defaults: [run] steps is 0; it must be at least 1",
+            "murmur: --set run.steps=0: [run] steps is 0; it must be at least 1",
         ),
         (
             ["--preset", "diloc"],
-            "murmur: the defaults: no preset 'diloc'; did you mean 'diloco'?",
+            "murmur: --preset diloc: no preset 'diloc'; did you mean 'diloco'?",
         ),
         (
             ["missing.toml"],

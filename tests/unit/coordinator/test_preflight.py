@@ -1,0 +1,71 @@
+"""What comes of the answers of the worker's code: nothing, or a refusal in one line."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from coordinator.bench.asked import Bench
+from coordinator.errors import Failure
+from coordinator.launch import Launch
+from coordinator.preflight import ask_worker
+
+REQUEST = {"config": None, "settings": [], "flags": {}, "presets": ["local", "ddp"]}
+
+
+def saying(code: str) -> tuple[str, ...]:
+    return (sys.executable, "-c", f"import json, sys\nrequest = json.load(sys.stdin)\n{code}")
+
+
+def refusal(code: str, **changes: object) -> tuple[int, str]:
+    with pytest.raises(Failure) as refused:
+        ask_worker({**REQUEST, **changes}, saying(code))
+    return refused.value.exit_code, refused.value.message
+
+
+def test_the_worker_is_asked_and_its_answer_returned() -> None:
+    echo = 'print(json.dumps({"stages": len(request["presets"])}))'
+    assert ask_worker(REQUEST, saying(echo)) == {"stages": 2}
+
+
+@pytest.mark.parametrize(
+    ("refused", "preset", "presets", "line"),
+    [
+        ("--set a.b=1: no", None, [None], "--set a.b=1: no"),
+        ("--set a.b=1: no", "ddp", ["ddp"], "--set a.b=1: no"),
+        ("--set a.b=1: no", "ddp", ["local", "ddp"], "preset ddp: --set a.b=1: no"),
+        ("--preset x: no", "x", ["local", "x"], "--preset x: no"),
+    ],
+)
+def test_a_refusal_is_passed_on(
+    refused: str, preset: str | None, presets: list[str | None], line: str
+) -> None:
+    answer = json.dumps({"refused": refused, "exit_code": 3, "preset": preset})
+    assert refusal(f"print({answer!r})", presets=presets) == (3, line)
+
+
+@pytest.mark.parametrize("code", ["raise RuntimeError('a defect')", "1 / 0", "print('hm')"])
+def test_a_defect_is_no_answer(code: str) -> None:
+    ended, line = refusal(code)
+    assert ended == 1
+    assert line.startswith("no worker can be started here: ")
+
+
+def test_a_launch_says_how_its_settings_were_typed() -> None:
+    launch = Launch(
+        workers=4, out=Path("o"), preset="ddp", steps=9, routing="skip", settings=("x.y=1",)
+    )
+    request = launch.request()
+    assert request["settings"] == ["run.steps=9", 'stages.routing="skip"', "x.y=1"]
+    assert request["flags"] == {
+        "run.steps=9": "--steps 9",
+        'stages.routing="skip"': "--routing skip",
+    }
+    assert (request["config"], request["presets"]) == (None, ["ddp"])
+
+
+def test_a_comparison_asks_for_all_its_presets() -> None:
+    bench = Bench(presets=("ddp", "local"), settings=("x.y=1",), out=Path("o"))
+    assert bench.request()["presets"] == ["local", "ddp"]
+    assert bench.request()["settings"][-1] == "x.y=1"
