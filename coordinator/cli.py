@@ -75,7 +75,8 @@ def coordinator(listen: str, expect: int | None, out: Path, as_json: bool, insec
 def status(address: str, as_json: bool) -> None:
     """Show how the swarm is, as any worker or coordinator sees it."""
     _check_address(address)
-    from coordinator.status import ask, print_status
+    from coordinator.printed_status import print_status
+    from coordinator.status import ask
 
     document = ask(address)
     if as_json:

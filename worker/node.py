@@ -79,7 +79,7 @@ class Node:
     ) -> None:
         self._node, self._config, self._manifest = node, config, manifest
         self._transport, self._mailbox, self._offload = transport, mailbox, offload
-        self._log_event, self._clock = log, clock
+        self._log_event, self._clock, self._began_s = log, clock, clock()
         self.lag = LagMonitor(clock)
         self.context = Context(
             me=node.peer,
@@ -249,6 +249,7 @@ class Node:
             rounds=self._rounds,
             loss=self._progress.get("loss"),
             lag=self.lag,
+            up_s=self._clock() - self._began_s,
         )
 
     # ------------------------------------------------------------------------- the train thread

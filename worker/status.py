@@ -19,12 +19,14 @@ def status_document(
     rounds: Mapping[str, int],
     loss: object,
     lag: LagMonitor,
+    up_s: float,
 ) -> dict[str, object]:
     """Where this peer is, whom it knows, and what crossed the network so far. io thread only.
 
     Args:
         rounds: how many of this peer's were completed, and failed.
         loss: the latest, None as long as there is none.
+        up_s: how long this peer has been listening: traffic is counted since then.
     """
     counts, me = context.counts, gossip.me
     return {
@@ -36,6 +38,7 @@ def status_document(
         "step": me.step,
         "steps": config.run.steps,
         "loss": loss,
+        "up_s": round(up_s, 1),
         "members": [_member(card, staged=config.stages.count > 1) for card in gossip.cards],
         "traffic": {
             "bytes_sent": traffic.sent_bytes,
