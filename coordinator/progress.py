@@ -33,16 +33,21 @@ class Progress(Protocol):
 
 
 class PlainProgress:
-    """One line every two seconds, and one for each notable event."""
+    """One line every two seconds unless it would say the same again, and one for each notable
+    event."""
 
     def __init__(self, stream: IO[str], began_s: float) -> None:
         self._stream, self._began_s = stream, began_s
         self._next_s = began_s
+        self._said = ""
 
     def update(self, records: Sequence[Record], now_s: float) -> None:
-        if now_s >= self._next_s:
-            self._next_s = now_s + _PLAIN_EVERY_S
-            self._print(summary(records, now_s), now_s)
+        if now_s < self._next_s:
+            return
+        self._next_s = now_s + _PLAIN_EVERY_S
+        if (line := summary(records, now_s)) != self._said:
+            self._said = line
+            self._print(line, now_s)
 
     def note(self, line: str, now_s: float) -> None:
         self._print(line, now_s)

@@ -8,7 +8,8 @@ from signal import SIGINT, Signals
 Event = Mapping[str, object]
 Curve = list[tuple[int, float]]  # (inner step, training loss in nats)
 
-SILENT_AFTER_S = 10.0  # workers report about twice a second
+SILENT_AFTER_S = 10.0  # workers report about twice a second while they train
+ENDING = ("settling", "assembling", "evaluating")  # states told once, however long they take
 _MAX_CURVE_POINTS = 4096
 _MAX_FRAGMENTS = 4096
 _MAX_TEXT = 20_000
@@ -69,7 +70,8 @@ class Record:
         if self.exit_code is not None:
             return exit_words(self.exit_code)
         silence_s = now_s - self.heard_s
-        if self.started and self.result is None and silence_s > SILENT_AFTER_S:
+        talks = self.started and self.result is None and self.state not in ENDING
+        if talks and silence_s > SILENT_AFTER_S:
             return f"silent {silence_s:.0f} s"
         return self.state
 

@@ -100,6 +100,7 @@ def _evaluate(
         model = part.module
     else:
         return None, None
+    trainer.tells("evaluating")
     with anchors_loaded(trainer, [slot.fragment for slot in trainer.slots]):
         loss = validation_loss(task, model, config.run.seed, limit_s)
         return loss, generate_sample(task, model, config.run.seed)

@@ -3,6 +3,12 @@
 import sys
 from collections.abc import Mapping
 
+_AT_THE_END = {
+    "settling": "settling: until the others are done too",
+    "assembling": "assembling the model from its stages",
+    "evaluating": "evaluating",
+}
+
 
 def announce_plainly(event: Mapping[str, object]) -> None:
     """Prints an event for a person."""
@@ -31,6 +37,8 @@ def describe(event: Mapping[str, object]) -> str | None:
                 f"step {event['step']}/{event['steps']}  {learned}"
                 f"round {event['round']}  sent {megabytes:.1f} MB"
             )
+        case "progress" if event.get("state") in _AT_THE_END:
+            return f"step {event['step']}/{event['steps']}  {_AT_THE_END[event['state']]}"
         case "round_failed":
             return f"round {event['round']} failed: {event['reason']}"
         case "adopted":

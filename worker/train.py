@@ -136,8 +136,13 @@ class Trainer:
         """After the last step: stays until the others are done too, and takes over what the last
         of them has; a Stop or the time-out ends it."""
         deadline = self._clock() + timeout_s
+        self.tells("settling")
         while self.stopped is None and self._clock() < deadline and not agreed():
             self.take(self._mailbox.wait(_SETTLE_POLL_S))
+
+    def tells(self, state: str) -> None:
+        """Reports what this worker is at after the last step."""
+        self._tell.progress(self.step, state)
 
     def _await_start(self) -> None:
         started = self._await(Started)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.records import Event, float_of, int_of
+from coordinator.records import ENDING, Event, float_of, int_of
 
 Floats = NDArray[np.float64]
 
@@ -86,7 +86,8 @@ def _track(events: Sequence[Event]) -> tuple[Floats, Floats, Floats] | None:
     for event in events:
         time_s, sent = float_of(event, "time_s"), int_of(event, "bytes_sent")
         loss = float_of(event, "loss")
-        trained = event.get("event") == "progress" and bool(int_of(event, "step"))
+        told = event.get("event") == "progress" and event.get("state") not in ENDING
+        trained = told and bool(int_of(event, "step"))
         if trained and time_s is not None and sent is not None and loss is not None:
             points.append((time_s, float(sent), loss))
     began_s = next((float_of(event, "time_s") for event in events if _began(event)), None)

@@ -122,15 +122,3 @@ def test_who_freezes_before_the_start_holds_the_others_up_for_a_moment() -> None
             swarm.assert_equal()
 
     run(scenario())
-
-
-def test_a_peer_says_how_long_it_has_been_here() -> None:
-    async def scenario() -> None:
-        async with Swarm(fast(0)) as swarm:
-            await swarm.join("a", via=[], min_peers=2)
-            await swarm.sleep(3.0)
-            await swarm.join("b", via=["a"], min_peers=2)
-            await swarm.sleep(2.0)
-            assert [swarm[name].node.status()["up_s"] for name in "ab"] == [5.0, 2.0]
-
-    run(scenario())

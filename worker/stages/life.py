@@ -113,6 +113,7 @@ class StageLife:
 
     def _assemble(self, trainer: Trainer) -> Whole | None:
         """The whole model, left as a checkpoint; None, and a warning, when a stage is missing."""
+        trainer.tells("assembling")
         config = self._config
         anchors = self._fetched(range(1, config.stages.count))
         anchors[0] = [state.anchor for state in trainer.states]

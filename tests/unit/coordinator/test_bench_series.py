@@ -13,7 +13,7 @@ from coordinator.records import Event
 
 
 def worker(began_s: float, burst_bytes: int) -> list[Event]:
-    """Trains for 2 s, waits 1 s while it sends, trains for 2 s."""
+    """Trains for 2 s, waits 1 s while it sends, trains for 2 s; then it evaluates."""
 
     def progress(after_s: float, step: int, sent: int, loss: float) -> Event:
         time_s = began_s + after_s
@@ -33,12 +33,14 @@ def worker(began_s: float, burst_bytes: int) -> list[Event]:
         {"event": "round", "time_s": began_s + 3},
         progress(3.0, 20, 1000 + burst_bytes, 4.0),
         progress(5.0, 40, 1000 + burst_bytes, 2.0),
+        progress(9.0, 40, 1000 + burst_bytes, 2.0) | {"state": "evaluating"},
     ]
 
 
 def test_a_burst_stands_where_it_was_and_its_bytes_are_all_there() -> None:
     series = series_of([worker(5.0, 1_000_000), worker(7.5, 3_000_000)])
     assert series is not None
+    assert series.time_s[-1] < 5  # what comes after the last step is no training
     during = (series.time_s > 2) & (series.time_s < 3)
     assert series.sent_mbps[during] == pytest.approx(16.0)  # 2 MB a second on average
     assert series.sent_mbps[~during] == pytest.approx(0.0)

@@ -52,12 +52,36 @@ def test_before_the_start() -> None:
 def test_plain_lines_come_every_two_seconds() -> None:
     stream = io.StringIO()
     progress = PlainProgress(stream, 100.0)
+    training = records()
     for tenth in range(50):
-        progress.update(records(), 100.0 + tenth / 10)
+        for record in training:
+            record.step += 1
+        progress.update(training, 100.0 + tenth / 10)
     progress.note("w1 has ended", 104.9)
     lines = stream.getvalue().splitlines()
     assert [line.split("  ")[0] for line in lines] == ["0.0 s", "2.0 s", "4.0 s", "4.9 s"]
     assert lines[-1] == "4.9 s  w1 has ended"
+
+
+def test_what_has_not_changed_is_not_said_again() -> None:
+    stream = io.StringIO()
+    progress = PlainProgress(stream, 0.0)
+    both = records()
+    for second in range(60):
+        if second == 20:
+            for record in both:
+                record.apply({"event": "progress", "step": 1200, "state": "settling"}, 20.0)
+        if second == 30:
+            both[0].apply({"event": "progress", "step": 1200, "state": "evaluating"}, 30.0)
+        for record in both if second < 20 else ():
+            record.heard_s = second
+        progress.update(both, float(second))
+    assert [line.split("  ")[0] for line in stream.getvalue().splitlines()] == [
+        "0.0 s",
+        "20.0 s",
+        "30.0 s",
+    ]
+    assert stream.getvalue().endswith("[1 evaluating, 1 settling]\n")
 
 
 def test_a_terminal_gets_a_table_and_keeps_the_notes() -> None:

@@ -78,6 +78,13 @@ def test_a_silent_worker_is_shown_as_such_once_it_has_started() -> None:
     assert record.shown_state(75.0) == "killed (SIGKILL)"
 
 
+def test_one_that_evaluates_is_not_silent() -> None:
+    record = Record("w0")
+    record.apply(progress(100), 60.0)
+    record.apply(progress(100, state="evaluating"), 61.0)
+    assert record.shown_state(99.0) == "evaluating"
+
+
 def test_remaining_time_follows_the_pace() -> None:
     record = Record("w0")
     record.apply(progress(0), 100.0)

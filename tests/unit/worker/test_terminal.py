@@ -19,6 +19,10 @@ from worker.terminal import announce_plainly, describe
         ({"event": "progress", "state": "waiting", "step": 30, "steps": 90, "loss": 2.0}, None),
         ({"event": "progress", "state": "ready"}, None),
         (
+            {"event": "progress", "state": "evaluating", "step": 90, "steps": 90},
+            "step 90/90  evaluating",
+        ),
+        (
             {"event": "round_failed", "round": 3, "reason": "w1 is gone"},
             "round 3 failed: w1 is gone",
         ),

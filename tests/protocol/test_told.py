@@ -1,0 +1,35 @@
+"""What peers tell of themselves: in their status, and at the end of their run."""
+
+from dataclasses import replace
+
+from algorithms.plan import PRESETS
+from tests.protocol.problem import Problem
+from tests.protocol.swarm import Swarm
+from tests.protocol.virtual_time import run
+
+PROBLEM = Problem(layers=(31, 17), plan=replace(PRESETS["diloco"], inner_steps=5), steps=15)
+
+
+def test_a_peer_says_how_long_it_has_been_here() -> None:
+    async def scenario() -> None:
+        async with Swarm(PROBLEM) as swarm:
+            await swarm.join("a", via=[], min_peers=2)
+            await swarm.sleep(3.0)
+            await swarm.join("b", via=["a"], min_peers=2)
+            await swarm.sleep(2.0)
+            assert [swarm[name].node.status()["up_s"] for name in "ab"] == [5.0, 2.0]
+
+    run(scenario())
+
+
+def test_who_waits_for_the_others_in_the_end_says_so_once() -> None:
+    async def scenario() -> None:
+        async with Swarm(PROBLEM) as swarm:
+            await swarm.start("a", "b")
+            await swarm.finished()
+            for peer in swarm.alive:
+                told = [event["state"] for event in peer.of_kind("progress")]
+                assert told.index("settling") == len(told) - 1
+                assert "training" in told
+
+    run(scenario())
