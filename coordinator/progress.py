@@ -108,9 +108,10 @@ def summary(records: Sequence[Record], now_s: float) -> str:
     standing = "[" + ", ".join(f"{number} {state}" for state, number in states.items()) + "]"
     active = [r for r in records if r.exit_code is None and r.result is None]
     active = active or [r for r in records if r.result is not None] or list(records)
-    if not any(record.started for record in records):
+    steps = max(record.steps for record in records)
+    if not steps or not any(record.started for record in records):
         return f"starting  {standing}"
-    parts = [f"step {min(r.step for r in active)}/{max(r.steps for r in records)}"]
+    parts = [f"step {min(r.step for r in active)}/{steps}"]
     losses = [record.loss for record in active if record.loss is not None]
     if losses:
         parts.append(f"loss {sum(losses) / len(losses):.2f}")

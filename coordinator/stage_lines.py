@@ -36,6 +36,10 @@ def traffic(report: dict[str, Any]) -> str:
 def stage_lines(report: dict[str, Any]) -> list[tuple[str, str]]:
     """(label, value) of how microbatches have gone; nothing of what nobody reported."""
     stages, lines = report["stages"], []
+    if (rest := stages["rest"]) is not None:
+        waits = f"{100 * rest['microbatches']:.1f} % waiting for microbatches"
+        waits += f", {100 * rest['rounds']:.1f} % for rounds"
+        lines.append(("the rest", f"{waits}, {100 * rest['other']:.1f} % other"))
     if stages["routing"] is not None:
         skip = f", {100 * stages['skip']:.0f} % of the stages left out" if stages["skip"] else ""
         begun = f"{count(stages['microbatches'], 'microbatch')} an iteration"

@@ -16,6 +16,7 @@ _COUNTS = (
     "other_schedules",
     "discarded",
 )
+_REST = ("visits_wait_s", "rounds_wait_s", "compute_s", "wall_s")
 
 Result = Mapping[str, object]
 
@@ -30,6 +31,8 @@ def staged_figures(records: Sequence[Record]) -> dict[str, Any]:
     In `stages`, `iteration_s` is the mean of the workers' medians, `iteration_p95_s` that of the
     slowest, `visit_bytes_per_iteration` is what a worker has sent of activations and gradients, on
     average; the peak in flight is that of the worker nearest to its limit, and `counts` are sums.
+    `rest` are shares of the time from first to last inner step in which nothing was computed, on
+    average: waiting for microbatches, waiting for rounds, and what is not told apart.
     """
     if all(record.stage is None for record in records):
         return {}
@@ -51,6 +54,7 @@ def staged_figures(records: Sequence[Record]) -> dict[str, Any]:
             "routing": next((name for r in results if (name := text_of(r, "routing"))), None),
             "skip": _mean(results, "skip"),
             "microbatches": max((int_of(r, "microbatches") or 0 for r in results), default=None),
+            "rest": _rest(results),
             "iteration_s": _mean(results, "iteration_s"),
             "iteration_p95_s": max(_floats(results, "iteration_p95_s"), default=None),
             "visit_bytes_per_iteration": _per_iteration(results),
@@ -82,6 +86,20 @@ def _by_stage(records: Sequence[Record]) -> list[dict[str, Any]]:
             }
         )
     return stages
+
+
+def _rest(results: Sequence[Result]) -> dict[str, float] | None:
+    """Where the time went that was not computed in, by share; None where nobody has told."""
+    shares: dict[str, list[float]] = {"microbatches": [], "rounds": [], "other": []}
+    for result in results:
+        told = [float_of(result, key) for key in _REST]
+        visits_s, rounds_s, compute_s, wall_s = (value or 0.0 for value in told)
+        if None in told or wall_s <= 0:
+            continue
+        other_s = max(0.0, wall_s - compute_s - visits_s - rounds_s)  # rounded, each by itself
+        for share, seconds in zip(shares.values(), (visits_s, rounds_s, other_s), strict=True):
+            share.append(seconds / wall_s)
+    return {key: fmean(each) for key, each in shares.items()} if shares["other"] else None
 
 
 def _per_iteration(results: Sequence[Result]) -> float | None:

@@ -82,7 +82,7 @@ def build_result(
     }
     if (stages := node.stages) is not None:
         result |= io.ask(lambda: _of_stage(config, stages))
-        result |= tally.iterations()
+        result |= {**tally.iterations(), **tally.waits()}
         result["assembled"] = str(whole.path) if whole is not None else None
     return result
 

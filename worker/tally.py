@@ -32,6 +32,7 @@ class Tally:
     steps_in_flight: int = 0
     compute_s: float = 0.0
     stall_s: float = 0.0
+    visits_wait_s: float = 0.0  # of a stage, that has nothing to compute until a microbatch comes
     first_step_at: float | None = None
     last_step_at: float | None = None
     rounds_completed: int = 0
@@ -41,6 +42,7 @@ class Tally:
     curve: list[tuple[int, float]] = field(default_factory=list)
     stall_s_by_peer: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     stall_s_by_fragment: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
+    _waited_s: tuple[float, float] = (0.0, 0.0)  # up to the last step: for visits, for rounds
     _recent: list[float] = field(default_factory=list)
     _stepped_at: float | None = None
     _iterations: deque[float] = field(default_factory=lambda: deque(maxlen=_REMEMBERED_STEPS))
@@ -89,6 +91,13 @@ class Tally:
         if before is not None and self.last_step_at is not None:
             self._iterations.append(self.last_step_at - before)
         self._stepped_at = self.last_step_at
+        self._waited_s = self.visits_wait_s, self.stall_s
+
+    def waits(self) -> dict[str, float]:
+        """Of the time from the first inner step to the last, what went into waiting (s): for the
+        visits of microbatches, and for rounds. The rest was computed, or is not told apart."""
+        visits_s, rounds_s = self._waited_s
+        return {"visits_wait_s": round(visits_s, 3), "rounds_wait_s": round(rounds_s, 3)}
 
     def iterations(self) -> dict[str, float | None]:
         """How long it takes from one inner step to the next, all waits included: the median, and

@@ -37,8 +37,8 @@ def describe(event: Mapping[str, object]) -> str | None:
                 f"step {event['step']}/{event['steps']}  {learned}"
                 f"round {event['round']}  sent {megabytes:.1f} MB"
             )
-        case "progress" if event.get("state") in _AT_THE_END:
-            return f"step {event['step']}/{event['steps']}  {_AT_THE_END[event['state']]}"
+        case "progress" if (words := _AT_THE_END.get(str(event.get("state")))) is not None:
+            return f"step {event['step']}/{event['steps']}  {words}"
         case "round_failed":
             return f"round {event['round']} failed: {event['reason']}"
         case "adopted":

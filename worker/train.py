@@ -173,6 +173,7 @@ class Trainer:
         in_flight = self._rounds.in_flight
         self.moved = False
         waited_s = self._iterations.serve(self) if self._iterations is not None else 0.0
+        self.tally.visits_wait_s += waited_s
         if self.stopped is not None:
             self.step = before
             return

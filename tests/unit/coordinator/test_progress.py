@@ -47,6 +47,10 @@ def test_the_dead_do_not_hold_back_the_step() -> None:
 
 def test_before_the_start() -> None:
     assert summary([Record("w0"), Record("w1")], 1.0) == "starting  [2 starting]"
+    ready = Record("w0")
+    ready.apply({"event": "progress", "state": "ready"}, 1.0)
+    ready.apply({"event": "started", "step": 0}, 1.0)  # nothing has told how many steps there are
+    assert summary([ready], 1.0) == "starting  [1 ready]"
 
 
 def test_plain_lines_come_every_two_seconds() -> None:

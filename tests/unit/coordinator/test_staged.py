@@ -168,6 +168,24 @@ def test_without_every_stage_there_is_no_whole(staged) -> None:
     assert "of single stages; `murmur assemble` makes one of a run's" in text
 
 
+def test_the_time_that_is_not_computed_in_is_split(staged) -> None:
+    """8 of 10 s are computed in, by the fixture."""
+    waits = [
+        {"visits_wait_s": 1.5, "rounds_wait_s": 0.25},
+        {"visits_wait_s": 0.5, "rounds_wait_s": 0.0},
+    ]
+    report = report_of(*(staged(number, **wait) for number, wait in enumerate(waits)), staged(2))
+    assert report["stages"]["rest"] == pytest.approx(
+        {"microbatches": 0.1, "rounds": 0.0125, "other": 0.0875}
+    )
+    assert line_of(report, "the rest") == (
+        "10.0 % waiting for microbatches, 1.2 % for rounds, 8.8 % other"
+    )
+    untold = report_of(staged(0), staged(1, visits_wait_s=1.0, rounds_wait_s=0.0, wall_s=0.0))
+    assert untold["stages"]["rest"] is None
+    assert "the rest" not in printed(untold)
+
+
 def test_skips_and_slower_exchange_are_said(staged) -> None:
     changes = {"routing": "skip", "skip": 1 / 3, "exchange_bytes_sent": 20_000_000}
     report = report_of(*(staged(number, **changes) for number in range(3)))

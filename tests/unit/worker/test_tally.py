@@ -84,6 +84,18 @@ def test_utilization_is_compute_over_the_time_from_the_first_step_to_the_last() 
     assert tally.compute_utilization == 0.0
 
 
+def test_waits_are_told_up_to_the_last_step() -> None:
+    tally = Tally()
+    tally.visits_wait_s += 1.5
+    tally.stalled(Stall(0.25, 0, 0, "b"))
+    tally.stepped(1.0, in_flight=False)
+    tally.visits_wait_s += 9.0  # of an iteration that was not ended
+    tally.stalled(Stall(4.0, 0, 1, "b"))  # the last round, after the last step
+    assert tally.waits() == {"visits_wait_s": 1.5, "rounds_wait_s": 0.25}
+    tally.stepped(1.0, in_flight=False)
+    assert tally.waits() == {"visits_wait_s": 10.5, "rounds_wait_s": 4.25}
+
+
 def test_iterations_go_from_one_inner_step_to_the_next_waits_included() -> None:
     tally = Tally(first_step_at=10.0)
     for ended in (11.0, 13.0, 14.0, *range(15, 31), 40.0):  # 18 of a second, one of 2, one of 10
