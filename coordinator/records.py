@@ -17,7 +17,8 @@ _MAX_TEXT = 20_000
 
 @dataclass
 class Record:
-    """One worker, as last heard. Counts are of its current life.
+    """One worker, as last heard. Counts are of its current life, but for `moves` and `rebuilds`:
+    with a move a life ends.
 
     `stage` is the part of the model that it serves, None where the model is whole; `curve` is the
     training loss as seen in progress; `result` is the worker's own final event, whose figures then
@@ -37,6 +38,8 @@ class Record:
     bytes_received: int = 0
     rounds_completed: int = 0
     rounds_failed: int = 0
+    moves: int = 0  # to another stage
+    rebuilds: int = 0  # of a stage, made anew after such a move
     started: bool = False
     heard_s: float = 0.0
     exit_code: int | None = None
@@ -45,6 +48,8 @@ class Record:
     _first_step: tuple[float, int] | None = None  # when heard, and where the worker then was
     _last_round: dict[int, int] = field(default_factory=dict)
     _last_failed: dict[int, int] = field(default_factory=dict)
+    _last_move: tuple[int | None, int | None] | None = None
+    _rebuilt_after: int | None = None  # of so many moves
 
     def apply(self, event: Event, now_s: float) -> None:
         """Takes one event. The same event again changes nothing; unknown ones are passed over."""
@@ -60,10 +65,20 @@ class Record:
                 self.rounds_completed += _is_later(self._last_round, event)
             case "round_failed":
                 self.rounds_failed += _is_later(self._last_failed, event)
+            case "moves":
+                self._moves(event)
+            case "rebuilt" if self._rebuilt_after != self.moves:
+                self._rebuilt_after = self.moves
+                self.rebuilds += 1
             case "result":
                 self._finish(event)
             case "exit":
                 self.exit_code = int_of(event, "exit_code")
+
+    def moved_before(self, earlier: "Record") -> None:
+        """Takes over what an earlier life of the worker has counted of its moves."""
+        self.moves, self.rebuilds = earlier.moves, earlier.rebuilds
+        self._last_move, self._rebuilt_after = earlier._last_move, earlier._rebuilt_after
 
     def shown_state(self, now_s: float) -> str:
         """The state in a word or two."""
@@ -103,6 +118,12 @@ class Record:
             self.curve.append((self.step, self.loss))
             if len(self.curve) > _MAX_CURVE_POINTS:
                 del self.curve[1::2]
+
+    def _moves(self, event: Event) -> None:
+        """Counts a move. Nobody goes the same way twice in a row: then it is the same event."""
+        move = int_of(event, "stage"), int_of(event, "to")
+        self.moves += move != self._last_move
+        self._last_move = move
 
     def _finish(self, event: Event) -> None:
         self.result = dict(event)

@@ -70,6 +70,8 @@ class Registry:
         known = self.members.get(card.peer)
         if known is None or card.epoch > known.card.epoch:
             record = Record(card.peer, address=printable(card.address), heard_s=now)
+            if known is not None:
+                record.moved_before(known.record)
             known = self.members[card.peer] = Member(card, now, record)
         events: list[Event] = []
         if card.epoch == known.card.epoch:  # else the call of an older life, which changes nothing

@@ -59,6 +59,10 @@ def stage_lines(report: dict[str, Any]) -> list[tuple[str, str]]:
         f"{count(counts[key], noun)} {words}" for key, noun, words in _TROUBLE if counts[key]
     ]:
         lines.append(("microbatches", ", ".join(parts)))
+    if stages["moves"]:
+        moved = f"{count(stages['moves'], 'move')} of a worker to another stage"
+        made = f", {count(stages['rebuilds'], 'stage')} made anew" if stages["rebuilds"] else ""
+        lines.append(("moves", moved + made))
     if report["checkpoint"] is None and any(peer["checkpoint"] for peer in report["peers"]):
         lines.append(("checkpoints", "of single stages; `murmur assemble` makes one of a run's"))
     return lines

@@ -32,7 +32,8 @@ def staged_figures(records: Sequence[Record]) -> dict[str, Any]:
     slowest, `visit_bytes_per_iteration` is what a worker has sent of activations and gradients, on
     average; the peak in flight is that of the worker nearest to its limit, and `counts` are sums.
     `rest` are shares of the time from first to last inner step in which nothing was computed, on
-    average: waiting for microbatches, waiting for rounds, and what is not told apart.
+    average: waiting for microbatches, waiting for rounds, and what is not told apart. `moves` and
+    `rebuilds` count the peers that went to another stage and the stages that they made anew.
     """
     if all(record.stage is None for record in records):
         return {}
@@ -61,6 +62,8 @@ def staged_figures(records: Sequence[Record]) -> dict[str, Any]:
             "exchange_bytes_sent_per_worker": exchanged,
             **_fullest(results),
             "counts": _counts(results),
+            "moves": sum(record.moves for record in records),
+            "rebuilds": sum(record.rebuilds for record in records),
             "by_stage": by_stage,
         },
     }

@@ -43,6 +43,10 @@ def describe(event: Mapping[str, object]) -> str | None:
             return f"round {event['round']} failed: {event['reason']}"
         case "adopted":
             return f"took over {event['donor']}'s state at step {event['step']}: {event['reason']}"
+        case "moves":
+            return f"moves from stage {event['stage']} to stage {event['to']}"
+        case "rebuilt":
+            return f"made stage {event['stage']} anew, from {_parts(event['from'])}"
         case "member":
             return f"{event['peer_changed']} is {event['health']}"
         case "warning":
@@ -58,3 +62,9 @@ def describe(event: Mapping[str, object]) -> str | None:
             )
         case _:
             return None
+
+
+def _parts(weights: object) -> str:
+    """`25 % of stage 0 and 75 % of stage 2`."""
+    assert isinstance(weights, Mapping)
+    return " and ".join(f"{100 * weight:.0f} % of stage {n}" for n, weight in weights.items())

@@ -191,3 +191,13 @@ def test_members_are_shown_with_their_stage_when_there_are_several() -> None:
     members = registry.status(0.0)["members"]
     assert isinstance(members, list)
     assert [(row["peer"], row["stage"]) for row in members] == [("w0", 0), ("w1", 1)]
+
+
+def test_a_move_outlives_the_life_that_it_ends() -> None:
+    registry = Registry()
+    moves = {"event": "moves", "stage": 2, "to": 1}
+    registry.introduce(call("w0", epoch=1, events=(moves, moves)), 0.0)
+    rebuilt = {"event": "rebuilt", "stage": 1, "from": {}}
+    registry.introduce(call("w0", epoch=2, events=(rebuilt,)), 1.0)
+    (record,) = registry.records()
+    assert (record.moves, record.rebuilds) == (1, 1)

@@ -30,6 +30,11 @@ from worker.terminal import announce_plainly, describe
             {"event": "adopted", "donor": "w2", "step": 60, "reason": "ahead"},
             "took over w2's state at step 60: ahead",
         ),
+        ({"event": "moves", "stage": 2, "to": 1}, "moves from stage 2 to stage 1"),
+        (
+            {"event": "rebuilt", "stage": 1, "from": {0: 0.25, 2: 0.75}},
+            "made stage 1 anew, from 25 % of stage 0 and 75 % of stage 2",
+        ),
         ({"event": "member", "peer_changed": "w1", "health": "dead"}, "w1 is dead"),
         ({"event": "warning", "text": "the disk is full"}, "warning: the disk is full"),
         ({"event": "checkpoint", "path": "out/step-00000030"}, "checkpoint out/step-00000030"),
