@@ -1,21 +1,27 @@
 """Text from a checkpoint's anchor."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from worker import checkpoint
 from worker.anchors import anchored_model
 from worker.errors import CheckpointError
 from worker.manifest import Manifest
-from worker.tasks import Generates, TaskError, load_task
+from worker.tasks import Generates, Streams, TaskError, load_task
 
 
-def generate_text(run: Path, prompt: str, n_tokens: int, temperature: float, seed: int) -> str:
+def generate_text(
+    run: Path, prompt: str, n_tokens: int, temperature: float, seed: int
+) -> Iterator[str]:
     """Continues `prompt` with the newest anchor below the folder `run`.
 
     Args:
         run: a swarm's folder, a worker's, one of checkpoints, or one checkpoint.
 
-    Raises:
+    Returns:
+        The text in pieces, as they are made; in one where the task does not stream.
+
+    Raises (before the first piece):
         CheckpointError: there is none that can be used.
         TaskError: the run's task cannot be loaded here, or writes no text.
     """
@@ -26,7 +32,9 @@ def generate_text(run: Path, prompt: str, n_tokens: int, temperature: float, see
     if not isinstance(task, Generates):
         raise TaskError(f"task {config.task.name!r} has no generate()")
     model = anchored_model(saved, config, task)
-    return task.generate(model, prompt, n_tokens, temperature, seed)
+    if isinstance(task, Streams):
+        return task.stream(model, prompt, n_tokens, temperature, seed)
+    return iter([task.generate(model, prompt, n_tokens, temperature, seed)])
 
 
 def find_checkpoint(run: Path) -> checkpoint.Checkpoint:

@@ -7,6 +7,7 @@ import time
 import uuid
 import zlib
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -119,7 +120,9 @@ def generate(run: Path, prompt: str, n_tokens: int, temperature: float, seed: in
     """Continue PROMPT with the newest anchor under the folder RUN."""
     from worker.generate import generate_text
 
-    click.echo(prompt + generate_text(run, prompt, n_tokens, temperature, seed))
+    pieces = generate_text(run, prompt, n_tokens, temperature, seed)
+    for piece in chain((prompt,), pieces, ("\n",)):
+        click.echo(piece, nl=False)  # which flushes: to be read while the next one is made
     return 0
 
 

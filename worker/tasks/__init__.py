@@ -20,6 +20,7 @@ from worker.tasks.task import (
     Generates,
     Staged,
     StageModule,
+    Streams,
     Task,
 )
 
@@ -32,6 +33,7 @@ __all__ = [
     "Generates",
     "StageModule",
     "Staged",
+    "Streams",
     "Task",
     "TaskError",
     "TextError",

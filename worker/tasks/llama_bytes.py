@@ -6,8 +6,9 @@ Shape suffixes: B batch, T time, V vocabulary.
 
 from __future__ import annotations
 
+import codecs
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +28,7 @@ from worker.tasks.llama_stages import LlamaStage, build_llama_stage
 from worker.tasks.task import SPLITS, Batch, Cursor
 from worker.tasks.text import STDLIB, load_text
 
-__all__ = ["LlamaBytes", "window_starts"]
+__all__ = ["LlamaBytes", "decoded", "window_starts"]
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio: splitmix64's increment
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -132,7 +133,6 @@ class LlamaBytes:
         """
         return build_llama_stage(self.config, self.seed, first, last, outer=outer)
 
-    @torch.inference_mode()
     def generate(
         self,
         model: nn.Module,
@@ -141,7 +141,17 @@ class LlamaBytes:
         temperature: float = 0.8,
         seed: int = 0,
     ) -> str:
-        """Continue a text.
+        """Continue a text; arguments and bytes as of `stream`.
+
+        Returns:
+            The added text, without the prompt.
+        """
+        return "".join(self.stream(model, prompt, n_tokens, temperature, seed))
+
+    def stream(
+        self, model: nn.Module, prompt: str, n_tokens: int, temperature: float, seed: int
+    ) -> Iterator[str]:
+        """Continue a text character by character.
 
         When the context is full, its later half is read again and the earlier half forgotten, so
         the model never meets a position that it was not trained on.
@@ -153,15 +163,21 @@ class LlamaBytes:
             temperature: 0 takes the likeliest byte; 1 samples from the model as it is.
             seed: of the sampling; torch's global random generator is neither read nor moved.
 
-        Returns:
+        Yields:
             The added text, without the prompt; bytes that are no UTF-8 become U+FFFD.
         """
+        return decoded(self._sampled(model, prompt, n_tokens, temperature, seed))
+
+    @torch.inference_mode()
+    def _sampled(
+        self, model: nn.Module, prompt: str, n_tokens: int, temperature: float, seed: int
+    ) -> Iterator[int]:
+        """The bytes that come after the prompt."""
         assert isinstance(model, Llama)
         device = next(model.parameters()).device
         generator = torch.Generator().manual_seed(seed)
         context = self.config.max_position_embeddings
         tokens = list(prompt.encode() or b"\n")
-        kept = len(tokens)
         cache = KeyValueCache(self.config, device)
         unread = tokens[-context:]
         for _ in range(n_tokens):
@@ -172,7 +188,7 @@ class LlamaBytes:
             token = _sample(logits_BTV[0, -1].float().cpu(), temperature, generator)
             tokens.append(token)
             unread = [token]
-        return bytes(tokens[kept:]).decode("utf-8", "replace")
+            yield token
 
     def export(self, model: nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, object]]:
         """Return what Hugging Face's Llama loads: the tensors and the contents of config.json."""
@@ -181,6 +197,17 @@ class LlamaBytes:
             for name, tensor in model.state_dict().items()
         }
         return tensors, self.config.hf_config()
+
+
+def decoded(values: Iterable[int]) -> Iterator[str]:
+    """Yield the text of UTF-8 bytes, each character when its last byte is there; U+FFFD for bytes
+    that make none."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    for value in values:
+        if text := decoder.decode(bytes([value])):
+            yield text
+    if text := decoder.decode(b"", final=True):
+        yield text
 
 
 def window_starts(cursor: Cursor, samples: int, places: int) -> npt.NDArray[np.int64]:

@@ -1,8 +1,9 @@
 """What a task is: the model, the samples and the loss that a swarm trains with.
 
-A task of your own is an object with three methods and takes about twenty lines; `Generates` and
-`ExportsToHuggingFace` are extras that reports and exports use when a task has them, and `Staged`
-is what a pipeline asks for that serves one model from several machines.
+A task of your own is an object with three methods and takes about twenty lines; `Generates`,
+`Streams` and `ExportsToHuggingFace` are extras that reports, `murmur generate` and exports use when
+a task has them, and `Staged` is what a pipeline asks for that serves one model from several
+machines.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ __all__ = [
     "Generates",
     "StageModule",
     "Staged",
+    "Streams",
     "Task",
 ]
 
@@ -110,6 +112,17 @@ class Generates(Protocol):
         self, model: nn.Module, prompt: str, n_tokens: int, temperature: float, seed: int
     ) -> str:
         """Return the `n_tokens` tokens that the model puts after `prompt` (the prompt excluded)."""
+        ...
+
+
+@runtime_checkable
+class Streams(Protocol):
+    """A task that `Generates`, and gives the text away while it is made."""
+
+    def stream(
+        self, model: nn.Module, prompt: str, n_tokens: int, temperature: float, seed: int
+    ) -> Iterator[str]:
+        """Yield pieces of what `generate` returns, as they come."""
         ...
 
 

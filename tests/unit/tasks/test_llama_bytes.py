@@ -7,9 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from worker.tasks import Cursor, TaskError, TextError
-from worker.tasks.llama_bytes import LlamaBytes, window_starts
+from worker.tasks.llama_bytes import LlamaBytes, decoded, window_starts
 
 SMALL = {
     "hidden_size": 32,
@@ -123,6 +125,33 @@ def test_generation_depends_on_its_seed_and_outlives_the_context(task: LlamaByte
 @pytest.mark.parametrize("prompt", ["", "é", "x" * 16, "x" * 100])
 def test_generation_takes_any_prompt(task: LlamaBytes, prompt: str) -> None:
     assert task.generate(task.model(), prompt, n_tokens=20, temperature=0.8, seed=0)
+
+
+def test_text_is_streamed_while_it_is_made(task: LlamaBytes) -> None:
+    model = task.model()
+    whole = task.generate(model, "def ", n_tokens=50, temperature=1.0, seed=1)
+    read = 0
+    forward = model.forward
+
+    def counting(*args: object) -> torch.Tensor:
+        nonlocal read
+        read += 1
+        return forward(*args)
+
+    model.forward = counting
+    pieces = task.stream(model, "def ", 50, 1.0, 1)
+    first = next(pieces)
+    assert read < 6  # a character takes at most four bytes, and one more where it is none
+    assert torch.is_inference_mode_enabled() is False
+    assert first + "".join(pieces) == whole
+    assert read == 50
+
+
+@given(st.binary(max_size=60) | st.text(max_size=20).map(str.encode))
+def test_bytes_are_decoded_one_by_one_as_together(raw: bytes) -> None:
+    pieces = list(decoded(raw))
+    assert "".join(pieces) == raw.decode("utf-8", "replace")
+    assert "" not in pieces
 
 
 def test_export_holds_copies_of_the_parameters(task: LlamaBytes) -> None:

@@ -64,7 +64,9 @@ def test_the_anchor_writes_whatever_the_number_of_fragments(config: Config, tmp_
     assert len(tensors) == 3
     values = {"step": 5, "manifest": Manifest.of(config, schema).plain()}
     checkpoint.save(tmp_path / "run" / "w0" / "checkpoints", 5, tensors, values)
-    written = generate_text(tmp_path / "run", "a bird ", 30, temperature=0.7, seed=3)
+    pieces = list(generate_text(tmp_path / "run", "a bird ", 30, temperature=0.7, seed=3))
+    assert len(pieces) > 1
+    written = "".join(pieces)
     assert written == task.generate(model, "a bird ", 30, 0.7, 3)
     assert written != task.generate(task.model(), "a bird ", 30, 0.7, 3)
 
@@ -78,6 +80,21 @@ def test_a_task_that_writes_no_text_says_so(
     save_step(tmp_path, 1, manifest=manifest.plain())
     with pytest.raises(TaskError, match=r"task 'numbers_without_text:build' has no generate\(\)"):
         generate_text(tmp_path, "x", 1, 0.0, 0)
+
+
+def test_a_task_that_does_not_stream_writes_in_one_piece(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writing = WITHOUT_TEXT.replace("Numbers", "Writer").replace(
+        "    def loss", "    def generate(self, *_): return 'all of it'\n    def loss"
+    )
+    (tmp_path / "writes_at_once.py").write_text(writing)
+    monkeypatch.syspath_prepend(tmp_path)
+    schema = [TensorSpec("weight", (1, 1)), TensorSpec("bias", (1,))]
+    manifest = Manifest.of(load_config(None, ["task.name=writes_at_once:build"]), schema)
+    values = {"step": 1, "manifest": manifest.plain()}
+    checkpoint.save(tmp_path, 1, {"anchor/0": torch.zeros(2)}, values)
+    assert list(generate_text(tmp_path, "x", 9, 0.0, 0)) == ["all of it"]
 
 
 def test_a_checkpoint_without_all_of_the_model_says_so(config: Config, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -137,6 +137,21 @@ def test_no_checkpoint_is_one_line_and_exit_code_8(murmur: Murmur) -> None:
     assert refused(murmur, 8, "generate", "nowhere", "def ") == (
         "murmur: nowhere: no usable checkpoint; name a folder that `murmur` wrote to"
     )
+
+
+def test_generated_text_is_printed_while_it_is_made(
+    murmur: Murmur, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    printed = []
+
+    def pieces(*_: object) -> Iterator[str]:
+        for piece in ("one ", "é", "\n"):
+            printed.append(capsys.readouterr().out)
+            yield piece
+
+    monkeypatch.setattr("worker.generate.generate_text", pieces)
+    code, rest, _ = murmur("generate", "run", "a prompt ")
+    assert (code, printed, rest) == (0, ["a prompt ", "one ", "é"], "\n\n")
 
 
 @pytest.mark.parametrize(
