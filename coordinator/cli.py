@@ -141,7 +141,7 @@ def swarm(out: Path | None, json_path: str | None, **asked: Any) -> None:
         **asked,
     )
     launch.check()
-    _check_with_worker(launch)
+    launch = _checked_by_worker(launch)
     from coordinator.swarm import run_swarm
 
     to_stdout = json_path == "-"
@@ -152,20 +152,25 @@ def swarm(out: Path | None, json_path: str | None, **asked: Any) -> None:
     sys.exit(code)
 
 
-def _check_with_worker(launch: "Launch") -> None:
-    """Raises Failure: what its workers would refuse."""
+def _checked_by_worker(launch: "Launch") -> "Launch":
+    """With the stages that its workers have checkpoints of, to go on with. Raises Failure: what its
+    workers would refuse."""
     request = launch.request()
     if not (request["settings"] or request["config"] or launch.preset):
-        return  # the defaults
+        return launch  # the defaults
     from coordinator.preflight import ask_worker
 
-    stages = int_of(ask_worker(request), "stages")
+    answer = ask_worker(request)
+    stages = int_of(answer, "stages")
     if stages != (launch.stages or 1):
         raise Failure(
             f"[stages] count is {stages}, and the workers of a swarm are counted by --stages: "
             + (f"add --stages {stages}" if stages != 1 else "leave --stages out"),
             Exit.CONFIGURATION,
         )
+    if not launch.resume or launch.stages is None:
+        return launch
+    return launch.resumed(answer["held"])
 
 
 def _worker_count(asked: Mapping[str, Any]) -> int:

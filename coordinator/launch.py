@@ -4,7 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ class Launch:
         links: `--link` as typed, any number of times; none leaves workers on loopback.
         stages, replicas: of a model that is cut; there are then stages x replicas workers.
         routing, skip: how its microbatches go.
+        held: the stage of each worker, where their checkpoints say it.
         link_means: one of `coordinator.links.MEANS`.
         program: what runs a worker; tests put their own here.
     """
@@ -59,6 +60,7 @@ class Launch:
     routing: str | None = None
     skip: float | None = None
     links: tuple[str, ...] = ()
+    held: tuple[int, ...] = ()
     link_means: str = "auto"
     program: Sequence[str] = WORKER_PROGRAM
 
@@ -97,6 +99,31 @@ class Launch:
         except ValueError as error:
             raise Failure(f"--link: {error}", Exit.CONFIGURATION) from error
 
+    @property
+    def names(self) -> list[str]:
+        return [f"w{index}" for index in range(self.workers)]
+
+    def resumed(self, held: Sequence[int | None]) -> "Launch":
+        """Each worker goes on with the stage of its checkpoint: it may have moved.
+
+        Raises:
+            Failure: they are not of all stages, or not every worker has one.
+        """
+        assert self.stages is not None, "the model is cut"
+        told = ", ".join(
+            f"{name} of {'none' if stage is None else stage}"
+            for name, stage in zip(self.names, held, strict=True)
+        )
+        fix = "go on with the --stages and --replicas that it was started with, or without --resume"
+        own = [stage for stage in held if stage is not None]
+        if len(own) < len(held) or set(own) != set(range(self.stages)):
+            raise Failure(
+                f"--resume: the checkpoints in {self.out} are not of stages 0 to "
+                f"{self.stages - 1}, one of each worker's: {told}; {fix}",
+                Exit.CHECKPOINT,
+            )
+        return replace(self, held=tuple(own))
+
     def request(self, presets: Sequence[str] = ()) -> dict[str, Any]:
         """What to ask of `coordinator.preflight`, for several presets or that of the launch."""
         flags = self._flags()
@@ -105,6 +132,7 @@ class Launch:
             "settings": [*flags, *self.settings],
             "flags": flags,
             "presets": list(presets) or [self.preset],
+            "resume": [str(self.out / name) for name in self.names] if self.resume else [],
         }
 
     def asked(self) -> dict[str, object]:
@@ -126,14 +154,13 @@ class Launch:
         shared += ["--threads", str(self.threads)] if self.threads else []
         for setting in (*self._flags(), *self.settings):
             shared += ["--set", setting]
-        placed: list[int] = []
-        if self.stages:
+        placed = list(self.held)
+        if self.stages and not placed:
             from coordinator.placement import stages_of  # takes a moment to load
 
             placed = stages_of(self.link_of(), self.workers, self.stages)
         commands = {}
-        for index, address in enumerate(addresses):
-            name = f"w{index}"
+        for index, (name, address) in enumerate(zip(self.names, addresses, strict=True)):
             place = (places or {}).get(name, Place(address))
             own = ["--name", name, "--listen", address, "--out", str(self.out / name)]
             own += ["--stage", str(placed[index])] if placed else []

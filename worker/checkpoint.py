@@ -141,17 +141,26 @@ def load(folder: Path) -> tuple[Checkpoint, list[str]]:
     )
 
 
+def held_stage(folder: Path) -> int | None:
+    """The stage that the newest checkpoint in a folder is of, by its manifest alone; None without
+    one, and of a whole model."""
+    for path in _newest_first(folder):
+        try:
+            stage = _load_values(path).get("stage")
+        except CheckpointDamaged:
+            continue
+        return stage if isinstance(stage, int) else None
+    return None
+
+
 class CheckpointDamaged(Exception):
     """Says what is wrong with one checkpoint."""
 
 
 def load_one(path: Path) -> Checkpoint:
     """One checkpoint. Raises CheckpointDamaged."""
+    values = _load_values(path)
     try:
-        sealed = json.loads((path / MANIFEST).read_text())
-        values = sealed["record"]
-        if _record_hash(values) != sealed["xxh3_128"]:
-            raise CheckpointDamaged("its manifest is damaged: the hash differs")
         expected = values["tensors"]
         size = (path / _TENSORS).stat().st_size
         if size != expected["bytes"]:
@@ -160,6 +169,18 @@ def load_one(path: Path) -> Checkpoint:
             raise CheckpointDamaged("damaged: its hash differs")
         return Checkpoint(path, load_file(path / _TENSORS), values)
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise CheckpointDamaged(f"unreadable: {error}") from error
+
+
+def _load_values(path: Path) -> dict[str, Any]:
+    """The plain values of one checkpoint. Raises CheckpointDamaged."""
+    try:
+        sealed = json.loads((path / MANIFEST).read_text())
+        values: dict[str, Any] = sealed["record"]
+        if _record_hash(values) != sealed["xxh3_128"]:
+            raise CheckpointDamaged("its manifest is damaged: the hash differs")
+        return values
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointDamaged(f"unreadable: {error}") from error
 
 

@@ -4,8 +4,10 @@ Reads a request on stdin and writes an answer to stdout, both JSON objects:
 
     config, settings, flags     as `load_config` takes them
     presets                     each is tried; null: that of the config
+    resume                      folders of workers to go on with
 
     stages                      into how many the model is cut
+    held                        the stage of which each of those has a checkpoint, or null
     refused, exit_code, preset  instead: the line for the user, its exit code, and which preset
 """
 
@@ -15,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from worker.checkpoint import held_stage
 from worker.cli import exit_code_of
 from worker.config import Config, load_config
 from worker.stages.part import part_of
@@ -35,7 +38,8 @@ def preflight(request: Mapping[str, Any]) -> dict[str, Any]:
         if code is None:
             raise
         return {"refused": " ".join(str(error).split()), "exit_code": code, "preset": preset}
-    return {"stages": config.stages.count}
+    held = [held_stage(Path(folder) / "checkpoints") for folder in request["resume"]]
+    return {"stages": config.stages.count, "held": held}
 
 
 def _try_task(config: Config) -> None:

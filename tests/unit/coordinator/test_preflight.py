@@ -69,3 +69,24 @@ def test_a_comparison_asks_for_all_its_presets() -> None:
     bench = Bench(presets=("ddp", "local"), settings=("x.y=1",), out=Path("o"))
     assert bench.request()["presets"] == ["local", "ddp"]
     assert bench.request()["settings"][-1] == "x.y=1"
+
+
+def staged(**changes: object) -> Launch:
+    return Launch(**{"workers": 4, "stages": 2, "resume": True, "out": Path("o"), **changes})
+
+
+def test_workers_go_on_with_the_stages_of_their_checkpoints() -> None:
+    assert staged().request()["resume"] == ["o/w0", "o/w1", "o/w2", "o/w3"]
+    assert staged(resume=False).request()["resume"] == []
+    commands = staged().resumed([1, 0, 1, 1]).commands(["h:1", "h:2", "h:3", "h:4"], None)
+    stages = [command[command.index("--stage") + 1] for command in commands.values()]
+    assert stages == ["1", "0", "1", "1"]
+
+
+@pytest.mark.parametrize("held", [[0, 0, 0, 0], [0, 1, None, 1], [0, 1, 2, 1], [None] * 4])
+def test_checkpoints_that_are_not_of_all_stages_are_refused(held: list[int | None]) -> None:
+    with pytest.raises(Failure) as refused:
+        staged().resumed(held)
+    assert refused.value.exit_code == 8
+    assert f"w2 of {'none' if held[2] is None else held[2]}" in refused.value.message
+    assert "not of stages 0 to 1" in refused.value.message

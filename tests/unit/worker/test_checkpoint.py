@@ -282,3 +282,15 @@ def test_pruning_a_folder_that_is_missing_does_nothing(tmp_path: Path) -> None:
 def test_settings_out_of_range_are_refused(changes: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         CheckpointConfig(**changes)
+
+
+def test_the_stage_of_a_folder_is_that_of_its_newest_readable_manifest(tmp_path: Path) -> None:
+    assert checkpoint.held_stage(tmp_path / "missing") is None
+    for step, stage in ((10, 1), (20, 2), (30, 3)):
+        checkpoint.save(tmp_path, step, {}, {"stage": stage})
+    assert checkpoint.held_stage(tmp_path) == 3
+    manifest = tmp_path / "step-00000030" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"stage": 3', '"stage": 1'))
+    assert checkpoint.held_stage(tmp_path) == 2
+    (tmp_path / "step-00000020" / "tensors.safetensors").unlink()  # whoever resumes will see
+    assert checkpoint.held_stage(tmp_path) == 2

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from worker import checkpoint
 from worker.cli.preflight import preflight
 
 TEXT = f'task.text="{__file__}"'
@@ -12,12 +13,13 @@ TEXT = f'task.text="{__file__}"'
 
 def answer(*settings: str, **changes: object) -> dict[str, Any]:
     plain = {"config": None, "settings": [TEXT, *settings], "flags": {}, "presets": [None]}
+    plain["resume"] = []
     return preflight({**plain, **changes})
 
 
 def test_what_workers_take_is_taken() -> None:
-    assert answer(presets=["diloco", "ddp", None]) == {"stages": 1}
-    assert answer("stages.count=3") == {"stages": 3}
+    assert answer(presets=["diloco", "ddp", None]) == {"stages": 1, "held": []}
+    assert answer("stages.count=3")["stages"] == 3
 
 
 @pytest.mark.parametrize(
@@ -62,4 +64,11 @@ def test_a_file_is_read(tmp_path: Path) -> None:
 
 
 def test_a_task_of_ones_own_is_left_to_the_workers() -> None:
-    assert answer("task.name=nowhere:build") == {"stages": 1}
+    assert answer("task.name=nowhere:build")["stages"] == 1
+
+
+def test_the_stages_that_folders_hold_are_told(tmp_path: Path) -> None:
+    for name, stage in (("w0", 2), ("w1", None)):
+        checkpoint.save(tmp_path / name / "checkpoints", 5, {}, {"stage": stage})
+    folders = [str(tmp_path / name) for name in ("w0", "w1", "missing")]
+    assert answer(resume=folders)["held"] == [2, None, None]
