@@ -1,7 +1,13 @@
-"""NoLoCo's outer optimizer: modified momentum, which pulls a replica towards its group."""
+"""Outer optimizers of replicas that meet in small groups: NoLoCo's, and one that shares momenta.
+
+A group exchanges anchors, which are known as soon as the round before is over and go ahead while
+the peers compute, and contributions, when the round is due. All tensors are of one fragment: fp32,
+1-D, of one length.
+"""
 
 import math
 from dataclasses import dataclass
+from typing import Protocol
 
 from torch import Tensor
 
@@ -11,6 +17,78 @@ from algorithms.stability import (
     mean_spectral_radius,
     spectral_radius,
 )
+
+
+class GroupUpdate(Protocol):
+    """One replica's outer update."""
+
+    def contribution(self, g: Tensor, momentum: Tensor) -> Tensor:
+        """What a pseudo-gradient is exchanged as."""
+        ...
+
+    def head_start(self, mean_anchor: Tensor) -> Tensor | None:
+        """What inner steps go on from once the group's mean anchor is known, before the round
+        itself; None for the replica's own anchor."""
+        ...
+
+    def step(
+        self, anchor: Tensor, momentum: Tensor, mean: Tensor, mean_anchor: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """One outer step by the group's mean contribution; returns fresh (anchor, momentum)."""
+        ...
+
+
+@dataclass(frozen=True)
+class SharedMomentum:
+    """Heavy ball from the group's mean anchor, with the group's mean momentum.
+
+    momentum <- mean(a * momentum + g)
+    anchor   <- mean(anchor) - b * momentum
+
+    The momentum is in the contribution, so it costs no bytes. Every round halves what the members
+    of a pair differ in, momenta included: replicas come together with every a below 1. And as the
+    mean anchor is known early, inner steps start from it, with half of the replica's own noise.
+
+    Args:
+        a: share of the momentum that lives on, in 0..1, below 1.
+        b: outer learning rate, above 0; a bowl that the local steps go to the bottom of diverges
+            from 2(1 + a) on.
+
+    Raises:
+        ValueError: a value out of its range.
+
+    Ref: ours (docs/adr/0013); pairs, and the exchange of both halves, are arXiv:2506.10911's.
+    """
+
+    a: float
+    b: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.a < 1:
+            raise ValueError(f"a is {self.a}; it must be in 0..1, below 1 (0.3 is the usual value)")
+        limit = 2 * (1 + self.a)
+        if not 0 < self.b < limit:
+            raise ValueError(
+                f"b is {self.b}; it must be above 0, and below 2(1 + a) = {limit:.4g}, from where "
+                "on steps overshoot more than they gain (1.5 is the usual value)"
+            )
+
+    def contribution(self, g: Tensor, momentum: Tensor) -> Tensor:
+        """a * momentum + g, fresh."""
+        return (momentum * self.a).add_(g)
+
+    def head_start(self, mean_anchor: Tensor) -> Tensor:
+        """The mean anchor."""
+        return mean_anchor
+
+    def step(
+        self, anchor: Tensor, momentum: Tensor, mean: Tensor, mean_anchor: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """One outer step; returns fresh (anchor, momentum), the same in the whole group.
+
+        Only single multiplications and additions: a fused kernel could round differently.
+        """
+        return mean_anchor - mean * self.b, mean.clone()
 
 
 @dataclass(frozen=True)
@@ -28,7 +106,7 @@ class ModifiedMomentum:
         b: outer learning rate. It does not move replicas apart by itself, but a bowl that the
             local steps go to the bottom of diverges when it is too large.
         c: pull to the group's mean, above 0.
-        size: peers in a group; it only decides what is stable.
+        size: peers in a group, at least 2; it only decides what is stable.
 
     Raises:
         ValueError: the replicas would drift apart, with the spectral radius and the nearest value
@@ -43,8 +121,6 @@ class ModifiedMomentum:
     size: int = 2
 
     def __post_init__(self) -> None:
-        if self.size < 2:
-            raise ValueError(f"group size is {self.size}; it must be at least 2 (2 is a pair)")
         if not 0 <= self.a < 1:
             raise ValueError(f"a is {self.a}; it must be in 0..1, below 1 (0.5 is the usual value)")
         for name, value in (("b", self.b), ("c", self.c)):
@@ -75,13 +151,18 @@ class ModifiedMomentum:
             f"the nearest stable value is {name} = {fix}"
         )
 
+    def contribution(self, g: Tensor, momentum: Tensor) -> Tensor:
+        """The pseudo-gradient."""
+        return g
+
+    def head_start(self, mean_anchor: Tensor) -> None:
+        """None: the pull belongs to the round."""
+
     def step(
-        self, anchor: Tensor, momentum: Tensor, mean_g: Tensor, mean_anchor: Tensor
+        self, anchor: Tensor, momentum: Tensor, mean: Tensor, mean_anchor: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """One outer step; returns fresh (anchor, momentum), all fp32 and of one shape."""
-        return modified_momentum(
-            anchor, momentum, mean_g, mean_anchor, a=self.a, b=self.b, c=self.c
-        )
+        """One outer step; returns fresh (anchor, momentum)."""
+        return modified_momentum(anchor, momentum, mean, mean_anchor, a=self.a, b=self.b, c=self.c)
 
 
 def _below(limit: float) -> str:

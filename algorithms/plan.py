@@ -8,7 +8,7 @@ from typing import Literal
 
 from algorithms.codecs import codec_by_name
 from algorithms.fragments import shard_bounds
-from algorithms.noloco import ModifiedMomentum
+from algorithms.noloco import GroupUpdate, ModifiedMomentum, SharedMomentum
 from algorithms.outer import Nesterov
 from algorithms.schedule import Schedule
 
@@ -45,8 +45,10 @@ class Plan:
             times `error_decay`. Costs one more copy of the model in memory.
         outer_lr, outer_momentum: the outer Nesterov step. The defaults were chosen by runs of four
             workers on the built-in task; the paper's 0.7 and 0.9 are too hot for periods so short.
-            With `pairs` NoLoCo's b and a.
-        outer_pull: NoLoCo's c, the pull to the group's mean anchor; of use with `pairs` only.
+            With `pairs` b and a of heavy ball.
+        shared_momentum: with `pairs`, go on from the group's mean anchor and momentum; without it
+            each replica keeps its momentum to itself, which is NoLoCo.
+        outer_pull: NoLoCo's c, the pull to the group's mean anchor.
         anchor_codec: wire codec of the anchors, which only pairs exchange.
         consensus: with `pairs`, one exact mean over everyone's anchors after the last step; without
             it everyone ends with a model of its own. The presets have it.
@@ -72,6 +74,7 @@ class Plan:
     error_decay: float = 0.95
     outer_lr: float = 0.9
     outer_momentum: float = 0.6
+    shared_momentum: bool = False
     outer_pull: float = 0.7
     group_size: int = 2
     anchor_codec: str = "fp32"
@@ -82,7 +85,6 @@ class Plan:
         Schedule(
             fragments=1, inner_steps=self.inner_steps, overlap_steps=self.overlap_steps, steps=1
         )
-        self._check_outer()
         if self.fragments < 0:
             raise ValueError(f"fragments is {self.fragments}; it must be at least 1, or 0 for auto")
         codecs = (codec_by_name(self.codec), codec_by_name(self.reduction_codec))
@@ -133,6 +135,7 @@ class Plan:
                 raise ValueError(
                     f"{field} is {getattr(self, field)!r}; use one of {', '.join(known)}"
                 )
+        self._check_outer()
 
     def _check_outer(self) -> None:
         codec_by_name(self.anchor_codec)
@@ -144,23 +147,26 @@ class Plan:
                     "set consensus = false"
                 )
             return
-        try:
-            self.pull_together()
-        except ValueError as error:
-            raise ValueError(
-                f"a = outer_momentum, b = outer_lr, c = outer_pull: {error}"
-            ) from error
+        self.group_update()
         if self.payload == "gradient" or self.eager:
             raise ValueError(
                 "pairs exchange pseudo-gradients and go on from their own anchors: leave out "
                 "payload and eager"
             )
 
-    def pull_together(self) -> ModifiedMomentum:
-        """NoLoCo's outer update. Raises ValueError: the replicas would drift apart."""
-        return ModifiedMomentum(
-            a=self.outer_momentum, b=self.outer_lr, c=self.outer_pull, size=self.group_size
-        )
+    def group_update(self) -> GroupUpdate:
+        """The outer update of pairs. Raises ValueError: replicas would drift apart with it."""
+        if self.group_size < 2:
+            raise ValueError(f"group_size is {self.group_size}; it must be at least 2 (a pair)")
+        a, b = self.outer_momentum, self.outer_lr
+        try:
+            if self.shared_momentum:
+                return SharedMomentum(a, b)
+            return ModifiedMomentum(a, b, self.outer_pull, self.group_size)
+        except ValueError as error:
+            raise ValueError(
+                f"a = outer_momentum, b = outer_lr, c = outer_pull: {error}"
+            ) from error
 
     @property
     def consensus_plan(self) -> "Plan":
@@ -213,9 +219,9 @@ _STREAMING = replace(
 _NOLOCO = replace(
     _DILOCO,
     exchange="pairs",
-    outer_lr=0.7,
-    outer_momentum=0.5,
-    outer_pull=0.7,
+    outer_lr=1.5,
+    outer_momentum=0.3,
+    shared_momentum=True,
     consensus=True,
 )
 
@@ -231,7 +237,6 @@ PRESETS: dict[str, Plan] = {
         merge_alpha=_STREAMING.merge_alpha,
         codec=_STREAMING.codec,
         anchor_codec="bf16",
-        outer_lr=1.1,
     ),
     "ddp": replace(_DILOCO, inner_steps=1, payload="gradient"),
     "local": replace(_DILOCO, exchange="none"),

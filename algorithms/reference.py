@@ -52,10 +52,20 @@ class Outer:
 
 @dataclass
 class Means:
-    """Of a group: the pseudo-gradients', and the anchors' where those are exchanged too."""
+    """Of a group: the contributions', and the anchors' where those are exchanged too."""
 
     g: Tensor
     anchor: Tensor | None = None
+
+
+HeadStarts = Callable[[str, int, int, int], int | None]
+"""Of (peer, fragment, round, the step after which the round before was applied): the step after
+which the peer goes on from the mean anchor of that round's group; None for never."""
+
+
+def at_once(peer: str, fragment: int, round_: int, applied_at: int) -> int:
+    """On links without latency: as soon as the round before has been applied."""
+    return applied_at
 
 
 def train(
@@ -64,6 +74,7 @@ def train(
     replicas: Mapping[str, Replica],
     steps: int,
     run: int = 0,
+    head_starts: HeadStarts = at_once,
 ) -> dict[str, list[Outer]]:
     """Trains the replicas for `steps` inner steps.
 
@@ -72,6 +83,7 @@ def train(
         fragments: covering the replicas' parameters.
         replicas: by peer id, all with the same initial parameters.
         run: 64-bit run id, which pairs follow from.
+        head_starts: with pairs, when each has the anchors of its next round's group.
 
     Returns:
         By peer the outer state of each fragment; with `mean` it is the same for all.
@@ -79,7 +91,7 @@ def train(
     Ref: arXiv:2311.08105 algorithm 1; arXiv:2501.18512 algorithm 2 when tau or alpha is not 0;
     arXiv:2506.10911 with `pairs`.
     """
-    return _Run(plan, fragments, replicas, steps, run).train()
+    return _Run(plan, fragments, replicas, steps, run, head_starts).train()
 
 
 class _Run:
@@ -90,6 +102,7 @@ class _Run:
         replicas: Mapping[str, Replica],
         steps: int,
         run: int,
+        head_starts: HeadStarts = at_once,
     ) -> None:
         self.plan, self.fragments, self.steps, self.run = plan, fragments, steps, run
         self.replicas, self.peers = replicas, sorted(replicas)
@@ -106,6 +119,9 @@ class _Run:
         self.sent: dict[tuple[str, int], Tensor] = {}
         self.guesses: dict[tuple[str, int], Tensor] = {}
         self.others: dict[tuple[str, int], Tensor] = {}
+        self.head_starts = head_starts
+        self.starts: dict[tuple[str, int], Tensor] = {}
+        self.applied_at = [0] * len(fragments)
 
     def train(self) -> dict[str, list[Outer]]:
         for step in range(1, self.steps + 1):
@@ -137,11 +153,42 @@ class _Run:
         if self.schedule.applies_at_once(step):
             for due in sent:
                 self.apply(due.fragment)
+        for due in (*self.schedule.applies(step), *sent):
+            self.applied_at[due.fragment] = step
+        if self.plan.exchange == "pairs":
+            self.start_from_groups(step)
+
+    def start_from_groups(self, step: int) -> None:
+        """Who has the anchors of its next group goes on from their mean."""
+        for index, fragment in enumerate(self.fragments):
+            round_ = self.rounds[index]
+            if (self.peers[0], index) in self.in_flight or round_ >= self.schedule.rounds(index):
+                continue
+            for group in self.groups(index):
+                taking = [
+                    peer
+                    for peer in group
+                    if (peer, index) not in self.starts
+                    and self.head_starts(peer, index, round_, self.applied_at[index]) == step
+                ]
+                if not taking or len(group) == 1:
+                    continue
+                start = self.plan.group_update().head_start(self.mean_anchor(index, group))
+                if start is None:
+                    continue
+                for peer in taking:
+                    self.starts[peer, index] = start
+                    anchor = self.outer[peer][index].anchor
+                    moved = carry_over(self.local(peer, fragment), anchor, start)
+                    self.write(peer, fragment, moved)
 
     def send(self, index: int) -> None:
         fragment, round_ = self.fragments[index], self.rounds[index]
         own = {
-            peer: pseudo_gradient(self.outer[peer][index].anchor, self.local(peer, fragment))
+            peer: pseudo_gradient(
+                self.starts.pop((peer, index), self.outer[peer][index].anchor),
+                self.local(peer, fragment),
+            )
             for peer in self.peers
         }
         if self.plan.exchange == "pairs":
@@ -176,29 +223,35 @@ class _Run:
         if means.anchor is None:
             optimizer = Nesterov(plan.outer_lr, plan.outer_momentum)
             return optimizer.step(state.anchor, state.momentum, means.g)
-        return plan.pull_together().step(state.anchor, state.momentum, means.g, means.anchor)
+        return plan.group_update().step(state.anchor, state.momentum, means.g, means.anchor)
 
     def meet(
         self, index: int, round_: int, own: Mapping[str, Tensor]
     ) -> dict[tuple[str, int], Means]:
         """Each group's means; who sits out takes its own."""
-        self.rounds[index] += 1
-        plan, epoch = self.plan, membership_epoch(self.peers)
-        drawn = groups(self.run, index, round_, epoch, self.peers, plan.group_size)
-        alone = set(self.peers).difference(*drawn)
-        means = {}
-        for group in (*drawn, *((peer,) for peer in sorted(alone))):
-            arrived = [self.contribution(peer, index, round_, own[peer]) for peer in group]
-            codec = codec_by_name(plan.anchor_codec)
-            anchors = [self.outer[peer][index].anchor for peer in group]
-            together = Means(
-                mean_in_order(arrived),
-                mean_in_order(
-                    codec.decode(codec.encode(anchor), anchor.numel()) for anchor in anchors
-                ),
-            )
+        update, means = self.plan.group_update(), {}
+        for group in self.groups(index):
+            arrived = []
+            for peer in group:
+                values = update.contribution(own[peer], self.outer[peer][index].momentum)
+                arrived.append(self.contribution(peer, index, round_, values))
+            together = Means(mean_in_order(arrived), self.mean_anchor(index, group))
             means.update({(peer, index): together for peer in group})
+        self.rounds[index] += 1
         return means
+
+    def groups(self, index: int) -> tuple[tuple[str, ...], ...]:
+        """The groups of the fragment's next round; who sits it out is one by itself."""
+        epoch, size = membership_epoch(self.peers), self.plan.group_size
+        drawn = groups(self.run, index, self.rounds[index], epoch, self.peers, size)
+        alone = set(self.peers).difference(*drawn)
+        return (*drawn, *((peer,) for peer in sorted(alone)))
+
+    def mean_anchor(self, index: int, group: Sequence[str]) -> Tensor:
+        """Of the group's anchors as all of them decode them."""
+        codec = codec_by_name(self.plan.anchor_codec)
+        anchors = [self.outer[peer][index].anchor for peer in group]
+        return mean_in_order(codec.decode(codec.encode(y), y.numel()) for y in anchors)
 
     def agree(self) -> None:
         """The last pass: everyone takes the mean of all anchors."""

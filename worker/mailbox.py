@@ -136,6 +136,15 @@ class RoundFailed:
 
 
 @dataclass(frozen=True)
+class Ahead:
+    """All anchors of the group of a fragment's next round are here, ahead of it; their mean."""
+
+    fragment: int
+    round: int
+    mean_anchor: Tensor
+
+
+@dataclass(frozen=True)
 class Adopt:
     """Another peer's committed states, by fragment, and its position in the schedule."""
 
@@ -224,6 +233,7 @@ class Stop:
 ToTrain = (
     RoundDone
     | RoundFailed
+    | Ahead
     | Adopt
     | Paced
     | Skip

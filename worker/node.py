@@ -99,7 +99,13 @@ class Node:
         if config.plan.exchange == "pairs":
             schedule = config.plan.schedule(fragments=len(elements), steps=config.run.steps)
             self._pairs = Pairs(
-                self.context, schedule, transport, self._address_of, self._finished, self._doubt
+                self.context,
+                schedule,
+                transport,
+                self._address_of,
+                self._finished,
+                self._mailbox.answer,
+                self._doubt,
             )
             means = replace(self.context, plan=config.plan.consensus_plan)
         self._reducer = Reducer(means)

@@ -82,6 +82,15 @@ class OuterRounds:
             for slot in self._turns.waiting():
                 self._apply(loop, slot)
 
+    def go_on_from_groups(self, step: int) -> None:
+        """In pairs: a head start where all anchors of the next round's group are here."""
+        for slot in self._slots if self._pairs else ():
+            moved = slot.go_on_from_group(self.local(slot))
+            if moved is not None:
+                self.write(slot, moved)
+                index, round_ = slot.fragment.index, slot.state.version
+                self._tell.event("head_start", fragment=index, round=round_, step=step)
+
     def agree(self, loop: Loop) -> None:
         """After the last step of a run in pairs: one anchor for all, the mean of everyone's."""
         rounds = [self._schedule.rounds(slot.fragment.index) for slot in self._slots]
@@ -100,14 +109,14 @@ class OuterRounds:
                 self._tell.publish(loop.step)
 
     def _send(self, slot: Slot, step: int) -> None:
-        anchor = slot.state.anchor
-        g = pseudo_gradient(anchor, self.local(slot))
+        start = slot.start
+        g = pseudo_gradient(start, self.local(slot))
         if not is_finite(g):
             # Others wait for this peer: no movement is a better answer than none.
             self._tell.event("warning", text="parameters are not finite: going on from the anchor")
-            self.write(slot, anchor)
+            self.write(slot, start)
             self._replica.reset_moments()
-            g = torch.zeros_like(anchor)
+            g = torch.zeros_like(start)
         work_steps = min(slot.work_steps, self._plan.inner_steps)
         sent = self._begin(slot, g, step, max(1, work_steps))
         if sent.guess is not None:

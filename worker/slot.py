@@ -17,7 +17,7 @@ from algorithms.merge import carry_over, merge
 from algorithms.noloco import relative_distance
 from algorithms.outer import Nesterov
 from algorithms.plan import Plan
-from worker.mailbox import FragmentState, RoundDone, RoundFailed
+from worker.mailbox import Ahead, FragmentState, RoundDone, RoundFailed
 from worker.wire import state_hash
 
 Ranges = Iterable[tuple[int, int]]
@@ -79,7 +79,9 @@ class Slot:
         self.spread: float | None = None  # of the anchor from the group's mean, when last met
         self._plan = plan
         self._nesterov = Nesterov(plan.outer_lr, plan.outer_momentum)
-        self._pull = plan.pull_together() if plan.exchange == "pairs" else None
+        self._update = plan.group_update() if plan.exchange == "pairs" else None
+        self._ahead: Ahead | None = None
+        self._start: Tensor | None = None  # that local parameters went on from, not the anchor
         self._counted: Counted | None = None
 
     def send(self, g: Tensor, step: int) -> Sent:
@@ -90,19 +92,41 @@ class Slot:
         if plan.eager and self.others is not None:
             expected = eager_mean(g, self.others, self.contributors)
             guess, _ = self._nesterov.step(state.anchor, state.momentum, expected)
-        values = with_residual(g, residual, plan.error_decay)
+        values = g if self._update is None else self._update.contribution(g, state.momentum)
+        values = with_residual(values, residual, plan.error_decay)
         self.sent = Sent(state.version, step, g, values, guess, self.work_steps)
         self.work_steps = 0
         return self.sent
 
-    def take(self, message: RoundDone | RoundFailed) -> None:
-        """The end of a round; passed over when it is not the one in flight."""
-        if self.sent is not None and self.sent.round == message.round:
+    @property
+    def start(self) -> Tensor:
+        """What the local parameters went on from: the anchor, or the mean of the next group's."""
+        return self.state.anchor if self._start is None else self._start
+
+    def go_on_from_group(self, local: Tensor) -> Tensor | None:
+        """The local parameters moved to a start from the next group's mean anchor, if that has come
+        since the last call, and in time; else None."""
+        ahead, self._ahead = self._ahead, None
+        if self._update is None or ahead is None or ahead.round != self.state.version:
+            return None
+        if self.sent is not None or self._start is not None:
+            return None
+        self._start = self._update.head_start(ahead.mean_anchor)
+        return None if self._start is None else carry_over(local, self.state.anchor, self._start)
+
+    def take(self, message: RoundDone | RoundFailed | Ahead) -> None:
+        """The end of a round, passed over when it is not the one in flight; or anchors ahead of the
+        next."""
+        if isinstance(message, Ahead):
+            self._ahead = message
+        elif self.sent is not None and self.sent.round == message.round:
             self.arrived = message
 
     def apply(self, sent: Sent, result: RoundDone, local: Tensor) -> Tensor:
         """Commits the round, and returns the local parameters to go on from."""
-        old, own = self.state, _without_guess(sent, old_anchor=self.state.anchor, local=local)
+        old = self.state
+        own = _without_guess(sent, old_anchor=old.anchor, local=self._from_anchor(local))
+        self._start = None
         anchor, momentum = self._outer_step(old, result)
         if sent.guess is not None:
             merged = carry_over(local, sent.guess, anchor)
@@ -135,10 +159,10 @@ class Slot:
 
     def _outer_step(self, state: FragmentState, result: RoundDone) -> tuple[Tensor, Tensor]:
         """Fresh (anchor, momentum)."""
-        if self._pull is None or result.mean_anchor is None:
+        if self._update is None or result.mean_anchor is None:
             return self._nesterov.step(state.anchor, state.momentum, result.mean)
         self.spread = relative_distance(state.anchor, result.mean_anchor)
-        return self._pull.step(state.anchor, state.momentum, result.mean, result.mean_anchor)
+        return self._update.step(state.anchor, state.momentum, result.mean, result.mean_anchor)
 
     def send_anchor(self, round_: int, step: int) -> Sent:
         """Takes the anchor to the pass over everyone that ends a run in pairs."""
@@ -177,23 +201,26 @@ class Slot:
     def fail(self, sent: Sent, result: RoundFailed, local: Tensor) -> Tensor | None:
         """The round came to nothing; the local parameters to go on from, None for the same."""
         self.failed = True
+        moved, local = self._start is not None, self._from_anchor(local)
+        self._start = None
         if sent.everyone:  # nothing was learned that others could have counted
             return None
-        if self._pull is not None:  # this round is not made up for: others have gone on
+        if self._update is not None:  # this round is not made up for: others have gone on
             self.enter(max(self.state.version, sent.round + 1))
             self.failed = False
         self.work_steps += sent.work_steps
         counted = Counted(sent.round, sent.g, result.counted, result.error)
         self._counted = counted.after(self._counted)
         if sent.guess is None:
-            return None
+            return local if moved else None
         return _without_guess(sent, old_anchor=self.state.anchor, local=local)
 
     def give_up(self, version: int, local: Tensor) -> Tensor:
         """Another peer's state of this version comes: a round in flight that it holds already ends.
 
-        Returns the local parameters, a guess taken out of them.
+        Returns the local parameters, a guess or another start taken out of them.
         """
+        local, self._start = self._from_anchor(local), None
         sent = self.sent
         if sent is None or sent.round >= version:
             return local
@@ -234,10 +261,17 @@ class Slot:
             self.sent = replace(self.sent, step=step)
 
     def own(self, local: Tensor) -> Tensor:
-        """The local parameters as if they had not gone on from a guess."""
+        """The local parameters as if they had not gone on from a guess or another start."""
+        local = self._from_anchor(local)
         if self.sent is None:
             return local
         return _without_guess(self.sent, old_anchor=self.state.anchor, local=local)
+
+    def _from_anchor(self, local: Tensor) -> Tensor:
+        """The local parameters as if they had gone on from the anchor."""
+        if self._start is None:
+            return local
+        return carry_over(local, self._start, self.state.anchor)
 
     def commit(self, **changes: Any) -> None:
         """Replaces fields of the state, and hashes it anew."""

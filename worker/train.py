@@ -16,6 +16,7 @@ from algorithms.plan import Plan
 from worker.inner import Replica
 from worker.mailbox import (
     Adopt,
+    Ahead,
     AllStarted,
     FragmentState,
     IterationOver,
@@ -201,6 +202,7 @@ class Trainer:
             self._rounds.exchange(self, before)
         while (message := self._mailbox.poll()) is not None:
             self.take(message)
+        self._rounds.go_on_from_groups(self.step)
         if self._iterations is not None:
             self._publish()  # other stages wait for those that are not done with an iteration
         self._tell.progress(self.step)
@@ -220,7 +222,7 @@ class Trainer:
     def take(self, message: ToTrain | None) -> None:
         """Acts on a message of the I/O thread."""
         match message:
-            case RoundDone() | RoundFailed():
+            case RoundDone() | RoundFailed() | Ahead():
                 self.slots[message.fragment].take(message)
             case Adopt():
                 self._adopt(message)

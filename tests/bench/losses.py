@@ -1,6 +1,7 @@
 """What bits, feedback and overlap cost in validation loss, at equal tokens.
 
-    python tests/bench/losses.py [--steps 1600] [--workers 4] [--seed 0] [--only NAME ...]
+    python tests/bench/losses.py [--steps 1600] [--workers 4] [--seed 0] [--head-start-after 0]
+        [--only NAME ...]
 
 Every variant trains the built-in task as `--workers` workers would, by `algorithms/reference.py` in
 one process: real workers end with the same bits (`make parity`), so what else the machine does
@@ -15,6 +16,7 @@ import math
 import multiprocessing
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -32,10 +34,12 @@ from worker.tasks import Cursor, load_task
 
 FOUR_BITS = ("codec=e3m0", "reduction_codec=e3m0")
 TOPK = ("codec=topk", "reduction_codec=int8", "error_feedback=true", "outer_momentum=0.0")
+OWN_MOMENTUM = ("shared_momentum=false", "outer_momentum=0.5", "outer_pull=0.7")  # the paper's
 VARIANTS: dict[str, tuple[str, ...]] = {
     "ddp": ("ddp",),
     "diloco, H 20, fp32": ("diloco",),
     "noloco, H 20, fp32": ("noloco",),
+    "noloco, H 20, fp32, momentum of its own": ("noloco", *OWN_MOMENTUM, "outer_lr=0.7"),
     # The mean divides by four what comes from about one: few choose the same places.
     "diloco, H 20, topk, feedback": ("diloco", *TOPK, "outer_lr=4.0"),
     "streaming, H 20, fp32": ("streaming", "inner_steps=20", "codec=fp32", "reduction_codec=fp32"),
@@ -52,6 +56,9 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "streaming, H 50, e3m0, feedback": ("streaming", "error_feedback=true"),
     "noloco, H 50, fp32": ("noloco", "inner_steps=50"),
     "streaming-noloco, H 50, e3m0": ("streaming-noloco",),
+    "streaming-noloco, H 50, e3m0, momentum of its own": (
+        "streaming-noloco", *OWN_MOMENTUM, "outer_lr=1.1",
+    ),
     "diloco, H 100, fp32": ("diloco", "inner_steps=100"),
     "streaming, H 100, e3m0": ("streaming", "inner_steps=100"),
 }  # fmt: skip
@@ -63,9 +70,16 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", action="append", choices=VARIANTS, help="one of the variants")
+    parser.add_argument(
+        "--head-start-after",
+        type=int,
+        default=0,
+        metavar="STEPS",
+        help="with pairs: inner steps until the anchors of the next round's group are here",
+    )
     options = parser.parse_args()
     asked = [
-        (name, VARIANTS[name], options.steps, options.workers, options.seed)
+        Asked(name, options.steps, options.workers, options.seed, options.head_start_after)
         for name in options.only or VARIANTS
     ]
     print(
@@ -78,21 +92,37 @@ def main() -> None:
             print(row, flush=True)
 
 
-def measure(asked: tuple[str, tuple[str, ...], int, int, int]) -> str:
+@dataclass(frozen=True)
+class Asked:
+    """One variant to train."""
+
+    name: str
+    steps: int
+    workers: int
+    seed: int
+    head_start_after: int
+
+    def head_start(self, peer: str, fragment: int, round_: int, applied_at: int) -> int:
+        """As `reference.train` asks for it."""
+        return applied_at + self.head_start_after
+
+
+def measure(asked: Asked) -> str:
     """One variant's row."""
-    name, (preset, *changes), steps, workers, seed = asked
+    (preset, *changes), steps, seed = VARIANTS[asked.name], asked.steps, asked.seed
     torch.set_num_threads(1)
     settings = [f"run.steps={steps}", f"run.seed={seed}"]
     config = load_config(None, [*settings, *(f"diloco.{each}" for each in changes)], preset)
+    plan = replace(config.plan, consensus=False)  # which the mean anchor stands for
     task = load_task(config.task.name, seed=seed, options=config.task.options)
     replicas = {
         peer: Replica(task, task.model(), config.inner, Cursor(seed=seed, stream=peer), steps)
-        for peer in (f"w{index}" for index in range(workers))
+        for peer in (f"w{index}" for index in range(asked.workers))
     }
     first = replicas["w0"]
     schema = [TensorSpec(n, tuple(p.shape)) for n, p in first.parameters.items()]
-    fragments = partition(schema, config.plan.fragments, config.plan.pattern)
-    outer = reference.train(config.plan, fragments, replicas, steps)
+    fragments = partition(schema, plan.fragments, plan.pattern)
+    outer = reference.train(plan, fragments, replicas, steps, head_starts=asked.head_start)
 
     def loss_of(anchors: Sequence[Tensor]) -> float:
         for fragment, anchor in zip(fragments, anchors, strict=True):
@@ -100,17 +130,17 @@ def measure(asked: tuple[str, tuple[str, ...], int, int, int]) -> str:
                 first.parameters[parameter].copy_(value)
         return validation_loss(task, first.model, seed, math.inf)
 
-    sent, values = traffic(config.plan, fragments, steps, workers)
+    sent, values = traffic(plan, fragments, steps, asked.workers)
     row = f"{sent / steps / 1e3:.1f} kB | {8 * sent / values:.2f}"
     held = {peer: [state.anchor for state in states] for peer, states in outer.items()}
-    if config.plan.exchange != "pairs":
-        return f"| {name} | {loss_of(held['w0']):.4f} | {row} | - | - |"
+    if plan.exchange != "pairs":
+        return f"| {asked.name} | {loss_of(held['w0']):.4f} | {row} | - | - |"
     middle = [mean_in_order(anchors) for anchors in zip(*held.values(), strict=True)]
     spread = statistics.mean(
         relative_distance(torch.cat(anchors), torch.cat(middle)) for anchors in held.values()
     )
     loss = statistics.mean(loss_of(anchors) for anchors in held.values())
-    return f"| {name} | {loss:.4f} | {row} | {100 * spread:.2f} % | {loss_of(middle):.4f} |"
+    return f"| {asked.name} | {loss:.4f} | {row} | {100 * spread:.2f} % | {loss_of(middle):.4f} |"
 
 
 def traffic(

@@ -4,7 +4,10 @@ python tests/bench/parity.py [--steps 60] [--inner-steps 10] [--preset diloco] [
 """
 
 import argparse
+import tempfile
+from pathlib import Path
 
+from tests.support.head_starts import HeadStarts
 from tests.support.reference import reference_hashes
 from tests.support.swarm_runs import run_swarm
 from tests.support.workers import Hashes
@@ -24,9 +27,12 @@ def main() -> int:
         f"diloco.inner_steps={options.inner_steps}",
     ]
     flags = [part for setting in settings for part in ("--set", setting)]
-    report = run_swarm("--preset", options.preset, *flags)
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "run"
+        report = run_swarm("--preset", options.preset, *flags, out=out)
+        head_starts = HeadStarts.of_run(out)
     peers = sorted(peer["peer"] for peer in report["peers"])
-    wanted = reference_hashes(load_config(None, settings, options.preset), peers)
+    wanted = reference_hashes(load_config(None, settings, options.preset), peers, head_starts)
     equal = True
     for peer in report["peers"]:
         seen = Hashes.of(peer)

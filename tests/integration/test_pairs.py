@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.gate import gate
+from tests.support.head_starts import HeadStarts
 from tests.support.reference import reference_hashes
 from tests.support.workers import QUICK, SMALL, Hashes, running_swarm, settings_of
 from worker.config import load_config
@@ -17,9 +18,10 @@ from worker.config import load_config
     [
         ("noloco", {}),
         ("noloco", {"diloco__consensus": "false"}),
+        ("noloco", {"diloco__shared_momentum": "false", "diloco__outer_lr": 0.7}),
         ("streaming-noloco", {"diloco__overlap_steps": 3}),
     ],
-    ids=["noloco", "without consensus", "streaming-noloco in 4 bits"],
+    ids=["noloco", "without consensus", "the paper's update", "streaming-noloco in 4 bits"],
 )
 def test_four_workers_in_pairs_equal_the_reference(
     tmp_path: Path, preset: str, extra: Mapping[str, object]
@@ -29,13 +31,15 @@ def test_four_workers_in_pairs_equal_the_reference(
         swarm.start_all()
         results = swarm.wait()
         rounds = [event for name in swarm.names for event in swarm.workers[name].of("round")]
+        head_starts = HeadStarts({name: swarm.workers[name].events for name in swarm.names})
     assert {result["rounds_failed"] for result in results.values()} == {0}
     consensus = "diloco__consensus" not in extra
     assert {event["contributors"] for event in rounds} == ({2, 4} if consensus else {2})
     hashes = {peer: Hashes.of(result) for peer, result in results.items()}
     assert len(set(hashes.values())) == (1 if consensus else 4)
     config = load_config(None, settings[1::2], preset)
-    assert hashes == reference_hashes(config, swarm.names)
+    assert (len(head_starts) > 0) == config.plan.shared_momentum
+    assert hashes == reference_hashes(config, swarm.names, head_starts)
 
 
 FAULTY = (*SMALL, *QUICK, *settings_of(run__steps=120, diloco__inner_steps=10))

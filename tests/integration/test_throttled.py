@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.head_starts import HeadStarts
 from tests.support.reference import reference_hashes
 from tests.support.workers import PATIENCE_S, SMALL, Hashes, settings_of
 from worker.config import load_config
@@ -54,11 +55,13 @@ def test_a_slow_link_changes_no_bit(
 
 
 @pytest.mark.parametrize("preset", ["noloco", "streaming-noloco"])
-def test_a_slow_link_changes_no_bit_of_pairs(tmp_path: Path, preset: str) -> None:
+def test_a_slow_link_changes_only_when_pairs_take_head_starts(tmp_path: Path, preset: str) -> None:
     settings = {"run__steps": 24, "run__seed": 5, "diloco__inner_steps": 8}
     report = train(tmp_path / "run", preset, "--link", "5mbit,delay=20ms", **settings)
     config = load_config(None, [*SMALL, *settings_of(**settings)][1::2], preset)
-    assert dict.fromkeys(WORKERS, agreed(report)) == reference_hashes(config, WORKERS)
+    assert dict.fromkeys(WORKERS, agreed(report)) == reference_hashes(
+        config, WORKERS, HeadStarts.of_run(tmp_path / "run")
+    )
 
 
 def test_four_bits_are_four_bits_in_both_directions(tmp_path: Path) -> None:

@@ -65,10 +65,13 @@ class Problem:
         """Of all fragments, as fp32."""
         return 4 * sum(self.layers)
 
-    def reference(self, peers: Sequence[str]) -> dict[str, list[reference.Outer]]:
+    def reference(
+        self, peers: Sequence[str], head_starts: reference.HeadStarts = reference.at_once
+    ) -> dict[str, list[reference.Outer]]:
         """The outer states that these peers must end with, when all are in every round."""
         replicas = {peer: Synthetic(self, peer) for peer in peers}
-        return reference.train(self.plan, self.fragments, replicas, self.steps, self.manifest.run)
+        run = self.manifest.run
+        return reference.train(self.plan, self.fragments, replicas, self.steps, run, head_starts)
 
 
 class Synthetic:

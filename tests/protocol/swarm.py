@@ -17,6 +17,7 @@ from tests.protocol.problem import Problem, Synthetic
 from tests.protocol.taps import Tap, TappedTransport
 from tests.protocol.train_side import TrainSide
 from tests.protocol.virtual_time import Stalled, VirtualLoop, in_peer
+from tests.support.head_starts import HeadStarts
 from worker.lag import LagMonitor
 from worker.mailbox import Stop
 from worker.membership import Phase
@@ -297,7 +298,8 @@ class Swarm:
 
     def assert_reference(self) -> None:
         """All peers hold, bit for bit, what the reference computes."""
-        expected = self.problem.reference(sorted(self.peers))
+        taken = HeadStarts({peer.name: peer.of_kind("head_start") for peer in self.alive})
+        expected = self.problem.reference(sorted(self.peers), taken)
         for peer in self.alive:
             for state, outer in zip(peer.trainer.states, expected[peer.name], strict=True):
                 assert torch.equal(state.anchor, outer.anchor), peer.name

@@ -12,8 +12,10 @@ from tests.protocol.virtual_time import run
 PEERS = "abcdefg"
 
 NOLOCO = replace(PRESETS["noloco"], inner_steps=3, consensus=False)
+PAPER = replace(NOLOCO, shared_momentum=False, outer_momentum=0.5, outer_lr=0.7, outer_pull=0.7)
 PLANS = {
     "noloco": NOLOCO,
+    "the paper's update": PAPER,
     "streaming-noloco": replace(
         PRESETS["streaming-noloco"], inner_steps=4, fragments=2, overlap_steps=2
     ),
@@ -41,6 +43,8 @@ def test_all_peers_end_with_the_state_of_the_reference(plan: Plan, peers: int) -
             for peer in swarm.alive:
                 assert peer.of_kind("round_failed") == []
                 assert peer.refused == {}
+            taken = sum(len(peer.of_kind("head_start")) for peer in swarm.alive)
+            assert (taken > 0) == plan.shared_momentum
             assert swarm.agrees() == (plan.consensus or peers <= plan.group_size)
 
     run(scenario())

@@ -14,7 +14,11 @@ from worker.tasks import Cursor, load_task
 from worker.wire import tensor_hash
 
 
-def reference_hashes(config: Config, peers: Sequence[str]) -> dict[str, Hashes]:
+def reference_hashes(
+    config: Config,
+    peers: Sequence[str],
+    head_starts: reference.HeadStarts = reference.at_once,
+) -> dict[str, Hashes]:
     """Trains all peers here, one after another, and hashes each one's outer state."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as each worker has: sums may round differently otherwise
@@ -27,7 +31,7 @@ def reference_hashes(config: Config, peers: Sequence[str]) -> dict[str, Hashes]:
         plan = config.plan
         fragments = partition(schema, plan.fragments, plan.pattern)
         run = Manifest.of(config, schema).run
-        outer = reference.train(plan, fragments, replicas, config.run.steps, run)
+        outer = reference.train(plan, fragments, replicas, config.run.steps, run, head_starts)
     finally:
         torch.set_num_threads(threads)
     no_momentum = plan.payload == "gradient"

@@ -8,7 +8,7 @@ from algorithms.codecs import Codec
 from protos import murmuration_pb2 as pb
 from worker import wire
 from worker.exchange.context import Context, Tasks
-from worker.exchange.table import CONTRIBUTION, PARTS, Table, codec_of
+from worker.exchange.table import ANCHOR, CONTRIBUTION, PARTS, Table, codec_of
 from worker.rounds import meeting as machine
 from worker.transport import Stream, TransportError
 
@@ -21,6 +21,9 @@ class Rounds(Protocol):
 
     def step(self, table: Table, event: machine.Event) -> None:
         """Something has happened in the round."""
+
+    def came_ahead(self, table: Table) -> None:
+        """A partner's anchor is here, and valid."""
 
     def refused(self, error: wire.WireError) -> None:
         """What came does not fit."""
@@ -158,6 +161,8 @@ class Conversation:
                 table.drop(peer, part)
                 raise
             table.checked.add((peer, part))
+            if part == ANCHOR:
+                self._rounds.came_ahead(table)
             if table.received(peer):
                 table.last = peer
                 self._rounds.step(table, machine.Received(peer))

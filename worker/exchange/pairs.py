@@ -19,7 +19,7 @@ from worker import wire
 from worker.exchange.context import Context, Tasks
 from worker.exchange.conversation import Conversation, declined
 from worker.exchange.table import ANCHOR, CONTRIBUTION, Table, codec_of
-from worker.mailbox import Begin, FragmentState, RoundDone, RoundFailed
+from worker.mailbox import Ahead, Begin, FragmentState, RoundDone, RoundFailed
 from worker.rounds import Meeting, View
 from worker.rounds import meeting as machine
 from worker.transport import Stream, Transport, TransportError
@@ -39,7 +39,7 @@ class Pairs:
         context: run, plan, sizes, clock.
         schedule: of the whole run.
         transport, address_of: how to reach a peer.
-        finished: takes each RoundDone and RoundFailed.
+        finished: takes each RoundDone and RoundFailed; ahead: takes the anchors' mean before.
         doubt: takes a peer whose stream broke.
     """
 
@@ -50,11 +50,12 @@ class Pairs:
         transport: Transport,
         address_of: Callable[[str], str | None],
         finished: Callable[[RoundDone | RoundFailed], None],
+        ahead: Callable[[Ahead], None],
         doubt: Callable[[str], None],
     ) -> None:
         self.context, self._schedule, self.tasks = context, schedule, Tasks()
         self._transport, self._address_of = transport, address_of
-        self._finished, self._doubt = finished, doubt
+        self._finished, self._ahead, self._doubt = finished, ahead, doubt
         self._view = View()
         self._tables: dict[tuple[int, int], Table] = {}
         self._rounds: dict[int, int] = {}
@@ -246,6 +247,15 @@ class Pairs:
             if isinstance(error, wire.WireError):
                 self.refused(error)
             return machine.Broken(peer, attempt, f"{peer}: {error}")
+
+    def came_ahead(self, table: Table) -> None:
+        """A partner's anchor is here; once all are, inner steps may go on from their mean."""
+        early = self.context.plan.shared_momentum and table.meeting is None
+        if early and table.holds(ANCHOR, self.context.me):
+            self.tasks.spawn(self._tell_ahead(table))
+
+    async def _tell_ahead(self, table: Table) -> None:
+        self._ahead(Ahead(table.fragment, table.round, await self._mean(table, ANCHOR)))
 
     def refused(self, error: wire.WireError) -> None:
         """What came does not fit."""

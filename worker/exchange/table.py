@@ -126,6 +126,10 @@ class Table:
         self.theirs[peer].pop(part, None)
         self.checked.discard((peer, part))
 
+    def holds(self, part: int, me: str) -> bool:
+        """Whether every partner's part is here, and valid."""
+        return all((peer, part) in self.checked for peer in self.group if peer != me)
+
     def received(self, peer: str) -> bool:
         """Whether all of the partner's values are here, and valid."""
         return all((peer, part) in self.checked for part in PARTS)

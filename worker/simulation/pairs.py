@@ -40,7 +40,7 @@ class PairPeer(Peer):
         super().__init__(swarm, number, task, account)
         self._peers, self.round = peers, 0
         scenario, plan = swarm.scenario, PRESETS["noloco"]
-        self._outer = plan.pull_together()
+        self._outer = plan.group_update()
         self._sizes = {
             ANCHOR: codec_by_name(plan.anchor_codec).encoded_bytes(scenario.params),
             GRADIENT: codec_by_name(scenario.codec).encoded_bytes(scenario.params),
@@ -73,7 +73,8 @@ class PairPeer(Peer):
         table = self._tables.get(self.round)
         if table is None or table.group != self.swarm.group(self.number, self.round):
             table = self._lay(self.round)
-        table.values[self.me] = (self.anchor - self.local, self.anchor)
+        contribution = self._outer.contribution(self.anchor - self.local, self.momentum)
+        table.values[self.me] = (contribution, self.anchor)
         table.meeting = Meeting(
             self.me,
             table.group,
@@ -125,10 +126,10 @@ class PairPeer(Peer):
         if reason:
             self.account.failed(reason)
         else:
-            mean_g = mean_in_order(table.values[peer][0] for peer in table.group)
+            mean = mean_in_order(table.values[peer][0] for peer in table.group)
             mean_anchor = mean_in_order(table.values[peer][1] for peer in table.group)
             self.anchor, self.momentum = self._outer.step(
-                self.anchor, self.momentum, mean_g, mean_anchor
+                self.anchor, self.momentum, mean, mean_anchor
             )
             self.local = self.anchor.clone()
             if len(table.group) > 1:

@@ -1,4 +1,4 @@
-"""NoLoCo's outer step: the paper's update in our sign, and no settings that diverge."""
+"""Outer steps of groups: NoLoCo's in our sign, the shared momentum, no settings that diverge."""
 
 import math
 import re
@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from algorithms.noloco import ModifiedMomentum
+from algorithms.noloco import GroupUpdate, ModifiedMomentum, SharedMomentum
 from algorithms.stability import largest_stable_b, largest_stable_c, spectral_radius
 
 
@@ -35,6 +35,25 @@ def test_it_is_the_papers_update_with_d_for_minus_g() -> None:
         assert torch.allclose(anchor, phi[i] + paper_delta[i], atol=1e-6)
 
 
+def test_a_shared_momentum_is_heavy_ball_of_the_groups_means() -> None:
+    generator = torch.Generator().manual_seed(3)
+    outer = SharedMomentum(a=0.3, b=1.5)
+    anchors, momenta, gs = (torch.randn(4, 50, generator=generator) for _ in range(3))
+    contributions = [outer.contribution(gs[i], momenta[i]) for i in range(4)]
+    mean, mean_anchor = torch.stack(contributions).mean(0), anchors.mean(0)
+    expected = 0.3 * momenta.mean(0) + gs.mean(0)
+    for i in range(4):
+        anchor, momentum = outer.step(anchors[i], momenta[i], mean, mean_anchor)
+        assert torch.allclose(momentum, expected, atol=1e-6)
+        assert torch.allclose(anchor, mean_anchor - 1.5 * expected, atol=1e-6)
+
+
+def test_only_a_shared_momentum_starts_from_the_group() -> None:
+    mean = torch.ones(3)
+    assert SharedMomentum(0.3, 1.5).head_start(mean) is mean
+    assert ModifiedMomentum().head_start(mean) is None
+
+
 def test_a_group_that_agrees_stays_together_bit_for_bit() -> None:
     generator = torch.Generator().manual_seed(1)
     anchor, momentum, mean_g = (torch.randn(99, generator=generator) for _ in range(3))
@@ -44,23 +63,26 @@ def test_a_group_that_agrees_stays_together_bit_for_bit() -> None:
     assert torch.equal(pulled[1], freely[1])
 
 
-def test_replicas_come_together_and_reach_the_bottom() -> None:
+@pytest.mark.parametrize("outer", [ModifiedMomentum(), SharedMomentum(0.3, 1.5)])
+def test_replicas_come_together_and_reach_the_bottom(outer: GroupUpdate) -> None:
     generator = torch.Generator().manual_seed(2)
-    outer, bottom = ModifiedMomentum(), torch.randn(10, generator=generator)
+    bottom = torch.randn(10, generator=generator)
     anchors = list(torch.randn(4, 10, generator=generator))
     momenta = [torch.zeros(10) for _ in anchors]
     for round_ in range(120):
         for i, j in [((0, 1), (2, 3)), ((0, 2), (1, 3)), ((0, 3), (1, 2))][round_ % 3]:
-            g = ((anchors[i] - bottom) * 0.3 + (anchors[j] - bottom) * 0.3) / 2
-            mean = (anchors[i] + anchors[j]) / 2
-            anchors[i], momenta[i] = outer.step(anchors[i], momenta[i], g, mean)
-            anchors[j], momenta[j] = outer.step(anchors[j], momenta[j], g, mean)
+            gs = [(anchors[k] - bottom) * 0.3 for k in (i, j)]
+            sent = [outer.contribution(g, momenta[k]) for g, k in zip(gs, (i, j), strict=True)]
+            mean, mean_anchor = (sent[0] + sent[1]) / 2, (anchors[i] + anchors[j]) / 2
+            for k in (i, j):
+                anchors[k], momenta[k] = outer.step(anchors[k], momenta[k], mean, mean_anchor)
     assert all(torch.allclose(anchor, bottom, atol=1e-5) for anchor in anchors)
 
 
-def test_results_are_fresh_and_inputs_untouched() -> None:
+@pytest.mark.parametrize("outer", [ModifiedMomentum(), SharedMomentum(0.3, 1.5)])
+def test_results_are_fresh_and_inputs_untouched(outer: GroupUpdate) -> None:
     inputs = [torch.full((3,), float(value)) for value in range(1, 5)]
-    for result in ModifiedMomentum().step(*inputs):
+    for result in outer.step(*inputs):
         result.zero_()
     assert [t.tolist() for t in inputs] == [[1.0] * 3, [2.0] * 3, [3.0] * 3, [4.0] * 3]
 
@@ -126,7 +148,6 @@ def test_dilocos_momentum_is_refused_with_radius_and_both_ways_out() -> None:
         ({"b": math.inf}, r"^b is inf"),
         ({"c": 0.0}, r"^c is 0\.0; it must be above 0"),
         ({"c": math.nan}, r"^c is nan"),
-        ({"size": 1}, r"^group size is 1; it must be at least 2"),
     ],
 )
 def test_values_out_of_range_are_refused(settings: dict[str, float], message: str) -> None:

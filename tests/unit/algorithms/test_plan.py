@@ -32,6 +32,7 @@ def test_the_schedule_takes_the_plans_period_and_overlap(
     assert (schedule.fragments, schedule.steps) == (fragments, steps)
 
 
+SHARED = {"exchange": "pairs", "outer_momentum": 0.3, "shared_momentum": True}
 PAIRS = {"exchange": "pairs", "outer_lr": 0.7, "outer_momentum": 0.5, "outer_pull": 0.7}
 
 
@@ -71,7 +72,10 @@ PAIRS = {"exchange": "pairs", "outer_lr": 0.7, "outer_momentum": 0.5, "outer_pul
         ),
         ({**PAIRS, "outer_momentum": 1.0}, r"a is 1\.0; it must be in 0\.\.1"),
         ({**PAIRS, "outer_pull": 0.0}, r"c is 0\.0; it must be above 0"),
-        ({**PAIRS, "group_size": 1}, r"group size is 1; it must be at least 2"),
+        ({**PAIRS, "group_size": 1}, r"group_size is 1; it must be at least 2"),
+        ({**SHARED, "outer_momentum": 1.0}, r"a is 1\.0; it must be in 0\.\.1"),
+        ({**SHARED, "outer_lr": 2.6}, r"b is 2\.6; .*below 2\(1 \+ a\) = 2\.6"),
+        ({**SHARED, "outer_lr": math.nan}, r"b is nan"),
         ({**PAIRS, "payload": "gradient", "inner_steps": 1}, r"pairs exchange pseudo-gradients"),
         ({**PAIRS, "eager": True, "overlap_steps": 1}, r"pairs exchange pseudo-gradients"),
     ],
@@ -105,7 +109,7 @@ def test_what_pairs_need_is_free_for_others() -> None:
 def test_the_presets_in_pairs_are_settings_of_the_same_engine() -> None:
     noloco, streaming = PRESETS["noloco"], PRESETS["streaming-noloco"]
     assert (noloco.exchange, noloco.group_size, noloco.consensus) == ("pairs", 2, True)
-    over_all = replace(noloco, exchange="mean", consensus=False)
+    over_all = replace(noloco, exchange="mean", shared_momentum=False, consensus=False)
     assert replace(over_all, outer_lr=0.9, outer_momentum=0.6) == PRESETS["diloco"]
     assert (streaming.codec, streaming.anchor_codec, streaming.fragments) == ("e3m0", "bf16", 0)
     assert streaming.overlap_steps == PRESETS["streaming"].overlap_steps > 0

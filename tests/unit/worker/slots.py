@@ -58,7 +58,7 @@ def failed(round_: int, counted: Ranges = (), error: Tensor | None = None) -> Ro
 
 def send(slot: Slot, local: Tensor, step: int = 1) -> Tensor:
     """Contributes what was learned; the local parameters to go on from."""
-    sent = slot.send(slot.state.anchor - local, step)
+    sent = slot.send(slot.start - local, step)
     return local if sent.guess is None else sent.guess
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from algorithms.plan import PRESETS
+from algorithms.plan import PRESETS, Plan
 from tests.unit.worker.slots import (
     GROUP,
     end,
@@ -15,11 +15,13 @@ from tests.unit.worker.slots import (
     slot_at,
     values,
 )
-from worker.mailbox import RoundDone
+from worker.mailbox import Ahead, RoundDone
+from worker.slot import Slot
 from worker.wire import state_hash
 
 ANCHOR, LOCAL = torch.full((4,), 10.0), torch.full((4,), 8.0)
-PAIRS = replace(PRESETS["noloco"], outer_momentum=0.5, outer_lr=0.5, outer_pull=0.25)
+SHARED = replace(PRESETS["noloco"], outer_momentum=0.5, outer_lr=0.5)
+PAIRS = replace(SHARED, shared_momentum=False, outer_pull=0.25)
 
 
 def met(
@@ -41,6 +43,66 @@ def test_the_outer_step_pulls_towards_the_pair() -> None:
     local = end(slot, met(1, [4.0] * 4, slot.state.anchor.tolist()), send(slot, local))
     assert slot.state.momentum.tolist() == [0.5 * momentum - 0.5 * 4] * 4
     assert slot.spread == 0.0
+
+
+def test_a_shared_momentum_travels_with_the_pseudo_gradient() -> None:
+    slot = slot_at(SHARED, ANCHOR)
+    local = end(slot, met(0, [4.0] * 4, [12.0] * 4), send(slot, LOCAL))
+    assert slot.state.momentum.tolist() == [4] * 4
+    assert slot.state.anchor.tolist() == local.tolist() == [12 - 0.5 * 4] * 4
+    send(slot, local - 3)
+    assert slot.sent is not None
+    assert slot.sent.g.tolist() == [3] * 4
+    assert slot.sent.values.tolist() == [0.5 * 4 + 3] * 4
+
+
+def head_start(slot: Slot, local: torch.Tensor, round_: int, mean: float) -> torch.Tensor | None:
+    slot.take(Ahead(0, round_, torch.full((4,), mean)))
+    return slot.go_on_from_group(local)
+
+
+def test_inner_steps_go_on_from_the_mean_anchor_of_the_next_pair() -> None:
+    slot = slot_at(SHARED, ANCHOR)
+    assert slot.go_on_from_group(LOCAL) is None
+    local = head_start(slot, LOCAL, 0, 11.0)
+    assert local is not None
+    assert local.tolist() == [9] * 4
+    assert slot.own(local).tolist() == [8] * 4
+    assert slot.state.anchor is ANCHOR
+    assert slot.go_on_from_group(local) is None
+    send(slot, local - 1)
+    assert slot.sent is not None
+    assert slot.sent.g.tolist() == [3] * 4
+    after = end(slot, met(0, [3.0] * 4, [11.0] * 4), local - 1)
+    assert after.tolist() == [11 - 0.5 * 3] * 4
+    assert slot.start is slot.state.anchor
+
+
+def test_a_head_start_is_taken_back_when_the_round_is_lost() -> None:
+    slot = slot_at(SHARED, ANCHOR)
+    local = head_start(slot, LOCAL, 0, 11.0)
+    assert local is not None
+    assert end(slot, failed(0), send(slot, local - 1)).tolist() == [7] * 4
+    assert slot.start is slot.state.anchor is ANCHOR
+
+
+def test_a_head_start_is_taken_back_when_another_state_comes() -> None:
+    slot = slot_at(SHARED, ANCHOR)
+    local = head_start(slot, LOCAL, 0, 11.0)
+    assert local is not None
+    theirs = replace(slot.state, version=4, anchor=ANCHOR + 5)
+    kept = slot.adopt(theirs, slot.give_up(4, local), keep=True)
+    assert kept.tolist() == (LOCAL + 5).tolist()
+
+
+@pytest.mark.parametrize("plan", [SHARED, PAIRS], ids=["shared momentum", "the paper's"])
+def test_no_head_start_comes_too_late_or_for_another_round(plan: Plan) -> None:
+    slot = slot_at(plan, ANCHOR)
+    assert head_start(slot, LOCAL, 1, 11.0) is None
+    assert slot.go_on_from_group(LOCAL) is None
+    send(slot, LOCAL)
+    assert head_start(slot, LOCAL, 0, 11.0) is None
+    assert slot.start is slot.state.anchor
 
 
 def test_who_sits_out_steps_by_itself() -> None:
