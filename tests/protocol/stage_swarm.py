@@ -169,15 +169,18 @@ class TimedStage(StageReplica):
         self.iterations: list[Iterated] = []
         self.jobs: Counter[tuple[Job, int, int]] = Counter()  # kind, iteration, microbatch
         self.begun = 0
+        self._summed: set[int] = set()
 
     def begin(self, iteration: int) -> None:
         self.begun += 1
+        self._summed.clear()
         super().begin(iteration)
 
     def backward(self, step: int) -> Mapping[str, Tensor]:
         discarded = self._over is not None and self._over.discard
-        counted = frozenset() if discarded else self._inner.counted
+        counted = frozenset() if discarded else frozenset(self._summed)
         mean = super().backward(step)
+        assert self.visits == len(counted)
         told = Iterated(
             step,
             self._time(),
@@ -191,7 +194,10 @@ class TimedStage(StageReplica):
     def _do(self, work: StageWork) -> tuple[memoryview | None, tuple[int, ...]]:
         self._computes(_FORWARDS[work.job] * self._forward_s)
         self.jobs[work.job, work.iteration, work.microbatch] += 1
-        return super()._do(work)
+        done = super()._do(work)
+        if work.job in (Job.BACKWARD, Job.LEAVE):
+            self._summed.add(work.microbatch)
+        return done
 
 
 class StageSwarm(Swarm):
