@@ -266,11 +266,15 @@ class StageSwarm(Swarm):
                 assert not twice, (stage, iteration, twice)
 
     def assert_accounted(self) -> None:
-        """Every microbatch of an origin that lives has come back or was said to be dropped; and
-        each stage has counted those that have come back, or it is said why not."""
+        """Every microbatch of an origin that lives has come back or was said to be dropped; each
+        stage has counted those that have come back, or it is said why not; and whoever had one
+        straight from an origin that was killed amid the iteration has said so."""
         self.assert_counted_once()
         for origin in self.of_stage(0):
-            for told in () if origin.killed else origin.replica.iterations:
+            if origin.killed:
+                self._assert_orphans_told(origin)
+                continue
+            for told in origin.replica.iterations:
                 dropped = {
                     event["microbatch"]
                     for event in origin.of_kind("dropped")
@@ -293,10 +297,37 @@ class StageSwarm(Swarm):
             for told in p.replica.iterations
             if told.iteration == iteration
         )
-        died = any(p.killed and p.trainer.step == iteration for p in replicas)
-        gone = all(p.killed and p.trainer.step <= iteration for p in replicas)
-        for microbatch in done - counted if not (left_out or died or gone) else ():
+        gone = all(p.killed and p.trainer.step < iteration for p in replicas)
+        died = {
+            microbatch
+            for event in self[origin].of_kind("lost")
+            if event["iteration"] == iteration and event["replica"] in {p.name for p in replicas}
+            for microbatch in numbers_in(event)
+        }
+        assert not died & counted, where
+        for microbatch in done - counted - died if not (left_out or gone) else ():
             assert self.was_skipped(stage, iteration, origin, microbatch), (*where, microbatch)
+
+    def _assert_orphans_told(self, origin: Peer) -> None:
+        iteration, name = origin.trainer.step, origin.name
+        told: Counter[int] = Counter()
+        for peer in self.alive:
+            for event in peer.of_kind("orphaned"):
+                assert (event["iteration"], event["origin"]) == (iteration, name)
+                told.update(numbers_in(event))
+                counted = self._named(peer, peer.replica.iterations[iteration - 1].counted)
+                assert event["counted"] == sorted(n for o, n in counted if o == name)
+        assert set(told.values()) <= {1}, "one peer has each straight from its origin"
+        entered = {n for job, i, n in origin.replica.jobs if (job, i) == (Job.ENTER, iteration)}
+        reached = {
+            number
+            for peer in self.alive
+            for job, i, n in peer.replica.jobs
+            if stage_of(peer.name) > 0 and (job, i) == (Job.FORWARD, iteration)
+            for o, number in self._named(peer, [n])
+            if o == name
+        }
+        assert reached <= told.keys() <= entered, (iteration, name, reached, told, entered)
 
     def was_skipped(self, stage: int, iteration: int, origin: str, microbatch: int) -> bool:
         """Whether a peer has said so; no stage without a replica is planned with."""
@@ -340,6 +371,13 @@ class StageSwarm(Swarm):
             for n in range(self.problem.microbatches)
         }
         return [known[number] for number in numbers]
+
+
+def numbers_in(event: Mapping[str, object]) -> list[int]:
+    """The microbatches that an event tells of."""
+    numbers = event["microbatches"]
+    assert isinstance(numbers, list)
+    return numbers
 
 
 def stage_of(name: str) -> int:
