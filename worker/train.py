@@ -139,6 +139,11 @@ class Trainer:
         while self.stopped is None and self._clock() < deadline and not agreed():
             self.take(self._mailbox.wait(_SETTLE_POLL_S))
 
+    def leave_undone(self) -> None:
+        """Stopped after the last step: nobody may take what is done last for done by this peer."""
+        self._tell.phase = Phase.TRAINING
+        self._publish()
+
     def _await_start(self) -> None:
         started = self._await(Started)
         group = started.group if started is not None else ()

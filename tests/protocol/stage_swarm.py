@@ -3,7 +3,6 @@
 A peer is named by its stage and a letter: "0a" is an origin, "2b" a replica of stage 2.
 """
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -12,7 +11,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from algorithms.codecs import codec_by_name
@@ -23,7 +21,7 @@ from tests.protocol.train_side import TrainSide
 from tests.protocol.virtual_time import VirtualLoop
 from worker.config import Config, RunConfig
 from worker.exchange import ExchangeConfig
-from worker.inner import InnerConfig, Replica
+from worker.inner import InnerConfig
 from worker.mailbox import Job, StageWork
 from worker.manifest import Manifest
 from worker.membership import MembershipConfig
@@ -32,7 +30,7 @@ from worker.stages import StagesConfig
 from worker.stages.part import Part, part_of
 from worker.stages.replica import StageReplica
 from worker.stages.visit import Key
-from worker.tasks import Cursor, Task
+from worker.tasks import Cursor
 from worker.tasks.llama_bytes import LlamaBytes
 
 BATCH, CONTEXT, HIDDEN = 1, 12, 16
@@ -384,56 +382,5 @@ def stage_of(name: str) -> int:
     return int(name[0])
 
 
-# ----------------------------------------------------------------------------------- reference
-
-
-@dataclass(frozen=True)
-class Reference:
-    """What one process computes: the gradients of the first iteration, and all parameters."""
-
-    first: Mapping[str, Tensor]
-    last: Mapping[str, Tensor]
-
-
-def reference(problem: StagedProblem, origins: Iterable[str]) -> Reference:
-    """Trains the whole model on the microbatches of all origins, without stages."""
-    task: Task = problem.task
-    model = task.model()
-    replica = Replica(task, model, problem.inner, problem.cursor("unused"), problem.steps)
-    streams = [task.batches("train", problem.cursor(origin)) for origin in origins]
-    first: dict[str, Tensor] = {}
-    for step in range(1, problem.steps + 1):
-        batches = [next(stream) for stream in streams for _ in range(problem.microbatches)]
-        model.zero_grad()
-        (sum(task.loss(model, batch) for batch in batches) / len(batches)).backward()
-        gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
-        first = first or gradients
-        replica.inner_step(step, {name: value.clone() for name, value in gradients.items()})
-    return Reference(first, {n: p.detach().clone() for n, p in model.named_parameters()})
-
-
-def distance(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
-    """The largest relative difference of a tensor."""
-    assert found.keys() == expected.keys()
-    distances = [
-        float((found[name] - value).norm() / max(float(value.norm()), 1e-12))
-        for name, value in expected.items()
-    ]
-    assert not any(map(math.isnan, distances))
-    return max(distances)
-
-
-def first_gradients(swarm: StageSwarm) -> dict[str, Tensor]:
-    """Of the whole model, in the first iteration, as one replica of each stage found them."""
-    found: dict[str, Tensor] = {}
-    for stage in range(swarm.problem.count):
-        found.update(swarm.of_stage(stage)[0].replica.iterations[0].gradient)
-    return found
-
-
 def same_visits(counts: Iterable[int]) -> bool:
     return len(set(counts)) == 1
-
-
-def zeros(values: Mapping[str, Tensor]) -> bool:
-    return not any(bool(torch.any(value)) for value in values.values())
