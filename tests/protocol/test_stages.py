@@ -14,7 +14,7 @@ from tests.protocol.virtual_time import run
 from worker.stages.part import part_of
 from worker.tasks import StageModule
 
-NO_TROUBLE = ("repeated", "rerouted", "skipped", "dropped", "discarded")
+NO_TROUBLE = ("repeated", "rerouted", "skipped", "dropped", "lost", "discarded")
 
 
 def assert_no_trouble(swarm: StageSwarm) -> None:
