@@ -11,6 +11,7 @@ _TROUBLE = (
     ("rerouted", "visit", "re-routed to another replica"),
     ("skipped", "visit", "sent past a stage without replicas"),
     ("dropped", "microbatch", "dropped"),
+    ("lost", "visit", "lost with a replica"),
     ("discarded", "iteration", "of a stage discarded"),
 )
 

@@ -13,6 +13,7 @@ _COUNTS = (
     "rerouted",
     "skipped",
     "dropped",
+    "lost",
     "other_schedules",
     "discarded",
 )

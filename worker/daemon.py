@@ -299,10 +299,13 @@ class Worker:
 
     def _finish(self, trainer: Trainer, stage: StageLife | None) -> int:
         assert self._io is not None
+        if trainer.stopped is None:
+            if stage is not None:
+                stage.settle(trainer, self._agreed, _SETTLE_S)
+            elif self._config.plan.exchange != "none":
+                trainer.settle(self._agreed, _SETTLE_S)
         if trainer.stopped is not None:  # nobody is to wait for it while it saves and evaluates
             self._io.do(self._io.node.gossip.leave, _LEAVE_S)
-        elif self._config.plan.exchange != "none" or stage is not None:
-            trainer.settle(self._agreed, _SETTLE_S)
         whole = stage.end(trainer) if stage is not None else None
         self._saver.submit(self._save, trainer.step, *self._snapshot(trainer)).result()
         code = EXIT_INTERRUPTED if self._interrupted_by == signal.SIGINT else 0

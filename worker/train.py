@@ -145,6 +145,11 @@ class Trainer:
         """Reports what this worker is at after the last step."""
         self._tell.progress(self.step, state)
 
+    def leave_undone(self) -> None:
+        """Stopped after the last step: nobody may take what is done last for done by this peer."""
+        self._tell.phase = Phase.TRAINING
+        self._publish()
+
     def _await_start(self) -> None:
         started = self._await(Started)
         group = started.group if started is not None else ()

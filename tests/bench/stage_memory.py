@@ -1,11 +1,12 @@
 """Memory of a peer that serves a stage, against one that holds the whole model.
 
-    python tests/bench/stage_memory.py [--stages 4] [--steps 6]
+    python tests/bench/stage_memory.py [--stages 4] [--steps 6] [--preset local]
 
 Trains models of two depths, whole in one process and cut into stages of one replica each. What a
 process takes whatever the model (interpreter, libraries, activations of one layer) drops out of the
 difference between the depths; that of a stage's peer is compared to the whole's, beside the share
-of the parameters that it has. Peaks are those of the last inner step, without evaluation.
+of the parameters that it has. Peaks are those of the last inner step, without evaluation. With the
+preset local they are of training alone; others add what a round holds, of the whole model more.
 """
 
 import argparse
@@ -23,9 +24,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--stages", type=int, default=4)
     parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--preset", default="diloco")
     options = parser.parse_args()
-    alone = [run("--workers", "1", depth=depth, steps=options.steps) for depth in DEPTHS]
-    cut = [run("--stages", str(options.stages), depth=d, steps=options.steps) for d in DEPTHS]
+    common = ["--preset", options.preset, "--steps", str(options.steps)]
+    alone = [run("--workers", "1", *common, depth=depth) for depth in DEPTHS]
+    cut = [run("--stages", str(options.stages), *common, depth=depth) for depth in DEPTHS]
     whole = growth(alone[0][0], alone[1][0])
     first = peak(alone[1][0])
     print(
@@ -42,11 +45,11 @@ def main() -> None:
         )
 
 
-def run(*args: str, depth: int, steps: int) -> list[Report]:
+def run(*args: str, depth: int) -> list[Report]:
     """The workers' results."""
     settings = (f"task.architecture={{num_hidden_layers={depth}, {SIZES}}}", *SMALL)
     flags = [part for each in settings for part in ("--set", each)]
-    flags += ["--steps", str(steps), "--inner-steps", str(max(1, steps // 2))]
+    flags += ["--inner-steps", "3"]
     with tempfile.TemporaryDirectory() as folder:
         run_swarm(*args, *flags, out=Path(folder) / "run")
         return worker_results(Path(folder) / "run")

@@ -3,7 +3,6 @@
 A peer is named by its stage and a letter: "0a" is an origin, "2b" a replica of stage 2.
 """
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -12,7 +11,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from algorithms.codecs import codec_by_name
@@ -23,7 +21,7 @@ from tests.protocol.train_side import TrainSide
 from tests.protocol.virtual_time import VirtualLoop
 from worker.config import Config, RunConfig
 from worker.exchange import ExchangeConfig
-from worker.inner import InnerConfig, Replica
+from worker.inner import InnerConfig
 from worker.mailbox import Job, StageWork
 from worker.manifest import Manifest
 from worker.membership import MembershipConfig
@@ -32,7 +30,7 @@ from worker.stages import StagesConfig
 from worker.stages.part import Part, part_of
 from worker.stages.replica import StageReplica
 from worker.stages.visit import Key
-from worker.tasks import Cursor, Task
+from worker.tasks import Cursor
 from worker.tasks.llama_bytes import LlamaBytes
 
 BATCH, CONTEXT, HIDDEN = 1, 12, 16
@@ -169,15 +167,18 @@ class TimedStage(StageReplica):
         self.iterations: list[Iterated] = []
         self.jobs: Counter[tuple[Job, int, int]] = Counter()  # kind, iteration, microbatch
         self.begun = 0
+        self._summed: set[int] = set()
 
     def begin(self, iteration: int) -> None:
         self.begun += 1
+        self._summed.clear()
         super().begin(iteration)
 
     def backward(self, step: int) -> Mapping[str, Tensor]:
         discarded = self._over is not None and self._over.discard
-        counted = frozenset() if discarded else self._inner.counted
+        counted = frozenset() if discarded else frozenset(self._summed)
         mean = super().backward(step)
+        assert self.visits == len(counted)
         told = Iterated(
             step,
             self._time(),
@@ -191,7 +192,10 @@ class TimedStage(StageReplica):
     def _do(self, work: StageWork) -> tuple[memoryview | None, tuple[int, ...]]:
         self._computes(_FORWARDS[work.job] * self._forward_s)
         self.jobs[work.job, work.iteration, work.microbatch] += 1
-        return super()._do(work)
+        done = super()._do(work)
+        if work.job in (Job.BACKWARD, Job.LEAVE):
+            self._summed.add(work.microbatch)
+        return done
 
 
 class StageSwarm(Swarm):
@@ -260,11 +264,15 @@ class StageSwarm(Swarm):
                 assert not twice, (stage, iteration, twice)
 
     def assert_accounted(self) -> None:
-        """Every microbatch of an origin that lives has come back or was said to be dropped; and
-        each stage has counted those that have come back, or it is said why not."""
+        """Every microbatch of an origin that lives has come back or was said to be dropped; each
+        stage has counted those that have come back, or it is said why not; and whoever had one
+        straight from an origin that was killed amid the iteration has said so."""
         self.assert_counted_once()
         for origin in self.of_stage(0):
-            for told in () if origin.killed else origin.replica.iterations:
+            if origin.killed:
+                self._assert_orphans_told(origin)
+                continue
+            for told in origin.replica.iterations:
                 dropped = {
                     event["microbatch"]
                     for event in origin.of_kind("dropped")
@@ -287,10 +295,37 @@ class StageSwarm(Swarm):
             for told in p.replica.iterations
             if told.iteration == iteration
         )
-        died = any(p.killed and p.trainer.step == iteration for p in replicas)
-        gone = all(p.killed and p.trainer.step <= iteration for p in replicas)
-        for microbatch in done - counted if not (left_out or died or gone) else ():
+        gone = all(p.killed and p.trainer.step < iteration for p in replicas)
+        died = {
+            microbatch
+            for event in self[origin].of_kind("lost")
+            if event["iteration"] == iteration and event["replica"] in {p.name for p in replicas}
+            for microbatch in numbers_in(event)
+        }
+        assert not died & counted, where
+        for microbatch in done - counted - died if not (left_out or gone) else ():
             assert self.was_skipped(stage, iteration, origin, microbatch), (*where, microbatch)
+
+    def _assert_orphans_told(self, origin: Peer) -> None:
+        iteration, name = origin.trainer.step, origin.name
+        told: Counter[int] = Counter()
+        for peer in self.alive:
+            for event in peer.of_kind("orphaned"):
+                assert (event["iteration"], event["origin"]) == (iteration, name)
+                told.update(numbers_in(event))
+                counted = self._named(peer, peer.replica.iterations[iteration - 1].counted)
+                assert event["counted"] == sorted(n for o, n in counted if o == name)
+        assert set(told.values()) <= {1}, "one peer has each straight from its origin"
+        entered = {n for job, i, n in origin.replica.jobs if (job, i) == (Job.ENTER, iteration)}
+        reached = {
+            number
+            for peer in self.alive
+            for job, i, n in peer.replica.jobs
+            if stage_of(peer.name) > 0 and (job, i) == (Job.FORWARD, iteration)
+            for o, number in self._named(peer, [n])
+            if o == name
+        }
+        assert reached <= told.keys() <= entered, (iteration, name, reached, told, entered)
 
     def was_skipped(self, stage: int, iteration: int, origin: str, microbatch: int) -> bool:
         """Whether a peer has said so; no stage without a replica is planned with."""
@@ -336,60 +371,16 @@ class StageSwarm(Swarm):
         return [known[number] for number in numbers]
 
 
+def numbers_in(event: Mapping[str, object]) -> list[int]:
+    """The microbatches that an event tells of."""
+    numbers = event["microbatches"]
+    assert isinstance(numbers, list)
+    return numbers
+
+
 def stage_of(name: str) -> int:
     return int(name[0])
 
 
-# ----------------------------------------------------------------------------------- reference
-
-
-@dataclass(frozen=True)
-class Reference:
-    """What one process computes: the gradients of the first iteration, and all parameters."""
-
-    first: Mapping[str, Tensor]
-    last: Mapping[str, Tensor]
-
-
-def reference(problem: StagedProblem, origins: Iterable[str]) -> Reference:
-    """Trains the whole model on the microbatches of all origins, without stages."""
-    task: Task = problem.task
-    model = task.model()
-    replica = Replica(task, model, problem.inner, problem.cursor("unused"), problem.steps)
-    streams = [task.batches("train", problem.cursor(origin)) for origin in origins]
-    first: dict[str, Tensor] = {}
-    for step in range(1, problem.steps + 1):
-        batches = [next(stream) for stream in streams for _ in range(problem.microbatches)]
-        model.zero_grad()
-        (sum(task.loss(model, batch) for batch in batches) / len(batches)).backward()
-        gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
-        first = first or gradients
-        replica.inner_step(step, {name: value.clone() for name, value in gradients.items()})
-    return Reference(first, {n: p.detach().clone() for n, p in model.named_parameters()})
-
-
-def distance(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
-    """The largest relative difference of a tensor."""
-    assert found.keys() == expected.keys()
-    distances = [
-        float((found[name] - value).norm() / max(float(value.norm()), 1e-12))
-        for name, value in expected.items()
-    ]
-    assert not any(map(math.isnan, distances))
-    return max(distances)
-
-
-def first_gradients(swarm: StageSwarm) -> dict[str, Tensor]:
-    """Of the whole model, in the first iteration, as one replica of each stage found them."""
-    found: dict[str, Tensor] = {}
-    for stage in range(swarm.problem.count):
-        found.update(swarm.of_stage(stage)[0].replica.iterations[0].gradient)
-    return found
-
-
 def same_visits(counts: Iterable[int]) -> bool:
     return len(set(counts)) == 1
-
-
-def zeros(values: Mapping[str, Tensor]) -> bool:
-    return not any(bool(torch.any(value)) for value in values.values())

@@ -8,19 +8,13 @@ import torch
 from torch import Tensor
 
 from algorithms.plan import PRESETS
-from tests.protocol.stage_swarm import (
-    HELD_BYTES,
-    StagedProblem,
-    StageSwarm,
-    distance,
-    first_gradients,
-    reference,
-)
+from tests.protocol.stage_reference import distance, first_gradients, reference
+from tests.protocol.stage_swarm import HELD_BYTES, StagedProblem, StageSwarm
 from tests.protocol.virtual_time import run
 from worker.stages.part import part_of
 from worker.tasks import StageModule
 
-NO_TROUBLE = ("repeated", "rerouted", "skipped", "dropped", "discarded")
+NO_TROUBLE = ("repeated", "rerouted", "skipped", "dropped", "lost", "discarded")
 
 
 def assert_no_trouble(swarm: StageSwarm) -> None:
@@ -220,7 +214,7 @@ def test_little_room_defers_forwards_and_changes_nothing(limits: int) -> None:
             assert_learned_as_one_process(swarm)
             assert_no_trouble(swarm)
             rooms = {peer.name: peer.node.stages.room for peer in swarm.alive}
-            assert rooms["0a"].deferred > 0
+            assert rooms["0a"].peak_bytes == limits * HELD_BYTES  # six want in at once
             for room in rooms.values():
                 assert 0 < room.peak_bytes <= limits * HELD_BYTES
                 assert room.held_bytes == 0
@@ -238,7 +232,6 @@ def test_one_stage_with_little_room_holds_the_others_back_only() -> None:
             await swarm.finished()
             assert_no_trouble(swarm)
             assert_learned_as_one_process(swarm)
-            assert swarm["1a"].node.stages.room.deferred > 0
-            assert swarm["1a"].node.stages.room.peak_bytes == HELD_BYTES
+            assert swarm["1a"].node.stages.room.peak_bytes == HELD_BYTES  # two send at once
 
     run(scenario())

@@ -9,9 +9,10 @@ import pytest
 
 from algorithms.plan import PRESETS
 from protos import murmuration_pb2 as pb
-from tests.protocol.stage_swarm import StagedProblem, StageSwarm, same_visits
+from tests.protocol.stage_swarm import StagedProblem, StageSwarm, numbers_in, same_visits
 from tests.protocol.taps import Passing, once
 from tests.protocol.virtual_time import run
+from worker.mailbox import Job
 from worker.membership import MembershipConfig
 
 DETECTION_S = MembershipConfig().detection_s(6)
@@ -56,7 +57,9 @@ def test_a_replica_killed_amid_an_iteration(victim: str, routing: str) -> None:
             swarm.kill(victim)
             await swarm.finished()
             swarm.assert_accounted()
-            assert swarm.total("dropped") == 0
+            orphans = [n for p in swarm.alive for e in p.of_kind("orphaned") for n in numbers_in(e)]
+            assert swarm.total("dropped") == len(orphans)
+            assert bool(orphans) == (victim == "0b")
             assert swarm[victim].trainer.step == 3
             durations = swarm.durations("0a")  # the third is between the ends of 3 and 4
             assert max(durations[:2]) < DETECTION_S
@@ -84,6 +87,51 @@ def test_gradients_that_died_with_a_replica_are_no_ones() -> None:
             visits = [len(told.counted) for told in swarm["1b"].replica.iterations]
             assert visits[:2] == [2, 2]
             assert visits[3:] == [4, 4]
+
+    run(scenario())
+
+
+def test_visits_that_came_back_and_died_with_their_replica_are_told() -> None:
+    """1a is killed when its answer has left: that visit is done for the origin, and in no sum."""
+
+    async def scenario() -> None:
+        async with StageSwarm(problem_of(6)) as swarm:
+            await swarm.start_all(2)
+            await swarm.until(lambda: swarm["0a"].replica.jobs[Job.LEAVE, 3, 0] > 0, 60)
+            swarm.kill("1a")
+            await swarm.finished()
+            swarm.assert_accounted()
+            (event,) = swarm["0a"].of_kind("lost")
+            assert (event["iteration"], event["replica"]) == (3, "1a")
+            assert swarm.total("lost") == len(numbers_in(event)) > 0
+            assert (swarm.total("dropped"), swarm.total("discarded")) == (0, 0)
+
+    run(scenario())
+
+
+def test_a_microbatch_lost_after_its_loss_is_in_no_gradient() -> None:
+    """The only other stage dies when it has the gradient of the loss: stage 0 has nothing of that
+    microbatch in its sum, of final norm and head neither."""
+
+    async def scenario() -> None:
+        async with StageSwarm(problem_of(6, count=2, layers=2)) as swarm:
+            await swarm.start_all()
+
+            def kill(passing: Passing) -> bytes:
+                swarm.kill("1a")
+                return passing.message
+
+            swarm.tap = once(Answered("1a", "0a", 3), kill)
+            await swarm.until(lambda: bool(swarm["0a"].of_kind("dropped")), 60)
+            await swarm.restart("1a", via=["0a"])
+            await swarm.finished()
+            swarm.assert_counted_once()
+            assert swarm.total("dropped") == 2
+            third = swarm["0a"].replica.iterations[2]
+            assert (third.iteration, third.counted) == (3, frozenset())
+            assert swarm["0a"].replica.jobs[Job.LOSS, 3, 0] == 1
+            assert not any(bool(value.any()) for value in third.gradient.values())
+            assert swarm["0a"].replica.iterations[-1].counted == {0, 1}
 
     run(scenario())
 
@@ -163,6 +211,10 @@ def test_a_frozen_replica_is_gone_round_and_comes_back(victim: str) -> None:
             swarm.thaw(victim)
             await swarm.finished()
             swarm.assert_accounted()
+            own = [event for p in swarm.alive for event in p.of_kind("dropped")]
+            thought = [event for p in swarm.alive for event in p.of_kind("orphaned")]
+            assert bool(thought) == (victim == "0a")
+            assert swarm.total("dropped") == len(own)  # who was only away tells what it has lost
             last = swarm[victim].replica.iterations[-1]
             assert (last.iteration, len(last.counted)) == (30, 2)
             assert max(swarm.durations(other)[-5:]) < 2 * swarm.durations(other)[0]

@@ -28,7 +28,8 @@ class StagedModel:
     """A model cut into S stages.
 
     Args:
-        visits: of each stage; None where not timed. A loss counts the gradient of norm and head.
+        visits: of each stage; None where not timed. The gradient of norm and head is part of stage
+            0's backward, as in a run.
         activation_bytes: of one microbatch's hidden states, encoded.
         stage_parameters: of the largest stage.
     """
@@ -116,21 +117,25 @@ def _timed(run: Callable[[], tuple[float, ...]]) -> tuple[float, ...]:
 
 
 def _visit(module: "StageModule", hidden: "Tensor", batch: "Batch | None") -> tuple[float, float]:
-    """(forward, backward with a forward anew). Args: batch: of stage 0, which embeds."""
+    """(forward, backward with a forward anew). Args: batch: of stage 0, which embeds, and whose
+    backward has the gradient of norm and head in it."""
     module.zero_grad(set_to_none=True)
     begun_s = time.perf_counter()
     entered = hidden.clone().requires_grad_() if batch is None else module.embed(batch)
     left: Any = module(entered)
     turned_s = time.perf_counter()
+    if batch is not None:
+        loss: Any = module.loss(hidden, batch)
+        loss.backward()
     left.backward(left.detach())
     return turned_s - begun_s, time.perf_counter() - begun_s
 
 
 def _loss(module: "StageModule", hidden: "Tensor", batch: "Batch") -> tuple[float]:
     """The loss with the gradient of what enters it."""
-    module.zero_grad(set_to_none=True)
+    import torch
+
     begun_s = time.perf_counter()
     entered = hidden.clone().requires_grad_()
-    loss: Any = module.loss(entered, batch)
-    loss.backward()
+    torch.autograd.grad(module.loss(entered, batch), [entered])
     return (time.perf_counter() - begun_s,)

@@ -17,7 +17,8 @@ class StageCounts:
     repeated: int = 0  # asked again after a peer before this one was lost
     rerouted: int = 0  # sent on to another replica than planned
     skipped: int = 0  # sent on past a stage without a replica
-    dropped: int = 0  # lost, of the microbatches that began here
+    dropped: int = 0  # microbatches lost: begun here, or had straight from an origin that is gone
+    lost: int = 0  # visits that came back here, and died with the replica that had counted them
     other_schedules: int = 0  # visits on other routes than this peer's measurements lead to
     discarded: int = 0  # iterations whose visits could not be vouched for
 

@@ -3,14 +3,28 @@
 A peer whose answer got lost on the way has counted a visit that another replica was then asked
 for. So each origin says, with its last word, which microbatches came back by way of whom; a stage
 that has counted others leaves the whole iteration out, and says so.
+
+An origin that is gone says nothing. Its microbatches are lost, with what stage 0 had of them:
+whoever had them straight from it counts them as such. A gradient of them that another stage has
+counted stays in its sum.
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from worker.mailbox import IterationOver
 from worker.membership import Card, Phase
 
 _PATIENCE_S = 2.0
+
+
+@dataclass(frozen=True)
+class Orphans:
+    """What is known here of an iteration's microbatches whose origin is gone: those that it had
+    sent here, as the first peer of their routes, and those in this stage's sum."""
+
+    began: frozenset[int]
+    counted: frozenset[int]
 
 
 class Counting:
@@ -20,7 +34,9 @@ class Counting:
         self.iteration = iteration
         self.ended = 0  # the latest iteration that was found to be over
         self._mine: dict[tuple[int, str], set[int]] = {}
+        self._began: dict[tuple[int, str], set[int]] = {}
         self._told: dict[tuple[int, str], frozenset[int]] = {}
+        self._orphans: dict[tuple[int, str], Orphans] = {}
         self._missed_since: dict[str, float] = {}
 
     def begin(self, iteration: int) -> None:
@@ -28,7 +44,21 @@ class Counting:
         self.iteration, self.ended = iteration, min(self.ended, iteration - 1)
         self._missed_since.clear()
         self._mine = {key: mine for key, mine in self._mine.items() if key[0] >= iteration}
+        self._began = {key: began for key, began in self._began.items() if key[0] >= iteration}
         self._told = {key: told for key, told in self._told.items() if key[0] >= iteration}
+
+    @property
+    def orphaned(self) -> int:
+        """The microbatches that are lost with their origins, of those that these had sent here."""
+        return sum(len(orphans.began) for orphans in self._orphans.values())
+
+    def orphans(self, iteration: int) -> dict[str, Orphans]:
+        """By origin, of an iteration that is over."""
+        return {key[1]: left for key, left in self._orphans.items() if key[0] == iteration}
+
+    def began(self, iteration: int, origin: str, microbatch: int) -> None:
+        """An origin has sent a microbatch here, before any other peer."""
+        self._began.setdefault((iteration, origin), set()).add(microbatch)
 
     def counted(self, iteration: int, origin: str, microbatch: int) -> None:
         """The gradient of a visit is in this stage's sum, or may be at any moment."""
@@ -39,7 +69,9 @@ class Counting:
         self._mine.get((iteration, origin), set()).discard(microbatch)
 
     def finished(self, iteration: int, origin: str, counted: Iterable[int]) -> None:
-        """An origin has said its last word on an iteration."""
+        """An origin has said its last word on an iteration; one that was thought to be gone, maybe,
+        which tells itself what it has lost."""
+        self._orphans.pop((iteration, origin), None)
         if iteration >= self.iteration:
             self._told[iteration, origin] = frozenset(counted)
 
@@ -50,18 +82,26 @@ class Counting:
             origins: the cards of all replicas of stage 0, gone or not.
         """
         someone = discard = waits = False
+        gone: list[tuple[int, str]] = []
         for card in origins:
-            mine = self._mine.get((self.iteration, card.peer), set())
-            told = self._told.get((self.iteration, card.peer))
+            key = (self.iteration, card.peer)
+            mine, told = self._mine.get(key, set()), self._told.get(key)
             if told is not None:
                 someone, discard = True, discard or told != mine
             elif self._has_gone_on(card, bool(mine), now):
                 someone, discard = True, discard or bool(mine)
+            elif self._has_a_say(card):
+                waits = True
             else:
-                waits = waits or self._has_a_say(card)
+                gone.append(key)
         if waits or not someone:
             return None
         self.ended = self.iteration
+        for key in gone:
+            began, mine = self._began.get(key, set()), self._mine.get(key, set())
+            if began or mine:
+                summed = frozenset() if discard else frozenset(mine)
+                self._orphans[key] = Orphans(frozenset(began), summed)
         return IterationOver(self.iteration, discard)
 
     def _has_a_say(self, card: Card) -> bool:

@@ -79,13 +79,23 @@ class StageLife:
 
     # ----------------------------------------------------------------------------------- the end
 
+    def settle(self, trainer: Trainer, agreed: Callable[[], bool], timeout_s: float) -> None:
+        """As the trainer does. A replica of stage 0 that is stopped meanwhile leaves the whole
+        model to the next one, and must not look as if it had put it together and left."""
+        trainer.settle(agreed, timeout_s)
+        if trainer.stopped is not None and self._another_may_assemble:
+            trainer.leave_undone()
+
     def end(self, trainer: Trainer) -> Whole | None:
         """Leaves what was measured, and the whole model if this worker is the one to."""
         self._leave_links()
-        if trainer.stopped is not None:
+        if trainer.stopped is None:
+            self.settle(
+                trainer, lambda: self._assembles or not self._assembler_is_here, _PATIENCE_S
+            )
+        if trainer.stopped is not None or not self._assembles:
             return None
-        trainer.settle(lambda: self._assembles or not self._assembler_is_here, _PATIENCE_S)
-        return self._assemble(trainer) if self._assembles else None
+        return self._assemble(trainer)
 
     def _leave_links(self) -> None:
         """Writes what was measured of the links, for `murmur plan --links`."""
@@ -110,6 +120,13 @@ class StageLife:
     def _assembler_is_here(self) -> bool:
         assembler = self._assembler
         return assembler is not None and assembler.live
+
+    @property
+    def _another_may_assemble(self) -> bool:
+        me, cards = self._context.me, self._cards()
+        return self._context.stage == 0 and any(
+            card.stage == 0 and card.live and card.peer != me for card in cards
+        )
 
     def _assemble(self, trainer: Trainer) -> Whole | None:
         """The whole model, left as a checkpoint; None, and a warning, when a stage is missing."""

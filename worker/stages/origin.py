@@ -61,9 +61,9 @@ class Origin:
         for microbatch, path in enumerate(paths):
             for peer in path or ():
                 counted[peer].append(microbatch)
-        for card in self._context.cards():
-            if card.live and card.stage > 0:
-                self._tasks.spawn(self._tell(card.peer, iteration, counted[card.peer]))
+        others = [card.peer for card in self._context.cards() if card.live and card.stage > 0]
+        for peer in dict.fromkeys((*others, *counted)):
+            self._tasks.spawn(self._tell(peer, iteration, counted.get(peer, [])))
         for microbatch, path in enumerate(paths):
             if path is not None:
                 self._counting.counted(iteration, self._context.me, microbatch)
@@ -117,7 +117,7 @@ class Origin:
         return back.path
 
     async def _tell(self, peer: str, iteration: int, counted: list[int]) -> None:
-        """Until the peer has it, or is gone."""
+        """Until the peer has it, or is gone; and what it had counted is, if amid the iteration."""
         context = self._context
         request = pb.FinishedRequest(
             run=context.run, origin=context.me, iteration=iteration, counted=counted
@@ -129,6 +129,11 @@ class Origin:
             except TransportError:
                 context.doubt(peer)
                 await asyncio.sleep(_AGAIN_S)
+        if counted and (card is None or card.step < iteration):
+            context.counts.lost += len(counted)
+            context.log(
+                {"event": "lost", "iteration": iteration, "replica": peer, "microbatches": counted}
+            )
 
 
 def on_finished(request: bytes, run: int, counting: Counting) -> bytes:

@@ -1,14 +1,16 @@
 """The layers of one stage on the train thread: what visits ask for, and the gradient they sum to.
 
 Forwards keep nothing but what the caller keeps: a backward computes its stage's forward anew from
-the stage's input.
+the stage's input. So does the origin's last job of a microbatch with the loss: before, it is not
+known whether the microbatch will come back and count.
 """
 
 import heapq
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -27,7 +29,8 @@ _BACKWARDS = (Job.BACKWARD, Job.LEAVE, Job.LOSS)
 class StageReplica(Replica):
     """A replica of one stage. train thread only.
 
-    Its gradient of an iteration is the sum over the visits, divided by their number.
+    Its gradient of an iteration is the sum over the visits, divided by their number. Backwards add
+    to that sum in place: there is no second copy of the gradients.
 
     Args:
         task, config, cursor, steps: as of a `Replica`; the module is the stage's alone.
@@ -61,10 +64,10 @@ class StageReplica(Replica):
         self.iteration = 0
         self._jobs: list[tuple[bool, int, StageWork]] = []
         self._batches_here: list[Batch] = []
+        self._returned: dict[int, tuple[memoryview | None, tuple[int, ...]]] = {}
         self._losses: list[float] = []
         self._over: IterationOver | None = None
-        self._inner = self._gradients(self._named)
-        self._outer: StageGradients | None = None
+        self._gradients = StageGradients({name: p.shape for name, p in self._named.items()})
         self.visits = 0
         self.gradient_norm = 0.0
         self.busy_s = 0.0
@@ -74,10 +77,11 @@ class StageReplica(Replica):
     def begin(self, iteration: int) -> None:
         """Goes on to this iteration; whatever was counted for another one is forgotten."""
         self.iteration, self._over = iteration, None
-        self._inner.clear()
-        if self._outer is not None:
-            self._outer.clear()
+        self._gradients.clear()
+        for name, parameter in self._named.items():
+            parameter.grad = self._gradients.sums[name]
         self._losses.clear()
+        self._returned.clear()
         self._batches_here = [next(self._batches) for _ in range(self._microbatches)]
         if self._batches_here:
             self.cursor = self._batches_here[-1].cursor
@@ -125,16 +129,11 @@ class StageReplica(Replica):
     def backward(self, step: int) -> Mapping[str, Tensor]:
         """The mean gradient over the visits of the iteration; zeros where there was none."""
         if self._over is not None and self._over.discard:
-            self._inner.clear()
-            if self._outer is not None:
-                self._outer.clear()
-        self.visits = self._inner.visits
+            self._gradients.clear()
+        self.visits = self._gradients.visits
         self.loss = statistics.fmean(self._losses) if self._losses else math.nan
         # The sums are given away, not copied: the next iteration begins with zeros in their place.
-        mean = self._inner.averaged()
-        if self._outer is not None:
-            for name, value in self._outer.averaged().items():
-                mean[name] += value
+        mean = self._gradients.averaged()
         self.gradient_norm = math.sqrt(sum(float(g.square().sum()) for g in mean.values()))
         return mean
 
@@ -160,12 +159,9 @@ class StageReplica(Replica):
             case Job.LOSS:
                 return self._loss(work), work.shape
             case Job.BACKWARD:
-                hidden = self._decode(work.values, work.shape).requires_grad_()
-                gradient = self._count(work, self._module(hidden), [hidden])
-                return self._encode(gradient[0]), work.shape
+                return self._backward(work), work.shape
             case Job.LEAVE:
-                hidden = self._module(self._module.embed(self._batches_here[work.microbatch]))
-                self._count(work, hidden, [])
+                self._leave(work)
                 return None, work.shape
 
     def _entered(self, values: memoryview) -> memoryview:
@@ -179,41 +175,57 @@ class StageReplica(Replica):
         return values
 
     def _loss(self, work: StageWork) -> memoryview:
-        """The gradient of the loss in what comes back to the origin; counts the head's."""
-        batch = self._batches_here[work.microbatch]
+        """The gradient of the loss in what comes back to the origin, which is kept until then."""
         hidden = self._decode(work.values, work.shape).requires_grad_()
-        with torch.enable_grad():
-            loss = self._module.loss(hidden, batch)
-        names = list(self._named)
-        gradient, *own = torch.autograd.grad(
-            loss, [hidden, *self._named.values()], allow_unused=True
-        )
-        found = {n: g for n, g in zip(names, own, strict=True) if g is not None}
-        if self._outer is None:
-            self._outer = self._gradients(found)
-        if self._outer.add(work.microbatch, found):
-            self._losses.append(loss.item())
+        loss = self._module.loss(hidden, self._batches_here[work.microbatch])
+        (gradient,) = torch.autograd.grad(loss, [hidden])
+        self._returned[work.microbatch] = (work.values, work.shape)
         return self._encode(gradient)
 
-    def _count(self, work: StageWork, output: Tensor, inputs: list[Tensor]) -> Sequence[Tensor]:
-        """Adds the visit's gradient to the sum, once; returns those of the inputs."""
-        grads = torch.autograd.grad(
-            output,
-            [*inputs, *self._named.values()],
-            grad_outputs=self._decode(work.gradient, work.shape),
-            allow_unused=True,
-        )
-        own = {
-            name: torch.zeros_like(p) if g is None else g
-            for (name, p), g in zip(self._named.items(), grads[len(inputs) :], strict=True)
-        }
-        self._inner.add(work.microbatch, own)
-        return grads[: len(inputs)]
+    def _backward(self, work: StageWork) -> memoryview:
+        """The gradient of the stage's input; adds those of the parameters to the sum, once."""
+        gradient = self._decode(work.gradient, work.shape)
+        hidden = self._decode(work.values, work.shape).requires_grad_()
+        output = self._module(hidden)
+        if work.microbatch in self._gradients:
+            (of_input,) = torch.autograd.grad(output, [hidden], gradient)
+        else:
+            with self._adding(work.microbatch):
+                torch.autograd.backward([output], [gradient])
+            assert hidden.grad is not None, "a stage adds to what enters it"
+            of_input = hidden.grad
+        return self._encode(of_input)
+
+    def _leave(self, work: StageWork) -> None:
+        """The microbatch has come back: adds what head, norm, embedding and layers have of it."""
+        if work.microbatch in self._gradients:
+            return
+        batch, (values, shape) = self._batches_here[work.microbatch], self._kept(work.microbatch)
+        gradient = self._decode(work.gradient, work.shape)
+        with self._adding(work.microbatch):
+            loss = self._module.loss(self._decode(values, shape), batch)
+            torch.autograd.backward([loss])
+            torch.autograd.backward([self._module(self._module.embed(batch))], [gradient])
+        self._losses.append(loss.item())
+        del self._returned[work.microbatch]
+
+    def _kept(self, microbatch: int) -> tuple[memoryview | None, tuple[int, ...]]:
+        """What came back to the origin for the loss, encoded, and its shape."""
+        if microbatch not in self._returned:
+            raise ValueError(f"no loss was asked for of microbatch {microbatch}")
+        return self._returned[microbatch]
+
+    @contextmanager
+    def _adding(self, microbatch: int) -> Iterator[None]:
+        """Around what adds a microbatch's gradient to the sum. What fails there has added a part of
+        it, which nothing takes out again: no job's problem, but the end of this worker."""
+        try:
+            yield
+        except ValueError as error:
+            raise RuntimeError(f"a backward has failed half-way: {error}") from error
+        self._gradients.added(microbatch)
 
     # ---------------------------------------------------------------------------------- helpers
-
-    def _gradients(self, names: Iterable[str]) -> StageGradients:
-        return StageGradients({name: self._named[name].shape for name in names})
 
     def _encode(self, values: Tensor) -> memoryview:
         return wire.encode(self._codec, values.detach().reshape(-1).contiguous())

@@ -14,13 +14,11 @@ class Room:
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.held_bytes = self.peak_bytes = 0
-        self.deferred = 0
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     async def take(self, size: int) -> None:
         """Returns once so many bytes may be held."""
         if size and (self._waiting or not self._fits(size)):
-            self.deferred += 1
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append((size, turn))
             try:

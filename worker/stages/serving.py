@@ -52,6 +52,7 @@ class Serving:
         self._held: dict[tuple[Key, int], asyncio.Task[Back]] = {}
         self._began = asyncio.Condition()
         self._told_otherwise: set[str] = set()
+        self._orphaned = 0  # of the microbatches that are counted as dropped
 
     async def serve(self, stream: Stream) -> None:
         """Answers one visit. Raises TransportError: the sender is gone; its visit goes on."""
@@ -82,6 +83,7 @@ class Serving:
             self._held.pop(place).cancel()
             self._kept.pop(place, None)
         self._told_otherwise.clear()
+        self._count_orphans()
         async with self._began:
             self._began.notify_all()
 
@@ -90,6 +92,17 @@ class Serving:
         for (key, _), task in self._held.items():
             if key.iteration <= iteration:
                 task.cancel()
+        for origin, left in self._counting.orphans(iteration).items():
+            self._context.log(
+                {
+                    "event": "orphaned",
+                    "iteration": iteration,
+                    "origin": origin,
+                    "microbatches": sorted(left.began),
+                    "counted": sorted(left.counted),
+                }
+            )
+        self._count_orphans()
 
     async def close(self) -> None:
         for task in self._held.values():
@@ -97,6 +110,12 @@ class Serving:
         await asyncio.gather(*self._held.values(), return_exceptions=True)
 
     # ----------------------------------------------------------------------------------- inside
+
+    def _count_orphans(self) -> None:
+        """Microbatches that are lost with their origin were dropped; unless it was only away."""
+        orphaned = self._counting.orphaned
+        self._context.counts.dropped += orphaned - self._orphaned
+        self._orphaned = orphaned
 
     def _compare_schedules(self, visit: Visit) -> None:
         """Gossips with a sender that plans with other measurements, once an iteration."""
@@ -112,6 +131,8 @@ class Serving:
         else:
             came = self._context.clock()
             await self._reached(visit)
+            if visit.stage > 0 and visit.sender == visit.key.origin:
+                self._counting.began(visit.key.iteration, visit.sender, visit.key.microbatch)
             size = self._size(visit, header.total_bytes)
             await self._room.take(size)
             try:

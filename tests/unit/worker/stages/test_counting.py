@@ -4,7 +4,7 @@ import pytest
 
 from worker.mailbox import IterationOver
 from worker.membership import Card, Health, Phase
-from worker.stages.counting import Counting
+from worker.stages.counting import Counting, Orphans
 
 
 def origin(
@@ -126,3 +126,51 @@ def test_going_back_begins_anew() -> None:
     assert (counting.iteration, counting.ended) == (3, 2)
     counting.finished(3, "a", [])
     assert counting.over([origin()], 0.0) == IterationOver(3)
+
+
+# --------------------------------------------------------------------- origins that are gone
+
+
+def orphaned_at(iteration: int = 5) -> Counting:
+    """b had sent microbatches 0 and 1 here, and 2 by way of another; of 1 and 2 it is too late."""
+    counting = counting_at(iteration, b={1, 2})
+    for microbatch in (0, 1, 1):
+        counting.began(iteration, "b", microbatch)
+    counting.began(iteration, "a", 0)
+    counting.finished(iteration, "a", [])
+    return counting
+
+
+@pytest.mark.parametrize("health", [Health.DEAD, Health.LEFT])
+def test_what_an_origin_that_is_gone_had_sent_here_is_lost(health: Health) -> None:
+    counting = orphaned_at()
+    gone = origin("b", step=4, health=health)
+    assert counting.orphaned == 0
+    assert counting.over([origin("a"), gone], 0.0) == IterationOver(5, discard=False)
+    assert counting.orphans(5) == {"b": Orphans(frozenset({0, 1}), frozenset({1, 2}))}
+    assert counting.orphaned == 2
+    counting.begin(6)
+    assert (counting.orphaned, counting.orphans(6)) == (2, {})
+
+
+def test_an_origin_that_is_back_tells_itself_what_it_has_lost() -> None:
+    counting = orphaned_at()
+    counting.over([origin("a"), origin("b", step=4, health=Health.DEAD)], 0.0)
+    counting.begin(7)
+    counting.finished(5, "b", [1])
+    assert (counting.orphaned, counting.orphans(5)) == (0, {})
+
+
+def test_an_origin_that_is_gone_and_has_ended_the_iteration_before_has_lost_nothing() -> None:
+    counting = counting_at(5)
+    counting.began(5, "b", 0)
+    assert counting.over([origin("b", step=5, health=Health.DEAD)], 0.0) == IterationOver(5)
+    assert counting.orphaned == 0
+
+
+def test_orphans_in_an_iteration_that_is_left_out_are_in_no_sum() -> None:
+    counting = orphaned_at()
+    counting.counted(5, "a", 0)
+    over = counting.over([origin("a"), origin("b", step=4, health=Health.DEAD)], 0.0)
+    assert over == IterationOver(5, discard=True)
+    assert counting.orphans(5)["b"].counted == frozenset()

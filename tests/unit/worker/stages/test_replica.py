@@ -87,6 +87,16 @@ def own_gradients(stage: Stage, values: Tensor, gradient: Tensor) -> dict[str, T
     return dict(zip(named, found, strict=True))
 
 
+def loss_and_gradients(stage: Stage, microbatch: int) -> tuple[Tensor, dict[str, Tensor]]:
+    """Of stage 0 by itself, by plain autograd."""
+    stream = PROBLEM.task.batches("train", PROBLEM.cursor("x"))
+    batch = [next(stream) for _ in range(microbatch + 1)][-1]
+    loss = stage.module.loss(stage.module(stage.module.embed(batch)), batch)
+    named = dict(stage.module.named_parameters())
+    found = torch.autograd.grad(loss, list(named.values()))
+    return loss.detach(), dict(zip(named, found, strict=True))
+
+
 def test_backwards_come_before_forwards_and_each_in_order() -> None:
     stage = Stage(1)
     first = stage.ask(Job.FORWARD, 0, hidden())
@@ -178,14 +188,67 @@ def test_an_origin_enters_loses_and_leaves() -> None:
     stage.done()
     stage.ask(Job.LEAVE, 1, None, decoded(stage.answers[0]))
     stage.done()
-    stream = PROBLEM.task.batches("train", PROBLEM.cursor("x"))
-    batch = [next(stream) for _ in range(2)][1]
-    loss = stage.module.loss(stage.module(stage.module.embed(batch)), batch)
-    named = dict(stage.module.named_parameters())
-    expected = dict(zip(named, torch.autograd.grad(loss, list(named.values())), strict=True))
+    loss, expected = loss_and_gradients(stage, 1)
     for name, value in stage.replica.backward(1).items():
         torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=1e-6)
-    torch.testing.assert_close(torch.tensor(stage.replica.loss), loss.detach())
+    torch.testing.assert_close(torch.tensor(stage.replica.loss), loss)
+
+
+def test_a_microbatch_lost_after_its_loss_leaves_nothing() -> None:
+    """Its gradient of head and norm, and its loss, would be in the mean of those that came back."""
+    stage = Stage(0)
+    for microbatch in (0, 1):
+        stage.ask(Job.ENTER, microbatch)
+    stage.done()
+    entered = {n: decoded(answer) for n, answer in enumerate(stage.answers)}
+    for microbatch in (0, 1):
+        stage.ask(Job.LOSS, microbatch, entered[microbatch])
+    stage.done()
+    stage.ask(Job.LEAVE, 1, None, decoded(stage.answers[1]))
+    stage.done()
+    loss, expected = loss_and_gradients(stage, 1)
+    for name, value in stage.replica.backward(1).items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=1e-6)
+    assert stage.replica.visits == 1
+    torch.testing.assert_close(torch.tensor(stage.replica.loss), loss)
+
+
+def test_what_comes_back_without_a_loss_is_refused() -> None:
+    stage = Stage(0)
+    stage.ask(Job.LEAVE, 0, None, hidden())
+    stage.done()
+    assert stage.answers[0].problem == "leave: no loss was asked for of microbatch 0"
+    stage.replica.backward(1)
+    assert stage.replica.visits == 0
+
+
+def test_gradients_are_summed_in_place() -> None:
+    """No second copy of them, however many visits there are."""
+    stage = Stage(1)
+    named = dict(stage.module.named_parameters())
+    where = {name: parameter.grad for name, parameter in named.items()}
+    for n in range(3):
+        stage.ask(Job.BACKWARD, n, hidden(n), hidden(10 + n))
+    stage.done()
+    mean = stage.replica.backward(1)
+    assert all(mean[name] is where[name] is named[name].grad for name in named)
+    stage.replica.inner_step(1, mean)
+    stage.replica.begin(2)
+    assert all(named[name].grad is where[name] for name in named)
+    assert not any(bool(parameter.grad.any()) for parameter in named.values())
+
+
+def test_a_backward_that_fails_half_way_ends_the_worker() -> None:
+    """Part of its gradient is in the sum, and nobody can take it out again."""
+    stage = Stage(1)
+
+    def fail(_gradient: Tensor) -> None:
+        raise ValueError("too much")
+
+    next(iter(stage.module.parameters())).register_hook(fail)
+    stage.ask(Job.BACKWARD, 0, hidden(), hidden(1))
+    with pytest.raises(RuntimeError, match="half-way: too much"):
+        stage.done()
 
 
 def test_microbatches_that_nobody_has_room_for_are_refused_with_a_fix() -> None:
