@@ -15,6 +15,7 @@ replica.py     the stage's layers, computing what visits ask for
 On the I/O thread
 node.py        all of the following put together
 context.py     what they share
+probing.py     which link is measured next
 profile.py     what was measured of links and stage, as it is gossiped
 table.py       from gossiped profiles to what routes are planned on, the same on every peer
 schedule.py    this peer's routes
