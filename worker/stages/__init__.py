@@ -28,7 +28,8 @@ errors.py      how they end without a gradient
 room.py        bytes in flight, bounded
 desk.py        hands computations to the train thread, and their results back
 counting.py    when an iteration is over, and whether each visit counts once
-moving.py      who leaves a stage for another
+moving.py      when a peer leaves its stage for another
+placing.py     who that is, by the links that were measured
 unserved.py    stages that nobody serves any more
 """
 

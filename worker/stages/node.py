@@ -14,6 +14,7 @@ from worker.stages.desk import Desk
 from worker.stages.moving import Moving
 from worker.stages.onward import Onward
 from worker.stages.origin import Origin, on_finished
+from worker.stages.placing import StageExchange
 from worker.stages.probing import PROBE_BYTES, Probing
 from worker.stages.profile import Measuring
 from worker.stages.room import Room
@@ -29,6 +30,7 @@ class StageNode:
     """io thread only.
 
     Args:
+        exchange: of a stage's parameters, by which placement is judged.
         post: takes messages for the train thread.
         publish: takes this peer's measurements, packed, to be gossiped.
     """
@@ -37,6 +39,7 @@ class StageNode:
         self,
         context: StageContext,
         offload: Offload,
+        exchange: StageExchange,
         post: Callable[[ToTrain], None],
         publish: Callable[[bytes], None],
     ) -> None:
@@ -60,7 +63,7 @@ class StageNode:
             context, self._desk, self.room, self.counting, self._onward, self.schedule
         )
         self._ends = False
-        self._moving = Moving(context.me, context.config.count)
+        self._moving = Moving(context.me, context.config.count, exchange)
         self._unserved = Unserved(context.config.count)
         self._tasks = Tasks()
 
