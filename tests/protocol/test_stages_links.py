@@ -39,6 +39,7 @@ def test_all_links_are_measured_and_a_newcomers_by_those_who_were_there() -> Non
         async with StageSwarm(PROBLEM) as swarm:
             await swarm.start_all({0: 1, 1: 2, 2: 1})
             await swarm.until(lambda: all_links_are_told(swarm), 20.0)
+            await swarm.until(lambda: all(row["visits_per_s"] for row in swarm["0a"].members), 30.0)
             await swarm.join("2b", ["0a"])
             await swarm.until(
                 lambda: len(told(swarm, "0a")) == 5 and all_links_are_told(swarm), 30.0
