@@ -18,7 +18,7 @@ class StageCounts:
     rerouted: int = 0  # sent on to another replica than planned
     skipped: int = 0  # sent on past a stage without a replica
     dropped: int = 0  # lost, of the microbatches that began here
-    other_schedules: int = 0  # visits on other routes than this peer's measurements lead to
+    other_schedules: int = 0  # senders of visits planned with other measurements, by iteration
     discarded: int = 0  # iterations whose visits could not be vouched for
 
 
