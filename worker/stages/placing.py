@@ -6,8 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
+
 from algorithms.codecs import codec_by_name
 from algorithms.plan import Plan
+from algorithms.skippipe.cost import Floats
 from algorithms.skippipe.moving import best_mover, stage_to_move_to
 from algorithms.skippipe.placement import PlacementScore
 from worker.membership import Card
@@ -16,6 +19,7 @@ from worker.stages.profile import Profile
 from worker.stages.table import links_of, measured_share, table_of
 
 _ENOUGH = 0.5  # of the links, measured, to choose by them
+_NEAR_S = 0.01  # hops that take less count alike: such figures tell of machines, not of links
 
 
 @dataclass(frozen=True)
@@ -115,5 +119,9 @@ class Placing:
         waves = math.ceil(exchange.microbatches / min(pipeline.memory))
         links = links_of(table.peers, table.profiles)
         share = 1 / (exchange.every_iterations * waves) if exchange.message_bytes else 0.0
-        exchange_s = share * links.edge_s(exchange.message_bytes)
-        return PlacementScore(pipeline.costs.edge_s, exchange_s)
+        exchange_s = share * _coarse(links.edge_s(exchange.message_bytes))
+        return PlacementScore(_coarse(pipeline.costs.edge_s), exchange_s)
+
+
+def _coarse(edge_s: Floats) -> Floats:
+    return np.where(edge_s > 0, np.maximum(edge_s, _NEAR_S), 0.0)

@@ -59,6 +59,21 @@ def test_where_too_little_is_measured_the_last_by_name_moves() -> None:
     assert Placing(few, 4, LITTLE).to_bare([1]) == {1: "p3"}
 
 
+def test_between_near_peers_the_last_by_name_moves_whatever_was_measured() -> None:
+    """All on one machine: a millisecond or two, by chance."""
+    cards = cards_of(0, 2, 2, 2, 3)
+    for lucky in range(1, 4):
+        told = [
+            Profile(
+                latency_s={c.peer: 0.001 if n == lucky else 0.002 for c in cards if c is not card},
+                rate_bytes_per_s={c.peer: 9e7 if n == lucky else 5e7 for c in cards},
+            )
+            for n, card in enumerate(cards)
+        ]
+        measured = [telling(card, each) for card, each in zip(cards, told, strict=True)]
+        assert Placing(measured, 4, LITTLE).to_bare([1]) == {1: "p3"}
+
+
 def test_the_stage_with_the_most_replicas_gives_one_up_whatever_the_links() -> None:
     cards = linked(cards_of(0, 2, 2, 3, 3, 3), [(0, 1), (0, 2)])
     assert Placing(cards, 4, LITTLE).to_bare([1]).keys() == {1}
