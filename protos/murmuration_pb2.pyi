@@ -452,7 +452,7 @@ class VisitHeader(_message.Message):
     total_bytes: _builtins.int
     hash: _builtins.int
     schedule: _builtins.int
-    """names the plan that the route is of: its measurements, or drawn routes"""
+    """names the measurements that the origin knew as the iteration began"""
     @_builtins.property
     def rest(self) -> _containers.RepeatedCompositeFieldContainer[Global___Hop]:
         """of the route; the origin comes last and is not named"""

@@ -3,6 +3,7 @@
 Beside that it carries advice, in which peers may differ: a joiner takes it or says otherwise.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -55,6 +56,11 @@ class Manifest:
     def agreed(self) -> dict[str, Any]:
         """What all peers of the run have in common."""
         return {key: value for key, value in self.document.items() if key != "advice"}
+
+    @property
+    def elements(self) -> int:
+        """Of the whole model, however it is cut."""
+        return sum(math.prod(shape) for shape in self.document["tensors"].values())
 
     @property
     def sections(self) -> dict[str, Any]:

@@ -33,6 +33,7 @@ from worker.membership import Card, Digest, Doubted, Measured, Membership, Phase
 from worker.rounds import View
 from worker.stages.context import StageContext
 from worker.stages.node import StageNode
+from worker.stages.placing import StageExchange
 from worker.states import serve_states
 from worker.status import status_document
 from worker.transport import Stream, Transport, TransportError
@@ -327,6 +328,7 @@ class Node:
         return StageNode(
             context,
             self._offload,
+            StageExchange.of(config.plan, config.stages, self._manifest.elements),
             post=self._mailbox.answer,
             publish=lambda profile: self.gossip.step(Measured(profile)),
         )

@@ -7,6 +7,7 @@ from worker.exchange import Context
 from worker.gossip import Gossip
 from worker.lag import LagMonitor
 from worker.membership import Card
+from worker.stages.profile import Profile
 from worker.transport import Traffic
 
 
@@ -57,10 +58,16 @@ def status_document(
 def _member(card: Card, *, staged: bool) -> dict[str, object]:
     return {
         "peer": card.peer,
-        **({"stage": card.stage} if staged else {}),
+        **(_staged(card) if staged else {}),
         "address": card.address,
         "health": card.health.name.lower(),
         "phase": card.phase.name.lower(),
         "step": card.step,
         "versions": [digest.version for digest in card.digests],
     }
+
+
+def _staged(card: Card) -> dict[str, object]:
+    """`visits_per_s`: of its stage, as the peer has measured; None while it has not."""
+    visits_per_s = Profile.unpack(card.profile).visits_per_s
+    return {"stage": card.stage, "visits_per_s": round(visits_per_s, 3) or None}

@@ -5,7 +5,7 @@ partition.py    which layers make up which stage, by parameters
 cost.py         what a hop and a visit cost
 placement.py    a genetic search for who serves which stage; matching.py is its inner problem
 proposal.py     its answer, turned to where an iteration is fastest
-moving.py       which stage a newcomer or a mover should serve
+moving.py       which stage a newcomer should serve, who moves, and where
 pipeline.py     stages, memory and costs: what routes are planned on
 
 Routes

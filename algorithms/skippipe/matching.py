@@ -1,5 +1,6 @@
 """Bottleneck bipartite matching: the slowest of the links that join two stages' replicas."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
 
 
@@ -12,13 +13,15 @@ def bottleneck(costs: Sequence[Sequence[float]]) -> float:
     if len(costs) > len(costs[0]):
         costs = list(zip(*costs, strict=True))
     values = sorted({cost for row in costs for cost in row})
-    low, high = 0, len(values) - 1
+    # Less leaves a row without a column, and little more is enough as a rule.
+    low, high, step = bisect_left(values, max(map(min, costs))), len(values) - 1, 0
     while low < high:
-        middle = (low + high) // 2
+        middle = low + min(step, (high - low) // 2)
         if _matches_all([_within(row, values[middle]) for row in costs]):
             high = middle
         else:
             low = middle + 1
+        step = 2 * step + 1
     return values[low]
 
 

@@ -1,11 +1,15 @@
-"""Which stage a peer should serve while others go on: join the slowest, move only for a real gain.
+"""Which stage a peer should serve while others go on: join the slowest, move only for a real gain,
+and of those that could move let the one go whose links fit best.
 
 Ref: Petals, arXiv:2209.01188: a joining server takes the blocks with the least throughput, and
-moves when that gains enough; ours: a stage is never left without a replica.
+moves when that gains enough; ours: a stage is never left without a replica, and placement's score
+(`placement.py`) chooses among movers.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+from algorithms.skippipe.placement import Groups, PlacementScore
 
 MOVE_GAIN = 1.2
 
@@ -52,3 +56,20 @@ def stage_to_move_to(
             f"microbatches/s, by less than a factor of {gain:g}",
         )
     return Move(there, f"stage {there} is the slowest, at {totals[there]:.3g} microbatches/s")
+
+
+def best_mover(movers: Sequence[int], to: int, stages: Groups, score: PlacementScore) -> int:
+    """The one after whose move the swarm's placement scores best; the first of equals.
+
+    Args:
+        movers: each on a stage with other replicas.
+        to: the stage that is to have one of them.
+        stages: the peers of each; those that have none are no part of the tour.
+    """
+
+    def moved(peer: int) -> Groups:
+        groups = [tuple(each for each in group if each != peer) for group in stages]
+        groups[to] = tuple(sorted((*groups[to], peer)))
+        return tuple(group for group in groups if group)
+
+    return min(movers, key=lambda peer: score.of(moved(peer)))

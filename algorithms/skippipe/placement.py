@@ -73,15 +73,22 @@ def place(
     """
     if sum(sizes) != len(edge_s) or min(sizes) < 1:
         raise ValueError(f"stages of sizes {tuple(sizes)} do not share out {len(edge_s)} peers")
-    draws, score = Draws(seed), _Score(sizes, edge_s, exchange_s)
+    draws, score = Draws(seed), PlacementScore(edge_s, exchange_s)
+    free_order = len(set(sizes[1:])) <= 1
+
+    def guided(groups: Groups) -> _Guided:
+        placed = score.toured(groups) if free_order else groups
+        score_s, mean_s = score.of(placed)
+        return _Guided(Placement(placed, score_s), score_s + mean_s)
+
     orders = (draws.shuffled(range(len(edge_s))) for _ in range(POPULATION))
-    population = sorted((score.guided(_cut(peers, sizes)) for peers in orders), key=_guide)
+    population = sorted((guided(_cut(peers, sizes)) for peers in orders), key=_guide)
     best = min((each.placement for each in population), key=_rank)
     for _ in range(children):
         one, other = draws.one_of(population), draws.one_of(population)
-        child = score.guided(_crossed(one.placement.stages, other.placement.stages, draws))
+        child = guided(_crossed(one.placement.stages, other.placement.stages, draws))
         for _ in range(_SWAPS):
-            swapped = score.guided(_swapped(child.placement.stages, draws))
+            swapped = guided(_swapped(child.placement.stages, draws))
             child = min(child, swapped, key=_guide)
             best = min(best, child.placement, key=_rank)
         if _guide(child) < _guide(population[-1]) and child not in population:
@@ -105,28 +112,31 @@ def _guide(guided: _Guided) -> tuple[float, Groups]:
     return guided.guide_s, guided.placement.stages
 
 
-class _Score:
-    """Scores partitions; groups and pairs of groups that were met before are not computed again."""
+class PlacementScore:
+    """Scores partitions; groups and pairs of groups that were met before are not computed again.
 
-    def __init__(self, sizes: Sequence[int], edge_s: Floats, exchange_s: Floats) -> None:
-        self._free_order = len(set(sizes[1:])) <= 1
+    Args:
+        edge_s, exchange_s: as in `place`.
+    """
+
+    def __init__(self, edge_s: Floats, exchange_s: Floats) -> None:
         self._edges: list[list[float]] = ((edge_s + edge_s.T) / 2).tolist()
         self._exchanges: list[list[float]] = ((exchange_s + exchange_s.T) / 2).tolist()
         self._within: dict[tuple[int, ...], _Cost] = {}
         self._between: dict[tuple[tuple[int, ...], tuple[int, ...]], _Cost] = {}
 
-    def guided(self, groups: Groups) -> _Guided:
-        """The partition with its stages in the order of the tour."""
-        tour = list(range(len(groups)))
-        if self._free_order:
-            steps = [[self._step(one, other)[0] for other in groups] for one in groups]
-            tour = short_tour(steps)
-        hops = [self._step(groups[a], groups[b]) for a, b in pairwise([*tour, 0])]
+    def of(self, groups: Groups) -> _Cost:
+        """(the score, the same sum over means), with the stages in the order given."""
+        hops = [self._step(groups[a], groups[b]) for a, b in pairwise([*range(len(groups)), 0])]
         exchanges = [self._exchange(group) for group in groups]
         score_s = max(most_s for most_s, _ in exchanges) + 2 * sum(most_s for most_s, _ in hops)
         mean_s = sum(mean_s for _, mean_s in exchanges) + 2 * sum(mean_s for _, mean_s in hops)
-        placement = Placement(tuple(groups[index] for index in tour), score_s)
-        return _Guided(placement, score_s + mean_s)
+        return score_s, mean_s
+
+    def toured(self, groups: Groups) -> Groups:
+        """The same partition with its stages in the order of a short tour."""
+        steps = [[self._step(one, other)[0] for other in groups] for one in groups]
+        return tuple(groups[index] for index in short_tour(steps))
 
     def _exchange(self, group: tuple[int, ...]) -> _Cost:
         """(slowest, mean) inside a stage."""

@@ -106,7 +106,7 @@ def join(address: str, config: Path | None, settings: tuple[str, ...], **worker:
     if merged.stages.count > 1 and worker["stage"] is None:
         from worker.stages.newcomer import stage_to_serve
 
-        worker["stage"] = stage_to_serve(address, merged.stages.count, worker["proxy"])
+        worker["stage"] = stage_to_serve(address, merged.stages, worker["proxy"])
     return _run(merged, joins=joins, min_peers=None, wait_s=math.inf, **worker)
 
 

@@ -15,6 +15,7 @@ replica.py     the stage's layers, computing what visits ask for
 On the I/O thread
 node.py        all of the following put together
 context.py     what they share
+probing.py     which link is measured next
 profile.py     what was measured of links and stage, as it is gossiped
 table.py       from gossiped profiles to what routes are planned on, the same on every peer
 schedule.py    this peer's routes
@@ -27,7 +28,8 @@ errors.py      how they end without a gradient
 room.py        bytes in flight, bounded
 desk.py        hands computations to the train thread, and their results back
 counting.py    when an iteration is over, and whether each visit counts once
-moving.py      who leaves a stage for another
+moving.py      when a peer leaves its stage for another
+placing.py     who that is, by the links that were measured
 unserved.py    stages that nobody serves any more
 """
 

@@ -1,20 +1,20 @@
-"""Who leaves a stage for another: for one that nobody serves, or for one that is far slower.
+"""When a peer leaves its stage for another: for one that nobody serves, or one that is far slower.
 
-Every peer decides by itself, from the same cards, so that one of them moves and no other.
+Every peer decides by itself, from the same cards, so that one of them moves and no other. Cards may
+differ for as long as gossip takes: who is to move is the same for a while before it does.
 """
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from algorithms.skippipe.moving import stage_to_move_to
 from worker.membership import Card, Health, Phase
-from worker.stages.profile import Profile
+from worker.stages.placing import Placing, StageExchange
 from worker.stages.unserved import served_stages
 
-_PATIENCE_S = 2.0  # that a stage is bare
+_PATIENCE_S = 2.0  # that a stage is bare, and that the same peer is to move there
 _EVEN_S = 20.0  # that a stage is slower: newcomers go there by themselves
-_TURN_S = 20.0  # for whoever is asked to move, before another is
+_TURN_S = 20.0  # for whoever has left to move, before another is asked
+_LOOK_S = 2.0  # between two computations of who is to move: large swarms tell news all the time
 
 
 @dataclass(frozen=True)
@@ -31,13 +31,26 @@ class _Turn:
     since: float
 
 
+@dataclass(frozen=True)
+class _Looked:
+    """Args: at: when; told: what was looked at; bare: the stages that want a replica;
+    movers: who is to move to each of them; even: who is to move to a slower stage, and to which."""
+
+    at: float
+    told: object
+    bare: Sequence[int]
+    movers: Mapping[int, str]
+    even: tuple[str, int] | None
+
+
 class Moving:
     """One peer's eye on the stages; sans-I/O. Times are monotonic seconds."""
 
-    def __init__(self, me: str, stages: int) -> None:
-        self._me, self._stages = me, stages
+    def __init__(self, me: str, stages: int, exchange: StageExchange) -> None:
+        self._me, self._stages, self._exchange = me, stages, exchange
         self._bare: dict[int, _Turn] = {}
         self._slow: _Turn | None = None
+        self._looked: _Looked | None = None
 
     def look(self, cards: Sequence[Card], now: float) -> Moved | None:
         """Where this peer is to move; None to stay.
@@ -49,23 +62,38 @@ class Moving:
         served = served_stages(cards)
         bare = [stage for stage in range(1, self._stages) if stage not in served]
         training = [card for card in live if card.phase is Phase.TRAINING]
-        turns: dict[int, _Turn] = {}
-        for stage, mover in zip(bare, _spare(training), strict=False):
+        here = {card.peer for card in training}
+        # Who has left to move is waited for: its card says that it is gone until it is back.
+        turns = {
+            stage: turn
+            for stage, turn in self._bare.items()
+            if stage in bare and turn.mover not in here and now - turn.since <= _TURN_S
+        }
+        looked = self._look(training, [stage for stage in bare if stage not in turns], now)
+        for stage, mover in looked.movers.items():
             turn = self._bare.get(stage)
-            if turn is None or now - turn.since > _TURN_S:
-                turn = _Turn(mover, now)
-            turns[stage] = turn
+            if turn is not None and turn.mover == mover:
+                turns[stage] = turn
+            elif mover in here:
+                turns[stage] = _Turn(mover, now)
         self._bare = turns
         for stage, turn in turns.items():
             if turn.mover == self._me and now - turn.since >= _PATIENCE_S:
                 return Moved(stage, bare=True)
-        return None if bare else self._to_even_out(live, training, now)
-
-    def _to_even_out(
-        self, live: Sequence[Card], training: Sequence[Card], now: float
-    ) -> Moved | None:
         settled = len(training) == len(live) and all(c.health is Health.ALIVE for c in live)
-        found = _faster_elsewhere(training, self._stages) if settled else None
+        return self._to_even_out(looked.even if settled and not bare else None, now)
+
+    def _look(self, training: Sequence[Card], bare: Sequence[int], now: float) -> _Looked:
+        """Computed anew only where something has changed, and not all the time."""
+        told = [(card.peer, card.epoch, card.stage, card.profile) for card in training]
+        last = self._looked
+        if last is None or last.bare != bare or (last.told != told and now - last.at >= _LOOK_S):
+            placing = Placing(training, self._stages, self._exchange)
+            even = None if bare else placing.to_slowest()
+            self._looked = last = _Looked(now, told, bare, placing.to_bare(bare), even)
+        return last
+
+    def _to_even_out(self, found: tuple[str, int] | None, now: float) -> Moved | None:
         if found is None:
             self._slow = None
             return None
@@ -75,42 +103,3 @@ class Moving:
         if mover == self._me and now - self._slow.since >= _EVEN_S:
             return Moved(stage, bare=False)
         return None
-
-
-def _spare(cards: Sequence[Card]) -> list[str]:
-    """Who can be spared: first the last by name on the stage with the most replicas."""
-    left = Counter(card.stage for card in cards)
-    spare = sorted(cards, key=lambda card: card.peer, reverse=True)
-    movers = []
-    while spare:
-        card = min(spare, key=lambda card: (-left[card.stage], card.stage == 0, card.stage))
-        if left[card.stage] < 2:
-            break
-        movers.append(card.peer)
-        spare.remove(card)
-        left[card.stage] -= 1
-    return movers
-
-
-def _faster_elsewhere(cards: Sequence[Card], stages: int) -> tuple[str, int] | None:
-    """(who, to which stage): the first, from behind, whose move makes the slowest stage faster."""
-    numbered = sorted((card for card in cards if card.stage > 0), key=lambda card: card.peer)
-    speeds = {n: _visits_per_s(card) for n, card in enumerate(numbered)}
-    if not all(speeds.values()):
-        speeds = dict.fromkeys(speeds, 1.0)
-    serving = [
-        {n: speeds[n] for n, card in enumerate(numbered) if card.stage == stage}
-        for stage in range(1, stages)
-    ]
-    for n in reversed(range(len(numbered))):
-        move = stage_to_move_to(n, serving)
-        if move.stage is not None:
-            return numbered[n].peer, move.stage + 1
-    return None
-
-
-def _visits_per_s(card: Card) -> float:
-    """0 when the peer has not measured it."""
-    profile = Profile.unpack(card.profile)
-    visit_s = profile.forward_s + profile.backward_s
-    return 1 / visit_s if profile.forward_s > 0 and profile.backward_s > 0 else 0.0

@@ -1,20 +1,21 @@
 """What a node does for its stage: the parts of this package put together, on the I/O thread."""
 
 from collections.abc import Callable
-from contextlib import suppress
 
 from protos import murmuration_pb2 as pb
 from worker.errors import PeersUnreachable
 from worker.exchange import Offload
 from worker.exchange.context import Tasks
 from worker.mailbox import Iterating, Move, StageWorked, Stop, ToTrain
-from worker.membership import Phase
+from worker.membership import Card, Phase
 from worker.stages.context import StageContext
 from worker.stages.counting import Counting
 from worker.stages.desk import Desk
 from worker.stages.moving import Moving
 from worker.stages.onward import Onward
 from worker.stages.origin import Origin, on_finished
+from worker.stages.placing import StageExchange
+from worker.stages.probing import PROBE_BYTES, Probing
 from worker.stages.profile import Measuring
 from worker.stages.room import Room
 from worker.stages.schedule import Schedule
@@ -22,15 +23,14 @@ from worker.stages.serving import Serving
 from worker.stages.unserved import Unserved
 from worker.transport import Stream, TransportError
 
-_PROBE_BYTES = 48 * 1024
 _PROBE_LIMIT_S = 10.0
-_MOST_PROBES = 32
 
 
 class StageNode:
     """io thread only.
 
     Args:
+        exchange: of a stage's parameters, by which placement is judged.
         post: takes messages for the train thread.
         publish: takes this peer's measurements, packed, to be gossiped.
     """
@@ -39,13 +39,15 @@ class StageNode:
         self,
         context: StageContext,
         offload: Offload,
+        exchange: StageExchange,
         post: Callable[[ToTrain], None],
         publish: Callable[[bytes], None],
     ) -> None:
         self.context, self._post, self._publish = context, post, publish
         limit_bytes = context.config.memory_bytes
         self.room, self.counting = Room(limit_bytes), Counting()
-        self.measuring = Measuring(limit_bytes)
+        self.measuring = Measuring(limit_bytes, context.clock)
+        self._probing = Probing(context.me, self.measuring.measured_at)
         self._desk, self._onward = Desk(post, self.measuring), Onward(context, self.measuring)
         self.schedule = Schedule(context, offload)
         self._serving = Serving(
@@ -60,8 +62,8 @@ class StageNode:
         self._origin = Origin(
             context, self._desk, self.room, self.counting, self._onward, self.schedule
         )
-        self._probed = self._ends = False
-        self._moving = Moving(context.me, context.config.count)
+        self._ends = False
+        self._moving = Moving(context.me, context.config.count, exchange)
         self._unserved = Unserved(context.config.count)
         self._tasks = Tasks()
 
@@ -84,9 +86,6 @@ class StageNode:
         """The train thread has begun an iteration."""
         self.counting.begin(message.iteration)
         self.measuring.gradient_norm = message.gradient_norm
-        if not self._probed:
-            self._probed = True
-            self._tasks.spawn(self._probe())
         await self._serving.begin(message.iteration)
         if self.context.stage == 0:
             self._origin.begin(message.iteration)
@@ -99,6 +98,8 @@ class StageNode:
     def viewed(self) -> None:
         """The swarm has changed."""
         self._onward.viewed()
+        live = (card for card in self.context.cards() if card.live)
+        self.measuring.present({card.peer: card.epoch for card in live})
         self.tick()
 
     def tick(self) -> None:
@@ -116,6 +117,8 @@ class StageNode:
                 self._post(over)
         if self._trains and not self._ends:
             self._look_after_stages()
+        if card := self._probing.next(context.cards(), context.clock()):
+            self._tasks.spawn(self._probe(card))
         if profile := self.measuring.news(context.clock()):
             self._publish(profile.pack())
 
@@ -143,18 +146,26 @@ class StageNode:
             context.log({"event": "moves", "stage": context.stage, "to": to.stage})
             self._post(Move(to.stage, to.bare))
 
-    async def _probe(self) -> None:
-        """Measures the links to peers of other stages, one after another."""
-        context = self.context
-        others = [card for card in context.cards() if card.stage != context.stage]
-        request = pb.MeasureRequest(payload=bytes(_PROBE_BYTES)).SerializeToString()
-        for card in others[:_MOST_PROBES]:
-            began = context.clock()
-            with suppress(TransportError):
-                await context.transport.call(
-                    card.address, "Control/Measure", request, _PROBE_LIMIT_S
-                )
-                self.measuring.sent(card.peer, _PROBE_BYTES, context.clock() - began)
+    async def _probe(self, card: Card) -> None:
+        """Measures the link to a peer: small calls for its latency, a large one for its rate."""
+        measuring, answered = self.measuring, False
+        try:
+            for _ in range(2):  # the first may have to open the connection
+                measuring.round_trip(card.peer, await self._timed(card, b""))
+            seconds = await self._timed(card, bytes(PROBE_BYTES))
+            measuring.sent(card.peer, PROBE_BYTES, seconds)
+            answered = True
+        except TransportError:
+            pass  # it is tried again
+        finally:
+            self._probing.ended(card.peer, answered, self.context.clock())
+
+    async def _timed(self, card: Card, payload: bytes) -> float:
+        """Until the peer has taken it and said so (s). Raises TransportError."""
+        request = pb.MeasureRequest(payload=payload).SerializeToString()
+        began = self.context.clock()
+        await self.context.transport.call(card.address, "Control/Measure", request, _PROBE_LIMIT_S)
+        return self.context.clock() - began
 
     async def close(self) -> None:
         await self._tasks.close()

@@ -5,18 +5,23 @@ every moment: each change makes all peers plan their routes again.
 """
 
 import math
+import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 
 import msgpack
 
 _FORGET = 0.2  # how much a new computing time counts against those before
 _REMEMBERED = 20  # round trips, of which the shortest is the link's, and rates
+_OLD_S = 900.0  # of both: links change, and an idle one is measured three times in this
 _UPPER = 0.8  # of the rates seen, the one to go by: other messages share the link now and then
 _CHANGE = 1.25
 _NEWS_S = 2.0
 _MOST_RATE = 1.25e9  # bytes/s: what arrives at once says nothing more
+
+_Kept = dict[str, deque[tuple[float, float]]]  # (when, what) by peer
 
 
 @dataclass(frozen=True)
@@ -45,7 +50,15 @@ class Profile:
         packed: bytes = msgpack.packb(asdict(self))
         return packed
 
+    @property
+    def visits_per_s(self) -> float:
+        """What the peer could do on its stage; 0 where it has not measured that."""
+        if not (self.forward_s and self.backward_s):
+            return 0.0
+        return 1 / (self.forward_s + self.backward_s + self.loss_s)
+
     @classmethod
+    @lru_cache(maxsize=256)  # all cards are read again and again, and few have changed
     def unpack(cls, raw: bytes) -> "Profile":
         """An empty one for what is none: a peer that measures nonsense harms its own routes."""
         try:
@@ -70,12 +83,18 @@ def visit_held(activation_bytes: int) -> int:
 
 
 class Measuring:
-    """Collects this peer's measurements. io thread only."""
+    """Collects this peer's measurements. io thread only.
 
-    def __init__(self, limit_bytes: int) -> None:
-        self._limit_bytes = limit_bytes
-        self._round_trips: dict[str, deque[float]] = {}
-        self._rates: dict[str, deque[float]] = {}
+    Args:
+        limit_bytes: what visits may hold here.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, limit_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._limit_bytes, self._clock = limit_bytes, clock
+        self._round_trips: _Kept = {}
+        self._rates: _Kept = {}
+        self._epochs: Mapping[str, int] = {}
         self._times: dict[str, float] = {}
         self._visit_bytes = 0
         self.gradient_norm = 0.0  # told along with the rest, and no news by itself
@@ -83,12 +102,28 @@ class Measuring:
 
     def round_trip(self, peer: str, seconds: float) -> None:
         """A small call and its answer."""
-        _remember(self._round_trips, peer, seconds)
+        self._remember(self._round_trips, peer, seconds)
 
     def sent(self, peer: str, size: int, seconds: float) -> None:
-        """So many bytes went to the peer, and it has said so; `seconds` has both ways in it."""
-        trip_s = min(self._round_trips.get(peer, (0.0,)))
-        _remember(self._rates, peer, min(_MOST_RATE, size / max(seconds - trip_s, 1e-9)))
+        """So many bytes went to the peer, and it has said so; `seconds` has both ways in it.
+
+        Nothing is learned of a rate before there is a round trip to take off.
+        """
+        if peer in self._round_trips:
+            trip_s = min(_values(self._round_trips[peer]))
+            rate = min(_MOST_RATE, size / max(seconds - trip_s, 1e-9))
+            self._remember(self._rates, peer, rate)
+
+    def measured_at(self, peer: str) -> float | None:
+        """When something was last sent there whose rate is known."""
+        return self._rates[peer][-1][0] if peer in self._rates else None
+
+    def present(self, epochs: Mapping[str, int]) -> None:
+        """Forgets who is gone or has started again, maybe elsewhere. Args: epochs: by peer."""
+        for peer in [peer for peer, epoch in self._epochs.items() if epochs.get(peer) != epoch]:
+            self._round_trips.pop(peer, None)
+            self._rates.pop(peer, None)
+        self._epochs = epochs
 
     def computed(self, what: str, seconds: float) -> None:
         """`what`: forward_s, backward_s or loss_s."""
@@ -110,8 +145,12 @@ class Measuring:
         if now_s < self._told_at + _NEWS_S:
             return None
         now = Profile(
-            latency_s={p: _rounded(min(trips) / 2) for p, trips in self._round_trips.items()},
-            rate_bytes_per_s={p: _rounded(_upper(rates)) for p, rates in self._rates.items()},
+            latency_s={
+                peer: _rounded(min(_values(trips)) / 2) for peer, trips in self._round_trips.items()
+            },
+            rate_bytes_per_s={
+                peer: _rounded(_upper(_values(rates))) for peer, rates in self._rates.items()
+            },
             **{what: _rounded(seconds) for what, seconds in self._times.items()},
             visit_bytes=self._visit_bytes,
             memory=self._memory,
@@ -121,6 +160,13 @@ class Measuring:
             return None
         self._told, self._told_at = now, now_s
         return now
+
+    def _remember(self, kept: _Kept, peer: str, value: float) -> None:
+        now_s = self._clock()
+        values = kept.setdefault(peer, deque(maxlen=_REMEMBERED))
+        values.append((now_s, value))
+        while values[0][0] < now_s - _OLD_S:
+            values.popleft()
 
 
 def _differs(told: Profile, now: Profile) -> bool:
@@ -134,12 +180,12 @@ def _differs(told: Profile, now: Profile) -> bool:
     return any(max(a, b) > _CHANGE * min(a, b) for a, b in pairs if max(a, b) > 0)
 
 
-def _remember(kept: dict[str, deque[float]], peer: str, value: float) -> None:
-    kept.setdefault(peer, deque(maxlen=_REMEMBERED)).append(value)
+def _values(kept: deque[tuple[float, float]]) -> list[float]:
+    return [value for _, value in kept]
 
 
-def _upper(values: deque[float]) -> float:
-    return sorted(values)[int(_UPPER * (len(values) - 1))]
+def _upper(values: Sequence[float]) -> float:
+    return sorted(values)[round(_UPPER * (len(values) - 1))]
 
 
 def _blend(before: float | None, now: float) -> float:

@@ -3,15 +3,14 @@
 The same measurements give the same table everywhere, and a table the same routes: those of `full`,
 `random` and `stochastic` at once, those of `skip` when a search is over. Nobody leads, and nobody
 waits: meanwhile an origin goes on with routes of its own choice, and so does one that has heard
-something else, for an iteration or two. That costs time and nothing else. Each visit says which
-routes it is on, so that peers which would not take them can ask for news.
+something else, for an iteration or two. That costs time and nothing else. Each visit names the
+table that its origin knew when the iteration began, so that peers which know another gossip with
+whoever sent it. An origin whose search is not over yet disagrees with nobody.
 """
 
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import xxhash
 
 from algorithms.skippipe.prediction import origins_in_turns
 from algorithms.skippipe.route import MAX_JUMP, Route, Rules
@@ -28,20 +27,17 @@ _EFFORT_S = 0.5  # of a search, which takes the train thread's time
 
 @dataclass(frozen=True)
 class _Planned:
-    """All origins' routes, with the table that they are on. Args: name: as visits announce it."""
+    """All origins' routes, with the table that they are on: an older one while a search runs."""
 
     table: Table
     routes: Sequence[Route]
-    name: int
 
 
 class Schedule:
     """This peer's routes. io thread only.
 
     Training does not wait for a search: until it has found routes for what was measured last, those
-    found before go on, or random ones where they would not be served any more. Both are announced
-    by another name than the table's: a search's routes by that of the table that they were found
-    for, drawn ones by `drawn_name`.
+    found before go on, or random ones where they would not be served any more.
     """
 
     def __init__(self, context: StageContext, offload: Offload) -> None:
@@ -63,7 +59,7 @@ class Schedule:
         return links_document(self._table, self._context.config) if self._table else None
 
     def routes(self, iteration: int) -> tuple[list[tuple[Hop, ...]], int]:
-        """(the route of each of this peer's microbatches behind stage 0, the name of the plan)."""
+        """(the route of each of this peer's microbatches behind stage 0, the name of the table)."""
         context, table = self._context, self._current()
         count = context.config.microbatches
         if table is None or context.me not in table.peers:
@@ -72,7 +68,7 @@ class Schedule:
         me = planned.table.peers.index(context.me)
         mine = [_hops(planned.table, route) for route in planned.routes if route.origin == me]
         assert len(mine) == count, "every origin begins as many microbatches"
-        return mine, planned.name
+        return mine, table.name
 
     async def close(self) -> None:
         if self._searching is not None:
@@ -94,11 +90,11 @@ class Schedule:
         if config.routing != "skip" or rules.stages == 1:
             routing = PRESETS[config.routing]
             routes = routing(table.pipeline, rules, origins, seed + iteration)
-            return _Planned(table, routes, table.name)
+            return _Planned(table, routes)
         # A few kinds of searched routes even out what does not divide.
         kind = -1 if rules.visited == rules.stages else iteration % (rules.stages - 1)
         before = self._found.get(kind)
-        if before is not None and before.name == table.name:
+        if before is not None and before.table.name == table.name:
             return before
         idle = self._searching is None or self._searching.done()
         if idle and self._failed.get(kind) != table.name:
@@ -107,7 +103,7 @@ class Schedule:
         if before is not None and _served_alike(before.table, table):
             return before
         drawn = random(table.pipeline, rules, origins, seed + iteration)
-        return _Planned(table, drawn, drawn_name(table.name))
+        return _Planned(table, drawn)
 
     async def _search(
         self, kind: int, table: Table, rules: Rules, origins: Sequence[int], seed: int
@@ -128,12 +124,7 @@ class Schedule:
             text = f"no routes were searched: {type(error).__name__}: {error}"
             self._context.log({"event": "warning", "text": text})
         else:
-            self._found[kind] = _Planned(table, found.routes, table.name)
-
-
-def drawn_name(table: int) -> int:
-    """Of routes that were drawn where a table of this name asks for searched ones."""
-    return xxhash.xxh3_64_intdigest(f"{table}/drawn".encode())
+            self._found[kind] = _Planned(table, found.routes)
 
 
 def _served_alike(before: Table, now: Table) -> bool:

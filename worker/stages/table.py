@@ -98,6 +98,16 @@ def links_of(peers: Sequence[str], profiles: Sequence[Profile]) -> Links:
     )
 
 
+def measured_share(table: Table) -> float:
+    """Of the pairs of peers, how many know their latency, and a rate one way at least."""
+    if len(table.peers) < 2:
+        return 0.0
+    rate = _told_rate(table.peers, table.profiles)
+    known = ~np.isnan(_told_latency_s(table.peers, table.profiles) + np.fmax(rate, rate.T))
+    np.fill_diagonal(known, False)
+    return float(known.sum()) / (known.size - len(known))
+
+
 def links_document(table: Table, config: StagesConfig) -> dict[str, object]:
     """What `murmur plan --links` reads: plain values, None for what nobody has measured."""
     peers, profiles = table.peers, table.profiles
@@ -118,11 +128,8 @@ def links_document(table: Table, config: StagesConfig) -> dict[str, object]:
 
 def _told_latency_s(peers: Sequence[str], profiles: Sequence[Profile]) -> Floats:
     """(P, P), NaN where nothing is told. Both ends measure, and the shorter time is the link's."""
-    latency_s = np.full((len(peers), len(peers)), math.nan)
-    for i, sender in enumerate(peers):
-        for j, receiver in enumerate(peers):
-            there_s = profiles[i].latency_s.get(receiver, math.nan)
-            latency_s[i, j] = np.fmin(there_s, profiles[j].latency_s.get(sender, math.nan))
+    told = np.array([[p.latency_s.get(peer, math.nan) for peer in peers] for p in profiles])
+    latency_s: Floats = np.fmin(told, told.T)
     np.fill_diagonal(latency_s, math.nan)
     return latency_s
 

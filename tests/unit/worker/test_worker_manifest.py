@@ -58,6 +58,7 @@ ALL_LEAVES = list(leaves(manifest("task.model=tiny").agreed))
 def test_it_holds_the_run_wide_settings_and_every_tensor() -> None:
     document = manifest().document
     assert document["protocol"] == PROTOCOL
+    assert manifest().elements == 3 * 4 + 256 * 3 + 1
     assert document["tensors"] == {"model.layers.0.w": [3, 4], "embed": [256, 3], "s": []}
     sections = {"run", "task", "inner", "stages", "diloco"}
     assert set(document) == {"protocol", *sections, "tensors", "advice"}

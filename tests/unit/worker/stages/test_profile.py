@@ -72,6 +72,65 @@ def test_small_changes_are_no_news() -> None:
     assert news.forward_s == 1.5
 
 
+class Clock:
+    """Says what time it is made to be."""
+
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def rates(measuring: Measuring, now_s: float) -> dict[str, float]:
+    news = measuring.news(now_s)
+    assert news is not None
+    return dict(news.rate_bytes_per_s)
+
+
+def test_what_is_sent_before_any_round_trip_tells_no_rate() -> None:
+    """Most of the second may be the way there and back."""
+    measuring = Measuring(1000, Clock())
+    measuring.sent("b", 1_000_000, 1.0)
+    assert measuring.measured_at("b") is None
+    assert measuring.news(0.0) is None
+    measuring.round_trip("b", 0.9)
+    measuring.sent("b", 1_000_000, 1.0)
+    assert measuring.measured_at("b") == 0.0
+    assert rates(measuring, 0.0)["b"] == 1e7
+
+
+def test_of_a_few_rates_the_best_counts_until_it_is_old() -> None:
+    """A probe that shared the link with others is no news; a link that has become slow is."""
+    clock = Clock()
+    measuring = Measuring(1000, clock)
+    for clock.now_s, seconds in ((0.0, 1.1), (300.0, 2.1), (600.0, 2.1)):
+        measuring.round_trip("b", 0.1)
+        measuring.sent("b", 1_000_000, seconds)
+    assert rates(measuring, 600.0)["b"] == 1e6
+    assert measuring.measured_at("b") == 600.0
+    clock.now_s = 901.0
+    measuring.sent("b", 1_000_000, 2.1)
+    assert rates(measuring, 901.0)["b"] == 5e5
+
+
+def test_who_is_gone_or_has_started_again_is_not_remembered() -> None:
+    measuring = Measuring(1000, Clock())
+    measuring.present({"b": 1, "c": 1, "d": 1})
+    for peer in "bcd":
+        measuring.round_trip(peer, 0.1)
+        measuring.sent(peer, 1000, 0.2)
+    measuring.present({"b": 1, "c": 2})
+    news = measuring.news(0.0)
+    assert news is not None
+    assert news.latency_s.keys() == news.rate_bytes_per_s.keys() == {"b"}
+    assert measuring.measured_at("c") is None
+
+
+def test_visits_per_second_are_known_once_both_ways_are_measured() -> None:
+    assert FULL.visits_per_s == pytest.approx(1 / 0.075)
+    assert Profile(forward_s=0.02).visits_per_s == 0.0
+
+
 def test_a_rate_is_among_the_best_and_without_the_way_of_the_answer() -> None:
     measuring = Measuring(1000)
     measuring.round_trip("b", 0.5)

@@ -13,7 +13,7 @@ from worker.errors import UsageError
 from worker.membership import Health, Phase
 from worker.stages import StagesConfig
 from worker.stages.profile import Profile
-from worker.stages.table import links_document, links_of, table_name, table_of
+from worker.stages.table import links_document, links_of, measured_share, table_name, table_of
 
 CONFIG = StagesConfig(count=2, skip=0.0, microbatches=3)
 
@@ -67,6 +67,21 @@ def test_a_links_latency_is_the_shorter_that_was_told_and_its_rate_the_senders()
     assert links.latency_s[0, 1] == links.latency_s[1, 0] == 0.01
     assert links.rate_bytes_per_s[0, 1] == 1e6
     assert links.rate_bytes_per_s[1, 0] == 5e6
+
+
+def test_a_link_counts_as_measured_with_a_latency_and_a_rate_one_way() -> None:
+    cards = cards_of(0, 1, 1)
+    profiles = {
+        0: Profile(latency_s={"p1": 0.1, "p2": 0.1}, rate_bytes_per_s={"p2": 1e6}),
+        1: Profile(rate_bytes_per_s={"p0": 1e6, "p2": 1e6}),
+    }
+    for told, expected in (([], 0.0), ([0], 1 / 3), ([0, 1], 2 / 3)):
+        table = table_of([telling(c, profiles[n]) if n in told else c for n, c in enumerate(cards)])
+        assert table is not None
+        assert measured_share(table) == pytest.approx(expected)
+    alone = table_of(cards_of(0))
+    assert alone is not None
+    assert measured_share(alone) == 0.0
 
 
 def test_a_document_has_what_was_told_and_null_for_the_rest(tmp_path: Path) -> None:
