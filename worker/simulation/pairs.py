@@ -1,7 +1,8 @@
 """A peer's rounds in pairs or small groups: what `worker.exchange.pairs` does around `Meeting`.
 
 The stream to the next partner is opened when a round is over, and the anchor goes ahead on it
-while the peers compute; the pseudo-gradient follows when it is due.
+while the peers compute; the contribution follows when it is due. Who has all anchors before that
+goes on from their mean; inner steps are one jump here, so it counts from the first of them.
 """
 
 import math
@@ -19,7 +20,7 @@ from worker.rounds.repair import step_of_the_others
 from worker.simulation.network import Stream
 from worker.simulation.peer import Account, Peer
 from worker.simulation.swarm import Group, Swarm
-from worker.simulation.table import ANCHOR, GRADIENT, Table
+from worker.simulation.table import ANCHOR, CONTRIBUTION, Table
 from worker.simulation.task import Quadratic
 
 _PART_S = 1.0
@@ -40,10 +41,10 @@ class PairPeer(Peer):
         super().__init__(swarm, number, task, account)
         self._peers, self.round = peers, 0
         scenario, plan = swarm.scenario, PRESETS["noloco"]
-        self._outer = plan.group_update()
+        self._outer, self._start = plan.group_update(), self.anchor
         self._sizes = {
             ANCHOR: codec_by_name(plan.anchor_codec).encoded_bytes(scenario.params),
-            GRADIENT: codec_by_name(scenario.codec).encoded_bytes(scenario.params),
+            CONTRIBUTION: codec_by_name(scenario.codec).encoded_bytes(scenario.params),
         }
         self._tables: dict[int, Table] = {}
         self._seats: dict[int, Table] = {}  # by stream
@@ -73,8 +74,8 @@ class PairPeer(Peer):
         table = self._tables.get(self.round)
         if table is None or table.group != self.swarm.group(self.number, self.round):
             table = self._lay(self.round)
-        contribution = self._outer.contribution(self.anchor - self.local, self.momentum)
-        table.values[self.me] = (contribution, self.anchor)
+        g = self._start - self.local
+        table.contributions[self.me] = self._outer.contribution(g, self.momentum)
         table.meeting = Meeting(
             self.me,
             table.group,
@@ -87,21 +88,11 @@ class PairPeer(Peer):
         )
         self._look_at(table.meeting.patience_until, table)
         self.at(table.meeting.deadline, lambda: self._watch(table))
-        self._tell_what_was_before(table)
+        for event in table.seen(self._sizes):  # before the round had begun here
+            self._step(table, event)
         self._step(table, machine.Tick())
         self._say_all(table)
         self._wake()
-
-    def _tell_what_was_before(self, table: Table) -> None:
-        """The machine has not seen what has happened before the round had begun here."""
-        for name in table.group:
-            number = int(name[1:])
-            if number in table.met:
-                self._step(table, machine.Met(name))
-            if self._received(table, number):
-                self._step(table, machine.Received(name))
-            if number in table.declined:
-                self._step(table, machine.Declined(name, table.declined[number]))
 
     def _catch_up(self) -> None:
         """Where most have gone on without this peer, it goes on where they are."""
@@ -125,13 +116,14 @@ class PairPeer(Peer):
         self.account.rounds += 1
         if reason:
             self.account.failed(reason)
+            self.local, self._start = self.local - self._start + self.anchor, self.anchor
         else:
-            mean = mean_in_order(table.values[peer][0] for peer in table.group)
-            mean_anchor = mean_in_order(table.values[peer][1] for peer in table.group)
+            mean = mean_in_order(table.contributions[peer] for peer in table.group)
+            mean_anchor = mean_in_order(table.anchors[peer] for peer in table.group)
             self.anchor, self.momentum = self._outer.step(
                 self.anchor, self.momentum, mean, mean_anchor
             )
-            self.local = self.anchor.clone()
+            self.local, self._start = self.anchor.clone(), self.anchor
             if len(table.group) > 1:
                 self.account.syncs_s.append(waited_s)
                 self.account.applied[table.round, table.group] += 1
@@ -212,6 +204,7 @@ class PairPeer(Peer):
         if (earlier := self._tables.get(round_)) is not None:
             self._leave(earlier)
         table = Table(round_, self.swarm.group(self.number, round_))
+        table.anchors[self.me] = self.anchor
         self._tables[round_] = table
         for peer in table.group:
             if peer > self.me:
@@ -338,10 +331,10 @@ class PairPeer(Peer):
                 stream.send(self.number, lambda: partner.refused(stream, reason))
             return
         if ANCHOR not in said:
-            self._send_part(stream, partner, ANCHOR, None)
-        if self.me in table.values and GRADIENT not in said:
+            self._send_part(stream, partner, ANCHOR, table.anchors[self.me])
+        if self.me in table.contributions and CONTRIBUTION not in said:
             stream.send(self.number, lambda: partner.met(stream))
-            self._send_part(stream, partner, GRADIENT, table.values[self.me])
+            self._send_part(stream, partner, CONTRIBUTION, table.contributions[self.me])
         if table.complete and "staged" not in said:
             said.add("staged")
             stream.send(self.number, lambda: partner.heard_staged(stream))
@@ -349,9 +342,7 @@ class PairPeer(Peer):
             self._rise(table, stream)
             stream.send(self.number, lambda: partner.closed(stream))
 
-    def _send_part(
-        self, stream: Stream, partner: "PairPeer", part: str, values: tuple[Tensor, Tensor] | None
-    ) -> None:
+    def _send_part(self, stream: Stream, partner: "PairPeer", part: str, values: Tensor) -> None:
         stream.said[self.number].add(part)
         key, size = (self.number, part), self._sizes[part]
         theirs = partner._seats[stream.number]
@@ -367,18 +358,30 @@ class PairPeer(Peer):
             keep,
         )
 
-    def took(self, stream: Stream, part: str, values: tuple[Tensor, Tensor] | None) -> None:
+    def took(self, stream: Stream, part: str, values: Tensor) -> None:
         """A part of the partner's is here, all of it."""
         if (table := self._seats.get(stream.number)) is None:
             return
         other = stream.other(self.number)
         name = self.swarm.names[other]
         table.held[other, part] = self._sizes[part]
-        if values is not None:
-            table.values[name] = values
+        if part == ANCHOR:
+            table.anchors[name] = values
+            self._start_from_group(table)
+        else:
+            table.contributions[name] = values
         self._heard(table, other)
-        if self._received(table, other):
+        if table.received(other, self._sizes):
             self._step(table, machine.Received(name))
+
+    def _start_from_group(self, table: Table) -> None:
+        """A head start, where all anchors of the next round are here before it."""
+        early = table.meeting is None and table.round == self.round and not table.left
+        if not early or self._start is not self.anchor or len(table.anchors) < len(table.group):
+            return
+        start = self._outer.head_start(mean_in_order(table.anchors[peer] for peer in table.group))
+        if start is not None:
+            self.local, self._start = self.local - self.anchor + start, start
 
     def met(self, stream: Stream) -> None:
         """The partner has come to the round: its pseudo-gradient is on its way."""
@@ -395,6 +398,3 @@ class PairPeer(Peer):
         self._step(table, machine.PartnerStaged(self.swarm.names[stream.other(self.number)]))
         if stream.number in self._seats:
             self._say(table, stream)
-
-    def _received(self, table: Table, other: int) -> bool:
-        return all(table.held.get((other, part), 0.0) >= self._sizes[part] for part in self._sizes)

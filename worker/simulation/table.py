@@ -1,14 +1,16 @@
 """What a small group has put on the table in a simulated round."""
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from worker.rounds import Meeting
+from worker.rounds import meeting as machine
 from worker.simulation.network import Stream
 from worker.simulation.swarm import Group
 
-ANCHOR, GRADIENT = "anchor", "gradient"
+ANCHOR, CONTRIBUTION = "anchor", "contribution"
 
 
 @dataclass(eq=False)
@@ -18,8 +20,9 @@ class Table:
     Args:
         failed: why.
         complete: everything is here.
-        met: partners whose pseudo-gradient is on its way, or here.
+        met: partners whose contribution is on its way, or here.
         held: by partner and part, bytes that are here.
+        anchors, contributions: by peer, this one's included, what is here.
         declined: partners that have given the round up, and why.
     """
 
@@ -32,10 +35,26 @@ class Table:
     left: bool = False
     met: set[int] = field(default_factory=set)
     held: dict[tuple[int, str], float] = field(default_factory=dict)
-    values: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    anchors: dict[str, Tensor] = field(default_factory=dict)
+    contributions: dict[str, Tensor] = field(default_factory=dict)
     declined: dict[int, str] = field(default_factory=dict)
     streams: dict[int, Stream] = field(default_factory=dict)
 
     @property
     def ended(self) -> bool:
         return self.succeeded or bool(self.failed)
+
+    def received(self, partner: int, sizes: Mapping[str, int]) -> bool:
+        """Whether all of the partner's parts are here, which are of so many bytes."""
+        return all(self.held.get((partner, part), 0.0) >= size for part, size in sizes.items())
+
+    def seen(self, sizes: Mapping[str, int]) -> Iterator[machine.Event]:
+        """What has happened so far, of which the machine has seen nothing."""
+        for name in self.group:
+            number = int(name[1:])
+            if number in self.met:
+                yield machine.Met(name)
+            if self.received(number, sizes):
+                yield machine.Received(name)
+            if number in self.declined:
+                yield machine.Declined(name, self.declined[number])

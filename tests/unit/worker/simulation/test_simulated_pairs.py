@@ -113,10 +113,10 @@ def test_a_group_applies_the_same_means_and_every_peer_once(
 
     def watched(self: pairs.PairPeer, table: pairs.Table, reason: str) -> None:
         if not reason:
-            assert set(table.values) == set(table.group)
-            for peer, values in table.values.items():
-                kept = applied.setdefault((table.round, table.group), [])
-                kept += [values] if peer == table.group[0] else []
+            assert set(table.contributions) == set(table.anchors) == set(table.group)
+            first = table.group[0]
+            kept = applied.setdefault((table.round, table.group), [])
+            kept.append((table.contributions[first], table.anchors[first]))
             times[self.me, table.round] += 1
         end(self, table, reason)
 
