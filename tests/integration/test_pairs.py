@@ -36,7 +36,7 @@ def test_four_workers_in_pairs_equal_the_reference(
     consensus = "diloco__consensus" not in extra
     assert {event["contributors"] for event in rounds} == ({2, 4} if consensus else {2})
     hashes = {peer: Hashes.of(result) for peer, result in results.items()}
-    assert len(set(hashes.values())) == (1 if consensus else 4)
+    assert len(set(hashes.values())) == (1 if consensus else 2)  # who met last hold the same
     config = load_config(None, settings[1::2], preset)
     assert (len(head_starts) > 0) == config.plan.shared_momentum
     assert hashes == reference_hashes(config, swarm.names, head_starts)
