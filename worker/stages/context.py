@@ -19,7 +19,7 @@ class StageCounts:
     skipped: int = 0  # sent on past a stage without a replica
     dropped: int = 0  # microbatches lost: begun here, or had straight from an origin that is gone
     lost: int = 0  # visits that came back here, and died with the replica that had counted them
-    other_schedules: int = 0  # senders of visits planned with other measurements, by iteration
+    other_schedules: int = 0  # origins of visits planned with other measurements, by iteration
     discarded: int = 0  # iterations whose visits could not be vouched for
 
 

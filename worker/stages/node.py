@@ -105,6 +105,7 @@ class StageNode:
     def tick(self) -> None:
         """Looks whether the iteration is over, and whether there is something to tell."""
         context, counting = self.context, self.counting
+        self.schedule.look()
         if counting.iteration > counting.ended:
             origins = [card for card in context.cards() if card.stage == 0]
             if context.stage == 0:

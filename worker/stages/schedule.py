@@ -5,7 +5,8 @@ The same measurements give the same table everywhere, and a table the same route
 waits: meanwhile an origin goes on with routes of its own choice, and so does one that has heard
 something else, for an iteration or two. That costs time and nothing else. Each visit names the
 table that its origin knew when the iteration began, so that peers which know another gossip with
-whoever sent it. An origin whose search is not over yet disagrees with nobody.
+that origin. One whose search is not over yet disagrees with nobody, and neither does one whose
+table was this peer's a moment ago: figures change while visits are under way.
 """
 
 import asyncio
@@ -17,12 +18,15 @@ from algorithms.skippipe.route import MAX_JUMP, Route, Rules
 from algorithms.skippipe.routing import PRESETS, random
 from algorithms.skippipe.search import search_routes
 from worker.exchange import Offload
+from worker.membership import Card
 from worker.stages.config import StagesConfig
 from worker.stages.context import StageContext, serves
 from worker.stages.table import Table, links_document, table_name, table_of
 from worker.stages.visit import Hop
 
 _EFFORT_S = 0.5  # of a search, which takes the train thread's time
+_LAG_S = 10.0  # that visits may still name the table before
+_MOST_BEFORE = 256  # tables in that time
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,9 @@ class Schedule:
 
     def __init__(self, context: StageContext, offload: Offload) -> None:
         self._context, self._offload = context, offload
-        self._told: tuple[tuple[str, int, int, bytes], ...] = ()
+        self._told: tuple[tuple[str, int, int, bytes], ...] | None = None
+        self._name = 0
+        self._replaced: dict[int, float] = {}  # when, by the name of the table; the latest last
         self._table: Table | None = None
         self._found: dict[int, _Planned] = {}
         self._failed: dict[int, int] = {}  # the table that no routes were found for, by kind
@@ -51,7 +57,28 @@ class Schedule:
     @property
     def name(self) -> int:
         """Of the measurements that this peer would plan with now."""
-        return table_name(self._context.cards())
+        self.look()
+        return self._name
+
+    def look(self) -> None:
+        """Takes what has been told since the last look."""
+        cards = _serving(self._context.cards())
+        told = tuple((card.peer, card.epoch, card.stage, card.profile) for card in cards)
+        if told == self._told:
+            return
+        if self._told is not None:
+            self._replaced.pop(self._name, None)
+            self._replaced[self._name] = self._context.clock()
+        if len(self._replaced) > _MOST_BEFORE:
+            del self._replaced[next(iter(self._replaced))]
+        self._told, self._name = told, table_name(cards)
+
+    def knows(self, name: int) -> bool:
+        """Whether this peer would plan with the table of that name, or would have a moment ago."""
+        if name == self.name:
+            return True
+        replaced_s = self._replaced.get(name)
+        return replaced_s is not None and self._context.clock() - replaced_s <= _LAG_S
 
     @property
     def document(self) -> dict[str, object] | None:
@@ -77,10 +104,9 @@ class Schedule:
 
     def _current(self) -> Table | None:
         """What was told last; None while no replica of stage 0 is there."""
-        cards = [card for card in self._context.cards() if serves(card)]
-        told = tuple((card.peer, card.epoch, card.stage, card.profile) for card in cards)
-        if told != self._told or self._table is None:
-            self._told, self._table = told, table_of(cards)
+        name = self.name
+        if self._table is None or self._table.name != name:
+            self._table = table_of(_serving(self._context.cards()))
         return self._table
 
     def _planned(self, table: Table, iteration: int) -> _Planned:
@@ -125,6 +151,10 @@ class Schedule:
             self._context.log({"event": "warning", "text": text})
         else:
             self._found[kind] = _Planned(table, found.routes)
+
+
+def _serving(cards: Sequence[Card]) -> list[Card]:
+    return [card for card in cards if serves(card)]
 
 
 def _served_alike(before: Table, now: Table) -> bool:

@@ -32,7 +32,7 @@ class Serving:
 
     Args:
         onward: sends a visit to the next stage.
-        schedule: what this peer plans with; a sender that plans otherwise is talked to at once.
+        schedule: what this peer plans with; an origin that plans otherwise is talked to at once.
     """
 
     def __init__(
@@ -118,11 +118,14 @@ class Serving:
         self._orphaned = orphaned
 
     def _compare_schedules(self, visit: Visit) -> None:
-        """Gossips with a sender that plans with other measurements, once an iteration."""
-        if visit.schedule != self._schedule.name and visit.sender not in self._told_otherwise:
-            self._told_otherwise.add(visit.sender)
+        """Gossips with an origin that plans with other measurements, once an iteration."""
+        origin = visit.key.origin
+        if origin == self._context.me or origin in self._told_otherwise:
+            return
+        if not self._schedule.knows(visit.schedule):
+            self._told_otherwise.add(origin)
             self._context.counts.other_schedules += 1
-            self._context.doubt(visit.sender)
+            self._context.doubt(origin)
 
     async def _back(self, visit: Visit, header: pb.VisitHeader, stream: Stream) -> Back:
         place = (visit.key, visit.stage)

@@ -49,6 +49,7 @@ class Peer:
     def __init__(self, cards: list[Card], name: str = "p0") -> None:
         self.cards, self.searches = cards, Searches()
         self.events: list[dict[str, object]] = []
+        self.now = 0.0
         self.context = StageContext(
             me=name,
             run=1,
@@ -59,7 +60,7 @@ class Peer:
             transport=MemoryTransport(MemoryNetwork(), name),
             cards=lambda: self.cards,
             doubt=lambda peer: None,
-            clock=lambda: 0.0,
+            clock=lambda: self.now,
             log=self.events.append,
         )
         self.schedule = Schedule(self.context, self.searches)
@@ -127,6 +128,47 @@ def test_who_has_heard_other_measurements_names_them() -> None:
         await second.schedule.close()
 
     run(scenario())
+
+
+def test_tables_that_were_held_are_known_for_a_while_and_then_no_longer() -> None:
+    peer = Peer(measured(0.1))
+    names = {seconds: table_name(measured(seconds)) for seconds in (0.1, 0.2, 0.3)}
+
+    def known() -> set[float]:
+        return {seconds for seconds, name in names.items() if peer.schedule.knows(name)}
+
+    assert known() == {0.1}
+    peer.now = 100.0  # however long it was held
+    peer.cards = measured(0.2)
+    assert known() == {0.1, 0.2}
+    peer.now = 109.0
+    peer.cards = measured(0.3)
+    assert known() == {0.1, 0.2, 0.3}
+    peer.now = 112.0
+    assert known() == {0.2, 0.3}
+    peer.cards = measured(0.1)  # again
+    assert known() == {0.1, 0.2, 0.3}
+    peer.now = 130.0
+    assert known() == {0.1}
+
+
+def test_what_was_held_between_two_visits_is_known() -> None:
+    peer, between = Peer(measured(0.1)), table_name(measured(0.2))
+    for seconds in (0.1, 0.2, 0.3):
+        peer.cards = measured(seconds)
+        peer.schedule.look()
+    assert peer.schedule.knows(between)
+
+
+def test_the_tables_that_are_known_are_bounded() -> None:
+    peer = Peer([])
+    names = []
+    for n in range(1, 400):
+        peer.cards = measured(float(n))
+        names.append(peer.schedule.name)
+    known = [peer.schedule.knows(name) for name in names]
+    assert sum(known) == 257  # with the one that is held
+    assert known == sorted(known)  # the oldest are forgotten
 
 
 def test_origins_whose_searches_are_over_are_on_the_routes_of_one_plan() -> None:
