@@ -234,7 +234,6 @@ PRESETS: dict[str, Plan] = {
         inner_steps=_STREAMING.inner_steps,
         fragments=_STREAMING.fragments,
         overlap_steps=_STREAMING.overlap_steps,
-        merge_alpha=_STREAMING.merge_alpha,
         codec=_STREAMING.codec,
         anchor_codec="bf16",
     ),
