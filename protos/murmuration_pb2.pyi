@@ -683,12 +683,17 @@ Global___FinishedRequest: _TypeAlias = FinishedRequest  # noqa: Y015
 class FinishedReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    OVER_FIELD_NUMBER: _builtins.int
+    over: _builtins.bool
+    """so is the iteration here: what was counted in it is in a sum that is complete"""
     def __init__(
         self,
+        *,
+        over: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["over", b"over"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

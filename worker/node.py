@@ -227,7 +227,7 @@ class Node:
             case "Control/Measure":
                 return pb.MeasureReply().SerializeToString()
             case "Control/Finished" if self._stages is not None:
-                return self._stages.on_finished(request)
+                return await self._stages.on_finished(request)
             case _:
                 raise wire.WireError(f"no method {method}")
 

@@ -271,7 +271,6 @@ class StageSwarm(Swarm):
         for origin in self.of_stage(0):
             if origin.killed:
                 self._assert_orphans_told(origin)
-                continue
             for told in origin.replica.iterations:
                 dropped = {
                     event["microbatch"]
@@ -296,9 +295,14 @@ class StageSwarm(Swarm):
             if told.iteration == iteration
         )
         gone = all(p.killed and p.trainer.step < iteration for p in replicas)
+        # A killed origin had no time to learn that a replica was gone; only that it was silent.
+        words = ("lost", "unconfirmed") if self[origin].killed else ("lost",)
+        ended = {p.name for p in replicas if iteration in _ended(p)}
         died = {
             microbatch
-            for event in self[origin].of_kind("lost")
+            for word in words
+            for event in self[origin].of_kind(word)
+            if word == "lost" or event["replica"] not in ended
             if event["iteration"] == iteration and event["replica"] in {p.name for p in replicas}
             for microbatch in numbers_in(event)
         }
@@ -369,6 +373,11 @@ class StageSwarm(Swarm):
             for n in range(self.problem.microbatches)
         }
         return [known[number] for number in numbers]
+
+
+def _ended(peer: Peer) -> set[int]:
+    """The iterations whose gradient a peer had."""
+    return {told.iteration for told in peer.replica.iterations}
 
 
 def numbers_in(event: Mapping[str, object]) -> list[int]:

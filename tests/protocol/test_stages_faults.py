@@ -91,24 +91,6 @@ def test_gradients_that_died_with_a_replica_are_no_ones() -> None:
     run(scenario())
 
 
-def test_visits_that_came_back_and_died_with_their_replica_are_told() -> None:
-    """1a is killed when its answer has left: that visit is done for the origin, and in no sum."""
-
-    async def scenario() -> None:
-        async with StageSwarm(problem_of(6)) as swarm:
-            await swarm.start_all(2)
-            await swarm.until(lambda: swarm["0a"].replica.jobs[Job.LEAVE, 3, 0] > 0, 60)
-            swarm.kill("1a")
-            await swarm.finished()
-            swarm.assert_accounted()
-            (event,) = swarm["0a"].of_kind("lost")
-            assert (event["iteration"], event["replica"]) == (3, "1a")
-            assert swarm.total("lost") == len(numbers_in(event)) > 0
-            assert (swarm.total("dropped"), swarm.total("discarded")) == (0, 0)
-
-    run(scenario())
-
-
 def test_a_microbatch_lost_after_its_loss_is_in_no_gradient() -> None:
     """The only other stage dies when it has the gradient of the loss: stage 0 has nothing of that
     microbatch in its sum, of final norm and head neither."""

@@ -96,7 +96,7 @@ class Accounts:
         orphaned = sum(len(event["microbatches"]) for _, event in orphans)
         origins = {name: event for name, event in ends if self.stages[name] == 0}
         counted = sum(event["visits"] for event in origins.values())
-        lost = self._at("lost", number)
+        lost = self._lost(number)
         skipped = {
             (e["stage"], e["origin"], e["microbatch"])
             for _, e in self._at("rerouted", number)
@@ -143,6 +143,17 @@ class Accounts:
 
     def _at(self, kind: str, iteration: int) -> list[tuple[str, Event]]:
         return [(n, e) for n, e in self.of_kind(kind) if e["iteration"] == iteration]
+
+    def _lost(self, number: int) -> list[tuple[str, Event]]:
+        """Visits that died with a replica. An origin that was killed before that was known has said
+        only that the replica was silent; which has not ended the iteration."""
+        lost = self._at("lost", number)
+        known = {(name, event["replica"]) for name, event in lost}
+        return lost + [
+            (name, event)
+            for name, event in self._at("unconfirmed", number)
+            if (name, event["replica"]) not in known and number not in self.ended(event["replica"])
+        ]
 
     def _replicas(self, stage: int) -> set[str]:
         return {name for name, its in self.stages.items() if its == stage}

@@ -47,6 +47,10 @@ class Counting:
         self._began = {key: began for key, began in self._began.items() if key[0] >= iteration}
         self._told = {key: told for key, told in self._told.items() if key[0] >= iteration}
 
+    def is_over(self, iteration: int) -> bool:
+        """Whether this peer's sum of an iteration is complete, or it is at a later one."""
+        return self.iteration > iteration or self.ended >= iteration
+
     @property
     def orphaned(self) -> int:
         """The microbatches that are lost with their origins, of those that these had sent here."""

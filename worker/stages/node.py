@@ -11,9 +11,10 @@ from worker.membership import Card, Phase
 from worker.stages.context import StageContext
 from worker.stages.counting import Counting
 from worker.stages.desk import Desk
+from worker.stages.lastword import Listener
 from worker.stages.moving import Moving
 from worker.stages.onward import Onward
-from worker.stages.origin import Origin, on_finished
+from worker.stages.origin import Origin
 from worker.stages.placing import StageExchange
 from worker.stages.probing import PROBE_BYTES, Probing
 from worker.stages.profile import Measuring
@@ -62,6 +63,7 @@ class StageNode:
         self._origin = Origin(
             context, self._desk, self.room, self.counting, self._onward, self.schedule
         )
+        self._listener = Listener(context.run, self.counting, self.tick)
         self._ends = False
         self._moving = Moving(context.me, context.config.count, exchange)
         self._unserved = Unserved(context.config.count)
@@ -76,15 +78,14 @@ class StageNode:
         """Answers `Data/Visit`."""
         await self._serving.serve(stream)
 
-    def on_finished(self, request: bytes) -> bytes:
+    async def on_finished(self, request: bytes) -> bytes:
         """Answers `Control/Finished`."""
-        answer = on_finished(request, self.context.run, self.counting)
-        self.tick()
-        return answer
+        return await self._listener.answer(request)
 
     async def iterating(self, message: Iterating) -> None:
         """The train thread has begun an iteration."""
         self.counting.begin(message.iteration)
+        self._listener.turned()
         self.measuring.gradient_norm = message.gradient_norm
         await self._serving.begin(message.iteration)
         if self.context.stage == 0:
@@ -112,6 +113,7 @@ class StageNode:
                 origins = [card for card in origins if card.peer == context.me]
             if over := counting.over(origins, context.clock()):
                 self._serving.over(over.iteration)
+                self._listener.turned()
                 if over.discard:
                     context.counts.discarded += 1
                     context.log({"event": "discarded", "iteration": over.iteration})

@@ -3,22 +3,19 @@
 import asyncio
 from collections import defaultdict
 
-from protos import murmuration_pb2 as pb
-from worker import wire
 from worker.exchange.context import Tasks
 from worker.mailbox import Job
 from worker.stages.context import StageContext, serves
 from worker.stages.counting import Counting
 from worker.stages.desk import Desk, given
 from worker.stages.errors import Dropped
+from worker.stages.lastword import Teller
 from worker.stages.onward import Onward
 from worker.stages.profile import visit_held
 from worker.stages.room import Room
 from worker.stages.schedule import Schedule
 from worker.stages.visit import Hop, Key, Visit
-from worker.transport import TransportError
 
-_TELL_S = 2.0
 _AGAIN_S = 0.25
 
 
@@ -38,6 +35,7 @@ class Origin:
         self._counting, self._onward, self._schedule = counting, onward, schedule
         self._held_bytes = 0  # by a microbatch in flight, as the last one has shown
         self._shown = asyncio.Event()  # the first one has
+        self._teller = Teller(context)
         self._tasks = Tasks()
         self._iterating: asyncio.Task[None] | None = None
 
@@ -63,7 +61,7 @@ class Origin:
                 counted[peer].append(microbatch)
         others = [card.peer for card in self._context.cards() if card.live and card.stage > 0]
         for peer in dict.fromkeys((*others, *counted)):
-            self._tasks.spawn(self._tell(peer, iteration, counted.get(peer, [])))
+            self._tasks.spawn(self._teller.tell(peer, iteration, counted.get(peer, [])))
         for microbatch, path in enumerate(paths):
             if path is not None:
                 self._counting.counted(iteration, self._context.me, microbatch)
@@ -115,30 +113,3 @@ class Origin:
             self._room.give(size)
         self._context.counts.visits += 1
         return back.path
-
-    async def _tell(self, peer: str, iteration: int, counted: list[int]) -> None:
-        """Until the peer has it, or is gone; and what it had counted is, if amid the iteration."""
-        context = self._context
-        request = pb.FinishedRequest(
-            run=context.run, origin=context.me, iteration=iteration, counted=counted
-        ).SerializeToString()
-        while (card := context.card(peer)) is not None and card.live:
-            try:
-                await context.transport.call(card.address, "Control/Finished", request, _TELL_S)
-                return
-            except TransportError:
-                context.doubt(peer)
-                await asyncio.sleep(_AGAIN_S)
-        if counted and (card is None or card.step < iteration):
-            context.counts.lost += len(counted)
-            context.log(
-                {"event": "lost", "iteration": iteration, "replica": peer, "microbatches": counted}
-            )
-
-
-def on_finished(request: bytes, run: int, counting: Counting) -> bytes:
-    """Takes an origin's last word. Raises WireError."""
-    finished = wire.parse(pb.FinishedRequest, request)
-    if finished.run == run:
-        counting.finished(finished.iteration, finished.origin, finished.counted)
-    return pb.FinishedReply().SerializeToString()

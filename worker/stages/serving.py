@@ -187,9 +187,8 @@ class Serving:
         self._refuse_late(visit)
 
     def _refuse_late(self, visit: Visit) -> None:
-        iteration, counting = visit.key.iteration, self._counting
-        if counting.iteration > iteration or counting.ended >= iteration:
-            raise Elsewhere(f"iteration {iteration} is over here")
+        if self._counting.is_over(visit.key.iteration):
+            raise Elsewhere(f"iteration {visit.key.iteration} is over here")
 
     @staticmethod
     async def _arrived(header: pb.VisitHeader, stream: Stream) -> memoryview:
