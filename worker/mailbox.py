@@ -137,11 +137,11 @@ class RoundFailed:
 
 @dataclass(frozen=True)
 class Ahead:
-    """All anchors of the group of a fragment's next round are here, ahead of it; their mean."""
+    """The mean anchor of the group of a fragment's next round; None if it does not come in time."""
 
     fragment: int
     round: int
-    mean_anchor: Tensor
+    mean_anchor: Tensor | None
 
 
 @dataclass(frozen=True)

@@ -81,6 +81,18 @@ class OuterRounds:
         if self._schedule.applies_at_once(loop.step):
             for slot in self._turns.waiting():
                 self._apply(loop, slot)
+                self._await_anchors(loop, slot)
+
+    def _await_anchors(self, loop: Loop, slot: Slot) -> None:
+        """In pairs: for those of the next round's group, as soon as they can come. Steps that
+        undo what a replica is apart by would undo it twice with a head start after them."""
+        index, round_ = slot.fragment.index, slot.state.version
+        if not self._plan.shared_momentum or round_ >= self._schedule.rounds(index):
+            return
+        started = self._clock()
+        while not slot.knows_ahead and slot.state.version == round_ and loop.stopped is None:
+            loop.take(self._mailbox.wait())
+        self._tally.stalled(Stall(self._clock() - started, index, round_, "?"))
 
     def go_on_from_groups(self, step: int) -> None:
         """In pairs: a head start where all anchors of the next round's group are here."""

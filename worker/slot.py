@@ -103,11 +103,16 @@ class Slot:
         """What the local parameters went on from: the anchor, or the mean of the next group's."""
         return self.state.anchor if self._start is None else self._start
 
+    @property
+    def knows_ahead(self) -> bool:
+        """Whether the mean anchor of the next round's group has come, or will not."""
+        return self._ahead is not None and self._ahead.round == self.state.version
+
     def go_on_from_group(self, local: Tensor) -> Tensor | None:
         """The local parameters moved to a start from the next group's mean anchor, if that has come
         since the last call, and in time; else None."""
-        ahead, self._ahead = self._ahead, None
-        if self._update is None or ahead is None or ahead.round != self.state.version:
+        known, ahead, self._ahead = self.knows_ahead, self._ahead, None
+        if self._update is None or not known or ahead is None or ahead.mean_anchor is None:
             return None
         if self.sent is not None or self._start is not None:
             return None

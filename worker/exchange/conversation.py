@@ -137,6 +137,7 @@ class Conversation:
             case "frame":
                 part, incoming = table.arriving(peer)
                 size, stands_for = incoming.add(message.frame)
+                table.heard = context.clock()
                 context.counts.contributions_received.add(size, stands_for, self._codec(part))
                 self._rounds.step(table, machine.Heard(peer))
             case "staged":

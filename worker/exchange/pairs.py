@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 _HEADER_S = 10.0
 _PART_S = 1.0
 _KEEP_ROUNDS = 2
+_AHEAD_S = 0.5
 
 
 class Pairs:
@@ -68,6 +69,9 @@ class Pairs:
         """Time passes."""
         for table in list(self._tables.values()):
             self.step(table, machine.Tick())
+            quiet_since = max(table.laid, table.heard)
+            if not table.told and self.context.clock() - quiet_since > _AHEAD_S:
+                self._tell_ahead(table, None)
 
     def viewed(self, view: View) -> None:
         """Membership has changed."""
@@ -250,12 +254,18 @@ class Pairs:
 
     def came_ahead(self, table: Table) -> None:
         """A partner's anchor is here; once all are, inner steps may go on from their mean."""
-        early = self.context.plan.shared_momentum and table.meeting is None
-        if early and table.holds(ANCHOR, self.context.me):
-            self.tasks.spawn(self._tell_ahead(table))
+        if table.holds(ANCHOR, self.context.me):
+            self.tasks.spawn(self._average_ahead(table))
 
-    async def _tell_ahead(self, table: Table) -> None:
-        self._ahead(Ahead(table.fragment, table.round, await self._mean(table, ANCHOR)))
+    async def _average_ahead(self, table: Table) -> None:
+        if not table.told:
+            self._tell_ahead(table, await self._mean(table, ANCHOR))
+
+    def _tell_ahead(self, table: Table, mean_anchor: "Tensor | None") -> None:
+        """Once for a round, and before it."""
+        if self.context.plan.shared_momentum and not table.told and table.meeting is None:
+            self._ahead(Ahead(table.fragment, table.round, mean_anchor))
+        table.told = True
 
     def refused(self, error: wire.WireError) -> None:
         """What came does not fit."""
@@ -350,10 +360,12 @@ class Pairs:
         if (earlier := self._tables.get((fragment, round_))) is not None:
             self._leave(earlier)
         table = Table(fragment, round_, self._group(fragment, round_), dict(own))
-        self._tables[fragment, round_] = table
+        table.laid, self._tables[fragment, round_] = self.context.clock(), table
         for peer in table.group:
             if peer > self.context.me:
                 self._reach(table, peer, 1)
+        if len(table.group) == 1:
+            self._tell_ahead(table, None)
         self._wake()
         return table
 

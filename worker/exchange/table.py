@@ -44,6 +44,9 @@ class Table:
     last: str = ""  # whose values came last
     weight: int = 1  # of this peer's contribution
     error: "Tensor | None" = None
+    laid: float = 0.0  # when
+    heard: float = 0.0  # when bytes of a partner came last
+    told: bool = False  # whether the train side has the anchors' mean, or knows that it will not
     checked: set[tuple[str, int]] = field(default_factory=set)  # partners' parts that are valid
     streams: dict[str, "asyncio.Task[None]"] = field(default_factory=dict)
     _arriving: dict[str, int] = field(default_factory=dict)

@@ -16,6 +16,7 @@ COUNTS = {
     "rerouted": 0,
     "skipped": 0,
     "dropped": 0,
+    "lost": 0,
     "other_schedules": 4,
     "discarded": 0,
 }
