@@ -96,7 +96,7 @@ class OuterRounds:
 
     def go_on_from_groups(self, step: int) -> None:
         """In pairs: a head start where all anchors of the next round's group are here."""
-        for slot in self._slots if self._pairs else ():
+        for slot in (each for each in self._slots if each.knows_ahead):
             moved = slot.go_on_from_group(self.local(slot))
             if moved is not None:
                 self.write(slot, moved)

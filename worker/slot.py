@@ -111,10 +111,9 @@ class Slot:
     def go_on_from_group(self, local: Tensor) -> Tensor | None:
         """The local parameters moved to a start from the next group's mean anchor, if that has come
         since the last call, and in time; else None."""
-        known, ahead, self._ahead = self.knows_ahead, self._ahead, None
-        if self._update is None or not known or ahead is None or ahead.mean_anchor is None:
-            return None
-        if self.sent is not None or self._start is not None:
+        ahead, self._ahead = (self._ahead if self.knows_ahead else None), None
+        late = self.sent is not None or self._start is not None
+        if self._update is None or late or ahead is None or ahead.mean_anchor is None:
             return None
         self._start = self._update.head_start(ahead.mean_anchor)
         return None if self._start is None else carry_over(local, self.state.anchor, self._start)
