@@ -7,6 +7,7 @@ from typing import Protocol
 from algorithms.codecs import Codec
 from protos import murmuration_pb2 as pb
 from worker import wire
+from worker.exchange.ahead import HeadStarts
 from worker.exchange.context import Context, Tasks
 from worker.exchange.table import ANCHOR, CONTRIBUTION, PARTS, Table, codec_of
 from worker.rounds import meeting as machine
@@ -18,12 +19,10 @@ class Rounds(Protocol):
 
     context: Context
     tasks: Tasks
+    head_starts: HeadStarts
 
     def step(self, table: Table, event: machine.Event) -> None:
         """Something has happened in the round."""
-
-    def came_ahead(self, table: Table) -> None:
-        """A partner's anchor is here, and valid."""
 
     def refused(self, error: wire.WireError) -> None:
         """What came does not fit."""
@@ -163,7 +162,7 @@ class Conversation:
                 raise
             table.checked.add((peer, part))
             if part == ANCHOR:
-                self._rounds.came_ahead(table)
+                self._rounds.head_starts.came(table)
             if table.received(peer):
                 table.last = peer
                 self._rounds.step(table, machine.Received(peer))

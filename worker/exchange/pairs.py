@@ -7,7 +7,7 @@ next round can be known; the pseudo-gradient follows when it is due. What arrive
 
 import asyncio
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 from algorithms.codecs import Codec
@@ -16,6 +16,7 @@ from algorithms.rounding import contribution_seed
 from algorithms.schedule import Schedule
 from protos import murmuration_pb2 as pb
 from worker import wire
+from worker.exchange.ahead import HeadStarts
 from worker.exchange.context import Context, Tasks
 from worker.exchange.conversation import Conversation, declined
 from worker.exchange.table import ANCHOR, CONTRIBUTION, Table, codec_of
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 _HEADER_S = 10.0
 _PART_S = 1.0
 _KEEP_ROUNDS = 2
-_AHEAD_S = 0.5
 
 
 class Pairs:
@@ -56,7 +56,9 @@ class Pairs:
     ) -> None:
         self.context, self._schedule, self.tasks = context, schedule, Tasks()
         self._transport, self._address_of = transport, address_of
-        self._finished, self._ahead, self._doubt = finished, ahead, doubt
+        self._finished, self._doubt = finished, doubt
+        mean_anchor = partial(self._mean, part=ANCHOR)
+        self.head_starts = HeadStarts(context, self.tasks, mean_anchor, ahead)
         self._view = View()
         self._tables: dict[tuple[int, int], Table] = {}
         self._rounds: dict[int, int] = {}
@@ -69,9 +71,7 @@ class Pairs:
         """Time passes."""
         for table in list(self._tables.values()):
             self.step(table, machine.Tick())
-            quiet_since = max(table.laid, table.heard)
-            if not table.told and self.context.clock() - quiet_since > _AHEAD_S:
-                self._tell_ahead(table, None)
+            self.head_starts.look(table)
 
     def viewed(self, view: View) -> None:
         """Membership has changed."""
@@ -252,21 +252,6 @@ class Pairs:
                 self.refused(error)
             return machine.Broken(peer, attempt, f"{peer}: {error}")
 
-    def came_ahead(self, table: Table) -> None:
-        """A partner's anchor is here; once all are, inner steps may go on from their mean."""
-        if table.holds(ANCHOR, self.context.me):
-            self.tasks.spawn(self._average_ahead(table))
-
-    async def _average_ahead(self, table: Table) -> None:
-        if not table.told:
-            self._tell_ahead(table, await self._mean(table, ANCHOR))
-
-    def _tell_ahead(self, table: Table, mean_anchor: "Tensor | None") -> None:
-        """Once for a round, and before it."""
-        if self.context.plan.shared_momentum and not table.told and table.meeting is None:
-            self._ahead(Ahead(table.fragment, table.round, mean_anchor))
-        table.told = True
-
     def refused(self, error: wire.WireError) -> None:
         """What came does not fit."""
         self.context.counts.refuse("again" if isinstance(error, wire.Again) else "invalid")
@@ -289,18 +274,16 @@ class Pairs:
                     self._doubt(peer)
                 case machine.Succeeded():
                     table.succeeded = table.complete = True
+                    self.head_starts.ended(table)
                     self._wake()
                     self.tasks.spawn(self._finish(table))
                 case machine.Failed(reason, waiting_for):
-                    table.failed = reason
+                    table.failed, key = reason, (table.fragment, table.round)
+                    self.head_starts.ended(table)
                     self._clear(table)
-                    self._over.add((table.fragment, table.round))
+                    self._over.add(key)
                     self.tasks.spawn(self._part(table))
-                    self._finished(
-                        RoundFailed(
-                            table.fragment, table.round, reason, waiting_for, (), table.error
-                        )
-                    )
+                    self._finished(RoundFailed(*key, reason, waiting_for, (), table.error))
                     self._wake()
 
     async def _finish(self, table: Table) -> None:
@@ -360,12 +343,11 @@ class Pairs:
         if (earlier := self._tables.get((fragment, round_))) is not None:
             self._leave(earlier)
         table = Table(fragment, round_, self._group(fragment, round_), dict(own))
-        table.laid, self._tables[fragment, round_] = self.context.clock(), table
+        self._tables[fragment, round_] = table
         for peer in table.group:
             if peer > self.context.me:
                 self._reach(table, peer, 1)
-        if len(table.group) == 1:
-            self._tell_ahead(table, None)
+        self.head_starts.laid(table)
         self._wake()
         return table
 
