@@ -38,7 +38,7 @@ def peer(
     torch.set_num_threads(1)
     elements = int(options.mbytes * 1_000_000) // 4
     plan = replace(PRESETS[options.preset], codec=options.codec, reduction_codec=options.codec)
-    config = Config(run=RunConfig(steps=options.rounds), plan=plan)
+    config = Config(run=RunConfig(steps=options.rounds * plan.inner_steps), plan=plan)
     mailbox = Mailbox()
     transport = GrpcTransport(addresses[index])
 
