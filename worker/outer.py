@@ -79,8 +79,10 @@ class OuterRounds:
                 slot.enter(round_)
             self._send(slot, loop.step)
         if self._schedule.applies_at_once(loop.step):
-            for slot in self._turns.waiting():
+            applied = self._turns.waiting()
+            for slot in applied:
                 self._apply(loop, slot)
+            for slot in applied:  # anchors go ahead when no round is on its way any more
                 self._await_anchors(loop, slot)
 
     def _await_anchors(self, loop: Loop, slot: Slot) -> None:

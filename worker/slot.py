@@ -26,9 +26,9 @@ Ranges = Iterable[tuple[int, int]]
 @dataclass(frozen=True)
 class Sent:
     """A contribution on its way: after which step, this peer's own part `g`, and the `values` that
-    travel, `g` with the residual. `guess` is the anchor that the local parameters went on from;
-    `work_steps` are the inner steps that it stands for; `everyone`: it is the anchor, for the pass
-    that ends a run in pairs."""
+    travel, `g` with momentum and residual. `guess` is the anchor that the local parameters went on
+    from; `work_steps` are the inner steps that it stands for; `everyone`: it is the anchor, for the
+    pass that ends a run in pairs."""
 
     round: int
     step: int

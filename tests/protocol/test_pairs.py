@@ -25,6 +25,7 @@ PLANS = {
     "int4 with feedback, rounded at random": replace(
         NOLOCO, codec="int4", error_feedback=True, rounding="stochastic"
     ),
+    "two fragments": replace(NOLOCO, fragments=2),
     "groups of three": replace(NOLOCO, group_size=3),
     "one anchor in the end": replace(NOLOCO, consensus=True),
 }
