@@ -38,6 +38,8 @@ class Counting:
         self._told: dict[tuple[int, str], frozenset[int]] = {}
         self._orphans: dict[tuple[int, str], Orphans] = {}
         self._missed_since: dict[str, float] = {}
+        self._heard: dict[str, int] = {}  # the latest iteration that an origin has sent word of
+        self._epochs: dict[str, int] = {}
 
     def begin(self, iteration: int) -> None:
         """This peer goes on to an iteration, or back to one; earlier ones are forgotten."""
@@ -63,10 +65,12 @@ class Counting:
     def began(self, iteration: int, origin: str, microbatch: int) -> None:
         """An origin has sent a microbatch here, before any other peer."""
         self._began.setdefault((iteration, origin), set()).add(microbatch)
+        self._hear(origin, iteration)
 
     def counted(self, iteration: int, origin: str, microbatch: int) -> None:
         """The gradient of a visit is in this stage's sum, or may be at any moment."""
         self._mine.setdefault((iteration, origin), set()).add(microbatch)
+        self._hear(origin, iteration)
 
     def failed(self, iteration: int, origin: str, microbatch: int) -> None:
         """It is not, and will not be."""
@@ -76,6 +80,7 @@ class Counting:
         """An origin has said its last word on an iteration; one that was thought to be gone, maybe,
         which tells itself what it has lost."""
         self._orphans.pop((iteration, origin), None)
+        self._hear(origin, iteration)
         if iteration >= self.iteration:
             self._told[iteration, origin] = frozenset(counted)
 
@@ -88,6 +93,9 @@ class Counting:
         someone = discard = waits = False
         gone: list[tuple[int, str]] = []
         for card in origins:
+            if self._epochs.setdefault(card.peer, card.epoch) != card.epoch:
+                self._epochs[card.peer] = card.epoch  # of what an earlier life has said, nothing
+                self._heard.pop(card.peer, None)
             key = (self.iteration, card.peer)
             mine, told = self._mine.get(key, set()), self._told.get(key)
             if told is not None:
@@ -108,11 +116,16 @@ class Counting:
                 self._orphans[key] = Orphans(frozenset(began), summed)
         return IterationOver(self.iteration, discard)
 
+    def _hear(self, origin: str, iteration: int) -> None:
+        self._heard[origin] = max(iteration, self._heard.get(origin, 0))
+
     def _has_a_say(self, card: Card) -> bool:
         """Whether to wait for an origin's last word: it begins microbatches in this iteration, or
-        has. A joiner that fetches a state from long ago may take its time."""
+        has. A joiner that fetches a state from long ago may take its time; but gossip is slower
+        than an iteration, and who has sent word of the last one is no joiner any more."""
         if card.phase is Phase.READY:
-            return card.live and card.step + 1 >= self.iteration
+            latest = max(card.step, self._heard.get(card.peer, 0))
+            return card.live and latest + 1 >= self.iteration
         return card.live and card.phase in (Phase.TRAINING, Phase.DONE)
 
     def _has_gone_on(self, card: Card, counted: bool, now: float) -> bool:

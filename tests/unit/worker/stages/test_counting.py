@@ -1,5 +1,8 @@
 """When an iteration of a stage is over, and when what was counted in it is left out."""
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import pytest
 
 from worker.mailbox import IterationOver
@@ -87,6 +90,44 @@ def test_an_origin_about_to_start_is_waited_for_where_it_will_begin(step: int, w
     counting.finished(5, "a", [])
     over = counting.over([origin("a"), origin("b", step, Phase.READY)], 0.0)
     assert (over is None) == waits
+
+
+def heard_in_the_visit(counting: Counting) -> None:
+    counting.began(5, "b", 0)
+
+
+def heard_in_what_is_counted(counting: Counting) -> None:
+    counting.counted(5, "b", 0)
+
+
+def heard_in_the_last_word(counting: Counting) -> None:
+    counting.finished(4, "b", [])
+
+
+@pytest.mark.parametrize(
+    ("heard", "mine"),
+    [(heard_in_the_visit, []), (heard_in_what_is_counted, [0]), (heard_in_the_last_word, [])],
+)
+def test_an_origin_that_gossip_has_not_yet_told_to_have_started_is_waited_for(
+    heard: Callable[[Counting], None], mine: list[int]
+) -> None:
+    counting = counting_at(a=set())
+    heard(counting)
+    counting.finished(5, "a", [])
+    origins = [origin("a"), origin("b", 0, Phase.READY)]
+    assert counting.over(origins, 0.0) is None
+    counting.finished(5, "b", mine)
+    assert counting.over(origins, 0.0) == IterationOver(5)
+
+
+def test_what_an_origin_said_in_an_earlier_life_says_nothing_of_this_one() -> None:
+    counting = counting_at(a=set())
+    counting.finished(4, "b", [])
+    counting.finished(5, "a", [])
+    before = origin("b", 4)
+    assert counting.over([origin("a"), before], 0.0) is None
+    fetching = replace(before, epoch=2, phase=Phase.READY, step=0)
+    assert counting.over([origin("a"), fetching], 0.0) == IterationOver(5)
 
 
 def test_an_origin_that_has_ended_its_run_is_heard_out() -> None:
