@@ -14,6 +14,7 @@ from torch import Tensor
 from algorithms.stability import (
     largest_stable_b,
     largest_stable_c,
+    largest_stable_step,
     mean_spectral_radius,
     spectral_radius,
 )
@@ -45,17 +46,19 @@ class SharedMomentum:
     momentum <- mean(a * momentum + g)
     anchor   <- mean(anchor) - b * momentum
 
-    The momentum is in the contribution, so it costs no bytes. Every round halves what the members
-    of a pair differ in, momenta included: replicas come together with every a below 1. And as the
-    mean anchor is known early, inner steps start from it, with half of the replica's own noise.
+    The momentum is in the contribution, so it costs no bytes. A round leaves one (anchor, momentum)
+    in a group, whatever its members differed in: replicas come together with every a below 1, as
+    long as their mean does not diverge. And as the mean anchor is known early, inner steps start
+    from it, with half of the replica's own noise.
 
     Args:
         a: share of the momentum that lives on, in 0..1, below 1.
-        b: outer learning rate, above 0; a bowl that the local steps go to the bottom of diverges
-            from 2(1 + a) on.
+        b: outer learning rate, above 0.
 
     Raises:
-        ValueError: a value out of its range.
+        ValueError: a value out of its range; or the mean of the replicas would diverge in a bowl
+            that local steps go to the bottom of, with the spectral radius and the nearest value
+            that is stable.
 
     Ref: ours (docs/adr/0013); pairs, and the exchange of both halves, are arXiv:2506.10911's.
     """
@@ -66,11 +69,15 @@ class SharedMomentum:
     def __post_init__(self) -> None:
         if not 0 <= self.a < 1:
             raise ValueError(f"a is {self.a}; it must be in 0..1, below 1 (0.3 is the usual value)")
-        limit = 2 * (1 + self.a)
-        if not 0 < self.b < limit:
+        if not (math.isfinite(self.b) and self.b > 0):
+            raise ValueError(f"b is {self.b}; it must be above 0 (1.5 is the usual value)")
+        limit = largest_stable_step(self.a)
+        if self.b >= limit:
+            radius = mean_spectral_radius(self.a, self.b)
             raise ValueError(
-                f"b is {self.b}; it must be above 0, and below 2(1 + a) = {limit:.4g}, from where "
-                "on steps overshoot more than they gain (1.5 is the usual value)"
+                f"b is {self.b}: with a = {self.a} the replicas would diverge together (spectral "
+                f"radius {radius:.4g}; it must be below 1); the nearest stable value is "
+                f"b = {_below(limit)}"
             )
 
     def contribution(self, g: Tensor, momentum: Tensor) -> Tensor:

@@ -53,6 +53,21 @@ def mean_spectral_radius(a: float, drive: float) -> float:
     return _radius(_moments(a, drive, drive * drive))
 
 
+def largest_stable_step(a: float) -> float:
+    """The limit that b must stay below for that mean, in a bowl whose bottom local steps reach."""
+    return 2 * (1 + a)
+
+
+def shared_spectral_radius(a: float, size: int = 2, drive: float = 0.0) -> float:
+    """`spectral_radius` where a group shares anchor and momentum: each of its members ends a round
+    with one heavy-ball step of the group's mean, whose deviation from the mean over all replicas
+    has 1/size of a member's second moments. Where the mean does not diverge, neither do they.
+
+    Ref: docs/adr/0013.
+    """
+    return mean_spectral_radius(a, drive) / size
+
+
 def largest_stable_c(a: float, size: int = 2) -> float:
     """The limit that c must stay below, for 0 <= a < 1; without drive.
 
@@ -74,7 +89,7 @@ def largest_stable_b(a: float, c: float, size: int = 2) -> float:
     linear = -2 * (1 - a * a) / size - 4 * a * c * q / size
     constant = c * c * q * (1 + a) - 2 * c * q * (1 - a * a) - 2 * a * (c * q) ** 2
     root = (-linear + math.sqrt(linear * linear - 4 * square * constant)) / (2 * square)
-    return min(root, 2 * (1 + a))
+    return min(root, largest_stable_step(a))
 
 
 def paper_bounds(a: float, size: int = 2) -> tuple[float, float]:

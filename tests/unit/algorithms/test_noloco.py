@@ -9,7 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from algorithms.noloco import GroupUpdate, ModifiedMomentum, SharedMomentum
-from algorithms.stability import largest_stable_b, largest_stable_c, spectral_radius
+from algorithms.stability import (
+    largest_stable_b,
+    largest_stable_c,
+    largest_stable_step,
+    spectral_radius,
+)
 
 
 def test_two_steps_by_hand() -> None:
@@ -101,6 +106,19 @@ def test_a_step_on_a_part_is_the_part_of_a_step(size: int, cut: int, seed: int) 
 def test_all_below_the_limits_is_accepted(a: float, of_b: float, of_c: float, size: int) -> None:
     c = of_c * largest_stable_c(a, size)
     ModifiedMomentum(a, of_b * largest_stable_b(a, c, size), c, size)
+
+
+@given(st.floats(0, 0.98), st.floats(1, 50))
+def test_a_step_that_diverges_with_a_shared_momentum_is_refused_with_the_nearest_that_does_not(
+    a: float, times: float
+) -> None:
+    limit = largest_stable_step(a)
+    SharedMomentum(a, 0.999 * limit)
+    with pytest.raises(ValueError, match=r"^b is .*spectral radius") as refused:
+        SharedMomentum(a, times * limit)
+    nearest = float(re.findall(r"b = ([\d.e-]*\d)", str(refused.value))[0])
+    assert 0.997 * limit < nearest < limit
+    SharedMomentum(a, nearest)
 
 
 @given(st.floats(0, 0.98), st.floats(1, 50), st.integers(2, 9))

@@ -10,12 +10,14 @@ from hypothesis import strategies as st
 from algorithms.stability import (
     largest_stable_b,
     largest_stable_c,
+    largest_stable_step,
     mean_spectral_radius,
     paper_bounds,
     second_moments,
+    shared_spectral_radius,
     spectral_radius,
 )
-from tests.bench.stability import BAND, Point, growth, members_of_groups
+from tests.bench.stability import BAND, Point, growth, members_of_groups, shared_growth
 
 MOMENTA = st.floats(0, 0.98)
 SIZES = st.integers(2, 16)
@@ -122,3 +124,30 @@ def test_64_replicas_do_as_the_radius_says(a: float, c: float, size: int) -> Non
     assert point.agrees
     assert not point.in_band
     assert point.measured == pytest.approx(point.exact, abs=2 * BAND)
+
+
+@given(MOMENTA)
+def test_the_largest_step_is_where_the_mean_diverges(a: float) -> None:
+    limit = largest_stable_step(a)
+    assert mean_spectral_radius(a, limit) == pytest.approx(1, abs=1e-6)
+    assert mean_spectral_radius(a, limit * 1.01) > 1
+
+
+@given(MOMENTA, SIZES, SHARES)
+def test_sharing_momentum_brings_replicas_together_faster_than_their_mean_converges(
+    a: float, size: int, share: float
+) -> None:
+    drive = share * largest_stable_step(a)
+    assert shared_spectral_radius(a, size, drive) < mean_spectral_radius(a, drive) <= 1 + 1e-9
+    assert shared_spectral_radius(a, size) == pytest.approx(1 / size)
+
+
+@pytest.mark.parametrize("mean", [True, False])
+@pytest.mark.parametrize(("a", "drive"), [(0.0, 1.5), (0.3, 1.5), (0.3, 2.8), (0.9, 0.5)])
+def test_64_replicas_that_share_their_momentum_do_as_the_radius_says(
+    a: float, drive: float, mean: bool
+) -> None:
+    members = [members_of_groups(2, round_) for round_ in range(250)]
+    measured = shared_growth(a, drive, members, mean=mean)
+    exact = mean_spectral_radius(a, drive) if mean else shared_spectral_radius(a, 2, drive)
+    assert measured == pytest.approx(exact, abs=2 * BAND)
