@@ -21,6 +21,9 @@ _LAP_BYTES = 56 * 1024
 _MOST_LAPS = 8
 
 
+ANCHOR_CODECS = ("fp32", "bf16")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """How the peers of a run exchange.
@@ -49,7 +52,8 @@ class Plan:
         shared_momentum: with `pairs`, go on from the group's mean anchor and momentum; without it
             each replica keeps its momentum to itself, which is NoLoCo.
         outer_pull: NoLoCo's c, the pull to the group's mean anchor.
-        anchor_codec: wire codec of the anchors, which only pairs exchange.
+        anchor_codec: wire codec of the anchors, which only pairs exchange; bf16 rounds them
+            stochastically, for small steps must add up.
         consensus: with `pairs`, one exact mean over everyone's anchors after the last step; without
             it everyone ends with a model of its own. The presets have it.
 
@@ -138,7 +142,11 @@ class Plan:
         self._check_outer()
 
     def _check_outer(self) -> None:
-        codec_by_name(self.anchor_codec)
+        if self.anchor_codec not in ANCHOR_CODECS:
+            raise ValueError(
+                f"anchor_codec is {self.anchor_codec!r}; use one of {', '.join(ANCHOR_CODECS)}: "
+                "what replicas go on from is what comes through it"
+            )
         if self.exchange != "pairs":
             Nesterov(self.outer_lr, self.outer_momentum)
             if self.consensus:

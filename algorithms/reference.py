@@ -22,7 +22,7 @@ from algorithms.outer import Nesterov
 from algorithms.pairing import groups, membership_epoch
 from algorithms.plan import Plan
 from algorithms.pseudogradient import pseudo_gradient
-from algorithms.rounding import contribution_seed, reduction_seed
+from algorithms.rounding import anchor_seed, contribution_seed, reduction_seed
 
 
 class Replica(Protocol):
@@ -249,9 +249,14 @@ class _Run:
 
     def mean_anchor(self, index: int, group: Sequence[str]) -> Tensor:
         """Of the group's anchors as all of them decode them."""
-        codec = codec_by_name(self.plan.anchor_codec)
-        anchors = [self.outer[peer][index].anchor for peer in group]
-        return mean_in_order(codec.decode(codec.encode(y), y.numel()) for y in anchors)
+        codec, round_ = codec_by_name(self.plan.anchor_codec), self.rounds[index]
+
+        def decoded(peer: str) -> Tensor:
+            anchor = self.outer[peer][index].anchor
+            raw = codec.encode(anchor, anchor_seed(peer, index, round_))
+            return codec.decode(raw, anchor.numel())
+
+        return mean_in_order(decoded(peer) for peer in group)
 
     def agree(self) -> None:
         """The last pass: everyone takes the mean of all anchors."""

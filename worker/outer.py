@@ -94,7 +94,7 @@ class OuterRounds:
         started = self._clock()
         while not slot.knows_ahead and slot.state.version == round_ and loop.stopped is None:
             loop.take(self._mailbox.wait())
-        self._tally.stalled(Stall(self._clock() - started, index, round_, "?"))
+        self._tally.stalled(Stall(self._clock() - started, index, round_, "anchors"))
 
     def go_on_from_groups(self, step: int) -> None:
         """In pairs: a head start where all anchors of the next round's group are here."""

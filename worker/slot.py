@@ -153,7 +153,7 @@ class Slot:
             self.others = others_share(result.mean, sent.g, result.contributors)
             self.contributors = result.contributors
         self.commit(
-            version=result.round + 1,
+            version=max(old.version, result.round + 1),  # the schedule's may be further in pairs
             contributors=result.contributors,
             group=result.next_group or old.group,
             anchor=anchor,
@@ -165,7 +165,8 @@ class Slot:
         """Fresh (anchor, momentum)."""
         if self._update is None or result.mean_anchor is None:
             return self._nesterov.step(state.anchor, state.momentum, result.mean)
-        self.spread = relative_distance(state.anchor, result.mean_anchor)
+        if result.contributors > 1:  # who sits out meets nobody
+            self.spread = relative_distance(state.anchor, result.mean_anchor)
         return self._update.step(state.anchor, state.momentum, result.mean, result.mean_anchor)
 
     def send_anchor(self, round_: int, step: int) -> Sent:

@@ -16,6 +16,7 @@ import sys
 import time
 from dataclasses import replace
 from multiprocessing.queues import Queue
+from typing import TypeVar
 
 import torch
 
@@ -23,12 +24,23 @@ from algorithms.plan import PRESETS
 from tests.support.workers import free_addresses
 from worker.config import Config, RunConfig
 from worker.iothread import IOThread
-from worker.mailbox import Begin, FragmentState, Mailbox, Published, RoundDone, Started, ToTrain
+from worker.mailbox import (
+    Ahead,
+    Begin,
+    FragmentState,
+    Mailbox,
+    Published,
+    RoundDone,
+    Started,
+    ToTrain,
+)
 from worker.manifest import Manifest
 from worker.membership import Phase
 from worker.node import Node, NodeConfig
 from worker.transport.grpc import GrpcTransport
 from worker.wire import state_hash
+
+Message = TypeVar("Message", bound=ToTrain)
 
 
 def peer(
@@ -68,15 +80,21 @@ def peer(
     mailbox.post(Published(Phase.READY, 0, 0, (state,)))
     group = _await(mailbox, Started).group
     state = replace(state, group=group, hash=state_hash(anchor, empty, group))
-    rounds = []
+    rounds: list[tuple[int, float, float]] = []
     for number in range(options.rounds):
+        ended = time.perf_counter()
         mailbox.post(Published(Phase.TRAINING, number, number, (state,)))
+        if plan.exchange == "pairs" and number > 0:  # workers compute when these have come
+            while _await(mailbox, Ahead).round != number:
+                pass
+        ahead_s = time.perf_counter() - ended
         time.sleep(options.pause_s)
         before, started = io.node.context.counts.payload_sent_bytes, time.perf_counter()
         mailbox.post(Begin(0, number, state.group, values, anchor))
         done = _await(mailbox, RoundDone)
         took_s = time.perf_counter() - started
-        rounds.append((io.node.context.counts.payload_sent_bytes - before, took_s))
+        sent = io.node.context.counts.payload_sent_bytes - before
+        rounds.append((sent, took_s, ahead_s))
         state = replace(state, version=number + 1, group=done.next_group or state.group)
     mailbox.post(Published(Phase.DONE, options.rounds, options.rounds, (state,)))
     results.put(json.dumps({"peer": f"p{index}", "rounds": rounds}))
@@ -84,7 +102,7 @@ def peer(
     io.close()
 
 
-def _await(mailbox: Mailbox, kind: type) -> ToTrain:
+def _await(mailbox: Mailbox, kind: type[Message]) -> Message:
     while True:
         message = mailbox.wait()
         if isinstance(message, kind):
@@ -120,9 +138,9 @@ def main() -> None:
     print(f"{options.peers} peers, {options.mbytes} MB of fp32, codec {options.codec}")
     for report in sorted(reports, key=lambda each: each["peer"]):
         timed = report["rounds"][1:]  # the first one opens the connections
-        rates = [sent / took_s / 1e6 for sent, took_s in timed]
-        took_s = statistics.median(took_s for _, took_s in timed)
-        sent = statistics.median(sent for sent, _ in timed)
+        rates = [sent / took_s / 1e6 for sent, took_s, _ in timed]
+        took_s = statistics.median(took_s for _, took_s, _ in timed)
+        sent = statistics.median(sent for sent, _, _ in timed)
         print(
             f"  {report['peer']}: {statistics.median(rates):.0f} MB/s sent (and as much received), "
             f"round {took_s:.3f} s, best {max(rates):.0f}, worst {min(rates):.0f} MB/s, "

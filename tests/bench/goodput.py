@@ -94,15 +94,16 @@ def exchange(members: Sequence[Member], rate_mbps: float, rounds: int) -> tuple[
     mbytes = max(1, round(rate_mbps / 8 * _ROUND_S))
     reports = in_rounds(members, rounds, mbytes=mbytes, preset="diloco", pause_s=0.0)
     timed = [each for report in reports for each in report[1:]]
-    payload = sum(sent for sent, _ in reports[0])
-    return [sent * 8 / took_s / 1e6 for sent, took_s in timed], payload
+    payload = sum(sent for sent, _, _ in reports[0])
+    return [sent * 8 / took_s / 1e6 for sent, took_s, _ in timed], payload
 
 
 def in_rounds(
     members: Sequence[Member], rounds: int, *, mbytes: float, preset: str, pause_s: float
-) -> list[list[tuple[int, float]]]:
-    """Of each peer, a process behind each member's link: (payload bytes sent, seconds) of one
-    round to open the connections, and of so many more."""
+) -> list[list[tuple[int, float, float]]]:
+    """Of each peer, a process behind each member's link: (payload bytes sent, seconds, seconds
+    before it until anchors were there) of one round to open the connections, and of so many more.
+    """
     asked = {
         "addresses": [f"{member.address}:{_PORT}" for member in members],
         "mbytes": mbytes,

@@ -9,7 +9,13 @@ PATIENCE, DEADLINE = 2.0, 60.0
 LIMIT = DEADLINE + CONFIG.patience_s + CONFIG.retry_s  # for whoever has staged
 
 
-def begin(me: str = "a", group: str = "ab", seen: View | None = None, round_: int = 0) -> Meeting:
+def begin(
+    me: str = "a",
+    group: str = "ab",
+    seen: View | None = None,
+    round_: int = 0,
+    lead_s: float = 0.0,
+) -> Meeting:
     return Meeting(
         me,
         group,
@@ -19,6 +25,7 @@ def begin(me: str = "a", group: str = "ab", seen: View | None = None, round_: in
         round_=round_,
         began_at=0.0,
         payload_bytes=0,
+        lead_s=lead_s,
     )
 
 

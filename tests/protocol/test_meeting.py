@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.protocol.meeting_starts import CONFIG, DEADLINE, LIMIT, PATIENCE, begin, met
+from tests.protocol.meeting_starts import CONFIG, DEADLINE, LIMIT, PATIENCE, begin, met, staged
 from tests.protocol.views import view
 from worker.rounds import View
 from worker.rounds.meeting import (
@@ -201,6 +201,33 @@ def test_a_partner_cut_off_is_not_waited_for_until_the_deadline(doubted: bool) -
     until = 1.0 + (patience_s / 2 if doubted else patience_s)
     assert not any(isinstance(a, Failed) for a in machine.step(Tick(), until - 0.01))
     assert machine.step(Tick(), until) == [Failed("b: reset, and it has not come back", ("b",))]
+
+
+def test_a_frozen_partner_is_not_waited_for_until_membership_buries_it() -> None:
+    machine = met()
+    machine.step(Heard("b"), 5.0)
+    machine.step(Viewed(view("a", suspect="b")), 5.5)
+    until = 5.0 + CONFIG.patience_s / 2
+    assert not any(isinstance(a, Failed) for a in machine.step(Tick(), until - 0.01))
+    assert machine.step(Tick(), until) == [Failed("b does not answer any more", ("b",))]
+
+
+def test_a_partner_that_freezes_when_everything_is_here_may_have_applied_it() -> None:
+    machine = staged()
+    machine.step(Viewed(view("a", suspect="b")), 1.5)
+    assert not any(isinstance(a, Failed) for a in machine.step(Tick(), DEADLINE - 1))
+
+
+def test_who_may_be_ahead_waits_for_so_much_longer() -> None:
+    machine = begin(lead_s=7.0)
+    machine.step(Tick(), 0.0)
+    assert not any(isinstance(a, Failed) for a in machine.step(Tick(), PATIENCE + 6.9))
+    late = Failed("b has not come to the round in time", ("b",))
+    assert machine.step(Tick(), PATIENCE + 7.0) == [late]
+
+
+def test_nobody_waits_beyond_the_deadline_however_far_it_may_be_ahead() -> None:
+    assert begin(lead_s=1e6).patience_until == DEADLINE
 
 
 def test_a_partner_that_came_back_is_waited_for() -> None:

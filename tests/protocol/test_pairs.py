@@ -49,3 +49,24 @@ def test_all_peers_end_with_the_state_of_the_reference(plan: Plan, peers: int) -
             assert swarm.agrees() == (plan.consensus or peers <= plan.group_size)
 
     run(scenario())
+
+
+@pytest.mark.parametrize("preset", ["noloco", "streaming-noloco"])
+def test_anchors_come_ahead_on_long_links_too(preset: str) -> None:
+    """Half a second there and back, and nothing comes for longer than that."""
+    plan = replace(PRESETS[preset], inner_steps=20, fragments=1, consensus=False)
+    steady = dict.fromkeys(PEERS, 0.5)
+    problem = Problem(layers=(300, 200), plan=plan, steps=200, step_s=steady)
+
+    async def scenario() -> None:
+        async with Swarm(problem, delay_s=0.25) as swarm:
+            await swarm.start(*PEERS[:4])
+            await swarm.finished()
+            swarm.assert_reference()
+            for peer in swarm.alive:
+                # A single step is undone, if any: of ten rounds the first has no anchors ahead.
+                taken = peer.of_kind("head_start")
+                assert len(taken) >= 8
+                assert max(event["step"] % 20 for event in taken) <= plan.overlap_steps + 5
+
+    run(scenario())

@@ -118,6 +118,12 @@ class Context:
         """Of what comes back."""
         return codec_by_name(self.plan.reduction_codec)
 
+    def round_bytes(self, fragment: int) -> int:
+        """What a peer gives each partner in a round in a small group."""
+        plan, elements = self.plan, self.elements[fragment]
+        codecs = codec_by_name(plan.anchor_codec), codec_by_name(plan.codec)
+        return sum(codec.encoded_bytes(elements) for codec in codecs)
+
     async def worked(self, elements: int, work: Callable[[], T]) -> T:
         """Does numpy and torch work on so many values: off the loop, unless the way there would
         take longer than the work."""

@@ -10,6 +10,7 @@ from worker import wire
 from worker.exchange.ahead import HeadStarts
 from worker.exchange.context import Context, Tasks
 from worker.exchange.table import ANCHOR, CONTRIBUTION, PARTS, Table, codec_of
+from worker.rounds import Lead
 from worker.rounds import meeting as machine
 from worker.transport import Stream, TransportError
 
@@ -19,6 +20,7 @@ class Rounds(Protocol):
 
     context: Context
     tasks: Tasks
+    lead: Lead
     head_starts: HeadStarts
 
     def step(self, table: Table, event: machine.Event) -> None:
@@ -44,6 +46,7 @@ class Conversation:
     def __init__(self, rounds: Rounds, table: Table, peer: str, stream: Stream) -> None:
         self._rounds, self._context = rounds, rounds.context
         self._table, self._peer, self._stream = table, peer, stream
+        self._coming_since, self._here_before = 0.0, 0
 
     async def hold(self, theirs: pb.MeetHeader) -> None:
         """Until both sides hold everything, or one of them has given the round up and said so.
@@ -53,6 +56,7 @@ class Conversation:
             WireError: what came does not fit.
         """
         table, peer = self._table, self._peer
+        table.heard = self._context.clock()
         self._rounds.step(table, machine.Heard(peer))
         saying = self._rounds.tasks.spawn(self._say(theirs))
         try:
@@ -131,12 +135,17 @@ class Conversation:
                 weight = context.weight(message.part.weight) if part == CONTRIBUTION else 1
                 elements = context.elements[table.fragment]
                 table.expect(peer, message.part, self._codec(part), elements, weight)
+                self._coming_since = context.clock()
+                self._here_before = table.theirs[peer][part].received_bytes
                 if part == CONTRIBUTION:
                     self._rounds.step(table, machine.Met(peer))
             case "frame":
                 part, incoming = table.arriving(peer)
                 size, stands_for = incoming.add(message.frame)
                 table.heard = context.clock()
+                if incoming.complete:
+                    came_bytes = incoming.received_bytes - self._here_before
+                    self._rounds.lead.came(came_bytes, table.heard - self._coming_since)
                 context.counts.contributions_received.add(size, stands_for, self._codec(part))
                 self._rounds.step(table, machine.Heard(peer))
             case "staged":

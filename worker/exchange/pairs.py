@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from algorithms.codecs import Codec
 from algorithms.pairing import group_of, membership_epoch
-from algorithms.rounding import contribution_seed
+from algorithms.rounding import anchor_seed, contribution_seed
 from algorithms.schedule import Schedule
 from protos import murmuration_pb2 as pb
 from worker import wire
@@ -21,7 +21,7 @@ from worker.exchange.context import Context, Tasks
 from worker.exchange.conversation import Conversation, declined
 from worker.exchange.table import ANCHOR, CONTRIBUTION, Table, codec_of
 from worker.mailbox import Ahead, Begin, FragmentState, RoundDone, RoundFailed
-from worker.rounds import Meeting, View
+from worker.rounds import Lead, Meeting, View
 from worker.rounds import meeting as machine
 from worker.transport import Stream, Transport, TransportError
 
@@ -58,7 +58,8 @@ class Pairs:
         self._transport, self._address_of = transport, address_of
         self._finished, self._doubt = finished, doubt
         mean_anchor = partial(self._mean, part=ANCHOR)
-        self.head_starts = HeadStarts(context, self.tasks, mean_anchor, ahead)
+        self.lead = Lead(context.config)
+        self.head_starts = HeadStarts(context, self.tasks, self.lead, mean_anchor, ahead)
         self._view = View()
         self._tables: dict[tuple[int, int], Table] = {}
         self._rounds: dict[int, int] = {}
@@ -95,7 +96,10 @@ class Pairs:
         self._over = {k for k in self._over if k[0] != fragment or k[1] >= oldest}
         if state.version >= self._schedule.rounds(fragment):
             return
-        anchor = await self._encoded(self._codec(ANCHOR), state.anchor, None)
+        try:
+            anchor = await self._anchor(fragment, state.version, state.anchor)
+        except ValueError:  # the round itself says so
+            return
         if self._rounds[fragment] == state.version:
             self._lay(fragment, state.version, {ANCHOR: anchor})
 
@@ -108,14 +112,14 @@ class Pairs:
             seed = contribution_seed(context.me, begin.fragment, begin.round, 0)
         try:
             payload = await self._encoded(codec, begin.values, seed)
+            table = self._tables.get(key)
+            if table is None or table.group != self._group(*key):
+                assert begin.anchor is not None, "pairs exchange anchors"
+                anchor = await self._anchor(*key, begin.anchor)
+                table = self._lay(*key, {ANCHOR: anchor})
         except ValueError as failure:  # too large for the codec; nobody is told of it
             self._finished(RoundFailed(*key, str(failure), (context.me,)))
             return
-        table = self._tables.get(key)
-        if table is None or table.group != self._group(*key):
-            assert begin.anchor is not None, "pairs exchange anchors"
-            anchor = await self._encoded(self._codec(ANCHOR), begin.anchor, None)
-            table = self._lay(*key, {ANCHOR: anchor})
         if plan.error_feedback:
             table.error = wire.encoding_error(codec, payload.raw, begin.values)
         table.own[CONTRIBUTION], table.weight = payload, context.weight(begin.weight)
@@ -128,7 +132,8 @@ class Pairs:
             fragment=begin.fragment,
             round_=begin.round,
             began_at=table.began,
-            payload_bytes=sum(len(each.raw) for each in table.own.values()),
+            payload_bytes=context.round_bytes(begin.fragment),
+            lead_s=self.lead.lead_s(context.round_bytes(begin.fragment)),
         )
         for event in table.seen(context.me):
             self.step(table, event)
@@ -324,6 +329,11 @@ class Pairs:
     def _codec(self, part: int) -> Codec:
         return codec_of(self.context.plan, part)
 
+    async def _anchor(self, fragment: int, round_: int, anchor: "Tensor") -> wire.Payload:
+        """Rounded without bias: the group goes on from it, and small steps must add up."""
+        seed = anchor_seed(self.context.me, fragment, round_)
+        return await self._encoded(self._codec(ANCHOR), anchor, seed)
+
     async def _encoded(self, codec: Codec, values: "Tensor", seed: int | None) -> wire.Payload:
         """Raises ValueError: not for this codec."""
         return await self.context.worked(
@@ -347,7 +357,8 @@ class Pairs:
         for peer in table.group:
             if peer > self.context.me:
                 self._reach(table, peer, 1)
-        self.head_starts.laid(table)
+        members = self._view.in_round(fragment, round_) | {self.context.me}
+        self.head_starts.laid(table, len(members))
         self._wake()
         return table
 

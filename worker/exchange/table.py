@@ -46,7 +46,8 @@ class Table:
     error: "Tensor | None" = None
     laid: float = 0.0  # when
     heard: float = 0.0  # when bytes of a partner came last
-    told: bool = False  # whether the train side has the anchors' mean, or knows that it will not
+    told: bool = False  # whether the train side has the anchors' mean, or is about to
+    let_go: bool = False  # whether it knows that it need not wait for that
     checked: set[tuple[str, int]] = field(default_factory=set)  # partners' parts that are valid
     streams: dict[str, "asyncio.Task[None]"] = field(default_factory=dict)
     _arriving: dict[str, int] = field(default_factory=dict)

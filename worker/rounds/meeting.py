@@ -157,6 +157,7 @@ class Meeting:
         fragment, round_: which round it is.
         began_at: monotonic time (s) at which this peer has come to it.
         payload_bytes: what goes to each partner.
+        lead_s: how far this peer may be ahead of its partners (`Lead`).
 
     A partner that has not come is waited for until `patience_until`, and longer while it is heard
     of. From `deadline` on nothing is staged; who has not staged by then gives the round up.
@@ -173,12 +174,15 @@ class Meeting:
         round_: int,
         began_at: float,
         payload_bytes: int,
+        lead_s: float = 0.0,
     ) -> None:
         self.me, self.group = me, tuple(group)
         self.fragment, self.round = fragment, round_
         self._view, self._config = view, config
         self._round_s = config.patience_s + config.transfer_s(payload_bytes) + config.slack_s
-        self.patience_until, self.deadline = began_at + config.patience_s, began_at + self._round_s
+        self.deadline = began_at + self._round_s
+        self._patience_s = config.patience_s + lead_s
+        self.patience_until = min(began_at + self._patience_s, self.deadline)
         self._partners = {peer: _Partner() for peer in self.group if peer != me}
         self._staged = self._ended = False
 
@@ -198,7 +202,7 @@ class Meeting:
             case Met(peer):
                 self._come(peer, now)
             case Heard(peer):
-                self._heard(peer).heard_at = now
+                self._heard(peer, now)
             case Received(peer):
                 self._come(peer, now).received = True
             case PartnerStaged(peer):
@@ -234,13 +238,13 @@ class Meeting:
 
     # --------------------------------------------------------------------------------- inside
 
-    def _heard(self, peer: str) -> _Partner:
+    def _heard(self, peer: str, now: float) -> _Partner:
         partner = self._partners[peer]
-        partner.broken_at = partner.gone_at = math.inf
+        partner.heard_at, partner.broken_at, partner.gone_at = now, math.inf, math.inf
         return partner
 
     def _come(self, peer: str, now: float) -> _Partner:
-        partner = self._heard(peer)
+        partner = self._heard(peer, now)
         partner.met_at = min(partner.met_at, now)
         return partner
 
@@ -252,8 +256,9 @@ class Meeting:
         """Why the partner is not expected back, if it is not.
 
         One that is cut off is waited for as long as one that has not come, half as long if it is in
-        doubt as well, so that who waits next does not wait in vain. It may have applied the round
-        once this peer has staged: then doubt alone is not enough, and the lack of it counts more.
+        doubt as well, so that who waits next does not wait in vain; and so is one in doubt of which
+        nothing is heard, as it has frozen. It may have applied the round once this peer has staged:
+        then doubt alone is not enough, and the lack of it counts more.
         """
         partner, patience_s = self._partners[peer], self._config.patience_s
         if partner.staged:
@@ -266,6 +271,9 @@ class Meeting:
             cut_off_s = 2 * patience_s if self._staged else patience_s
         if partner.met and now - partner.broken_at >= cut_off_s:
             return f"{partner.reason}, and it has not come back"
+        frozen = partner.met and not self._view.usable(peer) and partner.broken_at == math.inf
+        if frozen and not self._staged and now - partner.heard_at >= cut_off_s:
+            return f"{peer} does not answer any more"
         return None
 
     def _hopeless(self, now: float) -> str | None:
@@ -279,7 +287,7 @@ class Meeting:
                 return f"{peer} does not answer"
             if not self._view.will_contribute(peer, self.fragment, self.round):
                 return f"{peer} is past this round"
-            if now >= max(self.patience_until, partner.heard_at + self._config.patience_s):
+            if now >= max(self.patience_until, partner.heard_at + self._patience_s):
                 return f"{peer} has not come to the round in time"
         if now < self._limit():
             return None

@@ -1,8 +1,8 @@
 """A peer's rounds in pairs or small groups: what `worker.exchange.pairs` does around `Meeting`.
 
-The stream to the next partner is opened when a round is over, and the anchor goes ahead on it
-while the peers compute; the contribution follows when it is due. Who has all anchors before that
-goes on from their mean; inner steps are one jump here, so it counts from the first of them.
+The stream to the next partner is opened when a round is over, and the anchor goes ahead on it; the
+contribution follows when it is due. Who has all anchors before that goes on from their mean, so
+peers wait for them, as long as something comes, before they compute; as workers without overlap do.
 """
 
 import math
@@ -14,7 +14,7 @@ from algorithms.codecs import codec_by_name
 from algorithms.mean import mean_in_order
 from algorithms.plan import PRESETS
 from worker.membership import Digest
-from worker.rounds import Meeting
+from worker.rounds import Lead, Meeting
 from worker.rounds import meeting as machine
 from worker.rounds.repair import step_of_the_others
 from worker.simulation.network import Stream
@@ -24,6 +24,7 @@ from worker.simulation.table import ANCHOR, CONTRIBUTION, Table
 from worker.simulation.task import Quadratic
 
 _PART_S = 1.0
+_QUIET_S = 1.0  # in which nothing has come: anchors are not waited for
 _KEEP_ROUNDS = 2
 
 
@@ -50,6 +51,9 @@ class PairPeer(Peer):
         self._seats: dict[int, Table] = {}  # by stream
         self._callers: list[tuple[Stream, int, Group]] = []  # for rounds that are still to come
         self._over: set[int] = set()
+        self._in_step = True  # with the others: it has exchanged in the last round, as they have
+        self._lead = Lead(swarm.config)
+        self._awaits = False  # the anchors of the next round's group
         self._watched: set[Table] = set()
 
     def start(self) -> None:
@@ -66,8 +70,33 @@ class PairPeer(Peer):
             self.finish()
             self._wake()
             return
-        self._lay(round_)
-        self.compute()
+        table = self._lay(round_)
+        one = len(table.group) == self.swarm.scenario.peers and self._in_step
+        if round_ == 0 or len(table.group) == 1 or one:  # all have one anchor, or none is to come
+            self.compute()
+        else:
+            self._await_anchors()
+
+    def _await_anchors(self) -> None:
+        self._awaits = True
+
+        lead_s = 0.0 if self._in_step else self._lead.lead_s(sum(self._sizes.values()))
+
+        def look() -> None:
+            table = self._tables.get(self.round)
+            if table is not None and any(s.arriving(p) for p, s in table.streams.items()):
+                self.later(_QUIET_S, look)
+            else:
+                self._go_on()
+
+        self.later(_QUIET_S + lead_s, look)
+
+    def _go_on(self) -> None:
+        """With the next inner steps, whether anchors have come or not."""
+        if self._awaits:
+            self._awaits = False
+            self.waited()
+            self.compute()
 
     def begin(self) -> None:
         self._catch_up()
@@ -85,6 +114,7 @@ class PairPeer(Peer):
             round_=self.round,
             began_at=self.now,
             payload_bytes=sum(self._sizes.values()),
+            lead_s=self._lead.lead_s(sum(self._sizes.values())),
         )
         self._look_at(table.meeting.patience_until, table)
         self.at(table.meeting.deadline, lambda: self._watch(table))
@@ -113,6 +143,7 @@ class PairPeer(Peer):
 
     def _end(self, table: Table, reason: str) -> None:
         waited_s = self.waited()
+        self._in_step = not reason and len(table.group) > 1
         self.account.rounds += 1
         if reason:
             self.account.failed(reason)
@@ -333,7 +364,6 @@ class PairPeer(Peer):
         if ANCHOR not in said:
             self._send_part(stream, partner, ANCHOR, table.anchors[self.me])
         if self.me in table.contributions and CONTRIBUTION not in said:
-            stream.send(self.number, lambda: partner.met(stream))
             self._send_part(stream, partner, CONTRIBUTION, table.contributions[self.me])
         if table.complete and "staged" not in said:
             said.add("staged")
@@ -351,6 +381,7 @@ class PairPeer(Peer):
         def keep(came: float) -> None:
             theirs.held[key] = max(theirs.held.get(key, 0.0), before + came)
 
+        stream.send(self.number, lambda: partner.takes(stream, part))
         stream.send(
             self.number,
             lambda: partner.took(stream, part, values),
@@ -358,12 +389,24 @@ class PairPeer(Peer):
             keep,
         )
 
+    def takes(self, stream: Stream, part: str) -> None:
+        """A part of the partner's is on its way; the contribution when it has come to the round."""
+        if (table := self._seats.get(stream.number)) is None:
+            return
+        other = stream.other(self.number)
+        table.coming[other] = (self.now, table.held.get((other, part), 0.0))
+        if part == CONTRIBUTION:
+            table.met.add(other)
+            self._step(table, machine.Met(self.swarm.names[other]))
+
     def took(self, stream: Stream, part: str, values: Tensor) -> None:
         """A part of the partner's is here, all of it."""
         if (table := self._seats.get(stream.number)) is None:
             return
         other = stream.other(self.number)
         name = self.swarm.names[other]
+        began_s, before = table.coming[other]
+        self._lead.came(math.ceil(self._sizes[part] - before), self.now - began_s)
         table.held[other, part] = self._sizes[part]
         if part == ANCHOR:
             table.anchors[name] = values
@@ -382,13 +425,7 @@ class PairPeer(Peer):
         start = self._outer.head_start(mean_in_order(table.anchors[peer] for peer in table.group))
         if start is not None:
             self.local, self._start = self.local - self.anchor + start, start
-
-    def met(self, stream: Stream) -> None:
-        """The partner has come to the round: its pseudo-gradient is on its way."""
-        if (table := self._seats.get(stream.number)) is not None:
-            other = stream.other(self.number)
-            table.met.add(other)
-            self._step(table, machine.Met(self.swarm.names[other]))
+        self._go_on()
 
     def heard_staged(self, stream: Stream) -> None:
         """The partner holds everything."""

@@ -67,10 +67,11 @@ def predictions(scenario: Scenario) -> tuple[float | None, float | None]:
     """What the paper's latency model says of a pair and of a tree, in seconds.
 
     The model's messages have no size: the time that bytes take on an idle link is added. For a pair
-    these are a pseudo-gradient, and what has not gone ahead of the anchor while the peers computed;
-    for the tree the 2 (n-1)/n pseudo-gradients that no all-reduce can do without. None where the
-    model does not apply: with faults, with peers that do not come at the same time, in groups that
-    are no pairs, and on a link whose delay is 0 or jitters.
+    these are a pseudo-gradient, and what has not gone ahead of the anchor where there is but one
+    pair, which does not wait for it before it computes; for the tree the 2 (n-1)/n
+    pseudo-gradients that no all-reduce can do without. None where the model does not apply: with
+    faults, with peers that do not come at the same time, in groups that are no pairs, and on a link
+    whose delay is 0 or jitters.
     """
     link = scenario.link
     if not (scenario.is_calm and link.delay_s) or link.jitter_s or scenario.group_size > 2:
@@ -79,7 +80,8 @@ def predictions(scenario: Scenario) -> tuple[float | None, float | None]:
     payload_bytes = codec_by_name(scenario.codec).encoded_bytes(scenario.params)
     transfer_s = payload_bytes * 8 / (link.rate_mbps * 1e6)
     anchor_s = scenario.params * 32 / (link.rate_mbps * 1e6)
-    late_s = max(0.0, anchor_s - scenario.inner_steps * scenario.step_s)
+    meanwhile_s = scenario.inner_steps * scenario.step_s
+    late_s = max(0.0, anchor_s - meanwhile_s) if scenario.peers == 2 else 0.0
     trees = tree_s(message, scenario.peers, _TREES, np.random.default_rng(scenario.seed))
     share = 2 * (scenario.peers - 1) / scenario.peers
     return pair_s(message) + late_s + transfer_s, float(trees.mean()) + share * transfer_s

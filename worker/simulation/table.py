@@ -21,6 +21,7 @@ class Table:
         failed: why.
         complete: everything is here.
         met: partners whose contribution is on its way, or here.
+        coming: by partner, since when its latest part arrives, and what of it was here (bytes).
         held: by partner and part, bytes that are here.
         anchors, contributions: by peer, this one's included, what is here.
         declined: partners that have given the round up, and why.
@@ -34,6 +35,7 @@ class Table:
     complete: bool = False
     left: bool = False
     met: set[int] = field(default_factory=set)
+    coming: dict[int, tuple[float, float]] = field(default_factory=dict)
     held: dict[tuple[int, str], float] = field(default_factory=dict)
     anchors: dict[str, Tensor] = field(default_factory=dict)
     contributions: dict[str, Tensor] = field(default_factory=dict)

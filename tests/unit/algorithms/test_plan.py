@@ -61,7 +61,7 @@ PAIRS = {"exchange": "pairs", "outer_lr": 0.7, "outer_momentum": 0.5, "outer_pul
         ({"error_decay": 0.0}, r"error_decay is 0\.0"),
         ({"fragments": -2}, r"fragments"),
         ({"consensus": True}, r'consensus is for exchange = "pairs"'),
-        ({"anchor_codec": "fp5"}, r"unknown codec 'fp5'"),
+        ({"anchor_codec": "fp5"}, r"anchor_codec is 'fp5'; use one of fp32, bf16"),
         (
             {**PAIRS, "outer_pull": 4.0},
             r"c is 4\.0: .*radius \d.*nearest stable value is c = [\d.]+",
@@ -74,7 +74,10 @@ PAIRS = {"exchange": "pairs", "outer_lr": 0.7, "outer_momentum": 0.5, "outer_pul
         ({**PAIRS, "outer_pull": 0.0}, r"c is 0\.0; it must be above 0"),
         ({**PAIRS, "group_size": 1}, r"group_size is 1; it must be at least 2"),
         ({**SHARED, "outer_momentum": 1.0}, r"a is 1\.0; it must be in 0\.\.1"),
-        ({**SHARED, "outer_lr": 2.6}, r"b is 2\.6; .*below 2\(1 \+ a\) = 2\.6"),
+        (
+            {**SHARED, "outer_lr": 2.6},
+            r"b is 2\.6: .*spectral radius 1; .*nearest stable value is b = 2\.597",
+        ),
         ({**SHARED, "outer_lr": math.nan}, r"b is nan"),
         ({**PAIRS, "payload": "gradient", "inner_steps": 1}, r"pairs exchange pseudo-gradients"),
         ({**PAIRS, "eager": True, "overlap_steps": 1}, r"pairs exchange pseudo-gradients"),

@@ -1,4 +1,4 @@
-"""Head starts by hand: told once for a round, before it, and never waited for in vain."""
+"""Head starts by hand: told once for a round, before it, and not waited for in vain."""
 
 import asyncio
 from dataclasses import replace
@@ -9,10 +9,12 @@ from torch import Tensor
 
 from algorithms.plan import PRESETS
 from tests.unit.worker.exchange.test_table import context, table_of
+from worker import wire
 from worker.exchange.ahead import HeadStarts
 from worker.exchange.context import Tasks
 from worker.exchange.table import ANCHOR, Table
 from worker.mailbox import Ahead
+from worker.rounds import Lead, RoundConfig
 
 MEAN = torch.ones(3)
 
@@ -23,16 +25,30 @@ class Told:
     def __init__(self, preset: str = "noloco") -> None:
         self.now, self.messages = 100.0, list[Ahead]()
         self.tasks = Tasks()
-        known = replace(context(), plan=PRESETS[preset], clock=lambda: self.now)
-        self.head_starts = HeadStarts(known, self.tasks, self._mean, self.messages.append)
+        known = replace(
+            context(),
+            plan=PRESETS[preset],
+            elements=[3] * 4,
+            config=RoundConfig(floor_mbps=1e-5),
+            clock=lambda: self.now,
+        )
+        self.config, self.lead = known.config, Lead(known.config)
+        self.lead.came(100, 0.0001)
+        tell = self.messages.append
+        self.head_starts = HeadStarts(known, self.tasks, self.lead, self._mean, tell)
 
     async def _mean(self, table: Table) -> Tensor:
         return MEAN
 
-    def lay(self, group: str = "abc") -> Table:
+    def lay(self, group: str = "abc", members: int = 9) -> Table:
         table = table_of(group=group)
-        self.head_starts.laid(table)
+        table.own[ANCHOR] = wire.Payload.of(bytes(12))
+        self.head_starts.laid(table, members)
         return table
+
+    def look(self, table: Table, after_s: float) -> None:
+        self.now += after_s
+        self.head_starts.look(table)
 
     async def came(self, table: Table, *peers: str) -> None:
         for peer in peers:
@@ -53,8 +69,7 @@ def test_it_is_told_once_when_all_anchors_are_there() -> None:
         assert told.said == []
         await told.came(table, "c")
         await told.came(table, "c")
-        told.now += 9.0
-        told.head_starts.look(table)
+        told.look(table, 9.0)
         assert told.said == [MEAN]
         assert (told.messages[0].fragment, told.messages[0].round) == (3, 7)
 
@@ -65,18 +80,61 @@ def test_nobody_waits_for_a_partner_of_whom_nothing_comes() -> None:
     async def scenario() -> None:
         told = Told()
         table = told.lay()
-        told.now += 0.4
-        told.head_starts.look(table)
+        told.look(table, 0.9)
         table.heard = told.now
-        told.now += 0.4
-        told.head_starts.look(table)
+        told.look(table, 0.9)
         assert told.said == []
-        told.now += 0.2
-        told.head_starts.look(table)
-        await told.came(table, "a", "c")
+        told.look(table, 0.2)
+        told.look(table, 0.2)
         assert told.said == [None]
 
     asyncio.run(scenario())
+
+
+def test_what_comes_when_nobody_waits_any_more_is_told_all_the_same() -> None:
+    async def scenario() -> None:
+        told = Told()
+        table = told.lay()
+        told.look(table, 1.1)
+        await told.came(table, "a", "c")
+        assert told.said == [None, MEAN]
+
+    asyncio.run(scenario())
+
+
+def test_a_partner_that_trickles_is_not_waited_for_for_ever() -> None:
+    told = Told()
+    table = told.lay()
+    until = told.now + 1.0 + told.config.transfer_s(12)
+    while told.now < until:
+        assert told.said == []
+        table.heard = told.now + 0.8
+        told.look(table, 0.9)
+    assert told.said == [None]
+
+
+def test_with_overlap_nobody_waits_and_what_comes_late_is_told() -> None:
+    async def scenario() -> None:
+        told = Told("streaming-noloco")
+        table = told.lay()
+        told.look(table, 60.0)
+        assert told.said == []
+        await told.came(table, "a", "c")
+        assert told.said == [MEAN]
+
+    asyncio.run(scenario())
+
+
+def test_who_has_not_exchanged_waits_for_as_long_as_the_others_do() -> None:
+    told = Told()
+    told.head_starts.ended(told.lay(group="b"))
+    told.messages.clear()
+    table = told.lay()
+    told.lead.came(100, 200.0)  # of the anchor's and the contribution's 24
+    told.look(table, 48.0)
+    assert told.said == []
+    told.look(table, 1.1)
+    assert told.said == [None]
 
 
 def test_who_sits_out_waits_for_nobody() -> None:
@@ -85,18 +143,18 @@ def test_who_sits_out_waits_for_nobody() -> None:
     assert told.said == [None]
 
 
-@pytest.mark.parametrize(("succeeded", "said"), [(True, [None]), (False, [])])
-def test_the_group_of_the_last_round_has_the_same_anchor_if_it_was_held(
-    succeeded: bool, said: list[None]
+@pytest.mark.parametrize(
+    ("succeeded", "members", "said"), [(True, 2, [None]), (True, 3, []), (False, 2, [])]
+)
+def test_where_all_are_one_group_they_have_one_anchor_if_the_last_round_was_held(
+    succeeded: bool, members: int, said: list[None]
 ) -> None:
     told = Told()
     before = told.lay(group="ab")
     before.succeeded, before.failed = succeeded, "" if succeeded else "lost"
     told.head_starts.ended(before)
     told.messages.clear()
-    told.lay(group="ab")
-    assert told.said == said
-    told.lay(group="bc")
+    told.lay(group="ab", members=members)
     assert told.said == said
 
 
@@ -105,8 +163,7 @@ def test_without_a_shared_momentum_there_is_nothing_to_tell() -> None:
         told = Told("diloco")
         table = told.lay()
         await told.came(table, "a", "c")
-        told.now += 9.0
-        told.head_starts.look(table)
+        told.look(table, 9.0)
         assert told.said == []
 
     asyncio.run(scenario())

@@ -19,6 +19,13 @@ def calm(**changes: object) -> Scenario:
     return Scenario(**{"rounds": 6} | changes)
 
 
+def idle(rounds: int = 6) -> float:
+    """The share of the time that a calm run stands still: 1.7 s for each exchange, and for each but
+    the first as long for the anchors of its group; over that and 5 s of inner steps."""
+    still_s = rounds * 1.7 + (rounds - 1) * 1.7
+    return still_s / (still_s + 5 * rounds)
+
+
 def share_failed(found: Figures) -> float:
     return found.rounds_failed / found.rounds
 
@@ -29,7 +36,9 @@ def test_a_sync_takes_the_payload_and_two_delays_however_many_peers_there_are(pe
     assert found.sync_median_s == pytest.approx(1.7)
     assert found.sync_p99_s == pytest.approx(1.7)
     assert found.pair_model_s == pytest.approx(1.7)
-    assert found.idle_share == pytest.approx(1.7 / 6.7)
+    # A single pair has one anchor, and waits for none.
+    expected = 1.7 / 6.7 if peers == 2 else idle()
+    assert found.idle_share == pytest.approx(expected, rel=0.01)
     # The anchor goes ahead while the peers compute; it counts all the same.
     assert found.bytes_per_round == 8_000_000
     assert (found.rounds, found.rounds_failed, found.unfinished) == (6 * peers, 0, 0)
@@ -39,6 +48,14 @@ def test_of_an_odd_count_one_sits_out_and_waits_for_nobody() -> None:
     found = simulate(calm(peers=5, rounds=5))
     assert (found.rounds, found.rounds_failed) == (25, 0)
     assert found.bytes_per_round == pytest.approx(8_000_000 * 4 / 5)
+
+
+@pytest.mark.parametrize("peers", [3, 5, 9])
+def test_who_sits_out_loses_no_round_where_exchanges_take_longer_than_patience(peers: int) -> None:
+    # 9.6 s for the anchor and as long for the pseudo-gradient.
+    found = simulate(calm(peers=peers, params=6_000_000, rounds=12))
+    assert found.rounds_failed == 0
+    assert found.sync_median_s == pytest.approx(9.7)
 
 
 def test_groups_of_four_send_to_three_partners() -> None:
@@ -72,8 +89,8 @@ def test_a_partner_that_has_not_begun_yet_hears_that_the_round_is_given_up() -> 
         "a peer has not come to the round in time": 1,
         "a peer declines: given up there: a peer has not come to the round in time": 1,
     }
-    # One has waited for its patience of 5 s, the other not at all.
-    assert found.idle_share == pytest.approx(5 / (5 + 25 + 5))
+    # One has waited for its patience of 5 s and what a round would take, the other not at all.
+    assert found.idle_share == pytest.approx(8.2 / (5 + 25 + 8.2))
 
 
 @pytest.mark.parametrize("lasts_s", [0.02, 0.3])
@@ -136,7 +153,7 @@ def test_stragglers_with_fewer_steps_cost_nobody_time() -> None:
     late, even = simulate(calm(**uneven)), simulate(calm(**uneven, dylu=True))
     assert share_failed(late) > 0.2
     assert share_failed(even) == 0
-    assert even.idle_share == pytest.approx(1.7 / 6.7)
+    assert even.idle_share == pytest.approx(idle(), rel=0.01)
 
 
 def test_a_partition_splits_pairs_and_the_halves_come_together_again() -> None:
