@@ -75,13 +75,13 @@ unequal: $(READY)  ## one worker five times slower than the others
 	$(RUN) tests/bench/unequal.py $(ARGS)
 
 pair-latency: $(READY)  ## NoLoCo's latency model beside the paper's figures
-	$(RUN) tests/bench/pair_latency.py
+	$(RUN) tests/bench/pair_latency.py $(ARGS)
 
 stability: $(READY)  ## NoLoCo's stability check beside 64 simulated replicas: docs/stability.png
-	$(RUN) tests/bench/stability.py
+	$(RUN) tests/bench/stability.py $(ARGS)
 
 simulate: $(READY)  ## noloco to 4,096 peers on a virtual clock: docs/simulate.png
-	$(BIN)/murmur simulate --peers 4,64,1024,4096 --params 1000 --link 100mbit,delay=50ms --latency-spread 1 --plot docs/simulate.png
+	$(BIN)/murmur simulate --peers 4,64,1024,4096 --params 1000 --link 100mbit,delay=50ms --latency-spread 1 --plot docs/simulate.png $(ARGS)
 
 schedules: $(READY)  ## 100,000 random schedules of faults for rounds in pairs
 	$(RUN) tests/bench/pair_schedules.py $(ARGS)

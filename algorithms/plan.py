@@ -1,6 +1,6 @@
 """The plan of a run: fragments x schedule x exchange x wire codec x outer update x merge.
 
-DiLoCo, Streaming DiLoCo, data-parallel and local training are settings of one engine.
+DiLoCo, Streaming DiLoCo, NoLoCo, data-parallel and local training are settings of one engine.
 """
 
 from dataclasses import dataclass, replace

@@ -60,7 +60,7 @@ class Scenario:
 
     def __post_init__(self) -> None:
         if not 2 <= self.peers <= _MOST_PEERS:
-            raise ValueError(f"{self.peers} peers; 2 to {_MOST_PEERS:,} can be simulated")
+            raise ValueError(f"peers is {self.peers:,}; 2 to {_MOST_PEERS:,} can be simulated")
         if self.preset == "diloco" and self.peers > _MOST_PEERS_OF_A_MEAN:
             raise ValueError(
                 f"{self.peers:,} peers of diloco: all send to all, which is {self.peers**2:,} "

@@ -58,7 +58,7 @@ def test_the_same_seed_gives_the_same_bytes(tmp_path: Path) -> None:
     ("args", "message"),
     [
         (("--peers", "four"), "--peers four: write it like 4,16,64"),
-        (("--peers", "1"), "1 peers; 2 to 10,000 can be simulated"),
+        (("--peers", "1"), "peers is 1; 2 to 10,000 can be simulated"),
         (("--preset", "diloco", "--peers", "16,1000"), "1,000 peers of diloco: all send to all"),
         (("--link", "fast"), "--link: link 'fast'"),
         (("--straggler", "5:0.1"), "--straggler 5:0.1: write it like 5x:0.1"),

@@ -52,7 +52,7 @@ def test_short_messages_take_about_what_the_latency_model_says() -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"peers": 1}, "1 peers; 2 to 10,000"),
+        ({"peers": 1}, "peers is 1; 2 to 10,000"),
         ({"peers": 10_001}, "2 to 10,000"),
         ({"preset": "diloco", "peers": 129}, "16,641 streams a round; at most 128"),
         ({"rounds": 0}, "rounds is 0; it must be at least 1"),
