@@ -7,15 +7,15 @@ next round can be known; the pseudo-gradient follows when it is due. What arrive
 
 import asyncio
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import partial
 from typing import TYPE_CHECKING
 
 from algorithms.codecs import Codec
-from algorithms.pairing import group_of, membership_epoch
 from algorithms.rounding import anchor_seed, contribution_seed
 from algorithms.schedule import Schedule
 from protos import murmuration_pb2 as pb
 from worker import wire
+from worker.exchange import groups
 from worker.exchange.ahead import HeadStarts
 from worker.exchange.context import Context, Tasks
 from worker.exchange.conversation import Conversation, declined
@@ -80,7 +80,7 @@ class Pairs:
         for table in list(self._tables.values()):
             if table.meeting is not None:
                 self.step(table, machine.Viewed(view))
-            elif table.group != self._group(table.fragment, table.round):
+            elif table.group != groups.group(self.context, self._view, table.fragment, table.round):
                 self._lay(table.fragment, table.round, table.own)
 
     async def advanced(self, fragment: int, state: FragmentState) -> None:
@@ -113,7 +113,7 @@ class Pairs:
         try:
             payload = await self._encoded(codec, begin.values, seed)
             table = self._tables.get(key)
-            if table is None or table.group != self._group(*key):
+            if table is None or table.group != groups.group(context, self._view, *key):
                 assert begin.anchor is not None, "pairs exchange anchors"
                 anchor = await self._anchor(*key, begin.anchor)
                 table = self._lay(*key, {ANCHOR: anchor})
@@ -341,23 +341,18 @@ class Pairs:
             lambda: self.context.compression.payload(codec, wire.encode(codec, values, seed)),
         )
 
-    def _group(self, fragment: int, round_: int) -> tuple[str, ...]:
-        """This peer's group of a round, as membership is now; itself alone if it sits out."""
-        me, run, size = self.context.me, self.context.run, self.context.plan.group_size
-        peers = self._view.in_round(fragment, round_) | {me}
-        return _group(me, run, fragment, round_, peers, size)
-
     def _lay(self, fragment: int, round_: int, own: dict[int, wire.Payload]) -> Table:
         """A table for the round in place of an earlier one, to which those partners are called that
         this peer calls."""
         if (earlier := self._tables.get((fragment, round_))) is not None:
             self._leave(earlier)
-        table = Table(fragment, round_, self._group(fragment, round_), dict(own))
+        drawn = groups.group(self.context, self._view, fragment, round_)
+        table = Table(fragment, round_, drawn, dict(own))
         self._tables[fragment, round_] = table
         for peer in table.group:
             if peer > self.context.me:
                 self._reach(table, peer, 1)
-        members = self._view.in_round(fragment, round_) | {self.context.me}
+        members = groups.members(self.context, self._view, fragment, round_)
         self.head_starts.laid(table, len(members))
         self._wake()
         return table
@@ -394,14 +389,6 @@ class Pairs:
     def _wake(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
-
-
-@lru_cache(maxsize=256)  # asked again whenever anything has changed
-def _group(
-    me: str, run: int, fragment: int, round_: int, peers: frozenset[str], size: int
-) -> tuple[str, ...]:
-    epoch = membership_epoch(peers)
-    return group_of(me, run, fragment, round_, epoch, peers, size) or (me,)
 
 
 def _code(error: wire.WireError) -> "pb.RefusalCode.ValueType":

@@ -1,0 +1,26 @@
+"""Who meets whom in a round of small groups, as membership is now."""
+
+from functools import lru_cache
+
+from algorithms.pairing import group_of, membership_epoch
+from worker.exchange.context import Context
+from worker.rounds import View
+
+
+def members(context: Context, view: View, fragment: int, round_: int) -> frozenset[str]:
+    """Whom the groups of the round are drawn from."""
+    return view.in_round(fragment, round_) | {context.me}
+
+
+def group(context: Context, view: View, fragment: int, round_: int) -> tuple[str, ...]:
+    """This peer's group of the round; itself alone if it sits out."""
+    peers = members(context, view, fragment, round_)
+    return _drawn(context.me, context.run, fragment, round_, peers, context.plan.group_size)
+
+
+@lru_cache(maxsize=256)  # asked again whenever anything has changed
+def _drawn(
+    me: str, run: int, fragment: int, round_: int, peers: frozenset[str], size: int
+) -> tuple[str, ...]:
+    epoch = membership_epoch(peers)
+    return group_of(me, run, fragment, round_, epoch, peers, size) or (me,)
