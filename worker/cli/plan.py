@@ -12,13 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from worker.cli.plan_stages import (
-    Shared,
-    StageOptions,
-    is_staged,
-    plan_stages,
-    stage_options,
-)
+from worker.cli.plan_stages import plan_stages
+from worker.cli.plan_stages_options import Shared, StageOptions, is_staged, stage_options
 from worker.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:

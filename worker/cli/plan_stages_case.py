@@ -15,7 +15,6 @@ from algorithms.skippipe.placement import stage_sizes
 from algorithms.skippipe.proposal import Swarm
 from algorithms.skippipe.route import Rules, visited_stages
 from algorithms.skippipe.search import EFFORT_S
-from worker.cli.plan_stages import Shared, StageOptions, is_file
 from worker.cli.plan_stages_links import (
     RECOMPUTED_RATIO,
     Known,
@@ -23,6 +22,7 @@ from worker.cli.plan_stages_links import (
     given_links,
     read_links,
 )
+from worker.cli.plan_stages_options import Shared, StageOptions, is_file
 from worker.errors import UsageError
 from worker.stages import StagesConfig
 
