@@ -78,7 +78,7 @@ def overdue(world: MeetingWorld) -> Iterator[str]:
     for part in world.attendances:
         limit = part.began_at + ROUND_S + TICK_S
         if part.staged_at is not None:
-            limit += CONFIG.patience_s + CONFIG.retry_s
+            limit += CONFIG.patience_s + world.leads_s[part.peer] + CONFIG.retry_s
         late = part.ended_at is None or part.ended_at > limit
         if late and not any(t.disturbs((part.peer,), part.began_at, limit) for t in gone):
             yield f"{part.peer} is in round {part.round} until {part.ended_at}, not {limit}"

@@ -68,6 +68,8 @@ class MeetingWorld(Agenda):
             name: SimPeer(name, {each: seen(each, Health.ALIVE, 0) for each in names})
             for name in names
         }
+        leads = random.Random(f"leads {seed}")  # of half of the peers none
+        self.leads_s = {name: max(0.0, leads.uniform(-1, 1)) * CONFIG.patience_s for name in names}
         self.faults = faults
         plan = FaultPlan(faults, sorted(names), self.interval_s, self.rng)
         self.touches, self.late_s = plan.touches, plan.late_s
@@ -197,6 +199,7 @@ class MeetingWorld(Agenda):
             round_=round_,
             began_at=self.now,
             payload_bytes=0,
+            lead_s=self.leads_s[peer.name],
         )
         part = Attendance(peer.name, round_, group, value, machine, self.now)
         part.values[peer.name] = value
