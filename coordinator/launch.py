@@ -82,12 +82,30 @@ class Launch:
                     f"--set {setting}: write section.key=value, such as diloco.inner_steps=50",
                     Exit.CONFIGURATION,
                 )
+        self._check_routing()
         self.link_of()
         if self.resume and not self.out.is_dir():
             raise Failure(
                 f"--resume: there is no folder {self.out}; name that of the run to go on with, as "
                 "--out DIR",
                 Exit.USAGE,
+            )
+
+    def _check_routing(self) -> None:
+        """A skip that the routing leaves no room for, where flags alone say so: the fix is a flag
+        too. Raises Failure."""
+        said = {setting.partition("=")[0].strip() for setting in self.settings}
+        elsewhere = "stages.routing" in said or (self.config and self.routing is None)
+        if not self.skip or elsewhere:
+            return
+        from algorithms.skippipe.prediction import NEVER_SKIP
+
+        routing = self.routing or "full"
+        if routing in NEVER_SKIP:
+            raise Failure(
+                f"--skip {self.skip:g}: routing {routing!r} visits every stage; say --routing skip "
+                "(or random), or leave --skip out",
+                Exit.CONFIGURATION,
             )
 
     def link_of(self) -> dict[str, Link | None]:

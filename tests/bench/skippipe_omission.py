@@ -19,7 +19,7 @@ Ref: arXiv:2502.19913.
 import argparse
 import math
 import multiprocessing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, islice, pairwise
 from statistics import fmean
@@ -154,34 +154,46 @@ def train(asked: Asked) -> list[Perplexity]:
     task = load_task("llama-bytes", seed=asked.seed, options={"architecture": architecture})
     assert isinstance(task, Staged)
     stages = build_stages(task, STAGES)
-    parameters = [dict(stage.named_parameters()) for stage in stages]
     optimizers = [torch.optim.Adam(stage.parameters(), LEARNING_RATE) for stage in stages]
-    sums = [StageGradients({n: p.shape for n, p in each.items()}) for each in parameters]
+    sums = [gradient_sums(stage) for stage in stages]
     batches = task.batches("train", Cursor(seed=asked.seed, stream="skippipe"))
     for step in range(asked.steps):
-        routes = VARIANTS[asked.name](step)
-        for microbatch, (route, batch) in enumerate(zip(routes, batches, strict=False)):
-            route_loss(stages, route, batch).backward()
-            for stage in route:
-                sums[stage].add(microbatch, taken_gradients(parameters[stage]))
-        for held, total, optimizer in zip(parameters, sums, optimizers, strict=True):
-            if total.visits:
-                for name, gradient in total.averaged().items():
-                    held[name].grad = gradient
-            optimizer.step()
-            optimizer.zero_grad()
-            total.clear()
+        train_step(stages, sums, optimizers, VARIANTS[asked.name](step), batches)
     cursor = Cursor(seed=asked.seed, stream="validation")
     held_out = list(islice(task.batches("validation", cursor), VALIDATION_BATCHES))
     return [perplexity(stages, held_out, *omitted) for omitted in OMITTED]
 
 
-def taken_gradients(parameters: Mapping[str, torch.nn.Parameter]) -> dict[str, torch.Tensor]:
-    """Of one visit; none is left behind for the next."""
-    taken = {name: held.grad for name, held in parameters.items() if held.grad is not None}
-    for held in parameters.values():
-        held.grad = None
-    return taken
+def gradient_sums(stage: StageModule) -> StageGradients:
+    """Of a stage: every backward adds to them, for they are the gradients of its parameters."""
+    parameters = dict(stage.named_parameters())
+    total = StageGradients({name: held.shape for name, held in parameters.items()})
+    for name, held in parameters.items():
+        held.grad = total.sums[name]
+    return total
+
+
+def train_step(
+    stages: Sequence[StageModule],
+    sums: Sequence[StageGradients],
+    optimizers: Sequence[torch.optim.Optimizer],
+    routes: Sequence[Stages],
+    batches: Iterator[Batch],
+) -> None:
+    """A microbatch by each route; each stage steps by the mean over its visits, if there was one.
+
+    Args:
+        sums: of each stage, bound to its parameters.
+    """
+    for microbatch, route in enumerate(routes):
+        torch.autograd.backward([route_loss(stages, route, next(batches))])
+        for stage in route:
+            sums[stage].added(microbatch)
+    for total, optimizer in zip(sums, optimizers, strict=True):
+        if total.visits:
+            total.averaged()
+            optimizer.step()
+        total.clear()
 
 
 def longest_gap(route: Stages) -> int:

@@ -7,6 +7,9 @@ process takes whatever the model (interpreter, libraries, activations of one lay
 difference between the depths; that of a stage's peer is compared to the whole's, beside the share
 of the parameters that it has. Peaks are those of the last inner step, without evaluation. With the
 preset local they are of training alone; others add what a round holds, of the whole model more.
+
+Exits with 1 where a stage's peer has a share of the whole's growth that is above its share of the
+parameters by more than 0.03, or has held more in flight than `[stages] memory_mib` allows.
 """
 
 import argparse
@@ -17,10 +20,11 @@ from tests.support.swarm_runs import Report, run_swarm, worker_results
 
 DEPTHS = (8, 24)
 SIZES = "hidden_size=256, intermediate_size=704, num_attention_heads=4, num_key_value_heads=4"
+ABOVE = 0.03  # of the whole's growth: pages and the allocator's own
 SMALL = ("task.context_bytes=32", "task.batch_size=1", "stages.microbatches=4")
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--stages", type=int, default=4)
     parser.add_argument("--steps", type=int, default=6)
@@ -36,13 +40,21 @@ def main() -> None:
         "| --- | ---: | ---: | ---: | ---: | ---: |\n"
         f"| whole model | {first:.0f} MB | {whole[0] / 1e6:.0f} MB | 1 | 1 | - |"
     )
+    good = True
     for shallow, deep in zip(*cut, strict=True):
         grown, params = growth(shallow, deep)
+        share, of_params = grown / whole[0], params / whole[1]
+        held, limit = deep["in_flight_peak_bytes"], deep["in_flight_limit_bytes"]
+        good &= share <= of_params + ABOVE and held <= limit
         print(
             f"| stage {deep['stage']} | {peak(deep):.0f} MB | {grown / 1e6:.0f} MB | "
-            f"{grown / whole[0]:.2f} | {params / whole[1]:.2f} | "
-            f"{deep['in_flight_peak_bytes'] / 1e6:.2f} MB |"
+            f"{share:.2f} | {of_params:.2f} | {held / 1e6:.2f} of {limit / 1e6:.0f} MB |"
         )
+    print(
+        f"\nwanted: of the whole's growth at most the share of the parameters and {ABOVE:g}, in "
+        f"flight at most the limit: {'yes' if good else 'no'}"
+    )
+    return 0 if good else 1
 
 
 def run(*args: str, depth: int) -> list[Report]:
@@ -66,4 +78,4 @@ def peak(peer: Report) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

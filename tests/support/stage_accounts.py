@@ -17,8 +17,10 @@ _TROUBLE = {"rerouted": "lost", "lost": "replica", "orphaned": "origin"}
 @dataclass(frozen=True)
 class Iteration:
     """Args:
-    begun: microbatches, of origins that have ended the iteration, and those that others had from
-        one that has not.
+    begun: all microbatches of every origin that was there as it began, by the origins' own logs:
+        those that have ended it, and those that were killed after they had ended the one before.
+        Where an origin is killed before it has sent all of its own, those that it kept are among
+        them, and unexplained: nobody can tell of them.
     counted: that came back to their origin, and are in the gradient of stage 0.
     dropped: that are said to be lost.
     summed: visits in the gradients of each stage from 1 on.
@@ -104,7 +106,7 @@ class Accounts:
         }
         later = sorted(set(self.stages.values()) - {0})
         return Iteration(
-            begun=self._microbatches * len(origins) + orphaned,
+            begun=self._microbatches * len(self._began(number)),
             counted=counted,
             dropped=len(self._at("dropped", number)) + orphaned,
             summed={
@@ -140,6 +142,15 @@ class Accounts:
             for name, events in self.events.items()
             if name != killed and (at := _at_when_gone(events, killed)) is not None
         )
+
+    def _began(self, number: int) -> list[str]:
+        """The origins that were there at the beginning of an iteration, ended or killed in it."""
+        ended = {name: self.ended(name) for name, stage in self.stages.items() if stage == 0}
+        return [
+            name
+            for name, those in ended.items()
+            if number in those or number == max(those, default=0) + 1
+        ]
 
     def _at(self, kind: str, iteration: int) -> list[tuple[str, Event]]:
         return [(n, e) for n, e in self.of_kind(kind) if e["iteration"] == iteration]

@@ -18,16 +18,24 @@ def assemble(run: Path, out: Path | None) -> int:
     """Put the newest checkpoints of all stages below the folder RUN together.
 
     A run that ends in good order has done so already, in the folder of one of its workers; this is
-    for one that was cut off. `murmur generate` and `murmur evaluate` take what comes of it.
+    for one that was cut off. Where its newest checkpoints are of different steps, a warning says
+    which. `murmur generate` and `murmur evaluate` take what comes of it.
     """
     from worker.stages.assembly import assemble as assemble_stages
 
     out = out or run / "assembled"
     try:
-        path = assemble_stages(run, out)
+        assembled = assemble_stages(run, out)
     except OSError as error:
         raise UsageError(
             f"--out {out}: no checkpoint can be written there: {error}; choose another folder"
         ) from error
-    click.echo(path)
+    if len(set(assembled.steps.values())) > 1:
+        told = ", ".join(f"{stage} -> {step}" for stage, step in assembled.steps.items())
+        click.echo(
+            f"warning: the newest checkpoints of the stages are of different steps "
+            f"(stage -> step: {told}); the model is a mixture, named after the least",
+            err=True,
+        )
+    click.echo(assembled.path)
     return 0

@@ -1,6 +1,7 @@
 """The whole model again, from the anchors of its stages: from live peers, or from checkpoints."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,18 @@ async def fetch_stages(
     return fetched
 
 
-def assemble(run: Path, out: Path) -> Path:
+@dataclass(frozen=True)
+class Assembled:
+    """Args:
+    path: of the checkpoint, named after the least of the steps.
+    steps: by stage, which may differ where a run was cut off.
+    """
+
+    path: Path
+    steps: Mapping[int, int]
+
+
+def assemble(run: Path, out: Path) -> Assembled:
     """Puts the newest checkpoints of all stages below the folder `run` together.
 
     Raises:
@@ -105,8 +117,9 @@ def assemble(run: Path, out: Path) -> Path:
         stage: [saved.tensors[f"anchor/{n}"] for n in range(len(saved.values["states"]))]
         for stage, saved in newest.items()
     }
-    step = min(saved.values["step"] for saved in newest.values())
-    return save_whole(out, step, manifest, config, whole_model(task, config, anchors))
+    steps = {stage: int(newest[stage].values["step"]) for stage in sorted(newest)}
+    whole = whole_model(task, config, anchors)
+    return Assembled(save_whole(out, min(steps.values()), manifest, config, whole), steps)
 
 
 def _fragments(parameters: Any, config: Config) -> tuple[Fragment, ...]:

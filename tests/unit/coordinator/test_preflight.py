@@ -75,6 +75,30 @@ def staged(**changes: object) -> Launch:
     return Launch(**{"workers": 4, "stages": 2, "resume": True, "out": Path("o"), **changes})
 
 
+@pytest.mark.parametrize("routing", [None, "full", "stochastic"])
+def test_a_skip_that_the_flags_leave_no_room_for_is_refused_with_a_flag(
+    routing: str | None,
+) -> None:
+    with pytest.raises(Failure, match=r"^--skip 0.25: .* --routing skip .* leave --skip out$"):
+        staged(resume=False, skip=0.25, routing=routing).check()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"routing": "skip"},
+        {"routing": "random"},
+        {"config": Path("run.toml")},
+        {"settings": ('stages.routing="skip"',)},
+        {"skip": 0.0},
+    ],
+)
+def test_whether_routes_may_skip_is_the_workers_to_say_elsewhere(
+    changes: dict[str, object],
+) -> None:
+    staged(**{"resume": False, "skip": 0.25, **changes}).check()
+
+
 def test_workers_go_on_with_the_stages_of_their_checkpoints() -> None:
     assert staged().request()["resume"] == ["o/w0", "o/w1", "o/w2", "o/w3"]
     assert staged(resume=False).request()["resume"] == []

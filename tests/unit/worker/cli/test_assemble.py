@@ -68,7 +68,8 @@ def save_stage(config: Config, model: nn.Module, run: Path, stage: int, step: in
 def assembled(*args: str | Path) -> Path:
     result = CliRunner().invoke(assemble, [str(arg) for arg in args])
     assert result.exit_code == 0, result.output
-    return Path(result.output.strip())
+    assert result.stderr == ""
+    return Path(result.stdout.strip())
 
 
 def refusal(code: int, *args: str | Path) -> str:
@@ -80,9 +81,9 @@ def refusal(code: int, *args: str | Path) -> str:
 
 def test_the_stages_make_the_model_that_they_were_cut_from(config: Config, tmp_path: Path) -> None:
     model, run = trained(config), tmp_path / "run"
-    for stage, step in ((0, 12), (1, 10), (2, 12)):
+    for stage in range(3):
         save_stage(config, trained(config), run, stage, step=1)
-        save_stage(config, model, run, stage, step)
+        save_stage(config, model, run, stage, step=10)
     path = assembled(run)
     assert path == run / "assembled" / "step-00000010"
     saved = find_checkpoint(run)
@@ -92,6 +93,17 @@ def test_the_stages_make_the_model_that_they_were_cut_from(config: Config, tmp_p
     (fragment,) = partition(schema, config.plan.fragments, config.plan.pattern)
     assert torch.equal(saved.tensors["anchor/0"], fragment.flatten(parameters))
     assert checkpoint_loss(saved) == pytest.approx(checkpoint_loss(saved, stages=3))
+
+
+def test_stages_of_different_steps_are_told_and_the_least_names_the_model(
+    config: Config, tmp_path: Path
+) -> None:
+    for stage, step in ((2, 11), (0, 12), (1, 10)):
+        save_stage(config, trained(config), tmp_path / "run", stage, step)
+    result = CliRunner().invoke(assemble, [str(tmp_path / "run")])
+    assert result.exit_code == 0
+    assert "(stage -> step: 0 -> 12, 1 -> 10, 2 -> 11)" in result.stderr
+    assert result.stdout.strip() == str(tmp_path / "run" / "assembled" / "step-00000010")
 
 
 def test_it_goes_where_it_is_told(config: Config, tmp_path: Path) -> None:
