@@ -76,7 +76,7 @@ class Account:
             )
             return apply(slot, sent, result, local)
 
-        Slot.send, Slot.apply = sends, applies  # type: ignore[method-assign]
+        Slot.send, Slot.apply = sends, applies
 
     def _write(
         self, kind: str, slot: Slot, round_: int, count: int, values: Tensor, anchor: Tensor
@@ -157,5 +157,5 @@ if __name__ == "__main__":
     _, folder, held, *sys.argv[1:] = sys.argv
     Account(Path(folder)).watch()
     if held:
-        daemon.GrpcTransport = held_transport(Hold(**json.loads(held)))  # type: ignore[misc]
+        daemon.GrpcTransport = held_transport(Hold(**json.loads(held)))
     main()
