@@ -1,6 +1,6 @@
 """Faults in the midst of a round in pairs: what they cost the others, and what the loss.
 
-    python tests/bench/pair_faults.py [--preset noloco ...] [--steps 700] [--stop-s 60]
+    python tests/bench/pair_faults.py [--preset noloco ...] [--steps 560] [--stop-s 60]
 
 Four workers of `murmur` behind the relay, on 20 Mbit/s each, beside three more such swarms: in one
 nothing happens, in the others w2 is killed, stopped for a minute, or cut off from its partner for
@@ -29,6 +29,7 @@ from tests.support.workers import Event, Hashes, Swarm, settings_of
 from worker.config import load_config
 
 LINK, WORSE, HELD_ROUND = "20mbit", 1.03, 1
+RUN_S = 600.0  # none takes longer
 VICTIM, SURVIVORS = "w2", ("w0", "w1", "w3")
 NOTHING, KILL, STOP, CUT = FAULTS = ("nothing", "kill -9", "SIGSTOP", "a cut link")
 
@@ -64,8 +65,8 @@ class Outcome:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--preset", action="append", help="noloco and streaming-noloco by default")
-    parser.add_argument("--steps", type=int, default=700)
-    parser.add_argument("--pause-s", type=float, default=0.1)
+    parser.add_argument("--steps", type=int, default=560)
+    parser.add_argument("--pause-s", type=float, default=0.15)
     parser.add_argument("--stop-s", type=float, default=60.0)
     options = parser.parse_args()
     print(
@@ -101,7 +102,7 @@ def outcome(out: Path, preset: str, settings: Sequence[str], stop_s: float, faul
         asked = ("--preset", preset, *settings)
         with relayed_swarm(4, folder, LINK, asked, programs=programs) as (swarm, relay):
             if fault == NOTHING:
-                results = swarm.wait()
+                results = swarm.wait(patience_s=RUN_S)
                 return Outcome(PairAccounts(accounts, plan), results)
             partner = held.partner()
             others = [name for name in SURVIVORS if name != partner]
@@ -119,7 +120,7 @@ def outcome(out: Path, preset: str, settings: Sequence[str], stop_s: float, faul
             with held.gate.opened():
                 if fault == STOP:
                     victim.send(signal.SIGCONT)
-                results = swarm.wait(*alive)
+                results = swarm.wait(*alive, patience_s=RUN_S)
             if fault != STOP:
                 after, lasted_s = rounds_of(swarm, others), time.monotonic() - began_s
             meanwhile = [after[name] - before[name] for name in others]

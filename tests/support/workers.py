@@ -94,9 +94,9 @@ class WorkerProcess:
     def send(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
-    def wait(self) -> int:
+    def wait(self, patience_s: float = PATIENCE_S) -> int:
         """The exit code, after everything it said has been read."""
-        code = self.process.wait(PATIENCE_S)
+        code = self.process.wait(patience_s)
         for reader in self._readers:
             reader.join(PATIENCE_S)
         return code
@@ -172,12 +172,12 @@ class Swarm:
         for name in self.names:
             self.start(name, *extra)
 
-    def wait(self, *names: str) -> dict[str, Event]:
+    def wait(self, *names: str, patience_s: float = PATIENCE_S) -> dict[str, Event]:
         """Waits for these workers, all by default, to exit 0; their results."""
         results = {}
         for name in names or self.names:
             worker = self.workers[name]
-            code = worker.wait()
+            code = worker.wait(patience_s)
             assert code == 0, f"{name} exited with {code}: {worker.errors}"
             results[name] = worker.result
         return results
