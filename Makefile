@@ -8,7 +8,7 @@ RUN := PATH="$(abspath $(BIN)):$$PATH" PYTHONPATH=. python
 # Two test processes at most: more would only wait for each other on a small machine.
 TEST_PROCESSES ?= 2
 
-.PHONY: help swarm test check fmt proto bench exchange codecs parity baselines losses traffic goodput plan-table sync-time unequal pair-latency stability schedules simulate skippipe-routes skippipe-deadlock skippipe-omission schedule stage-times stage-kills stage-memory stage-losses memory bench-peers compose-test clean
+.PHONY: help swarm test check fmt proto bench exchange codecs parity baselines losses traffic goodput plan-table sync-time unequal pair-faults pair-latency stability schedules simulate skippipe-routes skippipe-deadlock skippipe-omission schedule stage-times stage-kills stage-memory stage-losses memory bench-peers compose-test clean
 
 help:  ## what there is
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -73,6 +73,9 @@ sync-time: $(READY)  ## a round of noloco and of diloco for 2, 4 and 8 peers on 
 
 unequal: $(READY)  ## one worker five times slower than the others
 	$(RUN) tests/bench/unequal.py $(ARGS)
+
+pair-faults: $(READY)  ## a worker killed, stopped for 60 s, cut off amid a round in pairs: rounds and losses
+	$(RUN) tests/bench/pair_faults.py $(ARGS)
 
 pair-latency: $(READY)  ## NoLoCo's latency model beside the paper's figures
 	$(RUN) tests/bench/pair_latency.py $(ARGS)

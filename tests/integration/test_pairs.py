@@ -1,15 +1,28 @@
 """Real workers in pairs: where the specification says without faults, and further on with them."""
 
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
-from tests.support.gate import gate
+from tests.support.gate import gate, gates
 from tests.support.head_starts import HeadStarts
+from tests.support.held_rounds import held_round
+from tests.support.pair_accounts import PairAccounts
 from tests.support.reference import reference_hashes
-from tests.support.workers import QUICK, SMALL, Hashes, running_swarm, settings_of
+from tests.support.shaped import relayed_swarm
+from tests.support.watched import Hold, program
+from tests.support.workers import (
+    QUICK,
+    SMALL,
+    Event,
+    Hashes,
+    Swarm,
+    WorkerProcess,
+    running_swarm,
+    settings_of,
+)
 from worker.config import load_config
 
 
@@ -83,3 +96,152 @@ def test_a_stopped_worker_holds_up_nobody_and_comes_back(tmp_path: Path) -> None
     assert len({Hashes.of(result) for result in results.values()}) == 1
     assert results["w3"]["steps"] < min(results[name]["steps"] for name in ("w0", "w1", "w2"))
     assert stopped.of("round")[-1]["contributors"] == 4
+
+
+# ----------------------------------------------------------------- faults in the midst of a round
+
+VICTIM, SURVIVORS = "w2", ("w0", "w1", "w3")
+WORKERS = (*SURVIVORS, VICTIM)
+HELD = 3  # the round
+# A partner whose link is cut is given up within seconds.
+CUT = settings_of(rounds__patience_s=2, rounds__slack_s=4, rounds__grace_s=4)
+AMID = (*SMALL, *QUICK, *settings_of(run__steps=160, diloco__inner_steps=10))
+PLAN = load_config(None, AMID[1::2], "noloco").plan
+WORSE = 1.03
+
+
+def watched(folder: Path, hold: Hold | None = None) -> dict[str, Sequence[str]]:
+    """Programs of workers that keep accounts; of the victim that stands still."""
+    return {name: program(folder / name, hold if name == VICTIM else None) for name in WORKERS}
+
+
+@pytest.fixture(scope="module")
+def undisturbed_loss(tmp_path_factory: pytest.TempPathFactory) -> float:
+    """The validation loss of a swarm to which nothing happens."""
+    with running_swarm(4, tmp_path_factory.mktemp("run"), "--preset", "noloco", *AMID) as swarm:
+        swarm.start_all()
+        results = swarm.wait()
+    assert sum(result["rounds_failed"] for result in results.values()) == 0
+    (loss,) = {result["val_loss"] for result in results.values()}
+    return float(loss)
+
+
+def assert_no_harm(
+    results: Mapping[str, Event], accounts: PairAccounts, undisturbed_loss: float
+) -> None:
+    """Whoever is alive has the schedule behind it, one model and a loss like that of others; what
+    was applied was of one round, and once."""
+    assert {result["step"] for result in results.values()} == {160}
+    assert len({Hashes.of(result) for result in results.values()}) == 1
+    assert accounts.twice() == []
+    assert accounts.mixed() == []
+    for result in results.values():
+        assert result["val_loss"] <= WORSE * undisturbed_loss
+
+
+def failed(worker: WorkerProcess) -> dict[int, set[str]]:
+    """The rounds that came to nothing for a worker, and for whom it waited."""
+    return {event["round"]: set(event["waiting_for"]) for event in worker.of("round_failed")}
+
+
+def wait_for_the_loss(swarm: Swarm, partner: str) -> None:
+    """Until the victim is held for dead, and its partner has given the round with it up."""
+    for name in SURVIVORS:
+        if name == partner:
+            swarm.workers[name].wait_for(
+                lambda e: e["event"] == "round_failed" and e["round"] == HELD, "the lost round"
+            )
+        else:
+            swarm.workers[name].wait_for(
+                lambda e: e["event"] == "member" and e["health"] == "dead", "a death"
+            )
+
+
+def alone_with(accounts: PairAccounts, partner: str) -> bool:
+    """Whether the victim has applied the round that its partner has lost. It may have had the
+    partner's last word, and the partner not its own: what no protocol between two can settle."""
+    assert HELD not in {entry.round for entry in accounts.applied(partner)}
+    return HELD in {entry.round for entry in accounts.applied(VICTIM)}
+
+
+@pytest.mark.parametrize("point", ["contribution", "staged"])
+def test_a_worker_killed_amid_an_exchange_harms_nobody(
+    tmp_path: Path, point: str, undisturbed_loss: float
+) -> None:
+    noticed = gate(tmp_path, 45)
+    settings = ("--preset", "noloco", *AMID, *noticed.settings)
+    with (
+        held_round(tmp_path, HELD, point) as held,
+        running_swarm(4, tmp_path, *settings) as swarm,
+    ):
+        swarm.programs |= watched(tmp_path / "accounts", held.hold)
+        swarm.start_all()
+        partner = held.partner()
+        swarm.workers[VICTIM].send(signal.SIGKILL)
+        wait_for_the_loss(swarm, partner)
+        with noticed.opened():
+            results = swarm.wait(*SURVIVORS)
+    accounts = PairAccounts(tmp_path / "accounts", PLAN)
+    assert_no_harm(results, accounts, undisturbed_loss)
+    for name in SURVIVORS:
+        lost = {HELD: {VICTIM}} if name == partner else {}
+        assert failed(swarm.workers[name]) == lost
+        assert {entry.round for entry in accounts.applied(name)} == set(range(16)) - set(lost)
+        assert swarm.workers[name].of("round")[-1]["contributors"] == 3
+
+
+@pytest.mark.parametrize("point", ["contribution", "staged"])
+def test_a_worker_stopped_amid_an_exchange_harms_nobody(
+    tmp_path: Path, point: str, undisturbed_loss: float
+) -> None:
+    noticed, end = gates(tmp_path, 45, 135)
+    settings = ("--preset", "noloco", *AMID, *noticed.settings)
+    with (
+        held_round(tmp_path, HELD, point) as held,
+        running_swarm(4, tmp_path, *settings) as swarm,
+    ):
+        swarm.programs |= watched(tmp_path / "accounts", held.hold)
+        swarm.start_all()
+        partner, stopped = held.partner(), swarm.workers[VICTIM]
+        stopped.send(signal.SIGSTOP)
+        wait_for_the_loss(swarm, partner)
+        with noticed.opened():
+            for name in SURVIVORS:
+                swarm.workers[name].wait_for_round(11)
+            without = {name: failed(swarm.workers[name]) for name in SURVIVORS}
+            with held.gate.opened():
+                stopped.send(signal.SIGCONT)
+                stopped.wait_for(lambda e: e["event"] == "skipped", "where the others are")
+                with end.opened():
+                    results = swarm.wait()
+    accounts = PairAccounts(tmp_path / "accounts", PLAN)
+    assert_no_harm(results, accounts, undisturbed_loss)
+    assert without == {name: {HELD: {VICTIM}} if name == partner else {} for name in SURVIVORS}
+    assert alone_with(accounts, partner) <= (point == "staged")
+    assert results[VICTIM]["steps"] < min(results[name]["steps"] for name in SURVIVORS)
+    assert {worker.of("round")[-1]["contributors"] for worker in swarm.workers.values()} == {4}
+
+
+def test_a_link_cut_amid_an_exchange_and_for_good_harms_nobody(
+    tmp_path: Path, undisturbed_loss: float
+) -> None:
+    settings = ("--preset", "noloco", *AMID, *CUT)
+    with held_round(tmp_path, HELD, "staged") as held:
+        programs = watched(tmp_path / "accounts", held.hold)
+        with relayed_swarm(4, tmp_path, "100mbit", settings, programs=programs) as (swarm, relay):
+            partner = held.partner()
+            relay.cut(VICTIM, partner)
+            with held.gate.opened():
+                results = swarm.wait()
+    accounts = PairAccounts(tmp_path / "accounts", PLAN)
+    assert_no_harm(results, accounts, undisturbed_loss)
+    alone_with(accounts, partner)
+    for name in WORKERS:
+        apart = failed(swarm.workers[name])
+        rounds = {entry.round for entry in accounts.applied(name)}
+        if name in (VICTIM, partner):  # they lose those with each other, and go on with others
+            assert {VICTIM, partner} - {name} <= set.union(*apart.values())
+            assert max(rounds) > HELD
+        else:  # a round is lost with one of the two, while that one waits for the other
+            assert set().union(*apart.values()) <= {VICTIM, partner}
+            assert len(rounds) >= 8

@@ -1,9 +1,10 @@
-"""The built-in task with a gate: training waits at a step until a FIFO has a writer.
+"""The built-in task with gates: training waits at a step until a FIFO has a writer.
 
 So a test decides when a run may go on, and needs no sleeping and no guessing of speeds.
 """
 
 import os
+from collections.abc import Mapping
 
 from torch import Tensor, nn
 
@@ -12,14 +13,15 @@ from worker.tasks.task import Batch
 
 
 class Gated(LlamaBytes):
-    """LlamaBytes that opens `gate` for reading, which blocks, at its `gate_step`-th loss."""
+    """LlamaBytes that opens a FIFO for reading, which blocks, at each so-many-th loss that `gates`
+    names, from 1."""
 
-    def __init__(self, *, seed: int, gate: str, gate_step: int, **options: object) -> None:
+    def __init__(self, *, seed: int, gates: Mapping[str, str], **options: object) -> None:
         super().__init__(seed=seed, **options)
-        self._gate, self._gate_step, self._losses = gate, gate_step, 0
+        self._gates, self._losses = gates, 0
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         self._losses += 1
-        if self._losses == self._gate_step:
-            os.close(os.open(self._gate, os.O_RDONLY))
+        if (gate := self._gates.get(str(self._losses))) is not None:
+            os.close(os.open(gate, os.O_RDONLY))
         return super().loss(model, batch)

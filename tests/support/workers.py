@@ -41,16 +41,23 @@ class Hashes:
         return cls(result["anchor_hash"], result["momentum_hash"])
 
 
-class WorkerProcess:
-    """One `murmur` process; its JSON events are read as they come."""
+MURMUR = ("worker.cli",)
 
-    def __init__(self, args: Sequence[str], name: str) -> None:
+
+class WorkerProcess:
+    """One `murmur` process; its JSON events are read as they come.
+
+    Args:
+        program: what follows `python -m`, before the arguments.
+    """
+
+    def __init__(self, args: Sequence[str], name: str, program: Sequence[str] = MURMUR) -> None:
         self.name = name
         self.events: list[Event] = []
         self._new: queue.Queue[Event | None] = queue.Queue()
         env = {**os.environ, "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "worker.cli", *args],
+            [sys.executable, "-m", *program, *args],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -87,9 +94,9 @@ class WorkerProcess:
     def send(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
-    def wait(self) -> int:
+    def wait(self, patience_s: float = PATIENCE_S) -> int:
         """The exit code, after everything it said has been read."""
-        code = self.process.wait(PATIENCE_S)
+        code = self.process.wait(patience_s)
         for reader in self._readers:
             reader.join(PATIENCE_S)
         return code
@@ -124,10 +131,14 @@ class WorkerProcess:
 
 
 class Swarm:
-    """Some workers on loopback that know each other's addresses."""
+    """Some workers on loopback that know each other's addresses.
+
+    `programs` are those of workers, by name, that are to run another than `murmur` itself.
+    """
 
     def __init__(self, count: int, out: Path, settings: Sequence[str]) -> None:
         self.out, self.settings = out, settings
+        self.programs: dict[str, Sequence[str]] = {}
         self.names = [f"w{index}" for index in range(count)]
         self.addresses = dict(zip(self.names, free_addresses(count), strict=True))
         self.workers: dict[str, WorkerProcess] = {}
@@ -152,6 +163,7 @@ class Swarm:
                 *extra,
             ],
             name,
+            self.programs.get(name, MURMUR),
         )  # fmt: skip
         self.workers[name] = worker
         return worker
@@ -160,12 +172,12 @@ class Swarm:
         for name in self.names:
             self.start(name, *extra)
 
-    def wait(self, *names: str) -> dict[str, Event]:
+    def wait(self, *names: str, patience_s: float = PATIENCE_S) -> dict[str, Event]:
         """Waits for these workers, all by default, to exit 0; their results."""
         results = {}
         for name in names or self.names:
             worker = self.workers[name]
-            code = worker.wait()
+            code = worker.wait(patience_s)
             assert code == 0, f"{name} exited with {code}: {worker.errors}"
             results[name] = worker.result
         return results
