@@ -7,10 +7,11 @@ nothing twice.
 """
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 
 from protos import murmuration_pb2 as pb
 from worker import wire
+from worker.errors import ConfigError
 from worker.mailbox import Job
 from worker.stages.context import StageContext
 from worker.stages.counting import Counting
@@ -22,7 +23,7 @@ from worker.stages.room import Room
 from worker.stages.schedule import Schedule
 from worker.stages.visit import Back, Key, Visit
 from worker.transport import Stream
-from worker.wire.visits import gradient_header, visit_failed, visit_of
+from worker.wire.visits import VisitTooLarge, gradient_header, visit_failed, visit_of
 
 _AT_ONCE_S = 0.001
 
@@ -33,6 +34,7 @@ class Serving:
     Args:
         onward: sends a visit to the next stage.
         schedule: what this peer plans with; an origin that plans otherwise is talked to at once.
+        end: ends this peer's part in the run: it has no room for the run's microbatches.
     """
 
     def __init__(
@@ -44,10 +46,11 @@ class Serving:
         onward: Onward,
         schedule: Schedule,
         measuring: Measuring,
+        end: Callable[[Exception], None],
     ) -> None:
         self._context, self._desk, self._room = context, desk, room
         self._counting, self._onward = counting, onward
-        self._schedule, self._measuring = schedule, measuring
+        self._schedule, self._measuring, self._end = schedule, measuring, end
         self._kept: dict[tuple[Key, int], int] = {}
         self._held: dict[tuple[Key, int], asyncio.Task[Back]] = {}
         self._began = asyncio.Condition()
@@ -67,6 +70,8 @@ class Serving:
             await stream.send(visit_failed(str(error), elsewhere=False))
         except (Elsewhere, wire.WireError) as error:
             await stream.send(visit_failed(str(error), elsewhere=True))
+            if isinstance(error, VisitTooLarge):
+                self._end(ConfigError(str(error)))
         else:
             payload = wire.Payload.of(back.gradient)
             began = context.clock()
