@@ -1,12 +1,16 @@
 """Stages whose replicas live and take no microbatch: nothing is left out in silence."""
 
 from dataclasses import replace
+from unittest.mock import Mock
+
+import pytest
 
 from algorithms.plan import PRESETS
 from tests.protocol.stage_swarm import StagedProblem, StageSwarm
 from tests.protocol.swarm import Peer
 from tests.protocol.virtual_time import run
 from worker.errors import ConfigError
+from worker.mailbox import Job
 
 PROBLEM = StagedProblem(
     count=3,
@@ -51,5 +55,38 @@ def test_a_stage_that_an_origin_does_not_reach_is_told_of() -> None:
             (told,) = warnings(swarm["0a"])
             assert str(told).startswith("a microbatch goes past stage 1, though 1a serves it: ")
             assert not warnings(swarm["1a"])
+
+    run(scenario())
+
+
+def test_an_origin_that_cannot_go_on_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It alone begins its microbatches: the others would wait for its last word for ever."""
+
+    async def scenario() -> None:
+        async with StageSwarm(PROBLEM) as swarm:
+            await swarm.start_all()
+            await swarm.reached(3)
+            error = ZeroDivisionError("no routes")
+            monkeypatch.setattr(swarm["0a"].node.stages.schedule, "routes", Mock(side_effect=error))
+            await swarm.sleep(5.0)
+            assert swarm["0a"].train.error is error
+
+    run(scenario())
+
+
+def test_an_origin_without_a_route_drops_its_microbatches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Stage 0 by itself would learn to be a model of its own."""
+
+    async def scenario() -> None:
+        async with StageSwarm(replace(PROBLEM, steps=2)) as swarm:
+            await swarm.start_all()
+            none = Mock(return_value=([()] * 2, 0))
+            monkeypatch.setattr(swarm["0a"].node.stages.schedule, "routes", none)
+            await swarm.finished()
+            assert swarm.total("dropped") == 4
+            assert not any(told.counted for told in swarm["0a"].replica.iterations)
+            assert not any(job is Job.LOSS for job, _, _ in swarm["0a"].replica.jobs)
 
     run(scenario())

@@ -62,7 +62,7 @@ class StageNode:
             self._end,
         )
         self._origin = Origin(
-            context, self._desk, self.room, self.counting, self._onward, self.schedule
+            context, self._desk, self.room, self.counting, self._onward, self.schedule, self._end
         )
         self._listener = Listener(context.run, self.counting, self.tick)
         self._ends = False

@@ -46,6 +46,9 @@ class Onward:
             Dropped: the microbatch is lost.
             Elsewhere: this peer does not get through to the origin; another may.
         """
+        if not visit.rest and visit.stage == 0:
+            # It would ask itself for the loss, and learn to be a model of its own.
+            raise Dropped("no other stage is on its route")
         rest, tried = list(visit.rest), set()
         counts = self._context.counts
         while True:

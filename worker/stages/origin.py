@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import defaultdict
+from collections.abc import Callable
 
 from worker.exchange.context import Tasks
 from worker.mailbox import Job
@@ -20,7 +21,11 @@ _AGAIN_S = 0.25
 
 
 class Origin:
-    """io thread only."""
+    """io thread only.
+
+    Args:
+        end: ends this peer's part in the run: nobody else begins its microbatches.
+    """
 
     def __init__(
         self,
@@ -30,7 +35,9 @@ class Origin:
         counting: Counting,
         onward: Onward,
         schedule: Schedule,
+        end: Callable[[Exception], None],
     ) -> None:
+        self._end = end
         self._context, self._desk, self._room = context, desk, room
         self._counting, self._onward, self._schedule = counting, onward, schedule
         self._held_bytes = 0  # by a microbatch in flight, as the last one has shown
@@ -43,10 +50,16 @@ class Origin:
         """Sends this iteration's microbatches on their way."""
         if self._iterating is not None:
             self._iterating.cancel()
-        self._iterating = self._tasks.spawn(self._iterate(iteration))
+        self._iterating = self._tasks.spawn(self._iterate_or_end(iteration))
 
     async def close(self) -> None:
         await self._tasks.close()
+
+    async def _iterate_or_end(self, iteration: int) -> None:
+        try:
+            await self._iterate(iteration)
+        except Exception as error:  # whatever it is, the others would wait for this origin
+            self._end(error)
 
     async def _iterate(self, iteration: int) -> None:
         await self._someone_serves()

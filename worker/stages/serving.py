@@ -139,8 +139,8 @@ class Serving:
         else:
             came = self._context.clock()
             await self._reached(visit)
-            if visit.stage > 0 and visit.sender == visit.key.origin:
-                self._counting.began(visit.key.iteration, visit.sender, visit.key.microbatch)
+            if visit.stage > 0:
+                self._counting.heard(visit.key.iteration, visit.key.origin)
             size = self._size(visit, header.total_bytes)
             await self._room.take(size)
             try:
@@ -152,6 +152,8 @@ class Serving:
             except BaseException:
                 self._room.give(size)
                 raise
+            if visit.stage > 0 and visit.sender == visit.key.origin:
+                self._counting.began(visit.key.iteration, visit.sender, visit.key.microbatch)
             if place in self._held:  # asked again meanwhile, by another way
                 self._room.give(size)
             else:
@@ -167,13 +169,16 @@ class Serving:
     def _hold(self, place: tuple[Key, int], work: Coroutine[None, None, Back], size: int) -> None:
         """Begins a visit, which gives its room back in the end. Those that are done stay to be
         asked for again, as far as there is room for that; beyond, asking again costs a second
-        computation and is counted once all the same.
+        computation and is counted once all the same. One that has failed may not fail again.
         """
         task = self._held[place] = asyncio.get_running_loop().create_task(work)
 
         def ended(task: asyncio.Task[Back]) -> None:
             self._room.give(size)
-            if task.cancelled() or task.exception() is not None or self._held.get(place) != task:
+            if task.cancelled() or self._held.get(place) != task:
+                return
+            if task.exception() is not None:
+                del self._held[place]
                 return
             self._kept[place] = len(task.result().gradient)
             while sum(self._kept.values()) > self._room.limit_bytes:
@@ -213,13 +218,14 @@ class Serving:
         forward = await self._desk.do(Job.FORWARD, key.iteration, key.number, shape, values)
         back = await self._onward.send(visit, given(forward))
         # From here on the train thread may have counted it, before word of that is back.
-        self._counting.counted(key.iteration, key.origin, key.microbatch)
+        new = self._counting.counted(key.iteration, key.origin, key.microbatch)
         try:
             done = await self._desk.do(
                 Job.BACKWARD, key.iteration, key.number, shape, values, back.gradient
             )
         except Dropped:
-            self._counting.failed(key.iteration, key.origin, key.microbatch)
+            if new:  # else it is in the sum since an earlier visit
+                self._counting.failed(key.iteration, key.origin, key.microbatch)
             raise
         self._context.counts.visits += 1
         return Back(given(done), (self._context.me, *back.path))
