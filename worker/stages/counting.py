@@ -16,6 +16,7 @@ from worker.mailbox import IterationOver
 from worker.membership import Card, Phase
 
 _PATIENCE_S = 2.0
+_MOST_AHEAD = 8  # iterations: who says to be further is not waited for
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,10 @@ class Counting:
         """Whether this peer's sum of an iteration is complete, or it is at a later one."""
         return self.iteration > iteration or self.ended >= iteration
 
+    def is_far(self, iteration: int) -> bool:
+        """Whether this peer has begun, and will not be at that iteration for long."""
+        return 0 < self.iteration < iteration - _MOST_AHEAD
+
     @property
     def orphaned(self) -> int:
         """The microbatches that are lost with their origins, of those that these had sent here."""
@@ -89,7 +94,9 @@ class Counting:
         which tells itself what it has lost."""
         self._orphans.pop((iteration, origin), None)
         self.heard(iteration, origin)
-        if iteration >= self.iteration:
+        if not self.iteration:  # not begun yet, at whatever iteration it will be: the latest word
+            self._told = {key: told for key, told in self._told.items() if key[1] != origin}
+        if iteration >= self.iteration and not self.is_far(iteration):
             self._told[iteration, origin] = frozenset(counted)
 
     def over(self, origins: Iterable[Card], now: float) -> IterationOver | None:

@@ -192,8 +192,13 @@ class Serving:
         mine = self._context.stage == visit.stage
         if not mine or (visit.stage == 0 and visit.key.origin != self._context.me):
             raise Elsewhere(f"stage {visit.stage} is not served here")
+        counting, iteration = self._counting, visit.key.iteration
         async with self._began:
-            await self._began.wait_for(lambda: self._counting.iteration >= visit.key.iteration)
+            await self._began.wait_for(
+                lambda: counting.iteration >= iteration or counting.is_far(iteration)
+            )
+        if counting.is_far(iteration):
+            raise Elsewhere(f"iteration {iteration} is far ahead of {counting.iteration} here")
         self._refuse_late(visit)
 
     def _refuse_late(self, visit: Visit) -> None:

@@ -69,6 +69,24 @@ def test_a_last_word_may_come_before_the_iteration_begins() -> None:
     assert counting.over([origin()], 0.0) == IterationOver(5)
 
 
+def test_a_last_word_from_far_ahead_is_not_kept() -> None:
+    """Nobody is that far ahead of a peer that it waits for; card by card it is told to be."""
+    counting = counting_at(5)
+    counting.finished(5000, "a", [])
+    counting.begin(5000)
+    assert counting.over([origin(step=4999)], 0.0) is None
+
+
+def test_of_last_words_before_this_peer_has_begun_the_latest_is_kept() -> None:
+    counting = Counting()
+    counting.finished(4999, "a", [])
+    counting.finished(5000, "a", [])
+    counting.begin(4999)
+    assert counting.over([origin(step=4998)], 0.0) == IterationOver(4999)  # it is further
+    counting.begin(5000)
+    assert counting.over([origin(step=4999)], 0.0) == IterationOver(5000)
+
+
 def test_a_last_word_on_an_earlier_iteration_says_nothing() -> None:
     counting = counting_at(5)
     counting.finished(4, "a", [])

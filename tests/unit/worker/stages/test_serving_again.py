@@ -105,10 +105,12 @@ class Stage:
         problem = self.problems.get(message.job, "")
         self.desk.worked(StageWorked(message.number, message.values, problem=problem))
 
-    async def visited(self, microbatch: int, *, whole: bool = True) -> str | None:
+    async def visited(
+        self, microbatch: int, *, whole: bool = True, iteration: int = ITERATION
+    ) -> str | None:
         """By p0's microbatch, or only by its header; how the answer ends."""
         context, payload = self.context, wire.Payload.of(VALUES)
-        visit = Visit(Key(ITERATION, "p0", microbatch), 1, (), (1, 1, 4), 0, "p0")
+        visit = Visit(Key(iteration, "p0", microbatch), 1, (), (1, 1, 4), 0, "p0")
         messages = [visit_header(visit, context.run, context.codec, payload)]
         if whole:
             messages += [message for message, _, _ in wire.payload_messages(pb.VisitUp, payload)]
@@ -132,6 +134,22 @@ def test_a_microbatch_that_has_not_arrived_has_not_begun_here() -> None:
         gone, other = replace(CARDS[0], health=Health.DEAD), replace(CARDS[0], peer="other")
         assert stage.counting.over([gone, other], 0.0) == IterationOver(ITERATION, discard=False)
         assert stage.counting.orphans(ITERATION)["p0"].began == {1}
+
+    asyncio.run(scenario())
+
+
+def test_a_visit_from_far_ahead_is_not_waited_with() -> None:
+    """Another replica may be there. A little later this one will be."""
+
+    async def scenario() -> None:
+        stage = Stage()
+        assert await stage.visited(0, iteration=5000) == "failed"
+        soon = asyncio.ensure_future(stage.visited(0, iteration=ITERATION + 1))
+        await asyncio.sleep(0)
+        assert not soon.done()
+        stage.counting.begin(ITERATION + 1)
+        await stage.serving.begin(ITERATION + 1)
+        assert await soon == "gradient"
 
     asyncio.run(scenario())
 
