@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from worker.exchange.context import Tasks
 from worker.mailbox import Job
+from worker.membership import Phase
 from worker.stages.context import StageContext, serves
 from worker.stages.counting import Counting
 from worker.stages.desk import Desk, given
@@ -63,6 +64,10 @@ class Origin:
 
     async def _iterate(self, iteration: int) -> None:
         await self._someone_serves()
+        if self._is_late(iteration):
+            self._context.log({"event": "late", "iteration": iteration})
+            self._counting.finished(iteration, self._context.me, [])
+            return
         routes, schedule = self._schedule.routes(iteration)
         count = self._context.config.microbatches
         paths = await asyncio.gather(
@@ -80,6 +85,15 @@ class Origin:
                 self._counting.counted(iteration, self._context.me, microbatch)
         done = [n for n, path in enumerate(paths) if path is not None]
         self._counting.finished(iteration, self._context.me, done)
+
+    def _is_late(self, iteration: int) -> bool:
+        """Whether every other stage has ended the iteration without this origin, which was away.
+        One replica is enough to tell: gossip lags, and the others may only not have told yet."""
+        steps: dict[int, int] = {}
+        for card in self._context.cards():
+            if card.stage > 0 and card.live and card.phase in (Phase.READY, Phase.TRAINING):
+                steps[card.stage] = max(card.step, steps.get(card.stage, 0))
+        return bool(steps) and min(steps.values()) >= iteration
 
     async def _someone_serves(self) -> None:
         """Waits while there is no other stage: stage 0 by itself would learn to be a model."""
