@@ -5,7 +5,7 @@ import random
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from algorithms.codecs import codec_by_name
 from protos import murmuration_pb2 as pb
@@ -31,7 +31,7 @@ from worker.mailbox import (
 from worker.manifest import Manifest
 from worker.membership import Card, Digest, Doubted, Measured, Membership, Phase, Tick, Updated
 from worker.rounds import View
-from worker.stages.context import StageContext
+from worker.stages.context import StageContext, StageCounts
 from worker.stages.node import StageNode
 from worker.stages.placing import StageExchange
 from worker.states import serve_states
@@ -51,6 +51,7 @@ class NodeConfig:
     min_peers: how many must be ready before the run starts, None to leave that to the others;
     wait_s: how long to wait for them.
     stage: which part of the model this peer serves.
+    stage_counts: of visits; they go on where a peer moves to another stage.
     """
 
     peer: str
@@ -60,6 +61,7 @@ class NodeConfig:
     min_peers: int | None = 1
     stage: int = 0
     wait_s: float = 120.0
+    stage_counts: StageCounts = field(default_factory=StageCounts)
 
 
 class Node:
@@ -324,6 +326,7 @@ class Node:
             doubt=self._doubt,
             clock=self._clock,
             log=self._log,
+            counts=self._node.stage_counts,
         )
         return StageNode(
             context,

@@ -37,12 +37,15 @@ def fewest_visits(pipeline: Pipeline, rules: Rules, origins: Sequence[int]) -> i
 
 
 def peer_limits(pipeline: Pipeline, quota: Sequence[int]) -> tuple[int, ...]:
-    """How many routes may visit each peer: its memory, or its even share if that is too little.
+    """How many routes may visit each peer: its memory, or its even share if that is too little;
+    never more than visit its stage.
 
     Beyond its memory a peer defers what arrives, and so it does on stage 0, where all begin.
     """
     limits = list(pipeline.memory)
     for stage, replicas in enumerate(pipeline.stages):
+        for peer in replicas:
+            limits[peer] = min(limits[peer], quota[stage])
         short = quota[stage] - sum(limits[peer] for peer in replicas)
         for extra in range(short):
             limits[replicas[extra % len(replicas)]] += 1

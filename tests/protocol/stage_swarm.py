@@ -264,9 +264,10 @@ class StageSwarm(Swarm):
                 assert not twice, (stage, iteration, twice)
 
     def assert_accounted(self) -> None:
-        """Every microbatch of an origin that lives has come back or was said to be dropped; each
-        stage has counted those that have come back, or it is said why not; and whoever had one
-        straight from an origin that was killed amid the iteration has said so."""
+        """Every microbatch of an origin that lives has come back or was said to be dropped, or was
+        not begun, in an iteration that is said to be over; each stage has counted those that have
+        come back, or it is said why not; and whoever had one straight from an origin that was
+        killed amid the iteration has said so."""
         self.assert_counted_once()
         for origin in self.of_stage(0):
             if origin.killed:
@@ -279,7 +280,9 @@ class StageSwarm(Swarm):
                 }
                 done = set(told.counted)
                 assert not done & dropped, (origin.name, told.iteration)
-                assert done | dropped == set(range(self.problem.microbatches)), origin.name
+                late = told.iteration in {event["iteration"] for event in origin.of_kind("late")}
+                begun = set() if late else set(range(self.problem.microbatches))
+                assert done | dropped == begun, origin.name
                 for stage in range(1, self.problem.count):
                     self._assert_explained(stage, told.iteration, origin.name, done)
 

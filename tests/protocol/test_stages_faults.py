@@ -248,6 +248,28 @@ def test_a_replica_that_starts_again_takes_part_again(victim: str, plan: str) ->
     run(scenario())
 
 
+def test_an_origin_that_starts_again_begins_nothing_in_iterations_that_are_over() -> None:
+    """It goes through them for its place in the schedule; nobody is left to take a microbatch."""
+
+    async def scenario() -> None:
+        async with StageSwarm(problem_of(30)) as swarm:
+            await swarm.start_all(2)
+            await swarm.reached(20)
+            swarm.kill("0b")
+            await swarm.sleep(0.5)
+            again = await swarm.restart("0b", via=["0a", "1b"])
+            await swarm.finished()
+            swarm.assert_counted_once()
+            assert not any(job is Job.ENTER and i < 15 for job, i, _ in again.replica.jobs)
+            assert not [event for event in again.of_kind("dropped") if event["iteration"] < 15]
+            late = {event["iteration"] for event in again.of_kind("late")}
+            assert late >= set(range(1, 15))
+            assert len(again.replica.iterations) == 30
+            assert again.replica.iterations[-1].counted == {0, 1}
+
+    run(scenario())
+
+
 # --------------------------------------------------------------------------------------- links
 
 

@@ -11,7 +11,7 @@ from worker.transport import Transport
 
 @dataclass
 class StageCounts:
-    """Since the start of this process."""
+    """Since the start of this process, on whichever stages it has served."""
 
     visits: int = 0  # done here to the end, the origin's own included
     repeated: int = 0  # asked again after a peer before this one was lost

@@ -16,6 +16,7 @@ from worker.mailbox import IterationOver
 from worker.membership import Card, Phase
 
 _PATIENCE_S = 2.0
+_MOST_AHEAD = 8  # iterations: who says to be further is not waited for
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,10 @@ class Counting:
         """Whether this peer's sum of an iteration is complete, or it is at a later one."""
         return self.iteration > iteration or self.ended >= iteration
 
+    def is_far(self, iteration: int) -> bool:
+        """Whether this peer has begun, and will not be at that iteration for long."""
+        return 0 < self.iteration < iteration - _MOST_AHEAD
+
     @property
     def orphaned(self) -> int:
         """The microbatches that are lost with their origins, of those that these had sent here."""
@@ -62,15 +67,23 @@ class Counting:
         """By origin, of an iteration that is over."""
         return {key[1]: left for key, left in self._orphans.items() if key[0] == iteration}
 
+    def heard(self, iteration: int, origin: str) -> None:
+        """Word of an origin has come that is at this iteration."""
+        self._heard[origin] = max(iteration, self._heard.get(origin, 0))
+
     def began(self, iteration: int, origin: str, microbatch: int) -> None:
         """An origin has sent a microbatch here, before any other peer."""
         self._began.setdefault((iteration, origin), set()).add(microbatch)
-        self._hear(origin, iteration)
+        self.heard(iteration, origin)
 
-    def counted(self, iteration: int, origin: str, microbatch: int) -> None:
-        """The gradient of a visit is in this stage's sum, or may be at any moment."""
-        self._mine.setdefault((iteration, origin), set()).add(microbatch)
-        self._hear(origin, iteration)
+    def counted(self, iteration: int, origin: str, microbatch: int) -> bool:
+        """The gradient of a visit is in this stage's sum, or may be at any moment; whether that is
+        new."""
+        self.heard(iteration, origin)
+        mine = self._mine.setdefault((iteration, origin), set())
+        new = microbatch not in mine
+        mine.add(microbatch)
+        return new
 
     def failed(self, iteration: int, origin: str, microbatch: int) -> None:
         """It is not, and will not be."""
@@ -80,23 +93,28 @@ class Counting:
         """An origin has said its last word on an iteration; one that was thought to be gone, maybe,
         which tells itself what it has lost."""
         self._orphans.pop((iteration, origin), None)
-        self._hear(origin, iteration)
-        if iteration >= self.iteration:
+        self.heard(iteration, origin)
+        if not self.iteration:  # not begun yet, at whatever iteration it will be: the latest word
+            self._told = {key: told for key, told in self._told.items() if key[1] != origin}
+        if iteration >= self.iteration and not self.is_far(iteration):
             self._told[iteration, origin] = frozenset(counted)
 
     def over(self, origins: Iterable[Card], now: float) -> IterationOver | None:
         """Whether every origin that is still there has finished the iteration.
 
         Args:
-            origins: the cards of all replicas of stage 0, gone or not.
+            origins: the cards of all replicas of stage 0, gone or not. Who has left stage 0 amid
+                the iteration, for another, is not among them, and gone.
         """
         someone = discard = waits = False
         gone: list[tuple[int, str]] = []
+        left = {key for key in (*self._began, *self._mine) if key[0] == self.iteration}
         for card in origins:
             if self._epochs.setdefault(card.peer, card.epoch) != card.epoch:
                 self._epochs[card.peer] = card.epoch  # of what an earlier life has said, nothing
                 self._heard.pop(card.peer, None)
             key = (self.iteration, card.peer)
+            left.discard(key)
             mine, told = self._mine.get(key, set()), self._told.get(key)
             if told is not None:
                 someone, discard = True, discard or told != mine
@@ -109,23 +127,22 @@ class Counting:
         if waits or not someone:
             return None
         self.ended = self.iteration
-        for key in gone:
+        for key in (*gone, *sorted(left)):
             began, mine = self._began.get(key, set()), self._mine.get(key, set())
             if began or mine:
                 summed = frozenset() if discard else frozenset(mine)
                 self._orphans[key] = Orphans(frozenset(began), summed)
         return IterationOver(self.iteration, discard)
 
-    def _hear(self, origin: str, iteration: int) -> None:
-        self._heard[origin] = max(iteration, self._heard.get(origin, 0))
-
     def _has_a_say(self, card: Card) -> bool:
         """Whether to wait for an origin's last word: it begins microbatches in this iteration, or
         has. A joiner that fetches a state from long ago may take its time; but gossip is slower
         than an iteration, and who has sent word of the last one is no joiner any more."""
+        heard = self._heard.get(card.peer, -1)
+        if card.phase is Phase.STARTING:
+            return card.live and heard + 1 >= self.iteration
         if card.phase is Phase.READY:
-            latest = max(card.step, self._heard.get(card.peer, 0))
-            return card.live and latest + 1 >= self.iteration
+            return card.live and max(card.step, heard) + 1 >= self.iteration
         return card.live and card.phase in (Phase.TRAINING, Phase.DONE)
 
     def _has_gone_on(self, card: Card, counted: bool, now: float) -> bool:

@@ -59,9 +59,10 @@ class StageNode:
             self._onward,
             self.schedule,
             self.measuring,
+            self._end,
         )
         self._origin = Origin(
-            context, self._desk, self.room, self.counting, self._onward, self.schedule
+            context, self._desk, self.room, self.counting, self._onward, self.schedule, self._end
         )
         self._listener = Listener(context.run, self.counting, self.tick)
         self._ends = False
@@ -138,16 +139,21 @@ class StageNode:
         for stage, line in self._unserved.look(cards, now).items():
             context.log({"event": "warning", "text": line, "stage": stage})
         if self._unserved.ends(now):
-            self._ends = True
             reason = (
                 "stage 0 has no replica left, so nobody begins microbatches; start a worker with "
                 "--stage 0, and this one again with --resume"
             )
-            self._post(Stop(reason, PeersUnreachable(reason)))
+            self._end(PeersUnreachable(reason))
         elif context.config.rebuild and (to := self._moving.look(cards, now)) is not None:
             self._ends = True
             context.log({"event": "moves", "stage": context.stage, "to": to.stage})
             self._post(Move(to.stage, to.bare))
+
+    def _end(self, error: Exception) -> None:
+        """Ends this peer's part in the run, once."""
+        if not self._ends:
+            self._ends = True
+            self._post(Stop(str(error), error))
 
     async def _probe(self, card: Card) -> None:
         """Measures the link to a peer: small calls for its latency, a large one for its rate."""

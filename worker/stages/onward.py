@@ -12,6 +12,8 @@ from worker.stages.profile import Measuring
 from worker.stages.visit import Back, Hop, Visit
 from worker.transport import TransportError, Unreachable
 
+_PATIENCE_S = 10.0  # that a replica is silent and is not known to be gone
+
 
 class Onward:
     """io thread only."""
@@ -20,6 +22,8 @@ class Onward:
         self._context, self._measuring = context, measuring
         self._thanks = Tasks()
         self._gone: dict[str, asyncio.Event] = {}
+        self._passed_by: dict[int, float] = {}  # since when, stages that have replicas
+        self._told: set[int] = set()
 
     async def close(self) -> None:
         await self._thanks.close()
@@ -31,6 +35,9 @@ class Onward:
             if peer not in live:
                 gone.set()
         self._gone = {peer: gone for peer, gone in self._gone.items() if not gone.is_set()}
+        for stage in [stage for stage in self._passed_by if not self._context.replicas(stage)]:
+            del self._passed_by[stage]
+            self._told.discard(stage)
 
     async def send(self, visit: Visit, values: memoryview) -> Back:
         """The gradient of this stage's output, which `values` are.
@@ -39,6 +46,9 @@ class Onward:
             Dropped: the microbatch is lost.
             Elsewhere: this peer does not get through to the origin; another may.
         """
+        if not visit.rest and visit.stage == 0:
+            # It would ask itself for the loss, and learn to be a model of its own.
+            raise Dropped("no other stage is on its route")
         rest, tried = list(visit.rest), set()
         counts = self._context.counts
         while True:
@@ -59,6 +69,7 @@ class Onward:
                 else:
                     rest.pop(0)
                     counts.skipped += 1
+                    self._tell_of_skip(hop.stage, error)
                 self._context.log(
                     {
                         "event": "rerouted",
@@ -74,6 +85,24 @@ class Onward:
                 if not rest and visit.key.origin == self._context.me:
                     # Stage 0 by itself would learn to be a model of its own.
                     raise Dropped(f"no stage takes it; the last: {error}") from error
+
+    def _tell_of_skip(self, stage: int, error: Exception) -> None:
+        """Once of a stage that still has replicas: none takes a microbatch, or none is reached, and
+        not because it is about to be known as gone."""
+        context, now = self._context, self._context.clock()
+        replicas = context.replicas(stage)
+        if not replicas or stage in self._told:
+            return
+        silent = isinstance(error, TransportError)
+        if silent and now - self._passed_by.setdefault(stage, now) < _PATIENCE_S:
+            return
+        self._passed_by.setdefault(stage, now)
+        self._told.add(stage)
+        text = (
+            f"a microbatch goes past stage {stage}, though {', '.join(replicas)} "
+            f"{'serves' if len(replicas) == 1 else 'serve'} it: {error}"
+        )
+        context.log({"event": "warning", "text": text, "stage": stage})
 
     def _lost_at_origin(self, origin: str, error: Exception) -> Exception:
         """Asked in vain for the loss: another peer may reach an origin that lives."""

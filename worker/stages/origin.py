@@ -2,9 +2,11 @@
 
 import asyncio
 from collections import defaultdict
+from collections.abc import Callable
 
 from worker.exchange.context import Tasks
 from worker.mailbox import Job
+from worker.membership import Phase
 from worker.stages.context import StageContext, serves
 from worker.stages.counting import Counting
 from worker.stages.desk import Desk, given
@@ -20,7 +22,11 @@ _AGAIN_S = 0.25
 
 
 class Origin:
-    """io thread only."""
+    """io thread only.
+
+    Args:
+        end: ends this peer's part in the run: nobody else begins its microbatches.
+    """
 
     def __init__(
         self,
@@ -30,7 +36,9 @@ class Origin:
         counting: Counting,
         onward: Onward,
         schedule: Schedule,
+        end: Callable[[Exception], None],
     ) -> None:
+        self._end = end
         self._context, self._desk, self._room = context, desk, room
         self._counting, self._onward, self._schedule = counting, onward, schedule
         self._held_bytes = 0  # by a microbatch in flight, as the last one has shown
@@ -43,13 +51,23 @@ class Origin:
         """Sends this iteration's microbatches on their way."""
         if self._iterating is not None:
             self._iterating.cancel()
-        self._iterating = self._tasks.spawn(self._iterate(iteration))
+        self._iterating = self._tasks.spawn(self._iterate_or_end(iteration))
 
     async def close(self) -> None:
         await self._tasks.close()
 
+    async def _iterate_or_end(self, iteration: int) -> None:
+        try:
+            await self._iterate(iteration)
+        except Exception as error:  # whatever it is, the others would wait for this origin
+            self._end(error)
+
     async def _iterate(self, iteration: int) -> None:
         await self._someone_serves()
+        if self._is_late(iteration):
+            self._context.log({"event": "late", "iteration": iteration})
+            self._counting.finished(iteration, self._context.me, [])
+            return
         routes, schedule = self._schedule.routes(iteration)
         count = self._context.config.microbatches
         paths = await asyncio.gather(
@@ -67,6 +85,15 @@ class Origin:
                 self._counting.counted(iteration, self._context.me, microbatch)
         done = [n for n, path in enumerate(paths) if path is not None]
         self._counting.finished(iteration, self._context.me, done)
+
+    def _is_late(self, iteration: int) -> bool:
+        """Whether every other stage has ended the iteration without this origin, which was away.
+        One replica is enough to tell: gossip lags, and the others may only not have told yet."""
+        steps: dict[int, int] = {}
+        for card in self._context.cards():
+            if card.stage > 0 and card.live and card.phase in (Phase.READY, Phase.TRAINING):
+                steps[card.stage] = max(card.step, steps.get(card.stage, 0))
+        return bool(steps) and min(steps.values()) >= iteration
 
     async def _someone_serves(self) -> None:
         """Waits while there is no other stage: stage 0 by itself would learn to be a model."""

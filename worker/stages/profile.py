@@ -19,6 +19,7 @@ _OLD_S = 900.0  # of both: links change, and an idle one is measured three times
 _UPPER = 0.8  # of the rates seen, the one to go by: other messages share the link now and then
 _CHANGE = 1.25
 _NEWS_S = 2.0
+_MOST_MEMORY = 1_000_000  # visits: more than an iteration has
 _MOST_RATE = 1.25e9  # bytes/s: what arrives at once says nothing more
 
 _Kept = dict[str, deque[tuple[float, float]]]  # (when, what) by peer
@@ -70,7 +71,7 @@ class Profile:
                 backward_s=_number(plain.get("backward_s", 0.0)),
                 loss_s=_number(plain.get("loss_s", 0.0)),
                 visit_bytes=int(_number(plain.get("visit_bytes", 0))),
-                memory=int(_number(plain.get("memory", 0))),
+                memory=min(_MOST_MEMORY, int(_number(plain.get("memory", 0)))),
                 gradient_norm=_number(plain.get("gradient_norm", 0.0)),
             )
         except (ValueError, TypeError, AttributeError, msgpack.UnpackException):
@@ -144,6 +145,8 @@ class Measuring:
         """What is to be told, if it differs enough from what was."""
         if now_s < self._told_at + _NEWS_S:
             return None
+        self._forget(self._round_trips)
+        self._forget(self._rates)
         now = Profile(
             latency_s={
                 peer: _rounded(min(_values(trips)) / 2) for peer, trips in self._round_trips.items()
@@ -156,17 +159,30 @@ class Measuring:
             memory=self._memory,
             gradient_norm=_rounded(self.gradient_norm),
         )
-        if not _differs(self._told, now):
+        if not (self._has_forgotten(now) or _differs(self._told, now)):
             return None
         self._told, self._told_at = now, now_s
         return now
 
     def _remember(self, kept: _Kept, peer: str, value: float) -> None:
-        now_s = self._clock()
-        values = kept.setdefault(peer, deque(maxlen=_REMEMBERED))
-        values.append((now_s, value))
-        while values[0][0] < now_s - _OLD_S:
-            values.popleft()
+        kept.setdefault(peer, deque(maxlen=_REMEMBERED)).append((self._clock(), value))
+
+    def _has_forgotten(self, now: Profile) -> bool:
+        """Whether a link was told of that is not known any more, to a peer that is there."""
+        links = (
+            (self._told.latency_s, now.latency_s),
+            (self._told.rate_bytes_per_s, now.rate_bytes_per_s),
+        )
+        return any(before.keys() & self._epochs.keys() - after.keys() for before, after in links)
+
+    def _forget(self, kept: _Kept) -> None:
+        """What is old, and the peers of whom nothing is left."""
+        since_s = self._clock() - _OLD_S
+        for peer, values in list(kept.items()):
+            while values and values[0][0] < since_s:
+                values.popleft()
+            if not values:
+                del kept[peer]
 
 
 def _differs(told: Profile, now: Profile) -> bool:

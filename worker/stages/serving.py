@@ -7,10 +7,11 @@ nothing twice.
 """
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 
 from protos import murmuration_pb2 as pb
 from worker import wire
+from worker.errors import ConfigError
 from worker.mailbox import Job
 from worker.stages.context import StageContext
 from worker.stages.counting import Counting
@@ -22,7 +23,7 @@ from worker.stages.room import Room
 from worker.stages.schedule import Schedule
 from worker.stages.visit import Back, Key, Visit
 from worker.transport import Stream
-from worker.wire.visits import gradient_header, visit_failed, visit_of
+from worker.wire.visits import VisitTooLarge, gradient_header, visit_failed, visit_of
 
 _AT_ONCE_S = 0.001
 
@@ -33,6 +34,7 @@ class Serving:
     Args:
         onward: sends a visit to the next stage.
         schedule: what this peer plans with; an origin that plans otherwise is talked to at once.
+        end: ends this peer's part in the run: it has no room for the run's microbatches.
     """
 
     def __init__(
@@ -44,10 +46,11 @@ class Serving:
         onward: Onward,
         schedule: Schedule,
         measuring: Measuring,
+        end: Callable[[Exception], None],
     ) -> None:
         self._context, self._desk, self._room = context, desk, room
         self._counting, self._onward = counting, onward
-        self._schedule, self._measuring = schedule, measuring
+        self._schedule, self._measuring, self._end = schedule, measuring, end
         self._kept: dict[tuple[Key, int], int] = {}
         self._held: dict[tuple[Key, int], asyncio.Task[Back]] = {}
         self._began = asyncio.Condition()
@@ -67,6 +70,8 @@ class Serving:
             await stream.send(visit_failed(str(error), elsewhere=False))
         except (Elsewhere, wire.WireError) as error:
             await stream.send(visit_failed(str(error), elsewhere=True))
+            if isinstance(error, VisitTooLarge):
+                self._end(ConfigError(str(error)))
         else:
             payload = wire.Payload.of(back.gradient)
             began = context.clock()
@@ -134,8 +139,8 @@ class Serving:
         else:
             came = self._context.clock()
             await self._reached(visit)
-            if visit.stage > 0 and visit.sender == visit.key.origin:
-                self._counting.began(visit.key.iteration, visit.sender, visit.key.microbatch)
+            if visit.stage > 0:
+                self._counting.heard(visit.key.iteration, visit.key.origin)
             size = self._size(visit, header.total_bytes)
             await self._room.take(size)
             try:
@@ -147,6 +152,8 @@ class Serving:
             except BaseException:
                 self._room.give(size)
                 raise
+            if visit.stage > 0 and visit.sender == visit.key.origin:
+                self._counting.began(visit.key.iteration, visit.sender, visit.key.microbatch)
             if place in self._held:  # asked again meanwhile, by another way
                 self._room.give(size)
             else:
@@ -162,13 +169,16 @@ class Serving:
     def _hold(self, place: tuple[Key, int], work: Coroutine[None, None, Back], size: int) -> None:
         """Begins a visit, which gives its room back in the end. Those that are done stay to be
         asked for again, as far as there is room for that; beyond, asking again costs a second
-        computation and is counted once all the same.
+        computation and is counted once all the same. One that has failed may not fail again.
         """
         task = self._held[place] = asyncio.get_running_loop().create_task(work)
 
         def ended(task: asyncio.Task[Back]) -> None:
             self._room.give(size)
-            if task.cancelled() or task.exception() is not None or self._held.get(place) != task:
+            if task.cancelled() or self._held.get(place) != task:
+                return
+            if task.exception() is not None:
+                del self._held[place]
                 return
             self._kept[place] = len(task.result().gradient)
             while sum(self._kept.values()) > self._room.limit_bytes:
@@ -182,8 +192,13 @@ class Serving:
         mine = self._context.stage == visit.stage
         if not mine or (visit.stage == 0 and visit.key.origin != self._context.me):
             raise Elsewhere(f"stage {visit.stage} is not served here")
+        counting, iteration = self._counting, visit.key.iteration
         async with self._began:
-            await self._began.wait_for(lambda: self._counting.iteration >= visit.key.iteration)
+            await self._began.wait_for(
+                lambda: counting.iteration >= iteration or counting.is_far(iteration)
+            )
+        if counting.is_far(iteration):
+            raise Elsewhere(f"iteration {iteration} is far ahead of {counting.iteration} here")
         self._refuse_late(visit)
 
     def _refuse_late(self, visit: Visit) -> None:
@@ -208,13 +223,14 @@ class Serving:
         forward = await self._desk.do(Job.FORWARD, key.iteration, key.number, shape, values)
         back = await self._onward.send(visit, given(forward))
         # From here on the train thread may have counted it, before word of that is back.
-        self._counting.counted(key.iteration, key.origin, key.microbatch)
+        new = self._counting.counted(key.iteration, key.origin, key.microbatch)
         try:
             done = await self._desk.do(
                 Job.BACKWARD, key.iteration, key.number, shape, values, back.gradient
             )
         except Dropped:
-            self._counting.failed(key.iteration, key.origin, key.microbatch)
+            if new:  # else it is in the sum since an earlier visit
+                self._counting.failed(key.iteration, key.origin, key.microbatch)
             raise
         self._context.counts.visits += 1
         return Back(given(done), (self._context.me, *back.path))

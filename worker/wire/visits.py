@@ -11,6 +11,10 @@ from worker.wire.payloads import Payload
 _MAX_STAGES = 1024
 
 
+class VisitTooLarge(WireError):
+    """Activations that no visit may hold on this peer."""
+
+
 def visit_header(visit: Visit, run: int, codec: Codec, payload: Payload) -> bytes:
     return pb.VisitUp(
         header=pb.VisitHeader(
@@ -31,7 +35,8 @@ def visit_header(visit: Visit, run: int, codec: Codec, payload: Payload) -> byte
 
 
 def visit_of(header: pb.VisitHeader, run: int, codec: Codec, limit_bytes: int) -> Visit:
-    """Raises WireError: another run or codec, or sizes that do not fit one another or this peer."""
+    """Raises WireError: another run or codec, or sizes that do not fit one another; VisitTooLarge:
+    they do, but not this peer."""
     if header.run != run:
         raise WireError("a visit of another run")
     if header.codec != codec.wire_id:
@@ -40,10 +45,15 @@ def visit_of(header: pb.VisitHeader, run: int, codec: Codec, limit_bytes: int) -
     if len(shape) != 3 or min(shape) < 1:
         raise WireError(f"activations of shape {shape}")
     expected_bytes = codec.encoded_bytes(math.prod(shape))
-    if header.total_bytes != expected_bytes or expected_bytes > limit_bytes:
+    if header.total_bytes != expected_bytes:
         raise WireError(
-            f"activations of {header.total_bytes} bytes; shape {shape} takes {expected_bytes}, and "
-            f"at most {limit_bytes} are taken"
+            f"activations of {header.total_bytes} bytes; shape {shape} takes {expected_bytes}"
+        )
+    if expected_bytes > limit_bytes:
+        raise VisitTooLarge(
+            f"[stages] memory_mib: the activations of one microbatch take "
+            f"{expected_bytes / 2**20:.2g} MiB, of which {limit_bytes / 2**20:.2g} are taken here; "
+            "raise memory_mib on this machine, or make batches smaller"
         )
     if max(len(header.rest), header.stage) > _MAX_STAGES:
         raise WireError(f"a route of {len(header.rest)} stages")

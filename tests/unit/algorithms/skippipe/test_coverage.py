@@ -65,5 +65,9 @@ def test_a_peer_may_be_visited_as_often_as_it_has_memory() -> None:
     assert peer_limits(even_pipeline((2, 2), memory=3), (4, 4)) == (3, 3, 3, 3)
 
 
+def test_no_peer_is_visited_more_often_than_its_stage() -> None:
+    assert peer_limits(even_pipeline((1, 2), memory=2**40), (4, 3)) == (4, 3, 3)
+
+
 def test_peers_share_evenly_what_memory_does_not_hold() -> None:
     assert peer_limits(even_pipeline((1, 2), memory=1), (5, 5)) == (5, 3, 2)

@@ -7,6 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from algorithms.skippipe import routing
+from algorithms.skippipe.draws import Draws
 from algorithms.skippipe.pipeline import Pipeline
 from algorithms.skippipe.route import Route, Rules, stage_refusals
 from algorithms.skippipe.routing import PRESETS, full, random, stochastic
@@ -49,6 +51,25 @@ def test_random_permutes_the_replicas_of_every_batch() -> None:
             assert {route.peers[stage] for route in routes} == set(pipeline.stages[stage])
         seen.add(tuple(route.peers[1] for route in routes))
     assert len(seen) == 6  # all permutations
+
+
+def test_how_much_is_drawn_is_no_matter_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer says itself how much it has."""
+    drawn = 0
+
+    class Counted(Draws):
+        def below(self, bound: int) -> int:
+            nonlocal drawn
+            drawn += 1
+            return super().below(bound)
+
+    monkeypatch.setattr(routing, "Draws", Counted)
+    counts = []
+    for memory in (4, 10_000):
+        drawn = 0
+        random(even_pipeline((2, 3), memory=memory), Rules(stages=2, visited=2), [0, 1] * 2, 0)
+        counts.append(drawn)
+    assert counts[0] == counts[1] > 0
 
 
 @given(cases())

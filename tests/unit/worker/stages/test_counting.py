@@ -55,12 +55,36 @@ def test_a_backward_that_failed_is_not_counted() -> None:
     assert counting.over([origin()], 0.0) == IterationOver(5, discard=False)
 
 
+def test_what_is_counted_again_is_nothing_new() -> None:
+    counting = counting_at(a={0})
+    assert not counting.counted(5, "a", 0)
+    assert counting.counted(5, "a", 1)
+
+
 def test_a_last_word_may_come_before_the_iteration_begins() -> None:
     counting = counting_at(4)
     counting.finished(5, "a", [])
     counting.finished(4, "a", [])
     counting.begin(5)
     assert counting.over([origin()], 0.0) == IterationOver(5)
+
+
+def test_a_last_word_from_far_ahead_is_not_kept() -> None:
+    """Nobody is that far ahead of a peer that it waits for; card by card it is told to be."""
+    counting = counting_at(5)
+    counting.finished(5000, "a", [])
+    counting.begin(5000)
+    assert counting.over([origin(step=4999)], 0.0) is None
+
+
+def test_of_last_words_before_this_peer_has_begun_the_latest_is_kept() -> None:
+    counting = Counting()
+    counting.finished(4999, "a", [])
+    counting.finished(5000, "a", [])
+    counting.begin(4999)
+    assert counting.over([origin(step=4998)], 0.0) == IterationOver(4999)  # it is further
+    counting.begin(5000)
+    assert counting.over([origin(step=4999)], 0.0) == IterationOver(5000)
 
 
 def test_a_last_word_on_an_earlier_iteration_says_nothing() -> None:
@@ -118,6 +142,24 @@ def test_an_origin_that_gossip_has_not_yet_told_to_have_started_is_waited_for(
     assert counting.over(origins, 0.0) is None
     counting.finished(5, "b", mine)
     assert counting.over(origins, 0.0) == IterationOver(5)
+
+
+@pytest.mark.parametrize(("heard", "waits"), [(3, False), (4, True), (5, True)])
+def test_an_origin_that_gossip_has_as_not_even_ready_is_waited_for_once_heard(
+    heard: int, waits: bool
+) -> None:
+    counting = counting_at(a=set())
+    counting.heard(heard, "b")
+    counting.finished(5, "a", [])
+    over = counting.over([origin("a"), origin("b", 0, Phase.STARTING)], 0.0)
+    assert (over is None) == waits
+
+
+def test_an_origin_that_is_only_starting_keeps_nobody_from_the_first_iteration() -> None:
+    counting = counting_at(1)
+    counting.finished(1, "a", [])
+    origins = [origin("a"), origin("b", 0, Phase.STARTING)]
+    assert counting.over(origins, 0.0) == IterationOver(1)
 
 
 def test_what_an_origin_said_in_an_earlier_life_says_nothing_of_this_one() -> None:
@@ -192,6 +234,13 @@ def test_what_an_origin_that_is_gone_had_sent_here_is_lost(health: Health) -> No
     assert counting.orphaned == 2
     counting.begin(6)
     assert (counting.orphaned, counting.orphans(6)) == (2, {})
+
+
+def test_what_an_origin_had_sent_here_that_serves_another_stage_now_is_lost() -> None:
+    counting = orphaned_at()
+    assert counting.over([origin("a")], 0.0) == IterationOver(5, discard=False)
+    assert counting.orphans(5) == {"b": Orphans(frozenset({0, 1}), frozenset({1, 2}))}
+    assert counting.orphaned == 2
 
 
 def test_an_origin_that_is_back_tells_itself_what_it_has_lost() -> None:

@@ -38,6 +38,10 @@ def test_nonsense_is_an_empty_profile(raw: bytes) -> None:
     assert Profile.unpack(raw) == Profile()
 
 
+def test_no_peer_has_memory_for_more_visits_than_there_are() -> None:
+    assert Profile.unpack(msgpack.packb({"memory": 2**63})).memory == 1_000_000
+
+
 def test_a_latency_is_half_of_the_shortest_round_trip() -> None:
     measuring = Measuring(1000)
     for seconds in (0.5, 0.2, 0.9):
@@ -111,6 +115,24 @@ def test_of_a_few_rates_the_best_counts_until_it_is_old() -> None:
     clock.now_s = 901.0
     measuring.sent("b", 1_000_000, 2.1)
     assert rates(measuring, 901.0)["b"] == 5e5
+
+
+def test_a_link_that_is_measured_no_more_is_forgotten_and_that_is_news() -> None:
+    clock = Clock()
+    measuring = Measuring(1000, clock)
+    measuring.present({"b": 1, "c": 1})
+    for peer in "bc":
+        measuring.round_trip(peer, 0.1)
+        measuring.sent(peer, 1000, 0.2)
+    assert rates(measuring, 0.0).keys() == {"b", "c"}
+    for clock.now_s in (600.0, 1200.0):
+        measuring.round_trip("b", 0.1)
+        measuring.sent("b", 1000, 0.2)
+    news = measuring.news(1200.0)
+    assert news is not None
+    assert news.latency_s.keys() == news.rate_bytes_per_s.keys() == {"b"}
+    assert measuring.measured_at("c") is None
+    assert measuring.news(1300.0) is None
 
 
 def test_who_is_gone_or_has_started_again_is_not_remembered() -> None:

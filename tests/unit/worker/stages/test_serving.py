@@ -61,6 +61,7 @@ class Peer:
 
     def __init__(self, me: str) -> None:
         self.cards, self.now, self.doubted = measured(0.1), 0.0, list[str]()
+        self.ended = list[Exception]()
         config = StagesConfig(count=3, microbatches=2)
         self.context = StageContext(
             me=me,
@@ -84,6 +85,7 @@ class Peer:
             Onward(self.context, measuring),
             Schedule(self.context, unasked),
             measuring,
+            self.ended.append,
         )
 
     def visited(self, origin: str, sender: str, schedule: int) -> None:
