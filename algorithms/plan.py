@@ -52,8 +52,7 @@ class Plan:
         shared_momentum: with `pairs`, go on from the group's mean anchor and momentum; without it
             each replica keeps its momentum to itself, which is NoLoCo.
         outer_pull: NoLoCo's c, the pull to the group's mean anchor.
-        anchor_codec: wire codec of the anchors, which only pairs exchange; bf16 rounds them
-            stochastically, for small steps must add up.
+        anchor_codec: wire codec of the anchors, which only pairs exchange; fp32 or bf16.
         consensus: with `pairs`, one exact mean over everyone's anchors after the last step; without
             it everyone ends with a model of its own. The presets have it.
 

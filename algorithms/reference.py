@@ -22,7 +22,7 @@ from algorithms.outer import Nesterov
 from algorithms.pairing import groups, membership_epoch
 from algorithms.plan import Plan
 from algorithms.pseudogradient import pseudo_gradient
-from algorithms.rounding import anchor_seed, contribution_seed, reduction_seed
+from algorithms.rounding import contribution_seed, reduction_seed
 
 
 class Replica(Protocol):
@@ -173,10 +173,11 @@ class _Run:
                 ]
                 if not taking or len(group) == 1:
                     continue
-                start = self.plan.group_update().head_start(self.mean_anchor(index, group))
-                if start is None:
-                    continue
                 for peer in taking:
+                    mean_anchor = self.mean_anchor(index, group, peer)
+                    start = self.plan.group_update().head_start(mean_anchor)
+                    if start is None:
+                        continue
                     self.starts[peer, index] = start
                     anchor = self.outer[peer][index].anchor
                     moved = carry_over(self.local(peer, fragment), anchor, start)
@@ -235,8 +236,9 @@ class _Run:
             for peer in group:
                 values = update.contribution(own[peer], self.outer[peer][index].momentum)
                 arrived.append(self.contribution(peer, index, round_, values))
-            together = Means(mean_in_order(arrived), self.mean_anchor(index, group))
-            means.update({(peer, index): together for peer in group})
+            mean = mean_in_order(arrived)
+            for peer in group:
+                means[peer, index] = Means(mean, self.mean_anchor(index, group, peer))
         self.rounds[index] += 1
         return means
 
@@ -247,16 +249,17 @@ class _Run:
         alone = set(self.peers).difference(*drawn)
         return (*drawn, *((peer,) for peer in sorted(alone)))
 
-    def mean_anchor(self, index: int, group: Sequence[str]) -> Tensor:
-        """Of the group's anchors as all of them decode them."""
-        codec, round_ = codec_by_name(self.plan.anchor_codec), self.rounds[index]
+    def mean_anchor(self, index: int, group: Sequence[str], me: str) -> Tensor:
+        """Of the group's anchors as all of them decode them, with what the encoding of its own one
+        leaves out: x_i + mean(Q(x)) - Q(x_i).
 
-        def decoded(peer: str) -> Tensor:
-            anchor = self.outer[peer][index].anchor
-            raw = codec.encode(anchor, anchor_seed(peer, index, round_))
-            return codec.decode(raw, anchor.numel())
-
-        return mean_in_order(decoded(peer) for peer in group)
+        Ref: arXiv:1902.00340 (CHOCO-Gossip): the mean of all stays what it was.
+        """
+        codec = codec_by_name(self.plan.anchor_codec)
+        anchors = {peer: self.outer[peer][index].anchor for peer in group}
+        decoded = {p: codec.decode(codec.encode(y), y.numel()) for p, y in anchors.items()}
+        mean = mean_in_order(decoded.values())
+        return mean if codec.name == "fp32" else mean + (anchors[me] - decoded[me])
 
     def agree(self) -> None:
         """The last pass: everyone takes the mean of all anchors."""

@@ -8,11 +8,6 @@ def contribution_seed(peer: str, fragment: int, round_: int, start: int) -> int:
     return _seed("contribution", peer, fragment, round_, start)
 
 
-def anchor_seed(peer: str, fragment: int, round_: int) -> int:
-    """For a peer's anchor in a round of pairs."""
-    return _seed("anchor", peer, fragment, round_)
-
-
 def reduction_seed(fragment: int, round_: int, start: int) -> int:
     """For the reduction of that shard, whoever reduces it."""
     return _seed("reduction", "", fragment, round_, start)

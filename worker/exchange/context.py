@@ -4,15 +4,18 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from algorithms.codecs import Codec, codec_by_name
 from algorithms.plan import Plan
 from algorithms.rendezvous import reducer_orders
+from worker import wire
 from worker.exchange.compression import Compression
 from worker.rounds import RoundConfig
 from worker.transport import Stream
-from worker.wire import WireError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 T = TypeVar("T")
 
@@ -124,6 +127,19 @@ class Context:
         codecs = codec_by_name(plan.anchor_codec), codec_by_name(plan.codec)
         return sum(codec.encoded_bytes(elements) for codec in codecs)
 
+    async def encoded(
+        self, codec: Codec, values: "Tensor", seed: int | None, *, error: bool
+    ) -> "tuple[wire.Payload, Tensor | None]":
+        """(values as they travel, what the encoding leaves out if asked for). Raises ValueError:
+        not for this codec."""
+
+        def work() -> "tuple[wire.Payload, Tensor | None]":
+            raw = wire.encode(codec, values, seed)
+            left_out = wire.encoding_error(codec, raw, values) if error else None
+            return self.compression.payload(codec, raw), left_out
+
+        return await self.worked(values.numel(), work)
+
     async def worked(self, elements: int, work: Callable[[], T]) -> T:
         """Does numpy and torch work on so many values: off the loop, unless the way there would
         take longer than the work."""
@@ -146,7 +162,7 @@ class Context:
         else:
             return 1
         if not least <= announced <= most:
-            raise WireError(f"a contribution of {announced} {of} {most}")
+            raise wire.WireError(f"a contribution of {announced} {of} {most}")
         return announced
 
     def bounds(self, fragment: int, group: Sequence[str]) -> tuple[tuple[int, int], ...]:

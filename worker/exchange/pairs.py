@@ -7,11 +7,10 @@ next round can be known; the pseudo-gradient follows when it is due. What arrive
 
 import asyncio
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING
 
 from algorithms.codecs import Codec
-from algorithms.rounding import anchor_seed, contribution_seed
+from algorithms.rounding import contribution_seed
 from algorithms.schedule import Schedule
 from protos import murmuration_pb2 as pb
 from worker import wire
@@ -57,9 +56,8 @@ class Pairs:
         self.context, self._schedule, self.tasks = context, schedule, Tasks()
         self._transport, self._address_of = transport, address_of
         self._finished, self._doubt = finished, doubt
-        mean_anchor = partial(self._mean, part=ANCHOR)
         self.lead = Lead(context.config)
-        self.head_starts = HeadStarts(context, self.tasks, self.lead, mean_anchor, ahead)
+        self.head_starts = HeadStarts(context, self.tasks, self.lead, self._mean_anchor, ahead)
         self._view = View()
         self._tables: dict[tuple[int, int], Table] = {}
         self._rounds: dict[int, int] = {}
@@ -81,7 +79,7 @@ class Pairs:
             if table.meeting is not None:
                 self.step(table, machine.Viewed(view))
             elif table.group != groups.group(self.context, self._view, table.fragment, table.round):
-                self._lay(table.fragment, table.round, table.own)
+                self._lay(table.fragment, table.round, table.own, table.left_out)
 
     async def advanced(self, fragment: int, state: FragmentState) -> None:
         """This peer has come to a version: its anchor may go ahead to the next partner."""
@@ -97,11 +95,11 @@ class Pairs:
         if state.version >= self._schedule.rounds(fragment):
             return
         try:
-            anchor = await self._anchor(fragment, state.version, state.anchor)
+            anchor, left_out = await self._anchor(state.anchor)
         except ValueError:  # the round itself says so
             return
         if self._rounds[fragment] == state.version:
-            self._lay(fragment, state.version, {ANCHOR: anchor})
+            self._lay(fragment, state.version, {ANCHOR: anchor}, left_out)
 
     async def begin(self, begin: Begin) -> None:
         """Starts a round; it ends with `finished`."""
@@ -111,18 +109,19 @@ class Pairs:
         if plan.rounding == "stochastic":
             seed = contribution_seed(context.me, begin.fragment, begin.round, 0)
         try:
-            payload = await self._encoded(codec, begin.values, seed)
+            payload, error = await context.encoded(
+                codec, begin.values, seed, error=plan.error_feedback
+            )
             table = self._tables.get(key)
             if table is None or table.group != groups.group(context, self._view, *key):
                 assert begin.anchor is not None, "pairs exchange anchors"
-                anchor = await self._anchor(*key, begin.anchor)
-                table = self._lay(*key, {ANCHOR: anchor})
+                anchor, left_out = await self._anchor(begin.anchor)
+                table = self._lay(*key, {ANCHOR: anchor}, left_out)
         except ValueError as failure:  # too large for the codec; nobody is told of it
             self._finished(RoundFailed(*key, str(failure), (context.me,)))
             return
-        if plan.error_feedback:
-            table.error = wire.encoding_error(codec, payload.raw, begin.values)
-        table.own[CONTRIBUTION], table.weight = payload, context.weight(begin.weight)
+        table.own[CONTRIBUTION], table.error = payload, error
+        table.weight = context.weight(begin.weight)
         table.began = context.clock()
         table.meeting = Meeting(
             context.me,
@@ -294,7 +293,7 @@ class Pairs:
     async def _finish(self, table: Table) -> None:
         """Averages what the group has put on the table."""
         context = self.context
-        mean, mean_anchor = [await self._mean(table, part) for part in (CONTRIBUTION, ANCHOR)]
+        mean, mean_anchor = await self._mean(table, CONTRIBUTION), await self._mean_anchor(table)
         took_s = context.clock() - table.began
         context.compression.exchanged(
             sum(each.packed_bytes for each in table.own.values()) * (len(table.group) - 1), took_s
@@ -314,6 +313,12 @@ class Pairs:
             )
         )
 
+    async def _mean_anchor(self, table: Table) -> "Tensor":
+        """As it has arrived everywhere, with what the own anchor's encoding left out: each keeps
+        that, so nothing of all anchors' mean is lost, and small steps add up."""
+        mean = await self._mean(table, ANCHOR)
+        return mean if table.left_out is None else mean.add_(table.left_out)
+
     async def _mean(self, table: Table, part: int) -> "Tensor":
         codec, elements = self._codec(part), self.context.elements[table.fragment]
         payloads, weights = table.payloads(part, self.context.me)
@@ -329,25 +334,24 @@ class Pairs:
     def _codec(self, part: int) -> Codec:
         return codec_of(self.context.plan, part)
 
-    async def _anchor(self, fragment: int, round_: int, anchor: "Tensor") -> wire.Payload:
-        """Rounded without bias: the group goes on from it, and small steps must add up."""
-        seed = anchor_seed(self.context.me, fragment, round_)
-        return await self._encoded(self._codec(ANCHOR), anchor, seed)
+    async def _anchor(self, anchor: "Tensor") -> "tuple[wire.Payload, Tensor | None]":
+        """(encoded, what that leaves out). Raises ValueError: not for the codec."""
+        codec = self._codec(ANCHOR)
+        return await self.context.encoded(codec, anchor, None, error=codec.name != "fp32")
 
-    async def _encoded(self, codec: Codec, values: "Tensor", seed: int | None) -> wire.Payload:
-        """Raises ValueError: not for this codec."""
-        return await self.context.worked(
-            values.numel(),
-            lambda: self.context.compression.payload(codec, wire.encode(codec, values, seed)),
-        )
-
-    def _lay(self, fragment: int, round_: int, own: dict[int, wire.Payload]) -> Table:
+    def _lay(
+        self,
+        fragment: int,
+        round_: int,
+        own: dict[int, wire.Payload],
+        left_out: "Tensor | None",
+    ) -> Table:
         """A table for the round in place of an earlier one, to which those partners are called that
         this peer calls."""
         if (earlier := self._tables.get((fragment, round_))) is not None:
             self._leave(earlier)
         drawn = groups.group(self.context, self._view, fragment, round_)
-        table = Table(fragment, round_, drawn, dict(own))
+        table = Table(fragment, round_, drawn, dict(own), left_out=left_out)
         self._tables[fragment, round_] = table
         for peer in table.group:
             if peer > self.context.me:

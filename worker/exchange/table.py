@@ -25,12 +25,14 @@ class Table:
     """Args:
     group: the peers of the round, this one included.
     own: by part, what this peer gives; the contribution comes when the round has begun.
+    left_out: what the encoding of its anchor has, None for nothing.
     """
 
     fragment: int
     round: int
     group: tuple[str, ...]
     own: dict[int, wire.Payload]
+    left_out: "Tensor | None" = None
     theirs: defaultdict[str, dict[int, wire.Incoming]] = field(
         default_factory=lambda: defaultdict(dict)
     )

@@ -2,14 +2,13 @@
 
 from itertools import product
 
-from algorithms.rounding import anchor_seed, contribution_seed, reduction_seed
+from algorithms.rounding import contribution_seed, reduction_seed
 
 
 def test_everything_that_is_rounded_has_a_seed_of_its_own() -> None:
     places = list(product(range(3), range(4), (0, 64, 4096)))
     seeds = [contribution_seed(peer, *at) for peer in ("a", "b", "a/1") for at in places]
     seeds += [reduction_seed(*at) for at in places]
-    seeds += [anchor_seed("a", *at) for at in product(range(3), range(4))]
     assert len(set(seeds)) == len(seeds)
 
 
