@@ -64,7 +64,7 @@ class Outcome:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--preset", action="append", help="noloco and streaming-noloco by default")
+    parser.add_argument("--preset", action="append", help="noloco by default")
     parser.add_argument("--steps", type=int, default=560)
     parser.add_argument("--pause-s", type=float, default=0.15)
     parser.add_argument("--stop-s", type=float, default=60.0)
@@ -76,7 +76,7 @@ def main() -> int:
         "| --- | --- |" + 10 * " ---: |"
     )
     good = True
-    for preset in options.preset or ("noloco", "streaming-noloco"):
+    for preset in options.preset or ["noloco"]:
         settings = settings_of(
             run__steps=options.steps,
             task__name="tests.support.slow_task:SlowBytes",
