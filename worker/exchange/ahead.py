@@ -47,6 +47,11 @@ class HeadStarts:
         if len(table.group) == 1 or one:
             self._go_without(table)
 
+    def missing(self, fragment: int, round_: int) -> None:
+        """There is no table for a round to come: nobody may wait for what is not to be."""
+        if self._waited_for:
+            self._tell(Ahead(fragment, round_, None))
+
     def ended(self, table: Table) -> None:
         """A round is over."""
         self._met[table.fragment] = table.group if table.succeeded else ()
@@ -74,8 +79,12 @@ class HeadStarts:
             self._tell(Ahead(table.fragment, table.round, mean_anchor))
 
     def _go_without(self, table: Table) -> None:
-        plan = self._context.plan
-        waits = plan.shared_momentum and plan.overlap_steps == 0 and table.meeting is None
-        if waits and not (table.told or table.let_go):
+        if table.meeting is None and not (table.told or table.let_go):
             table.let_go = True
-            self._tell(Ahead(table.fragment, table.round, None))
+            self.missing(table.fragment, table.round)
+
+    @property
+    def _waited_for(self) -> bool:
+        """Whether the train side waits for anchors."""
+        plan = self._context.plan
+        return plan.shared_momentum and plan.overlap_steps == 0

@@ -97,6 +97,7 @@ class Pairs:
         try:
             anchor, left_out = await self._anchor(state.anchor)
         except ValueError:  # the round itself says so
+            self.head_starts.missing(fragment, state.version)
             return
         if self._rounds[fragment] == state.version:
             self._lay(fragment, state.version, {ANCHOR: anchor}, left_out)
@@ -340,11 +341,7 @@ class Pairs:
         return await self.context.encoded(codec, anchor, None, error=codec.name != "fp32")
 
     def _lay(
-        self,
-        fragment: int,
-        round_: int,
-        own: dict[int, wire.Payload],
-        left_out: "Tensor | None",
+        self, fragment: int, round_: int, own: dict[int, wire.Payload], left_out: "Tensor | None"
     ) -> Table:
         """A table for the round in place of an earlier one, to which those partners are called that
         this peer calls."""

@@ -3,6 +3,7 @@
 import json
 import statistics
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -49,7 +50,9 @@ def test_it_is_the_median_over_the_kinds_of_routes(
     monkeypatch.setattr(stage_times, "_EFFORT_S", 0.05)
     predict, asked, took_s = stage_times.predict, [], []
 
-    def seen(pipeline, rules, origins, routing, seed, **options):  # type: ignore[no-untyped-def]
+    def seen(
+        pipeline: Any, rules: Any, origins: Any, routing: str, seed: int, **options: Any
+    ) -> Any:
         made = predict(pipeline, rules, origins, routing, seed, **options)
         assert options == {"shared_uplinks": True, "effort_s": 0.05}
         asked.append((routing, seed))

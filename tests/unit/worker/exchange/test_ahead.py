@@ -158,6 +158,13 @@ def test_where_all_are_one_group_they_have_one_anchor_if_the_last_round_was_held
     assert told.said == said
 
 
+@pytest.mark.parametrize(("preset", "said"), [("noloco", [None]), ("streaming-noloco", [])])
+def test_nobody_waits_for_a_round_that_has_no_table(preset: str, said: list[None]) -> None:
+    told = Told(preset)
+    told.head_starts.missing(3, 7)
+    assert told.said == said
+
+
 def test_without_a_shared_momentum_there_is_nothing_to_tell() -> None:
     async def scenario() -> None:
         told = Told("diloco")
