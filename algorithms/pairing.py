@@ -4,10 +4,11 @@ Everyone who knows the members computes the same groups, so nobody is asked. Nam
 hashes of rendezvous.py, which depend on nothing but the arguments.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from hashlib import blake2b
 
 from algorithms.rendezvous import ranking
+from algorithms.separation import separated
 
 
 def membership_epoch(peers: Iterable[str]) -> int:
@@ -20,7 +21,13 @@ def membership_epoch(peers: Iterable[str]) -> int:
 
 
 def groups(
-    run: int, fragment: int, round_: int, epoch: int, peers: Iterable[str], size: int = 2
+    run: int,
+    fragment: int,
+    round_: int,
+    epoch: int,
+    peers: Iterable[str],
+    size: int = 2,
+    apart: Collection[tuple[str, str]] = (),
 ) -> tuple[tuple[str, ...], ...]:
     """The groups of a round: each peer in one of them, or in none.
 
@@ -30,6 +37,10 @@ def groups(
     sits out equally often in n rounds, and never in two rounds running. Fewer peers than `size`
     make one group.
 
+    Two that cannot reach each other are not put together: one of them changes places with a member
+    of another group, or else with a peer that would sit out; where no change helps, as many as need
+    be sit out. In such rounds it is not by turns.
+
     Args:
         run: 64-bit run id.
         fragment: fragment index.
@@ -37,6 +48,7 @@ def groups(
         epoch: 64-bit membership epoch.
         peers: the members; their order does not matter.
         size: peers in a group, at least 2.
+        apart: pairs of peers that cannot reach each other, the first name first.
 
     Returns:
         The groups, each in sorted order; none if there are fewer than two peers.
@@ -56,7 +68,9 @@ def groups(
     taking_part = [peer for peer in members if peer not in resting]
     order = ranking(_key(run, fragment, epoch, round_), taking_part)
     count = len(order) // size
-    return tuple(tuple(sorted(order[column::count])) for column in range(count))
+    drawn = [order[column::count] for column in range(count)]
+    together = separated(drawn, apart, sorted(resting)) if apart else drawn
+    return tuple(tuple(sorted(group)) for group in together)
 
 
 def group_of(
@@ -67,9 +81,10 @@ def group_of(
     epoch: int,
     peers: Iterable[str],
     size: int = 2,
+    apart: Collection[tuple[str, str]] = (),
 ) -> tuple[str, ...] | None:
     """The group that `me` is in, itself included; None if it sits this round out."""
-    every = groups(run, fragment, round_, epoch, peers, size)
+    every = groups(run, fragment, round_, epoch, peers, size, apart)
     return next((group for group in every if me in group), None)
 
 

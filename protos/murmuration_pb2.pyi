@@ -112,6 +112,7 @@ class PeerCard(_message.Message):
     STEP_S_FIELD_NUMBER: _builtins.int
     STAGE_FIELD_NUMBER: _builtins.int
     PROFILE_FIELD_NUMBER: _builtins.int
+    APART_FIELD_NUMBER: _builtins.int
     peer: _builtins.str
     address: _builtins.str
     epoch: _builtins.int
@@ -132,6 +133,10 @@ class PeerCard(_message.Message):
     """msgpack: what it has measured of its links and its stage"""
     @_builtins.property
     def digests(self) -> _containers.RepeatedCompositeFieldContainer[Global___FragmentDigest]: ...
+    @_builtins.property
+    def apart(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """peers that it does not reach, though others do"""
+
     def __init__(
         self,
         *,
@@ -147,10 +152,11 @@ class PeerCard(_message.Message):
         step_s: _builtins.float = ...,
         stage: _builtins.int = ...,
         profile: _builtins.bytes = ...,
+        apart: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "digests", b"digests", "epoch", b"epoch", "health", b"health", "heartbeat", b"heartbeat", "incarnation", b"incarnation", "peer", b"peer", "phase", b"phase", "profile", b"profile", "stage", b"stage", "step", b"step", "step_s", b"step_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "apart", b"apart", "digests", b"digests", "epoch", b"epoch", "health", b"health", "heartbeat", b"heartbeat", "incarnation", b"incarnation", "peer", b"peer", "phase", b"phase", "profile", b"profile", "stage", b"stage", "step", b"step", "step_s", b"step_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -440,6 +446,7 @@ class VisitHeader(_message.Message):
     TOTAL_BYTES_FIELD_NUMBER: _builtins.int
     HASH_FIELD_NUMBER: _builtins.int
     SCHEDULE_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
     run: _builtins.int
     iteration: _builtins.int
     origin: _builtins.str
@@ -453,6 +460,8 @@ class VisitHeader(_message.Message):
     hash: _builtins.int
     schedule: _builtins.int
     """names the measurements that the origin knew as the iteration began"""
+    epoch: _builtins.int
+    """of the origin, as in its card: its earlier life's visits are others"""
     @_builtins.property
     def rest(self) -> _containers.RepeatedCompositeFieldContainer[Global___Hop]:
         """of the route; the origin comes last and is not named"""
@@ -474,10 +483,11 @@ class VisitHeader(_message.Message):
         total_bytes: _builtins.int = ...,
         hash: _builtins.int = ...,
         schedule: _builtins.int = ...,
+        epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec", b"codec", "hash", b"hash", "iteration", b"iteration", "microbatch", b"microbatch", "origin", b"origin", "rest", b"rest", "run", b"run", "schedule", b"schedule", "sender", b"sender", "shape", b"shape", "stage", b"stage", "total_bytes", b"total_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec", b"codec", "epoch", b"epoch", "hash", b"hash", "iteration", b"iteration", "microbatch", b"microbatch", "origin", b"origin", "rest", b"rest", "run", b"run", "schedule", b"schedule", "sender", b"sender", "shape", b"shape", "stage", b"stage", "total_bytes", b"total_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -656,9 +666,12 @@ class FinishedRequest(_message.Message):
     ORIGIN_FIELD_NUMBER: _builtins.int
     ITERATION_FIELD_NUMBER: _builtins.int
     COUNTED_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
     run: _builtins.int
     origin: _builtins.str
     iteration: _builtins.int
+    epoch: _builtins.int
+    """of the origin, as in its visits"""
     @_builtins.property
     def counted(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """microbatches whose gradient has come back by way of the receiver"""
@@ -670,10 +683,11 @@ class FinishedRequest(_message.Message):
         origin: _builtins.str = ...,
         iteration: _builtins.int = ...,
         counted: _abc.Iterable[_builtins.int] | None = ...,
+        epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["counted", b"counted", "iteration", b"iteration", "origin", b"origin", "run", b"run"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counted", b"counted", "epoch", b"epoch", "iteration", b"iteration", "origin", b"origin", "run", b"run"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

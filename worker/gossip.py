@@ -63,6 +63,7 @@ class Gossip:
         self._transport, self._clock, self._spawn = transport, clock, spawn
         self._viewed, self._log, self._timed = viewed, log, timed
         self._logged: dict[str, str] = {}
+        self._apart: tuple[str, ...] = ()
 
     @property
     def me(self) -> Card:
@@ -121,7 +122,7 @@ class Gossip:
         self._hear(gossip.sender, asked)
         return self._message(self._deltas.answer(gossip.sender, asked, self.cards))
 
-    def on_join(self, request: bytes) -> bytes:
+    async def on_join(self, request: bytes) -> bytes:
         """First contact: refuses another run, tells a peer without a manifest what the run is."""
         join = wire.parse(pb.JoinRequest, request)
         if not join.manifest:
@@ -135,16 +136,28 @@ class Gossip:
         if card.peer == self.me.peer and card.address != self.me.address:
             refusal = f"its own name is {card.peer!r} too; choose another with --name"
             return pb.JoinReply(refusal=refusal, manifest=self._packed).SerializeToString()
+        if (address := await self._name_taken_at(card)) is not None:
+            refusal = f"{card.peer!r} lives at {address}; choose another name with --name"
+            return pb.JoinReply(refusal=refusal, manifest=self._packed).SerializeToString()
         self.step(Heard((card,)))
         members = [wire.card_to_message(card) for card in self._deltas.part(self.cards)]
         return pb.JoinReply(members=members).SerializeToString()
+
+    async def _name_taken_at(self, card: Card) -> str | None:
+        """Where another process answers by the newcomer's name; a former life of it does not."""
+        known = next((each for each in self.others if each.peer == card.peer), None)
+        if known is None or not known.live or known.address == card.address:
+            return None
+        timeout_s = self._membership.config.probe_timeout_s
+        sender = await self._exchange(known.peer, known.address, timeout_s)
+        return known.address if sender == card.peer else None
 
     async def on_probe_for(self, request: bytes) -> bytes:
         """Probes another peer in the asking one's place."""
         asked = wire.parse(pb.ProbeRequest, request)
         timeout_s = min(asked.timeout_s, _MAX_PROBE_S)
-        alive = await self._exchange(asked.peer, asked.address, timeout_s)
-        return pb.ProbeReply(alive=alive).SerializeToString()
+        sender = await self._exchange(asked.peer, asked.address, timeout_s)
+        return pb.ProbeReply(alive=sender is not None).SerializeToString()
 
     # ---------------------------------------------------------------------------------- calling
 
@@ -170,7 +183,8 @@ class Gossip:
                 )
 
     async def _probe(self, peer: str, address: str, timeout_s: float) -> None:
-        self.step(Probed(peer, await self._exchange(peer, address, timeout_s)))
+        sender = await self._exchange(peer, address, timeout_s)
+        self.step(Probed(peer, answered=sender is not None))
 
     async def _ask_probe(self, via: str, peer: str, address: str, timeout_s: float) -> None:
         request = pb.ProbeRequest(peer=peer, address=address, timeout_s=timeout_s)
@@ -182,21 +196,23 @@ class Gossip:
             alive = wire.parse(pb.ProbeReply, raw).alive
         self.step(ProbedFor(peer, alive))
 
-    async def _exchange(self, peer: str, address: str, timeout_s: float) -> bool:
-        """Push-pull with one peer; False when it does not answer or runs something else."""
+    async def _exchange(self, peer: str, address: str, timeout_s: float) -> str | None:
+        """Push-pull with one peer. Returns who has answered: somebody else may have the address by
+        now; None when nobody does, or who runs something else."""
         began = self._clock()
         request = self._message(self._deltas.request(peer, self.cards, began))
         try:
             raw = await self._transport.call(address, "Control/Gossip", request, timeout_s)
             answer = wire.parse(pb.GossipMessage, raw)
-            if answered := answer.run == self._run:
-                self._timed(answer.sender, self._clock() - began)
-                self._hear(answer.sender, said_in(answer))
+            sender = answer.sender if answer.run == self._run else None
+            if sender is not None:
+                self._timed(sender, self._clock() - began)
+                self._hear(sender, said_in(answer))
         except (TransportError, wire.WireError):
-            answered = False
-        if not answered or answer.sender != peer:  # somebody else may have the address by now
+            sender = None
+        if sender != peer:
             self._deltas.failed(peer)
-        return answered
+        return sender
 
     def _hear(self, sender: str, said: Said) -> None:
         self.step(Heard(with_progress(said, sender, self.cards), sender))
@@ -211,6 +227,9 @@ class Gossip:
             if self._logged.get(card.peer) != health:
                 self._logged[card.peer] = health
                 self._log({"event": "member", "peer_changed": card.peer, "health": health})
+        if self.me.apart != self._apart:
+            self._apart = self.me.apart
+            self._log({"event": "apart", "peers": list(self._apart)})
 
 
 def gossip_message(said: Said, sender: str, run: int) -> pb.GossipMessage:

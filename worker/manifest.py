@@ -15,7 +15,7 @@ from algorithms.fragments import TensorSpec
 from worker.config import ADVISED, RUN_WIDE, Config, parse_config, to_document
 from worker.wire import WireError, pack_document, unpack_document
 
-PROTOCOL = 4
+PROTOCOL = 5
 
 
 @dataclass(frozen=True)

@@ -221,7 +221,7 @@ class Node:
             case "Control/Gossip":
                 return self.gossip.on_gossip(request)
             case "Control/Join":
-                return self.gossip.on_join(request)
+                return await self.gossip.on_join(request)
             case "Control/ProbeFor":
                 return await self.gossip.on_probe_for(request)
             case "Control/Status":

@@ -1,5 +1,6 @@
 """Where the values of a configuration come from, for the lines that refuse one."""
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -22,6 +23,10 @@ class Source:
         flags = dict.fromkeys(self.typed[place] for place in places if place in self.typed)
         names = [] if flags and self.written.isdisjoint(places) else [self.name]
         return " and ".join([*names, *flags])
+
+    def of_named(self, section: str, said: str) -> str:
+        """Who has said the keys that an error names somewhere; who else there is, if it is none."""
+        return self.of(section, sorted(set(re.findall(r"\w+", said))))
 
     def of_error(self, section: str, keys: Iterable[str], said: str) -> str:
         """Who has said what is wrong: the flag of the key that the error begins with, else all."""

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.gate import gate, gates
+from tests.support.gate import Gate, gate, gates
 from tests.support.head_starts import HeadStarts
-from tests.support.held_rounds import held_round
+from tests.support.held_rounds import HeldRound, held_round
 from tests.support.pair_accounts import PairAccounts
 from tests.support.reference import reference_hashes
 from tests.support.shaped import relayed_swarm
@@ -105,6 +105,8 @@ WORKERS = (*SURVIVORS, VICTIM)
 HELD = 3  # the round
 # A partner whose link is cut is given up within seconds.
 CUT = settings_of(rounds__patience_s=2, rounds__slack_s=4, rounds__grace_s=4)
+# A round takes half a second: several are held until everybody knows of the cut.
+PAUSED = settings_of(task__name="tests.support.slow_task:SlowBytes", task__pause_s=0.05)
 AMID = (*SMALL, *QUICK, *settings_of(run__steps=160, diloco__inner_steps=10))
 PLAN = load_config(None, AMID[1::2], "noloco").plan
 WORSE = 1.05  # of 16 rounds each one lost costs a percent
@@ -145,16 +147,27 @@ def failed(worker: WorkerProcess) -> dict[int, set[str]]:
 
 
 def wait_for_the_loss(swarm: Swarm, partner: str) -> None:
-    """Until the victim is held for dead, and its partner has given the round with it up."""
+    """Until the victim is held for dead by all, and its partner has given the round with it up."""
     for name in SURVIVORS:
-        if name == partner:
-            swarm.workers[name].wait_for(
-                lambda e: e["event"] == "round_failed" and e["round"] == HELD, "the lost round"
-            )
-        else:
-            swarm.workers[name].wait_for(
-                lambda e: e["event"] == "member" and e["health"] == "dead", "a death"
-            )
+        awaited = {"dead", HELD} if name == partner else {"dead"}
+
+        def seen(event: Event, awaited: set[object] = awaited) -> bool:
+            awaited.discard(event.get("health"))
+            if event["event"] == "round_failed":
+                awaited.discard(event["round"])
+            return not awaited
+
+        swarm.workers[name].wait_for(seen, "a death, and the lost round")
+
+
+def partner_in(swarm: Swarm, begun: Gate, held: HeldRound) -> str:
+    """The victim's in the held round. All begin together: who starts a second later than others
+    would find them rounds ahead, and follow."""
+    swarm.start_all()
+    for worker in swarm.workers.values():
+        worker.wait_for(lambda e: e["event"] == "started", "start")
+    with begun.opened():
+        return held.partner()
 
 
 def alone_with(accounts: PairAccounts, partner: str) -> bool:
@@ -168,15 +181,14 @@ def alone_with(accounts: PairAccounts, partner: str) -> bool:
 def test_a_worker_killed_amid_an_exchange_harms_nobody(
     tmp_path: Path, point: str, undisturbed_loss: float
 ) -> None:
-    noticed = gate(tmp_path, 45)
+    begun, noticed = gates(tmp_path, 5, 45)
     settings = ("--preset", "noloco", *AMID, *noticed.settings)
     with (
         held_round(tmp_path, HELD, point) as held,
         running_swarm(4, tmp_path, *settings) as swarm,
     ):
         swarm.programs |= watched(tmp_path / "accounts", held.hold)
-        swarm.start_all()
-        partner = held.partner()
+        partner = partner_in(swarm, begun, held)
         swarm.workers[VICTIM].send(signal.SIGKILL)
         wait_for_the_loss(swarm, partner)
         with noticed.opened():
@@ -194,15 +206,14 @@ def test_a_worker_killed_amid_an_exchange_harms_nobody(
 def test_a_worker_stopped_amid_an_exchange_harms_nobody(
     tmp_path: Path, point: str, undisturbed_loss: float
 ) -> None:
-    noticed, end = gates(tmp_path, 45, 135)
+    begun, noticed, end = gates(tmp_path, 5, 45, 135)
     settings = ("--preset", "noloco", *AMID, *noticed.settings)
     with (
         held_round(tmp_path, HELD, point) as held,
         running_swarm(4, tmp_path, *settings) as swarm,
     ):
         swarm.programs |= watched(tmp_path / "accounts", held.hold)
-        swarm.start_all()
-        partner, stopped = held.partner(), swarm.workers[VICTIM]
+        partner, stopped = partner_in(swarm, begun, held), swarm.workers[VICTIM]
         stopped.send(signal.SIGSTOP)
         wait_for_the_loss(swarm, partner)
         with noticed.opened():
@@ -225,7 +236,7 @@ def test_a_worker_stopped_amid_an_exchange_harms_nobody(
 def test_a_link_cut_amid_an_exchange_and_for_good_harms_nobody(
     tmp_path: Path, undisturbed_loss: float
 ) -> None:
-    settings = ("--preset", "noloco", *AMID, *CUT)
+    settings = ("--preset", "noloco", *AMID, *CUT, *PAUSED)
     with held_round(tmp_path, HELD, "staged") as held:
         programs = watched(tmp_path / "accounts", held.hold)
         with relayed_swarm(4, tmp_path, "100mbit", settings, programs=programs) as (swarm, relay):
@@ -236,12 +247,13 @@ def test_a_link_cut_amid_an_exchange_and_for_good_harms_nobody(
     accounts = PairAccounts(tmp_path / "accounts", PLAN)
     assert_no_harm(results, accounts, undisturbed_loss)
     alone_with(accounts, partner)
+    assert [event["peers"] for event in swarm.workers[VICTIM].of("apart")] == [[partner]]
+    assert {worker.of("round")[-1]["contributors"] for worker in swarm.workers.values()} == {4}
+    assert failed(swarm.workers[partner])[HELD] == {VICTIM}
     for name in WORKERS:
-        apart = failed(swarm.workers[name])
         rounds = {entry.round for entry in accounts.applied(name)}
-        if name in (VICTIM, partner):  # they lose those with each other, and go on with others
-            assert {VICTIM, partner} - {name} <= set.union(*apart.values())
-            assert max(rounds) > HELD
-        else:  # a round is lost with one of the two, while that one waits for the other
-            assert set().union(*apart.values()) <= {VICTIM, partner}
-            assert len(rounds) >= 8
+        assert max(rounds) > HELD
+        assert len(rounds) >= 12
+        if name not in (VICTIM, partner):  # it waits for nobody else, and not for long
+            lost = failed(swarm.workers[name])
+            assert set().union(*lost.values()) <= {VICTIM, partner}

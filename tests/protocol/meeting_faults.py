@@ -42,7 +42,16 @@ class Seen:
     new: bool = False
 
 
-Fault = Cut | Kill | Freeze | Thaw | Seen
+@dataclass(frozen=True)
+class Told:
+    """Whether the two of a link reach each other, as the observer's membership has it."""
+
+    observer: str
+    link: tuple[str, str]
+    apart: bool
+
+
+Fault = Cut | Kill | Freeze | Thaw | Seen | Told
 
 
 @dataclass
@@ -107,6 +116,12 @@ class FaultPlan:
         end = start + self.rng.uniform(0.2, 12.0)
         self._touch("cut", (one, other), start, end + 1)
         self.timed.append((start, Cut(frozenset((one, other)), end)))
+        known_at, link = start + self.rng.uniform(2.0, 4.0), (min(one, other), max(one, other))
+        for observer in self.names if known_at < end else ():
+            told_at = min(end, known_at + self.rng.uniform(0.0, 1.0))
+            self.timed.append((told_at, Told(observer, link, apart=True)))
+            healed_at = end + self.rng.uniform(0.1, 1.0)
+            self.timed.append((healed_at, Told(observer, link, apart=False)))
 
     def _kill(self, name: str) -> None:
         start = self._moment()

@@ -2,13 +2,13 @@
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from algorithms.pairing import group_of, membership_epoch
 from tests.protocol.views import card
 from worker.membership import Card, Health
-from worker.rounds import Meeting, RoundConfig
+from worker.rounds import Meeting, RoundConfig, View
 from worker.rounds.meeting import Event
 
 Group = tuple[str, ...]
@@ -146,6 +146,7 @@ class SimPeer:
 
     name: str
     cards: dict[str, Card]
+    apart: set[tuple[str, str]] = field(default_factory=set)
     current: Attendance | None = None
     next_round: int = 0
     version: int = 0
@@ -158,16 +159,27 @@ class SimPeer:
     piled_up: list[Callable[[], None]] = field(default_factory=list)
 
     @property
+    def view(self) -> View:
+        """The swarm as it knows it now."""
+        cards = dict(self.cards)
+        for one, other in self.apart:
+            if one in cards:
+                cards[one] = replace(cards[one], apart=(*cards[one].apart, other))
+        return View(cards)
+
+    @property
     def round(self) -> int:
         """The round that it holds, or will hold next."""
         return self.current.round if self.current else self.next_round
 
 
 @lru_cache(maxsize=4096)
-def group_at(me: str, run: int, round_: int, members: Group, size: int) -> Group:
+def group_at(
+    me: str, run: int, round_: int, members: Group, size: int, apart: frozenset[tuple[str, str]]
+) -> Group:
     """The group of a peer by the members that it knows; it alone if it sits out."""
     epoch = membership_epoch(members)
-    return group_of(me, run, 0, round_, epoch, members, size) or (me,)
+    return group_of(me, run, 0, round_, epoch, members, size, apart) or (me,)
 
 
 @lru_cache(maxsize=4096)

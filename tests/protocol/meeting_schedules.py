@@ -11,7 +11,7 @@ import math
 import random
 
 from tests.protocol.meeting_agenda import Agenda
-from tests.protocol.meeting_faults import Cut, Fault, FaultPlan, Freeze, Kill, Seen, Thaw
+from tests.protocol.meeting_faults import Cut, Fault, FaultPlan, Freeze, Kill, Seen, Thaw, Told
 from tests.protocol.meeting_parts import (
     CONFIG,
     FAULTY_ROUNDS,
@@ -34,7 +34,7 @@ from tests.protocol.meeting_parts import (
     seen,
 )
 from worker.membership import Health
-from worker.rounds import Meeting, View
+from worker.rounds import Meeting
 from worker.rounds import meeting as m
 
 NOTICED_S = (0.05, 1.0)  # from the break of a stream to the end that hears of it
@@ -111,6 +111,9 @@ class MeetingWorld(Agenda):
             case Seen(name):
                 observer = self.peers[name]
                 self._do(observer, lambda: self._see(observer, fault))
+            case Told(name):
+                observer = self.peers[name]
+                self._do(observer, lambda: self._be_told(observer, fault))
 
     def _cut(self, link: frozenset[str], until: float) -> None:
         self.cut_until[link] = max(until, self.cut_until.get(link, 0.0))
@@ -153,6 +156,10 @@ class MeetingWorld(Agenda):
         observer.cards[fault.peer] = seen(fault.peer, fault.health, next_round)
         self._viewed(observer)
 
+    def _be_told(self, observer: SimPeer, fault: Told) -> None:
+        observer.apart = observer.apart - {fault.link} | ({fault.link} if fault.apart else set())
+        self._viewed(observer)
+
     def _gossip(self, peer: SimPeer) -> None:
         """The others hear which round this peer will hold next."""
         others = [other for other in self.peers.values() if other is not peer]
@@ -171,7 +178,7 @@ class MeetingWorld(Agenda):
             self._viewed(peer)
 
     def _viewed(self, peer: SimPeer) -> None:
-        self._step(peer.current, m.Viewed(View(dict(peer.cards))))
+        self._step(peer.current, m.Viewed(peer.view))
 
     # ---------------------------------------------------------------------------- the train side
 
@@ -185,10 +192,10 @@ class MeetingWorld(Agenda):
         self.after(max(0.0, due - self.now), peer, lambda: self._begin(peer))
 
     def _begin(self, peer: SimPeer) -> None:
-        view, round_ = View(dict(peer.cards)), peer.next_round
+        view, round_ = peer.view, peer.next_round
         members = tuple(sorted(view.in_round(0, round_) | {peer.name}))
         peer.next_round += 1
-        group = group_at(peer.name, self.run, round_, members, self.size)
+        group = group_at(peer.name, self.run, round_, members, self.size, view.apart)
         value = Value(peer.name, round_, peer.version)
         machine = self.machine(
             peer.name,
@@ -334,7 +341,7 @@ class MeetingWorld(Agenda):
         peer, other = stream.ends
         if part.round not in peer.kept:
             return
-        if View(peer.cards).live(other.name):
+        if peer.view.live(other.name):
             self._open(peer, part, other, stream.attempt)
         else:
             self.after(CONFIG.retry_s, peer, lambda: self._call_again(stream, part))
@@ -368,8 +375,9 @@ class MeetingWorld(Agenda):
                 self._receive(stream, 1, message)
 
     def _decide(self, peer: SimPeer, stream: Stream) -> None:
-        part = peer.current
-        kept = peer.kept.get(stream.round)
+        if (part := peer.current) is not None and self.admits(part, stream):
+            self._step(part, m.Heard(stream.ends[0].name))  # before it says anything
+        part, kept = peer.current, peer.kept.get(stream.round)
         if part is not None and self.admits(part, stream):
             stream.parts[1] = part
             part.streams.append(stream)

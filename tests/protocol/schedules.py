@@ -167,6 +167,7 @@ class World:
         peer.tries += 1
         peer.got, peer.began_at = {}, self.now
         peer.contributing = Contributing(
+            peer.name,
             0,
             state.version,
             orders(0, state.group),

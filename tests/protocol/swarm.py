@@ -230,7 +230,7 @@ class Swarm:
         """A killed peer begins a new life, at another address and from nothing."""
         before = self.peers.pop(name)
         assert before.killed
-        self.peers[f"{name}, killed"] = before
+        self.peers[f"{before.address}, killed"] = before
         return await self.join(name, via, address=f"{before.address}'")
 
     def freeze(self, name: str) -> None:

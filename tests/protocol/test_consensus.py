@@ -186,7 +186,8 @@ def test_who_was_frozen_takes_what_the_others_have_agreed_on(
     run(scenario())
 
 
-def test_a_link_that_is_cut_in_the_end_leaves_one_anchor() -> None:
+@pytest.mark.parametrize("healed", [True, False])
+def test_a_link_that_is_cut_in_the_end_leaves_one_anchor(healed: bool) -> None:
     """Two that cannot reach each other, but others who can reach both."""
 
     async def scenario() -> None:
@@ -195,9 +196,11 @@ def test_a_link_that_is_cut_in_the_end_leaves_one_anchor() -> None:
             await swarm.sleep(LAST_S - 0.2)
             swarm.cut("a", "b")
             await swarm.sleep(8)
-            swarm.heal("a", "b")
+            if healed:
+                swarm.heal("a", "b")
             await swarm.finished()
             swarm.assert_equal()
+            assert {last_of(peer) for peer in swarm.alive} == {4}
             assert swarm.loop.time() < LAST_S + MOST_S
 
     run(scenario())

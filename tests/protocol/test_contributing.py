@@ -25,7 +25,7 @@ ORDERS = ("abc", "bca", "cab")
 
 
 def begin(peers: str = "abc", orders: tuple[str, ...] = ORDERS, **others: str) -> Contributing:
-    return Contributing(2, 7, orders, view(peers, **others), CONFIG, DEADLINE)
+    return Contributing("a", 2, 7, orders, view(peers, **others), CONFIG, DEADLINE)
 
 
 def key(shard: int) -> ShardKey:

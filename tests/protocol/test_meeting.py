@@ -203,6 +203,26 @@ def test_a_partner_cut_off_is_not_waited_for_until_the_deadline(doubted: bool) -
     assert machine.step(Tick(), until) == [Failed("b: reset, and it has not come back", ("b",))]
 
 
+@pytest.mark.parametrize("me", ["a", "b"])
+def test_a_partner_behind_a_link_that_is_known_to_be_cut_is_not_waited_for(me: str) -> None:
+    """Either may have said so; whoever comes to the round later does not wait at all."""
+    machine, partner = begin(me), "b" if me == "a" else "a"
+    machine.step(Met(partner), 0.5)
+    machine.step(Broken(partner, 1 if me == "a" else 0, "cut"), 0.9)
+    cut = view("abc", apart="ba")
+    (failed,) = machine.step(Viewed(cut), 1.0)
+    assert failed == Failed(f"the link to {partner} is cut", (partner,))
+    assert begin(me, seen=cut).step(Tick(), 0.0) == [failed]
+    assert not any(isinstance(a, Failed) for a in begin("c", "ac", seen=cut).step(Tick(), 0.0))
+
+
+def test_a_partner_whose_values_are_coming_is_waited_for_though_probes_fail() -> None:
+    machine = met()
+    cut = view("ab", apart="ab")
+    assert machine.step(Viewed(cut), 1.0) == []
+    assert machine.step(Received("b"), 1.1) == [Stage()]
+
+
 def test_a_frozen_partner_is_not_waited_for_until_membership_buries_it() -> None:
     machine = met()
     machine.step(Heard("b"), 5.0)

@@ -46,6 +46,14 @@ def test_the_time_for_which_a_partner_is_gone_counts_from_its_last_sign_of_life(
     assert machine.step(PartnerStaged("b"), 5.0) == [Succeeded()]
 
 
+def test_whoever_has_staged_waits_though_the_link_is_known_to_be_cut() -> None:
+    """The partner may have applied the round, and the link may come back."""
+    machine = met()
+    machine.step(Received("b"), 1.0)
+    assert machine.step(Viewed(view("ab", apart="ab")), 1.1) == []
+    assert machine.step(PartnerStaged("b"), 1.2) == [Succeeded()]
+
+
 def test_nothing_is_staged_any_more_at_the_deadline() -> None:
     late = [Failed("the round's deadline has passed", ("b",))]
     assert met().step(Received("b"), DEADLINE) == late

@@ -10,7 +10,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from algorithms.pairing import groups, membership_epoch
 from algorithms.plan import PRESETS, Plan
 from tests.protocol import swarm as swarms
 from tests.protocol.pair_taps import Said, first, meetings
@@ -168,13 +167,13 @@ def test_a_stream_that_breaks_goes_on_where_it_was(kind: str, speaker: str, plan
         assert run(scenario(breaks=True)) == run(scenario(breaks=False))
 
 
-def test_a_link_cut_for_good_costs_the_pair_its_rounds() -> None:
-    """A pair that waits for each other twice running may be late for the next partners: this seed
-    draws none of the first round's twice running."""
+@pytest.mark.parametrize("plan", [SLOW, NOLOCO, replace(SLOW, group_size=3)])
+@pytest.mark.parametrize("peers", ["abcd", "abcde", "abcdefgh"])
+def test_a_link_cut_for_good_costs_the_pair_one_round(plan: Plan, peers: str) -> None:
+    """From then on each meets others, and nobody waits."""
 
     async def scenario() -> None:
-        problem = steady(200, SLOW, seed=5)
-        async with Swarm(problem) as swarm:
+        async with Swarm(steady(20 * plan.inner_steps, plan)) as swarm:
             pair: list[str] = []
 
             def cut(said: Said) -> None:
@@ -182,16 +181,34 @@ def test_a_link_cut_for_good_costs_the_pair_its_rounds() -> None:
                 swarm.cut(*pair)
 
             swarm.tap = first(in_round(swarm, 1, "contribution frame"), cut)
-            await swarm.start(*"abcd")
+            await swarm.start(*peers)
             await swarm.finished()
             one, other = (swarm[name] for name in pair)
             assert failures_of(one)[0] == failures_of(other)[0] == 1
-            run_, epoch = problem.manifest.run, membership_epoch("abcd")
-            rounds = [groups(run_, 0, round_, epoch, "abcd") for round_ in range(1, 10)]
-            together = sum(tuple(sorted(pair)) in drawn for drawn in rounds)
+            assert [event["peers"] for event in one.of_kind("apart")] == [[other.name]]
             for peer in swarm.alive:
-                assert len(failures_of(peer)) == (together if peer.name in pair else 0)
-                assert sorted([*rounds_of(peer), *failures_of(peer)]) == list(range(10))
+                with_both = peer is one or peer is other or failures_of(peer) != []
+                assert failures_of(peer) == ([1] if with_both else [])
+                assert rounds_of(peer) == [r for r in range(20) if r != 1 or not with_both]
+            assert sum(failures_of(peer) != [] for peer in swarm.alive) == plan.group_size
+
+    run(scenario())
+
+
+def test_a_link_that_heals_is_used_again() -> None:
+    async def scenario() -> None:
+        async with Swarm(steady(400, SLOW)) as swarm:
+            await swarm.start(*"abcd")
+            swarm.cut("a", "b")
+            await swarm.until(lambda: swarm["b"].of_kind("apart") != [], 20)
+            await swarm.sleep(60)
+            swarm.heal("a", "b")
+            told: list[Said] = []
+            swarm.tap = meetings(told.append)
+            await swarm.finished()
+            assert [event["peers"] for event in swarm["b"].of_kind("apart")] == [["a"], []]
+            assert ("a", "b") in {(said.speaker, said.listener) for said in told}
+            assert all(failures_of(peer) == [] for peer in swarm.alive)
 
     run(scenario())
 

@@ -1,5 +1,7 @@
 """View: who is worth sending to, who is waited for, who lays out the next round."""
 
+from dataclasses import replace
+
 import pytest
 
 from tests.protocol.views import card, view
@@ -90,3 +92,42 @@ def test_the_deadline_of_a_round_covers_all_that_may_happen_in_it() -> None:
     assert config.transfer_s(5_000_000) == 5.0
     longest_s = config.transfer_s(5_000_000) + 7.0 + config.grace_s + config.transfer_s(5_000_000)
     assert config.round_s(5_000_000, detection_s=7.0) > longest_s
+
+
+def test_a_pair_is_apart_when_either_says_so_and_both_live() -> None:
+    cards = {
+        "b": replace(card("b"), apart=("a", "x", "nobody")),
+        "a": card("a"),
+        "c": replace(card("c"), apart=("b",)),
+        "x": replace(card("x", Health.DEAD), apart=("c",)),
+    }
+    assert View(cards).apart == {("a", "b"), ("b", "c")}
+
+
+@pytest.mark.parametrize(
+    ("seen", "reducer"),
+    [
+        (view("abcd"), "d"),
+        (view("abc", suspect="d"), "a"),
+        (view("abc", dead="d"), "a"),
+        (view("abcd", apart="da"), "b"),
+        (view("abd", suspect="c", apart="da"), "b"),
+        (view("bcd", dead="a", apart="da"), "d"),
+        (view("abcdx", apart="dx"), "d"),
+        (view("ad", dead="bc", apart="ad"), "d"),
+        (view("", dead="abcd"), None),
+    ],
+    ids=[
+        "all",
+        "not the suspect",
+        "not the dead",
+        "not who is cut off from another",
+        "nor the suspect besides",
+        "a cut to the dead does not matter",
+        "nor one to who is not in the round",
+        "where nobody is reached by all, any",
+        "nobody",
+    ],
+)
+def test_a_shard_goes_to_a_peer_that_everybody_reaches(seen: View, reducer: str | None) -> None:
+    assert seen.reducer("dabc") == reducer

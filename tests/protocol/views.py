@@ -1,6 +1,7 @@
 """Short ways to say what membership sees."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from worker.membership import Card, Digest, Health, Phase
 from worker.rounds import View
@@ -26,8 +27,10 @@ def view(
     done: str = "",
     starting: str = "",
     ahead: str = "",
+    apart: str = "",
 ) -> View:
-    """Peers by single letters; those in `ahead` have applied round 0 already."""
+    """Peers by single letters; those in `ahead` have applied round 0 already, and the two in
+    `apart` do not reach each other."""
     cards = [card(peer) for peer in peers]
     cards += [card(peer, Health.SUSPECT) for peer in suspect]
     cards += [card(peer, Health.DEAD) for peer in dead]
@@ -35,4 +38,5 @@ def view(
     cards += [card(peer, phase=Phase.DONE) for peer in done]
     cards += [card(peer, phase=Phase.STARTING, versions=()) for peer in starting]
     cards += [card(peer, versions=(1,)) for peer in ahead]
-    return View({each.peer: each for each in cards})
+    told = [replace(each, apart=(apart[1],)) if each.peer in apart[:1] else each for each in cards]
+    return View({each.peer: each for each in told})

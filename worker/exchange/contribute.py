@@ -93,6 +93,7 @@ class Contributor:
             self._finished(RoundFailed(fragment, begin.round, str(failure), (context.me,)))
             return
         own = Contributing(
+            context.me,
             fragment,
             begin.round,
             context.orders(fragment, begin.group),

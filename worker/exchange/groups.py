@@ -15,12 +15,19 @@ def members(context: Context, view: View, fragment: int, round_: int) -> frozens
 def group(context: Context, view: View, fragment: int, round_: int) -> tuple[str, ...]:
     """This peer's group of the round; itself alone if it sits out."""
     peers = members(context, view, fragment, round_)
-    return _drawn(context.me, context.run, fragment, round_, peers, context.plan.group_size)
+    size, apart = context.plan.group_size, view.apart
+    return _drawn(context.me, context.run, fragment, round_, peers, size, apart)
 
 
 @lru_cache(maxsize=256)  # asked again whenever anything has changed
 def _drawn(
-    me: str, run: int, fragment: int, round_: int, peers: frozenset[str], size: int
+    me: str,
+    run: int,
+    fragment: int,
+    round_: int,
+    peers: frozenset[str],
+    size: int,
+    apart: frozenset[tuple[str, str]],
 ) -> tuple[str, ...]:
     epoch = membership_epoch(peers)
-    return group_of(me, run, fragment, round_, epoch, peers, size) or (me,)
+    return group_of(me, run, fragment, round_, epoch, peers, size, apart) or (me,)

@@ -88,9 +88,11 @@ class Pairs:
         self._rounds[fragment] = state.version
         oldest = state.version - _KEEP_ROUNDS
         for table in [t for t in self._tables.values() if t.fragment == fragment]:
-            skipped = table.round < state.version and table.meeting is None
-            if table.round < oldest or skipped:
-                self._leave(table)
+            if table.round < (state.version if table.meeting is None else oldest):
+                # It may have begun, where the train side has skipped it: its end must be told.
+                self.step(table, machine.GivenUp("this peer has gone on"))
+                if not table.failed:  # else it leaves once the partners have heard so
+                    self._leave(table)
         self._over = {k for k in self._over if k[0] != fragment or k[1] >= oldest}
         if state.version >= self._schedule.rounds(fragment):
             return

@@ -1,6 +1,6 @@
 """Who is in the swarm, and who of them is alive: gossip, probes and suspicion, without I/O."""
 
-from worker.membership.card import Card, Digest, Health, Phase, newest
+from worker.membership.card import MAX_APART, Card, Digest, Health, Phase, newest
 from worker.membership.deltas import Deltas, Progress, Said, with_progress
 from worker.membership.machine import (
     Action,
@@ -21,6 +21,7 @@ from worker.membership.machine import (
 )
 
 __all__ = [
+    "MAX_APART",
     "Action",
     "AskProbe",
     "Card",

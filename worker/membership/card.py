@@ -3,6 +3,8 @@
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
+MAX_APART = 16  # peers that a card names
+
 
 class Health(IntEnum):
     """Ordered: of two rumours with the same incarnation the higher wins."""
@@ -44,9 +46,10 @@ class Card:
     """One peer as the others know it.
 
     `epoch` is the start of its process in ms: a restart is a new life. `incarnation` is raised by
-    the peer itself to refute a suspicion, `heartbeat` at every change of phase, step or digests.
+    the peer itself to refute a suspicion, `heartbeat` at every change of what follows it, or phase.
     `step_s` is how long an inner step takes it, roughly; 0 when it has not said. `stage` is the one
-    it serves, and `profile` what it has measured, as it travels; opaque here.
+    it serves, `profile` what it has measured, as it travels; opaque here. `apart` are peers that it
+    does not reach, though others do.
     """
 
     peer: str
@@ -60,6 +63,7 @@ class Card:
     step_s: float = 0.0
     stage: int = 0
     profile: bytes = b""
+    apart: tuple[str, ...] = ()
     digests: tuple[Digest, ...] = ()
 
     @property

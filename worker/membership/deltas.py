@@ -2,12 +2,13 @@
 
 Three kinds of news, by how they travel:
 
-- Health, incarnation, epoch, address and phase of a peer, and the digests of its state: at once,
-  with every exchange, whoever's they are, until `_TELL_LIFE` others, of digests `_TELL_STATE`, are
-  known to have them: who said the same counts too. So much spreads through a swarm by itself, and
-  one of up to 13 is told of life to the last peer; whom a rumour misses has it from its subject,
-  which tells everyone itself, or from a full exchange. Whoever is suspected or worse hears it in
-  any case, for only that peer can refute; and whoever says what is outdated is set right.
+- Health, incarnation, epoch, address and phase of a peer, whom it does not reach, and the digests
+  of its state: at once, with every exchange, whoever's they are, until `_TELL_LIFE` others, of
+  digests `_TELL_STATE`, are known to have them: who said the same counts too. So much spreads
+  through a swarm by itself, and one of up to 13 is told of life to the last peer; whom a rumour
+  misses has it from its subject, which tells everyone itself, or from a full exchange. Whoever is
+  suspected or worse hears it in any case, for only that peer can refute; and whoever says what is
+  outdated is set right.
 - Step and heartbeat change with every step of everyone, and nothing decides by the step of others:
   whoever takes part in a round, joins or repairs goes by phases and digests. They are no news, and
   nobody relays them for their own sake: a request says those of its sender in a few bytes, and each
@@ -255,7 +256,7 @@ def with_progress(said: Said, sender: str, cards: Iterable[Card]) -> tuple[Card,
 
 
 def _life(card: Card) -> tuple[object, ...]:
-    return (card.epoch, card.incarnation, card.health, card.phase, card.address)
+    return (card.epoch, card.incarnation, card.health, card.phase, card.address, card.apart)
 
 
 def _news(card: Card) -> tuple[object, ...]:
@@ -264,5 +265,5 @@ def _news(card: Card) -> tuple[object, ...]:
 
 def _most_bytes(card: Card) -> int:
     """A bound of the card's size on the wire."""
-    names = len(card.peer.encode()) + len(card.address.encode())
+    names = sum(len(name.encode()) + 3 for name in (card.peer, card.address, *card.apart))
     return 64 + names + len(card.profile) + 30 * len(card.digests)

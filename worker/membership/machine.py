@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 
 from worker.membership.card import Card, Digest, Health, Phase, is_overtaken, newest
+from worker.membership.reach import Reach
 
 _MAX_INCARNATION_JUMP = 1000
 _PROBE_ALL_OF = 12
@@ -37,8 +38,8 @@ class MembershipConfig:
         probe_timeout_s: for a direct probe, and again for the indirect ones.
         indirect_probes: peers asked to probe in our place.
         suspicion_factor: see above.
-        reconnect_s: between two tries to reach a peer that died or left, to heal partitions and to
-            find one that was started again.
+        reconnect_s: between two tries to reach a peer that died or left or is out of reach, to heal
+            partitions and to find one that was started again.
     """
 
     gossip_s: float = 0.25
@@ -153,7 +154,7 @@ class AskProbe:
 
 @dataclass(frozen=True)
 class ViewChanged:
-    """Somebody's health or phase, or the set of peers, is another now."""
+    """Somebody's health, phase or reach, or the set of peers, is another now."""
 
 
 Action = Probe | AskProbe | ViewChanged
@@ -174,6 +175,8 @@ class Membership:
         self._cards: dict[str, Card] = {me.peer: me}
         self._probing: set[str] = set()
         self._asking: dict[str, int] = {}
+        self._asked_at: dict[str, float] = {}
+        self._reach = Reach(2 * config.probe_timeout_s)
         self._suspected_until: dict[str, float] = {}
         self._ticked_at: float | None = None
         self._gossip_at = self._reconnect_at = -math.inf
@@ -209,7 +212,7 @@ class Membership:
                     # It speaks: time to refute, which takes it another message, starts anew.
                     self._suspected_until[sender] = now + self._suspicion_s
             case Probed(peer, answered):
-                actions += self._probed(peer, answered)
+                actions += self._probed(peer, answered, now)
             case ProbedFor(peer, alive):
                 self._probed_for(peer, alive, now)
             case Doubted(peer):
@@ -225,6 +228,8 @@ class Membership:
             case Leaving():
                 self._put(replace(self.me, health=Health.LEFT))
                 actions += self._probe([card.peer for card in self._others() if card.live])
+        if (apart := self._reach.apart) != self.me.apart:
+            self._put(replace(self.me, apart=apart, heartbeat=self.me.heartbeat + 1))
         if self._outline_changed:
             actions.append(ViewChanged())
         return actions
@@ -241,12 +246,10 @@ class Membership:
     def _put(self, card: Card) -> None:
         known = self._cards.get(card.peer)
         self._cards[card.peer], self._sorted = card, None
-        if known is None or (known.epoch, known.health, known.phase) != (
-            card.epoch,
-            card.health,
-            card.phase,
-        ):
+        if known is None or _outline(known) != _outline(card):
             self._outline_changed = True
+        if known and (not card.live or (known.epoch, known.address) != (card.epoch, card.address)):
+            self._reach.forget(card.peer)
 
     def _tick(self, now: float) -> list[Action]:
         if self._ticked_at is not None:
@@ -262,11 +265,11 @@ class Membership:
         actions: list[Action] = []
         if now >= self._gossip_at:
             self._gossip_at = now + self.config.gossip_s
-            actions += self._probe(self._next_targets())
+            actions += self._probe([*self._reach.in_question, *self._next_targets()])
         if now >= self._reconnect_at:
             self._reconnect_at = now + self.config.reconnect_s
             gone = [card.peer for card in self._others() if not card.live]
-            actions += self._probe(self._rng.sample(gone, min(1, len(gone))))
+            actions += self._probe([*self._rng.sample(gone, min(1, len(gone))), *self.me.apart])
         return actions
 
     def _next_targets(self) -> list[str]:
@@ -297,8 +300,10 @@ class Membership:
                 actions.append(Probe(peer, address, self.config.probe_timeout_s))
         return actions
 
-    def _probed(self, peer: str, answered: bool) -> list[Action]:
+    def _probed(self, peer: str, answered: bool, now: float) -> list[Action]:
         self._probing.discard(peer)
+        if answered:
+            self._reach.answered(peer, now)
         card = self._cards.get(peer)
         if answered or card is None or card.health is not Health.ALIVE or peer in self._asking:
             return []
@@ -306,7 +311,7 @@ class Membership:
             other for other in self._others() if other.health is Health.ALIVE and other.peer != peer
         ]
         chosen = self._rng.sample(helpers, min(self.config.indirect_probes, len(helpers)))
-        self._asking[peer] = len(chosen)
+        self._asking[peer], self._asked_at[peer] = len(chosen), now
         if not chosen:
             # Nobody else to ask: this peer tries once more itself.
             return [AskProbe(self.me.address, peer, card.address, self.config.probe_timeout_s)]
@@ -319,7 +324,11 @@ class Membership:
         if peer not in self._asking:
             return
         if alive:
-            del self._asking[peer]
+            # By another peer, not by this one's second try; and where that took longer than a probe
+            # of one's own may, the fault is this peer's link.
+            swift = now - self._asked_at[peer] <= self.config.probe_timeout_s
+            if self._asking.pop(peer) > 0 and swift:
+                self._reach.answered_to_others(peer, now)
             return
         self._asking[peer] -= 1
         if self._asking[peer] > 0:
@@ -363,3 +372,7 @@ class Membership:
         if me.incarnation <= heard.incarnation <= me.incarnation + _MAX_INCARNATION_JUMP:
             beat = me.heartbeat + 1
             self._put(replace(me, incarnation=heard.incarnation + 1, heartbeat=beat))
+
+
+def _outline(card: Card) -> tuple[object, ...]:
+    return (card.epoch, card.health, card.phase, card.apart)

@@ -1,9 +1,10 @@
 """One of this peer's own rounds: every shard to its reducer, and every reduction back.
 
-A shard goes to the first usable peer in its rendezvous order. A broken stream is tried again at
-the same peer, resuming where it was; when membership doubts that peer, the next takes over. The
-round succeeds when all shards are reduced, and fails as a whole at its deadline or when a reducer
-says that it cannot succeed. The machine ends by emitting `Succeeded` or `Failed` once.
+A shard goes to the first usable peer in its rendezvous order that everybody reaches. A broken
+stream is tried again at the same peer, resuming where it was; when membership doubts that peer, or
+knows that the link to it is cut, the next takes over. The round succeeds when all shards are
+reduced, and fails as a whole at its deadline or when a reducer says that it cannot succeed. The
+machine ends by emitting `Succeeded` or `Failed` once.
 """
 
 from collections.abc import Sequence
@@ -135,6 +136,7 @@ class Contributing:
 
     def __init__(
         self,
+        me: str,
         fragment: int,
         round_: int,
         orders: Sequence[Sequence[str]],
@@ -142,7 +144,7 @@ class Contributing:
         config: RoundConfig,
         deadline: float,
     ) -> None:
-        self.fragment, self.round = fragment, round_
+        self._me, self.fragment, self.round = me, fragment, round_
         self._orders, self._view, self._config = orders, view, config
         self._deadline = deadline
         self._shards = [_Shard() for _ in orders]
@@ -200,7 +202,12 @@ class Contributing:
         return state if state.open and state.attempt == attempt else None
 
     def _best(self, shard: int) -> str | None:
-        return next((p for p in self._orders[shard] if self._view.usable(p)), None)
+        return self._view.reducer(self._orders[shard])
+
+    def _lost(self, peer: str) -> bool:
+        """Whether a stream to the peer is not worth waiting for. That somebody else does not reach
+        it is no reason: what has been sent there counts."""
+        return not (self._view.usable(peer) and self._view.reach(self._me, peer))
 
     def _key(self, shard: int) -> ShardKey:
         return ShardKey(self.fragment, self.round, shard)
@@ -210,8 +217,10 @@ class Contributing:
         for shard, state in enumerate(self._shards):
             if state.reduced:
                 continue
+            if state.open and not self._lost(state.target):
+                continue
             best = self._best(shard)
-            if state.open and best != state.target and not self._view.usable(state.target):
+            if state.open and best != state.target:
                 actions.append(CancelExchange(self._key(shard), state.attempt))
                 state.open, state.retry_at = False, now
             if state.open or best is None or now < state.retry_at:

@@ -265,6 +265,9 @@ class Meeting:
             return None
         if now - partner.gone_at >= (patience_s if self._staged else 0.0):
             return f"{peer} is gone"
+        silent = not partner.met or partner.broken_at < math.inf
+        if not self._staged and silent and not self._view.reach(self.me, peer):
+            return f"the link to {peer} is cut"
         if not self._view.usable(peer):
             cut_off_s = patience_s / 2
         else:

@@ -2,7 +2,8 @@
 
 A shard closes when everyone awaited has contributed, or when a quorum has and the grace is over.
 It closes once: later offers get the same answer. A successor takes over a shard when it sees nobody
-usable before itself in the shard's order, and hands it back as long as it has not closed it.
+before itself in the shard's order who may reduce it, and hands it back as long as it has not closed
+it.
 
 A peer remembers the reductions that it received as a contributor too, so that a successor of a
 reducer which died while answering gives the answer that others may already have applied.
@@ -11,6 +12,7 @@ reducer which died while answering gives the answer that others may already have
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from worker.rounds.types import RoundConfig, ShardKey, View
 
@@ -255,13 +257,22 @@ class Reducing:
         return Refuse("group", "the groups of this round differ")
 
     def _above(self, key: ShardKey, group: tuple[str, ...]) -> str | None:
-        """The usable peer that ranks above this one, if any."""
-        for peer in self._orders(key.fragment, group)[key.shard]:
-            if peer == self._me:
+        """The peer that is to reduce the shard in place of this one, if any.
+
+        That somebody does not reach this peer moves nothing which has begun here, unless that one
+        is awaited.
+        """
+        order = self._orders(key.fragment, group)[key.shard]
+        best, view = self._view.reducer(order), self._view
+        if best is None or best == self._me:
+            return None
+        if (begun := self._open.get(key)) is not None:
+            before = takewhile(lambda peer: peer != self._me, order)
+            awaited = self._expected(key, group) - begun.contributors
+            moves = any(view.usable(peer) for peer in before)
+            if not moves and all(view.reach(self._me, peer) for peer in awaited):
                 return None
-            if self._view.usable(peer):
-                return peer
-        return None
+        return best
 
     def _expected(self, key: ShardKey, group: tuple[str, ...]) -> set[str]:
         return {peer for peer in group if self._view.will_contribute(peer, key.fragment, key.round)}

@@ -1,8 +1,10 @@
 """What both sides of a round speak of."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 
+from algorithms.separation import Pair, reached_by_all
 from worker.membership import Card, Health, Phase
 
 
@@ -56,6 +58,31 @@ class View:
             )
         )
 
+    def reducer(self, order: Sequence[str]) -> str | None:
+        """Who is to reduce a shard now: the first of its order that is usable and that everybody
+        reaches, else the first that is usable."""
+        usable = (peer for peer in order if self.usable(peer))
+        if not self.apart:
+            return next(usable, None)
+        able = list(usable)
+        reached = _reached(frozenset(order), self.apart)
+        return next((peer for peer in able if peer in reached), next(iter(able), None))
+
+    def reach(self, one: str, other: str) -> bool:
+        """Whether nothing is known to be between the two."""
+        return (min(one, other), max(one, other)) not in self.apart
+
+    @cached_property
+    def apart(self) -> frozenset[Pair]:
+        """Pairs of live peers of which one does not reach the other; the first name first."""
+        return frozenset(
+            (min(card.peer, other), max(card.peer, other))
+            for card in self.cards.values()
+            if card.live
+            for other in card.apart
+            if self.live(other)
+        )
+
     def fastest_step_s(self) -> float:
         """What an inner step takes the fastest peer that trains; 0 when nobody has said."""
         told = (
@@ -80,6 +107,11 @@ class View:
             for card in self.cards.values()
             if card.live and card.phase in (Phase.READY, Phase.TRAINING)
         )
+
+
+@lru_cache(maxsize=64)  # every shard of a round asks
+def _reached(group: frozenset[str], apart: frozenset[Pair]) -> frozenset[str]:
+    return reached_by_all(group, apart)
 
 
 @dataclass(frozen=True, kw_only=True)

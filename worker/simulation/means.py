@@ -80,6 +80,7 @@ class MeanPeer(Peer):
         self._got, self._g = {}, self.anchor - self.local
         self._streams = {}
         machine = self._contributing = Contributing(
+            self.me,
             0,
             self._version,
             orders(self._group),

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from protos import murmuration_pb2 as pb
-from worker.membership import Card, Digest, Health, Phase
+from worker.membership import MAX_APART, Card, Digest, Health, Phase
 from worker.wire.errors import WireError
 
 _MAX_PEERS = 4096
@@ -25,6 +25,7 @@ def card_to_message(card: Card) -> pb.PeerCard:
         step_s=card.step_s,
         stage=card.stage,
         profile=card.profile,
+        apart=card.apart,
         digests=[
             pb.FragmentDigest(version=d.version, contributors=d.contributors, hash=d.hash)
             for d in card.digests
@@ -34,13 +35,17 @@ def card_to_message(card: Card) -> pb.PeerCard:
 
 def card_from_message(message: pb.PeerCard) -> Card:
     """Raises WireError when names or enums are out of range."""
-    for name in (message.peer, message.address):
+    for name in (message.peer, message.address, *message.apart):
         if not 0 < len(name.encode()) <= _MAX_NAME_BYTES:
             raise WireError(f"a peer with a name or address of {len(name)} characters")
         if not name.isprintable():
             raise WireError(f"a peer with the name or address {name!r}")
     if len(message.profile) > MAX_PROFILE_BYTES:
         raise WireError(f"peer {message.peer}: a profile of {len(message.profile)} bytes")
+    if len(message.apart) > MAX_APART:
+        raise WireError(f"peer {message.peer}: {len(message.apart)} peers out of its reach")
+    if len({message.peer, *message.apart}) != 1 + len(message.apart):
+        raise WireError(f"peer {message.peer}: itself or a peer twice is out of its reach")
     try:
         health, phase = Health(message.health), Phase(message.phase)
     except ValueError as error:
@@ -57,6 +62,7 @@ def card_from_message(message: pb.PeerCard) -> Card:
         step_s=_seconds(message.step_s),
         stage=message.stage,
         profile=message.profile,
+        apart=tuple(message.apart),
         digests=tuple(Digest(d.version, d.contributors, d.hash) for d in message.digests),
     )
 

@@ -159,3 +159,25 @@ def test_groups_are_the_same_on_every_machine_and_version() -> None:
         ("c", "d", "f"),
         ("a", "b", "e"),
     )
+
+
+@given(U64, ROUNDS, SWARMS, SIZES, st.data())
+def test_two_that_do_not_reach_each_other_never_meet(
+    run: int, round_: int, peers: list[str], size: int, data: st.DataObject
+) -> None:
+    """Nobody sits out for it where there are others."""
+    one, other = data.draw(st.permutations(peers))[:2]
+    pair, epoch = (min(one, other), max(one, other)), membership_epoch(peers)
+    made = groups(run, 0, round_, epoch, peers, size, {pair})
+    assert not any(set(pair) <= set(group) for group in made)
+    assert all(group == tuple(sorted(group)) for group in made)
+    drawn = groups(run, 0, round_, epoch, peers, size)
+    if not any(set(pair) <= set(group) for group in drawn):
+        assert made == drawn
+    elif len(drawn) > 1:
+        assert set().union(*made) == set().union(*drawn)
+    elif len(peers) > size:
+        assert len(made[0]) == size
+    for me in peers:
+        mine = group_of(me, run, 0, round_, epoch, view(data, peers), size, {pair})
+        assert mine == next((group for group in made if me in group), None)

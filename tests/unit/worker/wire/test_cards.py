@@ -6,14 +6,15 @@ from hypothesis import strategies as st
 
 from protos import murmuration_pb2 as pb
 from worker import wire
-from worker.membership import Card, Digest, Health, Phase
+from worker.membership import MAX_APART, Card, Digest, Health, Phase
 from worker.wire import WireError, parse
 
 U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
-NAMES = st.text(min_size=1, max_size=64).filter(str.isprintable)
+NAMES = st.text(st.characters(exclude_categories=("C", "Z")), min_size=1, max_size=60)
+APART = st.lists(NAMES.map("{}-".format), max_size=MAX_APART, unique=True).map(tuple)
 CARDS = st.builds(
     Card,
-    peer=NAMES,
+    peer=NAMES.map("{}+".format),
     address=NAMES,
     epoch=U64,
     incarnation=U32,
@@ -21,6 +22,7 @@ CARDS = st.builds(
     phase=st.sampled_from(Phase),
     heartbeat=U64,
     step=U64,
+    apart=APART,
     digests=st.lists(st.builds(Digest, U64, U32, U64), max_size=4).map(tuple),
 )
 
@@ -48,6 +50,8 @@ def test_names_are_of_1_to_256_bytes(name: str) -> None:
     for card in (pb.PeerCard(peer=name, address="a"), pb.PeerCard(peer="a", address=name)):
         with pytest.raises(WireError, match=f"a name or address of {len(name)} characters"):
             wire.card_from_message(card)
+    with pytest.raises(WireError, match=f"a name or address of {len(name)} characters"):
+        wire.card_from_message(pb.PeerCard(peer="a", address="a", apart=["b", name]))
     longest = "\N{BIRD}" * 64
     assert wire.card_from_message(pb.PeerCard(peer=longest, address="a")).peer == longest
 
@@ -64,3 +68,15 @@ def test_a_member_list_is_bounded() -> None:
     assert len(wire.cards_from_messages(members[:4096])) == 4096
     with pytest.raises(WireError, match="4097 peers in one message; at most 4096"):
         wire.cards_from_messages(members)
+
+
+def test_a_card_names_a_bounded_number_of_peers_out_of_reach() -> None:
+    names = [f"w{index}" for index in range(MAX_APART + 1)]
+    with pytest.raises(WireError, match=f"^peer w3: {MAX_APART + 1} peers out of its reach"):
+        wire.card_from_message(pb.PeerCard(peer="w3", address="a", apart=names))
+
+
+@pytest.mark.parametrize("names", [["w3"], ["a", "b", "a"]])
+def test_nobody_is_out_of_its_own_reach_or_twice_out_of_it(names: list[str]) -> None:
+    with pytest.raises(WireError, match=r"^peer w3: itself or a peer twice"):
+        wire.card_from_message(pb.PeerCard(peer="w3", address="a", apart=names))
