@@ -12,6 +12,7 @@ SILENT_AFTER_S = 10.0  # workers report about twice a second while they train
 ENDING = ("settling", "assembling", "evaluating")  # states told once, however long they take
 _MAX_CURVE_POINTS = 4096
 _MAX_FRAGMENTS = 4096
+_MAX_UNCONFIRMED = 4096
 _MAX_TEXT = 20_000
 
 
@@ -50,6 +51,7 @@ class Record:
     _last_failed: dict[int, int] = field(default_factory=dict)
     _last_move: tuple[int | None, int | None] | None = None
     _rebuilt_after: int | None = None  # of so many moves
+    _unconfirmed: dict[tuple[int, str], int] = field(default_factory=dict)
 
     def apply(self, event: Event, now_s: float) -> None:
         """Takes one event. The same event again changes nothing; unknown ones are passed over."""
@@ -70,6 +72,8 @@ class Record:
             case "rebuilt" if self._rebuilt_after != self.moves:
                 self._rebuilt_after = self.moves
                 self.rebuilds += 1
+            case "unconfirmed" | "confirmed" as kind:
+                self._confirm(event, confirmed=kind == "confirmed")
             case "result":
                 self._finish(event)
             case "exit":
@@ -79,6 +83,12 @@ class Record:
         """Takes over what an earlier life of the worker has counted of its moves."""
         self.moves, self.rebuilds = earlier.moves, earlier.rebuilds
         self._last_move, self._rebuilt_after = earlier._last_move, earlier._rebuilt_after
+
+    @property
+    def unconfirmed(self) -> int:
+        """Visits of this worker's microbatches that a replica had counted when it fell silent; none
+        once the worker has reported, for then it has said which of them were lost."""
+        return 0 if self.result is not None else sum(self._unconfirmed.values())
 
     def shown_state(self, now_s: float) -> str:
         """The state in a word or two."""
@@ -124,6 +134,14 @@ class Record:
         move = int_of(event, "stage"), int_of(event, "to")
         self.moves += move != self._last_move
         self._last_move = move
+
+    def _confirm(self, event: Event, *, confirmed: bool) -> None:
+        """Visits of an iteration that a replica may have taken with it, or has in its sum."""
+        key = int_of(event, "iteration") or 0, text_of(event, "replica") or ""
+        if confirmed:
+            self._unconfirmed.pop(key, None)
+        elif len(self._unconfirmed) < _MAX_UNCONFIRMED:
+            self._unconfirmed[key] = len(names_of(event, "microbatches"))
 
     def _finish(self, event: Event) -> None:
         self.result = dict(event)

@@ -12,6 +12,7 @@ _TROUBLE = (
     ("skipped", "visit", "sent past a stage without replicas"),
     ("dropped", "microbatch", "dropped"),
     ("lost", "visit", "lost with a replica"),
+    ("unconfirmed", "visit", "left unconfirmed by a worker that did not report"),
     ("discarded", "iteration", "of a stage discarded"),
 )
 

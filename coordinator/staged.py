@@ -31,7 +31,8 @@ def staged_figures(records: Sequence[Record]) -> dict[str, Any]:
 
     In `stages`, `iteration_s` is the mean of the workers' medians, `iteration_p95_s` that of the
     slowest, `visit_bytes_per_iteration` is what a worker has sent of activations and gradients, on
-    average; the peak in flight is that of the worker nearest to its limit, and `counts` are sums.
+    average; the peak in flight is that of the worker nearest to its limit, and `counts` are sums:
+    `unconfirmed` of workers that have not reported, the others of those that have.
     `rest` are shares of the time from first to last inner step in which nothing was computed, on
     average: waiting for microbatches, waiting for rounds, and what is not told apart. `moves` and
     `rebuilds` count the peers that went to another stage and the stages that they made anew.
@@ -62,7 +63,10 @@ def staged_figures(records: Sequence[Record]) -> dict[str, Any]:
             "visit_bytes_per_iteration": _per_iteration(results),
             "exchange_bytes_sent_per_worker": exchanged,
             **_fullest(results),
-            "counts": _counts(results),
+            "counts": {
+                **_counts(results),
+                "unconfirmed": sum(record.unconfirmed for record in records),
+            },
             "moves": sum(record.moves for record in records),
             "rebuilds": sum(record.rebuilds for record in records),
             "by_stage": by_stage,

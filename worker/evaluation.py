@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from algorithms.fragments import Fragment
-from algorithms.skippipe.partition import stage_layers
 from worker.anchors import anchored_model
 from worker.checkpoint import Checkpoint
 from worker.errors import UsageError
 from worker.manifest import Manifest
+from worker.stages import StagesConfig
+from worker.stages.cut import cut_of
 from worker.tasks import (
     Batch,
     Cursor,
@@ -71,13 +72,13 @@ def mean_loss(
     return sum(losses) / len(losses)
 
 
-def build_stages(task: Staged, stages: int) -> list[StageModule]:
+def build_stages(task: Staged, stages: StagesConfig) -> list[StageModule]:
     """The task's whole model, new, cut into stages.
 
     Raises:
-        ValueError: more stages than layers.
+        ValueError: as `cut_of`.
     """
-    cut = stage_layers(task.layer_sizes(), task.outer_size(), stages)
+    cut = cut_of(task, stages)
     return [task.stage(*layers, outer=stage == 0) for stage, layers in enumerate(cut)]
 
 
@@ -108,7 +109,7 @@ def checkpoint_loss(
 
     Args:
         saved: of a whole model.
-        stages: how many to cut the model into; by default as many as its run had.
+        stages: how many to cut the model into; by default as its run was.
         omitted: stages to leave out.
         split: 'validation', or 'train' for text that the run learned from.
 
@@ -118,22 +119,22 @@ def checkpoint_loss(
         UsageError: more stages than layers, or a stage to leave out that cannot be.
     """
     config = Manifest(saved.values["manifest"]).config(str(saved.path))
-    stages = stages or config.stages.count
-    _check_omitted(stages, omitted)
+    cut = config.stages if stages in (None, config.stages.count) else StagesConfig(count=stages)
+    _check_omitted(cut.count, omitted)
     task = load_task(config.task.name, seed=config.run.seed, options=config.task.options)
     model = anchored_model(saved, config, task)
     loss = partial(task.loss, model)
-    if stages > 1:
+    if cut.count > 1:
         if not isinstance(task, Staged):
             raise TaskError(f"task {config.task.name!r} cannot be cut into stages: no stage()")
         try:
-            parts = build_stages(task, stages)
+            parts = build_stages(task, cut)
         except ValueError as error:
             raise UsageError(str(error)) from error
         values = model.state_dict()
         for part in parts:
             part.load_state_dict({name: values[name] for name in part.state_dict()})
-        route = [stage for stage in range(stages) if stage not in omitted]
+        route = [stage for stage in range(cut.count) if stage not in omitted]
         loss = partial(route_loss, parts, route)
     found = mean_loss(task, loss, seed=config.run.seed, split=split)
     assert found is not None, "without a limit it is never cut short"

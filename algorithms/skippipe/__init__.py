@@ -1,7 +1,7 @@
 """SkipPipe: layers cut into stages, and a route through some of them for every microbatch.
 
 The model and its peers
-partition.py    which layers make up which stage, by parameters
+partition.py    which layers make up which stage, by parameters or measured cost, within memory
 cost.py         what a hop and a visit cost
 placement.py    a genetic search for who serves which stage; matching.py is its inner problem
 proposal.py     its answer, turned to where an iteration is fastest

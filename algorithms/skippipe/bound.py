@@ -29,7 +29,7 @@ def lower_bound_s(pipeline: Pipeline, rules: Rules, origins: Sequence[int]) -> f
     planner = Planner(pipeline, rules)
     bounds = [0.0]
     for origin, microbatches in sorted(Counter(origins).items()):
-        route = planner.best(origin)
+        route = planner.best(origin, visited=rules.shortest)
         if route is None:
             raise ValueError(f"no route from peer {origin}, which is not on stage 0")
         waves = -(-microbatches // pipeline.memory[origin])

@@ -53,7 +53,10 @@ def peer_limits(pipeline: Pipeline, quota: Sequence[int]) -> tuple[int, ...]:
 
 
 def even_stage_sets(routes: int, rules: Rules, seed: int = 0) -> list[tuple[int, ...]]:
-    """Ascending stages of each route that meet the quota and the rules, drawn by the seed."""
+    """Ascending stages of each route that meet the quota and the rules, drawn by the seed.
+
+    Where routes are unequal and few, some may stay nearer to the mean than the rules allow.
+    """
     draws = Draws(seed)
     quota = stage_quota(routes, rules, seed)
     left = list(quota)
@@ -66,9 +69,28 @@ def even_stage_sets(routes: int, rules: Rules, seed: int = 0) -> list[tuple[int,
             left[stage] -= 1
         chosen.append(stages)
     assert not any(left)
-    if not any(stage_refusals(stages, rules) for stages in chosen):
-        return chosen
-    return _mixed(_striped(quota, routes), rules, draws)
+    if any(stage_refusals(stages, rules) for stages in chosen):
+        chosen = _mixed(_striped(quota, routes), rules, draws)
+    return _unequal(chosen, rules, draws) if rules.spread else chosen
+
+
+def _unequal(chosen: list[tuple[int, ...]], rules: Rules, draws: Draws) -> list[tuple[int, ...]]:
+    """After one half of the routes has taken stages over from the other, where the rules allow."""
+    half = len(chosen) // 2
+    order = draws.shuffled(range(len(chosen)))
+    takers, givers = order[:half] * rules.spread, order[half : 2 * half] * rules.spread
+    for _ in range(_TRADES * len(takers)):
+        if not takers:
+            break
+        at, of = draws.below(len(takers)), draws.below(len(givers))
+        mine, theirs = set(chosen[takers[at]]), set(chosen[givers[of]])
+        if not theirs - mine:
+            continue
+        moved = draws.one_of(sorted(theirs - mine))
+        left = tuple(sorted(theirs - {moved}))
+        if not stage_refusals(left, rules):
+            chosen[takers.pop(at)], chosen[givers.pop(of)] = tuple(sorted(mine | {moved})), left
+    return chosen
 
 
 def _striped(quota: Sequence[int], routes: int) -> list[tuple[int, ...]]:

@@ -11,7 +11,7 @@ from algorithms.skippipe.route import Route, Rules
 
 
 class Planner:
-    """Finds ascending routes of the exact length that the rules ask for.
+    """Finds ascending routes of an exact length.
 
     Both halves of a hop and of a visit are counted: what goes forward comes back. Extends the best
     routes to each peer by one visit at a time; exact, as a loop's cost is a sum over its hops.
@@ -35,6 +35,8 @@ class Planner:
         origin: int,
         banned: Iterable[int] = (),
         penalty_s: Mapping[int, float] | None = None,
+        *,
+        visited: int | None = None,
     ) -> Route | None:
         """The route of the fastest loop; of equal ones, that by the lowest peers.
 
@@ -42,6 +44,7 @@ class Planner:
             origin: a replica of stage 0.
             banned: peers that it may not visit.
             penalty_s: what a visit of a peer takes more, such as waiting for another microbatch.
+            visited: how many stages; the mean of the rules if it is not given.
 
         Returns:
             None if those that are left allow no route.
@@ -53,7 +56,7 @@ class Planner:
         loop_s = np.full(len(visit_s), np.inf)
         loop_s[origin] = 0.0
         came_from = []
-        for _ in range(self._rules.visited - 1):
+        for _ in range((visited or self._rules.visited) - 1):
             extended_s = loop_s[:, None] + self._hop_s
             before = extended_s.argmin(axis=0)
             loop_s = extended_s[before, self._everyone] + visit_s

@@ -109,7 +109,7 @@ def predict(
 
 def rules_of(routing: str, rules: Rules) -> Rules:
     """The rules as a routing keeps them: some never skip."""
-    return replace(rules, visited=rules.stages) if routing in NEVER_SKIP else rules
+    return replace(rules, visited=rules.stages, spread=0) if routing in NEVER_SKIP else rules
 
 
 def origins_in_turns(pipeline: Pipeline, microbatches: int) -> list[int]:

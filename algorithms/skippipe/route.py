@@ -37,7 +37,8 @@ class Rules:
 
     Args:
         stages: S, of the model.
-        visited: stages that a route visits, stage 0 counted.
+        visited: stages that a route visits, stage 0 counted; of unequal routes the mean.
+        spread: how many stages more half of the routes visit, and the other half fewer.
         max_jump: longest step forward between two visited stages.
         swaps: whether a route may step back, by one stage and at most twice. Such schedules can
             deadlock where memory is short; ascending ones cannot.
@@ -48,6 +49,7 @@ class Rules:
 
     stages: int
     visited: int
+    spread: int = 0
     max_jump: int = MAX_JUMP
     swaps: bool = False
 
@@ -58,11 +60,26 @@ class Rules:
             raise ValueError(
                 f"routes of stage 0 alone leave {self.stages - 1} stages untrained: skip less"
             )
-        if self.max_jump < 1 or (self.visited - 1) * self.max_jump < self.stages - 1:
+        if self.spread < 0 or self.longest > self.stages or (self.spread and self.shortest < 2):
             raise ValueError(
-                f"{self.visited - 1} steps of at most {self.max_jump} stages do not reach stage "
+                f"routes of {self.visited} of {self.stages} stages cannot be unequal by "
+                f"{self.spread}: each visits at least 2 and at most {self.stages}"
+            )
+        if self.max_jump < 1 or (self.shortest - 1) * self.max_jump < self.stages - 1:
+            raise ValueError(
+                f"{self.shortest - 1} steps of at most {self.max_jump} stages do not reach stage "
                 f"{self.stages - 1}: visit more stages or allow longer jumps"
             )
+
+    @property
+    def shortest(self) -> int:
+        """The fewest stages that a route visits."""
+        return self.visited - self.spread
+
+    @property
+    def longest(self) -> int:
+        """The most stages that a route visits."""
+        return self.visited + self.spread
 
     @property
     def skip_ratio(self) -> float:
@@ -90,8 +107,9 @@ def stage_refusals(stages: Sequence[int], rules: Rules) -> tuple[str, ...]:
         for stage, times in sorted(Counter(stages).items())
         if times > 1
     ]
-    if len(stages) != rules.visited:
-        reasons.append(f"it visits {len(stages)} stages instead of {rules.visited}")
+    if not rules.shortest <= len(stages) <= rules.longest:
+        unequal = f" to {rules.longest}" if rules.spread else ""
+        reasons.append(f"it visits {len(stages)} stages instead of {rules.shortest}{unequal}")
     steps = [(here, there) for here, there in pairwise(stages)]
     reasons += [
         f"it jumps from stage {here} to {there}, more than {rules.max_jump}"

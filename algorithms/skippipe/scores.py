@@ -62,7 +62,7 @@ class Scores:
         """Of each microbatch, when its last backward ends."""
         known = self._known.get(routes)
         if known is None:
-            steps = len(self._slots) * (2 * len(routes[0].peers) + 1)
+            steps = sum(2 * len(routes[slot].peers) + 1 for slot in self._slots)
             self._journal.spend(_VISIT_EFFORT_S * steps)
             known = finish_times(
                 self._pipeline,

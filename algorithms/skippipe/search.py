@@ -132,14 +132,18 @@ def _drafts(
         for replicas in pipeline.stages[1:]
         for peer in replicas
     ]
-    alone = [planner.best(origin) for origin in slot_origins]
+    drawn = even_stage_sets(len(slot_origins), rules, seed)
+    alone = [
+        planner.best(origin, visited=len(stages))
+        for origin, stages in zip(slot_origins, drawn, strict=True)
+    ]
     root = Draft(tuple(route for route in alone if route), (free,) * len(alone))
     assert len(root.routes) == len(alone), "rules admit a route from every origin"
     settled = settle(
         [root], stage_limits, planner, journal, phase="stages", plan_effort_s=plan_s, share=0.25
     )
     chosen = [[route.stages(pipeline) for route in draft.routes] for draft in settled]
-    chosen.append(even_stage_sets(len(slot_origins), rules, seed))
+    chosen.append(drawn)
     frozen = [_frozen(slot_origins, stages, pipeline, planner) for stages in chosen]
     held = settle(
         frozen, peer_loads, planner, journal, phase="memory", plan_effort_s=plan_s, share=0.5
@@ -160,7 +164,7 @@ def _frozen(
     for origin, stages in zip(origins, chosen, strict=True):
         allowed = {peer for stage in stages for peer in pipeline.stages[stage]}
         banned.append(everyone - allowed)
-        route = planner.best(origin, banned[-1])
+        route = planner.best(origin, banned[-1], visited=len(stages))
         assert route is not None, "its stages keep the rules"
         routes.append(route)
     return Draft(tuple(routes), tuple(banned))

@@ -89,8 +89,8 @@ def _branches(
     visitors = _visitors(draft, over)
     detours: dict[int, Route] = {}
     for index in visitors:
-        banned = draft.banned[index] | over.peers
-        detour = planner.best(draft.routes[index].origin, banned)
+        route, banned = draft.routes[index], draft.banned[index] | over.peers
+        detour = planner.best(route.origin, banned, visited=len(route.peers))
         journal.spend(plan_effort_s)
         if detour is None:
             journal.reject(phase, f"route {index} has no other way than by {over.what}")

@@ -67,7 +67,7 @@ def _random_stage_trade(
     one: Route, other: Route, pipeline: Pipeline, rules: Rules, draws: Draws
 ) -> Pair | None:
     mine, theirs = set(one.stages(pipeline)), set(other.stages(pipeline))
-    if mine == theirs:
+    if mine <= theirs or theirs <= mine:
         return None
     gives, gets = draws.one_of(sorted(mine - theirs)), draws.one_of(sorted(theirs - mine))
     return trade_stage(one, other, gives, gets, pipeline, rules)

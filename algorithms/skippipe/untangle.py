@@ -159,7 +159,8 @@ class Untangling:
         taken = {peer for peer, load in loads.items() if load >= self._limits[peer]}
         barred = banned | (taken - set(route.peers))
         self._journal.spend(plan_effort_s(self._pipeline, len(route.peers)))
-        around = self._planner.best(route.origin, barred, {waiter.peer: waited_s})
+        penalty_s = {waiter.peer: waited_s}
+        around = self._planner.best(route.origin, barred, penalty_s, visited=len(route.peers))
         return None if around == route else around
 
     @staticmethod

@@ -7,11 +7,12 @@ of 4 samples per step, each by a route of its own, Adam on each stage's gradient
 visits. Then perplexity on held-out text, of the full model and without 2 or 3 of the stages 1 to 5:
 of the mean loss over all choices of them, with the best and the worst choice in brackets. Those
 include gaps of three stages in a row, which no route of four in six has: the last column is
-without them.
+without them. Unequal routes visit three or five stages, four on average.
 
 Writes a Markdown table; fails if what makes skipping worth while does not hold: a skip-trained
 model does without as many stages as its routes skipped, and a full-trained one does not; equal
-coverage stands omission better than unequal; more skipping costs the full model more.
+coverage stands omission better than unequal; routes of unequal length do better than equal ones;
+more skipping costs the full model more.
 
 Ref: arXiv:2502.19913.
 """
@@ -30,6 +31,7 @@ from algorithms.skippipe.coverage import even_stage_sets
 from algorithms.skippipe.gradients import StageGradients
 from algorithms.skippipe.route import Rules
 from worker.evaluation import build_stages, route_loss
+from worker.stages import StagesConfig
 from worker.tasks import Batch, Cursor, Staged, StageModule, load_task
 
 STAGES, MICROBATCHES = 6, 10
@@ -48,9 +50,11 @@ def full(step: int) -> Sequence[Stages]:
     return [ALL] * MICROBATCHES
 
 
-def skipping(visited: int, full_every: int = 0) -> Callable[[int], Sequence[Stages]]:
+def skipping(
+    visited: int, full_every: int = 0, spread: int = 0
+) -> Callable[[int], Sequence[Stages]]:
     """Equal coverage, drawn anew in every step; every so many steps all stages instead."""
-    rules = Rules(stages=STAGES, visited=visited)
+    rules = Rules(stages=STAGES, visited=visited, spread=spread)
 
     def stages(step: int) -> Sequence[Stages]:
         if full_every and step % full_every == 0:
@@ -64,6 +68,7 @@ VARIANTS: dict[str, Callable[[int], Sequence[Stages]]] = {
     "full": full,
     "skip 33 %": skipping(4),
     "skip 33 %, full every 10th": skipping(4, full_every=10),
+    "skip 33 %, unequal routes": skipping(4, spread=1),
     "skip 33 %, unbalanced fixed routes": lambda step: UNBALANCED,
     "skip 50 %": skipping(3),
 }
@@ -121,7 +126,7 @@ def main() -> int:
 def refuted(found: dict[str, list[Perplexity]]) -> list[str]:
     """The claims that the perplexities contradict."""
     means = {name: [each.mean for each in perplexities] for name, perplexities in found.items()}
-    all_, skip, tenth, fixed, half = (means[name] for name in VARIANTS)
+    all_, skip, tenth, unequal, fixed, half = (means[name] for name in VARIANTS)
     claims = {
         "without half of its stages a full-trained model is more than 50 % worse": (
             all_[2] > 1.5 * all_[0]
@@ -129,14 +134,15 @@ def refuted(found: dict[str, list[Perplexity]]) -> list[str]:
         "without as many stages as it skipped a skip-trained model is less than 10 % worse": (
             max(skip[1] / skip[0], half[2] / half[0]) < 1.1
         ),
-        "without half of its stages a model that skipped a third is less than 20 % worse, and "
-        "less than 10 % without gaps that no route had": (
-            skip[2] < 1.2 * skip[0] and skip[3] < 1.1 * skip[0]
+        "without half of its stages a model that skipped a third is less than 20 % worse": (
+            max(skip[2] / skip[0], unequal[2] / unequal[0]) < 1.2
         ),
         "the full model is best when trained full, worst when half was skipped": (
             all_[0] < skip[0] < half[0]
         ),
         "a full route every 10th step improves the full model": tenth[0] < skip[0],
+        "routes of 3 and 5 stages improve the full model, and what is left of it without half of "
+        "its stages": unequal[0] < skip[0] and unequal[2] < skip[2],
         "unbalanced coverage stands omission worse than equal coverage": fixed[2] > skip[2],
         "full training stands it worst": all_[2] > fixed[2],
     }
@@ -153,7 +159,7 @@ def train(asked: Asked) -> list[Perplexity]:
     }
     task = load_task("llama-bytes", seed=asked.seed, options={"architecture": architecture})
     assert isinstance(task, Staged)
-    stages = build_stages(task, STAGES)
+    stages = build_stages(task, StagesConfig(count=STAGES))
     optimizers = [torch.optim.Adam(stage.parameters(), LEARNING_RATE) for stage in stages]
     sums = [gradient_sums(stage) for stage in stages]
     batches = task.batches("train", Cursor(seed=asked.seed, stream="skippipe"))

@@ -4,7 +4,7 @@ A peer is named by its stage and a letter: "0a" is an origin, "2b" a replica of 
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import pairwise
@@ -17,19 +17,19 @@ from algorithms.codecs import codec_by_name
 from algorithms.fragments import Fragment, TensorSpec, partition
 from algorithms.plan import PRESETS, Plan
 from tests.protocol.swarm import Held, Peer, Swarm
+from tests.protocol.timed_stage import TimedStage
 from tests.protocol.train_side import TrainSide
 from tests.protocol.virtual_time import VirtualLoop
 from worker.config import Config, RunConfig
 from worker.exchange import ExchangeConfig
 from worker.inner import InnerConfig
-from worker.mailbox import Job, StageWork
+from worker.mailbox import Job
 from worker.manifest import Manifest
 from worker.membership import MembershipConfig
 from worker.rounds import RoundConfig
 from worker.stages import StagesConfig
 from worker.stages.part import Part, part_of
-from worker.stages.replica import StageReplica
-from worker.stages.visit import Key
+from worker.stages.visit import Key, Life
 from worker.tasks import Cursor
 from worker.tasks.llama_bytes import LlamaBytes
 
@@ -37,7 +37,6 @@ BATCH, CONTEXT, HIDDEN = 1, 12, 16
 ACTIVATION_BYTES = 4 * BATCH * CONTEXT * HIDDEN  # of a microbatch, as fp32
 HELD_BYTES = 3 * ACTIVATION_BYTES  # by a visit
 _MIB = 1 << 20
-_FORWARDS = {Job.ENTER: 1.0, Job.FORWARD: 1.0, Job.LOSS: 0.25, Job.BACKWARD: 2.0, Job.LEAVE: 2.0}
 
 Origins = Mapping[str, frozenset[int]]  # microbatches, by where they began
 
@@ -83,11 +82,13 @@ class StagedProblem:
     """What all peers of a run in stages share.
 
     Args:
+        cut: layers of each stage; by parameters where none are given.
         forward_s: virtual seconds of a visit's forward, by peer; 0.01 where none is given.
         limits: how many visits fit on a peer; many where none is given.
     """
 
     count: int = 4
+    cut: tuple[int, ...] = ()
     routing: str = "full"
     skip: float = 0.0
     microbatches: int = 4
@@ -109,6 +110,7 @@ class StagedProblem:
             inner=self.inner,
             stages=StagesConfig(
                 count=self.count,
+                layers=self.cut,
                 routing=self.routing,
                 skip=self.skip,
                 microbatches=self.microbatches,
@@ -138,64 +140,6 @@ class StagedProblem:
         schema = [TensorSpec(name, tuple(values.shape)) for name, values in named]
         plan = self.config.plan
         return partition(schema, plan.fragments, plan.pattern)
-
-
-@dataclass(frozen=True)
-class Iterated:
-    """One iteration of a stage's replica: what was counted, and the mean gradient that it gave."""
-
-    iteration: int
-    at_s: float
-    counted: frozenset[int]
-    gradient: Mapping[str, Tensor]
-    discarded: bool
-
-
-class TimedStage(StageReplica):
-    """A stage whose jobs take virtual time, and which remembers its iterations."""
-
-    def __init__(
-        self,
-        *args: Any,
-        forward_s: float,
-        computes: Callable[[float], None],
-        clock: Callable[[], float],
-        **named: Any,
-    ) -> None:
-        super().__init__(*args, clock=clock, **named)
-        self._forward_s, self._computes, self._time = forward_s, computes, clock
-        self.iterations: list[Iterated] = []
-        self.jobs: Counter[tuple[Job, int, int]] = Counter()  # kind, iteration, microbatch
-        self.begun = 0
-        self._summed: set[int] = set()
-
-    def begin(self, iteration: int) -> None:
-        self.begun += 1
-        self._summed.clear()
-        super().begin(iteration)
-
-    def backward(self, step: int) -> Mapping[str, Tensor]:
-        discarded = self._over is not None and self._over.discard
-        counted = frozenset() if discarded else frozenset(self._summed)
-        mean = super().backward(step)
-        assert self.visits == len(counted)
-        told = Iterated(
-            step,
-            self._time(),
-            counted,
-            {name: value.clone() for name, value in mean.items()},
-            discarded,
-        )
-        self.iterations.append(told)
-        return mean
-
-    def _do(self, work: StageWork) -> tuple[memoryview | None, tuple[int, ...]]:
-        self._computes(_FORWARDS[work.job] * self._forward_s)
-        self.jobs[work.job, work.iteration, work.microbatch] += 1
-        done = super()._do(work)
-        if work.job in (Job.BACKWARD, Job.LEAVE):
-            self._summed.add(work.microbatch)
-        return done
 
 
 class StageSwarm(Swarm):
@@ -247,9 +191,9 @@ class StageSwarm(Swarm):
         """All that have ever served it, gone or not."""
         return [peer for peer in self.peers.values() if stage_of(peer.name) == stage]
 
-    def counted(self, stage: int, iteration: int) -> Counter[tuple[str, int]]:
+    def counted(self, stage: int, iteration: int) -> Counter[tuple[Life, int]]:
         """How often each microbatch is in the gradients of a stage's replicas, as (origin, n)."""
-        found: Counter[tuple[str, int]] = Counter()
+        found: Counter[tuple[Life, int]] = Counter()
         for peer in self.of_stage(stage):
             for told in peer.replica.iterations:
                 if told.iteration == iteration:
@@ -284,11 +228,12 @@ class StageSwarm(Swarm):
                 begun = set() if late else set(range(self.problem.microbatches))
                 assert done | dropped == begun, origin.name
                 for stage in range(1, self.problem.count):
-                    self._assert_explained(stage, told.iteration, origin.name, done)
+                    self._assert_explained(stage, told.iteration, origin, done)
 
-    def _assert_explained(self, stage: int, iteration: int, origin: str, done: set[int]) -> None:
-        counted = {n for name, n in self.counted(stage, iteration) if name == origin}
-        where = (stage, iteration, origin)
+    def _assert_explained(self, stage: int, iteration: int, origin: Peer, done: set[int]) -> None:
+        life = life_of(origin)
+        counted = {n for begun, n in self.counted(stage, iteration) if begun == life}
+        where = (stage, iteration, life)
         assert counted <= done, where
         replicas = self.of_stage(stage)
         left_out = any(
@@ -299,29 +244,31 @@ class StageSwarm(Swarm):
         )
         gone = all(p.killed and p.trainer.step < iteration for p in replicas)
         # A killed origin had no time to learn that a replica was gone; only that it was silent.
-        words = ("lost", "unconfirmed") if self[origin].killed else ("lost",)
+        words = ("lost", "unconfirmed") if origin.killed else ("lost",)
         ended = {p.name for p in replicas if iteration in _ended(p)}
         died = {
             microbatch
             for word in words
-            for event in self[origin].of_kind(word)
+            for event in origin.of_kind(word)
             if word == "lost" or event["replica"] not in ended
             if event["iteration"] == iteration and event["replica"] in {p.name for p in replicas}
             for microbatch in numbers_in(event)
         }
         assert not died & counted, where
         for microbatch in done - counted - died if not (left_out or gone) else ():
-            assert self.was_skipped(stage, iteration, origin, microbatch), (*where, microbatch)
+            assert self.was_skipped(stage, iteration, life, microbatch), (*where, microbatch)
 
     def _assert_orphans_told(self, origin: Peer) -> None:
-        iteration, name = origin.trainer.step, origin.name
+        iteration, life = origin.trainer.step, life_of(origin)
         told: Counter[int] = Counter()
         for peer in self.alive:
             for event in peer.of_kind("orphaned"):
-                assert (event["iteration"], event["origin"]) == (iteration, name)
+                if event["epoch"] != life.epoch:
+                    continue
+                assert (event["iteration"], event["origin"]) == (iteration, life.peer)
                 told.update(numbers_in(event))
                 counted = self._named(peer, peer.replica.iterations[iteration - 1].counted)
-                assert event["counted"] == sorted(n for o, n in counted if o == name)
+                assert event["counted"] == sorted(n for begun, n in counted if begun == life)
         assert set(told.values()) <= {1}, "one peer has each straight from its origin"
         entered = {n for job, i, n in origin.replica.jobs if (job, i) == (Job.ENTER, iteration)}
         reached = {
@@ -329,16 +276,17 @@ class StageSwarm(Swarm):
             for peer in self.alive
             for job, i, n in peer.replica.jobs
             if stage_of(peer.name) > 0 and (job, i) == (Job.FORWARD, iteration)
-            for o, number in self._named(peer, [n])
-            if o == name
+            for begun, number in self._named(peer, [n])
+            if begun == life
         }
-        assert reached <= told.keys() <= entered, (iteration, name, reached, told, entered)
+        assert reached <= told.keys() <= entered, (iteration, life, reached, told, entered)
 
-    def was_skipped(self, stage: int, iteration: int, origin: str, microbatch: int) -> bool:
+    def was_skipped(self, stage: int, iteration: int, origin: Life, microbatch: int) -> bool:
         """Whether a peer has said so; no stage without a replica is planned with."""
         return any(
-            (event["stage"], event["iteration"], event["origin"], event["microbatch"])
-            == (stage, iteration, origin, microbatch)
+            (event["stage"], event["iteration"], event["microbatch"])
+            == (stage, iteration, microbatch)
+            and (event["origin"], event["epoch"]) == (origin.peer, origin.epoch)
             and event["instead"] is None
             for peer in self.peers.values()
             for event in peer.of_kind("rerouted")
@@ -367,15 +315,21 @@ class StageSwarm(Swarm):
         """Of one of `StageCounts`, over all peers."""
         return sum(getattr(peer.node.stages.context.counts, count) for peer in self.peers.values())
 
-    def _named(self, peer: Peer, numbers: Iterable[int]) -> Iterable[tuple[str, int]]:
+    def _named(self, peer: Peer, numbers: Iterable[int]) -> Iterable[tuple[Life, int]]:
         if stage_of(peer.name) == 0:
-            return [(peer.name, number) for number in numbers]
+            return [(life_of(peer), number) for number in numbers]
         known = {
-            Key(0, origin.name, n).number: (origin.name, n)
-            for origin in self.of_stage(0)
+            Key(0, life, n).number: (life, n)
+            for life in map(life_of, self.of_stage(0))
             for n in range(self.problem.microbatches)
         }
         return [known[number] for number in numbers]
+
+
+def life_of(peer: Peer) -> Life:
+    """As its visits name it."""
+    assert peer.node.stages is not None
+    return peer.node.stages.context.life
 
 
 def _ended(peer: Peer) -> set[int]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from algorithms.plan import PRESETS
 from tests.protocol.stage_reference import distance, first_gradients, reference
-from tests.protocol.stage_swarm import HELD_BYTES, StagedProblem, StageSwarm
+from tests.protocol.stage_swarm import HELD_BYTES, StagedProblem, StageSwarm, life_of, stage_of
 from tests.protocol.virtual_time import run
 from worker.stages.part import part_of
 from worker.tasks import StageModule
@@ -37,8 +37,29 @@ def test_one_replica_a_stage_learns_what_a_single_process_does() -> None:
             assert_no_trouble(swarm)
             for iteration in range(1, swarm.problem.steps + 1):
                 for stage in range(4):
-                    every = {("0a", n): 1 for n in range(swarm.problem.microbatches)}
+                    begun = range(swarm.problem.microbatches)
+                    every = {(life_of(swarm["0a"]), n): 1 for n in begun}
                     assert swarm.counted(stage, iteration) == every
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("cut", [(3, 1, 2), (1, 1, 4)])
+def test_a_cut_that_the_run_says_learns_what_a_single_process_does(cut: tuple[int, ...]) -> None:
+    async def scenario() -> None:
+        problem = StagedProblem(count=3, cut=cut, layers=6, steps=3)
+        async with StageSwarm(problem) as swarm:
+            await swarm.start_all(2)
+            await swarm.finished()
+            assert_learned_as_one_process(swarm)
+            assert_no_trouble(swarm)
+            swarm.assert_counted_once()
+            swarm.assert_stages_agree()
+            for peer in swarm.alive:
+                held = [
+                    name for name in peer.replica.parameters if name.endswith("down_proj.weight")
+                ]
+                assert len(held) == cut[stage_of(peer.name)]
 
     run(scenario())
 
@@ -135,8 +156,9 @@ def test_a_stages_gradient_is_the_mean_over_its_own_visits() -> None:
         async with StageSwarm(problem) as swarm:
             await swarm.start_all()
             await swarm.finished()
+            origin = life_of(swarm["0a"])
             routes = {
-                n: [stage for stage in range(4) if ("0a", n) in swarm.counted(stage, 1)]
+                n: [stage for stage in range(4) if (origin, n) in swarm.counted(stage, 1)]
                 for n in range(problem.microbatches)
             }
             assert {len(stages) for stages in routes.values()} == {3}

@@ -21,8 +21,8 @@ def evaluate(run: Path, stages: int | None, omit: str | None, split: str) -> int
     """Print loss and perplexity of the newest anchor under the folder CHECKPOINT.
 
     Measured on as many batches as a run's report takes, and on the same ones. With --omit, what
-    enters a stage that is left out goes on to the next as it is; stages are cut by the number of
-    parameters, as a run cuts them.
+    enters a stage that is left out goes on to the next as it is. Stages are cut as the run's were;
+    into another number of them, by parameters.
     """
     from worker.evaluation import checkpoint_loss
     from worker.generate import find_checkpoint

@@ -13,7 +13,13 @@ import click
 from click.core import ParameterSource
 
 from worker.cli.plan_stages import plan_stages
-from worker.cli.plan_stages_options import Shared, StageOptions, is_staged, stage_options
+from worker.cli.plan_stages_options import (
+    NOT_OF_OTHER_COUNTS,
+    Shared,
+    StageOptions,
+    is_staged,
+    stage_options,
+)
 from worker.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
@@ -87,15 +93,18 @@ def plan(run: Path | None, **options: Any) -> int:
     """
     staged = StageOptions(**{field.name: options.pop(field.name) for field in fields(StageOptions)})
     given = _Given(**options)
-    from worker.config import load_config
+    from worker.config import file_says, load_config, source_of
 
-    config = load_config(run, given.settings, given.preset)
+    recut = staged.recuts(file_says(run, "stages", "count"))
+    unsaid = NOT_OF_OTHER_COUNTS if recut else ()
+    settings = (*unsaid, *given.settings, *staged.said)
+    config = load_config(run, settings, given.preset, staged.said)
     if is_staged(given.links, staged) or config.stages.count > 1:
         _check_staged()
         shared = Shared(
-            run=run,
+            config=config,
+            recut=recut,
             links=given.links,
-            settings=given.settings,
             threads=given.threads,
             as_json=given.as_json,
         )
@@ -112,7 +121,9 @@ def plan(run: Path | None, **options: Any) -> int:
     try:
         answers = tuple(_answer(link, workload, bases, config.preset, given) for link in links)
     except ValueError as error:
-        raise ConfigError(f"{run or 'the defaults'}: [diloco] {error}") from error
+        source = source_of(run, given.settings, given.preset)
+        where = source.of_named("diloco", str(error))
+        raise ConfigError(f"{where}: [diloco] {error}") from error
     report = Report(
         name=name,
         workload=workload,

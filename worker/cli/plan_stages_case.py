@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -27,6 +27,7 @@ from worker.errors import UsageError
 from worker.stages import StagesConfig
 
 if TYPE_CHECKING:
+    from worker.cli.plan_stages_cut import Cuts
     from worker.cli.plan_stages_timing import StagedModel
     from worker.config import Config
 
@@ -45,6 +46,7 @@ class Case:
         rules: of routes that skip.
         microbatches: of each origin.
         swarm: the peers with their costs.
+        cuts: the run's own cut, and one that is better; None where layers are not timed.
         source: where the times of visits come from.
         shared_uplinks, effort_s, seed: as `predict` takes them.
     """
@@ -54,6 +56,7 @@ class Case:
     rules: Rules
     microbatches: int
     swarm: Swarm
+    cuts: "Cuts | None"
     source: str
     shared_uplinks: bool
     effort_s: float
@@ -66,24 +69,28 @@ def case_of(shared: Shared, options: StageOptions) -> Case:
         ("skip", options.skip),
         ("forward-ms", options.forward_ms),
         ("effort", options.effort_s),
+        ("stage-mib", options.stage_mib),
     ):
         if value is not None and not math.isfinite(value):
             raise UsageError(f"--{flag} is {value}; it must be a finite number")
     measured = [text for text in shared.links if is_file(text)]
     if measured and len(shared.links) > 1:
         raise UsageError(f"--links {measured[0]} has all links; leave the other --links out")
-    config = _config(shared, options)
-    run = config.stages
+    config, run = shared.config, shared.config.stages
     count = run.count if options.stages is None and run.count > 1 else options.stages
     known = read_links(Path(measured[0])) if measured else _given(shared.links, count, options)
     stages = _stages(known, count, options)
-    skip = _first(options.skip, known.skip, SKIP if run == StagesConfig() else run.skip)
+    skip = _first(options.skip, known.skip, _usual_skip(shared, options))
+    visited = visited_stages(stages, skip)
+    unskipped = 0 if visited == stages else None  # whatever the others say of routes that skip
+    spread = _first(options.spread, unskipped, known.spread, run.spread)
     try:
-        rules = Rules(stages=stages, visited=visited_stages(stages, skip))
+        rules = Rules(stages=stages, visited=visited, spread=spread)
     except ValueError as error:
-        raise UsageError(f"--skip {skip:g}: {error}") from error
+        unequal = f" --spread {spread}" if spread else ""
+        raise UsageError(f"--skip {skip:g}{unequal}: {error}") from error
     microbatches = _first(options.microbatches, known.microbatches, run.microbatches)
-    model = _model(known, stages, config, shared, options)
+    model = _model(known, stages, shared, options)
     visits, source = _visits(known, model, shared, options)
     memory = _memory(known, options)
     rows = (len(known.names), stages)
@@ -102,6 +109,7 @@ def case_of(shared: Shared, options: StageOptions) -> Case:
         rules=rules,
         microbatches=microbatches,
         swarm=swarm,
+        cuts=_cuts(model, max(memory), config, options),
         source=source,
         shared_uplinks=_first(options.shared_uplinks, True),
         effort_s=_first(options.effort_s, EFFORT_S),
@@ -168,8 +176,18 @@ def _memory(known: Known, options: StageOptions) -> tuple[int, ...]:
     return (_first(options.memory, MEMORY),) * len(known.names)
 
 
+def _usual_skip(shared: Shared, options: StageOptions) -> float:
+    """Where neither an option nor a file of measurements says it."""
+    run = shared.config.stages
+    if shared.recut:
+        return run.skip or SKIP
+    if options.stages is not None:  # what --stages says is nothing of skips
+        run = replace(run, count=1, layers=())
+    return SKIP if run == StagesConfig() else run.skip
+
+
 def _model(
-    known: Known, stages: int, config: "Config", shared: Shared, options: StageOptions
+    known: Known, stages: int, shared: Shared, options: StageOptions
 ) -> "StagedModel | None":
     """The run's model; None where the bytes and the times of visits are known without it."""
     said_bytes = _first_or_none(options.activation_bytes, known.activation_bytes)
@@ -185,8 +203,8 @@ def _model(
     if said_bytes is None or timed:
         from worker.cli.plan_stages_timing import staged_model
 
-        codec = _first(options.activations, config.stages.activations)
-        return staged_model(config, stages, codec, timed=timed, threads=shared.threads)
+        codec = _first(options.activations, shared.config.stages.activations)
+        return staged_model(shared.config, stages, codec, timed=timed, threads=shared.threads)
     for name in ("model", "activations"):
         if getattr(options, name) is not None:
             raise UsageError(
@@ -226,16 +244,32 @@ def _visits(
             loss_s=own.loss_s[:, None],
         ), "as measured by the swarm"
     assert model is not None
-    assert model.visits is not None
+    from worker.cli.plan_stages_cut import visits_of
+
     threads = "one thread" if shared.threads == 1 else f"{shared.threads} threads"
-    return model.visits, f"measured on this machine, {threads}"
+    return visits_of(model), f"measured on this machine, {threads}"
 
 
-def _config(shared: Shared, options: StageOptions) -> "Config":
-    from worker.config import load_config
+def _cuts(
+    model: "StagedModel | None", held: int, config: "Config", options: StageOptions
+) -> "Cuts | None":
+    """Args: held: microbatches in flight on a peer."""
+    if model is None or not model.sweeps:
+        if options.stage_mib is not None:
+            raise UsageError(
+                "--stage-mib bounds a cut by layers that are timed here; leave it out, or "
+                "--forward-ms and files of measurements"
+            )
+        return None
+    from worker.cli.plan_stages_cut import cuts_of
 
-    model = () if options.model is None else (f'task.model="{options.model}"',)
-    return load_config(shared.run, (*shared.settings, *model))
+    return cuts_of(
+        model,
+        held=held,
+        # The anchor, and with rounds the outer momentum.
+        committed=1 if config.plan.exchange == "none" else 2,
+        limit_bytes=None if options.stage_mib is None else int(options.stage_mib * 2**20),
+    )
 
 
 def _first(*values: T | None) -> T:

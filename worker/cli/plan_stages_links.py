@@ -8,7 +8,7 @@ The file is what a staged worker writes:
     rate_bytes_per_s  likewise
     forward_s         of a visit, for each peer; so are backward_s and loss_s
     memory            microbatches that each peer may hold
-    activation_bytes, microbatches (of each origin in an iteration), skip
+    activation_bytes, microbatches (of each origin in an iteration), skip, spread
 
 What was not measured is null, and the median of the rest stands for it.
 """
@@ -51,7 +51,7 @@ class Known:
         given: the link of each peer, where that is what is known.
         stages: the peers of each stage, where they are placed already.
         visits: of each peer on the stage that it serves.
-        memory, activation_bytes, microbatches, skip: see above.
+        memory, activation_bytes, microbatches, skip, spread: see above.
         filled: what was not measured and is replaced, in words.
     """
 
@@ -64,6 +64,7 @@ class Known:
     activation_bytes: int | None = None
     microbatches: int | None = None
     skip: float | None = None
+    spread: int | None = None
     filled: tuple[str, ...] = ()
 
 
@@ -130,6 +131,7 @@ class _Document:
             activation_bytes=self._integer("activation_bytes"),
             microbatches=self._integer("microbatches"),
             skip=self._skip(),
+            spread=self._integer("spread", least=0),
             filled=tuple(self._filled),
         )
 
@@ -232,10 +234,10 @@ class _Document:
         median = statistics.median_low(measured)
         return tuple(median if visits is None else visits for visits in entries)
 
-    def _integer(self, name: str) -> int | None:
+    def _integer(self, name: str, least: int = 1) -> int | None:
         value = self._entries.get(name)
-        if value is not None and (type(value) is not int or value < 1):
-            raise ValueError(f"{name} is {value!r}; it must be a whole number of at least 1")
+        if value is not None and (type(value) is not int or value < least):
+            raise ValueError(f"{name} is {value!r}; it must be a whole number of at least {least}")
         return value
 
     def _skip(self) -> float | None:

@@ -3,11 +3,16 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+if TYPE_CHECKING:
+    from worker.config import Config
+
 _ACTIVATIONS = ("bf16", "fp32", "int8")
+# What a run's file says of its own count of stages only, unsaid.
+NOT_OF_OTHER_COUNTS = ("stages.layers=[]", "stages.skip=0", "stages.spread=0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,8 +22,10 @@ class StageOptions:
     stages: int | None
     replicas: int | None
     skip: float | None
+    spread: int | None
     microbatches: int | None
     memory: int | None
+    stage_mib: float | None
     forward_ms: float | None
     activation_bytes: int | None
     activations: str | None
@@ -27,6 +34,20 @@ class StageOptions:
     effort_s: float | None
     seed: int | None
     plot_file: Path | None
+
+    @property
+    def said(self) -> dict[str, str]:
+        """What they say of the run, as settings, and how each was typed."""
+        said = {}
+        if self.stages is not None:
+            said[f"stages.count={self.stages}"] = f"--stages {self.stages}"
+        if self.model is not None:
+            said[f'task.model="{self.model}"'] = f"--model {self.model}"
+        return said
+
+    def recuts(self, count: object) -> bool:
+        """Whether they cut the model into other stages than the run's file, which says `count`."""
+        return self.stages is not None and count not in (None, self.stages)
 
     def given(self) -> list[str]:
         """Those that are on the command line, as typed there."""
@@ -40,11 +61,17 @@ class StageOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Shared:
-    """What `murmur plan` is given with and without `--stages`."""
+    """What `murmur plan` is given with and without `--stages`.
 
-    run: Path | None
+    Args:
+        config: of the run.
+        recut: whether `--stages` is another count than that of the run's file.
+        links, threads, as_json: the options.
+    """
+
+    config: "Config"
+    recut: bool
     links: tuple[str, ...]
-    settings: tuple[str, ...]
     threads: int
     as_json: bool
 
@@ -62,10 +89,18 @@ def stage_options(command: Callable[..., Any]) -> Callable[..., Any]:
                 help="Share of the stages that a route leaves out; 0.25.",
             ),
             click.option(
+                "--spread",
+                type=click.IntRange(0),
+                help="Stages that half of such routes visit more, and the others fewer; 0.",
+            ),
+            click.option(
                 "--microbatches", type=click.IntRange(1), help="Of each origin in an iteration; 8."
             ),
             click.option(
                 "--memory", type=click.IntRange(1), help="Microbatches that a peer may hold; 3."
+            ),
+            click.option(
+                "--stage-mib", type=above_0, help="Memory of a peer for its stage; bounds the cut."
             ),
             click.option("--forward-ms", type=above_0, help="Of a visit; by default timed here."),
             click.option("--activation-bytes", type=click.IntRange(1), help="Of a microbatch."),

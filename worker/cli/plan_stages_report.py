@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Any
 from algorithms.skippipe.pipeline import Pipeline
 from algorithms.skippipe.placement import Groups
 from algorithms.skippipe.prediction import Prediction
+from algorithms.skippipe.route import Rules
 from worker.cli.plan_stages_case import Case
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from worker.cli.plan_stages_cut import Cuts
 
 _PLAIN_WIDTH = 160
 
@@ -100,6 +103,7 @@ class Report:
             "stages": len(self.pipeline.stages),
             "visited": case.rules.visited,
             "skip": case.rules.skip_ratio,
+            "spread": case.rules.spread,
             "microbatches": case.microbatches,
             "memory": list(case.swarm.memory),
             "activation_bytes": int(case.swarm.message_bytes),
@@ -107,6 +111,7 @@ class Report:
             "backward_s": costs.backward_s.tolist(),
             "loss_s": costs.loss_s.tolist(),
             "compute_source": case.source,
+            "cut": None if case.cuts is None else case.cuts.document(),
             "shared_uplinks": case.shared_uplinks,
             "seed": case.seed,
             "not_measured": list(case.known.filled),
@@ -157,6 +162,8 @@ def print_report(report: Report) -> None:
     for line in summary(report):
         console.print(Text(line), soft_wrap=True)
     console.print()
+    if report.case.cuts is not None:
+        _print_cut(console, report.case.cuts)
     _print_placement(console, report)
     _print_routings(console, report)
     for line in remarks(report):
@@ -175,7 +182,7 @@ def summary(report: Report) -> list[str]:
     lines = [
         f"{_count(stages, 'stage')}, {_count(pipeline.peers, 'peer')}; each replica of stage 0 "
         f"begins {_count(case.microbatches, 'microbatch', 'es')}; "
-        f"routes that skip visit {case.rules.visited} of {stages} stages",
+        f"routes that skip visit {_visits(case.rules)} stages",
         f"a visit: {_span(costs.forward_s)} forward, {_span(costs.backward_s)} backward, "
         f"{_span(costs.loss_s[list(pipeline.stages[0])])} loss, {case.source}",
         f"a hop: {_bytes(case.swarm.message_bytes)}; messages of a peer {uplinks}; a peer holds "
@@ -208,7 +215,8 @@ def remarks(report: Report) -> list[str]:
     share = skip_s / skip.iteration_s - 1
     return [
         *lines,
-        f"placement: with the better one, skip takes {_time(skip_s)} ({100 * share:+.0f} %)",
+        f"placement: with the better one, skip takes {_time(skip_s)} "
+        f"({percent(share, signed=True)})",
     ]
 
 
@@ -229,6 +237,43 @@ def _print_placement(console: "Console", report: Report) -> None:
     console.print(table)
 
 
+def _print_cut(console: "Console", cuts: "Cuts") -> None:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    better = cuts.better
+    shown = [cuts.own] if better is None else [cuts.own, better]
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("stage", justify="right")
+    for name in ("layers", "better")[: len(shown)]:
+        for column in (name, "a microbatch", "memory"):
+            table.add_column(column, justify="right", no_wrap=True)
+    for stage in range(len(cuts.own.layers)):
+        cells = [str(stage)]
+        for cut in shown:
+            cells += [str(cut.layers[stage]), _time(cut.visit_s[stage])]
+            cells.append(_bytes(cut.memory_bytes[stage]))
+        table.add_row(*cells)
+    console.print(table)
+    console.print(Text(f"  {cut_remark(cuts)}"), soft_wrap=True)
+    console.print()
+
+
+def cut_remark(cuts: "Cuts") -> str:
+    """Whether another cut is better, by how much, and how to take it."""
+    own, better = cuts.own, cuts.better
+    source = "of the settings" if cuts.from_settings else "by parameters"
+    told = f"layers {source}: the slowest stage takes {_time(own.slowest_s)}"
+    if better is None:
+        return f"{told}; no cut by measured time is much better"
+    if not cuts.own_fits:
+        assert cuts.limit_bytes is not None
+        told += f", the largest needs more than {_bytes(cuts.limit_bytes)}"
+    share = percent(better.slowest_s / own.slowest_s - 1, signed=True)
+    return f"{told}; better {_time(better.slowest_s)} ({share}) by {cuts.setting}"
+
+
 def _print_routings(console: "Console", report: Report) -> None:
     from rich import box
     from rich.table import Table
@@ -245,7 +290,7 @@ def _print_routings(console: "Console", report: Report) -> None:
         first, each = row.first, row.utilization
         cells = [
             routing,
-            f"{first.rules.visited} of {first.rules.stages}",
+            _visits(first.rules),
             _time(row.iteration_s),
             f"{report.of_full(row):.2f}",
             _time(first.bound_s),
@@ -283,8 +328,13 @@ def _print_routes(console: "Console", report: Report) -> None:
     console.print(table)
 
 
-def percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
+def percent(share: float, *, signed: bool = False) -> str:
+    return f"{100 * share:{'+' if signed else ''}.0f} %"
+
+
+def _visits(rules: Rules) -> str:
+    each = f"{rules.shortest} to {rules.longest}" if rules.spread else f"{rules.visited}"
+    return f"{each} of {rules.stages}"
 
 
 def _count(number: int, noun: str, plural: str = "s") -> str:

@@ -2,6 +2,7 @@
 
 What a process holds
 config.py      how a model is cut and routed: the section [stages]
+cut.py         which layers a stage has
 part.py        all of the model, or one stage
 life.py        before the training and after it: whole weights in, the whole model out
 newcomer.py    which stage a newcomer serves

@@ -13,8 +13,11 @@ ACTIVATIONS = ("bf16", "fp32", "int8")
 class StagesConfig:
     """Args:
     count: stages S; 1 leaves the model whole.
+    layers: how many layers each stage has; empty shares them out by their parameters.
     routing: a preset of `algorithms.skippipe.routing`.
-    skip: share of the stages that a route leaves out, stage 0 counted among the visited.
+    skip: share of the stages that a route leaves out, stage 0 counted among the visited; the mean
+        over the routes of an iteration.
+    spread: how many stages more half of the routes visit, and the other half fewer.
     full_every: every so many iterations all routes are full; 0 for never.
     microbatches: of each origin (a replica of stage 0) and iteration; a batch of the task each.
     activations: codec of what travels between stages, and of its gradients.
@@ -27,8 +30,10 @@ class StagesConfig:
     """
 
     count: int = 1
+    layers: tuple[int, ...] = ()
     routing: str = "full"
     skip: float = 0.0
+    spread: int = 0
     full_every: int = 0
     microbatches: int = 8
     activations: str = "bf16"
@@ -38,6 +43,8 @@ class StagesConfig:
     def __post_init__(self) -> None:
         if self.count < 1:
             raise ValueError(f"count is {self.count}; a model has at least 1 stage")
+        if self.layers:
+            self._check_layers()
         if self.routing not in PRESETS:
             raise ValueError(f"routing is {self.routing!r}; use one of {', '.join(PRESETS)}")
         if self.activations not in ACTIVATIONS:
@@ -50,10 +57,10 @@ class StagesConfig:
             )
         if not 0 <= self.skip < 1:
             raise ValueError(f"skip is {self.skip}; it must be 0 or more, below 1")
-        if self.skip and self.routing not in ("skip", "random"):
+        if (self.skip or self.spread) and self.routing not in ("skip", "random"):
             raise ValueError(
-                f"routing {self.routing!r} visits every stage: leave out skip, or route by 'skip' "
-                "or 'random'"
+                f"routing {self.routing!r} visits every stage: leave out skip and spread, or route "
+                "by 'skip' or 'random'"
             )
         if self.count > 1:
             self.rules(1)
@@ -62,6 +69,16 @@ class StagesConfig:
                     f"skip is {self.skip}; stage 0 and another are visited always, so that of "
                     f"{self.count} stages at most {1 - 2 / self.count:.2f} can be left out"
                 )
+
+    def _check_layers(self) -> None:
+        shown = list(self.layers)
+        if not all(type(count) is int and count >= 1 for count in shown):
+            raise ValueError(f"layers is {shown}; each stage has a whole number of at least 1")
+        if len(shown) != self.count:
+            raise ValueError(
+                f"layers is {shown}, of {len(shown)} stages, but count is {self.count}; "
+                "make them agree"
+            )
 
     @property
     def memory_bytes(self) -> int:
@@ -75,6 +92,7 @@ class StagesConfig:
 
     def rules(self, iteration: int) -> Rules:
         """What the routes of an iteration keep to. Raises ValueError: none could."""
-        full = self.full_every > 0 and iteration % self.full_every == 0
-        visited = self.count if full else visited_stages(self.count, self.skip)
-        return Rules(stages=self.count, visited=visited)
+        if self.full_every > 0 and iteration % self.full_every == 0:
+            return Rules(stages=self.count, visited=self.count)
+        visited = visited_stages(self.count, self.skip)
+        return Rules(stages=self.count, visited=visited, spread=self.spread)

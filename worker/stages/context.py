@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from algorithms.codecs import Codec
 from worker.membership import Card, Health, Phase
 from worker.stages.config import StagesConfig
+from worker.stages.visit import Life
 from worker.transport import Transport
 
 
@@ -49,6 +50,13 @@ class StageContext:
 
     def card(self, peer: str) -> Card | None:
         return next((card for card in self.cards() if card.peer == peer), None)
+
+    @property
+    def life(self) -> Life:
+        """This peer's, as the others know it."""
+        card = self.card(self.me)
+        assert card is not None, "a peer knows itself"
+        return Life.of(card)
 
     def replicas(self, stage: int) -> list[str]:
         """Who serves a stage now, sorted."""

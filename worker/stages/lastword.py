@@ -13,6 +13,7 @@ from worker import wire
 from worker.membership import Card
 from worker.stages.context import StageContext
 from worker.stages.counting import Counting
+from worker.stages.visit import Life
 from worker.transport import TransportError
 
 _TELL_S = 2.0
@@ -26,35 +27,43 @@ class Teller:
     def __init__(self, context: StageContext) -> None:
         self._context = context
 
-    async def tell(self, peer: str, iteration: int, counted: Sequence[int]) -> None:
+    async def tell(self, origin: Life, peer: str, iteration: int, counted: Sequence[int]) -> None:
         """Until the peer has it, and has ended the iteration if it has counted visits in it; or
         until it is gone, and what it had counted too if amid the iteration.
 
         A peer that does not answer is known to be gone only seconds later. What it has counted is
-        told as `unconfirmed` at once: this origin may be gone itself by then.
+        told as `unconfirmed` at once: this origin may be gone itself by then. Else it tells later
+        that it is `lost`, or `confirmed`.
+
+        Args: origin: this peer, as its visits of the iteration have named it.
         """
         context, first = self._context, self._context.card(peer)
         epoch = first.epoch if first is not None else None
         request = pb.FinishedRequest(
-            run=context.run, origin=context.me, iteration=iteration, counted=counted
+            run=context.run,
+            origin=origin.peer,
+            epoch=origin.epoch,
+            iteration=iteration,
+            counted=counted,
         ).SerializeToString()
-        unconfirmed = False
-        while (card := self._card(peer, epoch)) is not None and card.live:
+        unconfirmed = over = False
+        while not over and (card := self._card(peer, epoch)) is not None and card.live:
             try:
                 answer = await context.transport.call(
                     card.address, "Control/Finished", request, _TELL_S
                 )
-                if not counted or wire.parse(pb.FinishedReply, answer).over:
-                    return
+                over = not counted or wire.parse(pb.FinishedReply, answer).over
             except (TransportError, wire.WireError):
                 context.doubt(peer)
                 if counted and not unconfirmed:
                     self._log("unconfirmed", iteration, peer, counted)
-                unconfirmed = True
+                    unconfirmed = True
                 await asyncio.sleep(_AGAIN_S)
-        if counted and (card is None or card.step < iteration):
+        if counted and not over and (card is None or card.step < iteration):
             context.counts.lost += len(counted)
             self._log("lost", iteration, peer, counted)
+        elif unconfirmed:
+            self._log("confirmed", iteration, peer, counted)
 
     def _card(self, peer: str, epoch: int | None) -> Card | None:
         """Of that life; a later one has counted nothing."""
@@ -87,7 +96,8 @@ class Listener:
         finished, counting = wire.parse(pb.FinishedRequest, request), self._counting
         if finished.run != self._run:
             raise wire.WireError("a last word on another run")
-        counting.finished(finished.iteration, finished.origin, finished.counted)
+        origin = Life(finished.origin, finished.epoch)
+        counting.finished(finished.iteration, origin, finished.counted)
         self._heard()
         if finished.counted:
             with suppress(TimeoutError):

@@ -1,6 +1,7 @@
 """What a node does for its stage: the parts of this package put together, on the I/O thread."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from protos import murmuration_pb2 as pb
 from worker.errors import PeersUnreachable
@@ -110,8 +111,9 @@ class StageNode:
         self.schedule.look()
         if counting.iteration > counting.ended:
             origins = [card for card in context.cards() if card.stage == 0]
-            if context.stage == 0:
-                origins = [card for card in origins if card.peer == context.me]
+            if context.stage == 0:  # its own word is enough, of the life that its visits name
+                epoch = self._origin.life.epoch
+                origins = [replace(c, epoch=epoch) for c in origins if c.peer == context.me]
             if over := counting.over(origins, context.clock()):
                 self._serving.over(over.iteration)
                 self._listener.turned()

@@ -9,7 +9,7 @@ from worker.stages.calls import call_visit
 from worker.stages.context import StageContext
 from worker.stages.errors import Dropped, Elsewhere
 from worker.stages.profile import Measuring
-from worker.stages.visit import Back, Hop, Visit
+from worker.stages.visit import Back, Hop, Life, Visit
 from worker.transport import TransportError, Unreachable
 
 _PATIENCE_S = 10.0  # that a replica is silent and is not known to be gone
@@ -21,7 +21,7 @@ class Onward:
     def __init__(self, context: StageContext, measuring: Measuring) -> None:
         self._context, self._measuring = context, measuring
         self._thanks = Tasks()
-        self._gone: dict[str, asyncio.Event] = {}
+        self._gone: dict[Life, asyncio.Event] = {}
         self._passed_by: dict[int, float] = {}  # since when, stages that have replicas
         self._told: set[int] = set()
 
@@ -30,11 +30,11 @@ class Onward:
 
     def viewed(self) -> None:
         """The swarm has changed: who waits for a peer that is gone waits no longer."""
-        live = {card.peer for card in self._context.cards() if card.live}
-        for peer, gone in self._gone.items():
-            if peer not in live:
+        live = {Life.of(card) for card in self._context.cards() if card.live}
+        for life, gone in self._gone.items():
+            if life not in live:
                 gone.set()
-        self._gone = {peer: gone for peer, gone in self._gone.items() if not gone.is_set()}
+        self._gone = {life: gone for life, gone in self._gone.items() if not gone.is_set()}
         for stage in [stage for stage in self._passed_by if not self._context.replicas(stage)]:
             del self._passed_by[stage]
             self._told.discard(stage)
@@ -49,10 +49,10 @@ class Onward:
         if not visit.rest and visit.stage == 0:
             # It would ask itself for the loss, and learn to be a model of its own.
             raise Dropped("no other stage is on its route")
-        rest, tried = list(visit.rest), set()
+        origin, rest, tried = visit.key.origin, list(visit.rest), set()
         counts = self._context.counts
         while True:
-            hop = rest[0] if rest else Hop(0, visit.key.origin)
+            hop = rest[0] if rest else Hop(0, origin.peer)
             onward = replace(visit, stage=hop.stage, rest=tuple(rest[1:]), sender=self._context.me)
             try:
                 return await self._ask(hop.peer, onward, values)
@@ -60,7 +60,7 @@ class Onward:
                 if isinstance(error, TransportError):
                     self._context.doubt(hop.peer)
                 if not rest:
-                    raise self._lost_at_origin(hop.peer, error) from error
+                    raise self._lost_at_origin(origin, error) from error
                 tried.add(hop.peer)
                 left = [p for p in self._context.replicas(hop.stage) if p not in tried]
                 if left:
@@ -75,14 +75,15 @@ class Onward:
                         "event": "rerouted",
                         "iteration": visit.key.iteration,
                         "microbatch": visit.key.microbatch,
-                        "origin": visit.key.origin,
+                        "origin": origin.peer,
+                        "epoch": origin.epoch,
                         "stage": hop.stage,
                         "lost": hop.peer,
                         "instead": rest[0].peer if left else None,
                         "reason": str(error),
                     }
                 )
-                if not rest and visit.key.origin == self._context.me:
+                if not rest and origin.peer == self._context.me:
                     # Stage 0 by itself would learn to be a model of its own.
                     raise Dropped(f"no stage takes it; the last: {error}") from error
 
@@ -104,18 +105,19 @@ class Onward:
         )
         context.log({"event": "warning", "text": text, "stage": stage})
 
-    def _lost_at_origin(self, origin: str, error: Exception) -> Exception:
+    def _lost_at_origin(self, origin: Life, error: Exception) -> Exception:
         """Asked in vain for the loss: another peer may reach an origin that lives."""
-        card, me = self._context.card(origin), self._context.me
-        there = card is not None and card.live and origin != me and not isinstance(error, Elsewhere)
-        reason = f"its origin {origin} does not answer {me}: {error}"
+        card, me = self._context.card(origin.peer), self._context.me
+        lives = card is not None and card.live and card.epoch <= origin.epoch
+        there = lives and origin.peer != me and not isinstance(error, Elsewhere)
+        reason = f"its origin {origin.peer} does not answer {me}: {error}"
         return (Elsewhere if there else Dropped)(reason)
 
     async def _ask(self, peer: str, visit: Visit, values: memoryview) -> Back:
         card = self._context.card(peer)
         if card is None or not card.live:
             raise Unreachable(f"{peer} is gone")
-        gone = asyncio.ensure_future(self._gone.setdefault(peer, asyncio.Event()).wait())
+        gone = asyncio.ensure_future(self._gone.setdefault(Life.of(card), asyncio.Event()).wait())
         call = asyncio.ensure_future(
             call_visit(self._context, card, visit, values, self._measuring, self._thanks)
         )

@@ -16,7 +16,7 @@ from worker.stages.onward import Onward
 from worker.stages.profile import visit_held
 from worker.stages.room import Room
 from worker.stages.schedule import Schedule
-from worker.stages.visit import Hop, Key, Visit
+from worker.stages.visit import Hop, Key, Life, Visit
 
 _AGAIN_S = 0.25
 
@@ -39,6 +39,7 @@ class Origin:
         end: Callable[[Exception], None],
     ) -> None:
         self._end = end
+        self.life = Life(context.me, 0)  # that has begun the latest iteration
         self._context, self._desk, self._room = context, desk, room
         self._counting, self._onward, self._schedule = counting, onward, schedule
         self._held_bytes = 0  # by a microbatch in flight, as the last one has shown
@@ -51,6 +52,7 @@ class Origin:
         """Sends this iteration's microbatches on their way."""
         if self._iterating is not None:
             self._iterating.cancel()
+        self.life = self._context.life
         self._iterating = self._tasks.spawn(self._iterate_or_end(iteration))
 
     async def close(self) -> None:
@@ -66,7 +68,7 @@ class Origin:
         await self._someone_serves()
         if self._is_late(iteration):
             self._context.log({"event": "late", "iteration": iteration})
-            self._counting.finished(iteration, self._context.me, [])
+            self._counting.finished(iteration, self.life, [])
             return
         routes, schedule = self._schedule.routes(iteration)
         count = self._context.config.microbatches
@@ -79,12 +81,12 @@ class Origin:
                 counted[peer].append(microbatch)
         others = [card.peer for card in self._context.cards() if card.live and card.stage > 0]
         for peer in dict.fromkeys((*others, *counted)):
-            self._tasks.spawn(self._teller.tell(peer, iteration, counted.get(peer, [])))
-        for microbatch, path in enumerate(paths):
-            if path is not None:
-                self._counting.counted(iteration, self._context.me, microbatch)
+            told = counted.get(peer, [])
+            self._tasks.spawn(self._teller.tell(self.life, peer, iteration, told))
         done = [n for n, path in enumerate(paths) if path is not None]
-        self._counting.finished(iteration, self._context.me, done)
+        for microbatch in done:
+            self._counting.counted(Key(iteration, self.life, microbatch))
+        self._counting.finished(iteration, self.life, done)
 
     def _is_late(self, iteration: int) -> bool:
         """Whether every other stage has ended the iteration without this origin, which was away.
@@ -120,7 +122,7 @@ class Origin:
                 self._shown.set()
                 await self._room.take(self._held_bytes)
                 size = self._held_bytes
-            key = Key(iteration, self._context.me, number)
+            key = Key(iteration, self.life, number)
             visit = Visit(key, 0, rest, entered.shape, schedule, self._context.me)
             back = await self._onward.send(visit, values)
             await self._desk.do(Job.LEAVE, iteration, number, entered.shape, gradient=back.gradient)

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from torch import nn
 
 from algorithms.codecs import codec_by_name
-from algorithms.fragments import TensorSpec
-from algorithms.skippipe.partition import stage_layers
+from algorithms.fragments import Fragment, TensorSpec, partition
 from worker.config import Config
 from worker.errors import ConfigError
 from worker.inner import Replica
 from worker.mailbox import Mailbox
+from worker.stages.cut import cut_of
 from worker.stages.replica import StageReplica
 from worker.tasks import Cursor, Staged, StageModule, Task
 
@@ -27,6 +27,15 @@ class Part:
     module: nn.Module
     stage: int | None = None
     whole: Sequence[TensorSpec] = ()
+
+    @property
+    def schema(self) -> list[TensorSpec]:
+        """What is trained of it, in the module's order."""
+        return [
+            TensorSpec(name, tuple(parameter.shape))
+            for name, parameter in self.module.named_parameters()
+            if parameter.requires_grad
+        ]
 
     def replica(self, task: Task, config: Config, cursor: Cursor, mailbox: Mailbox) -> Replica:
         """What trains it."""
@@ -46,8 +55,18 @@ class Part:
         )
 
 
+def fragments_of(schema: Sequence[TensorSpec], config: Config) -> tuple[Fragment, ...]:
+    """As the plan has them. Raises ConfigError: fewer layers, or a period too short for them."""
+    try:
+        fragments = partition(schema, config.plan.fragments, config.plan.pattern)
+        config.plan.schedule(fragments=len(fragments), steps=config.run.steps)
+    except ValueError as error:
+        raise ConfigError(f"[diloco] {error}") from error
+    return fragments
+
+
 def part_of(task: Task, config: Config, stage: int) -> Part:
-    """Raises ConfigError: a task that cannot be cut, or not into so many stages."""
+    """Raises ConfigError: a task that cannot be cut, or not into these stages."""
     count = config.stages.count
     if count == 1:
         return Part(task.model())
@@ -59,7 +78,7 @@ def part_of(task: Task, config: Config, stage: int) -> Part:
     if not 0 <= stage < count:
         raise ConfigError(f"--stage {stage}: this run has stages 0 to {count - 1}")
     try:
-        cut = stage_layers(task.layer_sizes(), task.outer_size(), count)
+        cut = cut_of(task, config.stages)
     except ValueError as error:
         raise ConfigError(f"[stages] count = {count}: {error}") from error
     whole = [TensorSpec(f"layers.{n}", (size,)) for n, size in enumerate(task.layer_sizes())]

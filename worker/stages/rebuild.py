@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from algorithms.skippipe.partition import stage_layers
 from worker.config import Config
 from worker.membership import Card
 from worker.stages.assembly import whole_model
+from worker.stages.cut import cut_of
 from worker.stages.profile import Profile
 from worker.tasks import Staged, Task
 
@@ -51,7 +51,7 @@ def rebuilt(
         weights: of the neighbours, with a sum of 1.
     """
     assert isinstance(task, Staged)
-    cut = stage_layers(task.layer_sizes(), task.outer_size(), config.stages.count)
+    cut = cut_of(task, config.stages)
     known = whole_model(task, config, anchors)
     first, last = cut[stage]
     made: dict[str, Tensor] = {}

@@ -175,6 +175,8 @@ def _hops(table: Table, route: Route) -> tuple[Hop, ...]:
 def planned_rules(config: StagesConfig, table: Table, iteration: int) -> Rules:
     """The iteration's rules, for the stages that have a replica."""
     stages = len(table.stages)
-    skipped = config.count - config.rules(iteration).visited
+    whole = config.rules(iteration)
     fewest = 1 + -(-(stages - 1) // MAX_JUMP)  # what is left may be too little to skip as much
-    return Rules(stages=stages, visited=max(fewest, stages - skipped))
+    visited = max(fewest, stages - (whole.stages - whole.visited))
+    spread = min(whole.spread, visited - fewest, stages - visited)
+    return Rules(stages=stages, visited=visited, spread=spread)

@@ -102,7 +102,8 @@ class Serving:
                 {
                     "event": "orphaned",
                     "iteration": iteration,
-                    "origin": origin,
+                    "origin": origin.peer,
+                    "epoch": origin.epoch,
                     "microbatches": sorted(left.began),
                     "counted": sorted(left.counted),
                 }
@@ -124,7 +125,7 @@ class Serving:
 
     def _compare_schedules(self, visit: Visit) -> None:
         """Gossips with an origin that plans with other measurements, once an iteration."""
-        origin = visit.key.origin
+        origin = visit.key.origin.peer
         if origin == self._context.me or origin in self._told_otherwise:
             return
         if not self._schedule.knows(visit.schedule):
@@ -152,8 +153,8 @@ class Serving:
             except BaseException:
                 self._room.give(size)
                 raise
-            if visit.stage > 0 and visit.sender == visit.key.origin:
-                self._counting.began(visit.key.iteration, visit.sender, visit.key.microbatch)
+            if visit.stage > 0 and visit.sender == visit.key.origin.peer:
+                self._counting.began(visit.key)
             if place in self._held:  # asked again meanwhile, by another way
                 self._room.give(size)
             else:
@@ -188,10 +189,17 @@ class Serving:
         task.add_done_callback(ended)
 
     async def _reached(self, visit: Visit) -> None:
-        """Waits until this peer is at the visit's iteration. Raises Elsewhere: never will be."""
-        mine = self._context.stage == visit.stage
-        if not mine or (visit.stage == 0 and visit.key.origin != self._context.me):
+        """Waits until this peer is at the visit's iteration.
+
+        Raises:
+            Elsewhere: it never will be.
+            Dropped: this origin has begun anew, and has nothing of what it began before.
+        """
+        context, origin = self._context, visit.key.origin
+        if context.stage != visit.stage or (visit.stage == 0 and origin.peer != context.me):
             raise Elsewhere(f"stage {visit.stage} is not served here")
+        if visit.stage == 0 and origin != context.life:
+            raise Dropped(f"its origin {origin.peer} has started again")
         counting, iteration = self._counting, visit.key.iteration
         async with self._began:
             await self._began.wait_for(
@@ -223,14 +231,14 @@ class Serving:
         forward = await self._desk.do(Job.FORWARD, key.iteration, key.number, shape, values)
         back = await self._onward.send(visit, given(forward))
         # From here on the train thread may have counted it, before word of that is back.
-        new = self._counting.counted(key.iteration, key.origin, key.microbatch)
+        new = self._counting.counted(key)
         try:
             done = await self._desk.do(
                 Job.BACKWARD, key.iteration, key.number, shape, values, back.gradient
             )
         except Dropped:
             if new:  # else it is in the sum since an earlier visit
-                self._counting.failed(key.iteration, key.origin, key.microbatch)
+                self._counting.failed(key)
             raise
         self._context.counts.visits += 1
         return Back(given(done), (self._context.me, *back.path))

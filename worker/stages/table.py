@@ -123,6 +123,7 @@ def links_document(table: Table, config: StagesConfig) -> dict[str, object]:
         "activation_bytes": _visit_bytes(profiles),
         "microbatches": config.microbatches,
         "skip": config.skip,
+        "spread": config.spread,
     }
 
 

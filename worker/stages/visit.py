@@ -4,19 +4,36 @@ from dataclasses import dataclass
 
 import xxhash
 
+from worker.membership import Card
+
+
+@dataclass(frozen=True, order=True)
+class Life:
+    """A peer from the start of its process on; `epoch` is its card's. Who starts again under the
+    same name has nothing of what its earlier life had under way."""
+
+    peer: str
+    epoch: int
+
+    @classmethod
+    def of(cls, card: Card) -> "Life":
+        return cls(card.peer, card.epoch)
+
 
 @dataclass(frozen=True, order=True)
 class Key:
     """One microbatch on one stage; a repeated call has the same."""
 
     iteration: int
-    origin: str
+    origin: Life
     microbatch: int
 
     @property
     def number(self) -> int:
         """Of the microbatch among all origins', by which its gradient is counted once."""
-        return xxhash.xxh3_64_intdigest(f"{self.microbatch}/{self.origin}".encode())
+        return xxhash.xxh3_64_intdigest(
+            f"{self.microbatch}/{self.origin.epoch}/{self.origin.peer}".encode()
+        )
 
 
 @dataclass(frozen=True)

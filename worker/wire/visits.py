@@ -4,7 +4,7 @@ import math
 
 from algorithms.codecs import Codec
 from protos import murmuration_pb2 as pb
-from worker.stages.visit import Hop, Key, Visit
+from worker.stages.visit import Hop, Key, Life, Visit
 from worker.wire.errors import WireError
 from worker.wire.payloads import Payload
 
@@ -20,7 +20,8 @@ def visit_header(visit: Visit, run: int, codec: Codec, payload: Payload) -> byte
         header=pb.VisitHeader(
             run=run,
             iteration=visit.key.iteration,
-            origin=visit.key.origin,
+            origin=visit.key.origin.peer,
+            epoch=visit.key.origin.epoch,
             microbatch=visit.key.microbatch,
             sender=visit.sender,
             stage=visit.stage,
@@ -58,7 +59,7 @@ def visit_of(header: pb.VisitHeader, run: int, codec: Codec, limit_bytes: int) -
     if max(len(header.rest), header.stage) > _MAX_STAGES:
         raise WireError(f"a route of {len(header.rest)} stages")
     return Visit(
-        key=Key(header.iteration, header.origin, header.microbatch),
+        key=Key(header.iteration, Life(header.origin, header.epoch), header.microbatch),
         stage=header.stage,
         rest=tuple(Hop(hop.stage, hop.peer) for hop in header.rest),
         shape=shape,

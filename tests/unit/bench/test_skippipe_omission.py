@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tests.bench import skippipe_omission as omission
 from worker.evaluation import build_stages, route_loss
+from worker.stages import StagesConfig
 from worker.tasks import Batch, Cursor, Staged, StageModule, load_task
 
 ROUTES = [(0, 1), (0, 1), (0, 2)]  # nothing visits stage 3
@@ -53,7 +54,7 @@ def expected_parameters(
 
 def test_each_step_is_by_the_mean_over_the_visits_of_that_step(task: Staged) -> None:
     rate, steps = 0.5, 2
-    stages = build_stages(task, 4)
+    stages = build_stages(task, StagesConfig(count=4))
     sums = [omission.gradient_sums(stage) for stage in stages]
     optimizers = [torch.optim.SGD(stage.parameters(), rate) for stage in stages]
     made = task.batches("train", Cursor(seed=1, stream="test"))

@@ -96,7 +96,8 @@ def test_the_model_is_the_sum_of_its_stages(staged) -> None:
     stages = report["stages"]
     assert (stages["count"], stages["routing"], stages["microbatches"]) == (3, "full", 8)
     assert stages["visit_bytes_per_iteration"] == 15_000
-    assert stages["counts"] == {key: 6 * number for key, number in COUNTS.items()}
+    summed = {key: 6 * number for key, number in COUNTS.items()}
+    assert stages["counts"] == {**summed, "unconfirmed": 0}
     assert stages["by_stage"][1] == {
         "stage": 1,
         "replicas": 2,
@@ -157,6 +158,26 @@ def test_what_was_lost_on_the_way_is_told(staged) -> None:
     )
     assert report["peers"][3]["stage"] == 1
     assert report["stages"]["by_stage"][1]["replicas"] == 2
+
+
+def test_visits_that_a_killed_origin_was_not_sure_of_are_told(staged) -> None:
+    """One that has reported has counted those that were lost itself."""
+    reported, silent = staged(0, {"lost": 1}), killed(3)
+    for record in (reported, silent):
+        for iteration, replica, kind in (
+            (4, "w1", "unconfirmed"),
+            (4, "w1", "unconfirmed"),  # reports may come twice
+            (4, "w2", "unconfirmed"),
+            (5, "w1", "unconfirmed"),
+            (4, "w2", "confirmed"),
+        ):
+            told = {"event": kind, "iteration": iteration, "replica": replica}
+            record.apply({**told, "microbatches": [0, 2]}, 0.0)
+    report = report_of(reported, staged(1), staged(2), silent)
+    assert report["stages"]["counts"]["unconfirmed"] == 4
+    assert line_of(report, "microbatches") == (
+        "1 visit lost with a replica, 4 visits left unconfirmed by a worker that did not report"
+    )
 
 
 def test_without_every_stage_there_is_no_whole(staged) -> None:

@@ -51,12 +51,19 @@ def pipelines(draw: st.DrawFn) -> Pipeline:
 
 
 @st.composite
+def rules_for(draw: st.DrawFn, stages: int) -> Rules:
+    """Of equal and of unequal routes, with jumps of 6 stages."""
+    visited = draw(st.integers(min(2, stages), stages))
+    spread = draw(st.integers(0, max(0, min(visited - 2, stages - visited))))
+    return Rules(stages=stages, visited=visited, spread=spread, max_jump=6)
+
+
+@st.composite
 def cases(draw: st.DrawFn) -> tuple[Pipeline, Rules, list[int], int]:
     """(pipeline, rules, origins, seed)."""
     pipeline = draw(pipelines())
     stages = len(pipeline.stages)
-    visited = draw(st.integers(min(2, stages), stages))
-    rules = Rules(stages=stages, visited=visited, max_jump=6)
+    rules = draw(rules_for(stages))
     waves = draw(st.integers(1, 3))
     origins = [origin for _ in range(waves) for origin in pipeline.stages[0]]
     return pipeline, rules, origins, draw(st.integers(0, 2**32))

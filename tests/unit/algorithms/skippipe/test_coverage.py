@@ -3,6 +3,7 @@
 from collections import Counter
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,7 +16,8 @@ from tests.unit.algorithms.skippipe.pipelines import even_pipeline
 def rules(draw: st.DrawFn) -> Rules:
     stages = draw(st.integers(1, 12))
     visited = draw(st.integers(min(2, stages), stages))
-    return Rules(stages=stages, visited=visited, max_jump=11)
+    spread = draw(st.integers(0, max(0, min(visited - 2, stages - visited))))
+    return Rules(stages=stages, visited=visited, spread=spread, max_jump=11)
 
 
 @given(st.integers(1, 40), rules(), st.integers(0, 100))
@@ -48,11 +50,30 @@ def test_the_shortest_jumps_that_reach_the_last_stage_are_enough(
     routes: int, rules: Rules, seed: int
 ) -> None:
     if rules.visited > 1:
-        rules = replace(rules, max_jump=-(-(rules.stages - 1) // (rules.visited - 1)))
+        rules = replace(rules, max_jump=-(-(rules.stages - 1) // (rules.shortest - 1)))
     chosen = even_stage_sets(routes, rules, seed)
     assert all(stage_refusals(stages, rules) == () for stages in chosen)
     visits = Counter(stage for stages in chosen for stage in stages)
     assert tuple(visits[stage] for stage in range(rules.stages)) == stage_quota(routes, rules, seed)
+
+
+@pytest.mark.parametrize(("stages", "visited", "spread"), [(6, 4, 1), (8, 5, 2), (12, 8, 1)])
+def test_half_of_unequal_routes_visit_more_stages_and_half_fewer(
+    stages: int, visited: int, spread: int
+) -> None:
+    rules = Rules(stages=stages, visited=visited, spread=spread)
+    for seed in range(20):
+        lengths = Counter(map(len, even_stage_sets(20, rules, seed)))
+        assert lengths[rules.shortest] == lengths[rules.longest] >= 8
+
+
+def test_unequal_routes_leave_out_every_choice_of_stages_about_equally_often() -> None:
+    """Of 6 stages 3 are left out: ten choices, three of them in a row among those."""
+    rules = Rules(stages=6, visited=4, spread=1)
+    drawn = Counter(stages for seed in range(400) for stages in even_stage_sets(10, rules, seed))
+    short = [count for stages, count in drawn.items() if len(stages) == 3]
+    assert len(short) == 10
+    assert min(short) > 0.8 * max(short)
 
 
 def test_which_stages_go_together_changes_with_the_seed() -> None:

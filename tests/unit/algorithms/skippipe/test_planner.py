@@ -27,10 +27,12 @@ def all_routes(pipeline: Pipeline, rules: Rules, origin: int) -> list[Route]:
 def test_no_route_is_faster(case: Case) -> None:
     pipeline, rules, origins, _ = case
     planner = Planner(pipeline, rules)
-    best = planner.best(origins[0])
-    assert best is not None
-    loops_s = [planner.loop_s(route) for route in all_routes(pipeline, rules, origins[0])]
-    assert planner.loop_s(best) == pytest.approx(min(loops_s))
+    routes = all_routes(pipeline, rules, origins[0])
+    for visited in range(rules.shortest, rules.longest + 1):
+        best = planner.best(origins[0], visited=visited)
+        assert best is not None
+        loops_s = [planner.loop_s(route) for route in routes if len(route.peers) == visited]
+        assert planner.loop_s(best) == pytest.approx(min(loops_s))
 
 
 @given(cases())

@@ -61,13 +61,14 @@ def test_origins_take_turns_and_may_have_unequal_shares() -> None:
 
 
 def test_some_routings_visit_all_stages_whatever_may_be_skipped() -> None:
-    pipeline, rules = even_pipeline((2, 2, 2, 2)), Rules(stages=4, visited=3)
-    origins = origins_in_turns(pipeline, 3)
+    pipeline, rules = even_pipeline((2, 2, 2, 2)), Rules(stages=4, visited=3, spread=1)
+    origins, complete = origins_in_turns(pipeline, 3), Rules(stages=4, visited=4)
     for routing in PRESETS:
         told = predict(pipeline, rules, origins, routing, effort_s=EFFORT_S)
-        visited = 4 if routing in NEVER_SKIP else 3
-        assert told.rules == rules_of(routing, rules) == Rules(stages=4, visited=visited)
-        assert {len(route.peers) for route in told.routes} == {visited}
+        skips = routing not in NEVER_SKIP
+        assert told.rules == rules_of(routing, rules) == (rules if skips else complete)
+        lengths = {len(route.peers) for route in told.routes}
+        assert {2, 4} <= lengths if skips else lengths == {4}
         assert (told.found is not None) == (routing == "skip")
 
 

@@ -30,6 +30,30 @@ def test_what_a_route_may_not_do_is_told(stages: tuple[int, ...], reason: str) -
     assert any(reason in each for each in stage_refusals(stages, RULES))
 
 
+def test_unequal_routes_are_as_long_as_the_spread_allows() -> None:
+    rules = Rules(stages=8, visited=5, spread=2)
+    assert stage_refusals((0, 3, 6), rules) == ()
+    assert stage_refusals((0, 1, 2, 3, 4, 5, 6), rules) == ()
+    assert stage_refusals((0, 3), rules) == ("it visits 2 stages instead of 3 to 7",)
+    assert stage_refusals(tuple(range(8)), rules) == ("it visits 8 stages instead of 3 to 7",)
+
+
+@pytest.mark.parametrize(
+    ("stages", "visited", "spread", "reason"),
+    [
+        (6, 6, 1, "routes of 6 of 6 stages cannot be unequal by 1"),
+        (6, 3, 2, "each visits at least 2 and at most 6"),
+        (6, 4, -1, "cannot be unequal by -1"),
+        (12, 5, 2, "2 steps of at most 4 stages do not reach stage 11"),
+    ],
+)
+def test_a_spread_that_no_routes_can_have_is_refused(
+    stages: int, visited: int, spread: int, reason: str
+) -> None:
+    with pytest.raises(ValueError, match=reason):
+        Rules(stages=stages, visited=visited, spread=spread)
+
+
 def test_ascending_routes_are_allowed() -> None:
     assert stage_refusals((0, 1, 4, 7), RULES) == ()
 

@@ -94,6 +94,17 @@ def test_searched_routes_beat_random_ones_by_far_on_unequal_links() -> None:
     assert found.iteration_s < 0.85 * np.mean(random_s)
 
 
+def test_unequal_routes_are_searched_as_well() -> None:
+    rules, origins = Rules(stages=6, visited=4, spread=1), list(TWENTY.stages[0]) * 6
+    found = search_routes(TWENTY, rules, origins, effort_s=0.3)
+    random_s = [
+        simulate(TWENTY, random(TWENTY, rules, origins, seed)).iteration_s for seed in range(10)
+    ]
+    assert found.iteration_s < 0.85 * np.mean(random_s)
+    lengths = Counter(len(route.peers) for route in found.routes)
+    assert lengths[3] == lengths[5] >= 12
+
+
 def test_more_effort_is_never_worse() -> None:
     rules, origins = Rules(stages=6, visited=4), list(TWENTY.stages[0]) * 6
     found = [

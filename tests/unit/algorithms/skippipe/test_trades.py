@@ -36,6 +36,12 @@ def test_a_trade_after_which_a_route_jumps_too_far_is_none() -> None:
     assert trade_stage(one, other, 2, 1, line, far) == (Route((0, 1, 4)), Route((0, 2, 3)))
 
 
+def test_a_route_has_no_stage_to_trade_for_one_of_fewer_stages_that_it_visits_too() -> None:
+    routes, rules = [Route((0, 2, 4, 6)), Route((0, 2))], Rules(stages=4, visited=3, spread=1)
+    drawn = [random_trade(routes, 0, PIPELINE, rules, Draws(seed)) for seed in range(40)]
+    assert {trade for trade in drawn if trade} == {(1, (routes[1], routes[0]))}
+
+
 def test_whole_ways_are_exchanged_but_not_origins() -> None:
     assert trade_all(ONE, OTHER) == (Route((0, 3, 6)), Route((1, 2, 4)))
 

@@ -14,7 +14,7 @@ from algorithms.skippipe.routing import random
 from algorithms.skippipe.search import search_routes
 from algorithms.skippipe.simulator import simulate
 from algorithms.skippipe.uplinks import uplink_bound_s
-from tests.unit.algorithms.skippipe.pipelines import cases, even_pipeline, pipelines
+from tests.unit.algorithms.skippipe.pipelines import cases, even_pipeline, pipelines, rules_for
 
 
 @st.composite
@@ -23,8 +23,7 @@ def whole_waves(draw: st.DrawFn) -> tuple[Pipeline, Rules, list[int], int]:
     pipeline = draw(pipelines())
     memory = draw(st.integers(1, 3))
     pipeline = replace(pipeline, memory=(memory,) * pipeline.peers)
-    stages = len(pipeline.stages)
-    rules = Rules(stages=stages, visited=draw(st.integers(min(2, stages), stages)), max_jump=6)
+    rules = draw(rules_for(len(pipeline.stages)))
     origins = origins_in_turns(pipeline, memory * draw(st.integers(1, 3)))
     return pipeline, rules, origins, draw(st.integers(0, 2**32))
 

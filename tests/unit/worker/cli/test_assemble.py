@@ -1,5 +1,6 @@
 """`murmur assemble`: the stages' newest checkpoints become the model that they were cut from."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -79,7 +80,11 @@ def refusal(code: int, *args: str | Path) -> str:
     return str(result.exception)
 
 
-def test_the_stages_make_the_model_that_they_were_cut_from(config: Config, tmp_path: Path) -> None:
+@pytest.mark.parametrize("layers", [(), (2, 1, 1), (1, 1, 2)])
+def test_the_stages_make_the_model_that_they_were_cut_from(
+    config: Config, tmp_path: Path, layers: tuple[int, ...]
+) -> None:
+    config = replace(config, stages=replace(config.stages, layers=layers))
     model, run = trained(config), tmp_path / "run"
     for stage in range(3):
         save_stage(config, trained(config), run, stage, step=1)

@@ -142,6 +142,20 @@ def test_a_staged_run_is_cut_as_it_was(config: Config, tmp_path: Path) -> None:
     assert "cannot be cut into 5" in refusal(2, tmp_path, "--stages", "5")
 
 
+def test_a_run_with_layers_of_its_own_is_cut_as_it_was(config: Config, tmp_path: Path) -> None:
+    """Into as many stages; into others by parameters."""
+    staged = replace(config, stages=replace(config.stages, count=3, layers=(1, 2, 1)))
+    model = trained(config)
+    save(staged, model, tmp_path)
+    by_parameters = printed(tmp_path, "--stages", "2", "--omit", "1")
+    own = printed(tmp_path, "--omit", "1")
+    assert own == printed(tmp_path, "--stages", "3", "--omit", "1")
+    expected = expected_loss(config, without_layers(model, 1, 2))
+    assert loss_in(own) == pytest.approx(expected, abs=1e-4)
+    expected = expected_loss(config, without_layers(model, 3))
+    assert loss_in(by_parameters) == pytest.approx(expected, abs=1e-4)
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [

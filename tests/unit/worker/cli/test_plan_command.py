@@ -165,7 +165,7 @@ def test_a_target_out_of_reach_names_the_link_that_it_takes() -> None:
             3,
             [*BY_HAND, "--set", "diloco.fragments=5"],
             "1mbit",
-            "the defaults: [diloco] 5 fragments of 4 layers; use 1 to 4",
+            "--set diloco.fragments=5: [diloco] 5 fragments of 4 layers; use 1 to 4",
         ),
         (4, ["--set", "task.text=missing.txt"], "1mbit", "text 'missing.txt': no such file"),
     ],

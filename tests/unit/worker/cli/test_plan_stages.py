@@ -180,16 +180,6 @@ def test_a_model_of_the_run_is_cut_timed_and_encoded(monkeypatch: pytest.MonkeyP
     assert smaller["forward_s"] == [0.009] * 6
 
 
-def test_the_run_says_how_it_is_cut() -> None:
-    Path("run.toml").write_text(
-        '[stages]\ncount = 4\nrouting = "skip"\nskip = 0.5\nmicrobatches = 3\n'
-    )
-    found = document("run.toml", *BY_HAND, "--link", "20mbit")
-    assert (found["stages"], found["visited"], found["microbatches"]) == (4, 2, 3)
-    again = document("run.toml", *BY_HAND, "--link", "20mbit", "--skip", "0.25")
-    assert again["visited"] == 3
-
-
 def test_measurements_are_taken_as_they_are() -> None:
     found = document("--links", measured())
     assert found["peers"] == ["ant", "bee", "cat", "dog"]
@@ -314,6 +304,7 @@ def test_without_stages_in_the_file_peers_are_placed() -> None:
         ({"activation_bytes": 1.5}, "activation_bytes is 1.5; it must be a whole number of at"),
         ({"microbatches": 0}, "microbatches is 0; it must be a whole number of at least 1"),
         ({"memory": [3, 3, 0, 3]}, "memory of cat is 0; it must be at least 1 visit"),
+        ({"spread": -1}, "spread is -1; it must be a whole number of at least 0"),
         ({"skip": 1.0}, "skip is 1.0; it must be at least 0 and below 1"),
         ({"stage": [0, 1, 0, -1]}, "stage of dog is -1; it must be a number from 0 on"),
         ({"stage": [0, 2, 0, 2]}, "stage 1 is served by no peer, but stage 2 is"),

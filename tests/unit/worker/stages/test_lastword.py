@@ -16,6 +16,7 @@ from worker.stages.config import StagesConfig
 from worker.stages.context import StageContext
 from worker.stages.counting import Counting
 from worker.stages.lastword import Listener, Teller
+from worker.stages.visit import Life
 from worker.transport import Stream
 from worker.transport.memory import MemoryNetwork, MemoryTransport
 
@@ -23,7 +24,9 @@ RUN, ITERATION = 7, 5
 
 
 def word(run_id: int = RUN, counted: Sequence[int] = (0,)) -> bytes:
-    request = pb.FinishedRequest(run=run_id, origin="a", iteration=ITERATION, counted=counted)
+    request = pb.FinishedRequest(
+        run=run_id, origin="a", epoch=1, iteration=ITERATION, counted=counted
+    )
     return request.SerializeToString()
 
 
@@ -124,7 +127,7 @@ class Replica:
                 clock=lambda: 0.0,
                 log=self.events.append,
             )
-            await Teller(context).tell(self.card.peer, ITERATION, counted)
+            await Teller(context).tell(Life("p0", 1), self.card.peer, ITERATION, counted)
             await serving.close()
             return context.counts.lost
 
@@ -136,7 +139,7 @@ class Replica:
 
 def test_an_origin_asks_until_the_sum_is_complete() -> None:
     replica = Replica(False, None, False, None, True)
-    assert replica.told([0, 2]) == ["unconfirmed"]
+    assert replica.told([0, 2]) == ["unconfirmed", "confirmed"]
     assert replica.calls == 5
 
 
@@ -146,6 +149,12 @@ def test_a_peer_that_has_counted_nothing_is_told_once() -> None:
 
 
 CARD = cards_of(0, 1)[1]
+
+
+def test_what_was_unconfirmed_is_lost_where_the_peer_is_gone() -> None:
+    replica = Replica(None)
+    replica.last = replace(CARD, health=Health.DEAD, step=ITERATION - 1)
+    assert replica.told([1]) == ["unconfirmed", "lost"]
 
 
 @pytest.mark.parametrize(

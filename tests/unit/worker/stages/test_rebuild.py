@@ -61,3 +61,21 @@ def test_a_layer_is_the_weighted_mean_of_its_neighbours(weights: dict[int, float
     for name, values in made.items():
         assert values.shape == own[name].shape
         assert torch.allclose(values, torch.full_like(values, expected))
+
+
+def test_a_neighbour_with_fewer_layers_lends_its_last_one() -> None:
+    problem = StagedProblem(count=3, cut=(1, 3, 2), layers=6)
+    task, config = problem.task, problem.config
+    values = dict(task.model().named_parameters())
+    anchors = {
+        stage: [
+            fragment.flatten({name: value.detach() for name, value in values.items()})
+            for fragment in stage_fragments(task, config, stage)
+        ]
+        for stage in (0, 2)
+    }
+    made = rebuilt(task, config, 1, anchors, {0: 0.25, 2: 0.75})
+    for layer, behind in ((1, 4), (2, 5), (3, 5)):
+        name = "model.layers.{}.mlp.down_proj.weight"
+        expected = 0.25 * values[name.format(0)] + 0.75 * values[name.format(behind)]
+        torch.testing.assert_close(made[name.format(layer)], expected.detach())

@@ -1,4 +1,5 @@
-"""With whom a peer gossips when a visit names other measurements than it plans with."""
+"""Visits that are refused, and with whom a peer gossips when one names other measurements than it
+plans with."""
 
 import asyncio
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from worker.stages.room import Room
 from worker.stages.schedule import Schedule
 from worker.stages.serving import Serving
 from worker.stages.table import table_name
-from worker.stages.visit import Key, Visit
+from worker.stages.visit import Key, Life, Visit
 from worker.transport.memory import MemoryNetwork, MemoryTransport
 from worker.wire.visits import visit_header
 
@@ -88,15 +89,18 @@ class Peer:
             self.ended.append,
         )
 
-    def visited(self, origin: str, sender: str, schedule: int) -> None:
-        """By a microbatch of that origin, planned with the table of that name."""
-        context = self.context
-        visit = Visit(Key(1, origin, 0), context.stage, (), (1, 1, 4), schedule, sender)
+    def visited(
+        self, origin: str, sender: str, schedule: int, epoch: int = 1, *, elsewhere: bool = True
+    ) -> None:
+        """By a microbatch of that origin, planned with the table of that name; it is refused."""
+        context, life = self.context, Life(origin, epoch)
+        visit = Visit(Key(1, life, 0), context.stage, (), (1, 1, 4), schedule, sender)
         payload = wire.Payload.of(memoryview(bytes(16)))
         stream = Stream(visit_header(visit, context.run, context.codec, payload))
         asyncio.run(self.serving.serve(stream))
         (answer,) = stream.answers
-        assert answer.failed.elsewhere
+        assert answer.HasField("failed")
+        assert answer.failed.elsewhere == elsewhere
 
     def next_iteration(self) -> None:
         asyncio.run(self.serving.begin(3))
@@ -134,3 +138,8 @@ def test_an_origin_does_not_disagree_with_itself() -> None:
     peer = Peer("p0")
     peer.visited("p0", "p3", table_name(measured(0.3)))
     assert (peer.doubted, peer.context.counts.other_schedules) == ([], 0)
+
+
+def test_no_loss_is_computed_of_what_an_earlier_life_has_begun() -> None:
+    """Nor asked for by another way: nobody has its labels."""
+    Peer("p0").visited("p0", "p3", table_name(measured(0.1)), epoch=0, elsewhere=False)

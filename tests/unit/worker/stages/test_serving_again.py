@@ -21,7 +21,7 @@ from worker.stages.profile import Measuring
 from worker.stages.room import Room
 from worker.stages.schedule import Schedule
 from worker.stages.serving import Serving
-from worker.stages.visit import Back, Key, Visit
+from worker.stages.visit import Back, Key, Life, Visit
 from worker.transport.memory import MemoryNetwork, MemoryTransport
 from worker.wire.visits import visit_header
 
@@ -31,6 +31,7 @@ ITERATION = 2
 CARDS = cards_of(0, 1, 2)
 """p0 begins microbatches; p1 is the stage that is looked at."""
 
+ORIGIN = Life.of(CARDS[0])
 VALUES = memoryview(bytes(16))
 
 
@@ -110,7 +111,7 @@ class Stage:
     ) -> str | None:
         """By p0's microbatch, or only by its header; how the answer ends."""
         context, payload = self.context, wire.Payload.of(VALUES)
-        visit = Visit(Key(iteration, "p0", microbatch), 1, (), (1, 1, 4), 0, "p0")
+        visit = Visit(Key(iteration, ORIGIN, microbatch), 1, (), (1, 1, 4), 0, "p0")
         messages = [visit_header(visit, context.run, context.codec, payload)]
         if whole:
             messages += [message for message, _, _ in wire.payload_messages(pb.VisitUp, payload)]
@@ -130,10 +131,10 @@ def test_a_microbatch_that_has_not_arrived_has_not_begun_here() -> None:
         stage = Stage()
         assert await stage.visited(0, whole=False) == "failed"
         assert await stage.visited(1) == "gradient"
-        stage.counting.finished(ITERATION, "other", [])
+        stage.counting.finished(ITERATION, Life("other", 1), [])
         gone, other = replace(CARDS[0], health=Health.DEAD), replace(CARDS[0], peer="other")
         assert stage.counting.over([gone, other], 0.0) == IterationOver(ITERATION, discard=False)
-        assert stage.counting.orphans(ITERATION)["p0"].began == {1}
+        assert stage.counting.orphans(ITERATION)[ORIGIN].began == {1}
 
     asyncio.run(scenario())
 
@@ -172,7 +173,7 @@ def test_a_repeated_visit_that_fails_leaves_what_was_counted() -> None:
             assert await stage.visited(microbatch) == "gradient"
         stage.problems[Job.BACKWARD] = "damaged"
         assert await stage.visited(0) == "failed"
-        stage.counting.finished(ITERATION, "p0", [0, 1])
+        stage.counting.finished(ITERATION, ORIGIN, [0, 1])
         assert stage.over() == IterationOver(ITERATION, discard=False)
 
     asyncio.run(scenario())
@@ -183,7 +184,7 @@ def test_a_visit_that_fails_at_first_is_not_counted() -> None:
         stage = Stage()
         stage.problems[Job.BACKWARD] = "damaged"
         assert await stage.visited(0) == "failed"
-        stage.counting.finished(ITERATION, "p0", [])
+        stage.counting.finished(ITERATION, ORIGIN, [])
         assert stage.over() == IterationOver(ITERATION, discard=False)
 
     asyncio.run(scenario())

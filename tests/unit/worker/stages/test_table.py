@@ -114,6 +114,7 @@ def test_a_document_has_what_was_told_and_null_for_the_rest(tmp_path: Path) -> N
         "activation_bytes": 4096,
         "microbatches": 3,
         "skip": 0.0,
+        "spread": 0,
     }
     path = tmp_path / "links.json"
     path.write_text(json.dumps(document, allow_nan=False))

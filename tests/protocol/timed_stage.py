@@ -1,0 +1,71 @@
+"""A stage on the virtual clock."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from worker.mailbox import Job, StageWork
+from worker.stages.replica import StageReplica
+
+_FORWARDS = {Job.ENTER: 1.0, Job.FORWARD: 1.0, Job.LOSS: 0.25, Job.BACKWARD: 2.0, Job.LEAVE: 2.0}
+
+
+@dataclass(frozen=True)
+class Iterated:
+    """One iteration of a stage's replica: what was counted, and the mean gradient that it gave."""
+
+    iteration: int
+    at_s: float
+    counted: frozenset[int]
+    gradient: Mapping[str, Tensor]
+    discarded: bool
+
+
+class TimedStage(StageReplica):
+    """A stage whose jobs take virtual time, and which remembers its iterations."""
+
+    def __init__(
+        self,
+        *args: Any,
+        forward_s: float,
+        computes: Callable[[float], None],
+        clock: Callable[[], float],
+        **named: Any,
+    ) -> None:
+        super().__init__(*args, clock=clock, **named)
+        self._forward_s, self._computes, self._time = forward_s, computes, clock
+        self.iterations: list[Iterated] = []
+        self.jobs: Counter[tuple[Job, int, int]] = Counter()  # kind, iteration, microbatch
+        self.begun = 0
+        self._summed: set[int] = set()
+
+    def begin(self, iteration: int) -> None:
+        self.begun += 1
+        self._summed.clear()
+        super().begin(iteration)
+
+    def backward(self, step: int) -> Mapping[str, Tensor]:
+        discarded = self._over is not None and self._over.discard
+        counted = frozenset() if discarded else frozenset(self._summed)
+        mean = super().backward(step)
+        assert self.visits == len(counted)
+        told = Iterated(
+            step,
+            self._time(),
+            counted,
+            {name: value.clone() for name, value in mean.items()},
+            discarded,
+        )
+        self.iterations.append(told)
+        return mean
+
+    def _do(self, work: StageWork) -> tuple[memoryview | None, tuple[int, ...]]:
+        self._computes(_FORWARDS[work.job] * self._forward_s)
+        self.jobs[work.job, work.iteration, work.microbatch] += 1
+        done = super()._do(work)
+        if work.job in (Job.BACKWARD, Job.LEAVE):
+            self._summed.add(work.microbatch)
+        return done
