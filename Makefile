@@ -8,7 +8,7 @@ RUN := PATH="$(abspath $(BIN)):$$PATH" PYTHONPATH=. python
 # Two test processes at most: more would only wait for each other on a small machine.
 TEST_PROCESSES ?= 2
 
-.PHONY: help swarm test check fmt proto bench exchange codecs parity baselines losses traffic goodput plan-table sync-time unequal pair-faults pair-latency stability schedules simulate skippipe-routes skippipe-deadlock skippipe-omission schedule stage-times stage-kills stage-memory stage-losses memory bench-peers compose-test clean
+.PHONY: help swarm test check lint quick-test fmt proto bench exchange codecs parity baselines losses traffic goodput plan-table sync-time unequal pair-faults pair-latency stability schedules simulate skippipe-routes skippipe-deadlock skippipe-omission schedule stage-times stage-kills stage-memory stage-losses memory bench-peers compose-test clean
 
 help:  ## what there is
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -21,16 +21,20 @@ $(READY): pyproject.toml constraints.txt
 swarm: $(READY)  ## train on four local worker processes and report; ARGS="--steps 300 ..."
 	$(BIN)/murmur swarm $(ARGS)
 
-test: $(READY)  ## all tests that gate
-	$(BIN)/pytest -n $(TEST_PROCESSES) tests/unit tests/protocol
+# `make check test` runs what both need once.
+check: lint quick-test  ## format, lint, types, import rules, freshness of the generated code, quick tests
+
+test: quick-test  ## all tests that gate
 	$(BIN)/pytest tests/integration
 
-check: $(READY)  ## format, lint, types, import rules, freshness of the generated code, quick tests
+lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(RUN) protos/generate.py --check
+
+quick-test: $(READY)
 	$(BIN)/pytest -n $(TEST_PROCESSES) tests/unit tests/protocol
 
 fmt: $(READY)  ## format and fix what can be fixed

@@ -103,11 +103,27 @@ def load_config(
     Raises:
         ConfigError: with the file or flag, the key, and the fix.
     """
-    flags = dict(flags or {})
-    if preset is not None:
-        chosen = f'diloco.preset="{preset}"'
-        settings, flags[chosen] = (*settings, chosen), f"--preset {preset}"
-    return parse_config(*_read_all(path, settings, flags))
+    return parse_config(*_read_all(path, *_with_preset(settings, preset, flags)))
+
+
+def file_says(path: Path | None, section: str, key: str) -> object:
+    """The value in a run's TOML, unchecked; None where there is none. Raises ConfigError."""
+    part = _read(path).get(section) if path else None
+    return part.get(key) if isinstance(part, dict) else None
+
+
+def source_of(
+    path: Path | None,
+    settings: Iterable[str],
+    preset: str | None = None,
+    flags: Mapping[str, str] | None = None,
+) -> Source:
+    """Where what `load_config` takes is from, for what is found wrong with it later.
+
+    Raises:
+        ConfigError: as `load_config`, of what cannot be read.
+    """
+    return _read_all(path, *_with_preset(settings, preset, flags))[1]
 
 
 def join_config(
@@ -224,9 +240,21 @@ def to_document(config: Config) -> dict[str, Any]:
         "run": dataclasses.asdict(config.run),
         "task": {"name": config.task.name, **config.task.options},
         "inner": dataclasses.asdict(config.inner),
-        "stages": dataclasses.asdict(config.stages),
+        "stages": {**dataclasses.asdict(config.stages), "layers": list(config.stages.layers)},
         "diloco": {"preset": config.preset, **dataclasses.asdict(config.plan)},
     }
+
+
+def _with_preset(
+    settings: Iterable[str], preset: str | None, flags: Mapping[str, str] | None
+) -> tuple[list[str], dict[str, str]]:
+    """Settings and flags with the preset, which wins."""
+    settings, flags = list(settings), dict(flags or {})
+    if preset is not None:
+        chosen = f'diloco.preset="{preset}"'
+        settings.append(chosen)
+        flags[chosen] = f"--preset {preset}"
+    return settings, flags
 
 
 def _read_all(
@@ -291,10 +319,13 @@ def _build(
         wanted = type(known[name])
         if wanted is float and type(value) is int:
             value = float(value)
+        if wanted is tuple and type(value) is list:
+            value = tuple(value)
         if type(value) is not wanted:
+            kind = "list" if wanted is tuple else wanted.__name__
             raise ConfigError(
                 f"{source.of(section, [name])}: [{section}] {name} is {value!r}; "
-                f"it must be of type {wanted.__name__}"
+                f"it must be of type {kind}"
             )
         if isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(

@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from algorithms.fragments import TensorSpec, partition
 from worker import checkpoint
 from worker.config import Config
 from worker.errors import EXIT_INTERRUPTED, CheckpointError, ConfigError, MurmurError
@@ -31,7 +30,7 @@ from worker.node import Node, NodeConfig
 from worker.result import build_result
 from worker.snapshot import initial_state, restore_trainer, snapshot
 from worker.stages.life import StageLife
-from worker.stages.part import part_of
+from worker.stages.part import fragments_of, part_of
 from worker.tasks import Cursor, Task, load_task
 from worker.train import Trainer
 from worker.transport import Transport
@@ -130,16 +129,8 @@ class Worker:
         )
         self._part = part_of(self._task, config, options.node.stage)
         self._model = self._part.module
-        schema = [
-            TensorSpec(name, tuple(parameter.shape))
-            for name, parameter in self._model.named_parameters()
-            if parameter.requires_grad
-        ]
-        try:
-            self._fragments = partition(schema, config.plan.fragments, config.plan.pattern)
-            config.plan.schedule(fragments=len(self._fragments), steps=config.run.steps)
-        except ValueError as error:
-            raise ConfigError(f"[diloco] {error}") from error
+        schema = self._part.schema
+        self._fragments = fragments_of(schema, config)
         self._manifest = Manifest.of(config, self._part.whole or schema)
         self._log = EventLog(options, self._add_traffic)
         self._saver = concurrent.futures.ThreadPoolExecutor(1, "murmur-save")

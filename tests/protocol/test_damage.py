@@ -9,7 +9,7 @@ import torch
 
 from algorithms.plan import Plan
 from protos import murmuration_pb2 as pb
-from tests.protocol.problem import Problem
+from tests.protocol.problem import Problem, steady
 from tests.protocol.swarm import Swarm
 from tests.protocol.taps import Passing, spoiled_frame
 from tests.protocol.virtual_time import run
@@ -198,6 +198,25 @@ def test_a_peer_of_another_run_is_refused_with_the_first_difference() -> None:
             await swarm.finished()
             swarm.assert_equal(versions=(10,))
             assert {member["peer"] for member in swarm["a"].members} == {"a", "b"}
+
+    run(scenario())
+
+
+def test_a_second_peer_of_one_name_is_refused_while_the_first_answers() -> None:
+    """The first would be thrown out of the swarm, and never know."""
+
+    async def scenario() -> None:
+        async with Swarm(steady(25)) as swarm:
+            await swarm.start("a", "b")
+            await swarm.until(lambda: swarm["b"].versions >= (1,), 30)
+            first = swarm.peers.pop("b")
+            second = await swarm.join("b", via="a", address="elsewhere")
+            await swarm.until(lambda: second.train.ended, 30)
+            assert isinstance(second.train.error, ManifestRefused)
+            assert "'b' lives at b; choose another name" in str(second.train.error)
+            swarm.peers["b"] = first
+            await swarm.finished()
+            swarm.assert_equal(versions=(5,))
 
     run(scenario())
 

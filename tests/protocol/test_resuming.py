@@ -1,12 +1,19 @@
 """Contributions that come again, go on where they broke off, or are overtaken by another layout."""
 
 import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
+import pytest
 
 from protos import murmuration_pb2 as pb
-from tests.protocol.one_reducer import bench, contribution, encoded, header, received, up
+from tests.protocol.one_reducer import GROUP, bench, contribution, encoded, header, received, up
 from tests.protocol.views import view
 from tests.protocol.virtual_time import run
 from worker import wire
+from worker.exchange import Context
+
+T = TypeVar("T")
 
 
 def test_a_repeated_contribution_counts_once() -> None:
@@ -100,10 +107,37 @@ def test_a_round_laid_out_anew_just_before_its_mean_is_computed() -> None:
         made = await bench()
         pending = asyncio.create_task(made.send(contribution("a")))
         await asyncio.sleep(0.1)
-        made.reducer.viewed(view("a", dead="br"))  # nobody else is awaited any more
+        made.reducer.viewed(view("a", dead="b", done="r"))  # nobody else is awaited any more
         made.reducer.advanced(0, 0, ("a", "r"))
         (answer,) = await pending
         assert answer.WhichOneof("body") == "refusal"
+
+    run(scenario())
+
+
+def test_who_comes_while_the_mean_is_computed_is_not_said_to_have_come_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is no contributor, and an answer that names it would be refused by everybody."""
+
+    async def slow(_: Context, elements: int, work: Callable[[], T]) -> T:
+        await asyncio.sleep(1.0 if elements > 1_000 else 0.0)  # the mean is of several payloads
+        return work()
+
+    async def scenario() -> None:
+        made = await bench()
+        monkeypatch.setattr(Context, "worked", slow)
+        key, payload = wire.key_of(header("r")), wire.Payload.of(encoded("r"))
+        own = asyncio.create_task(made.reducer.contribute(key, GROUP, payload, weight=1))
+        pending = asyncio.create_task(made.send(contribution("a"), "a"))
+        await asyncio.sleep(0.1)
+        made.reducer.viewed(view("ar", done="b"))  # nobody else is awaited any more
+        late, *_ = await made.send(contribution("b"), "b")
+        first, *_ = await pending
+        await own
+        for answer in (first, late):
+            assert list(answer.header.contributors) == ["a", "r"]
+            assert answer.header.last == "a"
 
     run(scenario())
 

@@ -1,10 +1,12 @@
 """The built-in task on unequal machines: every batch takes a pause, one worker a longer."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from worker.tasks import Batch, Cursor
 from worker.tasks.llama_bytes import LlamaBytes
+
+SIZES = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2}
 
 
 class SlowBytes(LlamaBytes):
@@ -12,11 +14,26 @@ class SlowBytes(LlamaBytes):
     pause_s: before each training batch; long beside the computing, so that workers which share
         cores do not slow each other down.
     slow: the worker whose pause is `times` as long; none if empty.
+        architecture, context_bytes, batch_size: as of `LlamaBytes`.
     """
 
-    def __init__(self, *, seed: int, pause_s: float, slow: str = "", times: float = 5.0) -> None:
-        sizes = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2}
-        super().__init__(seed=seed, architecture=sizes, context_bytes=64)
+    def __init__(
+        self,
+        *,
+        seed: int,
+        pause_s: float,
+        slow: str = "",
+        times: float = 5.0,
+        architecture: Mapping[str, object] = SIZES,
+        context_bytes: int = 64,
+        batch_size: int = 4,
+    ) -> None:
+        super().__init__(
+            seed=seed,
+            architecture=architecture,
+            context_bytes=context_bytes,
+            batch_size=batch_size,
+        )
         self._pause_s, self._slow, self._times = pause_s, slow, times
 
     def batches(self, split: str, cursor: Cursor) -> Iterator[Batch]:

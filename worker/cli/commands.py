@@ -77,6 +77,7 @@ def up(
             f"this run has {config.stages.count} stages: say which one this worker serves with "
             f"--stage 0 to {config.stages.count - 1}, or join a run under way with `murmur join`"
         )
+    _check_cut(config, worker["stage"])
     return _run(config, joins=joins, min_peers=wanted, wait_s=wait_s, **worker)
 
 
@@ -101,6 +102,7 @@ def join(address: str, config: Path | None, settings: tuple[str, ...], **worker:
     if coordinated:
         worker["coordinator"] = address
     merged = join_config(manifest.sections, config, settings, address)
+    _check_cut(merged, worker["stage"])
     # A joiner never starts a run by itself; it waits as long as those who are there do.
     joins = () if coordinated else (address,)
     if merged.stages.count > 1 and worker["stage"] is None:
@@ -166,6 +168,15 @@ def _run(
         node=node, listen=listen, proxy=proxy, out=out, resume=resume, announce=announce
     )
     return run_worker(config, options)
+
+
+def _check_cut(config: "Config", stage: int | None) -> None:
+    """Raises UsageError: a stage of a model that has none."""
+    if stage is not None and config.stages.count == 1:
+        raise UsageError(
+            f"--stage {stage}: the model of this run is not cut into stages; leave it out, or set "
+            "stages.count"
+        )
 
 
 def _check_addresses(

@@ -13,26 +13,33 @@ Reads a request on stdin and writes an answer to stdout, both JSON objects:
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
 from worker.checkpoint import held_stage
 from worker.cli import exit_code_of
-from worker.config import Config, load_config
-from worker.stages.part import part_of
-from worker.tasks import BUILT_IN, load_task
+from worker.config import Config, load_config, source_of
+from worker.errors import ConfigError
+from worker.sources import Source
+from worker.stages.part import Part, fragments_of, part_of
+from worker.tasks import BUILT_IN, load_task, task_factory
 
 
 def preflight(request: Mapping[str, Any]) -> dict[str, Any]:
     """The answer to a request. Raises what is no mistake of the user's."""
     path = Path(request["config"]) if request["config"] else None
-    preset, config = None, Config()
+    settings, flags = request["settings"], request["flags"]
+    preset, config, configs = None, Config(), {}
     try:
         for preset in request["presets"]:
-            config = load_config(path, request["settings"], preset, request["flags"])
-        preset = None  # the rest is the same with any of them
-        _try_task(config)
+            config = configs[preset] = load_config(path, settings, preset, flags)
+        preset = None  # the model is the same with any of them
+        for part in _parts(config, configs.values()):
+            for preset, other in configs.items():
+                _try_fragments(part, other, source_of(path, settings, preset, flags))
+            preset = None
     except Exception as error:
         code = exit_code_of(error)
         if code is None:
@@ -42,15 +49,33 @@ def preflight(request: Mapping[str, Any]) -> dict[str, Any]:
     return {"stages": config.stages.count, "held": held}
 
 
-def _try_task(config: Config) -> None:
-    """Builds a built-in task as workers do; a user's own is left to them: its code may do
-    anything."""
+def _parts(config: Config, configs: Iterable[Config]) -> Iterator[Part]:
+    """What workers would hold of the model, as far as something is to be tried with it.
+
+    Built as they do, of a built-in task alone: one of the user's own is imported and its options
+    are checked by name, but what its code does then is left to the workers.
+    """
     if config.task.name not in BUILT_IN and ":" in config.task.name:
+        task_factory(config.task.name, config.task.options)
         return
     task = load_task(config.task.name, seed=config.run.seed, options=config.task.options)
-    if config.stages.count > 1:
-        part_of(task, config, 0)
+    if any(other.plan.fragments != 1 for other in configs):
+        for stage in range(config.stages.count):
+            yield part_of(task, config, stage)
+    elif config.stages.count > 1:
+        yield part_of(task, config, 0)
+
+
+def _try_fragments(part: Part, config: Config, source: Source) -> None:
+    try:
+        fragments_of(part.schema, config)
+    except ConfigError as error:
+        held = "" if part.stage is None else f"stage {part.stage}: "
+        where = source.of_named("diloco", str(error))
+        raise ConfigError(f"{where}: {held}{error}") from error
 
 
 if __name__ == "__main__":
-    json.dump(preflight(json.load(sys.stdin)), sys.stdout)
+    with redirect_stdout(sys.stderr):  # a task's module may print
+        answer = preflight(json.load(sys.stdin))
+    json.dump(answer, sys.stdout)

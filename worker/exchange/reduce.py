@@ -232,7 +232,9 @@ class Reducer:
                 case machine.Compute(key, contributors, next_group):
                     # The payloads as they are now: a peer may begin to send others in their place.
                     inputs = [self._arriving[key][peer] for peer in contributors]
-                    self._tasks.spawn(self._reduce(key, inputs, contributors, next_group))
+                    last = self._last.pop(key, "")  # one that comes from here on is too late
+                    named = last if last in contributors else ""
+                    self._tasks.spawn(self._reduce(key, inputs, contributors, next_group, named))
                 case machine.Abandon(key, _):
                     self._arriving.pop(key, None)
                 case machine.Prune(fragment, round_):
@@ -256,6 +258,7 @@ class Reducer:
         inputs: list[wire.Incoming],
         contributors: tuple[str, ...],
         next_group: tuple[str, ...],
+        last: str,
     ) -> None:
         """Averages in the order given, block by block, into the bytes that everyone applies."""
         context, group = self._context, self._machine.group(key.fragment, key.round)
@@ -280,7 +283,6 @@ class Reducer:
             return  # laid out anew meanwhile
         if residual is not None:
             self._residuals.keep(key, start, stop, before, residual)
-        last = self._last.pop(key, "")
         self._reductions[key] = wire.Reduction(contributors, next_group, payload, last)
         self._arriving.pop(key, None)
         self._step(machine.Closed(key))

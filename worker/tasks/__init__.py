@@ -11,7 +11,7 @@ errors.py       what can go wrong, in one line each
 """
 
 from worker.tasks.errors import TaskError, TextError
-from worker.tasks.loading import BUILT_IN, load_task
+from worker.tasks.loading import BUILT_IN, load_task, task_factory
 from worker.tasks.task import (
     SPLITS,
     Batch,
@@ -38,4 +38,5 @@ __all__ = [
     "TaskError",
     "TextError",
     "load_task",
+    "task_factory",
 ]

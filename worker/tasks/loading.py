@@ -16,7 +16,7 @@ from worker.tasks.errors import TaskError, nearest
 from worker.tasks.llama_bytes import LlamaBytes
 from worker.tasks.task import Task
 
-__all__ = ["BUILT_IN", "load_task"]
+__all__ = ["BUILT_IN", "load_task", "task_factory"]
 
 BUILT_IN: Mapping[str, Callable[..., Task]] = {"llama-bytes": LlamaBytes}
 
@@ -40,8 +40,7 @@ def load_task(name: str, *, seed: int, options: Mapping[str, object] | None = No
         TextError: the task's text is missing, unreadable or too short.
     """
     given = dict(options or {})
-    factory = BUILT_IN.get(name) or _import_factory(name)
-    _check_options(name, factory, given)
+    factory = task_factory(name, given)
     try:
         task = factory(**given, seed=seed)
     except TaskError:
@@ -60,6 +59,17 @@ def load_task(name: str, *, seed: int, options: Mapping[str, object] | None = No
             "loss(model, batch)"
         )
     return task
+
+
+def task_factory(name: str, options: Mapping[str, object]) -> Callable[..., Task]:
+    """Return what `load_task` calls with these options, which it accepts by their names.
+
+    Raises:
+        TaskError: the name or an option is not usable.
+    """
+    factory = BUILT_IN.get(name) or _import_factory(name)
+    _check_options(name, factory, options)
+    return factory
 
 
 def _import_factory(name: str) -> Callable[..., Task]:

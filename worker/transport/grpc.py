@@ -5,6 +5,7 @@ without BDP probing and a large look-ahead one stream over a 100 ms link stays a
 tenth of what it can carry, and without keepalive a dead link is noticed after many minutes.
 """
 
+import asyncio
 import os
 from collections.abc import Callable
 
@@ -24,6 +25,8 @@ from worker.transport.base import (
 )
 
 _PACKAGE = "/murmuration.v1."
+# What grpc.aio raises for a stream that is over; the last where it has ended on its own meanwhile.
+_ENDED = (aio.AioRpcError, aio.UsageError, asyncio.InvalidStateError)
 
 _COMMON_OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_receive_message_length", MAX_DATA_BYTES),
@@ -152,19 +155,19 @@ class _ClientStream:
         self._traffic.count_sent(self._method, len(message))
         try:
             await self._call.write(message)
-        except (aio.AioRpcError, aio.UsageError) as error:
+        except _ENDED as error:
             raise self._broken(error) from error
 
     async def done(self) -> None:
         try:
             await self._call.done_writing()
-        except (aio.AioRpcError, aio.UsageError) as error:
+        except _ENDED as error:
             raise self._broken(error) from error
 
     async def receive(self) -> bytes | None:
         try:
             message = await self._call.read()
-        except (aio.AioRpcError, aio.UsageError) as error:
+        except _ENDED as error:
             raise self._broken(error) from error
         if not isinstance(message, bytes):  # grpc.aio.EOF
             return None

@@ -2,6 +2,9 @@
 
 import asyncio
 
+import pytest
+
+from worker.transport import Stream, TransportError
 from worker.transport.grpc import GrpcTransport
 
 
@@ -25,3 +28,30 @@ def test_a_data_connection_opens_before_there_is_anything_to_send() -> None:
             server.close()
 
     assert asyncio.run(scenario()) == b"PRI * HTTP/2.0"
+
+
+class Ends:
+    """Ends every stream at once."""
+
+    async def on_call(self, method: str, request: bytes) -> bytes:
+        return b""
+
+    async def on_stream(self, method: str, stream: Stream) -> None:
+        return None
+
+
+def test_to_send_on_a_stream_that_has_ended_meanwhile_is_a_broken_stream() -> None:
+    """Not a failure of the sender's, which may be writing while another reads the end."""
+
+    async def scenario() -> None:
+        server, client = GrpcTransport("127.0.0.1:0"), GrpcTransport("127.0.0.1:0")
+        try:
+            stream = client.open(await server.listen(Ends()), "Data/Meet")
+            assert await stream.receive() is None
+            with pytest.raises(TransportError):
+                await stream.send(b"late")
+        finally:
+            await client.close()
+            await server.close()
+
+    asyncio.run(scenario())

@@ -176,5 +176,16 @@ def test_a_hostile_manifest_is_refused_when_it_is_unpacked(plain: bytes) -> None
         assert Manifest.unpack(raw).run
 
 
+def test_peers_with_another_cut_run_something_else() -> None:
+    here, there = manifest(), manifest("stages.count=2", "stages.layers=[2, 1]")
+    assert here.run != there.run
+    assert Manifest.unpack(there.pack()).config("there").stages.layers == (2, 1)
+    cut = ["stages.count=2", "stages.layers=[2, 1]"]
+    sections = Manifest.unpack(there.pack()).sections
+    assert join_config(sections, None, cut, "there").stages.layers == (2, 1)
+    with pytest.raises(ManifestRefused, match=r"stages.layers: \[1, 2\] here, \[2, 1\] there"):
+        join_config(sections, None, ["stages.count=2", "stages.layers=[1, 2]"], "there")
+
+
 def test_the_defaults_make_a_manifest() -> None:
     assert Manifest.of(Config(), []).config("here") == Config()

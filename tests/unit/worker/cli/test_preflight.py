@@ -1,5 +1,9 @@
 """What workers would refuse, said before any of them is started."""
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +32,16 @@ def test_what_workers_take_is_taken() -> None:
         (["diloco.inner_step=5"], 3, "--set diloco.inner_step=5: [diloco] has no key 'inner_step'"),
         (["run.steps=many"], 3, "--set run.steps=many: [run] steps is 'many'"),
         (["stages.count=99"], 3, "[stages] count = 99: "),
+        (
+            ["stages.count=2", "stages.layers=[3, 1]"],
+            3,
+            "[stages] count = 2: layers is [3, 1], 4 in all, but the model has 3",
+        ),
+        (
+            ["stages.count=3", "stages.layers=[2, 1]"],
+            3,
+            "--set stages.layers=[2, 1]: [stages] layers is [2, 1], of 2 stages, but count is 3",
+        ),
         (["task.modle=tiny"], 4, "task 'llama-bytes' has no option 'modle'"),
         (["task.name=lama"], 4, "unknown task 'lama'"),
         (["task.text=missing.txt"], 4, "text 'missing.txt': no such file"),
@@ -63,8 +77,94 @@ def test_a_file_is_read(tmp_path: Path) -> None:
     assert answer(config=missing)["refused"].startswith(f"{missing}: cannot be read")
 
 
-def test_a_task_of_ones_own_is_left_to_the_workers() -> None:
-    assert answer("task.name=nowhere:build")["stages"] == 1
+FRAGMENTS = "--set diloco.fragments=5: "
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        (["diloco.fragments=5"], FRAGMENTS + "[diloco] 5 fragments of 3 layers; use 1 to 3"),
+        (
+            ["diloco.fragments=2", "stages.count=2"],
+            "--set diloco.fragments=2: stage 0: [diloco] 2 fragments of 1 layers; use 1 to 1",
+        ),
+        (
+            ["diloco.fragments=2", "stages.count=2", "stages.layers=[2,1]"],
+            "--set diloco.fragments=2: stage 1: [diloco] 2 fragments of 1 layers; use 1 to 1",
+        ),
+        (
+            ["diloco.fragments=3", "diloco.inner_steps=2"],
+            "--set diloco.fragments=3 and --set diloco.inner_steps=2: [diloco] 4 fragments do not",
+        ),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_fragments_that_the_model_does_not_have_are_refused(settings: list[str], line: str) -> None:
+    found = answer(*settings)
+    assert (found["exit_code"], found["preset"]) == (3, None)
+    assert found["refused"].startswith(line)
+
+
+def test_fragments_are_those_of_each_preset() -> None:
+    """Streaming has as many as there are layers, and one more: too many for a period of three."""
+    found = answer("diloco.inner_steps=3", presets=["diloco", "streaming"])
+    assert (found["exit_code"], found["preset"]) == (3, "streaming")
+    line = "--set diloco.inner_steps=3: [diloco] 4 fragments do not fit into inner_steps = 3"
+    assert found["refused"].startswith(line)
+
+
+OWN = """
+print("a module may print")
+
+def build(*, seed, width=3):
+    raise RuntimeError("what it does then is its own")
+"""
+
+
+@pytest.fixture
+def own_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "task_of_ones_own.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+@pytest.mark.usefixtures("own_task")
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        (["task.name=nowhere:build"], "task 'nowhere:build': no module named 'nowhere': install"),
+        (["task.name=task_of_ones_own:built"], "task 'task_of_ones_own:built': module "),
+        (
+            ["task.name=task_of_ones_own:build", "task.widht=4"],
+            "task 'task_of_ones_own:build' has no option 'widht'; did you mean 'width'?",
+        ),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_task_of_ones_own_is_refused_by_name(settings: list[str], line: str) -> None:
+    found = answer(*settings, settings=settings)
+    assert found["exit_code"] == 4
+    assert found["refused"].startswith(line)
+
+
+@pytest.mark.usefixtures("own_task")
+def test_what_a_task_of_ones_own_does_is_left_to_the_workers() -> None:
+    settings = ["task.name=task_of_ones_own:build", "task.width=4", "diloco.fragments=5"]
+    assert answer(settings=settings)["stages"] == 1
+
+
+def test_what_a_module_prints_is_not_the_answer(tmp_path: Path) -> None:
+    (tmp_path / "task_of_ones_own.py").write_text(OWN)
+    request = {"config": None, "settings": ["task.name=task_of_ones_own:build"], "flags": {}}
+    done = subprocess.run(
+        [sys.executable, "-m", "worker.cli.preflight"],
+        input=json.dumps({**request, "presets": [None], "resume": []}),
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(done.stdout) == {"stages": 1, "held": []}
+    assert "a module may print" in done.stderr
 
 
 def test_the_stages_that_folders_hold_are_told(tmp_path: Path) -> None:

@@ -177,6 +177,13 @@ def test_wrong_usage_is_exit_code_2_and_leaves_nothing_behind(
     assert list(Path().iterdir()) == []
 
 
+def test_a_stage_of_a_model_that_is_not_cut_is_one_line_and_exit_code_2(murmur: Murmur) -> None:
+    code, out, err = murmur("up", "--stage", "9")
+    assert (code, out) == (2, "")
+    assert err.startswith("murmur: --stage 9: the model of this run is not cut into stages")
+    assert list(Path().iterdir()) == []
+
+
 def test_help_lists_every_command_and_the_exit_codes(murmur: Murmur) -> None:
     code, out, _ = murmur("--help")
     assert code == 0
