@@ -1,5 +1,6 @@
 """Real workers in pairs: where the specification says without faults, and further on with them."""
 
+import itertools
 import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -177,6 +178,13 @@ def alone_with(accounts: PairAccounts, partner: str) -> bool:
     return HELD in {entry.round for entry in accounts.applied(VICTIM)}
 
 
+def marks_until_left(worker: WorkerProcess, other: str) -> list[list[str]]:
+    """Whom the worker could not reach, each time that it changed, while `other` ran."""
+    left = {"event": "member", "peer_changed": other, "health": "left"}
+    running = itertools.takewhile(lambda e: not left.items() <= e.items(), worker.events)
+    return [event["peers"] for event in running if event["event"] == "apart"]
+
+
 @pytest.mark.parametrize("point", ["contribution", "staged"])
 def test_a_worker_killed_amid_an_exchange_harms_nobody(
     tmp_path: Path, point: str, undisturbed_loss: float
@@ -247,7 +255,7 @@ def test_a_link_cut_amid_an_exchange_and_for_good_harms_nobody(
     accounts = PairAccounts(tmp_path / "accounts", PLAN)
     assert_no_harm(results, accounts, undisturbed_loss)
     alone_with(accounts, partner)
-    assert [event["peers"] for event in swarm.workers[VICTIM].of("apart")] == [[partner]]
+    assert marks_until_left(swarm.workers[VICTIM], partner) == [[partner]]
     assert {worker.of("round")[-1]["contributors"] for worker in swarm.workers.values()} == {4}
     assert failed(swarm.workers[partner])[HELD] == {VICTIM}
     for name in WORKERS:
