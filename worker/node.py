@@ -52,6 +52,7 @@ class NodeConfig:
     wait_s: how long to wait for them.
     stage: which part of the model this peer serves.
     stage_counts: of visits; they go on where a peer moves to another stage.
+    epoch: tells this life of the peer from its earlier ones: ms since 1970.
     """
 
     peer: str
@@ -62,6 +63,7 @@ class NodeConfig:
     stage: int = 0
     wait_s: float = 120.0
     stage_counts: StageCounts = field(default_factory=StageCounts)
+    epoch: int = field(default_factory=lambda: time.time_ns() // 1_000_000)
 
 
 class Node:
@@ -143,8 +145,7 @@ class Node:
         """Starts serving and returns the advertised address. Raises AddressInUse."""
         bound = await self._transport.listen(self)
         node, manifest = self._node, self._manifest
-        address, epoch = node.advertise or bound, time.time_ns() // 1_000_000
-        card = Card(node.peer, address, epoch, stage=node.stage)
+        card = Card(node.peer, node.advertise or bound, node.epoch, stage=node.stage)
         rng = random.Random(wire.hash64(f"{card.peer}/{card.epoch}".encode()))
         self._gossip = Gossip(
             Membership(card, self._config.membership, rng),

@@ -165,7 +165,12 @@ class Swarm:
         events: list[Event] = []
         node = Node(
             node=NodeConfig(
-                peer=name, joins=tuple(via), min_peers=min_peers, wait_s=60.0, stage=held.stage
+                peer=name,
+                joins=tuple(via),
+                min_peers=min_peers,
+                wait_s=60.0,
+                stage=held.stage,
+                epoch=1 + len(self.peers),
             ),
             config=problem.config,
             manifest=problem.manifest,
