@@ -1,6 +1,6 @@
 """One worker five times slower than the other three: what the swarm makes of it.
 
-    python tests/bench/unequal.py [--steps 400] [--times 5] [--only NAME ...]
+    python tests/bench/unequal.py [--steps 800] [--times 5] [--only NAME ...]
 
 The workers' steps take a pause, the slow one's a longer (tests/support/slow_task.py). `local` says
 what each makes alone, beside the others on the same machine; steps per second of a swarm are all
@@ -63,7 +63,7 @@ class Run:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--steps", type=int, default=800)
     parser.add_argument("--pause-s", type=float, default=0.05)
     parser.add_argument("--times", type=float, default=5.0)
     parser.add_argument("--only", action="append", choices=CASES, help="and what it needs")
