@@ -1,10 +1,6 @@
-"""Rounds in pairs under faults, between real nodes: they cost the pair a round, and others nothing.
-
-A step takes half a second.
-"""
+"""Rounds in pairs under faults, between real nodes: they cost the pair a round, others nothing."""
 
 import random
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -12,16 +8,14 @@ import torch
 
 from algorithms.plan import PRESETS, Plan
 from tests.protocol import swarm as swarms
+from tests.protocol.pair_runs import NOLOCO, SLOW, failures_of, in_round, rounds_of, steady
 from tests.protocol.pair_taps import Said, first, meetings
-from tests.protocol.problem import Problem
-from tests.protocol.swarm import Peer, Swarm
+from tests.protocol.swarm import Swarm
 from tests.protocol.virtual_time import run
 from tests.support.frames import frames_of
 from worker.rounds import RoundConfig
 from worker.transport import Unreachable
 
-NOLOCO = replace(PRESETS["noloco"], inner_steps=5, consensus=False)
-SLOW = replace(NOLOCO, inner_steps=20)  # a period is longer than a death takes to be noticed
 CONSENSUS = replace(NOLOCO, consensus=True)
 STREAMING = replace(
     PRESETS["streaming-noloco"],
@@ -38,24 +32,6 @@ PATIENCE_S = RoundConfig().patience_s
 def brief_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without consensus peers never agree: there is nothing to stay for in the end."""
     monkeypatch.setattr(swarms, "SETTLE_S", 5.0)
-
-
-def steady(steps: int, plan: Plan = NOLOCO, seed: int = 0) -> Problem:
-    step_s = dict.fromkeys("abcdefgh", 0.5)
-    return Problem(layers=(300, 200), plan=plan, steps=steps, step_s=step_s, seed=seed)
-
-
-def rounds_of(peer: Peer) -> list[object]:
-    return [event["round"] for event in peer.of_kind("round")]
-
-
-def failures_of(peer: Peer) -> list[object]:
-    return [event["round"] for event in peer.of_kind("round_failed")]
-
-
-def in_round(swarm: Swarm, round_: int, kind: str) -> Callable[[Said], bool]:
-    """A message of that kind in everyone's round `round_`, which has begun at the speaker."""
-    return lambda said: said.kind == kind and swarm[said.speaker].versions[0] == round_
 
 
 # ------------------------------------------------------------------------------------------ kills
@@ -165,52 +141,6 @@ def test_a_stream_that_breaks_goes_on_where_it_was(kind: str, speaker: str, plan
 
     with frames_of(128):
         assert run(scenario(breaks=True)) == run(scenario(breaks=False))
-
-
-@pytest.mark.parametrize("plan", [SLOW, NOLOCO, replace(SLOW, group_size=3)])
-@pytest.mark.parametrize("peers", ["abcd", "abcde", "abcdefgh"])
-def test_a_link_cut_for_good_costs_the_pair_one_round(plan: Plan, peers: str) -> None:
-    """From then on each meets others, and nobody waits."""
-
-    async def scenario() -> None:
-        async with Swarm(steady(20 * plan.inner_steps, plan)) as swarm:
-            pair: list[str] = []
-
-            def cut(said: Said) -> None:
-                pair.extend((said.speaker, said.listener))
-                swarm.cut(*pair)
-
-            swarm.tap = first(in_round(swarm, 1, "contribution frame"), cut)
-            await swarm.start(*peers)
-            await swarm.finished()
-            one, other = (swarm[name] for name in pair)
-            assert failures_of(one)[0] == failures_of(other)[0] == 1
-            assert [event["peers"] for event in one.of_kind("apart")] == [[other.name]]
-            for peer in swarm.alive:
-                with_both = peer is one or peer is other or failures_of(peer) != []
-                assert failures_of(peer) == ([1] if with_both else [])
-                assert rounds_of(peer) == [r for r in range(20) if r != 1 or not with_both]
-            assert sum(failures_of(peer) != [] for peer in swarm.alive) == plan.group_size
-
-    run(scenario())
-
-
-def test_a_link_that_heals_is_used_again() -> None:
-    async def scenario() -> None:
-        async with Swarm(steady(400, SLOW)) as swarm:
-            await swarm.start(*"abcd")
-            swarm.cut("a", "b")
-            await swarm.until(lambda: swarm["b"].of_kind("apart") != [], 20)
-            await swarm.sleep(60)
-            swarm.heal("a", "b")
-            told: list[Said] = []
-            swarm.tap = meetings(told.append)
-            await swarm.finished()
-            assert [event["peers"] for event in swarm["b"].of_kind("apart")] == [["a"], []]
-            assert ("a", "b") in {(said.speaker, said.listener) for said in told}
-            assert all(failures_of(peer) == [] for peer in swarm.alive)
-
-    run(scenario())
 
 
 def test_what_two_generals_cannot_settle() -> None:
