@@ -355,7 +355,7 @@ class Pairs:
         for peer in table.group:
             if peer > self.context.me:
                 self._reach(table, peer, 1)
-        members = groups.members(self.context, self._view, fragment, round_)
+        members = groups.members(self.context, self._view, fragment)
         self.head_starts.laid(table, len(members))
         self._wake()
         return table
