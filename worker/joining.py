@@ -3,7 +3,7 @@
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 
 from algorithms.plan import Plan
 from protos import murmuration_pb2 as pb
@@ -39,6 +39,7 @@ class Joining:
         plan: without an exchange there is nothing to take over or repair; in pairs it is only the
             position in the schedule, and in the end the one state where there is to be one.
         give_up: ends this peer's own round of a fragment, which the fetched state supersedes.
+        partners: in pairs, with whom this peer is to hold the rounds that it has come to.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Joining:
         offload: Offload,
         published: Callable[[], Published | None],
         give_up: Callable[[int, str], None],
+        partners: Callable[[], Container[str]],
         clock: Callable[[], float],
         log: Callable[[dict[str, object]], None],
     ) -> None:
@@ -63,7 +65,8 @@ class Joining:
         self._pairs = plan.exchange == "pairs"
         self._run, self._gossip, self._transport = run, gossip, transport
         self._mailbox, self._offload, self._published = mailbox, offload, published
-        self._give_up, self._clock, self._log = give_up, clock, log
+        self._give_up, self._partners = give_up, partners
+        self._clock, self._log = clock, log
         self._seen_at = math.inf  # when another was first seen to have started
 
     async def run(self) -> None:
@@ -201,7 +204,7 @@ class Joining:
             return
         others = self._gossip.replicas
         if self._pairs and published.phase is Phase.TRAINING:
-            step = step_of_the_others(self._gossip.me.digests, others)
+            step = step_of_the_others(self._gossip.me.digests, others, self._partners())
             if step is not None and step > published.step:
                 for index in range(len(published.states)):
                     self._give_up(index, "the others have gone on")

@@ -183,6 +183,7 @@ class Node:
             offload=self._offload,
             published=lambda: self._published,
             give_up=self._give_up,
+            partners=lambda: self._pairs.partners if self._pairs is not None else (),
             clock=self._clock,
             log=self._log,
         )

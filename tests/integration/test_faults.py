@@ -23,7 +23,8 @@ def test_a_killed_worker_is_missed_by_nobody(tmp_path: Path) -> None:
     with running_swarm(4, tmp_path, *settings, *held.settings) as swarm:
         swarm.start_all()
         victim = swarm.workers["w2"]
-        victim.wait_for_round(3)
+        for worker in swarm.workers.values():  # nobody still lacks its answer to that round
+            worker.wait_for_round(3)
         victim.send(signal.SIGKILL)
         assert victim.wait() == -signal.SIGKILL
         with held.opened():
@@ -50,6 +51,7 @@ def test_a_worker_comes_back_and_ends_equal(tmp_path: Path) -> None:
         swarm.workers["w0"].wait_for_round(7)  # the others have gone on without it
         back = swarm.start("w3", "--resume")
         adopted = back.wait_for(lambda e: e["event"] == "adopted", "adoption")
+        swarm.wait_until_trains("w3", "w0", "w1", "w2")
         with held.opened():
             results = swarm.wait()
     assert adopted["step"] >= 70
@@ -91,6 +93,7 @@ def test_a_worker_comes_back_to_a_run_with_error_feedback_and_ends_equal(tmp_pat
         swarm.workers["w0"].wait_for_round(8)  # the others have gone on without it
         back = swarm.start("w2", "--resume")
         back.wait_for(lambda e: e["event"] == "adopted", "adoption")
+        swarm.wait_until_trains("w2", "w0", "w1")
         with held.opened():
             results = swarm.wait()
     assert len({Hashes.of(result) for result in results.values()}) == 1

@@ -91,6 +91,7 @@ def test_a_stopped_worker_holds_up_nobody_and_comes_back(tmp_path: Path) -> None
             swarm.workers[name].wait_for_round(38)
         stopped.send(signal.SIGCONT)
         stopped.wait_for(lambda e: e["event"] == "skipped", "where the others are")
+        swarm.wait_until_trains("w3", "w0", "w1", "w2")
         with held.opened():
             results = swarm.wait()
     assert {result["step"] for result in results.values()} == {480}
@@ -231,6 +232,7 @@ def test_a_worker_stopped_amid_an_exchange_harms_nobody(
             with held.gate.opened():
                 stopped.send(signal.SIGCONT)
                 stopped.wait_for(lambda e: e["event"] == "skipped", "where the others are")
+                swarm.wait_until_trains(VICTIM, *SURVIVORS)
                 with end.opened():
                     results = swarm.wait()
     accounts = PairAccounts(tmp_path / "accounts", PLAN)

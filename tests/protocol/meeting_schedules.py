@@ -193,7 +193,7 @@ class MeetingWorld(Agenda):
 
     def _begin(self, peer: SimPeer) -> None:
         view, round_ = peer.view, peer.next_round
-        members = tuple(sorted(view.in_round(0, round_) | {peer.name}))
+        members = tuple(sorted(view.in_draw(0) | {peer.name}))
         peer.next_round += 1
         group = group_at(peer.name, self.run, round_, members, self.size, view.apart)
         value = Value(peer.name, round_, peer.version)

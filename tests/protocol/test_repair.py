@@ -177,3 +177,16 @@ def test_only_who_trains_here_and_now_says_where_to_go_on(changes: dict[str, obj
 def test_a_peer_with_other_fragments_says_nothing() -> None:
     assert step_seen(MINE, at_step(40, 8)) is None
     assert step_seen(MINE) is None
+
+
+@pytest.mark.parametrize(
+    ("partner", "step"),
+    [(at_step(20, 4, 3), None), (at_step(20, 5, 3), None), (at_step(20, 5, 4), 43)],
+    ids=["beside", "beside in one fragment", "past it"],
+)
+def test_nobody_leaves_a_partner_that_is_no_further(partner: Card, step: int | None) -> None:
+    mine, ahead = [Digest(*each) for each in MINE], (at_step(40, 8, 7), at_step(43, 8, 8))
+    assert step_of_the_others(mine, (*ahead, partner)) == 43
+    assert step_of_the_others(mine, (*ahead, partner), {partner.peer}) == step
+    gone = replace(partner, health=Health.SUSPECT)
+    assert step_of_the_others(mine, (*ahead, gone), {gone.peer}) == 43

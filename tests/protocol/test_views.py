@@ -36,24 +36,27 @@ def test_the_joinable_are_ready_or_train() -> None:
     assert View(cards).joinable() == frozenset("abshr")
 
 
-def test_groups_are_drawn_from_who_trains_or_is_about_to() -> None:
+def test_groups_are_drawn_from_who_trains_or_is_about_to_or_has_ended_the_run() -> None:
     cards = {**SEEN.cards, "r": card("r", phase=Phase.READY)}
-    assert View(cards).in_round(0, 5) == frozenset("abdhrs")
-
-
-@pytest.mark.parametrize(
-    ("round_", "drawn"), [(2, False), (3, True), (4, True)], ids=["before", "its last", "later"]
-)
-def test_who_has_just_ended_the_run_is_in_the_draw_of_its_last_round(
-    round_: int, drawn: bool
-) -> None:
-    """It has applied that round, so it is at the next; others may still be in it."""
-    seen = View({"d": card("d", phase=Phase.DONE, versions=(9, 4))})
-    assert seen.in_round(1, round_) == (frozenset("d") if drawn else frozenset())
+    assert View(cards).in_draw(0) == frozenset("abdhrs")
 
 
 def test_who_is_done_without_a_fragment_is_in_no_draw_of_it() -> None:
-    assert View({"d": card("d", phase=Phase.DONE, versions=())}).in_round(0, 3) == frozenset()
+    assert View({"d": card("d", phase=Phase.DONE, versions=())}).in_draw(0) == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("round_", "ended"), [(2, True), (3, False), (4, False)], ids=["before", "its last", "later"]
+)
+def test_who_has_ended_the_run_holds_none_of_the_rounds_before_its_last(
+    round_: int, ended: bool
+) -> None:
+    """It has applied its last round, so it is at the next; others may still be in it."""
+    done = View({"d": card("d", phase=Phase.DONE, versions=(9, 4))})
+    assert done.has_ended_before("d", 1, round_) is ended
+    trains = View({"d": card("d", versions=(9, 4))})
+    assert not trains.has_ended_before("d", 1, round_)
+    assert not done.has_ended_before("nobody", 1, round_)
 
 
 @pytest.mark.parametrize(("round_", "waited_for"), [(3, False), (4, True), (5, True)])

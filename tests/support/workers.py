@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from coordinator.status import ask
+
 Event = dict[str, Any]
 PATIENCE_S = 120.0
 
@@ -181,6 +183,16 @@ class Swarm:
             assert code == 0, f"{name} exited with {code}: {worker.errors}"
             results[name] = worker.result
         return results
+
+    def wait_until_trains(self, name: str, *others: str) -> None:
+        """Until these others know that a worker trains, so that their next rounds count on it."""
+        deadline = time.monotonic() + PATIENCE_S
+        for other in others:
+            seen: Event = {}
+            while (seen.get("health"), seen.get("phase")) != ("alive", "training"):
+                assert time.monotonic() < deadline, f"{other} sees {seen}"
+                members = ask(self.addresses[other])["members"]
+                seen = next((each for each in members if each["peer"] == name), {})
 
     def status(self, name: str) -> Event:
         """What `murmur status --json` says of one worker."""

@@ -191,3 +191,10 @@ def declined(peer: str, refusal: pb.Refusal) -> machine.Declined:
     if refusal.code == pb.RefusalCode.REFUSAL_AGAIN:
         raise TransportError(refusal.reason)
     return machine.Declined(peer, refusal.reason)
+
+
+def refusal(error: wire.WireError) -> pb.Refusal:
+    """What a partner hears of that which came and does not fit."""
+    again = isinstance(error, wire.Again)
+    code = pb.RefusalCode.REFUSAL_AGAIN if again else pb.RefusalCode.REFUSAL_INVALID
+    return pb.Refusal(code=code, reason=str(error))

@@ -7,16 +7,18 @@ from worker.exchange.context import Context
 from worker.rounds import View
 
 
-def members(context: Context, view: View, fragment: int, round_: int) -> frozenset[str]:
-    """Whom the groups of the round are drawn from."""
-    return view.in_round(fragment, round_) | {context.me}
+def members(context: Context, view: View, fragment: int) -> frozenset[str]:
+    """Whom the groups of the fragment's rounds are drawn from."""
+    return view.in_draw(fragment) | {context.me}
 
 
 def group(context: Context, view: View, fragment: int, round_: int) -> tuple[str, ...]:
-    """This peer's group of the round; itself alone if it sits out."""
-    peers = members(context, view, fragment, round_)
+    """This peer's group of the round; itself alone if it sits out. Who comes so late that others of
+    its group have ended the run does without those."""
+    peers = members(context, view, fragment)
     size, apart = context.plan.group_size, view.apart
-    return _drawn(context.me, context.run, fragment, round_, peers, size, apart)
+    drawn = _drawn(context.me, context.run, fragment, round_, peers, size, apart)
+    return tuple(peer for peer in drawn if not view.has_ended_before(peer, fragment, round_))
 
 
 @lru_cache(maxsize=256)  # asked again whenever anything has changed

@@ -17,7 +17,7 @@ from worker import wire
 from worker.exchange import groups
 from worker.exchange.ahead import HeadStarts
 from worker.exchange.context import Context, Tasks
-from worker.exchange.conversation import Conversation, declined
+from worker.exchange.conversation import Conversation, declined, refusal
 from worker.exchange.table import ANCHOR, CONTRIBUTION, Table, codec_of
 from worker.mailbox import Ahead, Begin, FragmentState, RoundDone, RoundFailed
 from worker.rounds import Lead, Meeting, View
@@ -63,6 +63,12 @@ class Pairs:
         self._rounds: dict[int, int] = {}
         self._over: set[tuple[int, int]] = set()
         self._changed = asyncio.Event()
+
+    @property
+    def partners(self) -> frozenset[str]:
+        """With whom this peer is to hold the rounds that it has come to."""
+        tables = filter(None, map(self._tables.get, self._rounds.items()))
+        return frozenset(peer for t in tables for peer in t.group) - {self.context.me}
 
     # ------------------------------------------------------------------------ events from outside
 
@@ -172,8 +178,7 @@ class Pairs:
             await self._host(table, header, stream)
         except wire.WireError as error:
             self.refused(error)
-            refusal = pb.Refusal(code=_code(error), reason=str(error))
-            await stream.send(pb.MeetMessage(refusal=refusal).SerializeToString())
+            await stream.send(pb.MeetMessage(refusal=refusal(error)).SerializeToString())
 
     async def _admit(self, header: pb.MeetHeader) -> Table | pb.Refusal:
         """The table that the partner may sit down at, once this peer has come to the round."""
@@ -355,7 +360,7 @@ class Pairs:
         for peer in table.group:
             if peer > self.context.me:
                 self._reach(table, peer, 1)
-        members = groups.members(self.context, self._view, fragment, round_)
+        members = groups.members(self.context, self._view, fragment)
         self.head_starts.laid(table, len(members))
         self._wake()
         return table
@@ -392,8 +397,3 @@ class Pairs:
     def _wake(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
-
-
-def _code(error: wire.WireError) -> "pb.RefusalCode.ValueType":
-    again = isinstance(error, wire.Again)
-    return pb.RefusalCode.REFUSAL_AGAIN if again else pb.RefusalCode.REFUSAL_INVALID

@@ -5,7 +5,7 @@ two wins, and replicas converge again after any fault. With pairs states differ 
 peer that has fallen behind only moves on to where the others are in the schedule.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 
 from worker.membership import Card, Digest, Health, Phase
@@ -63,18 +63,29 @@ def choose_repair(
     return best
 
 
-def step_of_the_others(mine: Sequence[Digest], cards: Iterable[Card]) -> int | None:
+def step_of_the_others(
+    mine: Sequence[Digest], cards: Iterable[Card], partners: Container[str] = ()
+) -> int | None:
     """Where a peer in a plan of pairs should go on, having slept while the others did not.
 
     Args:
         mine: this peer's digests, by fragment.
         cards: the other peers.
+        partners: of the rounds that this peer has come to.
 
     Returns:
         The furthest step known of a peer, if most of the others are two rounds ahead in every
-        fragment; None when this peer is among them.
+        fragment; None when this peer is among them. None as well while a partner is no further than
+        this peer: they have a round to hold, however often faster pairs have met meanwhile.
     """
     others = [c for c in cards if c.health is Health.ALIVE and c.phase is Phase.TRAINING]
+    if any(
+        theirs.version <= my.version
+        for card in others
+        if card.peer in partners
+        for theirs, my in zip(card.digests, mine, strict=False)
+    ):
+        return None
     ahead = [
         card
         for card in others

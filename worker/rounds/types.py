@@ -40,23 +40,29 @@ class View:
             return False
         return fragment >= len(card.digests) or card.digests[fragment].version <= round_
 
-    def in_round(self, fragment: int, round_: int) -> frozenset[str]:
-        """The peers to draw the groups of a round from: who trains or is about to, and who has
-        just ended the run with this very round. Who is only suspected stays in: else every doubt
-        would deal everybody another partner."""
+    def in_draw(self, fragment: int) -> frozenset[str]:
+        """The peers to draw the groups of a fragment's rounds from: who trains or is about to, and
+        who has ended the run. A pair that meets twice running ends it rounds before others, to whom
+        the draw must not change for that. Who is only suspected stays in: else every doubt would
+        deal everybody another partner."""
         return frozenset(
             card.peer
             for card in self.cards.values()
             if card.live
             and (
                 card.phase in (Phase.READY, Phase.TRAINING)
-                or (
-                    card.phase is Phase.DONE
-                    and fragment < len(card.digests)
-                    and card.digests[fragment].version <= round_ + 1
-                )
+                or (card.phase is Phase.DONE and fragment < len(card.digests))
             )
         )
+
+    def has_ended_before(self, peer: str, fragment: int, round_: int) -> bool:
+        """Whether this peer ended the run with a later round than this: it holds this one with
+        nobody any more. One that ended with this very round may still be asked for its last word.
+        """
+        card = self.cards.get(peer)
+        if card is None or card.phase is not Phase.DONE:
+            return False
+        return fragment < len(card.digests) and card.digests[fragment].version > round_ + 1
 
     def reducer(self, order: Sequence[str]) -> str | None:
         """Who is to reduce a shard now: the first of its order that is usable and that everybody

@@ -119,7 +119,8 @@ class PairPeer(Talk):
         if not self.swarm.may_be_left_behind(self.number, self.round):
             return
         mine, others = (Digest(self.round, 0, 0),), self.swarm.cards(self.number)
-        if (round_ := step_of_the_others(mine, others)) is not None:
+        partners = self.swarm.group(self.number, self.round)
+        if (round_ := step_of_the_others(mine, others, partners)) is not None:
             self.round = min(round_, self.swarm.scenario.rounds - 1)
             self._advanced()
 

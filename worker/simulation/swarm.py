@@ -200,7 +200,7 @@ class Swarm:
                 health = max(self._health[peer], self._cut if other_half else Health.ALIVE)
                 name = self.names[peer]
                 cards[name] = replace(cards[name], health=health)
-            members = self._views[side].in_round(0, 0)  # nobody is done while pairs are drawn
+            members = self._views[side].in_draw(0)
             told = self._in_round[side]
             if members != told[-1][1]:
                 told.append((self.clock.now, members))
