@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from algorithms.fragments import Fragment
 from worker.anchors import anchored_model
 from worker.checkpoint import Checkpoint
+from worker.config import task_of
 from worker.errors import UsageError
 from worker.manifest import Manifest
 from worker.stages import StagesConfig
@@ -24,7 +25,6 @@ from worker.tasks import (
     StageModule,
     Task,
     TaskError,
-    load_task,
 )
 from worker.train import Trainer
 
@@ -121,7 +121,7 @@ def checkpoint_loss(
     config = Manifest(saved.values["manifest"]).config(str(saved.path))
     cut = config.stages if stages in (None, config.stages.count) else StagesConfig(count=stages)
     _check_omitted(cut.count, omitted)
-    task = load_task(config.task.name, seed=config.run.seed, options=config.task.options)
+    task = task_of(config)
     model = anchored_model(saved, config, task)
     loss = partial(task.loss, model)
     if cut.count > 1:
