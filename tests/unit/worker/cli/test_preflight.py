@@ -35,8 +35,8 @@ def test_what_workers_take_is_taken() -> None:
         (
             ["stages.count=2", "stages.layers=[3, 1]"],
             3,
-            "--set stages.layers=[3, 1]: [stages] count = 2: layers is [3, 1], 4 in all, but the model "
-            "has 3; write 2 numbers that add up to 3, or leave layers out",
+            "--set stages.layers=[3, 1]: [stages] count = 2: layers is [3, 1], 4 in all, but the "
+            "model has 3; write 2 numbers that add up to 3, or leave layers out",
         ),
         (
             ["stages.count=3", "stages.layers=[2, 1]"],
@@ -142,7 +142,8 @@ def own_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (
             ["task.name=nowhere:build"],
-            "--set task.name=nowhere:build: task 'nowhere:build': no module named 'nowhere': install",
+            "--set task.name=nowhere:build: task 'nowhere:build': no module named 'nowhere': "
+            "install",
         ),
         (["task.name=task_of_ones_own:built"], "--set task.name=task_of_ones_own:built: task "),
         (
