@@ -122,13 +122,22 @@ def _alone_in(out: Path) -> Iterator[None]:
         try:
             yield
         except (MurmurError, TaskError, TransportError):
-            if made and {path.name for path in out.iterdir()} <= {_LOCK, _EVENTS}:
+            if made and _never_began(out):
                 (out / _EVENTS).unlink(missing_ok=True)
                 (out / _LOCK).unlink()
                 with suppress(OSError):  # another has put something beside it
                     for folder in made:
                         folder.rmdir()
             raise
+
+
+def _never_began(out: Path) -> bool:
+    """Whether nothing in a worker's folder tells of training."""
+    if {path.name for path in out.iterdir()} - {_LOCK, _EVENTS}:
+        return False
+    log = out / _EVENTS
+    lines = log.read_text().splitlines() if log.exists() else []
+    return all(json.loads(line)["event"] != "started" for line in lines)
 
 
 class Worker:

@@ -1,5 +1,6 @@
 """Bad input: one line on stderr and a documented exit code."""
 
+import itertools
 import os
 import socket
 import sys
@@ -9,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from worker import cli
+from worker.tasks import Batch, Cursor
+from worker.tasks.llama_bytes import LlamaBytes
 
 Murmur = Callable[..., tuple[int, str, str]]
 
@@ -199,6 +202,21 @@ def test_folders_made_for_a_worker_that_is_refused_do_not_stay(murmur: Murmur) -
     Path("runs/there").mkdir(parents=True)
     refused(murmur, 8, "up", "--resume", "--out", "runs/there", *text)
     assert Path("runs/there/events.jsonl").exists()
+
+
+class Ends(LlamaBytes):
+    """Has three batches."""
+
+    def batches(self, split: str, cursor: Cursor) -> Iterator[Batch]:
+        yield from itertools.islice(super().batches(split, cursor), 3)
+
+
+def test_the_log_of_a_worker_that_fails_in_training_stays(murmur: Murmur) -> None:
+    small = "{hidden_size=24, intermediate_size=32, num_hidden_layers=1}"
+    settings = (f"task.name={__name__}:Ends", f"task.architecture={small}")
+    code, _, err = murmur("up", "--out", "runs/new", *(p for s in settings for p in ("--set", s)))
+    assert code == 4, err
+    assert '"started"' in Path("runs/new/events.jsonl").read_text()
 
 
 def test_checkpoints_stay_where_they_are_when_their_worker_is_refused(murmur: Murmur) -> None:
