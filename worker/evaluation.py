@@ -25,6 +25,7 @@ from worker.tasks import (
     StageModule,
     Task,
     TaskError,
+    next_batch,
 )
 from worker.train import Trainer
 
@@ -68,7 +69,7 @@ def mean_loss(
         while len(losses) < _VALIDATION_BATCHES:
             if time.monotonic() > deadline:
                 return None
-            losses.append(float(loss(next(batches))))
+            losses.append(float(loss(next_batch(batches, split))))
     return sum(losses) / len(losses)
 
 
