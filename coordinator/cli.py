@@ -118,7 +118,8 @@ def status(address: str, as_json: bool) -> None:
     "links",
     multiple=True,
     metavar="LINK",
-    help="Each worker's, as 20mbit or 20mbit,delay=50ms,jitter=5ms,loss=0.1; w0=LINK for one.",
+    help="Each worker's, as 20mbit or 20mbit,delay=50ms,jitter=5ms,loss=0.1 (connections that "
+    "break a minute); w0=LINK for one.",
 )
 @link_means_option
 def swarm(out: Path | None, json_path: str | None, **asked: Any) -> None:

@@ -14,12 +14,13 @@ class Notes:
     def __init__(self) -> None:
         self._starts: set[tuple[str, ...]] = set()
         self._health: dict[str, int] = {}
+        self._refusals: set[tuple[str | None, str | None, int | None]] = set()
         self._warned: dict[str, set[str]] = {}  # by text, who has said so since it was last a line
         self._writers: dict[str, Callable[[Event], str | None]] = {
             "started": self._started,
             "round_failed": _round_failed,
             "adopted": _adopted,
-            "refused": lambda event: f"refused: {text_of(event, 'reason') or '?'}",
+            "refused": self._refused,
             "warning": self._warning,
             "moves": lambda event: (
                 f"moves from stage {_stage(event, 'stage')} to {_stage(event, 'to')}"
@@ -57,6 +58,15 @@ class Notes:
             said.clear()
             said.add(peer)
         return f"warning: {text}"
+
+    def _refused(self, event: Event) -> str | None:
+        """Once for each peer, sender and round: a link that breaks often loses many shards."""
+        refusal = text_of(event, "peer"), text_of(event, "sender"), int_of(event, "round")
+        if refusal in self._refusals or len(self._refusals) >= _MAX_SEEN:
+            return None
+        self._refusals.add(refusal)
+        words = "asks for it again" if event.get("again") is True else "refused"
+        return f"{words}: {text_of(event, 'reason') or '?'}"
 
     def _member(self, event: Event) -> str | None:
         """Doubts, deaths and returns; that a peer joins or leaves in good order is ordinary."""

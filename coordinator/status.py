@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     import grpc
 
 TIMEOUT_S = 10.0
+_TOLD_S = 0.05  # what took less was refused at once
 _OPTIONS = (
     ("grpc.enable_http_proxy", 0),  # peers are reached directly
     ("grpc.enable_retries", 0),
@@ -56,8 +57,9 @@ def ask(address: str, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
 def _unreachable(address: str, error: "grpc.RpcError", waited_s: float) -> str:
     details = " ".join((error.details() or "no details").split())
     cause = details.rpartition(": ")[2]  # gRPC puts the chain of its inner errors before it
+    waited = f" for {waited_s:.1f} s" if waited_s >= _TOLD_S else ""
     return (
-        f"{address} does not answer: tried Control/Status for {waited_s:.1f} s "
+        f"{address} does not answer: tried Control/Status{waited} "
         f"({error.code().name.lower()}: {cause}); is it running, is the port right, "
         "does a firewall stand between?"
     )

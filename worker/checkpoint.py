@@ -107,11 +107,13 @@ def prune(folder: Path, keep: int) -> None:
         shutil.rmtree(old, ignore_errors=True)
 
 
-def set_aside(folder: Path) -> None:
-    """Renames a folder of checkpoints of an earlier run, so that a new run does not mix with it."""
-    if any(folder.glob("step-*")):
-        number = next(n for n in itertools.count(1) if not _aside(folder, n).exists())
-        folder.rename(_aside(folder, number))
+def set_aside(folder: Path) -> Path | None:
+    """Renames a folder of checkpoints of an earlier run, so that a new run does not mix with it.
+    Returns its new name, None where there is nothing to rename."""
+    if not any(folder.glob("step-*")):
+        return None
+    number = next(n for n in itertools.count(1) if not _aside(folder, n).exists())
+    return folder.rename(_aside(folder, number))
 
 
 def is_set_aside(folder: Path) -> bool:

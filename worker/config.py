@@ -18,7 +18,8 @@ import dataclasses
 import difflib
 import math
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -33,6 +34,7 @@ from worker.membership import MembershipConfig
 from worker.rounds import RoundConfig
 from worker.sources import Source
 from worker.stages.config import StagesConfig
+from worker.tasks import Task, TaskError, load_task
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -66,7 +68,7 @@ class TaskConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Everything that a run's TOML says."""
+    """Everything that a run's TOML says, and where each value is from."""
 
     run: RunConfig = field(default_factory=RunConfig)
     task: TaskConfig = field(default_factory=TaskConfig)
@@ -78,6 +80,7 @@ class Config:
     exchange: ExchangeConfig = field(default_factory=ExchangeConfig)
     membership: MembershipConfig = field(default_factory=MembershipConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    source: Source = field(default=Source("the defaults"), compare=False, repr=False)
 
 
 RUN_WIDE = ("run", "task", "inner", "stages", "diloco")
@@ -110,20 +113,6 @@ def file_says(path: Path | None, section: str, key: str) -> object:
     """The value in a run's TOML, unchecked; None where there is none. Raises ConfigError."""
     part = _read(path).get(section) if path else None
     return part.get(key) if isinstance(part, dict) else None
-
-
-def source_of(
-    path: Path | None,
-    settings: Iterable[str],
-    preset: str | None = None,
-    flags: Mapping[str, str] | None = None,
-) -> Source:
-    """Where what `load_config` takes is from, for what is found wrong with it later.
-
-    Raises:
-        ConfigError: as `load_config`, of what cannot be read.
-    """
-    return _read_all(path, *_with_preset(settings, preset, flags))[1]
 
 
 def join_config(
@@ -216,6 +205,7 @@ def parse_config(document: Mapping[str, Any], source: Source | str) -> Config:
         exchange=_build(ExchangeConfig(), document.get("exchange", {}), "exchange", source),
         membership=_build(MembershipConfig(), document.get("membership", {}), "membership", source),
         checkpoint=_build(CheckpointConfig(), document.get("checkpoint", {}), "checkpoint", source),
+        source=source,
     )
 
 
@@ -232,6 +222,22 @@ def _task(options: dict[str, Any], source: Source) -> TaskConfig:
                 "tables"
             )
     return TaskConfig(name=name, options=options)
+
+
+def task_of(config: Config) -> Task:
+    """The run's task. Raises TaskError: as `load_task`, with the file or flag, as `whose_task`."""
+    with whose_task(config):
+        return load_task(config.task.name, seed=config.run.seed, options=config.task.options)
+
+
+@contextmanager
+def whose_task(config: Config) -> Iterator[None]:
+    """Says of a TaskError where the option that it names, or else the task's name, is from."""
+    try:
+        yield
+    except TaskError as error:
+        where = config.source.of_named("task", str(error), otherwise="name")
+        raise type(error)(f"{where}: {error}") from error
 
 
 def to_document(config: Config) -> dict[str, Any]:

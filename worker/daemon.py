@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from worker import checkpoint
-from worker.config import Config
+from worker.config import Config, task_of
 from worker.errors import EXIT_INTERRUPTED, CheckpointError, ConfigError, MurmurError
 from worker.iothread import IOThread
 from worker.mailbox import Mailbox, Move, Progress, Stop
@@ -31,13 +31,14 @@ from worker.result import build_result
 from worker.snapshot import initial_state, restore_trainer, snapshot
 from worker.stages.life import StageLife
 from worker.stages.part import fragments_of, part_of
-from worker.tasks import Cursor, Task, load_task
+from worker.tasks import Cursor, TaskError
 from worker.train import Trainer
-from worker.transport import Transport
+from worker.transport import Transport, TransportError
 from worker.transport.grpc import GrpcTransport
 
 T = TypeVar("T")
 
+_LOCK, _EVENTS = ".lock", "events.jsonl"
 _SETTLE_S = 30.0
 _LEAVE_S = 5.0
 
@@ -71,7 +72,7 @@ class EventLog:
         self._started_at = time.monotonic()
         self._lock = threading.Lock()
         options.out.mkdir(parents=True, exist_ok=True)
-        self._file = (options.out / "events.jsonl").open("a", buffering=1)
+        self._file = (options.out / _EVENTS).open("a", buffering=1)
 
     def __call__(self, event: dict[str, object]) -> None:
         event.setdefault("peer", self._options.node.peer)
@@ -106,17 +107,37 @@ def run_worker(config: Config, options: WorkerOptions) -> int:
 @contextmanager
 def _alone_in(out: Path) -> Iterator[None]:
     """Two workers in one folder would have one name, and take each other's checkpoints away.
+    Folders made for a worker that is refused before it has anything to keep do not stay.
 
     Raises ConfigError: another worker writes there."""
+    made = [folder for folder in (out, *out.parents) if not folder.exists()]
     out.mkdir(parents=True, exist_ok=True)
-    with (out / ".lock").open("w") as lock:
+    with (out / _LOCK).open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise ConfigError(
                 f"--out {out}: another worker writes there; choose another folder with --out"
             ) from error
-        yield
+        try:
+            yield
+        except (MurmurError, TaskError, TransportError):
+            if made and _never_began(out):
+                (out / _EVENTS).unlink(missing_ok=True)
+                (out / _LOCK).unlink()
+                with suppress(OSError):  # another has put something beside it
+                    for folder in made:
+                        folder.rmdir()
+            raise
+
+
+def _never_began(out: Path) -> bool:
+    """Whether nothing in a worker's folder tells of training."""
+    if {path.name for path in out.iterdir()} - {_LOCK, _EVENTS}:
+        return False
+    log = out / _EVENTS
+    lines = log.read_text().splitlines() if log.exists() else []
+    return all(json.loads(line)["event"] != "started" for line in lines)
 
 
 class Worker:
@@ -124,13 +145,11 @@ class Worker:
 
     def __init__(self, config: Config, options: WorkerOptions) -> None:
         self._config, self._options = config, options
-        self._task: Task = load_task(
-            config.task.name, seed=config.run.seed, options=config.task.options
-        )
+        self._task = task_of(config)
         self._part = part_of(self._task, config, options.node.stage)
         self._model = self._part.module
         schema = self._part.schema
-        self._fragments = fragments_of(schema, config)
+        self._fragments = fragments_of(self._part, config)
         self._manifest = Manifest.of(config, self._part.whole or schema)
         self._log = EventLog(options, self._add_traffic)
         self._saver = concurrent.futures.ThreadPoolExecutor(1, "murmur-save")
@@ -146,16 +165,17 @@ class Worker:
 
     def run(self) -> int:
         """Until the end, a signal or a move; returns the exit code. Raises as `run_worker`."""
+        folder = self._options.out / "checkpoints"
+        aside = None if self._options.resume else checkpoint.set_aside(folder)
         try:
             return self._run()
         finally:
             self._saver.shutdown()
             self._log.close()
+            if aside is not None and not folder.exists():
+                aside.rename(folder)  # nothing was saved in its place: the next try may resume it
 
     def _run(self) -> int:
-        folder = self._options.out / "checkpoints"
-        if not self._options.resume:
-            checkpoint.set_aside(folder)
         restored = self._restore() if self._options.resume else None
         trainer = self._trainer(restored)
         io = self._io = IOThread(self._make_node, self._mailbox)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from algorithms.fragments import Fragment
 from worker.anchors import anchored_model
 from worker.checkpoint import Checkpoint
+from worker.config import task_of
 from worker.errors import UsageError
 from worker.manifest import Manifest
 from worker.stages import StagesConfig
@@ -24,7 +25,7 @@ from worker.tasks import (
     StageModule,
     Task,
     TaskError,
-    load_task,
+    next_batch,
 )
 from worker.train import Trainer
 
@@ -68,7 +69,7 @@ def mean_loss(
         while len(losses) < _VALIDATION_BATCHES:
             if time.monotonic() > deadline:
                 return None
-            losses.append(float(loss(next(batches))))
+            losses.append(float(loss(next_batch(batches, split))))
     return sum(losses) / len(losses)
 
 
@@ -121,7 +122,7 @@ def checkpoint_loss(
     config = Manifest(saved.values["manifest"]).config(str(saved.path))
     cut = config.stages if stages in (None, config.stages.count) else StagesConfig(count=stages)
     _check_omitted(cut.count, omitted)
-    task = load_task(config.task.name, seed=config.run.seed, options=config.task.options)
+    task = task_of(config)
     model = anchored_model(saved, config, task)
     loss = partial(task.loss, model)
     if cut.count > 1:

@@ -5,9 +5,10 @@ from pathlib import Path
 
 from worker import checkpoint
 from worker.anchors import anchored_model
+from worker.config import task_of
 from worker.errors import CheckpointError
 from worker.manifest import Manifest
-from worker.tasks import Generates, Streams, TaskError, load_task
+from worker.tasks import Generates, Streams, TaskError
 
 
 def generate_text(
@@ -28,7 +29,7 @@ def generate_text(
     saved = find_checkpoint(run)
     manifest = Manifest(saved.values["manifest"])
     config = manifest.config(str(saved.path))
-    task = load_task(config.task.name, seed=config.run.seed, options=config.task.options)
+    task = task_of(config)
     if not isinstance(task, Generates):
         raise TaskError(f"task {config.task.name!r} has no generate()")
     model = anchored_model(saved, config, task)

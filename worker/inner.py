@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from worker.tasks import Batch, Cursor, Task
+from worker.tasks import Cursor, Task, next_batch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +92,7 @@ class Replica:
 
     def backward(self, step: int) -> Mapping[str, Tensor]:
         """Gradients at the next batch, zeros where it has none; sets `loss` and moves `cursor`."""
-        batch: Batch = next(self._batches)
+        batch = next_batch(self._batches, "train")
         self.optimizer.zero_grad(set_to_none=True)
         loss = self._task.loss(self.model, batch)
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped

@@ -272,6 +272,6 @@ async def _fetch_manifest(
     finally:
         await transport.close()
     raise PeersUnreachable(
-        f"no peer answers at {address}: {tries} tries in {timeout_s:g} s, the last: {problem}; "
+        f"no peer answers at {address}: {tries} tries in {timeout_s:.1f} s, the last: {problem}; "
         "check the address, that a worker runs there, and that its port is open"
     )

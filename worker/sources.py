@@ -24,9 +24,10 @@ class Source:
         names = [] if flags and self.written.isdisjoint(places) else [self.name]
         return " and ".join([*names, *flags])
 
-    def of_named(self, section: str, said: str) -> str:
-        """Who has said the keys that an error names somewhere; who else there is, if it is none."""
-        return self.of(section, sorted(set(re.findall(r"\w+", said))))
+    def of_named(self, section: str, said: str, otherwise: str = "") -> str:
+        """Who has said the keys that an error names somewhere; that key, if it is none of them."""
+        known = {key for part, key in (*self.written, *self.typed) if part == section}
+        return self.of(section, sorted(known.intersection(re.findall(r"\w+", said))) or [otherwise])
 
     def of_error(self, section: str, keys: Iterable[str], said: str) -> str:
         """Who has said what is wrong: the flag of the key that the error begins with, else all."""

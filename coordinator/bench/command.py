@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     "links",
     multiple=True,
     metavar="LINK",
-    help="As 20mbit or 20mbit,delay=50ms; a table for each.  [default: 2, 20, 100, 1000mbit]",
+    help="As 20mbit or 20mbit,delay=50ms,loss=0.1 (connections that break a minute); a table "
+    "for each.  [default: 2, 20, 100, 1000mbit]",
 )
 @click.option(
     "--preset",

@@ -7,7 +7,7 @@ from importlib.metadata import entry_points
 
 import click
 
-from worker.errors import EXIT_ADDRESS, EXIT_INTERRUPTED, EXIT_TASK, MurmurError
+from worker.errors import EXIT_ADDRESS, EXIT_INTERRUPTED, EXIT_TASK, EXIT_USAGE, MurmurError
 
 _GROUP = "murmur.commands"
 
@@ -42,10 +42,16 @@ def main() -> None:
     # gRPC's core writes what our own messages say already.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
-        code = cli.main(standalone_mode=False)
+        code = cli.main(prog_name="murmur", standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
     except click.exceptions.Abort:
         sys.exit(EXIT_INTERRUPTED)
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except click.UsageError as error:
+        click.echo(f"murmur: {_usage_line(error)}", err=True)
+        sys.exit(EXIT_USAGE)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
@@ -55,6 +61,15 @@ def main() -> None:
             raise
         click.echo(f"murmur: {' '.join(str(error).split())}", err=True)
         sys.exit(code)
+
+
+def _usage_line(error: click.UsageError) -> str:
+    """What click says of an argument, in one line and in our form."""
+    said = " ".join(error.format_message().split()).rstrip(".")
+    said = said.replace(". Did you", "; did you").replace(". (Did you", " (did you")
+    command = error.ctx.command_path if error.ctx else "murmur"
+    stop = "" if said.endswith("?") else ";"
+    return f"{said[:1].lower()}{said[1:]}{stop} see `{command} --help`"
 
 
 def exit_code_of(error: Exception) -> int | None:

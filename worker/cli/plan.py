@@ -93,12 +93,12 @@ def plan(run: Path | None, **options: Any) -> int:
     """
     staged = StageOptions(**{field.name: options.pop(field.name) for field in fields(StageOptions)})
     given = _Given(**options)
-    from worker.config import file_says, load_config, source_of
+    from worker.config import file_says, load_config
 
     recut = staged.recuts(file_says(run, "stages", "count"))
-    unsaid = NOT_OF_OTHER_COUNTS if recut else ()
+    unsaid = dict.fromkeys(NOT_OF_OTHER_COUNTS, f"--stages {staged.stages}") if recut else {}
     settings = (*unsaid, *given.settings, *staged.said)
-    config = load_config(run, settings, given.preset, staged.said)
+    config = load_config(run, settings, given.preset, {**unsaid, **staged.said})
     if is_staged(given.links, staged) or config.stages.count > 1:
         _check_staged()
         shared = Shared(
@@ -121,8 +121,7 @@ def plan(run: Path | None, **options: Any) -> int:
     try:
         answers = tuple(_answer(link, workload, bases, config.preset, given) for link in links)
     except ValueError as error:
-        source = source_of(run, given.settings, given.preset)
-        where = source.of_named("diloco", str(error))
+        where = config.source.of_named("diloco", str(error))
         raise ConfigError(f"{where}: [diloco] {error}") from error
     report = Report(
         name=name,
@@ -172,7 +171,7 @@ def _link(text: str) -> "Link":
     try:
         return parse_link(text)
     except ValueError as error:
-        raise UsageError(f"--links: {error}") from error
+        raise UsageError(f"--link: {error}") from error
 
 
 def _check_numbers(given: _Given) -> None:
@@ -227,9 +226,9 @@ def _model(config: "Config", given: _Given) -> "tuple[str, Workload, str]":
         sizes = tuple(small + (index < larger) for index in range(given.layers))
         workload = Workload(step_s=given.step_s, layers=sizes)
         return "this model", workload, "as given"
-    from worker.tasks import load_task
+    from worker.config import task_of
 
-    task = load_task(config.task.name, seed=config.run.seed, options=config.task.options)
+    task = task_of(config)
     module = task.model()
     parameters = {n: p.numel() for n, p in module.named_parameters() if p.requires_grad}
     if given.step_s is not None:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from algorithms.codecs import codec_by_name
-from worker.errors import ConfigError, UsageError
+from worker.errors import UsageError
 from worker.stages import StagesConfig
 from worker.stages.cut import cut_of
 
@@ -96,9 +96,11 @@ def staged_model(
     """
     import torch
 
-    from worker.tasks import Cursor, Staged, load_task
+    from worker.config import task_of
+    from worker.stages.part import cut_of_run
+    from worker.tasks import Cursor, Staged
 
-    task = load_task(config.task.name, seed=config.run.seed, options=config.task.options)
+    task = task_of(config)
     if not isinstance(task, Staged):
         raise UsageError(
             f"task {config.task.name!r} cannot be cut into stages: it has no layer_sizes(), "
@@ -106,10 +108,8 @@ def staged_model(
         )
     own = config.stages if config.stages.count == stages else StagesConfig(count=stages)
     try:
-        cut = cut_of(task, own)
+        cut = cut_of_run(task, config) if own.layers else cut_of(task, own)
     except ValueError as error:
-        if own.layers:
-            raise ConfigError(f"[stages] count = {stages}: {error}") from error
         raise UsageError(
             f"--stages {stages}: {error}; take fewer, a larger --model, or --forward-ms and "
             "--activation-bytes of another model"

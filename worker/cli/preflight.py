@@ -20,11 +20,9 @@ from typing import Any
 
 from worker.checkpoint import held_stage
 from worker.cli import exit_code_of
-from worker.config import Config, load_config, source_of
-from worker.errors import ConfigError
-from worker.sources import Source
+from worker.config import Config, load_config, task_of, whose_task
 from worker.stages.part import Part, fragments_of, part_of
-from worker.tasks import BUILT_IN, load_task, task_factory
+from worker.tasks import BUILT_IN, task_factory
 
 
 def preflight(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -37,8 +35,8 @@ def preflight(request: Mapping[str, Any]) -> dict[str, Any]:
             config = configs[preset] = load_config(path, settings, preset, flags)
         preset = None  # the model is the same with any of them
         for part in _parts(config, configs.values()):
-            for preset, other in configs.items():
-                _try_fragments(part, other, source_of(path, settings, preset, flags))
+            for preset in configs:
+                fragments_of(part, configs[preset])
             preset = None
     except Exception as error:
         code = exit_code_of(error)
@@ -56,23 +54,15 @@ def _parts(config: Config, configs: Iterable[Config]) -> Iterator[Part]:
     are checked by name, but what its code does then is left to the workers.
     """
     if config.task.name not in BUILT_IN and ":" in config.task.name:
-        task_factory(config.task.name, config.task.options)
+        with whose_task(config):
+            task_factory(config.task.name, config.task.options)
         return
-    task = load_task(config.task.name, seed=config.run.seed, options=config.task.options)
+    task = task_of(config)
     if any(other.plan.fragments != 1 for other in configs):
         for stage in range(config.stages.count):
             yield part_of(task, config, stage)
     elif config.stages.count > 1:
         yield part_of(task, config, 0)
-
-
-def _try_fragments(part: Part, config: Config, source: Source) -> None:
-    try:
-        fragments_of(part.schema, config)
-    except ConfigError as error:
-        held = "" if part.stage is None else f"stage {part.stage}: "
-        where = source.of_named("diloco", str(error))
-        raise ConfigError(f"{where}: {held}{error}") from error
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ _FREEZES = re.compile(_NUMBER + ":" + _NUMBER + "s")
     default="20mbit,delay=50ms",
     show_default=True,
     metavar="RATE[,delay=TIME][,jitter=TIME][,loss=PER_MINUTE]",
-    help="Of every peer.",
+    help="Of every peer; loss: connections that break a minute.",
 )
 @click.option(
     "--latency-spread", type=float, default=0.0, help="The same of a message's delay, lognormal."

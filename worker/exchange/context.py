@@ -111,6 +111,13 @@ class Context:
     counts: Counts = field(default_factory=Counts)
     most_visits: int = 1
 
+    def refused(self, error: wire.WireError, sender: str, round_: int | None) -> None:
+        """Counts and tells of what came from a peer and does not fit."""
+        again = isinstance(error, wire.Again)
+        self.counts.refuse("again" if again else "invalid")
+        event = {"event": "refused", "reason": str(error), "again": again}
+        self.log({**event, "sender": sender, "round": round_})
+
     @property
     def codec(self) -> Codec:
         """Of contributions."""

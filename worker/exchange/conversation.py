@@ -26,9 +26,6 @@ class Rounds(Protocol):
     def step(self, table: Table, event: machine.Event) -> None:
         """Something has happened in the round."""
 
-    def refused(self, error: wire.WireError) -> None:
-        """What came does not fit."""
-
     def busy(self) -> bool:
         """Whether what is sent ahead must wait."""
 
@@ -72,7 +69,7 @@ class Conversation:
                     self._rounds.step(table, machine.GivenUp(f"{peer}: {error}"))
                     if not table.ended:
                         raise
-                    self._rounds.refused(error)
+                    self._context.refused(error, peer, table.round)
             if peer not in table.declined:
                 await saying
         finally:

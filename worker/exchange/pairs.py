@@ -165,6 +165,7 @@ class Pairs:
             raw = await stream.receive()
         if raw is None:
             return
+        header = pb.MeetHeader()
         try:
             message = wire.parse(pb.MeetMessage, raw)
             if message.WhichOneof("body") != "header":
@@ -177,7 +178,7 @@ class Pairs:
                 return
             await self._host(table, header, stream)
         except wire.WireError as error:
-            self.refused(error)
+            self.context.refused(error, header.sender, header.round)
             await stream.send(pb.MeetMessage(refusal=refusal(error)).SerializeToString())
 
     async def _admit(self, header: pb.MeetHeader) -> Table | pb.Refusal:
@@ -261,13 +262,8 @@ class Pairs:
                 stream.cancel()
         except (TransportError, wire.WireError) as error:
             if isinstance(error, wire.WireError):
-                self.refused(error)
+                self.context.refused(error, peer, table.round)
             return machine.Broken(peer, attempt, f"{peer}: {error}")
-
-    def refused(self, error: wire.WireError) -> None:
-        """What came does not fit."""
-        self.context.counts.refuse("again" if isinstance(error, wire.Again) else "invalid")
-        self.context.log({"event": "refused", "reason": str(error)})
 
     # ------------------------------------------------------------------------------- the machine
 

@@ -85,6 +85,7 @@ class Reducer:
             raw = await stream.receive()
         if raw is None:
             return
+        up = pb.ExchangeUp()
         try:
             up = wire.parse(pb.ExchangeUp, raw)
             if up.WhichOneof("body") != "header":
@@ -92,8 +93,7 @@ class Reducer:
             await self._serve(up.header, stream)
         except wire.WireError as error:
             kind = "again" if isinstance(error, wire.Again) else "invalid"
-            self._context.counts.refuse(kind)
-            self._context.log({"event": "refused", "reason": str(error)})
+            self._context.refused(error, up.header.sender, up.header.round)
             await stream.send(wire.refusal(wire.REFUSAL_CODES[kind], str(error)))
 
     async def _serve(self, header: pb.ContributionHeader, stream: Stream) -> None:

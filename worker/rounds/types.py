@@ -16,6 +16,9 @@ class ShardKey:
     round: int
     shard: int
 
+    def __str__(self) -> str:
+        return f"shard {self.shard} of round {self.round} of fragment {self.fragment}"
+
 
 @dataclass(frozen=True)
 class View:

@@ -9,14 +9,14 @@ from torch import Tensor
 
 from algorithms.fragments import Fragment, TensorSpec, partition
 from worker import checkpoint
-from worker.config import Config
+from worker.config import Config, task_of
 from worker.errors import CheckpointError
 from worker.exchange import Offload
 from worker.manifest import Manifest
 from worker.membership import Card, Phase
 from worker.stages.part import part_of
 from worker.states import fetch_states
-from worker.tasks import Task, load_task
+from worker.tasks import Task
 from worker.transport import Transport, TransportError
 from worker.wire import WireError
 
@@ -112,7 +112,7 @@ def assemble(run: Path, out: Path) -> Assembled:
         raise CheckpointError(f"{run}: no checkpoint of stage {', '.join(missing)}")
     if any(Manifest(s.values["manifest"]).run != manifest.run for s in newest.values()):
         raise CheckpointError(f"{run}: checkpoints of several runs; name the folder of one")
-    task = load_task(config.task.name, seed=config.run.seed, options=config.task.options)
+    task = task_of(config)
     anchors = {
         stage: [saved.tensors[f"anchor/{n}"] for n in range(len(saved.values["states"]))]
         for stage, saved in newest.items()

@@ -65,9 +65,12 @@ class StagesConfig:
         if self.count > 1:
             self.rules(1)
             if round(self.count * (1 - self.skip)) < 2:
+                fix = f"at most {self.count - 2}: set skip to {1 - 2 / self.count:.2f} or less"
+                if self.count == 2:
+                    fix = "none: leave skip out, or cut the model into 3 stages or more"
                 raise ValueError(
-                    f"skip is {self.skip}; stage 0 and another are visited always, so that of "
-                    f"{self.count} stages at most {1 - 2 / self.count:.2f} can be left out"
+                    f"skip is {self.skip}; every route visits stage 0 and another, so of "
+                    f"{self.count} stages it can leave out {fix}"
                 )
 
     def _check_layers(self) -> None:
@@ -77,7 +80,7 @@ class StagesConfig:
         if len(shown) != self.count:
             raise ValueError(
                 f"layers is {shown}, of {len(shown)} stages, but count is {self.count}; "
-                "make them agree"
+                f"write one number for each stage, or set count to {len(shown)}"
             )
 
     @property

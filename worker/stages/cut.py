@@ -17,6 +17,7 @@ def cut_of(task: Staged, stages: StagesConfig) -> list[tuple[int, int]]:
     if sum(stages.layers) != len(sizes):
         raise ValueError(
             f"layers is {list(stages.layers)}, {sum(stages.layers)} in all, but the model has "
-            f"{len(sizes)}"
+            f"{len(sizes)}; write {stages.count} numbers that add up to {len(sizes)}, or leave "
+            "layers out to have them shared out"
         )
     return spans(stages.layers)

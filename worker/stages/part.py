@@ -55,14 +55,25 @@ class Part:
         )
 
 
-def fragments_of(schema: Sequence[TensorSpec], config: Config) -> tuple[Fragment, ...]:
+def fragments_of(part: Part, config: Config) -> tuple[Fragment, ...]:
     """As the plan has them. Raises ConfigError: fewer layers, or a period too short for them."""
     try:
-        fragments = partition(schema, config.plan.fragments, config.plan.pattern)
+        fragments = partition(part.schema, config.plan.fragments, config.plan.pattern)
         config.plan.schedule(fragments=len(fragments), steps=config.run.steps)
     except ValueError as error:
-        raise ConfigError(f"[diloco] {error}") from error
+        held = "" if part.stage is None else f"stage {part.stage}: "
+        where = config.source.of_named("diloco", str(error), otherwise="fragments")
+        raise ConfigError(f"{where}: {held}[diloco] {error}") from error
     return fragments
+
+
+def cut_of_run(task: Staged, config: Config) -> list[tuple[int, int]]:
+    """The first and the last layer of each stage. Raises ConfigError: the model has others."""
+    try:
+        return cut_of(task, config.stages)
+    except ValueError as error:
+        where = config.source.of("stages", ["layers" if config.stages.layers else "count"])
+        raise ConfigError(f"{where}: [stages] count = {config.stages.count}: {error}") from error
 
 
 def part_of(task: Task, config: Config, stage: int) -> Part:
@@ -71,16 +82,14 @@ def part_of(task: Task, config: Config, stage: int) -> Part:
     if count == 1:
         return Part(task.model())
     if not isinstance(task, Staged):
+        where = config.source.of("stages", ["count"])
         raise ConfigError(
-            f"[stages] count = {count}: the task {config.task.name!r} cannot be cut into stages; "
-            "give it layer_sizes, outer_size and stage, or leave [stages] out"
+            f"{where}: [stages] count = {count}: the task {config.task.name!r} cannot be cut into "
+            "stages; give it layer_sizes, outer_size and stage, or leave [stages] out"
         )
     if not 0 <= stage < count:
         raise ConfigError(f"--stage {stage}: this run has stages 0 to {count - 1}")
-    try:
-        cut = cut_of(task, config.stages)
-    except ValueError as error:
-        raise ConfigError(f"[stages] count = {count}: {error}") from error
+    cut = cut_of_run(task, config)
     whole = [TensorSpec(f"layers.{n}", (size,)) for n, size in enumerate(task.layer_sizes())]
     whole.append(TensorSpec("outside the layers", (task.outer_size(),)))
     first, last = cut[stage]

@@ -21,7 +21,7 @@ from worker import wire
 from worker.errors import ConfigError
 from worker.inner import InnerConfig, Replica
 from worker.mailbox import IterationOver, Job, StageWork, StageWorked
-from worker.tasks import Batch, Cursor, StageModule, Task
+from worker.tasks import Batch, Cursor, StageModule, Task, next_batch
 
 _BACKWARDS = (Job.BACKWARD, Job.LEAVE, Job.LOSS)
 
@@ -82,7 +82,7 @@ class StageReplica(Replica):
             parameter.grad = self._gradients.sums[name]
         self._losses.clear()
         self._returned.clear()
-        self._batches_here = [next(self._batches) for _ in range(self._microbatches)]
+        self._batches_here = [next_batch(self._batches, "train") for _ in range(self._microbatches)]
         if self._batches_here:
             self.cursor = self._batches_here[-1].cursor
         self.busy_s = 0.0

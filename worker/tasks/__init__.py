@@ -22,6 +22,7 @@ from worker.tasks.task import (
     StageModule,
     Streams,
     Task,
+    next_batch,
 )
 
 __all__ = [
@@ -38,5 +39,6 @@ __all__ = [
     "TaskError",
     "TextError",
     "load_task",
+    "next_batch",
     "task_factory",
 ]

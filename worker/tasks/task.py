@@ -16,6 +16,8 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import nn
 
+from worker.tasks.errors import TaskError
+
 __all__ = [
     "SPLITS",
     "Batch",
@@ -26,6 +28,7 @@ __all__ = [
     "Staged",
     "Streams",
     "Task",
+    "next_batch",
 ]
 
 SPLITS = ("train", "validation")
@@ -102,6 +105,17 @@ class Task(Protocol):
     def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
         """Return the mean loss of the batch: fp32 scalar with its graph, on the model's device."""
         ...
+
+
+def next_batch(batches: Iterator[Batch], split: str) -> Batch:
+    """The next batch of a task's split. Raises TaskError: there is none."""
+    batch = next(batches, None)
+    if batch is None:
+        raise TaskError(
+            f"the task's {split!r} batches have ended; let batches() go on without end, "
+            "from the first again if need be"
+        )
+    return batch
 
 
 @runtime_checkable

@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from coordinator import cli
+from coordinator.bench.command import bench
 
 
 @pytest.mark.parametrize(
@@ -44,6 +45,12 @@ def test_bad_input_is_one_line_with_its_exit_code(
     assert run.output.startswith("murmur: ")
     assert words in run.output
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("command", [cli.swarm, bench])
+def test_the_unit_of_loss_is_told(command: click.Command) -> None:
+    told = " ".join(CliRunner().invoke(command, ["--help"]).output.split())
+    assert "loss=0.1 (connections that break a minute)" in told
 
 
 def test_importing_the_commands_imports_nothing_heavy() -> None:

@@ -145,9 +145,9 @@ def test_a_target_out_of_reach_names_the_link_that_it_takes() -> None:
 @pytest.mark.parametrize(
     ("code", "args", "link", "words"),
     [
-        (2, [], "20", "--links: link '20': '20' is no number with one of kbit, mbit, gbit; write"),
-        (2, [], "20mbit,delay=5", "--links: link '20mbit,delay=5': '5' is no number with one of"),
-        (2, [], "0mbit", "--links: a link of 0 Mbit/s; it must be above 0"),
+        (2, [], "20", "--link: link '20': '20' is no number with one of kbit, mbit, gbit; write"),
+        (2, [], "20mbit,delay=5", "--link: link '20mbit,delay=5': '5' is no number with one of"),
+        (2, [], "0mbit", "--link: a link of 0 Mbit/s; it must be above 0"),
         (2, ["--step-time", "nan"], "1mbit", "--step-time is nan; it must be a finite number"),
         (2, ["--target", "nan"], "1mbit", "--target is nan; it must be a finite number"),
         (2, ["--params", "9"], "1mbit", "--params needs --layers"),
@@ -166,6 +166,18 @@ def test_a_target_out_of_reach_names_the_link_that_it_takes() -> None:
             [*BY_HAND, "--set", "diloco.fragments=5"],
             "1mbit",
             "--set diloco.fragments=5: [diloco] 5 fragments of 4 layers; use 1 to 4",
+        ),
+        (
+            4,
+            ["--stages", "2", "--model", "tny"],
+            "1mbit",
+            "--model tny: unknown model 'tny'; did you mean 'tiny'?",
+        ),
+        (
+            3,
+            ["--stages", "2", "--set", "stages.layers=[3,1]"],
+            "1mbit",
+            "--set stages.layers=[3,1]: [stages] count = 2: layers is [3, 1], 4 in all",
         ),
         (4, ["--set", "task.text=missing.txt"], "1mbit", "text 'missing.txt': no such file"),
     ],
@@ -204,3 +216,5 @@ def test_a_file_named_in_the_message_is_the_users(folder: Path) -> None:
     message = refused(3, "run.toml", *BY_HAND)
     assert message == "run.toml: [diloco] 5 fragments of 4 layers; use 1 to 4"
     assert load_config(Path("run.toml"), ()).plan.fragments == 5
+    (folder / "run.toml").write_text("[task]\nmodel = 'tny'\n")
+    assert refused(4, "run.toml") == "run.toml: unknown model 'tny'; did you mean 'tiny'?"

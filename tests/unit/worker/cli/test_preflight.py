@@ -31,20 +31,26 @@ def test_what_workers_take_is_taken() -> None:
     [
         (["diloco.inner_step=5"], 3, "--set diloco.inner_step=5: [diloco] has no key 'inner_step'"),
         (["run.steps=many"], 3, "--set run.steps=many: [run] steps is 'many'"),
-        (["stages.count=99"], 3, "[stages] count = 99: "),
+        (["stages.count=99"], 3, "--set stages.count=99: [stages] count = 99: "),
         (
             ["stages.count=2", "stages.layers=[3, 1]"],
             3,
-            "[stages] count = 2: layers is [3, 1], 4 in all, but the model has 3",
+            "--set stages.layers=[3, 1]: [stages] count = 2: layers is [3, 1], 4 in all, but the "
+            "model has 3; write 2 numbers that add up to 3, or leave layers out",
         ),
         (
             ["stages.count=3", "stages.layers=[2, 1]"],
             3,
-            "--set stages.layers=[2, 1]: [stages] layers is [2, 1], of 2 stages, but count is 3",
+            "--set stages.layers=[2, 1]: [stages] layers is [2, 1], of 2 stages, but count is 3; "
+            "write one number for each stage, or set count to 2",
         ),
-        (["task.modle=tiny"], 4, "task 'llama-bytes' has no option 'modle'"),
-        (["task.name=lama"], 4, "unknown task 'lama'"),
-        (["task.text=missing.txt"], 4, "text 'missing.txt': no such file"),
+        (["task.modle=tiny"], 4, "--set task.modle=tiny: task 'llama-bytes' has no option 'modle'"),
+        (["task.name=lama"], 4, "--set task.name=lama: unknown task 'lama'"),
+        (
+            ["task.text=missing.txt"],
+            4,
+            "--set task.text=missing.txt: text 'missing.txt': no such file",
+        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -67,6 +73,9 @@ def test_flags_are_named_as_they_were_typed() -> None:
     flags = {"diloco.inner_steps=0": "--inner-steps 0"}
     found = answer(settings=list(flags), flags=flags)
     assert found["refused"].startswith("--inner-steps 0: [diloco] inner_steps (H) is 0")
+    flags = {TEXT: "--text TEXT", 'task.model="tny"': "--model tny"}
+    found = answer(settings=list(flags), flags=flags)
+    assert found["refused"] == "--model tny: unknown model 'tny'; did you mean 'tiny'?"
 
 
 def test_a_file_is_read(tmp_path: Path) -> None:
@@ -131,11 +140,16 @@ def own_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("settings", "line"),
     [
-        (["task.name=nowhere:build"], "task 'nowhere:build': no module named 'nowhere': install"),
-        (["task.name=task_of_ones_own:built"], "task 'task_of_ones_own:built': module "),
+        (
+            ["task.name=nowhere:build"],
+            "--set task.name=nowhere:build: task 'nowhere:build': no module named 'nowhere': "
+            "install",
+        ),
+        (["task.name=task_of_ones_own:built"], "--set task.name=task_of_ones_own:built: task "),
         (
             ["task.name=task_of_ones_own:build", "task.widht=4"],
-            "task 'task_of_ones_own:build' has no option 'widht'; did you mean 'width'?",
+            "--set task.widht=4: task 'task_of_ones_own:build' has no option 'widht'; "
+            "did you mean 'width'?",
         ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -1,6 +1,8 @@
 """Bad input: one line on stderr and a documented exit code."""
 
+import itertools
 import os
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from worker import cli
+from worker.tasks import Batch, Cursor
+from worker.tasks.llama_bytes import LlamaBytes
 
 Murmur = Callable[..., tuple[int, str, str]]
 
@@ -111,7 +115,9 @@ def test_digits_that_make_no_number_are_no_port(murmur: Murmur) -> None:
 
 def test_missing_text_is_one_line_and_exit_code_4(murmur: Murmur) -> None:
     line = refused(murmur, 4, "up", "--set", "task.text=missing.txt")
-    assert line.startswith("murmur: text 'missing.txt': no such file or folder")
+    assert line.startswith(
+        "murmur: --set task.text=missing.txt: text 'missing.txt': no such file or folder"
+    )
 
 
 def test_a_text_that_is_no_path_is_one_line_and_exit_code_4(murmur: Murmur) -> None:
@@ -120,17 +126,19 @@ def test_a_text_that_is_no_path_is_one_line_and_exit_code_4(murmur: Murmur) -> N
 
 def test_an_unknown_task_or_option_is_one_line_and_exit_code_4(murmur: Murmur) -> None:
     line = refused(murmur, 4, "up", "--set", "task.name=lama-bytes")
-    assert line.startswith("murmur: unknown task 'lama-bytes'; did you mean 'llama-bytes'?")
+    known = "unknown task 'lama-bytes'; did you mean 'llama-bytes'?"
+    assert line.startswith(f"murmur: --set task.name=lama-bytes: {known}")
     line = refused(murmur, 4, "up", "--set", "task.batchsize=3")
-    assert (
-        line == "murmur: task 'llama-bytes' has no option 'batchsize'; did you mean 'batch_size'?"
+    assert line == (
+        "murmur: --set task.batchsize=3: task 'llama-bytes' has no option 'batchsize'; "
+        "did you mean 'batch_size'?"
     )
 
 
 def test_more_fragments_than_layers_is_one_line_and_exit_code_3(murmur: Murmur) -> None:
     Path("text.txt").write_text("some text to learn from. " * 200)
     line = refused(murmur, 3, "up", "--set", "task.text=text.txt", "--set", "diloco.fragments=99")
-    assert "99 fragments of " in line
+    assert line.startswith("murmur: --set diloco.fragments=99: [diloco] 99 fragments of 3 layers")
 
 
 def test_no_checkpoint_is_one_line_and_exit_code_8(murmur: Murmur) -> None:
@@ -171,10 +179,54 @@ def test_generated_text_is_printed_while_it_is_made(
 def test_wrong_usage_is_exit_code_2_and_leaves_nothing_behind(
     murmur: Murmur, args: list[str]
 ) -> None:
-    code, out, err = murmur(*args)
-    assert (code, out) == (2, "")
-    assert "Error: " in err.splitlines()[-1]
+    line = refused(murmur, 2, *args)
+    assert line.startswith("murmur: ")
+    assert line.endswith(" --help`")
     assert list(Path().iterdir()) == []
+
+
+def test_what_click_says_of_usage_is_in_the_form_of_other_errors(murmur: Murmur) -> None:
+    line = refused(murmur, 2, "join")
+    assert line == "murmur: missing argument 'HOST:PORT'; see `murmur join --help`"
+    line = refused(murmur, 2, "up", "--presett", "diloco")
+    assert line.startswith("murmur: no such option '--presett'")
+    assert "preset'" in line.partition("id you mean ")[2]
+
+
+def test_folders_made_for_a_worker_that_is_refused_do_not_stay(murmur: Murmur) -> None:
+    Path("text.txt").write_text("some text to learn from. " * 200)
+    text = ("--set", "task.text=text.txt")
+    refused(murmur, 8, "up", "--resume", "--out", "runs/fresh", *text)
+    refused(murmur, 4, "up", "--out", "runs/fresh", "--set", "task.model=tny")
+    assert not Path("runs").exists()
+    Path("runs/there").mkdir(parents=True)
+    refused(murmur, 8, "up", "--resume", "--out", "runs/there", *text)
+    assert Path("runs/there/events.jsonl").exists()
+
+
+class Ends(LlamaBytes):
+    """Has three batches."""
+
+    def batches(self, split: str, cursor: Cursor) -> Iterator[Batch]:
+        yield from itertools.islice(super().batches(split, cursor), 3)
+
+
+def test_the_log_of_a_worker_that_fails_in_training_stays(murmur: Murmur) -> None:
+    small = "{hidden_size=24, intermediate_size=32, num_hidden_layers=1}"
+    settings = (f"task.name={__name__}:Ends", f"task.architecture={small}")
+    code, _, err = murmur("up", "--out", "runs/new", *(p for s in settings for p in ("--set", s)))
+    assert (code, err.count("\n")) == (4, 1), err
+    assert "batches have ended" in err
+    assert '"started"' in Path("runs/new/events.jsonl").read_text()
+
+
+def test_checkpoints_stay_where_they_are_when_their_worker_is_refused(murmur: Murmur) -> None:
+    Path("text.txt").write_text("some text to learn from. " * 200)
+    Path("here/checkpoints/step-00000005").mkdir(parents=True)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        listen = f"127.0.0.1:{taken.getsockname()[1]}"
+        refused(murmur, 7, "up", "--out", "here", "--listen", listen, "--set", "task.text=text.txt")
+    assert [path.name for path in Path("here").glob("check*")] == ["checkpoints"]
 
 
 def test_a_stage_of_a_model_that_is_not_cut_is_one_line_and_exit_code_2(murmur: Murmur) -> None:

@@ -4,6 +4,7 @@ import pytest
 
 from algorithms.codecs import CODECS, Codec, codec_by_name
 from worker.exchange.context import Counts, Flow
+from worker.rounds import ShardKey
 
 VALUES = 1 << 20  # whole blocks of any codec
 
@@ -36,3 +37,7 @@ def test_refusals_are_counted_by_reason() -> None:
     for reason in ("again", "group", "again"):
         counts.refuse(reason)
     assert counts.refused == {"again": 2, "group": 1}
+
+
+def test_a_shard_is_named_in_words() -> None:
+    assert str(ShardKey(fragment=2, round=5, shard=3)) == "shard 3 of round 5 of fragment 2"

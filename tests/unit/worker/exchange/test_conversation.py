@@ -44,9 +44,6 @@ class Rounds:
     def step(self, table: Table, event: Event) -> None:
         pass
 
-    def refused(self, error: wire.WireError) -> None:
-        raise error
-
     def busy(self) -> bool:
         return False
 

@@ -28,7 +28,8 @@ from worker.stages import StagesConfig
         ({"count": 4, "routing": "full", "spread": 1}, "leave out skip and spread"),
         ({"count": 4, "routing": "skip", "spread": 1}, "cannot be unequal by 1"),
         ({"count": 12, "routing": "skip", "skip": 0.8}, "do not reach stage 11"),
-        ({"count": 4, "routing": "skip", "skip": 0.9}, "at most 0.50 can be left out"),
+        ({"count": 4, "routing": "skip", "skip": 0.9}, "at most 2: set skip to 0.50 or less"),
+        ({"count": 2, "routing": "skip", "skip": 0.5}, "it can leave out none: leave skip out"),
     ],
 )
 def test_what_cannot_be_is_refused(settings: dict[str, Any], reason: str) -> None:
