@@ -34,14 +34,16 @@ async def call_visit(
     payload = wire.Payload.of(values)
     stream = context.transport.open(card.address, "Data/Visit")
     try:
-        began = context.clock()
-        await stream.send(visit_header(visit, context.run, context.codec, payload))
-        for message, _, _ in wire.payload_messages(pb.VisitUp, payload):
-            await stream.send(message)
-        first = await _message(stream)
+        with measuring.transfer() as transfer:
+            began = context.clock()
+            await stream.send(visit_header(visit, context.run, context.codec, payload))
+            for message, _, _ in wire.payload_messages(pb.VisitUp, payload):
+                await stream.send(message)
+            first = await _message(stream)
+            seconds = context.clock() - began
         if first.HasField("taken"):
             if not first.taken.waited:
-                measuring.sent(card.peer, len(values), context.clock() - began)
+                measuring.sent(card.peer, len(values), seconds, alone=transfer.alone)
             first = await _message(stream)
         back = await _gradient(stream, _header(first, len(values)))
     except BaseException:

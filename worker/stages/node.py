@@ -163,8 +163,9 @@ class StageNode:
         try:
             for _ in range(2):  # the first may have to open the connection
                 measuring.round_trip(card.peer, await self._timed(card, b""))
-            seconds = await self._timed(card, bytes(PROBE_BYTES))
-            measuring.sent(card.peer, PROBE_BYTES, seconds)
+            with measuring.transfer() as transfer:
+                seconds = await self._timed(card, bytes(PROBE_BYTES))
+            measuring.sent(card.peer, PROBE_BYTES, seconds, alone=transfer.alone)
             answered = True
         except TransportError:
             pass  # it is tried again

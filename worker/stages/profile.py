@@ -7,7 +7,8 @@ every moment: each change makes all peers plan their routes again.
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 
@@ -16,6 +17,7 @@ import msgpack
 _FORGET = 0.2  # how much a new computing time counts against those before
 _REMEMBERED = 20  # round trips, of which the shortest is the link's, and rates
 _OLD_S = 900.0  # of both: links change, and an idle one is measured three times in this
+_ENOUGH = 5  # rates of messages that had the uplink alone, to go by them only
 _UPPER = 0.8  # of the rates seen, the one to go by: other messages share the link now and then
 _CHANGE = 1.25
 _NEWS_S = 2.0
@@ -83,6 +85,13 @@ def visit_held(activation_bytes: int) -> int:
     return 3 * activation_bytes
 
 
+@dataclass(eq=False)
+class Transfer:
+    """A message on its way to another peer; `alone` while nothing else of this peer's is."""
+
+    alone: bool
+
+
 class Measuring:
     """Collects this peer's measurements. io thread only.
 
@@ -95,6 +104,8 @@ class Measuring:
         self._limit_bytes, self._clock = limit_bytes, clock
         self._round_trips: _Kept = {}
         self._rates: _Kept = {}
+        self._shared_rates: _Kept = {}
+        self._under_way: list[Transfer] = []
         self._epochs: Mapping[str, int] = {}
         self._times: dict[str, float] = {}
         self._visit_bytes = 0
@@ -105,25 +116,43 @@ class Measuring:
         """A small call and its answer."""
         self._remember(self._round_trips, peer, seconds)
 
-    def sent(self, peer: str, size: int, seconds: float) -> None:
+    @contextmanager
+    def transfer(self) -> Iterator[Transfer]:
+        """Around what is sent, until the other side has said that it is there."""
+        transfer = Transfer(alone=not self._under_way)
+        for other in self._under_way:
+            other.alone = False
+        self._under_way.append(transfer)
+        try:
+            yield transfer
+        finally:
+            self._under_way.remove(transfer)
+
+    def sent(self, peer: str, size: int, seconds: float, *, alone: bool = True) -> None:
         """So many bytes went to the peer, and it has said so; `seconds` has both ways in it.
 
         Nothing is learned of a rate before there is a round trip to take off.
+
+        Args:
+            alone: whether they had this peer's uplink to themselves. Schedules let the messages of
+                a peer leave one after another: by the rate of one that shared it with others they
+                would count the others twice. So such a rate counts only while there is no better.
         """
         if peer in self._round_trips:
             trip_s = min(_values(self._round_trips[peer]))
             rate = min(_MOST_RATE, size / max(seconds - trip_s, 1e-9))
-            self._remember(self._rates, peer, rate)
+            self._remember(self._rates if alone else self._shared_rates, peer, rate)
 
     def measured_at(self, peer: str) -> float | None:
         """When something was last sent there whose rate is known."""
-        return self._rates[peer][-1][0] if peer in self._rates else None
+        kept = [rates[peer] for rates in (self._rates, self._shared_rates) if peer in rates]
+        return max((values[-1][0] for values in kept), default=None)
 
     def present(self, epochs: Mapping[str, int]) -> None:
         """Forgets who is gone or has started again, maybe elsewhere. Args: epochs: by peer."""
         for peer in [peer for peer, epoch in self._epochs.items() if epochs.get(peer) != epoch]:
-            self._round_trips.pop(peer, None)
-            self._rates.pop(peer, None)
+            for kept in (self._round_trips, self._rates, self._shared_rates):
+                kept.pop(peer, None)
         self._epochs = epochs
 
     def computed(self, what: str, seconds: float) -> None:
@@ -145,14 +174,15 @@ class Measuring:
         """What is to be told, if it differs enough from what was."""
         if now_s < self._told_at + _NEWS_S:
             return None
-        self._forget(self._round_trips)
-        self._forget(self._rates)
+        for kept in (self._round_trips, self._rates, self._shared_rates):
+            self._forget(kept)
         now = Profile(
             latency_s={
                 peer: _rounded(min(_values(trips)) / 2) for peer, trips in self._round_trips.items()
             },
             rate_bytes_per_s={
-                peer: _rounded(_upper(_values(rates))) for peer, rates in self._rates.items()
+                peer: _rounded(_upper(self._rates_to(peer)))
+                for peer in self._rates.keys() | self._shared_rates.keys()
             },
             **{what: _rounded(seconds) for what, seconds in self._times.items()},
             visit_bytes=self._visit_bytes,
@@ -163,6 +193,11 @@ class Measuring:
             return None
         self._told, self._told_at = now, now_s
         return now
+
+    def _rates_to(self, peer: str) -> list[float]:
+        """Those to go by (bytes/s)."""
+        alone, shared = (_values(kept.get(peer, ())) for kept in (self._rates, self._shared_rates))
+        return alone if len(alone) >= _ENOUGH else [*alone, *shared]
 
     def _remember(self, kept: _Kept, peer: str, value: float) -> None:
         kept.setdefault(peer, deque(maxlen=_REMEMBERED)).append((self._clock(), value))
@@ -196,7 +231,7 @@ def _differs(told: Profile, now: Profile) -> bool:
     return any(max(a, b) > _CHANGE * min(a, b) for a, b in pairs if max(a, b) > 0)
 
 
-def _values(kept: deque[tuple[float, float]]) -> list[float]:
+def _values(kept: Iterable[tuple[float, float]]) -> list[float]:
     return [value for _, value in kept]
 
 

@@ -74,13 +74,15 @@ class Serving:
                 self._end(ConfigError(str(error)))
         else:
             payload = wire.Payload.of(back.gradient)
-            began = context.clock()
-            await stream.send(gradient_header(payload, back.path))
-            for message, _, _ in wire.payload_messages(pb.VisitDown, payload):
-                await stream.send(message)
-            if await stream.receive():  # it is taken
-                seconds = context.clock() - began
-                self._measuring.sent(visit.sender, len(payload.raw), seconds)
+            with self._measuring.transfer() as transfer:
+                began = context.clock()
+                await stream.send(gradient_header(payload, back.path))
+                for message, _, _ in wire.payload_messages(pb.VisitDown, payload):
+                    await stream.send(message)
+                taken, seconds = await stream.receive(), context.clock() - began
+            if taken:
+                size, alone = len(payload.raw), transfer.alone
+                self._measuring.sent(visit.sender, size, seconds, alone=alone)
 
     async def begin(self, iteration: int) -> None:
         """The train thread goes on to this iteration: what is left of others is of no use."""

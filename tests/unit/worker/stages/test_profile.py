@@ -117,6 +117,27 @@ def test_of_a_few_rates_the_best_counts_until_it_is_old() -> None:
     assert rates(measuring, 901.0)["b"] == 5e5
 
 
+def test_messages_alone_on_their_way_tell_so() -> None:
+    measuring = Measuring(1000)
+    with measuring.transfer() as first:
+        assert first.alone
+        with measuring.transfer() as second:
+            pass
+    with measuring.transfer() as third:
+        pass
+    assert [transfer.alone for transfer in (first, second, third)] == [False, False, True]
+
+
+def test_rates_of_messages_that_shared_the_uplink_count_while_few_had_it_alone() -> None:
+    measuring = Measuring(1000, Clock())
+    measuring.round_trip("b", 0.1)
+    for seconds, alone in [(2.1, False)] * 20 + [(1.1, True)] * 4:
+        measuring.sent("b", 1_000_000, seconds, alone=alone)
+    assert rates(measuring, 0.0)["b"] == 5e5
+    measuring.sent("b", 1_000_000, 1.1, alone=True)
+    assert rates(measuring, 2.0)["b"] == 1e6
+
+
 def test_a_link_that_is_measured_no_more_is_forgotten_and_that_is_news() -> None:
     clock = Clock()
     measuring = Measuring(1000, clock)
