@@ -52,7 +52,7 @@ class NodeConfig:
     wait_s: how long to wait for them.
     stage: which part of the model this peer serves.
     stage_counts: of visits; they go on where a peer moves to another stage.
-    epoch: tells this life of the peer from its earlier ones: ms since 1970.
+    epoch: tells a life of the peer from its earlier ones; None for the ms from 1970 to its start.
     """
 
     peer: str
@@ -63,7 +63,7 @@ class NodeConfig:
     stage: int = 0
     wait_s: float = 120.0
     stage_counts: StageCounts = field(default_factory=StageCounts)
-    epoch: int = field(default_factory=lambda: time.time_ns() // 1_000_000)
+    epoch: int | None = None
 
 
 class Node:
@@ -145,7 +145,8 @@ class Node:
         """Starts serving and returns the advertised address. Raises AddressInUse."""
         bound = await self._transport.listen(self)
         node, manifest = self._node, self._manifest
-        card = Card(node.peer, node.advertise or bound, node.epoch, stage=node.stage)
+        epoch = time.time_ns() // 1_000_000 if node.epoch is None else node.epoch
+        card = Card(node.peer, node.advertise or bound, epoch, stage=node.stage)
         rng = random.Random(wire.hash64(f"{card.peer}/{card.epoch}".encode()))
         self._gossip = Gossip(
             Membership(card, self._config.membership, rng),

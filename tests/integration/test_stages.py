@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from coordinator.status import ask
 from tests.support.gate import Gate
 from tests.support.held_visits import held
 from tests.support.stage_accounts import Accounts
@@ -82,6 +84,15 @@ def listening(out: Path, name: str) -> dict[str, Any]:
     event: dict[str, Any] = json.loads((out / name / "events.jsonl").read_text().splitlines()[0])
     assert event["event"] == "listening"
     return event
+
+
+def wait_for_stage(stage: int, address: str) -> None:
+    """Until the worker there knows of somebody alive who serves the stage."""
+    deadline = time.monotonic() + PATIENCE_S
+    served: list[object] = []
+    while stage not in served:
+        assert time.monotonic() < deadline, f"{address} knows of stages {served}"
+        served = [m["stage"] for m in ask(address)["members"] if m["health"] == "alive"]
 
 
 def test_three_stages_of_two_replicas_make_one_model(tmp_path: Path) -> None:
@@ -212,6 +223,8 @@ def test_a_stage_whose_replicas_are_all_killed_is_made_anew(tmp_path: Path) -> N
             printed.append(line)
             if "has made stage 1 anew" in line:
                 break
+        for name in ("w0", "w3"):
+            wait_for_stage(1, listening(out, name)["address"])
         with held.opened():
             report, _ = ended(process, out)
     codes = {peer["peer"]: peer["exit_code"] for peer in report["peers"]}
