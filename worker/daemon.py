@@ -335,16 +335,18 @@ class Worker:
         return code
 
     def _agreed(self) -> bool:
-        """Whether everyone here is done and has what this peer has, where all should."""
+        """Whether everyone here is done and has what this peer has, where all should. Who has not
+        started yet is waited for only where it alone serves its stage."""
         assert self._io is not None
         gossip, plan = self._io.node.gossip, self._config.plan
         one_anchor = plan.exchange == "mean" or plan.consensus
         others, me = self._io.ask(lambda: (gossip.others, gossip.me))
-        return all(
+        here = [card for card in others if card.live]
+        begun = [card for card in here if card.phase is not Phase.STARTING]
+        return {card.stage for card in here} <= {card.stage for card in (me, *begun)} and all(
             card.phase is Phase.DONE
             and (card.digests == me.digests or not one_anchor or card.stage != me.stage)
-            for card in others
-            if card.live and card.phase is not Phase.STARTING
+            for card in begun
         )
 
     def _options_for(self, move: Move) -> WorkerOptions:

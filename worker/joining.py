@@ -116,8 +116,10 @@ class Joining:
         arrived = self._gossip.swarm.arrived()
         if self._min_peers is not None and len(arrived) >= self._min_peers:
             return True
-        # None of these is one to take over from: `_take_over` comes first.
-        started = [c for c in self._gossip.others if c.live and c.phase is Phase.TRAINING]
+        # None of these is one to take over from: `_take_over` comes first. They may be done
+        # already, and wait for this peer, which makes a stage anew.
+        phases = (Phase.TRAINING, Phase.DONE)
+        started = [card for card in self._gossip.others if card.live and card.phase in phases]
         if not started:
             return False
         self._seen_at = min(self._seen_at, self._clock())

@@ -86,13 +86,14 @@ def listening(out: Path, name: str) -> dict[str, Any]:
     return event
 
 
-def wait_for_stage(stage: int, address: str) -> None:
-    """Until the worker there knows of somebody alive who serves the stage."""
+def wait_for_stage(stage: int, address: str, *phases: str) -> None:
+    """Until the worker there knows of somebody alive in that stage, and in one of the phases."""
     deadline = time.monotonic() + PATIENCE_S
-    served: list[object] = []
-    while stage not in served:
-        assert time.monotonic() < deadline, f"{address} knows of stages {served}"
-        served = [m["stage"] for m in ask(address)["members"] if m["health"] == "alive"]
+    known: list[tuple[int, str]] = []
+    while not any((stage, phase) in known for phase in phases):
+        assert time.monotonic() < deadline, f"{address} knows of {known}"
+        members = ask(address)["members"]
+        known = [(m["stage"], m["phase"]) for m in members if m["health"] == "alive"]
 
 
 def test_three_stages_of_two_replicas_make_one_model(tmp_path: Path) -> None:
@@ -224,7 +225,7 @@ def test_a_stage_whose_replicas_are_all_killed_is_made_anew(tmp_path: Path) -> N
             if "has made stage 1 anew" in line:
                 break
         for name in ("w0", "w3"):
-            wait_for_stage(1, listening(out, name)["address"])
+            wait_for_stage(1, listening(out, name)["address"], "ready", "training")
         with held.opened():
             report, _ = ended(process, out)
     codes = {peer["peer"]: peer["exit_code"] for peer in report["peers"]}
@@ -244,4 +245,39 @@ def test_a_stage_whose_replicas_are_all_killed_is_made_anew(tmp_path: Path) -> N
     stages = {peer["peer"]: peer["stage"] for peer in report["peers"] if peer["exit_code"] == 0}
     assert stages == {"w0": 0, "w2": 2, "w3": 0, "w5": 2} | {mover: 1}
     assert Path(report["checkpoint"]).parent == out / "w0" / "assembled"
+    assert f"validation loss {report['val_loss']:.4f}" in murmur("evaluate", str(out))
+
+
+def test_who_is_done_waits_for_a_stage_that_is_being_made_anew(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    origins, anew = tmp_path / "origins", tmp_path / "anew"
+    for fifo in (origins, anew):
+        os.mkfifo(fifo)
+    settings = settings_of(
+        task__name='"tests.support.gated_origins:GatedRebuild"',
+        task__gate=f'"{origins}"',
+        task__gate_batch=10,
+        task__gate_anew=f'"{anew}"',
+        task__gate_layer=1,
+    )
+    with swarm(out, "--steps", "6", *settings) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if "starts training" in line:
+                break
+        for name in ("w1", "w4"):
+            os.kill(listening(out, name)["pid"], signal.SIGKILL)
+        addresses = [listening(out, name)["address"] for name in ("w0", "w3")]
+        for address in addresses:
+            wait_for_stage(1, address, "starting")
+        with Gate(origins, ()).opened():
+            for address in addresses:
+                wait_for_stage(0, address, "done")
+                wait_for_stage(2, address, "done")
+            with Gate(anew, ()).opened():
+                report, text = ended(process, out)
+    codes = {peer["peer"]: peer["exit_code"] for peer in report["peers"]}
+    assert codes == {"w0": 0, "w1": -9, "w2": 0, "w3": 0, "w4": -9, "w5": 0}
+    assert {peer["step"] for peer in report["peers"] if peer["exit_code"] == 0} == {6}
+    assert "no whole model" not in text
     assert f"validation loss {report['val_loss']:.4f}" in murmur("evaluate", str(out))

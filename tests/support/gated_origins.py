@@ -1,12 +1,15 @@
 """The built-in task with a gate before a microbatch: the replicas of stage 0 wait there.
 
-So a test holds a run in stages still, while peers of its other stages come and go.
+So a test holds a run in stages still, while peers of its other stages come and go; or lets it end
+while a stage is being made anew.
 """
 
 import os
 from collections.abc import Iterator
+from typing import Any
 
 from worker.tasks.llama_bytes import LlamaBytes
+from worker.tasks.llama_stages import LlamaStage
 from worker.tasks.task import Batch, Cursor
 
 
@@ -23,3 +26,18 @@ class GatedOrigins(LlamaBytes):
             if split == "train" and number == self._gate_batch:
                 os.close(os.open(self._gate, os.O_RDONLY))
             yield batch
+
+
+class GatedRebuild(GatedOrigins):
+    """GatedOrigins with a gate before the stage that begins at layer `gate_layer` is made anew: who
+    serves a stage builds it once, who makes it from its neighbours once more."""
+
+    def __init__(self, *, seed: int, gate_anew: str, gate_layer: int, **options: Any) -> None:
+        super().__init__(seed=seed, **options)
+        self._gate_anew, self._gate_layer, self._built = gate_anew, gate_layer, 0
+
+    def stage(self, first: int, last: int, *, outer: bool) -> LlamaStage:
+        self._built += first == self._gate_layer
+        if first == self._gate_layer and self._built == 2:
+            os.close(os.open(self._gate_anew, os.O_RDONLY))
+        return super().stage(first, last, outer=outer)
