@@ -1,5 +1,6 @@
 """`murmur`: finds the commands by entry point, and turns errors into one line and an exit code."""
 
+import difflib
 import importlib
 import os
 import sys
@@ -18,12 +19,14 @@ class _Commands(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted({entry.name for entry in entry_points(group=_GROUP)})
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
         for entry in entry_points(group=_GROUP, name=cmd_name):
             command = entry.load()
             assert isinstance(command, click.Command)
             return command
-        return None
+        close = difflib.get_close_matches(cmd_name, self.list_commands(ctx), n=2, cutoff=0.5)
+        hint = f" (did you mean {' or '.join(close)}?)" if close else ""
+        raise click.UsageError(f"No such command '{cmd_name}'{hint}", ctx)
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})

@@ -92,6 +92,16 @@ def test_a_broken_file_is_exit_code_3(murmur: Murmur) -> None:
     assert refused(murmur, 3, "up", "run.toml").startswith("murmur: run.toml: not TOML: ")
 
 
+@pytest.mark.parametrize(
+    ("typed", "hint"), [("swram", " (did you mean swarm?)"), ("fly", "")], ids=["near", "far"]
+)
+def test_an_unknown_command_is_exit_code_2_and_names_what_is_near(
+    murmur: Murmur, typed: str, hint: str
+) -> None:
+    line = f"murmur: no such command '{typed}'{hint}; see `murmur --help`"
+    assert refused(murmur, 2, typed) == line
+
+
 @pytest.mark.parametrize("address", ["nowhere", "host:", ":7700", "host:port", "host:65536"])
 @pytest.mark.parametrize(
     "before",
