@@ -73,9 +73,11 @@ def draw_parameters(config: LlamaConfig, seed: int, held: Mapping[str, nn.Parame
         draws = torch.rand(parameter.shape, generator=generator)
         if name not in held:
             continue
-        std = 1 / math.sqrt(parameter.shape[1])
-        if name.endswith(("o_proj.weight", "down_proj.weight")):
-            std *= residual_scale
+        std = config.initializer_range
+        if std is None:
+            std = 1 / math.sqrt(parameter.shape[1])
+            if name.endswith(("o_proj.weight", "down_proj.weight")):
+                std *= residual_scale
         bound = std * math.sqrt(3)
         held[name].detach().copy_(draws.mul_(2 * bound).sub_(bound))
 

@@ -26,6 +26,8 @@ class LlamaConfig:
         rope_theta: base of the rotary frequencies.
         rms_norm_eps: added to the mean square before its root.
         tie_word_embeddings: whether the head is the embedding.
+        initializer_range: standard deviation of all first values. None: one over the root of a
+            matrix's inputs, of those that write to the residual stream less with every layer.
 
     Raises:
         TaskError: sizes do not fit one another.
@@ -41,6 +43,7 @@ class LlamaConfig:
     rope_theta: float = 10000.0
     rms_norm_eps: float = 1e-5
     tie_word_embeddings: bool = False
+    initializer_range: float | None = None
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -75,7 +78,7 @@ class LlamaConfig:
             "head_dim": self.head_size,
             "attention_bias": False,
             "mlp_bias": False,
-            "initializer_range": 1 / math.sqrt(self.hidden_size),
+            "initializer_range": self.initializer_range or 1 / math.sqrt(self.hidden_size),
             "bos_token_id": None,
             "eos_token_id": None,
             "torch_dtype": "float32",
@@ -84,6 +87,8 @@ class LlamaConfig:
 
 def _check_field(name: str, kind: str, value: object) -> None:
     """Raise TaskError unless a value that came from a TOML file is of the field's type."""
+    if value is None and kind.endswith("| None"):
+        return
     if kind == "bool":
         if not isinstance(value, bool):
             raise TaskError(f"model: {name} must be true or false, got {value!r}")

@@ -161,3 +161,16 @@ def test_first_parameters_are_exact_multiples_of_a_24_bit_draw() -> None:
     assert torch.equal(draw * 2**24, (draw * 2**24).round())
     assert torch.equal(weight, draw * (2 * bound) - bound)
     assert weight.abs().max() <= bound + 1e-6
+
+
+def test_one_initializer_range_is_that_of_all_matrices() -> None:
+    wide, narrow = (
+        build_llama(replace(SMALL, initializer_range=std), seed=0).state_dict()
+        for std in (0.2, 0.02)
+    )
+    for name, weight in narrow.items():
+        if weight.dim() > 1:
+            assert weight.std().item() == pytest.approx(0.02, rel=0.1), name
+            assert torch.allclose(weight, wide[name] / 10), name
+        else:
+            assert torch.equal(weight, torch.ones_like(weight)), name

@@ -1,5 +1,7 @@
 """Sizes of the decoder: presets, and what does not fit."""
 
+import math
+
 import pytest
 
 from worker.tasks.errors import TaskError
@@ -11,6 +13,8 @@ def test_presets_grow_and_export_a_config() -> None:
     assert sizes == sorted(sizes)
     assert PRESETS["base"].hf_config()["architectures"] == ["LlamaForCausalLM"]
     assert PRESETS["base"].hf_config()["head_dim"] == 64
+    assert PRESETS["tiny"].hf_config()["initializer_range"] == 1 / math.sqrt(96)
+    assert llama_config("tiny", initializer_range=0.02).hf_config()["initializer_range"] == 0.02
 
 
 @pytest.mark.parametrize(
@@ -24,6 +28,8 @@ def test_presets_grow_and_export_a_config() -> None:
         ("tiny", {"num_hidden_layers": 0}, "num_hidden_layers must be an integer above 0, got 0"),
         ("tiny", {"hidden_size": True}, "hidden_size must be an integer above 0, got True"),
         ("tiny", {"rope_theta": "big"}, "rope_theta must be a number above 0, got 'big'"),
+        ("tiny", {"initializer_range": 0}, "initializer_range must be a number above 0, got 0"),
+        ("tiny", {"hidden_size": None}, "hidden_size must be an integer above 0, got None"),
         ("tiny", {"tie_word_embeddings": 1}, "must be true or false, got 1"),
     ],
 )
