@@ -12,7 +12,6 @@ from algorithms.skippipe.route import Rules
 _FORWARD_S = 0.01  # of every stage on every worker: only links make them differ here
 _MEMORY = 3
 _MICROBATCHES = 3
-_FAST_MBPS = 10_000.0
 _MESSAGE_BYTES = activation_bytes(dim=96, context=128, samples=4, element_bytes=2)
 
 
@@ -26,13 +25,8 @@ def stages_of(links: Mapping[str, Link | None], workers: int, stages: int) -> li
     known = [links.get(f"w{index}") for index in range(workers)]
     if len(set(known)) < 2:
         return [index % stages for index in range(workers)]
-    delay_s = np.array([link.delay_s if link else 0.0 for link in known])
-    rate = np.array([link.rate_mbps if link else _FAST_MBPS for link in known]) * 1e6 / 8
     swarm = Swarm(
-        links=Links(
-            latency_s=delay_s[:, None] + delay_s[None, :],
-            rate_bytes_per_s=np.minimum(rate[:, None], rate[None, :]),
-        ),
+        links=Links.of_lines(known),
         message_bytes=_MESSAGE_BYTES,
         exchange_s=np.zeros((workers, workers)),
         memory=(_MEMORY,) * workers,

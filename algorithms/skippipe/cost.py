@@ -6,16 +6,22 @@ A visit costs w forward and 1.5 w backward, the loss on stage 0 costs w / 4; wit
 backward, or where they were measured, the ratios are others.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from algorithms.link import Link
+
 Floats = NDArray[np.float64]
 
 BACKWARD_RATIO = 1.5
 LOSS_RATIO = 0.25
+
+_BYTES_PER_S = 125e3  # in 1 Mbit/s
+_FAST_MBPS = 10_000.0
 
 
 def activation_bytes(*, dim: int, context: int, samples: int, element_bytes: int) -> int:
@@ -52,6 +58,20 @@ class Links:
             raise ValueError("a link's rate must be above 0 bytes/s between any two peers")
         if not ((self.latency_s[others] >= 0).all() and self.overhead_s >= 0):
             raise ValueError("a link's latency and overhead must be at least 0 s")
+
+    @classmethod
+    def of_lines(cls, lines: Sequence[Link | None]) -> "Links":
+        """Of peers that each have a line of their own; None is a fast one.
+
+        Two have the slower of their rates. A line delays what its peer sends, so a hop takes half
+        of both delays: half of a round trip, which is what is measured in a run.
+        """
+        rate = np.array([line.rate_mbps if line else _FAST_MBPS for line in lines]) * _BYTES_PER_S
+        delay_s = np.array([line.delay_s if line else 0.0 for line in lines])
+        return cls(
+            latency_s=(delay_s[:, None] + delay_s) / 2,
+            rate_bytes_per_s=np.minimum(rate[:, None], rate),
+        )
 
     @property
     def peers(self) -> int:

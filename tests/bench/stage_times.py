@@ -1,14 +1,12 @@
 """Iterations of a model in stages on unequal links, beside what the simulator predicts for them.
 
-    python tests/bench/stage_times.py [--steps 60] [--only ROUTING ...] [--placement named]
-                                      [--plot FILE.png]
+    python tests/bench/stage_times.py [--steps 60] [--only ROUTING ...] [--plot FILE.png]
 
-Eight workers serve 4 stages x 2 replicas on shaped links of 5 to 100 Mbit/s, 5 to 100 ms apart,
-placed as `murmur plan` proposes for these links; or by name, so that the slowest of them begins
-microbatches, which no route can go round. The prediction is made from what the workers have
-measured of their links and visits, which they leave in links.json: the median over the kinds of
-routes that a run with `skip` takes in turns, each searched as long as there, and over 20 draws of
-`random`. Draws the training loss over the wall clock of `full` and `skip`. Exits with 1 where an
+Eight workers serve 4 stages x 2 replicas on shaped links of 5 to 100 Mbit/s that delay what is sent
+by 5 to 100 ms; the swarm places them by these links. The prediction is made from what the workers
+have measured of their links and visits, which they leave in links.json: the median over the kinds
+of routes that a run with `skip` takes in turns, each searched as long as there, and over 20 draws
+of `random`. Draws the training loss over the wall clock of `full` and `skip`. Exits with 1 where an
 iteration is more than 20 % off its prediction, or skipping a quarter saves less than 30 %.
 """
 
@@ -17,10 +15,7 @@ import itertools
 import json
 import statistics
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
-
-from click.testing import CliRunner
 
 from algorithms.skippipe.cost import Costs
 from algorithms.skippipe.pipeline import Pipeline
@@ -28,7 +23,6 @@ from algorithms.skippipe.prediction import origins_in_turns, predict
 from algorithms.skippipe.route import Rules, visited_stages
 from tests.support.swarm_runs import run_swarm
 from tests.support.workers import Event
-from worker.cli import cli
 from worker.cli.plan_stages_links import read_links
 from worker.stages.schedule import _EFFORT_S
 
@@ -46,10 +40,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--only", action="append", choices=ROUTINGS)
-    parser.add_argument("--placement", choices=("proposed", "named"), default="proposed")
     parser.add_argument("--plot", type=Path, help="loss over the wall clock, as a PNG")
     options = parser.parse_args()
-    links = proposed() if options.placement == "proposed" else LINKS
     print("| routing | iteration | predicted | off | of full | validation loss |")
     print("| --- | ---: | ---: | ---: | ---: | ---: |")
     measured: dict[str, float] = {}
@@ -58,7 +50,7 @@ def main() -> int:
     for routing in options.only or ROUTINGS:
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder) / "run"
-            report = run_swarm(*flags(routing, options.steps, links), out=out)
+            report = run_swarm(*flags(routing, options.steps), out=out)
             iteration_s = statistics.median(iterations_s(out)[WARM:])
             predicted_s = predicted(next(iter(sorted(out.glob("*/links.json")))), routing)
             curves[routing] = losses(out)
@@ -77,24 +69,11 @@ def main() -> int:
     return 0 if good else 1
 
 
-def proposed() -> list[str]:
-    """The links in the order of the workers that serve the stages in turns, as `murmur plan`
-    places those who have them."""
-    args = ["plan", "--stages", str(STAGES), "--microbatches", str(MICROBATCHES), "--json"]
-    args += ["--forward-ms", "20", "--activation-bytes", str(4 * 128 * 96 * 2)]  # links decide
-    args += ["--link", ";".join(LINKS)]
-    done = CliRunner().invoke(cli, args, catch_exceptions=False, standalone_mode=False)
-    plan = json.loads(done.stdout)
-    link_of = dict(zip(plan["peers"], plan["links"], strict=True))
-    replicas = zip(*plan["placement"]["stages"], strict=True)
-    return [link_of[peer] for peer in itertools.chain.from_iterable(replicas)]
-
-
-def flags(routing: str, steps: int, links: Sequence[str]) -> list[str]:
+def flags(routing: str, steps: int) -> list[str]:
     chosen = ["--stages", str(STAGES), "--replicas", "2", "--routing", routing]
     chosen += ["--skip", str(SKIP)] if routing == "skip" else []
     chosen += ["--steps", str(steps), "--set", f"stages.microbatches={MICROBATCHES}"]
-    for index, link in enumerate(links):
+    for index, link in enumerate(LINKS):
         chosen += ["--link", f"w{index}={link}"]
     return chosen
 

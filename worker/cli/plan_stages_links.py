@@ -30,8 +30,6 @@ from worker.errors import UsageError
 
 RECOMPUTED_RATIO = 1 + BACKWARD_RATIO  # a backward computes its stage's forward anew
 
-_BYTES_PER_S = 125e3  # in 1 Mbit/s
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Visits:
@@ -69,17 +67,9 @@ class Known:
 
 
 def given_links(links: Sequence[Link]) -> Known:
-    """Of peers w0, w1, ...: the slower rate of two, and both of their delays."""
-    rate = np.array([link.rate_mbps * _BYTES_PER_S for link in links])
-    delay_s = np.array([link.delay_s for link in links])
-    return Known(
-        names=tuple(f"w{index}" for index in range(len(links))),
-        links=Links(
-            latency_s=delay_s[:, None] + delay_s,
-            rate_bytes_per_s=np.minimum(rate[:, None], rate),
-        ),
-        given=tuple(links),
-    )
+    """Of peers w0, w1, ..., each on a line of its own."""
+    names = tuple(f"w{index}" for index in range(len(links)))
+    return Known(names=names, links=Links.of_lines(links), given=tuple(links))
 
 
 def read_links(path: Path) -> Known:
