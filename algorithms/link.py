@@ -58,7 +58,7 @@ def parse_link(text: str) -> Link:
     Raises:
         ValueError: what is wrong, and an example.
     """
-    rate, *options = text.replace(" ", "").lower().split(",")
+    rate, *options = "".join(text.split()).lower().split(",")
     values: dict[str, float] = {}
     for option in options:
         name, equals, value = option.partition("=")

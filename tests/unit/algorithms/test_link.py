@@ -13,6 +13,7 @@ from algorithms.link import Link, parse_link
         ("512kbit", Link(rate_mbps=0.512)),
         ("1.5 Mbit", Link(rate_mbps=1.5)),
         ("20mbit,delay=50ms", Link(rate_mbps=20, delay_s=0.05)),
+        ("\n    20mbit,\tdelay=50ms", Link(rate_mbps=20, delay_s=0.05)),
         (
             "20mbit, loss=0.1, jitter=500us, delay=0.05s",
             Link(rate_mbps=20, delay_s=0.05, jitter_s=0.0005, loss=0.1),
