@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 from click.testing import CliRunner
@@ -94,6 +94,15 @@ def wait_for_stage(stage: int, address: str, *phases: str) -> None:
         assert time.monotonic() < deadline, f"{address} knows of {known}"
         members = ask(address)["members"]
         known = [(m["stage"], m["phase"]) for m in members if m["health"] == "alive"]
+
+
+def kill_stage_1(printed: IO[str], out: Path) -> None:
+    """Both of its replicas, once training has started."""
+    for line in printed:
+        if "starts training" in line:
+            break
+    for name in ("w1", "w4"):
+        os.kill(listening(out, name)["pid"], signal.SIGKILL)
 
 
 def test_three_stages_of_two_replicas_make_one_model(tmp_path: Path) -> None:
@@ -215,11 +224,7 @@ def test_a_stage_whose_replicas_are_all_killed_is_made_anew(tmp_path: Path) -> N
     held, printed = Gate(fifo, tuple(settings)), []
     with swarm(out, "--steps", "6", *held.settings) as process:
         assert process.stdout is not None
-        for line in process.stdout:
-            if "starts training" in line:
-                break
-        for name in ("w1", "w4"):
-            os.kill(listening(out, name)["pid"], signal.SIGKILL)
+        kill_stage_1(process.stdout, out)
         for line in process.stdout:
             printed.append(line)
             if "has made stage 1 anew" in line:
@@ -262,11 +267,7 @@ def test_who_is_done_waits_for_a_stage_that_is_being_made_anew(tmp_path: Path) -
     )
     with swarm(out, "--steps", "6", *settings) as process:
         assert process.stdout is not None
-        for line in process.stdout:
-            if "starts training" in line:
-                break
-        for name in ("w1", "w4"):
-            os.kill(listening(out, name)["pid"], signal.SIGKILL)
+        kill_stage_1(process.stdout, out)
         addresses = [listening(out, name)["address"] for name in ("w0", "w3")]
         for address in addresses:
             wait_for_stage(1, address, "starting")
