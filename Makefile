@@ -45,7 +45,7 @@ proto: $(READY)  ## regenerate the gRPC code
 	$(RUN) protos/generate.py
 
 bench: $(READY)  ## all presets, torchft and hivemind on 2 to 1000 Mbit/s: the README's tables
-	$(BIN)/murmur bench $(ARGS)
+	$(RUN) -m tests.bench.compare.command $(ARGS)
 
 exchange: $(READY)  ## exchange on loopback, and the I/O loop's lag while training
 	$(RUN) tests/bench/exchange.py $(ARGS)

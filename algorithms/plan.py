@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from algorithms.codecs import codec_by_name
+from algorithms.diloco import Nesterov
 from algorithms.fragments import shard_bounds
 from algorithms.noloco import GroupUpdate, ModifiedMomentum, SharedMomentum
-from algorithms.outer import Nesterov
 from algorithms.schedule import Schedule
 
 Exchange = Literal["mean", "pairs", "none"]

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from coordinator.addresses import is_loopback, split_address
 from coordinator.errors import Exit, Failure
 from coordinator.links.option import link_means_option
-from coordinator.records import int_of
+from coordinator.rendezvous.records import int_of
+from protos.addresses import is_loopback, split_address
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from coordinator.launch import Launch
+    from coordinator.launcher.launch import Launch
 
 _PLAIN_WIDTH = 160
 
@@ -47,9 +47,9 @@ def coordinator(listen: str, expect: int | None, out: Path, as_json: bool, insec
     _check_listen(listen, insecure)
     import asyncio
 
-    from coordinator.progress import PlainProgress
-    from coordinator.results import leave_results
-    from coordinator.server import Session
+    from coordinator.launcher.progress import PlainProgress
+    from coordinator.rendezvous.server import Session
+    from coordinator.report.results import leave_results
 
     began_s = time.monotonic()
     session = Session(None if as_json else PlainProgress(sys.stdout, began_s), expect)
@@ -75,8 +75,8 @@ def coordinator(listen: str, expect: int | None, out: Path, as_json: bool, insec
 def status(address: str, as_json: bool) -> None:
     """Show how the swarm is, as any worker or coordinator sees it."""
     _check_address(address)
-    from coordinator.printed_status import print_status
-    from coordinator.status import ask
+    from coordinator.rendezvous.status import ask
+    from coordinator.report.printed_status import print_status
 
     document = ask(address)
     if as_json:
@@ -128,7 +128,7 @@ def swarm(out: Path | None, json_path: str | None, **asked: Any) -> None:
     Real processes and real sockets on loopback, or on links as slow as --link says. Ctrl-C saves,
     stops and still reports.
     """
-    from coordinator.launch import Launch
+    from coordinator.launcher.launch import Launch
 
     if asked["resume"] and out is None:
         raise Failure(
@@ -143,7 +143,7 @@ def swarm(out: Path | None, json_path: str | None, **asked: Any) -> None:
     )
     launch.check()
     launch = _checked_by_worker(launch)
-    from coordinator.swarm import run_swarm
+    from coordinator.launcher.swarm import run_swarm
 
     to_stdout = json_path == "-"
     path = Path(json_path) if json_path and not to_stdout else None
@@ -159,7 +159,7 @@ def _checked_by_worker(launch: "Launch") -> "Launch":
     request = launch.request()
     if not (request["settings"] or request["config"] or launch.preset):
         return launch  # the defaults
-    from coordinator.preflight import ask_worker
+    from coordinator.launcher.preflight import ask_worker
 
     answer = ask_worker(request)
     stages = int_of(answer, "stages")

@@ -26,15 +26,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from algorithms.codecs import CODECS
 from algorithms.plan import PRESETS, Plan
-from worker.checkpoint import CheckpointConfig
 from worker.errors import ConfigError, ManifestRefused
 from worker.exchange.compression import ExchangeConfig
-from worker.inner import InnerConfig
+from worker.exchange.types import RoundConfig
 from worker.membership import MembershipConfig
-from worker.rounds import RoundConfig
+from worker.pipeline.config import StagesConfig
 from worker.sources import Source
-from worker.stages.config import StagesConfig
 from worker.tasks import Task, TaskError, load_task
+from worker.training.checkpoint import CheckpointConfig
+from worker.training.replica import InnerConfig
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

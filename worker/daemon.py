@@ -18,21 +18,21 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from worker import checkpoint
 from worker.config import Config, task_of
 from worker.errors import EXIT_INTERRUPTED, CheckpointError, ConfigError, MurmurError
 from worker.iothread import IOThread
-from worker.mailbox import Mailbox, Move, Progress, Stop
 from worker.manifest import Manifest, first_difference
 from worker.membership import Phase
 from worker.memory import return_large_blocks
 from worker.node import Node, NodeConfig
-from worker.result import build_result
-from worker.snapshot import initial_state, restore_trainer, snapshot
-from worker.stages.life import StageLife
-from worker.stages.part import fragments_of, part_of
+from worker.pipeline.life import StageLife
+from worker.pipeline.part import fragments_of, part_of
 from worker.tasks import Cursor, TaskError
-from worker.train import Trainer
+from worker.training import checkpoint
+from worker.training.inbox import Mailbox, Move, Progress, Stop
+from worker.training.loop import Trainer
+from worker.training.result import build_result
+from worker.training.snapshot import initial_state, restore_trainer, snapshot
 from worker.transport import Transport, TransportError
 from worker.transport.grpc import GrpcTransport
 

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import TypeVar
 
-from worker.mailbox import Mailbox, Stop, ToIO
 from worker.node import Node
+from worker.training.inbox import Mailbox, Stop, ToIO
 
 T = TypeVar("T")
 

@@ -10,13 +10,26 @@ from dataclasses import dataclass, field, replace
 from algorithms.codecs import codec_by_name
 from protos import murmuration_pb2 as pb
 from worker import wire
+from worker.catchup.bootstrap import Joining
+from worker.catchup.state_transfer import serve_states
 from worker.config import Config
-from worker.exchange import Agreement, Compression, Context, Contributor, Offload, Pairs, Reducer
-from worker.gossip import Gossip
-from worker.introduction import Introduction
-from worker.joining import Joining
+from worker.exchange.allreduce.contributor_io import Contributor
+from worker.exchange.allreduce.final_average import Agreement
+from worker.exchange.allreduce.reducer_io import Reducer
+from worker.exchange.compression import Compression
+from worker.exchange.context import Context, Offload
+from worker.exchange.pairwise.io import Pairs
+from worker.exchange.types import View
 from worker.lag import LagMonitor
-from worker.mailbox import (
+from worker.manifest import Manifest
+from worker.membership import Card, Digest, Doubted, Measured, Membership, Phase, Tick, Updated
+from worker.membership.coordinator_client import Introduction
+from worker.membership.gossip import Gossip
+from worker.pipeline.context import StageContext, StageCounts
+from worker.pipeline.node import StageNode
+from worker.pipeline.rebalancing import StageExchange
+from worker.status import status_document
+from worker.training.inbox import (
     Begin,
     Iterating,
     Mailbox,
@@ -28,14 +41,6 @@ from worker.mailbox import (
     StageWorked,
     ToIO,
 )
-from worker.manifest import Manifest
-from worker.membership import Card, Digest, Doubted, Measured, Membership, Phase, Tick, Updated
-from worker.rounds import View
-from worker.stages.context import StageContext, StageCounts
-from worker.stages.node import StageNode
-from worker.stages.placing import StageExchange
-from worker.states import serve_states
-from worker.status import status_document
 from worker.transport import Stream, Transport, TransportError
 
 _MEMBERSHIP_TICK_S = 0.1

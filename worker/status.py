@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 
 from worker.config import Config
-from worker.exchange import Context
-from worker.gossip import Gossip
+from worker.exchange.context import Context
 from worker.lag import LagMonitor
 from worker.membership import Card
-from worker.stages.profile import Profile
+from worker.membership.gossip import Gossip
+from worker.pipeline.profile import Profile
 from worker.transport import Traffic
 
 

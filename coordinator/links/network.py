@@ -12,9 +12,9 @@ from pathlib import Path
 from types import TracebackType
 
 from algorithms.link import Link
-from coordinator.addresses import LOOPBACK_HOST, ReservedPorts
 from coordinator.links.namespaces import Counters, Namespaces, NoNamespaces
 from coordinator.links.process import RelayProcess
+from protos.addresses import LOOPBACK_HOST, ReservedPorts
 
 _PORT = 7700  # the same for each, since each has an address of its own
 

@@ -11,8 +11,8 @@ from types import TracebackType
 from typing import Any
 
 from algorithms.link import Link
-from coordinator.addresses import LOOPBACK_HOST
 from coordinator.links.namespaces import Counters
+from protos.addresses import LOOPBACK_HOST
 
 _END_S = 5.0
 

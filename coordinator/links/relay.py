@@ -23,9 +23,9 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 from algorithms.link import Link
-from coordinator.addresses import split_address
 from coordinator.links.connection import Connection
 from coordinator.links.shaping import Cuts, Member, next_break_s
+from protos.addresses import split_address
 
 _MAX_HEAD_BYTES = 8 * 1024
 _CONNECT_S = 10.0

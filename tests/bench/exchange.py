@@ -24,7 +24,10 @@ from algorithms.plan import PRESETS
 from tests.support.workers import free_addresses
 from worker.config import Config, RunConfig
 from worker.iothread import IOThread
-from worker.mailbox import (
+from worker.manifest import Manifest
+from worker.membership import Phase
+from worker.node import Node, NodeConfig
+from worker.training.inbox import (
     Ahead,
     Begin,
     FragmentState,
@@ -34,9 +37,6 @@ from worker.mailbox import (
     Started,
     ToTrain,
 )
-from worker.manifest import Manifest
-from worker.membership import Phase
-from worker.node import Node, NodeConfig
 from worker.transport.grpc import GrpcTransport
 from worker.wire import state_hash
 

@@ -31,9 +31,9 @@ from algorithms.mean import mean_in_order
 from algorithms.noloco import relative_distance
 from algorithms.plan import Plan
 from worker.config import load_config
-from worker.evaluation import validation_loss
-from worker.inner import Replica
 from worker.tasks import Cursor, load_task
+from worker.training.evaluation import validation_loss
+from worker.training.replica import Replica
 
 FOUR_BITS = ("codec=e3m0", "reduction_codec=e3m0")
 TOPK = ("codec=topk", "reduction_codec=int8", "error_feedback=true", "outer_momentum=0.0")

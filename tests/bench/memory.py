@@ -22,10 +22,10 @@ import torch
 from torch import Tensor, nn
 
 from tests.support.workers import running_swarm, settings_of
-from worker.inner import InnerConfig, Replica
 from worker.tasks import Cursor
 from worker.tasks.llama_bytes import LlamaBytes
 from worker.tasks.task import Batch
+from worker.training.replica import InnerConfig, Replica
 
 PRESETS = ("local", "diloco", "streaming")
 LAYERS = (4, 12)  # the smaller has a layer for each of four fragments

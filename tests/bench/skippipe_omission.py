@@ -32,9 +32,9 @@ import torch
 from algorithms.skippipe.coverage import even_stage_sets
 from algorithms.skippipe.gradients import StageGradients
 from algorithms.skippipe.route import Rules
-from worker.evaluation import build_stages, route_loss
-from worker.stages import StagesConfig
+from worker.pipeline.config import StagesConfig
 from worker.tasks import Batch, Cursor, Staged, StageModule, load_task
+from worker.training.evaluation import build_stages, route_loss
 
 STAGES, MICROBATCHES = 6, 10
 OMITTED = ((0, 0), (2, 2), (3, 3), (3, 2))  # how many, and at most so many in a row

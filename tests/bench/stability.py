@@ -2,7 +2,7 @@
 
     python tests/bench/stability.py [--picture docs/stability.png]
 
-64 replicas with random anchors take the outer update in the groups that `algorithms.pairing` makes.
+64 replicas with random anchors take the outer update in the groups that `algorithms.grouping` makes.
 NoLoCo's, on a grid of (a, c), goes without pseudo-gradients: what is measured is by how much the
 replicas' variance grows a round. Replicas that share their momentum always come together, so theirs
 is by how much their distance from the bottom of a bowl grows, on a grid of a and of b times the
@@ -26,8 +26,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from algorithms.grouping import groups, membership_epoch
 from algorithms.noloco import SharedMomentum, modified_momentum
-from algorithms.pairing import groups, membership_epoch
 from algorithms.stability import (
     largest_stable_c,
     largest_stable_step,

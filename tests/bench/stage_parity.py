@@ -14,11 +14,11 @@ from pathlib import Path
 
 from tests.support.swarm_runs import run_swarm
 from tests.support.whole_training import distance, trained_whole
-from worker.anchors import anchored_model
 from worker.config import task_of
-from worker.generate import find_checkpoint
 from worker.manifest import Manifest
 from worker.tasks import Cursor
+from worker.training.anchors import anchored_model
+from worker.training.generate import find_checkpoint
 
 STAGES, MICROBATCHES = 4, 4
 CASES = (("full", 1), ("full", 2), ("random", 2))

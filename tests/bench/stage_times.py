@@ -24,7 +24,7 @@ from algorithms.skippipe.route import Rules, visited_stages
 from tests.support.swarm_runs import run_swarm
 from tests.support.workers import Event
 from worker.cli.plan_stages_links import read_links
-from worker.stages.schedule import _EFFORT_S
+from worker.pipeline.planner import _EFFORT_S
 
 LINKS = (
     "5mbit,delay=100ms", "10mbit,delay=60ms", "20mbit,delay=30ms", "20mbit,delay=40ms",

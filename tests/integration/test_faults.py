@@ -14,7 +14,7 @@ from tests.support.workers import (
     running_swarm,
     settings_of,
 )
-from worker import checkpoint
+from worker.training import checkpoint
 
 
 def test_a_killed_worker_is_missed_by_nobody(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from typing import IO, Any
 import pytest
 from click.testing import CliRunner
 
-from coordinator.status import ask
+from coordinator.rendezvous.status import ask
 from tests.support.gate import Gate
 from tests.support.held_visits import held
 from tests.support.stage_accounts import Accounts

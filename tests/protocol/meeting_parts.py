@@ -5,11 +5,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-from algorithms.pairing import group_of, membership_epoch
+from algorithms.grouping import group_of, membership_epoch
 from tests.protocol.views import card
+from worker.exchange.pairwise.round import Event, Meeting
+from worker.exchange.types import RoundConfig, View
 from worker.membership import Card, Health
-from worker.rounds import Meeting, RoundConfig, View
-from worker.rounds.meeting import Event
 
 Group = tuple[str, ...]
 

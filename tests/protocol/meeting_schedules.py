@@ -1,6 +1,6 @@
 """Many rounds of small groups on one heap, without payloads: machines, and what goes wrong.
 
-A `MeetingWorld` plays what surrounds the machines of `worker.rounds.meeting` in up to nine peers.
+A `MeetingWorld` plays what surrounds the machines of `worker.exchange.pairwise.round` in up to nine peers.
 A stream carries the round and the group of who opened it. The other side admits it in that very
 round and group, holds it while it has not come so far, answers it again from what it keeps of a
 round that it has applied, and declines all else. The rounds are due at a common rhythm; a peer that
@@ -33,9 +33,9 @@ from tests.protocol.meeting_parts import (
     random_faults,
     seen,
 )
+from worker.exchange.pairwise import round as m
+from worker.exchange.pairwise.round import Meeting
 from worker.membership import Health
-from worker.rounds import Meeting
-from worker.rounds import meeting as m
 
 NOTICED_S = (0.05, 1.0)  # from the break of a stream to the end that hears of it
 

@@ -1,8 +1,8 @@
 """Rounds in small groups to begin with, for tests of the machine alone."""
 
 from tests.protocol.views import view
-from worker.rounds import Meeting, RoundConfig, View
-from worker.rounds.meeting import Met, Received, Stage, Tick
+from worker.exchange.pairwise.round import Meeting, Met, Received, Stage, Tick
+from worker.exchange.types import RoundConfig, View
 
 CONFIG = RoundConfig(patience_s=2.0, retry_s=0.25, slack_s=58.0)
 PATIENCE, DEADLINE = 2.0, 60.0

@@ -14,8 +14,10 @@ from tests.protocol.swarm import inline
 from tests.protocol.views import view
 from tests.support.frames import frames
 from worker import wire
-from worker.exchange import Compression, Context, ExchangeConfig, Reducer
-from worker.rounds import RoundConfig
+from worker.exchange.allreduce.reducer_io import Reducer
+from worker.exchange.compression import Compression, ExchangeConfig
+from worker.exchange.context import Context
+from worker.exchange.types import RoundConfig
 from worker.transport import Stream
 from worker.transport.memory import MemoryNetwork, MemoryTransport
 

@@ -6,8 +6,10 @@ from functools import lru_cache
 from zlib import crc32
 
 from algorithms.rendezvous import reducer_orders
+from worker.exchange.allreduce.contributor import Contributing
+from worker.exchange.allreduce.reducer import Reducing
+from worker.exchange.types import ShardKey
 from worker.membership import Card
-from worker.rounds import Contributing, Reducing, ShardKey
 
 Group = tuple[str, ...]
 

@@ -1,6 +1,6 @@
 """Rounds of a few peers on one heap, without payloads: the machines, and all that can go wrong.
 
-A `World` plays what `worker.exchange` and `worker.train` do around the machines of `worker.rounds`:
+A `World` plays what `worker.exchange` and `worker.training.loop` do around the machines of `worker.rounds`:
 streams that take time and break, crashes, suspicions that differ from peer to peer, gossip that is
 late. A contribution is a `Value` that says whose it is, so that every mean can be checked. One seed
 gives one schedule.
@@ -23,10 +23,12 @@ from tests.protocol.schedule_parts import (
     Value,
     orders,
 )
+from worker.exchange.allreduce import contributor as own
+from worker.exchange.allreduce import reducer as shared
+from worker.exchange.allreduce.contributor import Contributing
+from worker.exchange.allreduce.reducer import Reducing
+from worker.exchange.types import RoundConfig, ShardKey, View
 from worker.membership import Card, Digest, Health, Phase
-from worker.rounds import Contributing, Reducing, RoundConfig, ShardKey, View
-from worker.rounds import contributing as own
-from worker.rounds import reducing as shared
 
 CONFIG = RoundConfig(quorum=0.5, grace_s=2.0, retry_s=0.25, slack_s=4.0)
 TRANSFER_S = 0.2

@@ -21,17 +21,17 @@ from tests.protocol.timed_stage import TimedStage
 from tests.protocol.train_side import TrainSide
 from tests.protocol.virtual_time import VirtualLoop
 from worker.config import Config, RunConfig
-from worker.exchange import ExchangeConfig
-from worker.inner import InnerConfig
-from worker.mailbox import Job
+from worker.exchange.compression import ExchangeConfig
+from worker.exchange.types import RoundConfig
 from worker.manifest import Manifest
 from worker.membership import MembershipConfig
-from worker.rounds import RoundConfig
-from worker.stages import StagesConfig
-from worker.stages.part import Part, part_of
-from worker.stages.visit import Key, Life
+from worker.pipeline.config import StagesConfig
+from worker.pipeline.part import Part, part_of
+from worker.pipeline.stage_call import Key, Life
 from worker.tasks import Cursor
 from worker.tasks.llama_bytes import LlamaBytes
+from worker.training.inbox import Job
+from worker.training.replica import InnerConfig
 
 BATCH, CONTEXT, HIDDEN = 1, 12, 16
 ACTIVATION_BYTES = 4 * BATCH * CONTEXT * HIDDEN  # of a microbatch, as fp32

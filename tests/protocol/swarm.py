@@ -1,6 +1,6 @@
 """A swarm of real nodes and real trainers in one process, on the virtual clock.
 
-Each peer is a `worker.node.Node` on a `MemoryTransport`, with its `worker.train.Trainer` on a
+Each peer is a `worker.node.Node` on a `MemoryTransport`, with its `worker.training.loop.Trainer` on a
 thread that runs only while the loop waits for it, so that every run of a test is the same.
 """
 
@@ -19,11 +19,11 @@ from tests.protocol.train_side import TrainSide
 from tests.protocol.virtual_time import Stalled, VirtualLoop, in_peer
 from tests.support.head_starts import HeadStarts
 from worker.lag import LagMonitor
-from worker.mailbox import Stop
 from worker.membership import Phase
 from worker.node import Node, NodeConfig
-from worker.snapshot import initial_state
-from worker.train import Trainer
+from worker.training.inbox import Stop
+from worker.training.loop import Trainer
+from worker.training.snapshot import initial_state
 from worker.transport.memory import MemoryNetwork
 from worker.wire import tensor_hash
 

@@ -12,9 +12,9 @@ from algorithms.plan import PRESETS, Plan
 from tests.protocol.problem import Problem
 from tests.protocol.swarm import Peer, Swarm
 from tests.protocol.virtual_time import run
-from worker.exchange import Agreement
-from worker.mailbox import Begin
-from worker.rounds import RoundConfig
+from worker.exchange.allreduce.final_average import Agreement
+from worker.exchange.types import RoundConfig
+from worker.training.inbox import Begin
 
 NOLOCO = replace(PRESETS["noloco"], inner_steps=5)
 STREAMING = replace(

@@ -3,11 +3,11 @@
 import pytest
 
 from tests.protocol.views import view
-from worker.rounds import Contributing, RoundConfig, ShardKey
-from worker.rounds.contributing import (
+from worker.exchange.allreduce.contributor import (
     Action,
     Broken,
     CancelExchange,
+    Contributing,
     Doubt,
     Failed,
     OpenExchange,
@@ -18,6 +18,7 @@ from worker.rounds.contributing import (
     Tick,
     Viewed,
 )
+from worker.exchange.types import RoundConfig, ShardKey
 
 CONFIG = RoundConfig(retry_s=0.25)
 DEADLINE = 60.0

@@ -14,7 +14,7 @@ from tests.protocol.swarm import Swarm
 from tests.protocol.taps import Passing, spoiled_frame
 from tests.protocol.virtual_time import run
 from worker.errors import ManifestRefused
-from worker.rounds import RoundConfig
+from worker.exchange.types import RoundConfig
 from worker.wire import hash64
 
 NAMES = "abcd"

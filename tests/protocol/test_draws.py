@@ -10,17 +10,18 @@ from itertools import count, islice, product
 
 import pytest
 
-from algorithms.pairing import groups as drawn
-from algorithms.pairing import membership_epoch
+from algorithms.grouping import groups as drawn
+from algorithms.grouping import membership_epoch
 from algorithms.plan import PRESETS
 from tests.protocol.problem import Problem
 from tests.protocol.swarm import Swarm, inline
 from tests.protocol.views import card
 from tests.protocol.virtual_time import run
-from worker.exchange import Context, groups
 from worker.exchange.compression import Compression
+from worker.exchange.context import Context
+from worker.exchange.pairwise import groups
+from worker.exchange.types import View
 from worker.membership import Phase
-from worker.rounds import View
 
 PEERS = "abcd"
 PLAN = replace(PRESETS["noloco"], inner_steps=5, consensus=False)

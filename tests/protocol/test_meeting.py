@@ -4,8 +4,7 @@ import pytest
 
 from tests.protocol.meeting_starts import CONFIG, DEADLINE, LIMIT, PATIENCE, begin, met, staged
 from tests.protocol.views import view
-from worker.rounds import View
-from worker.rounds.meeting import (
+from worker.exchange.pairwise.round import (
     Broken,
     Declined,
     Doubt,
@@ -22,6 +21,7 @@ from worker.rounds.meeting import (
     Tick,
     Viewed,
 )
+from worker.exchange.types import View
 
 # ------------------------------------------------------------------------- the undisturbed round
 

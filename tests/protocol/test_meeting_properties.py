@@ -4,14 +4,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.protocol.views import view
-from worker.rounds import Meeting, RoundConfig
-from worker.rounds.meeting import (
+from worker.exchange.pairwise.round import (
     Action,
     Broken,
     Declined,
     Event,
     Failed,
     Heard,
+    Meeting,
     Met,
     Open,
     PartnerStaged,
@@ -21,6 +21,7 @@ from worker.rounds.meeting import (
     Tick,
     Viewed,
 )
+from worker.exchange.types import RoundConfig
 
 CONFIG = RoundConfig(patience_s=20.0, slack_s=40.0)
 ROUND_S = 60.0

@@ -19,8 +19,7 @@ from tests.protocol.meeting_parts import (
     Touch,
 )
 from tests.protocol.meeting_schedules import MeetingWorld, random_world
-from worker.rounds import Meeting
-from worker.rounds.meeting import Action, Event, Stage, Succeeded
+from worker.exchange.pairwise.round import Action, Event, Meeting, Stage, Succeeded
 
 SCHEDULES = 1500
 SPOILED_SCHEDULES = 300

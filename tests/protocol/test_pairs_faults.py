@@ -13,7 +13,7 @@ from tests.protocol.pair_taps import Said, first, meetings
 from tests.protocol.swarm import Swarm
 from tests.protocol.virtual_time import run
 from tests.support.frames import frames_of
-from worker.rounds import RoundConfig
+from worker.exchange.types import RoundConfig
 from worker.transport import Unreachable
 
 CONSENSUS = replace(NOLOCO, consensus=True)

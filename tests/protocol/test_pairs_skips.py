@@ -10,7 +10,7 @@ from tests.protocol import swarm as swarms
 from tests.protocol.problem import Problem
 from tests.protocol.swarm import Peer, Swarm
 from tests.protocol.virtual_time import run
-from worker.mailbox import Skip
+from worker.training.inbox import Skip
 
 NOLOCO = replace(PRESETS["noloco"], inner_steps=5, consensus=False)
 STREAMING = replace(

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from tests.protocol.views import view
-from worker.rounds import Reducing, RoundConfig, ShardKey, View
-from worker.rounds.reducing import (
+from worker.exchange.allreduce.reducer import (
     Abandon,
     Accept,
     Action,
@@ -21,11 +20,13 @@ from worker.rounds.reducing import (
     NotReduced,
     Prune,
     RedirectTo,
+    Reducing,
     Refuse,
     Tick,
     Viewed,
     Withdrawn,
 )
+from worker.exchange.types import RoundConfig, ShardKey, View
 
 GROUP = ("a", "b", "c", "d")
 OTHER_GROUP = ("a", "b", "c", "d", "e")

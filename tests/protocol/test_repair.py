@@ -4,8 +4,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from worker.catchup.repair import Repair, choose_repair, step_of_the_others
 from worker.membership import Card, Digest, Health, Phase
-from worker.rounds import Repair, choose_repair, step_of_the_others
 
 Digests = tuple[tuple[int, int, int], ...]
 

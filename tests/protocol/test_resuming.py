@@ -11,7 +11,7 @@ from tests.protocol.one_reducer import GROUP, bench, contribution, encoded, head
 from tests.protocol.views import view
 from tests.protocol.virtual_time import run
 from worker import wire
-from worker.exchange import Context
+from worker.exchange.context import Context
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.protocol.schedule_parts import Faults, Outcome, Reduction
 from tests.protocol.schedules import ROUND_S, TICK_S, World
-from worker.rounds import ShardKey
+from worker.exchange.types import ShardKey
 
 SCHEDULES = 250
 PEERS = (2, 3, 4, 5)

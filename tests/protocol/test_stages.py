@@ -12,7 +12,7 @@ from tests.protocol.stage_reference import first_gradients, reference
 from tests.protocol.stage_swarm import HELD_BYTES, StagedProblem, StageSwarm, life_of, stage_of
 from tests.protocol.virtual_time import run
 from tests.support.whole_training import distance
-from worker.stages.part import part_of
+from worker.pipeline.part import part_of
 from worker.tasks import StageModule
 
 NO_TROUBLE = ("repeated", "rerouted", "skipped", "dropped", "lost", "discarded")

@@ -12,8 +12,8 @@ from protos import murmuration_pb2 as pb
 from tests.protocol.stage_swarm import StagedProblem, StageSwarm, numbers_in, same_visits
 from tests.protocol.taps import Passing, once
 from tests.protocol.virtual_time import run
-from worker.mailbox import Job
 from worker.membership import MembershipConfig
+from worker.training.inbox import Job
 
 DETECTION_S = MembershipConfig().detection_s(6)
 ROUNDS_AT_END = replace(PRESETS["diloco"], inner_steps=100)

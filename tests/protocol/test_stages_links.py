@@ -7,7 +7,7 @@ from protos import murmuration_pb2 as pb
 from tests.protocol.stage_swarm import StagedProblem, StageSwarm
 from tests.protocol.taps import Passing, once
 from tests.protocol.virtual_time import run
-from worker.stages.profile import Profile
+from worker.pipeline.profile import Profile
 
 NEVER = 10_000  # steps: nobody ends by itself
 PROBLEM = StagedProblem(

@@ -8,8 +8,8 @@ import pytest
 from algorithms.plan import PRESETS
 from tests.protocol.stage_swarm import StagedProblem, StageSwarm, life_of, numbers_in
 from tests.protocol.virtual_time import run
-from worker.mailbox import Job
 from worker.membership import Heard
+from worker.training.inbox import Job
 
 ITERATION = 3
 SLOW = StagedProblem(

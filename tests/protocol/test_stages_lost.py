@@ -6,8 +6,8 @@ from dataclasses import replace
 from algorithms.plan import PRESETS
 from tests.protocol.stage_swarm import StagedProblem, StageSwarm, numbers_in
 from tests.protocol.virtual_time import run
-from worker.mailbox import Job
 from worker.membership import MembershipConfig
+from worker.training.inbox import Job
 
 DETECTION_S = MembershipConfig().detection_s(6)
 PROBLEM = StagedProblem(

@@ -10,7 +10,7 @@ from tests.protocol.stage_swarm import StagedProblem, StageSwarm
 from tests.protocol.swarm import Peer
 from tests.protocol.virtual_time import run
 from worker.errors import ConfigError
-from worker.mailbox import Job
+from worker.training.inbox import Job
 
 PROBLEM = StagedProblem(
     count=3,

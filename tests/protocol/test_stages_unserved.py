@@ -12,8 +12,8 @@ from tests.protocol.swarm import Peer
 from tests.protocol.virtual_time import run
 from worker.config import Config
 from worker.errors import PeersUnreachable
-from worker.mailbox import Move, Stop
 from worker.membership import Health, MembershipConfig, Phase
+from worker.training.inbox import Move, Stop
 
 DETECTION_S = MembershipConfig().detection_s(6)
 TOLD_S = DETECTION_S + 5.0

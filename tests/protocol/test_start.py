@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from algorithms.pairing import groups, membership_epoch
+from algorithms.grouping import groups, membership_epoch
 from algorithms.plan import PRESETS
 from tests.protocol.problem import Problem
 from tests.protocol.swarm import Swarm

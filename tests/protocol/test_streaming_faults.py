@@ -13,8 +13,8 @@ from tests.protocol.problem import Problem
 from tests.protocol.swarm import Swarm
 from tests.protocol.taps import Passing, spoiled_frame
 from tests.protocol.virtual_time import run
+from worker.exchange.types import RoundConfig
 from worker.membership import MembershipConfig
-from worker.rounds import RoundConfig
 
 STEP_S = 0.2
 PROBLEM = Problem(

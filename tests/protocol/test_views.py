@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from tests.protocol.views import card, view
+from worker.exchange.types import RoundConfig, View
 from worker.membership import Health, Phase
-from worker.rounds import RoundConfig, View
 
 SEEN = view("ab", suspect="s", dead="x", left="l", done="d", starting="n", ahead="h")
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from worker.mailbox import Job, StageWork
-from worker.stages.replica import StageReplica
+from worker.pipeline.replica import StageReplica
+from worker.training.inbox import Job, StageWork
 
 _FORWARDS = {Job.ENTER: 1.0, Job.FORWARD: 1.0, Job.LOSS: 0.25, Job.BACKWARD: 2.0, Job.LEAVE: 2.0}
 

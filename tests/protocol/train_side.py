@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 
 from tests.protocol.virtual_time import VirtualLoop
-from worker.mailbox import Mailbox, ToIO, ToTrain
+from worker.training.inbox import Mailbox, ToIO, ToTrain
 
 
 class Unwind(BaseException):

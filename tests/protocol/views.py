@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
+from worker.exchange.types import View
 from worker.membership import Card, Digest, Health, Phase
-from worker.rounds import View
 
 
 def card(

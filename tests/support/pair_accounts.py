@@ -16,7 +16,7 @@ from torch import Tensor
 
 from algorithms.plan import Plan
 from worker import wire
-from worker.exchange.table import ANCHOR, CONTRIBUTION, codec_of
+from worker.exchange.pairwise.buffer import ANCHOR, CONTRIBUTION, codec_of
 
 Key = tuple[int, int]  # fragment, round
 

@@ -8,9 +8,9 @@ from algorithms import reference
 from algorithms.fragments import TensorSpec, partition
 from tests.support.workers import Hashes
 from worker.config import Config
-from worker.inner import Replica
 from worker.manifest import Manifest
 from worker.tasks import Cursor, load_task
+from worker.training.replica import Replica
 from worker.wire import tensor_hash
 
 

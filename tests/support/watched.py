@@ -20,9 +20,9 @@ from torch import Tensor
 from protos import murmuration_pb2 as pb
 from worker import daemon
 from worker.cli import main
-from worker.exchange.table import CONTRIBUTION
-from worker.mailbox import RoundDone
-from worker.slot import Sent, Slot
+from worker.exchange.pairwise.buffer import CONTRIBUTION
+from worker.training.fragment import Sent, Slot
+from worker.training.inbox import RoundDone
 from worker.transport import Stream
 from worker.transport.base import Handler
 from worker.transport.grpc import GrpcTransport

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from worker.inner import InnerConfig, Replica
 from worker.tasks import Cursor, Task
+from worker.training.replica import InnerConfig, Replica
 
 
 @dataclass(frozen=True)

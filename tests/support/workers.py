@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coordinator.status import ask
+from coordinator.rendezvous.status import ask
 
 Event = dict[str, Any]
 PATIENCE_S = 120.0
@@ -181,7 +181,7 @@ class Swarm:
             worker = self.workers[name]
             code = worker.wait(patience_s)
             assert code == 0, f"{name} exited with {code}: {worker.errors}"
-            results[name] = worker.result
+            results[name] = worker.training.result
         return results
 
     def wait_until_trains(self, name: str, *others: str) -> None:

@@ -21,7 +21,7 @@ def assemble(run: Path, out: Path | None) -> int:
     for one that was cut off. Where its newest checkpoints are of different steps, a warning says
     which. `murmur generate` and `murmur evaluate` take what comes of it.
     """
-    from worker.stages.assembly import assemble as assemble_stages
+    from worker.pipeline.assembly import assemble as assemble_stages
 
     out = out or run / "assembled"
     try:

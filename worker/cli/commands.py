@@ -92,8 +92,8 @@ def join(address: str, config: Path | None, settings: tuple[str, ...], **worker:
     The run's settings come from there. What --config and --set say of the run must agree with them,
     else the first difference is named; what they say of this machine is used.
     """
+    from worker.catchup.bootstrap import fetch_manifest
     from worker.config import join_config
-    from worker.joining import fetch_manifest
 
     _check_addresses(address, **worker)
     # Ten seconds from when the command was typed, the time to load torch included.
@@ -106,7 +106,7 @@ def join(address: str, config: Path | None, settings: tuple[str, ...], **worker:
     # A joiner never starts a run by itself; it waits as long as those who are there do.
     joins = () if coordinated else (address,)
     if merged.stages.count > 1 and worker["stage"] is None:
-        from worker.stages.newcomer import stage_to_serve
+        from worker.pipeline.newcomer import stage_to_serve
 
         worker["stage"] = stage_to_serve(address, merged.stages, worker["proxy"])
     return _run(merged, joins=joins, min_peers=None, wait_s=math.inf, **worker)
@@ -120,7 +120,7 @@ def join(address: str, config: Path | None, settings: tuple[str, ...], **worker:
 @click.option("--seed", type=int, default=0, show_default=True)
 def generate(run: Path, prompt: str, n_tokens: int, temperature: float, seed: int) -> int:
     """Continue PROMPT with the newest anchor under the folder RUN."""
-    from worker.generate import generate_text
+    from worker.training.generate import generate_text
 
     pieces = generate_text(run, prompt, n_tokens, temperature, seed)
     for piece in chain((prompt,), pieces, ("\n",)):
@@ -148,9 +148,9 @@ def _run(
 ) -> int:
     import torch
 
+    from worker.cli.terminal import announce_plainly
     from worker.daemon import WorkerOptions, print_line, run_worker
     from worker.node import NodeConfig
-    from worker.terminal import announce_plainly
 
     if threads is not None:
         torch.set_num_threads(threads)

@@ -244,8 +244,8 @@ def _timed_step_s(config: "Config", task: Any, module: Any, threads: int) -> flo
     """The median of some real inner steps, in seconds."""
     import torch
 
-    from worker.inner import Replica
     from worker.tasks import Cursor
+    from worker.training.replica import Replica
 
     before = torch.get_num_threads()
     torch.set_num_threads(threads)

@@ -24,7 +24,7 @@ from worker.cli.plan_stages_links import (
 )
 from worker.cli.plan_stages_options import Shared, StageOptions, is_file
 from worker.errors import UsageError
-from worker.stages import StagesConfig
+from worker.pipeline.config import StagesConfig
 
 if TYPE_CHECKING:
     from worker.cli.plan_stages_cut import Cuts

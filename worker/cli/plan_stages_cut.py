@@ -10,7 +10,7 @@ from algorithms.skippipe.partition import StageMemory, stage_cost, stage_layers
 from worker.cli.plan_stages_links import Visits
 from worker.cli.plan_stages_timing import StagedModel
 from worker.errors import UsageError
-from worker.stages.profile import visit_held
+from worker.pipeline.profile import visit_held
 
 _WORTH = 0.05  # of the slowest stage
 _FP32_BYTES = 4

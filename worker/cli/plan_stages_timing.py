@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from algorithms.codecs import codec_by_name
 from worker.errors import UsageError
-from worker.stages import StagesConfig
-from worker.stages.cut import cut_of
+from worker.pipeline.config import StagesConfig
+from worker.pipeline.cut import cut_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -97,7 +97,7 @@ def staged_model(
     import torch
 
     from worker.config import task_of
-    from worker.stages.part import cut_of_run
+    from worker.pipeline.part import cut_of_run
     from worker.tasks import Cursor, Staged
 
     task = task_of(config)

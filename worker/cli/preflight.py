@@ -18,11 +18,11 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from worker.checkpoint import held_stage
 from worker.cli import exit_code_of
 from worker.config import Config, load_config, task_of, whose_task
-from worker.stages.part import Part, fragments_of, part_of
+from worker.pipeline.part import Part, fragments_of, part_of
 from worker.tasks import BUILT_IN, task_factory
+from worker.training.checkpoint import held_stage
 
 
 def preflight(request: Mapping[str, Any]) -> dict[str, Any]:

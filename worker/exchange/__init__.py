@@ -6,22 +6,3 @@ small groups, every two peers on one stream; `agreement` is the pass over all th
 them. All of it runs on the I/O thread; encoding, averaging and checking run in blocks in
 `Context.offload`, so that the loop keeps its pace.
 """
-
-from worker.exchange.agreement import Agreement
-from worker.exchange.compression import Compression, ExchangeConfig
-from worker.exchange.context import Context, Counts, Offload
-from worker.exchange.contribute import Contributor
-from worker.exchange.pairs import Pairs
-from worker.exchange.reduce import Reducer
-
-__all__ = [
-    "Agreement",
-    "Compression",
-    "Context",
-    "Contributor",
-    "Counts",
-    "ExchangeConfig",
-    "Offload",
-    "Pairs",
-    "Reducer",
-]

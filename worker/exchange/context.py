@@ -11,7 +11,7 @@ from algorithms.plan import Plan
 from algorithms.rendezvous import reducer_orders
 from worker import wire
 from worker.exchange.compression import Compression
-from worker.rounds import RoundConfig
+from worker.exchange.types import RoundConfig
 from worker.transport import Stream
 
 if TYPE_CHECKING:

@@ -1,8 +1,8 @@
 """Who is in the swarm, and who of them is alive: gossip, probes and suspicion, without I/O."""
 
-from worker.membership.card import MAX_APART, Card, Digest, Health, Phase, newest
-from worker.membership.deltas import Deltas, Progress, Said, with_progress
-from worker.membership.machine import (
+from worker.membership.dissemination import Deltas, Progress, Said, with_progress
+from worker.membership.member import MAX_APART, Card, Digest, Health, Phase, newest
+from worker.membership.swim import (
     Action,
     AskProbe,
     Doubted,

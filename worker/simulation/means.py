@@ -1,4 +1,4 @@
-"""A peer's rounds of the leaderless mean: what `worker.exchange.contribute` does around
+"""A peer's rounds of the leaderless mean: what `worker.exchange.allreduce.contributor_io` does around
 `Contributing`, each shard to its reducer and the reduction back on the same stream.
 """
 
@@ -9,13 +9,15 @@ import torch
 from torch import Tensor
 
 from algorithms.codecs import codec_by_name
+from algorithms.diloco import Nesterov
 from algorithms.merge import carry_over
-from algorithms.outer import Nesterov
 from algorithms.plan import PRESETS
+from worker.catchup.repair import choose_repair
+from worker.exchange.allreduce import contributor as own
+from worker.exchange.allreduce import reducer as shared
+from worker.exchange.allreduce.contributor import Contributing
+from worker.exchange.types import ShardKey
 from worker.membership import Digest, Phase
-from worker.rounds import Contributing, ShardKey, choose_repair
-from worker.rounds import contributing as own
-from worker.rounds import reducing as shared
 from worker.simulation.clock import Act
 from worker.simulation.network import Stream
 from worker.simulation.peer import Account, Peer

@@ -1,4 +1,4 @@
-"""A peer's rounds in pairs or small groups: what `worker.exchange.pairs` does around `Meeting`.
+"""A peer's rounds in pairs or small groups: what `worker.exchange.pairwise.io` does around `Meeting`.
 
 Who has all anchors before the round goes on from their mean, so peers wait for them before they
 compute, as long as something comes; as workers without overlap do.
@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from algorithms.codecs import codec_by_name
 from algorithms.mean import mean_in_order
 from algorithms.plan import PRESETS
+from worker.catchup.repair import step_of_the_others
+from worker.exchange.pairwise import round as machine
+from worker.exchange.pairwise.round import Meeting
 from worker.membership import Digest
-from worker.rounds import Meeting
-from worker.rounds import meeting as machine
-from worker.rounds.repair import step_of_the_others
 from worker.simulation.peer import Account
 from worker.simulation.swarm import Swarm
 from worker.simulation.table import ANCHOR, CONTRIBUTION, Table

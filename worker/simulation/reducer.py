@@ -1,4 +1,4 @@
-"""The shards that a peer reduces: what `worker.exchange.reduce` does around `Reducing`."""
+"""The shards that a peer reduces: what `worker.exchange.allreduce.reducer_io` does around `Reducing`."""
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -11,8 +11,9 @@ from algorithms.codecs import Codec
 from algorithms.fragments import shard_bounds
 from algorithms.mean import mean_in_order
 from algorithms.rendezvous import reducer_orders
-from worker.rounds import Reducing, ShardKey
-from worker.rounds import reducing as shared
+from worker.exchange.allreduce import reducer as shared
+from worker.exchange.allreduce.reducer import Reducing
+from worker.exchange.types import ShardKey
 from worker.simulation.clock import Act
 from worker.simulation.network import Stream
 from worker.simulation.swarm import RUN, Group, Swarm

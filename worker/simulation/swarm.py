@@ -11,9 +11,9 @@ from functools import partial
 from random import Random
 from typing import Protocol
 
-from algorithms.pairing import groups, membership_epoch
+from algorithms.grouping import groups, membership_epoch
+from worker.exchange.types import RoundConfig, View
 from worker.membership import Card, Digest, Health, MembershipConfig, Phase
-from worker.rounds import RoundConfig, View
 from worker.simulation.clock import Act, Clock
 from worker.simulation.network import Network, Stream
 from worker.simulation.scenario import Scenario

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from worker.rounds import Meeting
-from worker.rounds import meeting as machine
+from worker.exchange.pairwise import round as machine
+from worker.exchange.pairwise.round import Meeting
 from worker.simulation.network import Stream
 from worker.simulation.swarm import Group
 

@@ -1,4 +1,4 @@
-"""What partners of a simulated round say to each other, as `worker.exchange.conversation` does.
+"""What partners of a simulated round say to each other, as `worker.exchange.pairwise.stream` does.
 
 The stream to the next partner is opened when a round is over, and the anchor goes ahead on it; the
 contribution follows when it is due.
@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from worker.rounds import Lead
-from worker.rounds import meeting as machine
+from worker.exchange.pairwise import round as machine
+from worker.exchange.pairwise.skew import Lead
 from worker.simulation.network import Stream
 from worker.simulation.peer import Account, Peer
 from worker.simulation.swarm import Group, Swarm

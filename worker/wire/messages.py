@@ -6,7 +6,7 @@ from typing import TypeVar
 from google.protobuf.message import DecodeError, Message
 
 from protos import murmuration_pb2 as pb
-from worker.rounds import ShardKey
+from worker.exchange.types import ShardKey
 from worker.wire.documents import pack_document
 from worker.wire.errors import Again
 from worker.wire.payloads import Payload

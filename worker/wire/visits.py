@@ -4,7 +4,7 @@ import math
 
 from algorithms.codecs import Codec
 from protos import murmuration_pb2 as pb
-from worker.stages.visit import Hop, Key, Life, Visit
+from worker.pipeline.stage_call import Hop, Key, Life, Visit
 from worker.wire.errors import WireError
 from worker.wire.payloads import Payload
 

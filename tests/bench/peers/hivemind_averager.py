@@ -23,7 +23,7 @@ import hivemind
 import torch
 from hivemind.compression import Float16Compression, NoCompression
 
-from algorithms.outer import Nesterov
+from algorithms.diloco import Nesterov
 from algorithms.pseudogradient import pseudo_gradient
 from tests.bench.peers.training import (
     PLAN,

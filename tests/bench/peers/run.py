@@ -28,7 +28,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from algorithms.link import Link
-from coordinator.launch import Launch
+from coordinator.launcher.launch import Launch
 from coordinator.links.namespaces import Namespaces, NoNamespaces
 from tests.bench.peers.processes import Children, PeersFailed, children
 from tests.bench.peers.report import Report, combine

@@ -20,9 +20,9 @@ from torch import Tensor
 from algorithms.fragments import TensorSpec, partition
 from algorithms.plan import PRESETS
 from tests.bench.peers.network import LOOPBACK, interface_of, traffic_of
-from worker.evaluation import validation_loss
-from worker.inner import InnerConfig, Replica
 from worker.tasks import Cursor, load_task
+from worker.training.evaluation import validation_loss
+from worker.training.replica import InnerConfig, Replica
 from worker.wire import tensor_hash
 
 PLAN = PRESETS["diloco"]

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from algorithms.outer import Nesterov
+from algorithms.diloco import Nesterov
 
 
 @given(st.floats(0.01, 1.5), st.floats(0, 0.99), st.integers(1, 12), st.integers(0, 99))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from algorithms.pairing import group_of, groups, membership_epoch
+from algorithms.grouping import group_of, groups, membership_epoch
 
 NAMES = st.text(min_size=1, max_size=12)
 SWARMS = st.lists(NAMES, min_size=2, max_size=14, unique=True)

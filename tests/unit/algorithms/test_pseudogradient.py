@@ -1,6 +1,6 @@
 import torch
 
-from algorithms.outer import Nesterov
+from algorithms.diloco import Nesterov
 from algorithms.pseudogradient import pseudo_gradient
 
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from tests.bench import skippipe_omission as omission
-from worker.evaluation import build_stages, route_loss
-from worker.stages import StagesConfig
+from worker.pipeline.config import StagesConfig
 from worker.tasks import Batch, Cursor, Staged, StageModule, load_task
+from worker.training.evaluation import build_stages, route_loss
 
 ROUTES = [(0, 1), (0, 1), (0, 2)]  # nothing visits stage 3
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from rich.console import Console
 
 from coordinator.errors import Failure
-from coordinator.launch import Launch
-from coordinator.swarm import run_swarm
+from coordinator.launcher.launch import Launch
+from coordinator.launcher.swarm import run_swarm
 
 if __name__ == "__main__":
     launch = Launch(

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from algorithms.link import Link
-from coordinator.bench.budget import Cost, Measured, cost_of, steps_within, wall_of
+from tests.bench.compare.budget import Cost, Measured, cost_of, steps_within, wall_of
 
 
 def cost(**changes: float) -> Cost:

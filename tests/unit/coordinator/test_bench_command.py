@@ -11,10 +11,10 @@ import pytest
 from click.testing import CliRunner
 
 from algorithms.plan import PRESETS, Plan
-from coordinator.bench.asked import Bench
-from coordinator.bench.command import bench
-from coordinator.bench.outcome import run_bench
 from coordinator.errors import Failure
+from tests.bench.compare.asked import Bench
+from tests.bench.compare.command import bench
+from tests.bench.compare.outcome import run_bench
 
 _FAKE = Path(__file__).with_name("fake_worker.py")
 # The fake worker knows nothing of proxies; and one preset may fail while the others go on.
@@ -111,8 +111,8 @@ def test_what_no_worker_takes_ends_it_but_what_was_measured_is_shown(
 
 def test_ctrl_c_ends_the_run_in_hand_and_prints_what_was_measured(tmp_path: Path) -> None:
     code = (
-        "import sys\nfrom pathlib import Path\nfrom coordinator.bench.asked import Bench\n"
-        "from coordinator.bench.outcome import run_bench\n"
+        "import sys\nfrom pathlib import Path\nfrom tests.bench.compare.asked import Bench\n"
+        "from tests.bench.compare.outcome import run_bench\n"
         "sys.exit(run_bench(Bench(links=('20mbit',), workers=2, steps=5, link_means='relay', "
         f"out=Path({str(tmp_path / 'out')!r}), program={program(ddp=['fake.wait=1'])!r})))"
     )

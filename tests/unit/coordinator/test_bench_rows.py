@@ -7,8 +7,8 @@ import pytest
 from rich.console import Console
 
 from algorithms.link import Link
-from coordinator.bench.rows import Row, problem_row, row_of, speed_of
-from coordinator.bench.tables import (
+from tests.bench.compare.rows import Row, problem_row, row_of, speed_of
+from tests.bench.compare.tables import (
     HEADS,
     Conditions,
     LinkTable,

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from algorithms.link import Link
-from coordinator.bench.picture import draw_link_use
-from coordinator.bench.series import Series, read_events, series_of, smoothed
-from coordinator.records import Event
+from coordinator.rendezvous.records import Event
+from tests.bench.compare.picture import draw_link_use
+from tests.bench.compare.series import Series, read_events, series_of, smoothed
 
 
 def worker(began_s: float, burst_bytes: int) -> list[Event]:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from algorithms.link import Link
-from coordinator.bench import yardsticks
-from coordinator.bench.asked import Bench
-from coordinator.bench.runs import Ended
+from tests.bench.compare import yardsticks
+from tests.bench.compare.asked import Bench
+from tests.bench.compare.runs import Ended
 
 LINK = Link(rate_mbps=20)
 

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from coordinator import cli
-from coordinator.bench.command import bench
+from tests.bench.compare.command import bench
 
 
 @pytest.mark.parametrize(

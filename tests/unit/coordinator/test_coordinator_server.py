@@ -14,15 +14,15 @@ from click.testing import CliRunner
 from grpc import aio
 
 from coordinator import cli
-from coordinator.addresses import ReservedPorts
-from coordinator.documents import pack
 from coordinator.errors import Failure
-from coordinator.progress import PlainProgress
-from coordinator.registry import Registry
-from coordinator.server import CoordinatorService, Session, start_server
-from coordinator.status import ask
+from coordinator.launcher.progress import PlainProgress
+from coordinator.rendezvous.registry import Registry
+from coordinator.rendezvous.server import CoordinatorService, Session, start_server
+from coordinator.rendezvous.status import ask
 from protos import murmuration_pb2 as pb
 from protos import murmuration_pb2_grpc as rpc
+from protos.addresses import ReservedPorts
+from protos.documents import pack
 
 MANIFEST = pack({"diloco": {"inner_steps": 50}})
 

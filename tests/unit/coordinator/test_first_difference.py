@@ -1,8 +1,8 @@
 import pytest
 import zstandard
 
-from coordinator.documents import BadDocument, pack, parse
-from coordinator.manifest import first_difference, manifest_difference, run_name
+from protos.documents import BadDocument, pack, parse
+from protos.manifest import first_difference, manifest_difference, run_name
 
 RUN = {"diloco": {"inner_steps": 50, "preset": "diloco"}, "tensors": {"a.weight": [4, 8]}}
 

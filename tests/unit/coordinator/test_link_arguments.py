@@ -10,12 +10,12 @@ from rich.console import Console
 from algorithms.link import Link
 from coordinator.cli import swarm
 from coordinator.errors import Exit, Failure
-from coordinator.launch import Launch
+from coordinator.launcher.launch import Launch
+from coordinator.launcher.swarm import run_swarm
 from coordinator.links.asked import parse_links
 from coordinator.links.namespaces import NoNamespaces
 from coordinator.links.network import Network, Place
 from coordinator.links.subnets import free_subnet, leftovers, names, started
-from coordinator.swarm import run_swarm
 
 
 def test_each_worker_has_its_own_link_or_the_common_one() -> None:

@@ -1,6 +1,6 @@
 """What is said of shards and parts that came and did not fit."""
 
-from coordinator.notes import Notes
+from coordinator.report.notes import Notes
 
 BROKE = "shard 3 of round 5 of fragment 0 from w1 broke off"
 

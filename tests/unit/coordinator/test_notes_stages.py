@@ -1,6 +1,6 @@
 """What is said of stages that lose their replicas, move and are made anew."""
 
-from coordinator.notes import Notes
+from coordinator.report.notes import Notes
 
 
 def test_a_move_and_a_stage_made_anew_have_lines() -> None:

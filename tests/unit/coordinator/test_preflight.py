@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.bench.asked import Bench
 from coordinator.errors import Failure
-from coordinator.launch import Launch
-from coordinator.preflight import ask_worker
+from coordinator.launcher.launch import Launch
+from coordinator.launcher.preflight import ask_worker
+from tests.bench.compare.asked import Bench
 
 REQUEST = {"config": None, "settings": [], "flags": {}, "presets": ["local", "ddp"]}
 

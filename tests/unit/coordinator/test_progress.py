@@ -2,14 +2,14 @@ import io
 
 from rich.console import Console
 
-from coordinator.progress import (
+from coordinator.launcher.progress import (
     LiveProgress,
     PlainProgress,
     progress_for,
     progress_table,
     summary,
 )
-from coordinator.records import Record
+from coordinator.rendezvous.records import Record
 
 
 def records() -> list[Record]:

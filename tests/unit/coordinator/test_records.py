@@ -2,8 +2,8 @@ import math
 
 import pytest
 
-from coordinator.notes import Notes
-from coordinator.records import Record, curve_of, exit_words, printable
+from coordinator.rendezvous.records import Record, curve_of, exit_words, printable
+from coordinator.report.notes import Notes
 
 
 def progress(step: int, **changes: object) -> dict[str, object]:

@@ -2,9 +2,9 @@ from typing import Any
 
 import pytest
 
-from coordinator.documents import pack
-from coordinator.registry import MAX_MEMBERS, Registry
+from coordinator.rendezvous.registry import MAX_MEMBERS, Registry
 from protos import murmuration_pb2 as pb
+from protos.documents import pack
 
 MANIFEST = pack({"diloco": {"inner_steps": 50}})
 

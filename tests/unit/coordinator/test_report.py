@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from coordinator.curve import draw_loss_curve, smoothed, thinned
-from coordinator.printed import print_report, sparkline
-from coordinator.records import Record
-from coordinator.report import build_report, mean_curve, write_atomically, write_report
-from coordinator.results import leave_results
+from coordinator.rendezvous.records import Record
+from coordinator.report.curve import draw_loss_curve, smoothed, thinned
+from coordinator.report.printed import print_report, sparkline
+from coordinator.report.report import build_report, mean_curve, write_atomically, write_report
+from coordinator.report.results import leave_results
 
 KEYS = [
     "preset",
@@ -189,7 +189,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("coordinator.report.os.fsync", full)
+    monkeypatch.setattr("coordinator.report.report.os.fsync", full)
     with pytest.raises(OSError, match="No space"):
         write_atomically(path, b"new")
     assert path.read_bytes() == b"old"

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from coordinator.printed import print_report
-from coordinator.records import Record
-from coordinator.report import build_report
+from coordinator.rendezvous.records import Record
+from coordinator.report.printed import print_report
+from coordinator.report.report import build_report
 
 COUNTS = {
     "visits": 160,

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from coordinator.addresses import ReservedPorts
 from coordinator.errors import Failure
-from coordinator.launch import Launch
-from coordinator.swarm import run_swarm
+from coordinator.launcher.launch import Launch
+from coordinator.launcher.swarm import run_swarm
+from protos.addresses import ReservedPorts
 
 Swarm = Callable[..., tuple[int, dict, str]]
 

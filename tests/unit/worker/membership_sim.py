@@ -1,6 +1,6 @@
 """Many Membership machines on one heap and one virtual clock: a failing seed is the reproduction.
 
-Mirrors how a worker carries out the machine's actions (`worker.gossip`), on links with latency and
+Mirrors how a worker carries out the machine's actions (`worker.membership.gossip`), on links with latency and
 loss, with processes that crash, pause and are cut off. No I/O, no real time.
 """
 

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from algorithms.fragments import Fragment, TensorSpec
 from algorithms.plan import Plan
-from worker.mailbox import FragmentState, RoundDone, RoundFailed
-from worker.slot import Slot
+from worker.training.fragment import Slot
+from worker.training.inbox import FragmentState, RoundDone, RoundFailed
 from worker.wire import state_hash
 
 GROUP = ("a", "b")

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from worker import checkpoint
-from worker.checkpoint import CheckpointConfig, load, prune, save
 from worker.errors import CheckpointError
+from worker.training import checkpoint
+from worker.training.checkpoint import CheckpointConfig, load, prune, save
 
 TENSORS = "tensors.safetensors"
 MANIFEST = "manifest.json"

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from algorithms.fragments import TensorSpec, partition
-from worker import checkpoint
 from worker.config import Config, load_config
 from worker.errors import CheckpointError
-from worker.generate import find_checkpoint, generate_text
 from worker.manifest import Manifest
 from worker.tasks import TaskError, load_task
+from worker.training import checkpoint
+from worker.training.generate import find_checkpoint, generate_text
 
 SIZES = (
     "{hidden_size = 8, intermediate_size = 16, num_hidden_layers = 2, num_attention_heads = 2, "

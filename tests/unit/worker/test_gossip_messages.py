@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from protos import murmuration_pb2 as pb
 from worker import wire
-from worker.gossip import gossip_message, said_in
 from worker.membership import Card, Digest, Progress, Said
+from worker.membership.gossip import gossip_message, said_in
 
 U64 = st.integers(0, 2**64 - 1)
 SAID = st.builds(

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from worker.inner import InnerConfig, Replica
 from worker.tasks import Batch, Cursor
+from worker.training.replica import InnerConfig, Replica
 
 
 class Line:

@@ -1,6 +1,6 @@
 import pytest
 
-from worker.mailbox import Mailbox, Progress, Started, Stop, ToIO
+from worker.training.inbox import Mailbox, Progress, Started, Stop, ToIO
 
 
 def test_messages_to_the_train_thread_arrive_in_order() -> None:

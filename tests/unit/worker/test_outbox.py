@@ -6,13 +6,13 @@ import pytest
 from torch import nn
 
 from tests.unit.worker.slots import ANCHOR, LOCAL, PLAIN, failed, send, slot_at
-from worker.inner import InnerConfig, Replica
-from worker.mailbox import Mailbox, Progress, Published, ToIO
 from worker.membership import Phase
-from worker.outbox import Outbox
-from worker.pace import Pace
 from worker.tasks import Cursor
 from worker.tasks.llama_bytes import LlamaBytes
+from worker.training.inbox import Mailbox, Progress, Published, ToIO
+from worker.training.pace import Pace
+from worker.training.replica import InnerConfig, Replica
+from worker.training.reporter import Outbox
 
 STEPS = 20
 

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from worker import checkpoint
 from worker.config import load_config
 from worker.daemon import WorkerOptions, run_worker
 from worker.errors import CheckpointError
 from worker.manifest import Manifest
 from worker.node import NodeConfig
-from worker.stages.part import part_of
+from worker.pipeline.part import part_of
 from worker.tasks import load_task
+from worker.training import checkpoint
 
 SETTINGS = (
     "stages.count=3",

@@ -22,7 +22,7 @@ from tests.unit.worker.slots import (
     take_over,
     values,
 )
-from worker.slot import complement
+from worker.training.fragment import complement
 from worker.wire import state_hash
 
 

@@ -21,7 +21,7 @@ from tests.unit.worker.slots import (
     take_over,
     values,
 )
-from worker.slot import Slot
+from worker.training.fragment import Slot
 
 
 def eager_slot() -> tuple[Slot, Tensor]:

@@ -15,8 +15,8 @@ from tests.unit.worker.slots import (
     slot_at,
     values,
 )
-from worker.mailbox import Ahead, RoundDone
-from worker.slot import Slot
+from worker.training.fragment import Slot
+from worker.training.inbox import Ahead, RoundDone
 from worker.wire import state_hash
 
 ANCHOR, LOCAL = torch.full((4,), 10.0), torch.full((4,), 8.0)

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from algorithms.plan import Plan
 from tests.unit.worker.slots import done, end, failed, send, slot_at, state_at, take_over
-from worker.mailbox import RoundDone, RoundFailed
-from worker.slot import Sent
+from worker.training.fragment import Sent
+from worker.training.inbox import RoundDone, RoundFailed
 
 SHARDS = ((0, 2), (2, 3), (3, 6))
 ELEMENTS = 6

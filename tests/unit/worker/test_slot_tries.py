@@ -23,7 +23,7 @@ from tests.unit.worker.slots import (
     take_over,
     values,
 )
-from worker.slot import Slot
+from worker.training.fragment import Slot
 
 
 def first_try_counted_left(plan: Plan = PLAIN, error: Tensor | None = None) -> tuple[Slot, Tensor]:

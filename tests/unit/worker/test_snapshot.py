@@ -10,16 +10,16 @@ from torch import Tensor, nn
 from algorithms.fragments import TensorSpec, partition
 from algorithms.plan import Plan
 from tests.unit.worker.slots import done
-from worker import checkpoint
 from worker.config import Config, RunConfig
-from worker.inner import InnerConfig, Replica
-from worker.mailbox import Mailbox
 from worker.manifest import Manifest
-from worker.slot import Slot
-from worker.snapshot import initial_state, restore_trainer, snapshot
 from worker.tasks import Cursor
 from worker.tasks.llama_bytes import LlamaBytes
-from worker.train import Trainer
+from worker.training import checkpoint
+from worker.training.fragment import Slot
+from worker.training.inbox import Mailbox
+from worker.training.loop import Trainer
+from worker.training.replica import InnerConfig, Replica
+from worker.training.snapshot import initial_state, restore_trainer, snapshot
 
 TINY = {
     "hidden_size": 8,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from worker.tally import Stall, Tally
+from worker.training.metrics import Stall, Tally
 
 STALLS = [
     Stall(0.5, 0, 0, "b"),

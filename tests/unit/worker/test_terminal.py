@@ -1,6 +1,6 @@
 import pytest
 
-from worker.terminal import announce_plainly, describe
+from worker.cli.terminal import announce_plainly, describe
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from algorithms.codecs.fp32 import FP32
+from algorithms.codecs.floats import FP32
 
 
 @given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), max_size=50))

@@ -9,15 +9,15 @@ from click.testing import CliRunner
 from torch import nn
 
 from algorithms.fragments import TensorSpec, partition
-from worker import checkpoint
 from worker.cli import exit_code_of
 from worker.cli.assemble import assemble
 from worker.config import Config, load_config
-from worker.evaluation import checkpoint_loss
-from worker.generate import find_checkpoint
 from worker.manifest import Manifest
-from worker.stages.part import part_of
+from worker.pipeline.part import part_of
 from worker.tasks import load_task
+from worker.training import checkpoint
+from worker.training.evaluation import checkpoint_loss
+from worker.training.generate import find_checkpoint
 
 SIZES = (
     "{hidden_size = 8, intermediate_size = 16, num_hidden_layers = 4, "

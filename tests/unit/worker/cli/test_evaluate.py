@@ -12,13 +12,13 @@ from click.testing import CliRunner
 from torch import nn
 
 from algorithms.fragments import TensorSpec, partition
-from worker import checkpoint
 from worker.cli import exit_code_of
 from worker.cli.evaluate import evaluate
 from worker.config import Config, load_config
 from worker.manifest import Manifest
 from worker.tasks import Cursor, load_task
 from worker.tasks.llama import Llama
+from worker.training import checkpoint
 
 LAYERS = 4
 SIZES = (

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from worker import checkpoint
 from worker.cli.preflight import preflight
+from worker.training import checkpoint
 
 TEXT = f'task.text="{__file__}"'
 

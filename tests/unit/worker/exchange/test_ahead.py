@@ -10,11 +10,12 @@ from torch import Tensor
 from algorithms.plan import PRESETS
 from tests.unit.worker.exchange.test_table import context, table_of
 from worker import wire
-from worker.exchange.ahead import HeadStarts
 from worker.exchange.context import Tasks
-from worker.exchange.table import ANCHOR, Table
-from worker.mailbox import Ahead
-from worker.rounds import Lead, RoundConfig
+from worker.exchange.pairwise.buffer import ANCHOR, Table
+from worker.exchange.pairwise.prefetch import HeadStarts
+from worker.exchange.pairwise.skew import Lead
+from worker.exchange.types import RoundConfig
+from worker.training.inbox import Ahead
 
 MEAN = torch.ones(3)
 

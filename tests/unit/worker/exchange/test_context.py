@@ -4,7 +4,7 @@ import pytest
 
 from algorithms.codecs import CODECS, Codec, codec_by_name
 from worker.exchange.context import Counts, Flow
-from worker.rounds import ShardKey
+from worker.exchange.types import ShardKey
 
 VALUES = 1 << 20  # whole blocks of any codec
 

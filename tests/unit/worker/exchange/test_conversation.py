@@ -11,10 +11,10 @@ from protos import murmuration_pb2 as pb
 from worker import wire
 from worker.exchange.compression import Compression, ExchangeConfig
 from worker.exchange.context import Context, Tasks
-from worker.exchange.conversation import Conversation
-from worker.exchange.table import ANCHOR, CONTRIBUTION, Table
-from worker.rounds import Meeting, RoundConfig, View
-from worker.rounds.meeting import Event
+from worker.exchange.pairwise.buffer import ANCHOR, CONTRIBUTION, Table
+from worker.exchange.pairwise.round import Event, Meeting
+from worker.exchange.pairwise.stream import Conversation
+from worker.exchange.types import RoundConfig, View
 
 ELEMENTS = 100
 

@@ -12,9 +12,9 @@ from tests.support.frames import frames_of
 from worker import wire
 from worker.exchange.compression import Compression, ExchangeConfig
 from worker.exchange.context import Context
-from worker.exchange.table import ANCHOR, CONTRIBUTION, Table, codec_of
-from worker.rounds import Meeting, RoundConfig, View
-from worker.rounds.meeting import Broken, Declined, Met, Received
+from worker.exchange.pairwise.buffer import ANCHOR, CONTRIBUTION, Table, codec_of
+from worker.exchange.pairwise.round import Broken, Declined, Meeting, Met, Received
+from worker.exchange.types import RoundConfig, View
 from worker.wire import Payload
 
 FP32 = codec_by_name("fp32")

@@ -1,11 +1,10 @@
-"""Simulated swarms that say only what is news, as `worker.gossip` does, and count its bytes."""
+"""Simulated swarms that say only what is news, as `worker.membership.gossip` does, and count its bytes."""
 
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
 from tests.unit.worker.membership_sim import Simulation
-from worker.gossip import gossip_message
 from worker.membership import (
     Card,
     Deltas,
@@ -16,6 +15,7 @@ from worker.membership import (
     Updated,
     with_progress,
 )
+from worker.membership.gossip import gossip_message
 
 HTTP_BYTES = 30  # of HTTP/2 headers and frames, for each of a call's two messages
 RUN = 2**63

@@ -21,7 +21,7 @@ from worker.membership import (
     Tick,
     ViewChanged,
 )
-from worker.membership.reach import Reach
+from worker.membership.reachability import Reach
 
 
 def missed(reach: Reach, peer: str, *times: float) -> None:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from protos import murmuration_pb2 as pb
 from worker import wire
+from worker.exchange.types import ShardKey
 from worker.manifest import Manifest
-from worker.rounds import ShardKey
 from worker.wire import WireError, hash64, pack_document, parse
 
 KINDS = [

@@ -1,0 +1,1 @@
+"""A swarm of worker processes on this machine."""

@@ -1,0 +1,240 @@
+"""What `murmur swarm` was asked for, and the command lines that it becomes."""
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from algorithms.link import Link
+from coordinator.errors import Exit, Failure
+from coordinator.links.asked import parse_links
+from coordinator.links.network import Place
+
+WORKER_PROGRAM = (sys.executable, "-m", "worker.cli")
+MAX_WORKERS = 64
+_FLAGS = {
+    "run.steps": "--steps",
+    "run.seed": "--seed",
+    "diloco.inner_steps": "--inner-steps",
+    "task.text": "--text",
+    "task.model": "--model",
+    "stages.count": "--stages",
+    "stages.routing": "--routing",
+    "stages.skip": "--skip",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """A swarm to start; None leaves a setting to the config or its default.
+
+    Args:
+        threads: of each worker; None leaves them to the worker. More threads than cores make
+            training several times slower, and one worker cannot know how many share the machine.
+        links: `--link` as typed, any number of times; none leaves workers on loopback.
+        stages, replicas: of a model that is cut; there are then stages x replicas workers.
+        routing, skip: how its microbatches go.
+        held: the stage of each worker, where their checkpoints say it.
+        link_means: one of `coordinator.links.MEANS`.
+        program: what runs a worker; tests put their own here.
+    """
+
+    workers: int
+    out: Path
+    preset: str | None = None
+    steps: int | None = None
+    inner_steps: int | None = None
+    seed: int | None = None
+    text: str | None = None
+    model: str | None = None
+    settings: tuple[str, ...] = ()
+    config: Path | None = None
+    resume: bool = False
+    coordinator: bool = False
+    threads: int | None = None
+    stages: int | None = None
+    replicas: int | None = None
+    routing: str | None = None
+    skip: float | None = None
+    links: tuple[str, ...] = ()
+    held: tuple[int, ...] = ()
+    link_means: str = "auto"
+    program: Sequence[str] = WORKER_PROGRAM
+
+    def check(self) -> None:
+        """Says at once what workers would say after they have started. Raises Failure."""
+        if not 1 <= self.workers <= MAX_WORKERS:
+            raise Failure(
+                f"--workers {self.workers}: one machine takes 1 to {MAX_WORKERS}, each a process "
+                "with a model of its own; choose a number in between, or start `murmur up` on more "
+                "machines",
+                Exit.USAGE,
+            )
+        for flag, value in (("--steps", self.steps), ("--inner-steps", self.inner_steps)):
+            if value is not None and value < 1:
+                raise Failure(f"{flag} {value}: must be at least 1", Exit.CONFIGURATION)
+        for setting in self.settings:
+            if "=" not in setting:
+                raise Failure(
+                    f"--set {setting}: write section.key=value, such as diloco.inner_steps=50",
+                    Exit.CONFIGURATION,
+                )
+        self._check_routing()
+        self.link_of()
+        if self.resume and not self.out.is_dir():
+            raise Failure(
+                f"--resume: there is no folder {self.out}; name that of the run to go on with, as "
+                "--out DIR",
+                Exit.USAGE,
+            )
+
+    def _check_routing(self) -> None:
+        """A skip that the routing leaves no room for, where flags alone say so: the fix is a flag
+        too. Raises Failure."""
+        said = {setting.partition("=")[0].strip() for setting in self.settings}
+        elsewhere = "stages.routing" in said or (self.config and self.routing is None)
+        if not self.skip or elsewhere:
+            return
+        from algorithms.skippipe.prediction import NEVER_SKIP
+
+        routing = self.routing or "full"
+        if routing in NEVER_SKIP:
+            raise Failure(
+                f"--skip {self.skip:g}: routing {routing!r} visits every stage; say --routing skip "
+                "(or random), or leave --skip out",
+                Exit.CONFIGURATION,
+            )
+
+    def link_of(self) -> dict[str, Link | None]:
+        """The link of each worker; empty where none was asked for. Raises Failure."""
+        if not self.links:
+            return {}
+        try:
+            return parse_links(self.links, self.workers)
+        except ValueError as error:
+            raise Failure(f"--link: {error}", Exit.CONFIGURATION) from error
+
+    @property
+    def names(self) -> list[str]:
+        return [f"w{index}" for index in range(self.workers)]
+
+    def resumed(self, held: Sequence[int | None]) -> "Launch":
+        """Each worker goes on with the stage of its checkpoint: it may have moved.
+
+        Raises:
+            Failure: they are not of all stages, or not every worker has one.
+        """
+        assert self.stages is not None, "the model is cut"
+        told = ", ".join(
+            f"{name} of {'none' if stage is None else stage}"
+            for name, stage in zip(self.names, held, strict=True)
+        )
+        fix = "go on with the --stages and --replicas that it was started with, or without --resume"
+        own = [stage for stage in held if stage is not None]
+        if len(own) < len(held) or set(own) != set(range(self.stages)):
+            raise Failure(
+                f"--resume: the checkpoints in {self.out} are not of stages 0 to "
+                f"{self.stages - 1}, one of each worker's: {told}; {fix}",
+                Exit.CHECKPOINT,
+            )
+        return replace(self, held=tuple(own))
+
+    def request(self, presets: Sequence[str] = ()) -> dict[str, Any]:
+        """What to ask of `coordinator.launcher.preflight`, for several presets or that of the launch."""
+        flags = self._flags()
+        return {
+            "config": str(self.config) if self.config else None,
+            "settings": [*flags, *self.settings],
+            "flags": flags,
+            "presets": list(presets) or [self.preset],
+            "resume": [str(self.out / name) for name in self.names] if self.resume else [],
+        }
+
+    def asked(self) -> dict[str, object]:
+        """The settings that stand in the report where no worker has told them."""
+        return {key: getattr(self, key) for key in ("preset", "steps", "inner_steps", "seed")}
+
+    def commands(
+        self,
+        addresses: Sequence[str],
+        coordinator: str | None,
+        places: Mapping[str, Place] | None = None,
+    ) -> dict[str, list[str]]:
+        """The command line of each worker, by name: `w0`, `w1`, ..., one per address."""
+        shared = [str(self.config)] if self.config else []
+        shared += ["--json", "--min-peers", str(self.workers)]
+        shared += ["--resume"] if self.resume else []
+        shared += ["--coordinator", coordinator] if coordinator else []
+        shared += ["--preset", self.preset] if self.preset else []
+        shared += ["--threads", str(self.threads)] if self.threads else []
+        for setting in (*self._flags(), *self.settings):
+            shared += ["--set", setting]
+        placed = list(self.held)
+        if self.stages and not placed:
+            from coordinator.launcher.placement import stages_of
+
+            placed = stages_of(self.link_of(), self.workers, self.stages)
+        commands = {}
+        for index, (name, address) in enumerate(zip(self.names, addresses, strict=True)):
+            place = (places or {}).get(name, Place(address))
+            own = ["--name", name, "--listen", address, "--out", str(self.out / name)]
+            own += ["--stage", str(placed[index])] if placed else []
+            for other in addresses:
+                own += ["--join", other] if other != address else []
+            commands[name] = [
+                *(*place.prefix, *self.program, "up"),
+                *(*shared, *own, *place.options),
+            ]
+        return commands
+
+    @staticmethod
+    def fair_threads(workers: int) -> int | None:
+        """A worker's share of this machine's cores; None where OMP_NUM_THREADS says it already."""
+        if "OMP_NUM_THREADS" in os.environ:
+            return None
+        return max(1, core_count() // max(1, workers))
+
+    @staticmethod
+    def fair_cores(workers: int, threads: int | None = 1) -> list[tuple[int, ...]]:
+        """The cores that each worker keeps to, so that all are equally fast, as machines of their
+        own would be: otherwise the scheduler leaves some behind, and the others wait for them.
+
+        Empty, which is any core, where they cannot be shared out evenly, and for workers with more
+        threads than that.
+        """
+        cores = _cores()
+        if cores and workers % len(cores) == 0 and (threads or 1) == 1:
+            return [(cores[index % len(cores)],) for index in range(workers)]
+        each = len(cores) // workers
+        if len(cores) % workers == 0 and (threads or 1) <= each:
+            return [tuple(cores[index * each : (index + 1) * each]) for index in range(workers)]
+        return [()] * workers
+
+    def _flags(self) -> dict[str, str]:
+        """The options that stand for a config key: by setting, with its value as TOML, the option
+        as typed."""
+        typed = {}
+        for key, flag in _FLAGS.items():
+            value = getattr(self, flag.removeprefix("--").replace("-", "_"))
+            if value is not None:
+                typed[f"{key}={json.dumps(value, ensure_ascii=False)}"] = f"{flag} {value}"
+        if self.stages and self.config is None and self.model is None:
+            # The built-in model is as deep as its stages need; --set task.architecture=... wins.
+            layers = max(3, self.stages)
+            setting = f"task.architecture={{num_hidden_layers={layers}}}"
+            typed[setting] = f"--stages {self.stages}"
+        return typed
+
+
+def core_count() -> int:
+    """How many cores this process and its workers may use."""
+    return len(_cores()) or os.cpu_count() or 1
+
+
+def _cores() -> list[int]:
+    """The cores that this process may use; empty where the system does not say."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return sorted(affinity(0)) if affinity else []

@@ -1,0 +1,1 @@
+"""The coordinator: introduces peers, keeps the time series."""

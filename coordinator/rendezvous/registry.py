@@ -1,0 +1,178 @@
+"""What the coordinator knows of the swarm: a state machine without I/O or clock.
+
+It keeps no file. Started again, it learns everything back from the workers' next calls.
+"""
+
+from dataclasses import dataclass, field
+
+from coordinator.rendezvous.records import Event, Record, printable
+from protos import murmuration_pb2 as pb
+from protos.documents import BadDocument, unpack
+from protos.manifest import manifest_difference, run_name
+
+LOST_AFTER_S = 15.0
+MAX_MEMBERS = 1024
+_SETTINGS = (("diloco", "preset"), ("run", "steps"), ("diloco", "inner_steps"), ("run", "seed"))
+_MAX_NAME_BYTES = 256
+_MAX_EVENTS = 1000  # of one call
+_MAX_EVENT_BYTES = 1024 * 1024
+_PHASES = {value: name.removeprefix("PHASE_").lower() for name, value in pb.Phase.items()}
+_HEALTH = {value: name.removeprefix("HEALTH_").lower() for name, value in pb.Health.items()}
+
+
+@dataclass
+class Member:
+    """One worker: its newest card, when it last called (monotonic s), and its record."""
+
+    card: pb.PeerCard
+    heard_s: float
+    record: Record
+
+    def silent_s(self, now: float) -> float:
+        return now - self.heard_s
+
+    def health(self, now: float) -> str:
+        """As the worker says itself, or `lost` when it has not called for 15 s."""
+        if self.record.result is None and self.silent_s(now) > LOST_AFTER_S:
+            return "lost"
+        return _HEALTH.get(self.card.health, "unknown")
+
+    def over(self, now: float, patience_s: float) -> bool:
+        """Whether nothing more is expected: a result is here, or it is silent for so long."""
+        return self.record.result is not None or self.silent_s(now) > patience_s
+
+
+@dataclass(frozen=True)
+class Introduction:
+    """The answer to one call, and the events that it brought."""
+
+    reply: pb.IntroduceReply
+    events: list[Event] = field(default_factory=list)
+
+
+class Registry:
+    """All workers of one run. The first manifest that comes is the run's."""
+
+    def __init__(self) -> None:
+        self.members: dict[str, Member] = {}
+        self.manifest = b""
+        self.run = ""
+        self.refused: dict[str, int] = {}
+
+    def introduce(self, request: pb.IntroduceRequest, now: float) -> Introduction:
+        """Takes a worker's call at monotonic time `now` (s)."""
+        card = pb.PeerCard()
+        card.CopyFrom(request.card)  # a part of the request would keep all of it in memory
+        if refusal := self._refusal(request, now):
+            kind = refusal.partition(":")[0]
+            self.refused[kind] = self.refused.get(kind, 0) + 1
+            return Introduction(pb.IntroduceReply(refusal=refusal, manifest=self.manifest))
+        known = self.members.get(card.peer)
+        if known is None or card.epoch > known.card.epoch:
+            record = Record(card.peer, address=printable(card.address), heard_s=now)
+            if known is not None:
+                record.moved_before(known.record)
+            known = self.members[card.peer] = Member(card, now, record)
+        events: list[Event] = []
+        if card.epoch == known.card.epoch:  # else the call of an older life, which changes nothing
+            if card.heartbeat >= known.card.heartbeat:
+                known.card = card
+            known.heard_s = known.record.heard_s = now
+            events = self._events(request, known.record, now)
+        others = [
+            member.card
+            for name, member in sorted(self.members.items())
+            if name != card.peer and member.silent_s(now) <= LOST_AFTER_S
+        ]
+        return Introduction(pb.IntroduceReply(manifest=self.manifest, members=others), events)
+
+    def records(self) -> list[Record]:
+        return [member.record for _, member in sorted(self.members.items())]
+
+    def all_over(self, expected: int, now: float, patience_s: float) -> bool:
+        """Whether the expected workers have been here, and nothing more is expected of any."""
+        members = self.members.values()
+        return len(members) >= expected and all(m.over(now, patience_s) for m in members)
+
+    def settings(self) -> dict[str, object]:
+        """The run's settings as its manifest has them: preset, steps, inner_steps, seed."""
+        document = unpack(self.manifest) if self.manifest else {}
+        found = {}
+        for section, key in _SETTINGS:
+            values = document.get(section)
+            if isinstance(values, dict) and isinstance(values.get(key), int | str):
+                found[key] = values[key]
+        return found
+
+    def settle(self, now: float) -> None:
+        """Writes into the records who is lost: the last word on them."""
+        for member in self.members.values():
+            if member.health(now) == "lost":
+                member.record.state = "lost"
+
+    def status(self, now: float) -> dict[str, object]:
+        """The document that `murmur status` shows."""
+        members = [member for _, member in sorted(self.members.items())]
+        staged = any(member.card.stage > 0 for member in members)
+        return {
+            "kind": "coordinator",
+            "run": self.run,
+            "members": [_row(member, now, staged) for member in members],
+            "rounds_completed": max((r.round for r in self.records()), default=0),
+            "refused": dict(self.refused),
+        }
+
+    # --------------------------------------------------------------------------------- inside
+
+    def _refusal(self, request: pb.IntroduceRequest, now: float) -> str:
+        """Why this caller is turned away; empty: welcome."""
+        card = request.card
+        for name in (card.peer, card.address):
+            if not 0 < len(name.encode()) <= _MAX_NAME_BYTES or printable(name) != name:
+                return "bad card: name and address must be 1 to 256 bytes of printable text"
+        if self.manifest and request.manifest:
+            if difference := manifest_difference(self.manifest, request.manifest):
+                return difference
+        elif request.manifest:
+            try:
+                self.run = run_name(request.manifest)
+            except BadDocument as error:
+                return f"the manifest cannot be read: {error}"
+            self.manifest = request.manifest
+        if card.peer not in self.members and len(self.members) >= MAX_MEMBERS:
+            silent = max(self.members.values(), key=lambda member: member.silent_s(now))
+            if silent.silent_s(now) <= LOST_AFTER_S:
+                return f"full: {MAX_MEMBERS} workers are here"
+            del self.members[silent.card.peer]
+        return ""
+
+    def _events(self, request: pb.IntroduceRequest, record: Record, now: float) -> list[Event]:
+        events: list[Event] = []
+        for raw in request.events[:_MAX_EVENTS]:
+            try:
+                event = {**unpack(raw, _MAX_EVENT_BYTES), "peer": record.peer}
+            except BadDocument:
+                self.refused["bad event"] = self.refused.get("bad event", 0) + 1
+                continue
+            if event.get("event") == "exit" or (event == record.result):
+                continue  # the supervisor's word, not a worker's; a result that is here already
+            record.apply(event, now)
+            events.append(event)
+        return events
+
+
+def _row(member: Member, now: float, staged: bool) -> dict[str, object]:
+    record, card = member.record, member.card
+    return {
+        "peer": card.peer,
+        **({"stage": card.stage} if staged else {}),
+        "address": card.address,
+        "health": member.health(now),
+        "phase": _PHASES.get(card.phase, "unknown"),
+        "step": max(card.step, record.step),
+        "loss": record.loss,
+        "round": record.round,
+        "bytes_sent": record.bytes_sent,
+        "bytes_received": record.bytes_received,
+        "heard_s_ago": round(member.silent_s(now), 1),
+    }

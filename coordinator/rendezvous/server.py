@@ -1,0 +1,169 @@
+"""The coordinator's process: the gRPC service around a registry, until the run is over."""
+
+import asyncio
+import json
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import grpc
+from grpc import aio
+
+from coordinator.errors import Exit, Failure
+from coordinator.launcher.progress import Progress
+from coordinator.rendezvous.records import Event
+from coordinator.rendezvous.registry import Registry
+from coordinator.report.notes import Notes
+from protos import murmuration_pb2 as pb
+from protos import murmuration_pb2_grpc as rpc
+from protos.documents import pack
+
+if TYPE_CHECKING:
+    from grpc import ServicerContext
+
+PATIENCE_S = 30.0  # for a silent worker, before the run counts as over without it
+_TICK_S = 0.25
+_LAST_CALLS_S = 1.0
+_OPTIONS: list[tuple[str, int]] = [
+    ("grpc.so_reuseport", 0),  # else two coordinators could share a port and half of the calls
+    ("grpc.max_receive_message_length", 4 * 1024 * 1024),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+]
+
+
+class CoordinatorService(rpc.CoordinatorServicer):
+    """Answers workers and `murmur status`.
+
+    Args:
+        on_event: is told each event that a worker sends.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        on_event: Callable[[Event], None] = lambda event: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.registry, self._on_event, self._clock = registry, on_event, clock
+
+    async def Introduce(  # noqa: N802 (as in the .proto)
+        self, request: pb.IntroduceRequest, context: "ServicerContext"
+    ) -> pb.IntroduceReply:
+        introduction = self.registry.introduce(request, self._clock())
+        for event in introduction.events:
+            self._on_event(event)
+        return introduction.reply
+
+    async def Status(  # noqa: N802 (as in the .proto)
+        self, request: pb.StatusRequest, context: "ServicerContext"
+    ) -> pb.StatusReply:
+        return pb.StatusReply(document=pack(self.registry.status(self._clock())))
+
+
+class EntryService(rpc.ControlServicer):
+    """`murmur join` through the coordinator: says what the run is; the joiner introduces itself."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+
+    async def Join(  # noqa: N802 (as in the .proto)
+        self, request: pb.JoinRequest, context: "ServicerContext"
+    ) -> pb.JoinReply:
+        if not self._registry.manifest:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "no worker has been here yet")
+        return pb.JoinReply(manifest=self._registry.manifest, coordinator=True)
+
+
+async def start_server(listen: str, service: CoordinatorService) -> tuple[aio.Server, str]:
+    """Starts serving.
+
+    Returns:
+        The server, and the address with the bound port.
+
+    Raises:
+        Failure: the port is taken, or the address is not this machine's.
+    """
+    server = aio.server(options=_OPTIONS)
+    rpc.add_CoordinatorServicer_to_server(service, server)
+    entry = EntryService(service.registry)  # type: ignore[abstract]  # the rest: unimplemented
+    rpc.add_ControlServicer_to_server(entry, server)
+    try:
+        port = server.add_insecure_port(listen)
+    except RuntimeError:
+        port = 0
+    if port == 0:
+        raise Failure(
+            f"cannot listen on {listen}: the port is taken or the address is not this machine's; "
+            "choose another with --listen HOST:PORT (port 0 takes a free one)",
+            Exit.ADDRESS_IN_USE,
+        )
+    await server.start()
+    return server, f"{listen.rpartition(':')[0]}:{port}"
+
+
+class Session:
+    """One life of the coordinator, from listening to the end of the run.
+
+    Args:
+        progress: None prints events as JSON on stdout instead.
+        expect: the run is over when so many workers are through; None: when told to stop.
+    """
+
+    def __init__(self, progress: Progress | None, expect: int | None) -> None:
+        self.registry = Registry()
+        self._progress, self._expect = progress, expect
+        self._notes = Notes()
+        self._told: dict[str, str] = {}
+        self._stop = asyncio.Event()
+
+    async def run(self, listen: str) -> None:
+        """Serves until the expected workers are through, or a signal comes. Raises Failure."""
+        service = CoordinatorService(self.registry, self._hear)
+        server, address = await start_server(listen, service)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._stop.set)
+        self._say({"event": "listening", "address": address}, f"listening on {address}")
+        try:
+            while not (self._stop.is_set() or self._over()):
+                self._look()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._stop.wait(), _TICK_S)
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+            await server.stop(_LAST_CALLS_S)
+            self.registry.settle(time.monotonic())
+
+    # --------------------------------------------------------------------------------- inside
+
+    def _over(self) -> bool:
+        return self._expect is not None and self.registry.all_over(
+            self._expect, time.monotonic(), PATIENCE_S
+        )
+
+    def _hear(self, event: Event) -> None:
+        self._say(event, self._notes.line(event))
+
+    def _look(self) -> None:
+        """Tells who came, was lost or came back, and shows progress."""
+        now = time.monotonic()
+        for name, member in self.registry.members.items():
+            health = member.health(now)
+            if self._told.get(name) != health:
+                self._told[name] = health
+                line = f"{name} at {member.card.address} is {health}"
+                self._say({"event": "member", "peer": name, "health": health}, line)
+        records = self.registry.records()
+        if records and self._progress is not None:
+            self._progress.update(records, now)
+
+    def _say(self, event: Event, line: str | None) -> None:
+        if self._progress is None:
+            print(json.dumps(event, default=str), flush=True)
+        elif line:
+            self._progress.note(line, time.monotonic())

@@ -1,0 +1,249 @@
+"""The final report for people."""
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from coordinator.rendezvous.records import Curve, exit_words
+from coordinator.report.figures import (
+    bits_per_byte,
+    count,
+    duration,
+    megabytes,
+    optional,
+    parameters,
+    perplexity,
+    ratio,
+)
+from coordinator.report.report import Report
+from coordinator.report.stage_lines import replicas, stage_lines, traffic
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_SPARK_WIDTH = 40
+_MAX_SAMPLE_LINES = 24
+_WORTH_A_WORD_S = 0.05
+
+
+def print_report(report: Report, console: "Console") -> None:
+    """Prints headline figures, a row per worker, a sample, and where everything is."""
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
+    console.print()
+    console.print(Text(headline(report), style="bold"))
+    figures = Table.grid(padding=(0, 2))
+    figures.add_column(no_wrap=True, style="dim")
+    figures.add_column(overflow="fold")
+    for label, value in figure_lines(report):
+        figures.add_row(label, Text(value, style=_style(label, report)))
+    console.print()
+    console.print(Padding(figures, (0, 0, 0, 2), expand=False))
+    console.print(peer_table(report["peers"]))
+    if report["sample"]:
+        console.print(Text("A sample of what it writes", style="dim"))
+        lines = str(report["sample"]).expandtabs(4).splitlines()[:_MAX_SAMPLE_LINES]
+        for line in lines:
+            console.print(Text(f"  | {line}"), overflow="ellipsis", no_wrap=True)
+        console.print()
+    for label, key in (("checkpoint", "checkpoint"), ("loss curve", "loss_png"), ("report", "out")):
+        if report.get(key):  # paths stay in one piece, to be copied
+            console.print(Text(f"{label:<11} {report[key]}"), soft_wrap=True)
+
+
+def headline(report: Report) -> str:
+    parts = [str(report["preset"] or "run"), count(report["workers"], "worker")]
+    if "stages" in report:
+        parts.append(count(report["stages"]["count"], "stage"))
+    if report["steps"]:
+        reached = report["step"]
+        whole = count(report["steps"], "inner step")
+        parts.append(whole if reached >= report["steps"] else f"{reached:,} of {whole}")
+    if report["inner_steps"]:
+        parts.append(f"a round every {count(report['inner_steps'], 'step')}")
+    if report["params"]:
+        parts.append(parameters(report["params"]))
+    return " · ".join(parts)
+
+
+def figure_lines(report: Report) -> list[tuple[str, str]]:
+    """(label, value) of each headline figure; what nobody reported is said, not left out."""
+    lines = [("validation loss", _validation(report))]
+    if curve := report["train_loss_curve"]:
+        lines.append(("training loss", f"{curve[0][1]:.2f} {sparkline(curve)} {curve[-1][1]:.2f}"))
+    lines += [
+        ("bytes sent", _traffic(report)),
+        *([("links", _links(report))] if report.get("link") else []),
+        *_bits(report),
+        ("computing", _computing(report)),
+        *_step_times(report),
+        *(stage_lines(report) if "stages" in report else []),
+        *_waits(report),
+        ("rounds", _rounds(report)),
+        ("replicas", _replicas(report)),
+    ]
+    if lag := report["loop_lag_ms"]:
+        worst = ", ".join(f"{key} {value:.1f} ms" for key, value in _ordered(lag))
+        lines.append(("loop lag", f"{worst} (slowest worker)"))
+    return lines
+
+
+def sparkline(curve: Curve) -> str:
+    """The curve in one line of text, on a logarithmic scale."""
+    values = [math.log(max(loss, 1e-9)) for _, loss in curve]
+    width = min(_SPARK_WIDTH, len(values))
+    edges = [i * len(values) // width for i in range(width + 1)]
+    means = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
+    low, high = min(means), max(means)
+    scale = (len(_BLOCKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BLOCKS[round((mean - low) * scale)] for mean in means)
+
+
+def peer_table(peers: Sequence[dict[str, Any]]) -> "Table":
+    """A row per worker; a dash where a worker ended before it could say."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD)
+    staged = any("stage" in peer for peer in peers)
+    table.add_column("worker")
+    if staged:
+        table.add_column("stage", justify="right")
+    for name in ("steps", "rounds", "sent", "received", "computing", "stalled"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("anchor", no_wrap=True)
+    table.add_column("end", no_wrap=True)
+    for peer in peers:
+        code = peer["exit_code"]
+        end = str(peer["state"]) if code is None else exit_words(code)
+        table.add_row(
+            Text(peer["peer"]),
+            *([optional(peer.get("stage"), str)] if staged else []),
+            f"{peer['steps']:,}" if peer["steps"] is not None else "-",
+            str(peer["rounds_completed"]),
+            megabytes(peer["bytes_sent"]),
+            megabytes(peer["bytes_received"]),
+            optional(peer["compute_utilization"], lambda value: f"{100 * value:.0f} %"),
+            optional(peer["stall_s"], lambda value: f"{value:.1f} s"),
+            (peer["anchor_hash"] or "-")[:12],
+            Text(end, style="" if end == "done" else "yellow"),
+        )
+    return table
+
+
+def _step_times(report: Report) -> list[tuple[str, str]]:
+    """What rounds on their way cost the steps meanwhile; nothing without both kinds of steps."""
+    idle, in_flight = report["step_s_idle"], report["step_s_in_flight"]
+    if idle is None or in_flight is None:
+        return []
+    return [
+        ("inner step", f"{1e3 * idle:.1f} ms; {1e3 * in_flight:.1f} ms while a round is in flight")
+    ]
+
+
+def _validation(report: Report) -> str:
+    loss = report["val_loss"]
+    if loss is None:
+        stopped = report["reason"] not in (None, "finished")
+        return f"not measured: {'stopped before the end' if stopped else 'no worker reported one'}"
+    return (
+        f"{loss:.4f} nats per byte (perplexity {perplexity(loss):.2f}, "
+        f"{bits_per_byte(loss):.2f} bits per byte)"
+    )
+
+
+def _traffic(report: Report) -> str:
+    if "stages" in report:
+        return traffic(report)
+    sent, ddp = report["bytes_sent_per_worker"], report["ddp_bytes_per_worker"]
+    if sent is None:
+        return "not known: no worker reported to the end"
+    line = f"{megabytes(sent)} per worker"
+    if not ddp:
+        return line
+    line += f"; DDP would have sent {megabytes(ddp)}"
+    if not report["bytes_ratio"]:
+        return line
+    if report["bytes_ratio"] >= 1:
+        return f"{line}, {ratio(report['bytes_ratio'])} as much"
+    return f"{line}, {ratio(1 / report['bytes_ratio'])} less"
+
+
+def _links(report: Report) -> str:
+    return f"{report['link']} each way, by {report['link_means']}"
+
+
+def _bits(report: Report) -> list[tuple[str, str]]:
+    """What a value really took in each direction; nothing where nothing was sent."""
+    parts = []
+    for kind, flow in report["bits_per_value"].items():
+        if flow is not None:
+            travelled, encoded = flow["bits_travelled"], flow["bits_encoded"]
+            packed = f" ({encoded:.2f} before zstd)" if travelled < 0.995 * encoded else ""
+            parts.append(f"{travelled:.2f} in {kind}{packed}")
+    return [("bits per value", ", ".join(parts))] if parts else []
+
+
+def _waits(report: Report) -> list[tuple[str, str]]:
+    """For whom workers have waited most, where it is worth a word."""
+    if not report["longest_stalls"] or (report["stall_s"] or 0) < _WORTH_A_WORD_S:
+        return []
+    by_peer = sorted(report["stall_s_by_peer"].items(), key=lambda item: -item[1])
+    total = ", ".join(f"{peer} {seconds:.1f} s" for peer, seconds in by_peer[:4])
+    worst = report["longest_stalls"][0]
+    return [
+        (
+            "waited for",
+            f"{total}; longest {worst['stall_s']:.2f} s, {worst['peer']} for round "
+            f"{worst['round']} of fragment {worst['fragment']} from {worst['waited_for']}",
+        )
+    ]
+
+
+def _computing(report: Report) -> str:
+    utilization, wall_s = report["compute_utilization"], report["wall_s"]
+    if utilization is None or wall_s is None:
+        return "not known: no worker reported to the end"
+    return (
+        f"{100 * utilization:.1f} % of the {duration(wall_s)} from first to last inner step; "
+        f"{report['stall_s'] or 0:.1f} s stalled on average"
+    )
+
+
+def _rounds(report: Report) -> str:
+    failed = report["rounds_failed"]
+    return f"{report['rounds_completed']} completed, {failed or 'none'} failed"
+
+
+def _replicas(report: Report) -> str:
+    if "stages" in report:
+        return replicas(report["stages"], report["preset"])
+    told = sum(1 for peer in report["peers"] if peer["anchor_hash"])
+    if report["hashes_agree"] is None:
+        return f"nothing to compare: {count(told, 'worker')} reported to the end"
+    if report["hashes_agree"]:
+        return f"all {told} that reported hold identical anchors and momenta, bit for bit"
+    if report["preset"] == "local":
+        return "differ, as they must: with preset local nothing is exchanged"
+    if report["spread"] is not None:
+        apart = f"{100 * report['spread']:.2g} % from the mean of their pair"
+        return f"{apart} when they last met; diloco.consensus=true ends with one"
+    return f"DIFFER: the {told} that reported do not hold the same anchor and momentum"
+
+
+def _style(label: str, report: Report) -> str:
+    differ = report["preset"] == "local" or report["spread"] is not None
+    if label != "replicas" or report["hashes_agree"] is None or differ:
+        return ""
+    return "green" if report["hashes_agree"] else "bold red"
+
+
+def _ordered(lag: dict[str, float]) -> list[tuple[str, float]]:
+    order = ["p50", "p99", "max"]
+    return sorted(lag.items(), key=lambda item: order.index(item[0]) if item[0] in order else 9)

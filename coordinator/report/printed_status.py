@@ -1,0 +1,168 @@
+"""How a status document is shown: facts, what was sent and received, and a table of each list.
+
+Documents grow with the versions of workers: what is not known here is shown all the same, in the
+units that the names of its keys tell (`_bytes`, `_s`, `_ms`, `_mbps`).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from coordinator.rendezvous.records import float_of, printable
+from coordinator.report.figures import duration, size
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+Document = Mapping[str, Any]
+Show = Callable[[float], str]
+
+_SHORT_S = 60
+_WAYS = ("sent", "received")
+_UNITS = ("bytes", "ms", "s", "mbps")
+
+
+def print_status(document: Document, console: "Console") -> None:
+    """Prints whatever the document holds; no key but `members` is expected."""
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
+    facts = Table.grid(padding=(0, 2))
+    facts.add_column(style="dim", no_wrap=True)
+    facts.add_column(overflow="fold")
+    for label, value in fact_lines(document):
+        facts.add_row(label, Text(value))
+    console.print(Padding(facts, (0, 0, 0, 2), expand=False))
+    if rows := traffic_rows(document):
+        console.print(_table("traffic", rows))
+    for key, value in document.items():
+        if _is_table(value):
+            console.print(_table(_words(key), value))
+    if not document.get("members"):
+        console.print("no members are known yet")
+
+
+def fact_lines(document: Document) -> list[tuple[str, str]]:
+    """(label, value) of what is no table."""
+    told = {key: value for key, value in document.items() if not _is_table(value)}
+    told.pop("members", None)  # none are known
+    if told.get("step") is not None and told.get("steps") is not None:
+        told["step"] = f"{shown('step', told['step'])} of {shown('steps', told.pop('steps'))}"
+    if isinstance(traffic := told.pop("traffic", None), Mapping):
+        told |= {f"traffic_{key}": traffic[key] for key in traffic if _flow(key) is None}
+    return [(_words(key), shown(key, value)) for key, value in told.items()]
+
+
+def traffic_rows(document: Document) -> list[dict[str, object]]:
+    """What went each way: in all, of it payload, and by method, the most first; with the mean rate
+    where the document says since when."""
+    traffic = document.get("traffic")
+    if not isinstance(traffic, Mapping):
+        return []
+    flows: dict[str, dict[str, float]] = {}
+    for key, told in traffic.items():
+        if (flow := _flow(key)) is not None:
+            name, way = flow
+            counts = told if isinstance(told, Mapping) else {name: told}
+            for each in counts:
+                flows.setdefault(str(each), {})[way] = float_of(counts, each) or 0.0
+    up_s = float_of(document, "up_s")
+    rows: list[dict[str, object]] = []
+    for name, sums in sorted(flows.items(), key=lambda flow: -sum(flow[1].values())):
+        row: dict[str, object] = {"": name}
+        row |= {f"{way}_bytes": sums.get(way, 0.0) for way in _WAYS}
+        if up_s:
+            row |= {f"mean_{way}_mbps": 8e-6 * sums.get(way, 0.0) / up_s for way in _WAYS}
+        rows.append(row)
+    return rows
+
+
+def shown(key: str, value: object, unit: Show | None = None) -> str:
+    """A value in one line, in the unit of its key, else in that of what it is in."""
+    unit = _unit(key) or unit
+    if isinstance(value, Mapping):
+        return ", ".join(_pair(str(k), v, unit) for k, v in value.items()) or "none"
+    if isinstance(value, list | tuple):
+        return ", ".join(shown(key, item, unit) for item in value) or "none"
+    if value is None:
+        return "-"
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if unit is not None:
+            return unit(value)
+        return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+    return printable(str(value))
+
+
+def _flow(key: object) -> tuple[str, str] | None:
+    """Of a key of `traffic`: the row and the column it is for; None of one that is not known."""
+    for way in _WAYS:
+        if key == f"{way}_by_method":
+            return "", way
+        if key == f"bytes_{way}":
+            return "in all", way
+        if str(key).endswith(f"_bytes_{way}"):
+            return _words(str(key).removesuffix(f"_{way}")), way
+    return None
+
+
+def _pair(key: str, value: object, unit: Show | None) -> str:
+    inner = shown(key, value, unit)
+    return f"{_words(key)} ({inner})" if isinstance(value, Mapping) else f"{_words(key)} {inner}"
+
+
+def _is_table(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(v, Mapping) for v in value)
+
+
+def _table(title: str, rows: Sequence[Document]) -> "Table":
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=title, title_justify="left", title_style="dim", box=box.SIMPLE_HEAD)
+    cells: list[list[Text]] = []
+    for column in dict.fromkeys(key for row in rows for key in row):
+        values = [row.get(column) for row in rows]
+        rounds = column == "versions"  # of each fragment, how many are closed
+        numeric = rounds or all(isinstance(value, int | float | None) for value in values)
+        table.add_column(
+            "round" if rounds else _words(column),
+            justify="right" if numeric else "left",
+            no_wrap=True,
+        )
+        cells.append([Text(_span(v) if rounds else shown(column, v)) for v in values])
+    for row_cells in zip(*cells, strict=True):
+        table.add_row(*row_cells)
+    return table
+
+
+def _span(versions: object) -> str:
+    """`4`, or `4 to 5` of fragments that are not equally far."""
+    numbers = versions if isinstance(versions, list) else []
+    ends = dict.fromkeys((min(numbers), max(numbers))) if numbers else {}
+    return " to ".join(shown("round", end) for end in ends) or "-"
+
+
+def _unit(key: str) -> Show | None:
+    parts = key.split("_")
+    if "bytes" in parts:
+        return size
+    if "mbps" in parts:
+        return lambda value: f"{value:,.2f} Mbit/s"
+    if "ms" in parts:
+        return lambda value: f"{value:,.1f} ms"
+    if "s" in parts:
+        return _seconds
+    return (lambda value: f"{value:.3f}") if "loss" in parts else None
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < _SHORT_S else duration(seconds)
+
+
+def _words(key: str) -> str:
+    """`bytes_sent` as people say it; units stand with the values."""
+    return printable(" ".join(part for part in key.split("_") if part not in _UNITS))

@@ -1,0 +1,137 @@
+"""The runs of a comparison, one after the other."""
+
+import time
+from collections.abc import Callable
+
+from algorithms.link import Link
+from coordinator.errors import Exit, Failure
+from coordinator.launcher.interrupts import Interrupts
+from coordinator.launcher.launch import core_count
+from coordinator.rendezvous.records import int_of
+from coordinator.report.figures import count, duration
+from tests.bench.compare import ours, yardsticks
+from tests.bench.compare.asked import LOCAL, Bench
+from tests.bench.compare.budget import Cost, cost_of, steps_within
+from tests.bench.compare.rows import Row, problem_row, row_of, speed_of
+from tests.bench.compare.runs import Ended
+from tests.bench.compare.tables import Conditions, LinkTable
+
+_BAD_INPUT = (Exit.USAGE, Exit.CONFIGURATION, Exit.TASK)
+
+
+class Session:
+    """Runs everything and keeps what came of it; `tables` grow row by row. Main thread only.
+
+    Args:
+        interrupts: entered; ends the comparison between two runs. Runs heed signals themselves.
+        say: shows a piece of a line; each line is begun when a run starts and finished by its end.
+    """
+
+    def __init__(self, bench: Bench, interrupts: Interrupts, say: Callable[[str], None]) -> None:
+        self._bench, self._interrupts, self._say = bench, interrupts, say
+        self.tables: list[LinkTable] = []
+        self._params: int | None = None
+        self._speed: float | None = None  # of the last `local`, inner steps a second
+        self._speed_here: float | None = None  # the same, if it was on the link in hand
+
+    @property
+    def conditions(self) -> Conditions:
+        bench = self._bench
+        return Conditions(
+            workers=bench.workers,
+            steps=bench.steps,
+            seed=bench.seed,
+            cores=core_count(),
+            settings=bench.settings,
+            params=self._params,
+        )
+
+    def run(self) -> int:
+        """Returns the exit code: 0, 1 where a run has failed, 128 + the signal that came.
+
+        Raises:
+            Failure: a setting that no worker takes; what was measured before stays in `tables`.
+        """
+        for text, link in zip(self._bench.links, self._bench.parsed_links(), strict=True):
+            table = LinkTable(link, text)
+            self.tables.append(table)
+            self._speed_here = None
+            self._say(f"{table.title}\n")
+            for name in (*self._bench.order, *self._bench.systems):
+                ended = self._one(table, name)
+                if ended.interrupted:
+                    return ended.exit_code
+                if self._interrupts.first is not None:
+                    return 128 + self._interrupts.first
+        failed = any(row.failed for table in self.tables for row in table.rows)
+        return Exit.FAILED if failed else Exit.DONE
+
+    # --------------------------------------------------------------------------------- inside
+
+    def _one(self, table: LinkTable, name: str) -> Ended:
+        """Raises Failure."""
+        bench, theirs = self._bench, name in self._bench.systems
+        steps = self._steps(name, table.link, whole=theirs)
+        skipped = yardsticks.why_skipped(bench, table.link, steps) if theirs else None
+        if skipped:
+            table.rows.append(problem_row(name, bench.steps, skipped))
+            self._say(f"  {name:<10} {skipped}\n")
+            return Ended()
+        self._say(f"  {name:<10} {self._expected(name, table.link, steps)} ... ")
+        began_s = time.monotonic()
+        if theirs:
+            folder, inner = bench.folder(name, table.text), bench.period_steps(name)
+            ended = yardsticks.train(name, bench, table.link, folder, steps, inner)
+        else:
+            ended = ours.train(bench.launch(name, table.text, steps))
+        elapsed = duration(time.monotonic() - began_s)
+        self._say(f"{ended.problem or 'done'}, after {elapsed} with its start\n")
+        table.rows.append(self._row(table, name, ended, ours=not theirs))
+        return ended
+
+    def _row(self, table: LinkTable, name: str, ended: Ended, *, ours: bool) -> Row:
+        """Raises Failure."""
+        if ended.report is None:
+            problem = ended.problem or "failed"
+            if ours and ended.exit_code in _BAD_INPUT:
+                raise Failure(f"preset {name}: {problem}", ended.exit_code)
+            return problem_row(name, self._bench.steps, problem, failed=not ended.interrupted)
+        if ours:
+            table.means = table.means or ended.report.get("link_means")
+        if name == LOCAL:
+            self._params = int_of(ended.report, "params") or self._params
+            self._speed_here = speed_of(ended.report)
+            self._speed = self._speed_here or self._speed
+        return row_of(name, self._bench.steps, ended.report, self._speed_here)
+
+    def _steps(self, name: str, link: Link, *, whole: bool) -> int:
+        """How many steps to do; with `whole` those of whole rounds, 0 if there is none."""
+        bench = self._bench
+        steps, period = bench.steps, bench.period_steps(name)
+        if self._speed is not None and self._params is not None and name != LOCAL:
+            steps = steps_within(bench.limit_s, steps, self._cost(name, link, 1 / self._speed))
+        return steps - steps % period if whole else steps
+
+    def _cost(self, name: str, link: Link, step_s: float) -> Cost:
+        assert self._params is not None
+        return cost_of(
+            name,
+            params=self._params,
+            workers=self._bench.workers,
+            inner_steps=self._bench.period_steps(name),
+            step_s=step_s,
+            link=link,
+        )
+
+    def _expected(self, name: str, link: Link, steps: int) -> str:
+        """`60 of 400 steps, about 4 min 10 s`."""
+        text = count(steps, "step")
+        if steps != self._bench.steps:
+            text = f"{steps:,} of {count(self._bench.steps, 'step')}"
+        if self._speed is None:
+            return text
+        step_s = 1 / self._speed
+        about_s = steps * step_s
+        if name != LOCAL and self._params is not None:
+            about_s = self._cost(name, link, step_s).run_s(steps)
+        return f"{text}, about {duration(about_s)}"

@@ -1,0 +1,202 @@
+"""A stage is made from whichever of its neighbours can be fetched; else it begins anew. In the end
+one replica of stage 0 puts the whole model together, also where another was stopped meanwhile."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.protocol.stage_swarm import StagedProblem
+from worker.membership import Card, Health, Phase
+from worker.pipeline import life
+from worker.pipeline.assembly import stage_fragments
+from worker.pipeline.part import part_of
+from worker.pipeline.profile import Profile
+from worker.training.inbox import Mailbox, Published, Started, Stop, ToIO
+from worker.training.loop import Trainer
+from worker.training.snapshot import initial_state
+
+PROBLEM = StagedProblem(count=3, layers=3)
+
+
+class OneThread:
+    """An I/O thread's answers, on this thread."""
+
+    def __init__(self, cards: tuple[Card, ...], stage: int = 1) -> None:
+        context = SimpleNamespace(stage=stage, cards=lambda: cards, transport=None, run=0, me="me")
+        self.node = SimpleNamespace(stages=SimpleNamespace(context=context, links=None))
+
+    def ask(self, question: Callable[[], Any]) -> Any:
+        return question()
+
+    def do(self, work: Callable[[], Coroutine[None, None, Any]], _timeout_s: float) -> Any:
+        return asyncio.run(work())
+
+
+@dataclass
+class Made:
+    """What has become of stage 1."""
+
+    events: list[dict[str, Any]]
+    before: dict[str, Tensor]
+    parameters: Mapping[str, Tensor]
+    anchors: list[Tensor]
+
+
+def card(stage: int, norm: float) -> Card:
+    profile = replace(Profile.unpack(b""), gradient_norm=norm)
+    return Card(str(stage), str(stage), 1, stage=stage, profile=profile.pack())
+
+
+def fetcher(there: list[int]) -> Callable[..., Coroutine[None, None, dict[int, list[Tensor]]]]:
+    """Stands for `fetch_stages`: all values of stage n are n + 1."""
+
+    async def fetch_stages(*_: object) -> dict[int, list[Tensor]]:
+        return {
+            stage: [
+                torch.full((fragment.elements,), stage + 1.0)
+                for fragment in stage_fragments(PROBLEM.task, PROBLEM.config, stage)
+            ]
+            for stage in there
+        }
+
+    return fetch_stages
+
+
+def life_of(io: OneThread, events: list[dict[str, Any]], out: Path) -> life.StageLife:
+    thread: Any = io
+    offload: Any = None
+    return life.StageLife(
+        task=PROBLEM.task,
+        config=PROBLEM.config,
+        manifest=PROBLEM.manifest,
+        io=thread,
+        offload=offload,
+        out=out,
+        log=events.append,
+    )
+
+
+def made_from(there: list[int], monkeypatch: pytest.MonkeyPatch) -> Made:
+    """Stage 1 with neighbours 0 and 2, of which only some can be fetched; all values of stage n
+    are n + 1, and their norms 1 and 3."""
+    task, config = PROBLEM.task, PROBLEM.config
+    monkeypatch.setattr(life, "fetch_stages", fetcher(there))
+    part = part_of(task, config, 1)
+    parameters = {name: value.detach() for name, value in part.module.named_parameters()}
+    before = {name: value.clone() for name, value in parameters.items()}
+    anchors: list[Tensor] = []
+    slots = [
+        SimpleNamespace(fragment=fragment, commit=lambda *, anchor: anchors.append(anchor))
+        for fragment in PROBLEM.fragments(part)
+    ]
+    trainer: Any = SimpleNamespace(replica=SimpleNamespace(parameters=parameters), slots=slots)
+    io = OneThread((card(0, 1.0), card(2, 3.0)))
+    events: list[dict[str, Any]] = []
+    life_of(io, events, Path()).rebuild(trainer, lambda: False)
+    return Made(events, before, parameters, anchors)
+
+
+@pytest.mark.parametrize(
+    ("there", "weights", "value"),
+    [([0, 2], {0: 0.25, 2: 0.75}, 2.5), ([0], {0: 1.0}, 1.0), ([2], {2: 1.0}, 3.0)],
+)
+def test_made_from_the_neighbours_that_came(
+    there: list[int],
+    weights: dict[int, float],
+    value: float,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = made_from(there, monkeypatch)
+    assert made.events == [{"event": "rebuilt", "stage": 1, "from": weights}]
+    for values in (*made.parameters.values(), *made.anchors):
+        assert torch.equal(values, torch.full_like(values, value))
+    assert sum(map(torch.numel, made.anchors)) == sum(map(torch.numel, made.before.values()))
+
+
+def test_begins_anew_where_no_neighbour_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = made_from([], monkeypatch)
+    assert [event["event"] for event in made.events] == ["warning"]
+    assert "begins anew" in made.events[0]["text"]
+    assert not made.anchors
+    for name, values in made.parameters.items():
+        assert torch.equal(values, made.before[name])
+
+
+# ------------------------------------------------------------------------------------- the end
+
+
+class Ending:
+    """A peer of a stage, called "me", that has trained to the end of the schedule."""
+
+    def __init__(self, stage: int, others: tuple[Card, ...], out: Path) -> None:
+        mailbox = self._mailbox = Mailbox()
+        self._posted: list[ToIO] = []
+        mailbox.connect(self._posted.append)
+        part = part_of(PROBLEM.task, PROBLEM.config, stage)
+        replica = part.replica(PROBLEM.task, PROBLEM.config, PROBLEM.cursor("me"), mailbox)
+        fragments = PROBLEM.fragments(part)
+        self.trainer = Trainer(
+            replica=replica,
+            fragments=fragments,
+            plan=PROBLEM.plan,
+            steps=PROBLEM.steps,
+            states=[initial_state(PROBLEM.plan, f, replica.parameters) for f in fragments],
+            step=PROBLEM.steps,
+            mailbox=mailbox,
+            checkpoint=lambda _: None,
+        )
+        mailbox.answer(Started(("me",)))
+        self.trainer.run()
+        me = replace(peer("me", stage), phase=Phase.DONE)
+        self.life = life_of(OneThread((me, *others), stage), [], out)
+
+    def stop(self) -> None:
+        self._mailbox.answer(Stop("SIGTERM"))
+
+    @property
+    def phase(self) -> Phase:
+        """As the others see it."""
+        return [message.phase for message in self._posted if isinstance(message, Published)][-1]
+
+
+def peer(name: str, stage: int, **fields: Any) -> Card:
+    return replace(Card(name, name, 1, phase=Phase.TRAINING, stage=stage), **fields)
+
+
+@pytest.mark.parametrize(
+    ("stage", "others", "phase"),
+    [
+        (0, (peer("next", 0),), Phase.TRAINING),
+        (0, (peer("next", 0, health=Health.DEAD), peer("of 1", 1)), Phase.DONE),
+        (1, (peer("next", 0),), Phase.DONE),
+    ],
+)
+def test_who_is_stopped_while_it_settles_leaves_the_model_to_the_next(
+    stage: int, others: tuple[Card, ...], phase: Phase, tmp_path: Path
+) -> None:
+    """And to nobody, where there is none."""
+    ending = Ending(stage, others, tmp_path)
+    assert ending.phase is Phase.DONE
+    ending.stop()
+    ending.life.settle(ending.trainer, lambda: False, 10.0)
+    assert ending.trainer.stopped is not None
+    assert ending.phase is phase
+    assert ending.life.end(ending.trainer) is None
+
+
+@pytest.mark.parametrize(("phase", "assembles"), [(Phase.DONE, False), (Phase.TRAINING, True)])
+def test_the_next_of_stage_0_assembles_where_the_first_has_left_it_undone(
+    phase: Phase, assembles: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(life, "fetch_stages", fetcher([1, 2]))
+    ending = Ending(0, (peer("first", 0, health=Health.LEFT, phase=phase),), tmp_path)
+    whole = ending.life.end(ending.trainer)
+    assert (whole is not None) == assembles
+    assert (tmp_path / "assembled").exists() == assembles

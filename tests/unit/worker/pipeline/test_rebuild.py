@@ -1,0 +1,81 @@
+"""A stage made anew: from which neighbours, and how much of each."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.protocol.stage_swarm import StagedProblem
+from worker.membership import Card, Health
+from worker.pipeline.assembly import stage_fragments
+from worker.pipeline.part import part_of
+from worker.pipeline.profile import Profile
+from worker.pipeline.rebuild import neighbour_weights, rebuilt, weights_of
+
+
+def card(stage: int, norm: float, health: Health = Health.ALIVE) -> Card:
+    profile = replace(Profile.unpack(b""), gradient_norm=norm)
+    name = f"{stage}/{norm}"
+    return Card(name, name, epoch=1, stage=stage, health=health, profile=profile.pack())
+
+
+def test_neighbours_count_by_the_norms_of_their_gradients() -> None:
+    cards = [card(0, 9.0), card(1, 1.0), card(3, 3.0), card(2, 7.0), card(4, 5.0)]
+    assert neighbour_weights(2, cards) == pytest.approx({1: 0.25, 3: 0.75})
+
+
+def test_the_last_stage_has_one_neighbour_and_the_dead_have_no_say() -> None:
+    assert neighbour_weights(2, [card(0, 2.0), card(1, 4.0)]) == {1: 1.0}
+    dead = [card(1, 4.0, Health.DEAD), card(3, 4.0)]
+    assert neighbour_weights(2, dead) == {3: 1.0}
+    assert neighbour_weights(2, dead[:1]) == {}
+
+
+def test_neighbours_that_have_no_norm_yet_count_alike() -> None:
+    assert neighbour_weights(1, [card(0, 0.0), card(2, 0.0)]) == {0: 0.5, 2: 0.5}
+
+
+def test_the_neighbours_that_came_share_the_whole() -> None:
+    weights = {1: 0.25, 3: 0.75}
+    assert weights_of([1, 3], weights) == weights
+    assert weights_of([1], weights) == {1: 1.0}
+    assert weights_of([3], {1: 1.0, 3: 0.0}) == {3: 1.0}
+    assert weights_of([], weights) == {}
+
+
+@pytest.mark.parametrize("weights", [{0: 0.25, 2: 0.75}, {0: 1.0}, {2: 1.0}])
+def test_a_layer_is_the_weighted_mean_of_its_neighbours(weights: dict[int, float]) -> None:
+    problem = StagedProblem(count=3, layers=3)
+    task, config = problem.task, problem.config
+    anchors = {
+        stage: [
+            torch.full((fragment.elements,), float(stage + 1))
+            for fragment in stage_fragments(task, config, stage)
+        ]
+        for stage in weights
+    }
+    made = rebuilt(task, config, 1, anchors, weights)
+    expected = sum(weight * (stage + 1) for stage, weight in weights.items())
+    own = dict(part_of(task, config, 1).module.named_parameters())
+    assert made.keys() == own.keys()
+    for name, values in made.items():
+        assert values.shape == own[name].shape
+        assert torch.allclose(values, torch.full_like(values, expected))
+
+
+def test_a_neighbour_with_fewer_layers_lends_its_last_one() -> None:
+    problem = StagedProblem(count=3, cut=(1, 3, 2), layers=6)
+    task, config = problem.task, problem.config
+    values = dict(task.model().named_parameters())
+    anchors = {
+        stage: [
+            fragment.flatten({name: value.detach() for name, value in values.items()})
+            for fragment in stage_fragments(task, config, stage)
+        ]
+        for stage in (0, 2)
+    }
+    made = rebuilt(task, config, 1, anchors, {0: 0.25, 2: 0.75})
+    for layer, behind in ((1, 4), (2, 5), (3, 5)):
+        name = "model.layers.{}.mlp.down_proj.weight"
+        expected = 0.25 * values[name.format(0)] + 0.75 * values[name.format(behind)]
+        torch.testing.assert_close(made[name.format(layer)], expected.detach())

@@ -1,0 +1,272 @@
+"""A stage on the train thread: urgent jobs first, each visit counted once, the mean over visits."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from algorithms.codecs import codec_by_name
+from tests.protocol.stage_swarm import StagedProblem
+from worker import wire
+from worker.errors import ConfigError
+from worker.pipeline.part import part_of
+from worker.pipeline.replica import StageReplica
+from worker.tasks import StageModule
+from worker.training.inbox import IterationOver, Job, StageWork, StageWorked
+
+PROBLEM = StagedProblem(count=2, layers=2, microbatches=2)
+FP32 = codec_by_name("fp32")
+
+
+class Stage:
+    """A replica, what it has answered, and short ways to ask."""
+
+    def __init__(self, stage: int, limit_bytes: float = math.inf) -> None:
+        config = PROBLEM.config
+        module = part_of(PROBLEM.task, config, stage).module
+        assert isinstance(module, StageModule)
+        self.module, self.answers = module, list[StageWorked]()
+        self.replica = StageReplica(
+            PROBLEM.task,
+            module,
+            config.inner,
+            PROBLEM.cursor("x"),
+            PROBLEM.steps,
+            codec=FP32,
+            microbatches=2 if stage == 0 else 0,
+            answer=self.answers.append,
+            limit_bytes=limit_bytes,
+        )
+        self._number = 0
+        self.replica.begin(1)
+
+    def ask(
+        self,
+        job: Job,
+        microbatch: int = 0,
+        values: Tensor | None = None,
+        gradient: Tensor | None = None,
+        iteration: int = 1,
+    ) -> int:
+        """Leaves a job, and returns its number."""
+        self._number += 1
+        shape = tuple(values.shape if values is not None else (1, 12, 16))
+        self.replica.take(
+            StageWork(
+                self._number, iteration, job, microbatch, shape, encoded(values), encoded(gradient)
+            )
+        )
+        return self._number
+
+    def done(self) -> list[int]:
+        """Works until there is nothing more; the numbers in the order of the answers."""
+        self.answers.clear()
+        while self.replica.work():
+            pass
+        return [answer.number for answer in self.answers]
+
+
+def encoded(values: Tensor | None) -> memoryview | None:
+    return None if values is None else wire.encode(FP32, values.reshape(-1))
+
+
+def decoded(answer: StageWorked) -> Tensor:
+    assert answer.values is not None
+    return wire.decode(FP32, answer.values, 12 * 16).view(1, 12, 16)
+
+
+def hidden(seed: int = 0) -> Tensor:
+    return torch.randn((1, 12, 16), generator=torch.Generator().manual_seed(seed))
+
+
+def own_gradients(stage: Stage, values: Tensor, gradient: Tensor) -> dict[str, Tensor]:
+    """By plain autograd."""
+    named = dict(stage.module.named_parameters())
+    found = torch.autograd.grad(stage.module(values), list(named.values()), gradient)
+    return dict(zip(named, found, strict=True))
+
+
+def loss_and_gradients(stage: Stage, microbatch: int) -> tuple[Tensor, dict[str, Tensor]]:
+    """Of stage 0 by itself, by plain autograd."""
+    stream = PROBLEM.task.batches("train", PROBLEM.cursor("x"))
+    batch = [next(stream) for _ in range(microbatch + 1)][-1]
+    loss = stage.module.loss(stage.module(stage.module.embed(batch)), batch)
+    named = dict(stage.module.named_parameters())
+    found = torch.autograd.grad(loss, list(named.values()))
+    return loss.detach(), dict(zip(named, found, strict=True))
+
+
+def test_backwards_come_before_forwards_and_each_in_order() -> None:
+    stage = Stage(1)
+    first = stage.ask(Job.FORWARD, 0, hidden())
+    second = stage.ask(Job.FORWARD, 1, hidden())
+    third = stage.ask(Job.BACKWARD, 0, hidden(), hidden(1))
+    fourth = stage.ask(Job.BACKWARD, 1, hidden(), hidden(1))
+    assert stage.done() == [third, fourth, first, second]
+
+
+def test_a_gradient_is_the_mean_over_visits() -> None:
+    stage = Stage(1)
+    for n in range(3):
+        stage.ask(Job.BACKWARD, n, hidden(n), hidden(10 + n))
+    stage.done()
+    expected = [own_gradients(stage, hidden(n), hidden(10 + n)) for n in range(3)]
+    found = stage.replica.backward(1)
+    assert stage.replica.visits == 3
+    for name, value in found.items():
+        mean = sum(each[name] for each in expected) / 3
+        torch.testing.assert_close(value, mean)
+
+
+def test_a_repeated_backward_is_answered_and_not_counted_twice() -> None:
+    stage = Stage(1)
+    stage.ask(Job.BACKWARD, 7, hidden(), hidden(1))
+    stage.done()
+    first = decoded(stage.answers[0])
+    stage.ask(Job.BACKWARD, 7, hidden(), hidden(1))
+    stage.done()
+    assert torch.equal(decoded(stage.answers[0]), first)
+    expected = own_gradients(stage, hidden(), hidden(1))
+    for name, value in stage.replica.backward(1).items():
+        torch.testing.assert_close(value, expected[name])
+    assert stage.replica.visits == 1
+
+
+def test_jobs_of_a_later_iteration_wait_and_of_an_earlier_one_are_refused() -> None:
+    stage = Stage(1)
+    later = stage.ask(Job.FORWARD, 0, hidden(), iteration=2)
+    assert stage.done() == []
+    old = stage.ask(Job.FORWARD, 0, hidden(), iteration=1)
+    stage.replica.begin(2)
+    assert sorted(stage.done()) == [later, old]
+    problems = {answer.number: answer.problem for answer in stage.answers}
+    assert (problems[later], problems[old]) == ("", "the iteration is over")
+
+
+def test_a_discarded_iteration_leaves_no_gradient() -> None:
+    stage = Stage(1)
+    stage.ask(Job.BACKWARD, 0, hidden(), hidden(1))
+    stage.done()
+    stage.replica.take(IterationOver(1, discard=True))
+    assert stage.replica.over
+    gradients = stage.replica.backward(1)
+    assert not any(bool(value.any()) for value in gradients.values())
+    assert stage.replica.visits == 0
+
+
+def test_an_iteration_without_visits_moves_no_parameter() -> None:
+    """Adam would go on by its momentum."""
+    stage = Stage(1)
+    stage.ask(Job.BACKWARD, 0, hidden(), hidden(1))
+    stage.done()
+    stage.replica.inner_step(1, stage.replica.backward(1))
+    before = {name: value.clone() for name, value in stage.replica.parameters.items()}
+    stage.replica.begin(2)
+    stage.replica.inner_step(2, stage.replica.backward(2))
+    assert all(torch.equal(before[n], v) for n, v in stage.replica.parameters.items())
+
+
+def test_word_of_an_earlier_iteration_ends_nothing() -> None:
+    stage = Stage(1)
+    stage.replica.begin(2)
+    stage.replica.take(IterationOver(1))
+    assert not stage.replica.over
+    stage.replica.take(IterationOver(2))
+    assert stage.replica.over
+    stage.replica.begin(3)
+    assert not stage.replica.over
+
+
+def test_an_origin_enters_loses_and_leaves() -> None:
+    """Stage 0 alone is a model: its gradient is that of embedding, layers, norm and head."""
+    stage = Stage(0)
+    stage.ask(Job.ENTER, 1)
+    stage.done()
+    entered = decoded(stage.answers[0])
+    stage.ask(Job.LOSS, 1, entered)
+    stage.done()
+    stage.ask(Job.LEAVE, 1, None, decoded(stage.answers[0]))
+    stage.done()
+    loss, expected = loss_and_gradients(stage, 1)
+    for name, value in stage.replica.backward(1).items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(torch.tensor(stage.replica.loss), loss)
+
+
+def test_a_microbatch_lost_after_its_loss_leaves_nothing() -> None:
+    """Its gradient of head and norm, and its loss, would be in the mean of those that came back."""
+    stage = Stage(0)
+    for microbatch in (0, 1):
+        stage.ask(Job.ENTER, microbatch)
+    stage.done()
+    entered = {n: decoded(answer) for n, answer in enumerate(stage.answers)}
+    for microbatch in (0, 1):
+        stage.ask(Job.LOSS, microbatch, entered[microbatch])
+    stage.done()
+    stage.ask(Job.LEAVE, 1, None, decoded(stage.answers[1]))
+    stage.done()
+    loss, expected = loss_and_gradients(stage, 1)
+    for name, value in stage.replica.backward(1).items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=1e-6)
+    assert stage.replica.visits == 1
+    torch.testing.assert_close(torch.tensor(stage.replica.loss), loss)
+
+
+def test_what_comes_back_without_a_loss_is_refused() -> None:
+    stage = Stage(0)
+    stage.ask(Job.LEAVE, 0, None, hidden())
+    stage.done()
+    assert stage.answers[0].problem == "leave: no loss was asked for of microbatch 0"
+    stage.replica.backward(1)
+    assert stage.replica.visits == 0
+
+
+def test_gradients_are_summed_in_place() -> None:
+    """No second copy of them, however many visits there are."""
+    stage = Stage(1)
+    named = dict(stage.module.named_parameters())
+    where = {name: parameter.grad for name, parameter in named.items()}
+    for n in range(3):
+        stage.ask(Job.BACKWARD, n, hidden(n), hidden(10 + n))
+    stage.done()
+    mean = stage.replica.backward(1)
+    assert all(mean[name] is where[name] is named[name].grad for name in named)
+    stage.replica.inner_step(1, mean)
+    stage.replica.begin(2)
+    assert all(named[name].grad is where[name] for name in named)
+    assert not any(bool(parameter.grad.any()) for parameter in named.values())
+
+
+def test_a_backward_that_fails_half_way_ends_the_worker() -> None:
+    """Part of its gradient is in the sum, and nobody can take it out again."""
+    stage = Stage(1)
+
+    def fail(_gradient: Tensor) -> None:
+        raise ValueError("too much")
+
+    next(iter(stage.module.parameters())).register_hook(fail)
+    stage.ask(Job.BACKWARD, 0, hidden(), hidden(1))
+    with pytest.raises(RuntimeError, match="half-way: too much"):
+        stage.done()
+
+
+def test_microbatches_that_nobody_has_room_for_are_refused_with_a_fix() -> None:
+    activations = 4 * 1 * 12 * 16
+    fits, too_large = Stage(0, activations), Stage(0, activations - 1)
+    for stage in (fits, too_large):
+        stage.ask(Job.ENTER)
+    assert fits.done() == [1]
+    with pytest.raises(ConfigError, match="raise memory_mib"):
+        too_large.done()
+
+
+def test_nonsense_is_answered_with_a_problem_and_counts_nothing() -> None:
+    stage = Stage(1)
+    stage.replica.take(
+        StageWork(1, 1, Job.BACKWARD, 0, (1, 12, 16), memoryview(bytearray(8)), encoded(hidden()))
+    )
+    stage.done()
+    assert stage.answers[0].problem.startswith("backward: ")
+    stage.replica.backward(1)
+    assert stage.replica.visits == 0

@@ -1,0 +1,1 @@
+"""A peer that lacks state gets it: bootstrap, state transfer, repair."""

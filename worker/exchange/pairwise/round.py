@@ -1,0 +1,320 @@
+"""One round in a small group: everyone's values to every partner, applied by all or by none.
+
+Between every two peers of the group there is one stream, opened by the one whose name comes first.
+What arrives on it is staged. A peer that holds the values of all its partners says so, and the
+round succeeds for it when all of them have said so too. A stream that breaks is opened again and
+goes on where it was; a peer for which the round has succeeded keeps what it sent, and repeats it.
+
+A peer that has said so no longer knows whether the others have applied the round. From then on no
+rumour that a partner is gone ends it at once, only one that stands for as long as this peer is
+patient. A partner that is cut off and trusted is called for twice that long. Else it waits until no
+partner can stage any more: nobody does so at its deadline or later, and a partner's deadline is
+later than this peer's by as much as it came later.
+
+What no protocol between two can settle remains: its partner may have heard the last word and have
+applied the round. Then the two are a little further apart than they would be, which later rounds
+make good. Nobody else waits for either.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from worker.exchange.types import RoundConfig, View
+
+# ------------------------------------------------------------------------------------- events
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time passes."""
+
+
+@dataclass(frozen=True)
+class Viewed:
+    """Membership has changed."""
+
+    view: View
+
+
+@dataclass(frozen=True)
+class Met:
+    """The partner has come to this round: what it contributes is on its way."""
+
+    peer: str
+
+
+@dataclass(frozen=True)
+class Heard:
+    """Something of the partner's is arriving: it is not late, its link is slow."""
+
+    peer: str
+
+
+@dataclass(frozen=True)
+class Received:
+    """All values of the partner are here, verified."""
+
+    peer: str
+
+
+@dataclass(frozen=True)
+class PartnerStaged:
+    """The partner holds the values of all its partners."""
+
+    peer: str
+
+
+@dataclass(frozen=True)
+class Broken:
+    """The stream to the partner has ended too early."""
+
+    peer: str
+    attempt: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Declined:
+    """The partner will not hold this round with this peer."""
+
+    peer: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class GivenUp:
+    """This peer goes on without the round."""
+
+    reason: str
+
+
+Event = Tick | Viewed | Met | Heard | Received | PartnerStaged | Broken | Declined | GivenUp
+
+# ------------------------------------------------------------------------------------ actions
+
+
+@dataclass(frozen=True)
+class Open:
+    """Open the stream to the partner."""
+
+    peer: str
+    attempt: int
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Tell every partner that the values of all are here, on its stream of now or of later."""
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """A stream to the peer broke: membership should probe it."""
+
+    peer: str
+
+
+@dataclass(frozen=True)
+class Succeeded:
+    """All partners hold everything: apply."""
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The round is given up; nothing may be applied."""
+
+    reason: str
+    waiting_for: tuple[str, ...]
+
+
+Action = Open | Stage | Doubt | Succeeded | Failed
+
+
+@dataclass
+class _Partner:
+    met_at: float = math.inf
+    received: bool = False
+    staged: bool = False
+    open: bool = False
+    broken_at: float = math.inf  # and nothing has come since
+    gone_at: float = math.inf  # by membership; and nothing has come since
+    attempt: int = 0
+    retry_at: float = 0.0
+    heard_at: float = -math.inf
+    reason: str = ""
+
+    @property
+    def met(self) -> bool:
+        return self.met_at < math.inf
+
+
+class Meeting:
+    """A round at this peer.
+
+    Args:
+        me: this peer.
+        group: the peers of the round, this one included; alone it succeeds at once.
+        fragment, round_: which round it is.
+        began_at: monotonic time (s) at which this peer has come to it.
+        payload_bytes: what goes to each partner.
+        lead_s: how far this peer may be ahead of its partners (`Lead`).
+
+    A partner that has not come is waited for until `patience_until`, and longer while it is heard
+    of. From `deadline` on nothing is staged; who has not staged by then gives the round up.
+    """
+
+    def __init__(
+        self,
+        me: str,
+        group: Sequence[str],
+        view: View,
+        config: RoundConfig,
+        *,
+        fragment: int,
+        round_: int,
+        began_at: float,
+        payload_bytes: int,
+        lead_s: float = 0.0,
+    ) -> None:
+        self.me, self.group = me, tuple(group)
+        self.fragment, self.round = fragment, round_
+        self._view, self._config = view, config
+        self._round_s = config.patience_s + config.transfer_s(payload_bytes) + config.slack_s
+        self.deadline = began_at + self._round_s
+        self._patience_s = config.patience_s + lead_s
+        self.patience_until = min(began_at + self._patience_s, self.deadline)
+        self._partners = {peer: _Partner() for peer in self.group if peer != me}
+        self._staged = self._ended = False
+
+    @property
+    def waiting_for(self) -> tuple[str, ...]:
+        """The partners that have not said that they hold everything."""
+        return tuple(sorted(p for p, partner in self._partners.items() if not partner.staged))
+
+    def step(self, event: Event, now: float) -> list[Action]:
+        """Takes one event at monotonic time `now` (s) and says what to do."""
+        if self._ended:
+            return []
+        actions: list[Action] = []
+        match event:
+            case Viewed(view):
+                self._view = view
+            case Met(peer):
+                self._come(peer, now)
+            case Heard(peer):
+                self._heard(peer, now)
+            case Received(peer):
+                self._come(peer, now).received = True
+            case PartnerStaged(peer):
+                self._come(peer, now).staged = True
+            case Broken(peer, attempt, reason):
+                partner = self._partners[peer]
+                if attempt == partner.attempt:
+                    partner.open, partner.reason = False, reason
+                    partner.broken_at = min(partner.broken_at, now)
+                    partner.retry_at = now + self._config.retry_s
+                    actions.append(Doubt(peer))
+            case Declined(peer, reason):
+                # What has staged counts, even if it lost patience then: others may have applied it.
+                if not (self._staged and self._partners[peer].staged):
+                    return [self._fail(f"{peer} declines: {reason}")]
+            case GivenUp(reason):
+                return [self._fail(reason)]
+            case Tick():
+                pass
+        self._note_gone(now)
+        complete = all(p.received for p in self._partners.values())
+        if not self._staged and complete and (now < self.deadline or not self._partners):
+            self._staged = True
+            if self._partners:
+                actions.append(Stage())
+        if self._staged and not self.waiting_for:
+            self._ended = True
+            # Some may still miss this peer's word, and would wait for a stream in vain.
+            return [*actions, *self._open_streams(math.inf), Succeeded()]
+        if hopeless := self._hopeless(now):
+            return [*actions, self._fail(hopeless)]
+        return actions + self._open_streams(now)
+
+    # --------------------------------------------------------------------------------- inside
+
+    def _heard(self, peer: str, now: float) -> _Partner:
+        partner = self._partners[peer]
+        partner.heard_at, partner.broken_at, partner.gone_at = now, math.inf, math.inf
+        return partner
+
+    def _come(self, peer: str, now: float) -> _Partner:
+        partner = self._heard(peer, now)
+        partner.met_at = min(partner.met_at, now)
+        return partner
+
+    def _note_gone(self, now: float) -> None:
+        for peer, partner in self._partners.items():
+            partner.gone_at = math.inf if self._view.live(peer) else min(partner.gone_at, now)
+
+    def _lost(self, peer: str, now: float) -> str | None:
+        """Why the partner is not expected back, if it is not.
+
+        One that is cut off is waited for as long as one that has not come, half as long if it is in
+        doubt as well, so that who waits next does not wait in vain; and so is one in doubt of which
+        nothing is heard, as it has frozen. It may have applied the round once this peer has staged:
+        then doubt alone is not enough, and the lack of it counts more.
+        """
+        partner, patience_s = self._partners[peer], self._config.patience_s
+        if partner.staged:
+            return None
+        if now - partner.gone_at >= (patience_s if self._staged else 0.0):
+            return f"{peer} is gone"
+        silent = not partner.met or partner.broken_at < math.inf
+        if not self._staged and silent and not self._view.reach(self.me, peer):
+            return f"the link to {peer} is cut"
+        if not self._view.usable(peer):
+            cut_off_s = patience_s / 2
+        else:
+            cut_off_s = 2 * patience_s if self._staged else patience_s
+        if partner.met and now - partner.broken_at >= cut_off_s:
+            return f"{partner.reason}, and it has not come back"
+        frozen = partner.met and not self._view.usable(peer) and partner.broken_at == math.inf
+        if frozen and not self._staged and now - partner.heard_at >= cut_off_s:
+            return f"{peer} does not answer any more"
+        return None
+
+    def _hopeless(self, now: float) -> str | None:
+        """Why waiting any longer is no use, if it is not."""
+        for peer, partner in sorted(self._partners.items()):
+            if lost := self._lost(peer, now):
+                return lost
+            if partner.met:
+                continue
+            if not self._view.usable(peer):
+                return f"{peer} does not answer"
+            if not self._view.will_contribute(peer, self.fragment, self.round):
+                return f"{peer} is past this round"
+            if now >= max(self.patience_until, partner.heard_at + self._patience_s):
+                return f"{peer} has not come to the round in time"
+        if now < self._limit():
+            return None
+        reasons = {p.reason for p in self._partners.values() if not p.staged and p.reason}
+        return "; ".join(["the round's deadline has passed", *sorted(reasons)])
+
+    def _limit(self) -> float:
+        """When the round is given up: who has staged waits until no partner can stage any more, and
+        its word is here."""
+        if not self._staged:
+            return self.deadline
+        came_at = max(partner.met_at for partner in self._partners.values())
+        return max(self.patience_until, came_at) + self._round_s + self._config.retry_s
+
+    def _open_streams(self, now: float) -> list[Action]:
+        """To the partners that it falls to this peer to call."""
+        actions: list[Action] = []
+        for peer, partner in sorted(self._partners.items()):
+            # One that has said everything may still miss this peer's word.
+            if peer > self.me and not partner.open and now >= partner.retry_at:
+                partner.open, partner.attempt = True, partner.attempt + 1
+                actions.append(Open(peer, partner.attempt))
+        return actions
+
+    def _fail(self, reason: str) -> Failed:
+        self._ended = True
+        return Failed(reason, self.waiting_for)

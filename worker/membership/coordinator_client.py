@@ -1,0 +1,93 @@
+"""The way to the optional coordinator: who we are and how it goes, who else is there."""
+
+import asyncio
+from collections.abc import Callable
+
+from protos import murmuration_pb2 as pb
+from worker import wire
+from worker.errors import ManifestRefused
+from worker.membership import Heard
+from worker.membership.gossip import Gossip
+from worker.transport import Transport, TransportError
+
+_PERIOD_S = 1.0
+_EAGER_S = 0.25
+_CALL_S = 2.0
+_EVENTS_PER_CALL = 64
+_MAX_EVENTS = 1024
+_MAX_CALL_BYTES = 48 * 1024
+
+
+class Introduction:
+    """Introduces this peer again and again; the coordinator may come and go. io thread only."""
+
+    def __init__(
+        self,
+        address: str,
+        manifest: bytes,
+        gossip: Gossip,
+        transport: Transport,
+        started: Callable[[], bool],
+    ) -> None:
+        self._address, self._manifest = address, manifest
+        self._gossip, self._transport, self._started = gossip, transport, started
+        self._events: list[dict[str, object]] = []
+        self._silent = False
+
+    def add(self, event: dict[str, object]) -> None:
+        """Queues an event; of progress only the newest is kept, of all the newest thousand."""
+        last = self._events[-1]["event"] if self._events else None
+        if last == event["event"] == "progress":
+            self._events.pop()
+        self._events.append(event)
+        del self._events[:-_MAX_EVENTS]
+
+    async def run(self, log: Callable[[dict[str, object]], None]) -> None:
+        """Until cancelled. A refusal ends the run only before it has begun.
+
+        Raises:
+            ManifestRefused: the coordinator's run is another one.
+        """
+        while True:
+            try:
+                await self._call()
+                self._silent = False
+            except (TransportError, wire.WireError, ManifestRefused) as error:
+                if isinstance(error, ManifestRefused) and not self._started():
+                    raise
+                if self._started() and not self._silent:
+                    self._silent = True
+                    log({"event": "warning", "text": f"coordinator: {error}; going on without"})
+            settled = self._started() and not self._silent
+            await asyncio.sleep(_PERIOD_S if settled else _EAGER_S)
+
+    async def flush(self) -> None:
+        """Hands over what is queued, as far as a call or a few can."""
+        try:
+            while self._events:
+                await self._call()
+        except (TransportError, wire.WireError, ManifestRefused):
+            return
+
+    async def _call(self) -> None:
+        sending, size = 0, 0
+        packed: list[bytes] = []
+        for event in self._events[:_EVENTS_PER_CALL]:
+            document = wire.pack_document(event)
+            size += len(document)
+            if packed and size > _MAX_CALL_BYTES:
+                break
+            packed.append(document)
+            sending += 1
+        taken = self._events[:sending]
+        request = pb.IntroduceRequest(
+            card=wire.card_to_message(self._gossip.me), manifest=self._manifest, events=packed
+        )
+        raw = await self._transport.call(
+            self._address, "Coordinator/Introduce", request.SerializeToString(), _CALL_S
+        )
+        reply = wire.parse(pb.IntroduceReply, raw)
+        if reply.refusal:
+            raise ManifestRefused(f"coordinator {self._address} refuses: {reply.refusal}")
+        self._events = [event for event in self._events if not any(event is e for e in taken)]
+        self._gossip.step(Heard(wire.cards_from_messages(reply.members)))

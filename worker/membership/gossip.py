@@ -1,0 +1,263 @@
+"""Carries out membership over the transport: gossip, probes, first contact, leaving."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+
+from protos import murmuration_pb2 as pb
+from worker import wire
+from worker.errors import ManifestRefused
+from worker.exchange.types import View
+from worker.manifest import Manifest, first_difference
+from worker.membership import (
+    AskProbe,
+    Card,
+    Deltas,
+    Event,
+    Heard,
+    Leaving,
+    Membership,
+    Probe,
+    Probed,
+    ProbedFor,
+    Progress,
+    Said,
+    Updated,
+    ViewChanged,
+    with_progress,
+)
+from worker.transport import Transport, TransportError
+
+_JOIN_S = 2.0
+_LEAVE_S = 1.0
+_MAX_PROBE_S = 10.0
+
+
+class Gossip:
+    """One peer's membership, live. io thread only.
+
+    Args:
+        membership: the state machine.
+        manifest: of the run; who has another is refused.
+        transport, clock: the outside.
+        spawn: runs a coroutine in the background.
+        viewed: takes every new View.
+        log: takes events as plain values.
+        timed: takes (peer, seconds) of every small call that was answered.
+    """
+
+    def __init__(
+        self,
+        membership: Membership,
+        manifest: Manifest,
+        transport: Transport,
+        clock: Callable[[], float],
+        spawn: Callable[[Coroutine[None, None, None]], None],
+        viewed: Callable[[View], None],
+        log: Callable[[dict[str, object]], None],
+        timed: Callable[[str, float], None] = lambda _peer, _seconds: None,
+    ) -> None:
+        self._membership, self._manifest = membership, manifest
+        self._deltas = Deltas(membership.me.peer, membership.config.full_s)
+        self._packed, self._run = manifest.pack(), manifest.run
+        self._transport, self._clock, self._spawn = transport, clock, spawn
+        self._viewed, self._log, self._timed = viewed, log, timed
+        self._logged: dict[str, str] = {}
+        self._apart: tuple[str, ...] = ()
+
+    @property
+    def me(self) -> Card:
+        return self._membership.me
+
+    @property
+    def cards(self) -> tuple[Card, ...]:
+        return self._membership.cards
+
+    @property
+    def others(self) -> list[Card]:
+        return [card for card in self.cards if card.peer != self.me.peer]
+
+    @property
+    def replicas(self) -> list[Card]:
+        """Of the others, those that serve this peer's stage: all of them where there is but one."""
+        return [card for card in self.others if card.stage == self.me.stage]
+
+    @property
+    def view(self) -> View:
+        """This peer and its replicas: whom its rounds are made with."""
+        stage = self.me.stage
+        return View({card.peer: card for card in self.cards if card.stage == stage})
+
+    @property
+    def swarm(self) -> View:
+        """Everyone, whatever they serve."""
+        return View({card.peer: card for card in self.cards})
+
+    def address_of(self, peer: str) -> str | None:
+        return self._membership.address(peer)
+
+    def step(self, event: Event) -> None:
+        """Feeds the state machine and does what it says."""
+        changed = isinstance(event, Heard | Updated)
+        for action in self._membership.step(event, self._clock()):
+            match action:
+                case Probe(peer, address, timeout_s):
+                    self._spawn(self._probe(peer, address, timeout_s))
+                case AskProbe(via, peer, address, timeout_s):
+                    self._spawn(self._ask_probe(via, peer, address, timeout_s))
+                case ViewChanged():
+                    changed = True
+                    self._log_members()
+        if changed:
+            self._viewed(self.view)
+
+    # ---------------------------------------------------------------------------------- serving
+
+    def on_gossip(self, request: bytes) -> bytes:
+        """Takes a peer's news and gives ours; another run gets none."""
+        gossip = wire.parse(pb.GossipMessage, request)
+        if gossip.run != self._run:
+            return self._message(Said())
+        asked = said_in(gossip)
+        self._hear(gossip.sender, asked)
+        return self._message(self._deltas.answer(gossip.sender, asked, self.cards))
+
+    async def on_join(self, request: bytes) -> bytes:
+        """First contact: refuses another run, tells a peer without a manifest what the run is."""
+        join = wire.parse(pb.JoinRequest, request)
+        if not join.manifest:
+            return pb.JoinReply(manifest=self._packed).SerializeToString()
+        theirs = Manifest.unpack(join.manifest)
+        if theirs.run != self._run:
+            difference = first_difference(theirs.agreed, self._manifest.agreed)
+            refusal = f"the manifests differ in {difference}"
+            return pb.JoinReply(refusal=refusal, manifest=self._packed).SerializeToString()
+        card = wire.card_from_message(join.card)
+        if card.peer == self.me.peer and card.address != self.me.address:
+            refusal = f"its own name is {card.peer!r} too; choose another with --name"
+            return pb.JoinReply(refusal=refusal, manifest=self._packed).SerializeToString()
+        if (address := await self._name_taken_at(card)) is not None:
+            refusal = f"{card.peer!r} lives at {address}; choose another name with --name"
+            return pb.JoinReply(refusal=refusal, manifest=self._packed).SerializeToString()
+        self.step(Heard((card,)))
+        members = [wire.card_to_message(card) for card in self._deltas.part(self.cards)]
+        return pb.JoinReply(members=members).SerializeToString()
+
+    async def _name_taken_at(self, card: Card) -> str | None:
+        """Where another process answers by the newcomer's name; a former life of it does not."""
+        known = next((each for each in self.others if each.peer == card.peer), None)
+        if known is None or not known.live or known.address == card.address:
+            return None
+        timeout_s = self._membership.config.probe_timeout_s
+        sender = await self._exchange(known.peer, known.address, timeout_s)
+        return known.address if sender == card.peer else None
+
+    async def on_probe_for(self, request: bytes) -> bytes:
+        """Probes another peer in the asking one's place."""
+        asked = wire.parse(pb.ProbeRequest, request)
+        timeout_s = min(asked.timeout_s, _MAX_PROBE_S)
+        sender = await self._exchange(asked.peer, asked.address, timeout_s)
+        return pb.ProbeReply(alive=sender is not None).SerializeToString()
+
+    # ---------------------------------------------------------------------------------- calling
+
+    async def join(self, address: str) -> None:
+        """First contact with a peer. Raises ManifestRefused, Unreachable."""
+        request = pb.JoinRequest(card=wire.card_to_message(self.me), manifest=self._packed)
+        raw = await self._transport.call(
+            address, "Control/Join", request.SerializeToString(), _JOIN_S
+        )
+        reply = wire.parse(pb.JoinReply, raw)
+        if reply.refusal:
+            raise ManifestRefused(f"{address} refuses this run: {reply.refusal}")
+        self.step(Heard(wire.cards_from_messages(reply.members)))
+
+    async def leave(self) -> None:
+        """Tells every live peer; waits a moment at most, for gossip will do the rest."""
+        self.step(Leaving())
+        targets = [card for card in self.others if card.live]
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LEAVE_S):
+                await asyncio.gather(
+                    *(self._exchange(card.peer, card.address, _LEAVE_S) for card in targets)
+                )
+
+    async def _probe(self, peer: str, address: str, timeout_s: float) -> None:
+        sender = await self._exchange(peer, address, timeout_s)
+        self.step(Probed(peer, answered=sender is not None))
+
+    async def _ask_probe(self, via: str, peer: str, address: str, timeout_s: float) -> None:
+        request = pb.ProbeRequest(peer=peer, address=address, timeout_s=timeout_s)
+        alive = False
+        with suppress(TransportError, wire.WireError):
+            raw = await self._transport.call(
+                via, "Control/ProbeFor", request.SerializeToString(), 2 * timeout_s
+            )
+            alive = wire.parse(pb.ProbeReply, raw).alive
+        self.step(ProbedFor(peer, alive))
+
+    async def _exchange(self, peer: str, address: str, timeout_s: float) -> str | None:
+        """Push-pull with one peer. Returns who has answered: somebody else may have the address by
+        now; None when nobody does, or who runs something else."""
+        began = self._clock()
+        request = self._message(self._deltas.request(peer, self.cards, began))
+        try:
+            raw = await self._transport.call(address, "Control/Gossip", request, timeout_s)
+            answer = wire.parse(pb.GossipMessage, raw)
+            sender = answer.sender if answer.run == self._run else None
+            if sender is not None:
+                self._timed(sender, self._clock() - began)
+                self._hear(sender, said_in(answer))
+        except (TransportError, wire.WireError):
+            sender = None
+        if sender != peer:
+            self._deltas.failed(peer)
+        return sender
+
+    def _hear(self, sender: str, said: Said) -> None:
+        self.step(Heard(with_progress(said, sender, self.cards), sender))
+        self._deltas.heard(sender, said, self.cards)
+
+    def _message(self, said: Said) -> bytes:
+        return gossip_message(said, self.me.peer, self._run).SerializeToString()
+
+    def _log_members(self) -> None:
+        for card in self.others:
+            health = card.health.name.lower()
+            if self._logged.get(card.peer) != health:
+                self._logged[card.peer] = health
+                self._log({"event": "member", "peer_changed": card.peer, "health": health})
+        if self.me.apart != self._apart:
+            self._apart = self.me.apart
+            self._log({"event": "apart", "peers": list(self._apart)})
+
+
+def gossip_message(said: Said, sender: str, run: int) -> pb.GossipMessage:
+    progress = None
+    if (mine := said.progress) is not None:
+        progress = pb.Progress(epoch=mine.epoch, heartbeat=mine.heartbeat, step=mine.step)
+    return pb.GossipMessage(
+        sender=sender,
+        run=run,
+        members=[wire.card_to_message(card) for card in said.cards],
+        progress=progress,
+        number=said.number,
+        acknowledged=said.acknowledged,
+        anew=said.anew,
+        full=said.full,
+    )
+
+
+def said_in(message: pb.GossipMessage) -> Said:
+    """The inverse. Raises WireError when a card is not valid."""
+    theirs = message.progress
+    return Said(
+        cards=wire.cards_from_messages(message.members),
+        progress=Progress(theirs.epoch, theirs.heartbeat, theirs.step)
+        if message.HasField("progress")
+        else None,
+        number=message.number,
+        acknowledged=message.acknowledged,
+        anew=message.anew,
+        full=message.full,
+    )

@@ -1,0 +1,378 @@
+"""Membership as a state machine: `step(event, now) -> actions`.
+
+Every `gossip_s` a peer exchanges news of members with others (push-pull; `deltas` says what each
+message holds). The answer, empty or not, is evidence of life, so this is the probe too. A peer that
+does not answer is probed through others; if they fail as well it is suspected, and declared dead
+after `suspicion_s` unless it refutes by raising its incarnation. A suspicion is enough to route
+around a peer; only a death removes it from a group.
+
+Ref: SWIM (Das et al. 2002) and Lifeguard (arXiv:1707.00788). Differences: each peer probes all
+others within about `probe_s` where there are few, and a few at a time in a larger swarm; messages
+are acknowledged; own starvation shifts all timers instead of scaling them.
+"""
+
+import math
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
+
+from worker.membership.member import Card, Digest, Health, Phase, is_overtaken, newest
+from worker.membership.reachability import Reach
+
+_MAX_INCARNATION_JUMP = 1000
+_PROBE_ALL_OF = 12
+_PROBE_OF_MORE = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class MembershipConfig:
+    """Timing of the failure detector.
+
+    A crash is noticed after about gossip_s + 2 probe_timeout_s + suspicion, where
+    suspicion = suspicion_factor * max(1, log10(peers)) * probe_s.
+
+    Args:
+        gossip_s: between two exchanges with a random peer.
+        full_s: between two exchanges of all that is known, more in swarms above 32.
+        probe_s: the longest that a live peer goes without being probed, roughly.
+        probe_timeout_s: for a direct probe, and again for the indirect ones.
+        indirect_probes: peers asked to probe in our place.
+        suspicion_factor: see above.
+        reconnect_s: between two tries to reach a peer that died or left or is out of reach, to heal
+            partitions and to find one that was started again.
+    """
+
+    gossip_s: float = 0.25
+    full_s: float = 30.0
+    probe_s: float = 1.0
+    probe_timeout_s: float = 1.0
+    indirect_probes: int = 3
+    suspicion_factor: float = 5.0
+    reconnect_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name != "indirect_probes" and value <= 0:
+                raise ValueError(f"{field.name} is {value}; it must be above 0")
+        if self.indirect_probes < 0:
+            raise ValueError(f"indirect_probes is {self.indirect_probes}; it must be at least 0")
+
+    def suspicion_s(self, peers: int) -> float:
+        """How long a suspected peer has to refute."""
+        return self.suspicion_factor * max(1.0, math.log10(max(1, peers))) * self.probe_s
+
+    def detection_s(self, peers: int) -> float:
+        """From a crash to the peer being declared dead, about, at most."""
+        return self.probe_s + 2 * self.probe_timeout_s + self.suspicion_s(peers)
+
+
+# ------------------------------------------------------------------------------------- events
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time passes; expected a few times per `gossip_s`."""
+
+
+@dataclass(frozen=True)
+class Heard:
+    """Cards arrived, in a request or an answer, or from a join; `sender` is who spoke, if known."""
+
+    cards: tuple[Card, ...]
+    sender: str | None = None
+
+
+@dataclass(frozen=True)
+class Probed:
+    """A `Probe` has ended."""
+
+    peer: str
+    answered: bool
+
+
+@dataclass(frozen=True)
+class ProbedFor:
+    """An `AskProbe` has ended; `alive` is False as well when the asked peer did not answer."""
+
+    peer: str
+    alive: bool
+
+
+@dataclass(frozen=True)
+class Doubted:
+    """A data stream to the peer broke: probe it now."""
+
+    peer: str
+
+
+@dataclass(frozen=True)
+class Updated:
+    """This peer's own state has changed."""
+
+    phase: Phase
+    step: int
+    digests: tuple[Digest, ...]
+    step_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Measured:
+    """This peer has measured its links and its stage anew."""
+
+    profile: bytes
+
+
+@dataclass(frozen=True)
+class Leaving:
+    """This peer goes away on purpose."""
+
+
+Event = Tick | Heard | Probed | ProbedFor | Doubted | Updated | Measured | Leaving
+
+# ------------------------------------------------------------------------------------ actions
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Exchange news of members with a peer; report `Probed`, and `Heard` with its answer."""
+
+    peer: str
+    address: str
+    timeout_s: float
+
+
+@dataclass(frozen=True)
+class AskProbe:
+    """Ask the peer at `via` to probe another; report `ProbedFor`."""
+
+    via: str
+    peer: str
+    address: str
+    timeout_s: float
+
+
+@dataclass(frozen=True)
+class ViewChanged:
+    """Somebody's health, phase or reach, or the set of peers, is another now."""
+
+
+Action = Probe | AskProbe | ViewChanged
+
+
+class Membership:
+    """One peer's knowledge of the swarm.
+
+    Args:
+        me: this peer's card.
+        config: timing.
+        rng: chooses whom to gossip with; seeded by the caller.
+    """
+
+    def __init__(self, me: Card, config: MembershipConfig, rng: random.Random) -> None:
+        self.config, self._rng = config, rng
+        self._me = me.peer
+        self._cards: dict[str, Card] = {me.peer: me}
+        self._probing: set[str] = set()
+        self._asking: dict[str, int] = {}
+        self._asked_at: dict[str, float] = {}
+        self._reach = Reach(2 * config.probe_timeout_s)
+        self._suspected_until: dict[str, float] = {}
+        self._ticked_at: float | None = None
+        self._gossip_at = self._reconnect_at = -math.inf
+        self._order: list[str] = []
+        self._sorted: tuple[Card, ...] | None = None
+        self._outline_changed = False
+
+    @property
+    def me(self) -> Card:
+        return self._cards[self._me]
+
+    @property
+    def cards(self) -> tuple[Card, ...]:
+        """Everyone known, by name."""
+        if self._sorted is None:
+            self._sorted = tuple(self._cards[peer] for peer in sorted(self._cards))
+        return self._sorted
+
+    def address(self, peer: str) -> str | None:
+        card = self._cards.get(peer)
+        return card.address if card else None
+
+    def step(self, event: Event, now: float) -> list[Action]:
+        """Takes one event at monotonic time `now` (s) and says what to do."""
+        self._outline_changed = False
+        actions: list[Action] = []
+        match event:
+            case Tick():
+                actions += self._tick(now)
+            case Heard(cards, sender):
+                self._merge(cards, now)
+                if sender in self._suspected_until:
+                    # It speaks: time to refute, which takes it another message, starts anew.
+                    self._suspected_until[sender] = now + self._suspicion_s
+            case Probed(peer, answered):
+                actions += self._probed(peer, answered, now)
+            case ProbedFor(peer, alive):
+                self._probed_for(peer, alive, now)
+            case Doubted(peer):
+                if (card := self._cards.get(peer)) and card.live:
+                    actions += self._probe([peer])
+            case Updated(phase, step, digests, step_s):
+                beat = self.me.heartbeat + 1
+                me = replace(self.me, phase=phase, step=step, digests=digests, step_s=step_s)
+                self._put(replace(me, heartbeat=beat))
+            case Measured(profile):
+                beat = self.me.heartbeat + 1
+                self._put(replace(self.me, profile=profile, heartbeat=beat))
+            case Leaving():
+                self._put(replace(self.me, health=Health.LEFT))
+                actions += self._probe([card.peer for card in self._others() if card.live])
+        if (apart := self._reach.apart) != self.me.apart:
+            self._put(replace(self.me, apart=apart, heartbeat=self.me.heartbeat + 1))
+        if self._outline_changed:
+            actions.append(ViewChanged())
+        return actions
+
+    # --------------------------------------------------------------------------------- inside
+
+    @property
+    def _suspicion_s(self) -> float:
+        return self.config.suspicion_s(len(self._cards))
+
+    def _others(self) -> Iterable[Card]:
+        return (card for card in self.cards if card.peer != self._me)
+
+    def _put(self, card: Card) -> None:
+        known = self._cards.get(card.peer)
+        self._cards[card.peer], self._sorted = card, None
+        if known is None or _outline(known) != _outline(card):
+            self._outline_changed = True
+        if known and (not card.live or (known.epoch, known.address) != (card.epoch, card.address)):
+            self._reach.forget(card.peer)
+
+    def _tick(self, now: float) -> list[Action]:
+        if self._ticked_at is not None:
+            asleep_s = now - self._ticked_at - self.config.gossip_s
+            if asleep_s > 0:  # this process was starved or frozen: the others are not to blame
+                for peer in self._suspected_until:
+                    self._suspected_until[peer] += asleep_s
+        self._ticked_at = now
+        for peer, until in list(self._suspected_until.items()):
+            if now >= until:
+                del self._suspected_until[peer]
+                self._put(replace(self._cards[peer], health=Health.DEAD))
+        actions: list[Action] = []
+        if now >= self._gossip_at:
+            self._gossip_at = now + self.config.gossip_s
+            actions += self._probe([*self._reach.in_question, *self._next_targets()])
+        if now >= self._reconnect_at:
+            self._reconnect_at = now + self.config.reconnect_s
+            gone = [card.peer for card in self._others() if not card.live]
+            actions += self._probe([*self._rng.sample(gone, min(1, len(gone))), *self.me.apart])
+        return actions
+
+    def _next_targets(self) -> list[str]:
+        """Round robin over a shuffled list, so that nobody waits long for a probe.
+
+        Enough at once that everybody is reached once per `probe_s`, if they are not more than
+        `_PROBE_ALL_OF`. Of more, a peer reaches `_PROBE_OF_MORE` in that time and is itself reached
+        by as many on average, so that a crash is noticed by somebody as fast at a constant rate.
+        """
+        live = [card.peer for card in self._others() if card.live]
+        reached = len(live) if len(live) <= _PROBE_ALL_OF else _PROBE_OF_MORE
+        count = math.ceil(reached * min(1.0, self.config.gossip_s / self.config.probe_s))
+        targets: list[str] = []
+        while live and len(targets) < count:
+            if not self._order:
+                self._order = self._rng.sample(live, len(live))
+            peer = self._order.pop()
+            if peer in live and peer not in targets:
+                targets.append(peer)
+        return targets
+
+    def _probe(self, peers: list[str]) -> list[Action]:
+        actions: list[Action] = []
+        for peer in peers:
+            if peer not in self._probing and peer != self._me:
+                self._probing.add(peer)
+                address = self._cards[peer].address
+                actions.append(Probe(peer, address, self.config.probe_timeout_s))
+        return actions
+
+    def _probed(self, peer: str, answered: bool, now: float) -> list[Action]:
+        self._probing.discard(peer)
+        if answered:
+            self._reach.answered(peer, now)
+        card = self._cards.get(peer)
+        if answered or card is None or card.health is not Health.ALIVE or peer in self._asking:
+            return []
+        helpers = [
+            other for other in self._others() if other.health is Health.ALIVE and other.peer != peer
+        ]
+        chosen = self._rng.sample(helpers, min(self.config.indirect_probes, len(helpers)))
+        self._asking[peer], self._asked_at[peer] = len(chosen), now
+        if not chosen:
+            # Nobody else to ask: this peer tries once more itself.
+            return [AskProbe(self.me.address, peer, card.address, self.config.probe_timeout_s)]
+        return [
+            AskProbe(helper.address, peer, card.address, self.config.probe_timeout_s)
+            for helper in chosen
+        ]
+
+    def _probed_for(self, peer: str, alive: bool, now: float) -> None:
+        if peer not in self._asking:
+            return
+        if alive:
+            # By another peer, not by this one's second try; and where that took longer than a probe
+            # of one's own may, the fault is this peer's link.
+            swift = now - self._asked_at[peer] <= self.config.probe_timeout_s
+            if self._asking.pop(peer) > 0 and swift:
+                self._reach.answered_to_others(peer, now)
+            return
+        self._asking[peer] -= 1
+        if self._asking[peer] > 0:
+            return
+        del self._asking[peer]
+        card = self._cards[peer]
+        if card.health is Health.ALIVE:
+            self._put(replace(card, health=Health.SUSPECT))
+            self._suspected_until[peer] = now + self._suspicion_s
+
+    def _merge(self, cards: tuple[Card, ...], now: float) -> None:
+        for heard in cards:
+            if heard.peer == self._me:
+                self._defend(heard)
+                continue
+            known = self._cards.get(heard.peer)
+            if known is not None and known.live and is_overtaken(heard, known):
+                # It was heard of since: whoever says so was cut off, or slow. Doubt, no more.
+                heard = replace(heard, health=Health.SUSPECT)
+            merged = newest(known, heard) if known else heard
+            self._put(merged)
+            if merged.health is not Health.SUSPECT:
+                self._suspected_until.pop(heard.peer, None)
+            elif known is None or (known.epoch, known.incarnation) != (
+                merged.epoch,
+                merged.incarnation,
+            ):
+                self._suspected_until[heard.peer] = now + self._suspicion_s
+            else:
+                self._suspected_until.setdefault(heard.peer, now + self._suspicion_s)
+
+    def _defend(self, heard: Card) -> None:
+        """Refutes a rumour of this peer's end, unless it is leaving or the rumour is absurd."""
+        me = self.me
+        if heard.epoch > me.epoch:
+            # A former life of this peer, with a clock that was ahead of today's.
+            self._put(replace(me, epoch=heard.epoch + 1))
+            return
+        if heard.epoch != me.epoch or heard.health is Health.ALIVE or me.health is Health.LEFT:
+            return
+        if me.incarnation <= heard.incarnation <= me.incarnation + _MAX_INCARNATION_JUMP:
+            beat = me.heartbeat + 1
+            self._put(replace(me, incarnation=heard.incarnation + 1, heartbeat=beat))
+
+
+def _outline(card: Card) -> tuple[object, ...]:
+    return (card.epoch, card.health, card.phase, card.apart)

@@ -1,0 +1,177 @@
+"""What a worker of a stage does before its training and after it: makes the stage from its
+neighbours where nobody has served it, and puts the whole model together in the end."""
+
+import json
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from torch import Tensor
+
+from worker.config import Config
+from worker.exchange.context import Offload
+from worker.iothread import IOThread
+from worker.manifest import Manifest
+from worker.membership import Card, Health, Phase
+from worker.pipeline.assembly import fetch_stages, save_whole, stage_fragments, whole_model
+from worker.pipeline.context import StageContext
+from worker.pipeline.rebuild import neighbour_weights, rebuilt, weights_of
+from worker.tasks import Task
+from worker.training import checkpoint
+from worker.training.loop import Trainer
+from worker.training.result import Whole
+
+_PATIENCE_S = 30.0
+_POLL_S = 0.1
+
+
+class StageLife:
+    """train thread only.
+
+    Args:
+        task, config, manifest: of the run.
+        io: what the stage is served with, listening already.
+        offload: where heavy work runs.
+        out: this worker's folder.
+        log: takes events as plain values.
+    """
+
+    def __init__(
+        self,
+        *,
+        task: Task,
+        config: Config,
+        manifest: Manifest,
+        io: IOThread,
+        offload: Offload,
+        out: Path,
+        log: Callable[[dict[str, object]], None],
+    ) -> None:
+        assert io.node.stages is not None, "the model is cut"
+        self._stages = io.node.stages
+        self._task, self._config, self._manifest = task, config, manifest
+        self._io, self._offload, self._out, self._log = io, offload, out, log
+
+    # ----------------------------------------------------------------------------- the beginning
+
+    def rebuild(self, trainer: Trainer, interrupted: Callable[[], bool]) -> None:
+        """Makes this stage from those of its neighbours that can be fetched; it stays fresh where
+        there is none."""
+        stage = self._context.stage
+        deadline = time.monotonic() + _PATIENCE_S
+        while not (weights := neighbour_weights(stage, self._cards())):
+            if interrupted() or time.monotonic() > deadline:
+                break
+            time.sleep(_POLL_S)  # gossip has not told of the neighbours yet
+        anchors = self._fetched(weights)
+        weights = weights_of(anchors, weights)
+        if not weights:
+            text = f"stage {stage} begins anew: its neighbours cannot be fetched"
+            self._log({"event": "warning", "text": text})
+            return
+        made = rebuilt(self._task, self._config, stage, anchors, weights)
+        for name, parameter in trainer.replica.parameters.items():
+            parameter.copy_(made[name])
+        for slot in trainer.slots:
+            slot.commit(anchor=slot.fragment.flatten(trainer.replica.parameters))
+        rounded = {n: round(weight, 3) for n, weight in weights.items()}
+        self._log({"event": "rebuilt", "stage": stage, "from": rounded})
+
+    # ----------------------------------------------------------------------------------- the end
+
+    def settle(self, trainer: Trainer, agreed: Callable[[], bool], timeout_s: float) -> None:
+        """As the trainer does. A replica of stage 0 that is stopped meanwhile leaves the whole
+        model to the next one, and must not look as if it had put it together and left."""
+        trainer.settle(agreed, timeout_s)
+        if trainer.stopped is not None and self._another_may_assemble:
+            trainer.leave_undone()
+
+    def end(self, trainer: Trainer) -> Whole | None:
+        """Leaves what was measured, and the whole model if this worker is the one to."""
+        self._leave_links()
+        if trainer.stopped is None:
+            self.settle(
+                trainer, lambda: self._assembles or not self._assembler_is_here, _PATIENCE_S
+            )
+        if trainer.stopped is not None or not self._assembles:
+            return None
+        return self._assemble(trainer)
+
+    def _leave_links(self) -> None:
+        """Writes what was measured of the links, for `murmur plan --links`."""
+        links = self._io.ask(lambda: self._stages.links)
+        if links is not None:
+            (self._out / "links.json").write_text(json.dumps(links, indent=1))
+
+    @property
+    def _assembler(self) -> Card | None:
+        """Who puts the stages together at the end: the first replica of stage 0 that is here, or
+        has done so and left."""
+        cards = [card for card in self._cards() if card.stage == 0]
+        able = [c for c in cards if c.live or (c.health, c.phase) == (Health.LEFT, Phase.DONE)]
+        return min(able, key=lambda card: card.peer, default=None)
+
+    @property
+    def _assembles(self) -> bool:
+        assembler = self._assembler
+        return assembler is not None and assembler.peer == self._context.me
+
+    @property
+    def _assembler_is_here(self) -> bool:
+        assembler = self._assembler
+        return assembler is not None and assembler.live
+
+    @property
+    def _another_may_assemble(self) -> bool:
+        me, cards = self._context.me, self._cards()
+        return self._context.stage == 0 and any(
+            card.stage == 0 and card.live and card.peer != me for card in cards
+        )
+
+    def _assemble(self, trainer: Trainer) -> Whole | None:
+        """The whole model, left as a checkpoint; None, and a warning, when a stage is missing."""
+        trainer.tells("assembling")
+        config = self._config
+        anchors = self._fetched(range(1, config.stages.count))
+        anchors[0] = [state.anchor for state in trainer.states]
+        missing = [stage for stage in range(config.stages.count) if stage not in anchors]
+        if missing:
+            text = f"no whole model: stage {missing[0]} cannot be fetched from anyone"
+            self._log({"event": "warning", "text": text})
+            return None
+        whole = whole_model(self._task, config, anchors)
+        folder = self._out / "assembled"
+        checkpoint.set_aside(folder)
+        path = save_whole(folder, trainer.step, self._manifest, config, whole)
+        self._log({"event": "assembled", "path": str(path), "step": trainer.step})
+        return Whole(anchors=whole, path=path)
+
+    # ------------------------------------------------------------------------------ other stages
+
+    @property
+    def _context(self) -> StageContext:
+        return self._stages.context
+
+    def _cards(self) -> tuple[Card, ...]:
+        return self._io.ask(lambda: tuple(self._context.cards()))
+
+    def _fetched(self, stages: Iterable[int]) -> dict[int, list[Tensor]]:
+        """The anchors of other stages; of those that answer in time."""
+        config, context = self._config, self._context
+        momenta = config.plan.payload == "pseudo_gradient" and config.plan.exchange != "none"
+        expected = {
+            stage: {
+                f.index: (f.elements, f.elements if momenta else 0)
+                for f in stage_fragments(self._task, config, stage)
+            }
+            for stage in stages
+        }
+        try:
+            return self._io.do(
+                lambda: fetch_stages(
+                    context.transport, context.cards(), context.run, expected, self._offload
+                ),
+                _PATIENCE_S,
+            )
+        except TimeoutError:
+            return {}

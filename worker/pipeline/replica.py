@@ -1,0 +1,235 @@
+"""The layers of one stage on the train thread: what visits ask for, and the gradient they sum to.
+
+Forwards keep nothing but what the caller keeps: a backward computes its stage's forward anew from
+the stage's input. So does the origin's last job of a microbatch with the loss: before, it is not
+known whether the microbatch will come back and count.
+"""
+
+import heapq
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from algorithms.codecs import Codec
+from algorithms.skippipe.gradients import StageGradients
+from worker import wire
+from worker.errors import ConfigError
+from worker.tasks import Batch, Cursor, StageModule, Task, next_batch
+from worker.training.inbox import IterationOver, Job, StageWork, StageWorked
+from worker.training.replica import InnerConfig, Replica
+
+_BACKWARDS = (Job.BACKWARD, Job.LEAVE, Job.LOSS)
+
+
+class StageReplica(Replica):
+    """A replica of one stage. train thread only.
+
+    Its gradient of an iteration is the sum over the visits, divided by their number. Backwards add
+    to that sum in place: there is no second copy of the gradients.
+
+    Args:
+        task, config, cursor, steps: as of a `Replica`; the module is the stage's alone.
+        codec: of activations and their gradients.
+        microbatches: that begin here in each iteration; 0 on a stage other than 0.
+        answer: takes what came of a job.
+        limit_bytes: of the activations of one microbatch, encoded: others take no more either.
+
+    Raises:
+        ConfigError: from `work`, where a microbatch of the task is larger.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        module: StageModule,
+        config: InnerConfig,
+        cursor: Cursor,
+        steps: int,
+        *,
+        codec: Codec,
+        microbatches: int,
+        answer: Callable[[StageWorked], None],
+        limit_bytes: float = math.inf,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        super().__init__(task, module, config, cursor, steps)
+        self._module, self._codec = module, codec
+        self._microbatches, self._answer, self._clock = microbatches, answer, clock
+        self._limit_bytes = limit_bytes
+        self.iteration = 0
+        self._jobs: list[tuple[bool, int, StageWork]] = []
+        self._batches_here: list[Batch] = []
+        self._returned: dict[int, tuple[memoryview | None, tuple[int, ...]]] = {}
+        self._losses: list[float] = []
+        self._over: IterationOver | None = None
+        self._gradients = StageGradients({name: p.shape for name, p in self._named.items()})
+        self.visits = 0
+        self.gradient_norm = 0.0
+        self.busy_s = 0.0
+
+    # ----------------------------------------------------------------------------- an iteration
+
+    def begin(self, iteration: int) -> None:
+        """Goes on to this iteration; whatever was counted for another one is forgotten."""
+        self.iteration, self._over = iteration, None
+        self._gradients.clear()
+        for name, parameter in self._named.items():
+            parameter.grad = self._gradients.sums[name]
+        self._losses.clear()
+        self._returned.clear()
+        self._batches_here = [next_batch(self._batches, "train") for _ in range(self._microbatches)]
+        if self._batches_here:
+            self.cursor = self._batches_here[-1].cursor
+        self.busy_s = 0.0
+
+    def take(self, message: StageWork | IterationOver) -> None:
+        """A job, or word that there will be no more of them in an iteration."""
+        if isinstance(message, StageWork):
+            heapq.heappush(self._jobs, (message.job not in _BACKWARDS, message.number, message))
+        elif message.iteration >= self.iteration:
+            self._over = message
+
+    @property
+    def over(self) -> bool:
+        """Whether all visits of the iteration are counted."""
+        return self._over is not None and self._over.iteration >= self.iteration
+
+    def work(self) -> bool:
+        """Does the most urgent job of this iteration; False when there is none."""
+        later = []
+        found = None
+        while self._jobs and found is None:
+            entry = heapq.heappop(self._jobs)
+            if entry[2].iteration > self.iteration:
+                later.append(entry)
+            elif entry[2].iteration < self.iteration:
+                self._answer(StageWorked(entry[2].number, problem="the iteration is over"))
+            else:
+                found = entry[2]
+        for entry in later:
+            heapq.heappush(self._jobs, entry)
+        if found is None:
+            return False
+        began = self._clock()
+        try:
+            values, shape = self._do(found)
+            seconds = self._clock() - began
+            worked = StageWorked(found.number, values, seconds, shape=shape)
+        except (ValueError, wire.WireError) as error:
+            worked = StageWorked(found.number, problem=f"{found.job.name.lower()}: {error}")
+        self.busy_s += self._clock() - began
+        self._answer(worked)
+        return True
+
+    def backward(self, step: int) -> Mapping[str, Tensor]:
+        """The mean gradient over the visits of the iteration; zeros where there was none."""
+        if self._over is not None and self._over.discard:
+            self._gradients.clear()
+        self.visits = self._gradients.visits
+        self.loss = statistics.fmean(self._losses) if self._losses else math.nan
+        # The sums are given away, not copied: the next iteration begins with zeros in their place.
+        mean = self._gradients.averaged()
+        self.gradient_norm = math.sqrt(sum(float(g.square().sum()) for g in mean.values()))
+        return mean
+
+    def inner_step(self, step: int, gradients: Mapping[str, Tensor]) -> None:
+        """As a `Replica`'s; none where nothing has visited the stage, for zeros would move it by
+        its momentum."""
+        if any(bool(gradient.any()) for gradient in gradients.values()):
+            super().inner_step(step, gradients)
+
+    # ------------------------------------------------------------------------------------- jobs
+
+    def _do(self, work: StageWork) -> tuple[memoryview | None, tuple[int, ...]]:
+        match work.job:
+            case Job.ENTER:
+                with torch.no_grad():
+                    batch = self._batches_here[work.microbatch]
+                    hidden = self._module(self._module.embed(batch))
+                return self._entered(self._encode(hidden)), tuple(hidden.shape)
+            case Job.FORWARD:
+                with torch.no_grad():
+                    hidden = self._module(self._decode(work.values, work.shape))
+                return self._encode(hidden), work.shape
+            case Job.LOSS:
+                return self._loss(work), work.shape
+            case Job.BACKWARD:
+                return self._backward(work), work.shape
+            case Job.LEAVE:
+                self._leave(work)
+                return None, work.shape
+
+    def _entered(self, values: memoryview) -> memoryview:
+        if len(values) > self._limit_bytes:
+            mib = len(values) / 2**20
+            raise ConfigError(
+                f"[stages] memory_mib: the activations of one microbatch take {mib:.0f} MiB and "
+                "nobody would accept them; raise memory_mib on every machine, or make batches "
+                "smaller"
+            )
+        return values
+
+    def _loss(self, work: StageWork) -> memoryview:
+        """The gradient of the loss in what comes back to the origin, which is kept until then."""
+        hidden = self._decode(work.values, work.shape).requires_grad_()
+        loss = self._module.loss(hidden, self._batches_here[work.microbatch])
+        (gradient,) = torch.autograd.grad(loss, [hidden])
+        self._returned[work.microbatch] = (work.values, work.shape)
+        return self._encode(gradient)
+
+    def _backward(self, work: StageWork) -> memoryview:
+        """The gradient of the stage's input; adds those of the parameters to the sum, once."""
+        gradient = self._decode(work.gradient, work.shape)
+        hidden = self._decode(work.values, work.shape).requires_grad_()
+        output = self._module(hidden)
+        if work.microbatch in self._gradients:
+            (of_input,) = torch.autograd.grad(output, [hidden], gradient)
+        else:
+            with self._adding(work.microbatch):
+                torch.autograd.backward([output], [gradient])
+            assert hidden.grad is not None, "a stage adds to what enters it"
+            of_input = hidden.grad
+        return self._encode(of_input)
+
+    def _leave(self, work: StageWork) -> None:
+        """The microbatch has come back: adds what head, norm, embedding and layers have of it."""
+        if work.microbatch in self._gradients:
+            return
+        batch, (values, shape) = self._batches_here[work.microbatch], self._kept(work.microbatch)
+        gradient = self._decode(work.gradient, work.shape)
+        with self._adding(work.microbatch):
+            loss = self._module.loss(self._decode(values, shape), batch)
+            torch.autograd.backward([loss])
+            torch.autograd.backward([self._module(self._module.embed(batch))], [gradient])
+        self._losses.append(loss.item())
+        del self._returned[work.microbatch]
+
+    def _kept(self, microbatch: int) -> tuple[memoryview | None, tuple[int, ...]]:
+        """What came back to the origin for the loss, encoded, and its shape."""
+        if microbatch not in self._returned:
+            raise ValueError(f"no loss was asked for of microbatch {microbatch}")
+        return self._returned[microbatch]
+
+    @contextmanager
+    def _adding(self, microbatch: int) -> Iterator[None]:
+        """Around what adds a microbatch's gradient to the sum. What fails there has added a part of
+        it, which nothing takes out again: no job's problem, but the end of this worker."""
+        try:
+            yield
+        except ValueError as error:
+            raise RuntimeError(f"a backward has failed half-way: {error}") from error
+        self._gradients.added(microbatch)
+
+    # ---------------------------------------------------------------------------------- helpers
+
+    def _encode(self, values: Tensor) -> memoryview:
+        return wire.encode(self._codec, values.detach().reshape(-1).contiguous())
+
+    def _decode(self, raw: memoryview | None, shape: tuple[int, ...]) -> Tensor:
+        assert raw is not None
+        return wire.decode(self._codec, raw, math.prod(shape)).view(shape)

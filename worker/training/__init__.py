@@ -1,0 +1,1 @@
+"""The train thread: inner steps, outer rounds, checkpoints, evaluation."""

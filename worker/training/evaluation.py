@@ -1,0 +1,163 @@
+"""What the anchor is worth: held-out loss, also without some of its stages, and a piece of text."""
+
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from math import inf
+
+import torch
+from torch import Tensor, nn
+
+from algorithms.fragments import Fragment
+from worker.config import task_of
+from worker.errors import UsageError
+from worker.manifest import Manifest
+from worker.pipeline.config import StagesConfig
+from worker.pipeline.cut import cut_of
+from worker.tasks import (
+    Batch,
+    Cursor,
+    Generates,
+    Staged,
+    StageModule,
+    Task,
+    TaskError,
+    next_batch,
+)
+from worker.training.anchors import anchored_model
+from worker.training.checkpoint import Checkpoint
+from worker.training.loop import Trainer
+
+_VALIDATION_BATCHES = 16
+_SAMPLE_BYTES = 400
+
+
+@contextmanager
+def anchors_loaded(trainer: Trainer, fragments: Sequence[Fragment]) -> Iterator[None]:
+    """The model with the anchors as parameters; the local ones come back afterwards."""
+    parameters = trainer.replica.parameters
+    locals_ = {name: local.clone() for name, local in parameters.items()}
+    for fragment, state in zip(fragments, trainer.states, strict=True):
+        for name, value in fragment.views(state.anchor).items():
+            parameters[name].copy_(value)
+    try:
+        yield
+    finally:
+        for name, local in locals_.items():
+            parameters[name].copy_(local)
+
+
+def validation_loss(task: Task, model: nn.Module, seed: int, limit_s: float) -> float | None:
+    """Mean loss over the same held-out batches on every peer; None if that takes too long."""
+    return mean_loss(task, partial(task.loss, model), seed=seed, limit_s=limit_s)
+
+
+def mean_loss(
+    task: Task,
+    loss: Callable[[Batch], Tensor],
+    *,
+    seed: int,
+    split: str = "validation",
+    limit_s: float = inf,
+) -> float | None:
+    """Mean of a loss over the batches that `validation_loss` takes, or as many to train on."""
+    batches = task.batches(split, Cursor(seed=seed, stream="validation"))
+    deadline = time.monotonic() + limit_s
+    losses: list[float] = []
+    with torch.inference_mode():
+        while len(losses) < _VALIDATION_BATCHES:
+            if time.monotonic() > deadline:
+                return None
+            losses.append(float(loss(next_batch(batches, split))))
+    return sum(losses) / len(losses)
+
+
+def build_stages(task: Staged, stages: StagesConfig) -> list[StageModule]:
+    """The task's whole model, new, cut into stages.
+
+    Raises:
+        ValueError: as `cut_of`.
+    """
+    cut = cut_of(task, stages)
+    return [task.stage(*layers, outer=stage == 0) for stage, layers in enumerate(cut)]
+
+
+def route_loss(stages: Sequence[StageModule], route: Sequence[int], batch: Batch) -> Tensor:
+    """Mean loss of a batch that visits some of the stages; the others are left out.
+
+    Args:
+        stages: all of the model's.
+        route: visited stages in order, stage 0 first.
+
+    Returns:
+        Scalar, with its graph.
+    """
+    hidden = stages[0].embed(batch)
+    for stage in route:
+        hidden = stages[stage](hidden)
+    return stages[0].loss(hidden, batch)
+
+
+def checkpoint_loss(
+    saved: Checkpoint,
+    *,
+    stages: int | None = None,
+    omitted: Collection[int] = (),
+    split: str = "validation",
+) -> float:
+    """Mean loss of a checkpoint's anchor, over as many batches as a run's report takes.
+
+    Args:
+        saved: of a whole model.
+        stages: how many to cut the model into; by default as its run was.
+        omitted: stages to leave out.
+        split: 'validation', or 'train' for text that the run learned from.
+
+    Raises:
+        CheckpointError: it does not hold the whole model of its run.
+        TaskError: the run's task cannot be loaded here, or not be cut into stages.
+        UsageError: more stages than layers, or a stage to leave out that cannot be.
+    """
+    config = Manifest(saved.values["manifest"]).config(str(saved.path))
+    cut = config.stages if stages in (None, config.stages.count) else StagesConfig(count=stages)
+    _check_omitted(cut.count, omitted)
+    task = task_of(config)
+    model = anchored_model(saved, config, task)
+    loss = partial(task.loss, model)
+    if cut.count > 1:
+        if not isinstance(task, Staged):
+            raise TaskError(f"task {config.task.name!r} cannot be cut into stages: no stage()")
+        try:
+            parts = build_stages(task, cut)
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+        values = model.state_dict()
+        for part in parts:
+            part.load_state_dict({name: values[name] for name in part.state_dict()})
+        route = [stage for stage in range(cut.count) if stage not in omitted]
+        loss = partial(route_loss, parts, route)
+    found = mean_loss(task, loss, seed=config.run.seed, split=split)
+    assert found is not None, "without a limit it is never cut short"
+    return found
+
+
+def _check_omitted(stages: int, omitted: Collection[int]) -> None:
+    """Raises UsageError."""
+    if omitted and stages == 1:
+        raise UsageError("this run had no stages to leave out: say how many, such as --stages 6")
+    for stage in sorted(omitted):
+        if stage == 0:
+            raise UsageError(
+                "stage 0 holds the embedding and the head and cannot be left out: omit others"
+            )
+        if not 0 < stage < stages:
+            raise UsageError(f"no stage {stage} to leave out: there are 0 to {stages - 1}")
+
+
+def generate_sample(task: Task, model: nn.Module, seed: int) -> str | None:
+    """A piece of text, where the task can write one."""
+    if not isinstance(task, Generates):
+        return None
+    prompt = "def "
+    return prompt + task.generate(model, prompt, _SAMPLE_BYTES, 0.7, seed)

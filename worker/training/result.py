@@ -1,0 +1,125 @@
+"""What a worker says at its end, as plain values: its `result` event and `result.json`."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from worker.config import Config
+from worker.iothread import IOThread
+from worker.pipeline.node import StageNode
+from worker.pipeline.part import Part
+from worker.tasks import Task
+from worker.training.evaluation import anchors_loaded, generate_sample, validation_loss
+from worker.training.loop import Trainer
+from worker.wire import tensor_hash
+
+_LAST_WORDS_S = 3.0
+_EXCHANGES = ("Data/Exchange", "Data/Meet")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Whole:
+    """The whole model of a staged run: its anchors by parameter, and where they were written."""
+
+    anchors: Mapping[str, Tensor]
+    path: Path
+
+
+def build_result(
+    *,
+    task: Task,
+    config: Config,
+    part: Part,
+    trainer: Trainer,
+    io: IOThread,
+    whole: Whole | None,
+    saved: Path | None,
+) -> dict[str, object]:
+    """Evaluates the anchors and collects all figures. train thread only.
+
+    Args:
+        part: what this worker trained; a stage alone has no loss and writes no text.
+        whole: what this worker has put together of all stages, if it was the one to.
+        saved: the last checkpoint.
+    """
+    node, tally = io.node, trainer.tally
+    fragments = [slot.fragment for slot in trainer.slots]
+    params = sum(fragment.elements for fragment in fragments)
+    cards, counts = io.ask(lambda: node.gossip.cards), node.context.counts
+    peers = sum(part.stage is None or card.stage == part.stage for card in cards)
+    val_loss, sample = _evaluate(task, config, part, trainer, whole)
+    result = {
+        "preset": config.preset,
+        "inner_steps": config.plan.inner_steps,
+        "seed": config.run.seed,
+        "params": params,
+        "step": trainer.step,
+        "steps": tally.inner_steps,
+        "reason": "finished" if trainer.stopped is None else trainer.stopped.reason,
+        "val_loss": val_loss,
+        "sample": sample,
+        "train_loss_curve": tally.curve,
+        **tally.plain(),
+        "payload_bytes_sent": counts.payload_sent_bytes,
+        "payload_bytes_received": counts.payload_received_bytes,
+        "traffic": {
+            "contributions": asdict(counts.contributions_sent),
+            "reductions": asdict(counts.reductions_sent),
+        },
+        "blocked_s": round(counts.blocked_s, 3),
+        "payload_bytes_per_round": sum(
+            node.context.codec.encoded_bytes(f.elements) for f in fragments
+        ),
+        "ddp_bytes": round(2 * (peers - 1) / peers * 4 * params * tally.inner_steps),
+        "spread": trainer.spread,
+        "anchor_hash": tensor_hash(state.anchor for state in trainer.states),
+        "momentum_hash": tensor_hash(state.momentum for state in trainer.states),
+        "checkpoint": str(saved) if saved else None,
+        "loop_lag_ms": io.ask(node.lag.summary_ms),
+    }
+    if (stages := node.stages) is not None:
+        result |= io.ask(lambda: _of_stage(config, stages))
+        result |= {**tally.iterations(), **tally.waits()}
+        result["assembled"] = str(whole.path) if whole is not None else None
+    return result
+
+
+def _evaluate(
+    task: Task, config: Config, part: Part, trainer: Trainer, whole: Whole | None
+) -> tuple[float | None, str | None]:
+    """Validation loss and a sample of the anchors; None where there is no whole model."""
+    # Whoever stops a worker waits for it: then only what is quick.
+    limit_s = math.inf if trainer.stopped is None else _LAST_WORDS_S
+    if whole is not None:
+        model = task.model()
+        model.load_state_dict(dict(whole.anchors), strict=False)
+    elif part.stage is None:
+        model = part.module
+    else:
+        return None, None
+    trainer.tells("evaluating")
+    with anchors_loaded(trainer, [slot.fragment for slot in trainer.slots]):
+        loss = validation_loss(task, model, config.run.seed, limit_s)
+        return loss, generate_sample(task, model, config.run.seed)
+
+
+def _of_stage(config: Config, stages: StageNode) -> dict[str, object]:
+    """What there is to say of a stage and its visits; `visit_bytes_sent` are activations and
+    gradients. io thread only."""
+    context, room = stages.context, stages.room
+    sent = context.transport.traffic.sent
+    return {
+        "stage": context.stage,
+        "stages": config.stages.count,
+        "routing": config.stages.routing,
+        "skip": config.stages.skip,
+        "microbatches": config.stages.microbatches,
+        "stage_counts": asdict(context.counts),
+        "in_flight_peak_bytes": room.peak_bytes,
+        "in_flight_limit_bytes": room.limit_bytes,
+        "visit_bytes_sent": sent["Data/Visit"],
+        "exchange_bytes_sent": sum(sent[method] for method in _EXCHANGES),
+    }
