@@ -1,6 +1,8 @@
 """The outer optimizer: Nesterov momentum over pseudo-gradients, with state per fragment."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 
 from torch import Tensor
 
@@ -35,3 +37,127 @@ class Nesterov:
         new_buffer = (buffer * self.momentum).add_(g)
         direction = (new_buffer * self.momentum).add_(g)
         return anchor - direction.mul_(self.lr), new_buffer
+
+
+def pseudo_gradient(anchor: Tensor, local: Tensor) -> Tensor:
+    """`anchor - local` as a fresh tensor: the direction in which the outer step descends.
+
+    Args:
+        anchor: outer parameters of a fragment, fp32.
+        local: this peer's parameters after its inner steps, same shape.
+
+    Ref: arXiv:2311.08105 algorithm 1, line 12.
+    """
+    return anchor - local
+
+
+def mean_in_order(contributions: Iterable[Tensor], weights: Sequence[int] | None = None) -> Tensor:
+    """Sums left to right in fp32 and divides by the count, or by the sum of the weights.
+
+    Args:
+        contributions: at least one fp32 tensor, of one shape, in the order of sorted peer ids.
+        weights: 0 or more, one for each; equal ones are the same as none, bit for bit.
+
+    Returns:
+        A fresh tensor. The operation is elementwise, so the mean of blocks is the mean's blocks.
+
+    Raises:
+        ValueError: there is nothing to average.
+    """
+    if weights is not None and len(set(weights)) > 1:
+        return _weighted(contributions, weights)
+    iterator = iter(contributions)
+    first = next(iterator, None)
+    if first is None:
+        raise ValueError("the mean of no contributions")
+    total, count = first.clone(), 1
+    for contribution in iterator:
+        total.add_(contribution)
+        count += 1
+    return total.div_(count)
+
+
+def _weighted(contributions: Iterable[Tensor], weights: Sequence[int]) -> Tensor:
+    total: Tensor | None = None
+    for contribution, weight in zip(contributions, weights, strict=True):
+        part = contribution * weight
+        total = part if total is None else total.add_(part)
+    assert total is not None, "weights differ, so there are some"
+    return total.div_(sum(weights))
+
+
+def merge(local: Tensor, anchor: Tensor, alpha: float) -> Tensor:
+    """alpha * local + (1 - alpha) * anchor, fresh; for a peer that contributed to the round.
+
+    alpha = 0 restarts from the anchor and discards the steps taken during the overlap; alpha = 1
+    would be no communication.
+
+    Ref: arXiv:2501.18512 eq. 3.
+    """
+    if alpha == 0:
+        return anchor.clone()
+    return (local * alpha).add_(anchor * (1 - alpha))
+
+
+def carry_over(local: Tensor, old_anchor: Tensor, new_anchor: Tensor) -> Tensor:
+    """local + (new_anchor - old_anchor), fresh; for a peer whose contribution was not in the round.
+
+    Moves the peer with the anchor and keeps its own progress against it: the next pseudo-gradient
+    `new_anchor - local` is the old `old_anchor - local`, so nothing learned is dropped.
+    """
+    return local + (new_anchor - old_anchor)
+
+
+def others_share(mean: Tensor, own: Tensor, contributors: int) -> Tensor:
+    """What the others brought into a mean: (1/M) sum over j != m of g_j."""
+    return mean - own * (1 / contributors)
+
+
+def eager_mean(own: Tensor, others: Tensor, contributors: int) -> Tensor:
+    """The mean to expect: (1/M) [g_m(t) + sum over j != m of g_j(t - H)]."""
+    return own * (1 / contributors) + others
+
+
+def with_residual(g: Tensor, residual: Tensor | None, decay: float) -> Tensor:
+    """What to send instead of `g`: decay * residual + g, fresh; without a residual `g` itself."""
+    if residual is None:
+        return g
+    return (residual * decay).add_(g)
+
+
+def keep_residual(
+    error: Tensor,
+    before: Tensor | None,
+    not_counted: Iterable[tuple[int, int]],
+    share: float = 1.0,
+) -> Tensor:
+    """The residual after a round.
+
+    Args:
+        error: what the encoding of the contribution has left out; it may be written to.
+        before: the residual that went into it, None for zeros.
+        not_counted: the ranges in which the contribution came to nothing. What was learned there is
+            contributed again, and so is the residual as it was.
+        share: how much of the error to keep, 1 - alpha: a merge leaves alpha of what the anchor has
+            not got in the local parameters, and that is contributed again as it is.
+    """
+    kept = error if share == 1 else error * share
+    for start, stop in not_counted:
+        kept[start:stop] = 0.0 if before is None else before[start:stop]
+    return kept
+
+
+def contribution_seed(peer: str, fragment: int, round_: int, start: int) -> int:
+    """For a peer's contribution of the shard that starts at value `start` of the fragment."""
+    return _seed("contribution", peer, fragment, round_, start)
+
+
+def reduction_seed(fragment: int, round_: int, start: int) -> int:
+    """For the reduction of that shard, whoever reduces it."""
+    return _seed("reduction", "", fragment, round_, start)
+
+
+def _seed(kind: str, peer: str, *numbers: int) -> int:
+    """63 bits."""
+    text = "/".join((kind, peer, *map(str, numbers)))
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") >> 1

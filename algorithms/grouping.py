@@ -4,11 +4,9 @@ Everyone who knows the members computes the same groups, so nobody is asked. Nam
 hashes of rendezvous.py, which depend on nothing but the arguments.
 """
 
-from collections.abc import Collection, Iterable
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from hashlib import blake2b
-
-from algorithms.rendezvous import ranking
-from algorithms.separation import separated
 
 
 def membership_epoch(peers: Iterable[str]) -> int:
@@ -96,3 +94,133 @@ def _sitting_out(key: bytes, round_: int, members: list[str], count: int) -> tup
 
 def _key(*numbers: int) -> bytes:
     return b"".join(number.to_bytes(8, "big") for number in numbers)
+
+
+def weight(key: bytes, peer: str) -> int:
+    """The 64-bit weight of a peer for a key."""
+    return int.from_bytes(blake2b(peer.encode(), key=key[:64], digest_size=8).digest(), "big")
+
+
+def ranking(key: bytes, peers: Sequence[str]) -> tuple[str, ...]:
+    """The peers by falling weight for this key; ties (never seen) by name."""
+    return tuple(sorted(peers, key=lambda peer: (-weight(key, peer), peer)))
+
+
+def reducer_orders(
+    run: int, fragment: int, group: Sequence[str], laps: int = 1
+) -> tuple[tuple[str, ...], ...]:
+    """For each of the laps * len(group) shards, the peers in the order in which they may reduce it.
+
+    The first is the reducer: going through the shards of a lap, each takes the heaviest peer that
+    has none yet, so that the load is exactly even. The others follow by weight and take over when
+    all before them are gone. As long as the group stays the same a peer reduces the same shards of
+    a fragment in every round: it keeps the residual of their rounding (docs/adr/0006).
+
+    Args:
+        run: 64-bit run id.
+        fragment: fragment index.
+        group: the peers that lay out the round; the order does not matter.
+        laps: how many shards each peer reduces.
+    """
+    taken: set[str] = set()
+    orders = []
+    for shard in range(laps * len(group)):
+        if shard % len(group) == 0:
+            taken.clear()
+        key = b"".join(number.to_bytes(8, "big") for number in (run, fragment, shard))
+        by_weight = ranking(key, group)
+        first = next(peer for peer in by_weight if peer not in taken)
+        taken.add(first)
+        orders.append((first, *(peer for peer in by_weight if peer != first)))
+    return tuple(orders)
+
+
+Pair = tuple[str, str]
+
+
+def separated(
+    drawn: Sequence[Sequence[str]], apart: Iterable[Pair], bench: Sequence[str] = ()
+) -> list[list[str]]:
+    """Groups in which everybody reaches everybody, as near as may be to those that were drawn.
+
+    A member that does not reach another changes places with one of another group, or with one that
+    would sit out, as long as that leaves fewer pairs apart; then who is apart from most of its
+    group leaves it, until nobody is.
+
+    Args:
+        drawn: disjoint groups of two peers or more.
+        apart: pairs of peers, the first name first.
+        bench: peers in no group.
+
+    Returns:
+        The groups in which two or more remain.
+    """
+    unreached = _by_peer(apart)
+    groups = [list(group) for group in drawn]
+    spare = list(bench)
+    for index in range(len(groups)):
+        while _change(groups, index, spare, unreached):
+            pass
+    for group in groups:
+        while (worst := max(group, key=lambda p: _apart_in(p, group, unreached))) and _apart_in(
+            worst, group, unreached
+        ):
+            group.remove(worst)
+    return [group for group in groups if len(group) > 1]
+
+
+def reached_by_all(group: Collection[str], apart: Iterable[Pair]) -> frozenset[str]:
+    """Those of a group whom everybody in it reaches.
+
+    They are at least a third of it, as no more than three times its share may fall to anybody: else
+    whoever is in most pairs does not count, for the fault is its own, and all are named where that
+    is nobody.
+    """
+    inside = frozenset(group)
+    pairs = {pair for pair in apart if inside.issuperset(pair)}
+    while pairs:
+        left = inside.difference(*pairs)
+        if 3 * len(left) >= len(inside):
+            return left
+        named = Counter(peer for pair in pairs for peer in pair)
+        (worst, most), *others = named.most_common(2)
+        if most == others[0][1]:
+            return inside
+        pairs = {pair for pair in pairs if worst not in pair}
+    return inside
+
+
+def _by_peer(apart: Iterable[Pair]) -> Mapping[str, set[str]]:
+    unreached: dict[str, set[str]] = defaultdict(set)
+    for one, other in apart:
+        unreached[one].add(other)
+        unreached[other].add(one)
+    return unreached
+
+
+def _apart_in(peer: str, group: Sequence[str], unreached: Mapping[str, set[str]]) -> int:
+    """From how many of the group the peer is apart."""
+    return sum(other in unreached[peer] for other in group) if peer in unreached else 0
+
+
+def _change(
+    groups: list[list[str]], index: int, spare: list[str], unreached: Mapping[str, set[str]]
+) -> bool:
+    """The first exchange between this group and another that helps, if there is one."""
+    mine = groups[index]
+    for here, leaves in enumerate(mine):
+        if not (now := _apart_in(leaves, mine, unreached)):
+            continue
+        rest = mine[:here] + mine[here + 1 :]
+        others = [groups[(index + step) % len(groups)] for step in range(1, len(groups))]
+        for other in (*others, spare):
+            for there, comes in enumerate(other):
+                after = _apart_in(comes, rest, unreached)
+                before = now
+                if other is not spare:
+                    before += _apart_in(comes, other, unreached)
+                    after += _apart_in(leaves, other[:there] + other[there + 1 :], unreached)
+                if after < before:
+                    mine[here], other[there] = comes, leaves
+                    return True
+    return False

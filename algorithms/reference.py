@@ -13,16 +13,22 @@ import torch
 from torch import Tensor
 
 from algorithms.codecs import Codec, codec_by_name
-from algorithms.diloco import Nesterov
-from algorithms.eager import eager_mean, others_share
-from algorithms.feedback import keep_residual, with_residual
+from algorithms.diloco import (
+    Nesterov,
+    carry_over,
+    contribution_seed,
+    eager_mean,
+    keep_residual,
+    mean_in_order,
+    merge,
+    others_share,
+    pseudo_gradient,
+    reduction_seed,
+    with_residual,
+)
 from algorithms.fragments import Fragment
 from algorithms.grouping import groups, membership_epoch
-from algorithms.mean import mean_in_order
-from algorithms.merge import carry_over, merge
 from algorithms.plan import Plan
-from algorithms.pseudogradient import pseudo_gradient
-from algorithms.rounding import contribution_seed, reduction_seed
 
 
 class Replica(Protocol):

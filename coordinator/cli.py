@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from coordinator.errors import Exit, Failure
-from coordinator.links.option import link_means_option
+from coordinator.links.asked import link_means_option
 from coordinator.rendezvous.records import int_of
 from protos.addresses import is_loopback, split_address
 

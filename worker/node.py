@@ -20,7 +20,6 @@ from worker.exchange.compression import Compression
 from worker.exchange.context import Context, Offload
 from worker.exchange.pairwise.io import Pairs
 from worker.exchange.types import View
-from worker.lag import LagMonitor
 from worker.manifest import Manifest
 from worker.membership import Card, Digest, Doubted, Measured, Membership, Phase, Tick, Updated
 from worker.membership.coordinator_client import Introduction
@@ -28,7 +27,7 @@ from worker.membership.gossip import Gossip
 from worker.pipeline.context import StageContext, StageCounts
 from worker.pipeline.node import StageNode
 from worker.pipeline.rebalancing import StageExchange
-from worker.status import status_document
+from worker.status import LagMonitor, status_document
 from worker.training.inbox import (
     Begin,
     Iterating,

@@ -1,10 +1,8 @@
 """Wire codecs: how fp32 values travel. Each name here has one wire id, and each id one codec."""
 
 from algorithms.codecs.base import Codec
-from algorithms.codecs.bf16 import BF16
 from algorithms.codecs.e3m0 import E3M0
-from algorithms.codecs.floats import FP32
-from algorithms.codecs.fp16 import FP16
+from algorithms.codecs.floats import BF16, FP16, FP32
 from algorithms.codecs.int4 import Int4
 from algorithms.codecs.int8 import Int8
 from algorithms.codecs.topk import TopK

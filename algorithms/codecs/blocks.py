@@ -14,13 +14,13 @@ twice as much: int4 ends at 3.7 bits instead of 4.0 on pseudo-gradients of the b
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from algorithms.codecs.base import check_extremes, check_size
-from algorithms.codecs.noise import fill
 
 BLOCK = 128
 SCALE_BYTES = 2
@@ -162,3 +162,95 @@ def to_bf16(scales: Tensor, up: bool) -> Tensor:
     if up:
         return ((scales.view(torch.int32) + 0xFFFF) & -0x10000).view(torch.float32)
     return scales.to(torch.bfloat16).to(torch.float32)
+
+
+_TO_INTEGERS = 1.5 * 2.0**23  # fp32 numbers around it are the integers
+
+
+def rounded(quotients: Tensor, bits: int, noise: Tensor | None) -> Tensor:
+    """Integers modulo 2^bits in the low bits of an int32 (above them: anything).
+
+    Args:
+        quotients: fp32, at most 2^(bits - 1) in magnitude; overwritten.
+        noise: int32, uniform in [0, 2^(23 - bits)): rounds stochastically, without bias but for
+            the multiple of 2^(bits - 23) that a quotient is rounded to first. None rounds to
+            nearest even.
+    """
+    if noise is None:
+        return quotients.add_(_TO_INTEGERS).view(torch.int32)
+    # Within [2^bits, 2^(bits + 1)] fp32 is a fixed-point number with 23 - bits fractional bits.
+    fraction = 23 - bits
+    fixed = quotients.add_(1.5 * 2.0**bits).view(torch.int32)
+    fixed.add_(noise).add_(1 << (bits - 1 + fraction))
+    return fixed.bitwise_right_shift_(fraction)
+
+
+_PAIRS = 256
+
+
+def packed(codes: Tensor, scratch: Tensor) -> Tensor:
+    """int32 (n, m) of codes 0 to 15 -> int64 (n, m / 2), a byte each in the low eight bits.
+
+    Both are overwritten; `scratch` is like `codes`.
+    """
+    pairs = codes.view(torch.int64)  # little-endian: the first code is the low word
+    second = torch.bitwise_right_shift(pairs, 28, out=scratch.view(torch.int64))
+    return pairs.bitwise_or_(second)
+
+
+def look_up(codes: Tensor, values: tuple[float, ...], out: Tensor) -> None:
+    """Bytes (n, m / 2) -> `out` (n, m): for each code its one of the 16 fp32 `values`."""
+    table = _pairs(values, codes.device)
+    index = codes.to(torch.int32).view(-1)
+    torch.index_select(table, 0, index, out=out.view(torch.float64).view(-1))
+
+
+@lru_cache(maxsize=32)
+def _pairs(values: Sequence[float], device: torch.device) -> Tensor:
+    """For each byte its two fp32 values, held as the bits of one float64: moved, never computed."""
+    single = torch.tensor(values, dtype=torch.float32, device=device)
+    code = torch.arange(_PAIRS, device=device)
+    return single[torch.stack((code & 15, code >> 4), 1)].view(torch.float64).view(-1)
+
+
+_WORD = 1 << 32
+_GOLDEN = 0x9E3779B97F4A7C15
+_FIRST, _SECOND = 0x7FEB352D, 0x846CA68B
+
+
+def fill(noise: Tensor, seed: int, start: int, bits: int, scratch: Tensor) -> None:
+    """Fills an int32 tensor with values `start`, `start` + 1, ... of the seed's noise.
+
+    Args:
+        start: below 2^32, where the sequence starts anew.
+        bits: 1 to 31; the noise is uniform in [0, 2^bits).
+        scratch: like `noise`, to write to.
+    """
+    before, between = _keys(seed)
+    torch.arange(noise.numel(), out=noise.view(-1))
+    noise.add_(_signed(start)).mul_(_signed(_GOLDEN >> 32)).add_(before)
+    _fold(noise, 16, scratch)
+    noise.mul_(_signed(_FIRST)).bitwise_xor_(between)
+    _fold(noise, 15, scratch)
+    noise.mul_(_signed(_SECOND))
+    noise.bitwise_right_shift_(32 - bits).bitwise_and_((1 << bits) - 1)
+
+
+def _fold(words: Tensor, by: int, scratch: Tensor) -> None:
+    """words ^= words >> by, shifting zeros in."""
+    torch.bitwise_right_shift(words, by, out=scratch)
+    words.bitwise_xor_(scratch.bitwise_and_((1 << (32 - by)) - 1))
+
+
+def _keys(seed: int) -> tuple[int, int]:
+    """Two int32 keys of a seed, by the finisher of splitmix64."""
+    mixed = (seed * _GOLDEN + _GOLDEN) % (_WORD * _WORD)
+    mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 % (_WORD * _WORD)
+    mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB % (_WORD * _WORD)
+    mixed ^= mixed >> 31
+    return _signed(mixed), _signed(mixed >> 32)
+
+
+def _signed(word: int) -> int:
+    """The low 32 bits as a signed number: torch's int32 arithmetic wraps."""
+    return (word + _WORD // 2) % _WORD - _WORD // 2

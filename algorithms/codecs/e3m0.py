@@ -20,8 +20,7 @@ Ref: arXiv:2501.18512 (Streaming DiLoCo) for the format; scale, block and its ch
 import torch
 from torch import Tensor
 
-from algorithms.codecs.blocks import BlockCodec, to_bf16
-from algorithms.codecs.nibbles import look_up, packed
+from algorithms.codecs.blocks import BlockCodec, look_up, packed, to_bf16
 
 _TOP = 64.0  # 2^6: the largest of the seven powers over the least
 _SMALLEST_SCALE = 2.0**-119  # keeps the least power normal

@@ -16,9 +16,7 @@ power of two for every 32 values 0.144 / 0.182 / 0.207.
 import torch
 from torch import Tensor
 
-from algorithms.codecs.blocks import BlockCodec, to_bf16
-from algorithms.codecs.integers import rounded
-from algorithms.codecs.nibbles import look_up, packed
+from algorithms.codecs.blocks import BlockCodec, look_up, packed, rounded, to_bf16
 
 _FAR, _NEAR = 8.0, 7.0
 _SMALLEST_SCALE = 2.0**-120  # keeps quotients finite, and decoded values normal

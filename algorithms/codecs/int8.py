@@ -11,8 +11,7 @@ Relative RMS error, gaussian / Student-t with 5 / with 3 degrees of freedom: 0.0
 import torch
 from torch import Tensor
 
-from algorithms.codecs.blocks import BlockCodec, to_bf16
-from algorithms.codecs.integers import rounded
+from algorithms.codecs.blocks import BlockCodec, rounded, to_bf16
 
 _LARGEST = 127.0
 _SMALLEST_SCALE = 2.0**-120  # keeps quotients finite, and decoded values normal

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from algorithms.skippipe.bound import lower_bound_s
+from algorithms.skippipe.cost import uplink_bound_s
 from algorithms.skippipe.pipeline import Pipeline
 from algorithms.skippipe.route import Route, Rules
 from algorithms.skippipe.routing import PRESETS
 from algorithms.skippipe.search import EFFORT_S, Found, search_routes
 from algorithms.skippipe.simulator import Timeline, simulate
-from algorithms.skippipe.uplinks import uplink_bound_s
 
 NEVER_SKIP = ("full", "stochastic")
 

@@ -8,14 +8,14 @@ skip        searched routes (SkipPipe)
 Ref: arXiv:2506.10911 (random), arXiv:2301.11913 (stochastic), arXiv:2502.19913 (skip).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from heapq import heapify, heapreplace
 
 from algorithms.skippipe.coverage import even_stage_sets, peer_limits, stage_quota
 from algorithms.skippipe.draws import Draws
 from algorithms.skippipe.pipeline import Pipeline
 from algorithms.skippipe.route import MAX_SWAPS, Route, Rules, stage_refusals
 from algorithms.skippipe.search import search_routes
-from algorithms.skippipe.stochastic import ReplicaQueue
 
 Routing = Callable[[Pipeline, Rules, Sequence[int], int], list[Route]]
 """(pipeline, rules, origins, seed) -> a route for each origin, which stands for one microbatch.
@@ -109,3 +109,18 @@ def _swapped(stages: tuple[int, ...], rules: Rules, draws: Draws) -> tuple[int, 
         if not stage_refusals(order, rules):
             stages = order
     return stages
+
+
+class ReplicaQueue:
+    """The replicas of one stage. Args: expected_s: of each, the time that a microbatch takes."""
+
+    def __init__(self, expected_s: Mapping[int, float]) -> None:
+        self._expected_s = expected_s
+        self._heap = [(0.0, peer) for peer in expected_s]
+        heapify(self._heap)
+
+    def choose(self) -> int:
+        """The replica for the next microbatch, which is charged for it."""
+        accumulated_s, peer = self._heap[0]
+        heapreplace(self._heap, (accumulated_s + self._expected_s[peer], peer))
+        return peer

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from algorithms.skippipe.journal import Journal
 from algorithms.skippipe.pipeline import Pipeline
 from algorithms.skippipe.route import Route
+from algorithms.skippipe.search import Journal
 from algorithms.skippipe.simulator import finish_times
 
 _VISIT_EFFORT_S = 2.5e-6  # of simulating half a visit

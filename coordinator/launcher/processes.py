@@ -1,5 +1,6 @@
 """One worker process: started on a leash, read without blocking, ended with all its children."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -9,7 +10,8 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
+from types import FrameType, TracebackType
+from typing import IO, Any
 
 _LEASH = Path(__file__).with_name("leash.py")
 _READ_BYTES = 64 * 1024
@@ -137,3 +139,64 @@ class _Lines:
         """The last line, if it has no end."""
         partial, self._partial = self._partial, b""
         return [partial.decode(errors="replace")] if partial else []
+
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main(arguments: list[str]) -> None:
+    parent, cores, command = int(arguments[0]), arguments[1], arguments[2:]
+    if cores != "all":
+        with contextlib.suppress(OSError):  # taken from us since: any core will do
+            os.sched_setaffinity(0, [int(core) for core in cores.split(",")])
+    if sys.platform.startswith("linux"):
+        import ctypes
+
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:  # it had died before it could be said
+            os.kill(os.getpid(), signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background job is born deaf to it
+    os.execvp(command[0], command)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
+
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_SAME_PRESS_S = 0.3  # `timeout` and some shells send one Ctrl-C twice
+
+
+class Interrupts:
+    """While entered, signals that ask this process to end are only counted. Main thread only."""
+
+    def __init__(self) -> None:
+        self._pressed: list[tuple[int, float]] = []
+        self._before: dict[int, Any] = {}
+
+    @property
+    def first(self) -> int | None:
+        """The first signal; None before there is one."""
+        return self._pressed[0][0] if self._pressed else None
+
+    @property
+    def insistent(self) -> bool:
+        """Whether another one has come since."""
+        return bool(self._pressed) and (self._pressed[-1][1] - self._pressed[0][1] > _SAME_PRESS_S)
+
+    def __enter__(self) -> "Interrupts":
+        self._before = {number: signal.signal(number, self._press) for number in _SIGNALS}
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for number, handler in self._before.items():
+            # After one, this process is about to end: another must not spoil its exit code.
+            signal.signal(number, signal.SIG_IGN if self._pressed else handler)
+
+    def _press(self, number: int, frame: FrameType | None) -> None:
+        self._pressed = [*self._pressed[:1], (number, time.monotonic())]

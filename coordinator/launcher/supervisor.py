@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from coordinator.errors import Exit
-from coordinator.launcher.interrupts import Interrupts
-from coordinator.launcher.processes import WorkerProcess
+from coordinator.launcher.processes import Interrupts, WorkerProcess
 from coordinator.launcher.progress import Progress
 from coordinator.rendezvous.records import Event, Record, exit_words
 from coordinator.report.notes import Notes

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coordinator.errors import Exit, Failure
-from coordinator.launcher.interrupts import Interrupts
 from coordinator.launcher.launch import Launch
-from coordinator.launcher.processes import WorkerProcess
+from coordinator.launcher.processes import Interrupts, WorkerProcess
 from coordinator.launcher.progress import Progress, progress_for
 from coordinator.launcher.supervisor import Outcome, Supervisor
 from coordinator.links.namespaces import NoNamespaces

@@ -3,7 +3,10 @@
 import re
 from collections.abc import Sequence
 
+import click
+
 from algorithms.link import Link, parse_link
+from coordinator.links import MEANS
 
 _NAMED = re.compile(r"(w\d+)=(.*)", re.DOTALL)
 
@@ -36,3 +39,12 @@ def parse_links(texts: Sequence[str], workers: int) -> dict[str, Link | None]:
             raise ValueError(f"link {text!r}: a second one for {name}; leave one out")
         own[name] = parse_link(rest)
     return {name: own.get(name, common) for name in names}
+
+
+link_means_option = click.option(
+    "--link-means",
+    type=click.Choice(MEANS),
+    default="auto",
+    show_default=True,
+    help="What makes links slow; namespaces need root.",
+)

@@ -26,8 +26,8 @@ from torch import Tensor
 
 from algorithms import reference
 from algorithms.codecs import codec_by_name
+from algorithms.diloco import mean_in_order
 from algorithms.fragments import Fragment, TensorSpec, partition
-from algorithms.mean import mean_in_order
 from algorithms.noloco import relative_distance
 from algorithms.plan import Plan
 from worker.config import load_config

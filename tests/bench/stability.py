@@ -27,11 +27,12 @@ import torch
 from torch import Tensor
 
 from algorithms.grouping import groups, membership_epoch
-from algorithms.noloco import SharedMomentum, modified_momentum
-from algorithms.stability import (
+from algorithms.noloco import (
+    SharedMomentum,
     largest_stable_c,
     largest_stable_step,
     mean_spectral_radius,
+    modified_momentum,
     paper_bounds,
     shared_spectral_radius,
     spectral_radius,

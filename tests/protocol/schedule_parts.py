@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from zlib import crc32
 
-from algorithms.rendezvous import reducer_orders
+from algorithms.grouping import reducer_orders
 from worker.exchange.allreduce.contributor import Contributing
 from worker.exchange.allreduce.reducer import Reducing
 from worker.exchange.types import ShardKey

@@ -18,9 +18,9 @@ from tests.protocol.taps import Tap, TappedTransport
 from tests.protocol.train_side import TrainSide
 from tests.protocol.virtual_time import Stalled, VirtualLoop, in_peer
 from tests.support.head_starts import HeadStarts
-from worker.lag import LagMonitor
 from worker.membership import Phase
 from worker.node import Node, NodeConfig
+from worker.status import LagMonitor
 from worker.training.inbox import Stop
 from worker.training.loop import Trainer
 from worker.training.snapshot import initial_state

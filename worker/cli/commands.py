@@ -120,7 +120,7 @@ def join(address: str, config: Path | None, settings: tuple[str, ...], **worker:
 @click.option("--seed", type=int, default=0, show_default=True)
 def generate(run: Path, prompt: str, n_tokens: int, temperature: float, seed: int) -> int:
     """Continue PROMPT with the newest anchor under the folder RUN."""
-    from worker.training.generate import generate_text
+    from worker.training.evaluation import generate_text
 
     pieces = generate_text(run, prompt, n_tokens, temperature, seed)
     for piece in chain((prompt,), pieces, ("\n",)):

@@ -24,8 +24,7 @@ def evaluate(run: Path, stages: int | None, omit: str | None, split: str) -> int
     enters a stage that is left out goes on to the next as it is. Stages are cut as the run's were;
     into another number of them, by parameters.
     """
-    from worker.training.evaluation import checkpoint_loss
-    from worker.training.generate import find_checkpoint
+    from worker.training.evaluation import checkpoint_loss, find_checkpoint
 
     omitted = _numbers(omit) if omit is not None else []
     saved = find_checkpoint(run)

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from algorithms.codecs import codec_by_name
 from worker.errors import UsageError
-from worker.pipeline.config import StagesConfig
-from worker.pipeline.cut import cut_of
+from worker.pipeline.config import StagesConfig, cut_of
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -7,8 +7,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from algorithms.codecs import Codec, codec_by_name
+from algorithms.grouping import reducer_orders
 from algorithms.plan import Plan
-from algorithms.rendezvous import reducer_orders
 from worker import wire
 from worker.exchange.compression import Compression
 from worker.exchange.types import RoundConfig

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
-from algorithms.separation import Pair, reached_by_all
+from algorithms.grouping import Pair, reached_by_all
 from worker.membership import Card, Health, Phase
 
 

@@ -6,8 +6,8 @@ from protos import murmuration_pb2 as pb
 from worker import wire
 from worker.exchange.context import Tasks
 from worker.membership import Card
+from worker.pipeline.config import Dropped, Elsewhere
 from worker.pipeline.context import StageContext
-from worker.pipeline.errors import Dropped, Elsewhere
 from worker.pipeline.profile import Measuring
 from worker.pipeline.stage_call import Back, Visit
 from worker.transport import Stream, TransportError

@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass
 
+from algorithms.skippipe.partition import spans, stage_layers
 from algorithms.skippipe.route import Rules, visited_stages
 from algorithms.skippipe.routing import PRESETS
+from worker.tasks import Staged
 
 _MOST_ORIGINS = 1024
 ACTIVATIONS = ("bf16", "fp32", "int8")
@@ -99,3 +101,29 @@ class StagesConfig:
             return Rules(stages=self.count, visited=self.count)
         visited = visited_stages(self.count, self.skip)
         return Rules(stages=self.count, visited=visited, spread=self.spread)
+
+
+def cut_of(task: Staged, stages: StagesConfig) -> list[tuple[int, int]]:
+    """The first and the last layer of each stage, both included; the same on every peer.
+
+    Raises:
+        ValueError: more stages than layers, or other layers in the settings than in the model.
+    """
+    sizes = task.layer_sizes()
+    if not stages.layers:
+        return stage_layers(sizes, task.outer_size(), stages.count)
+    if sum(stages.layers) != len(sizes):
+        raise ValueError(
+            f"layers is {list(stages.layers)}, {sum(stages.layers)} in all, but the model has "
+            f"{len(sizes)}; write {stages.count} numbers that add up to {len(sizes)}, or leave "
+            "layers out to have them shared out"
+        )
+    return spans(stages.layers)
+
+
+class Dropped(Exception):
+    """The microbatch is lost from here on; the message says why."""
+
+
+class Elsewhere(Exception):
+    """Not here: another replica may do it."""

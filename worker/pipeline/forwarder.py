@@ -6,8 +6,8 @@ from dataclasses import replace
 from worker import wire
 from worker.exchange.context import Tasks
 from worker.pipeline.client import call_visit
+from worker.pipeline.config import Dropped, Elsewhere
 from worker.pipeline.context import StageContext
-from worker.pipeline.errors import Dropped, Elsewhere
 from worker.pipeline.profile import Measuring
 from worker.pipeline.stage_call import Back, Hop, Life, Visit
 from worker.transport import TransportError, Unreachable

@@ -8,10 +8,9 @@ from worker.errors import PeersUnreachable
 from worker.exchange.context import Offload, Tasks
 from worker.membership import Card, Phase
 from worker.pipeline.barrier import Listener
-from worker.pipeline.compute_queue import Desk
 from worker.pipeline.context import StageContext
 from worker.pipeline.forwarder import Onward
-from worker.pipeline.memory_budget import Room
+from worker.pipeline.memory_budget import Desk, Room
 from worker.pipeline.moving import Moving
 from worker.pipeline.origin import Origin
 from worker.pipeline.orphaned import Unserved

@@ -7,11 +7,10 @@ from collections.abc import Callable
 from worker.exchange.context import Tasks
 from worker.membership import Phase
 from worker.pipeline.barrier import Teller
-from worker.pipeline.compute_queue import Desk, given
+from worker.pipeline.config import Dropped
 from worker.pipeline.context import StageContext, serves
-from worker.pipeline.errors import Dropped
 from worker.pipeline.forwarder import Onward
-from worker.pipeline.memory_budget import Room
+from worker.pipeline.memory_budget import Desk, Room, given
 from worker.pipeline.planner import Schedule
 from worker.pipeline.profile import visit_held
 from worker.pipeline.stage_call import Hop, Key, Life, Visit

@@ -9,7 +9,7 @@ from algorithms.codecs import codec_by_name
 from algorithms.fragments import Fragment, TensorSpec, partition
 from worker.config import Config
 from worker.errors import ConfigError
-from worker.pipeline.cut import cut_of
+from worker.pipeline.config import cut_of
 from worker.pipeline.replica import StageReplica
 from worker.tasks import Cursor, Staged, StageModule, Task
 from worker.training.inbox import Mailbox

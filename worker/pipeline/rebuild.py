@@ -9,7 +9,7 @@ from torch import Tensor
 from worker.config import Config
 from worker.membership import Card
 from worker.pipeline.assembly import whole_model
-from worker.pipeline.cut import cut_of
+from worker.pipeline.config import cut_of
 from worker.pipeline.profile import Profile
 from worker.tasks import Staged, Task
 

@@ -12,11 +12,10 @@ from collections.abc import Callable, Coroutine
 from protos import murmuration_pb2 as pb
 from worker import wire
 from worker.errors import ConfigError
-from worker.pipeline.compute_queue import Desk, given
+from worker.pipeline.config import Dropped, Elsewhere
 from worker.pipeline.context import StageContext
-from worker.pipeline.errors import Dropped, Elsewhere
 from worker.pipeline.forwarder import Onward
-from worker.pipeline.memory_budget import Room
+from worker.pipeline.memory_budget import Desk, Room, given
 from worker.pipeline.planner import Schedule
 from worker.pipeline.profile import Measuring, visit_held
 from worker.pipeline.stage_call import Back, Key, Visit

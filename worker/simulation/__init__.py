@@ -6,8 +6,8 @@ and faults), `peer` (inner steps and the account of time), `pairs`, `means` and 
 peer's rounds, around `worker.rounds`), `run` and `figures` (what comes out).
 """
 
-from worker.simulation.figures import Figures
 from worker.simulation.run import simulate
 from worker.simulation.scenario import Scenario
+from worker.simulation.task import Figures
 
 __all__ = ["Figures", "Scenario", "simulate"]

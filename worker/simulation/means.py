@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from algorithms.codecs import codec_by_name
-from algorithms.diloco import Nesterov
-from algorithms.merge import carry_over
+from algorithms.diloco import Nesterov, carry_over
 from algorithms.plan import PRESETS
 from worker.catchup.repair import choose_repair
 from worker.exchange.allreduce import contributor as own

@@ -7,7 +7,7 @@ compute, as long as something comes; as workers without overlap do.
 from collections.abc import Sequence
 
 from algorithms.codecs import codec_by_name
-from algorithms.mean import mean_in_order
+from algorithms.diloco import mean_in_order
 from algorithms.plan import PRESETS
 from worker.catchup.repair import step_of_the_others
 from worker.exchange.pairwise import round as machine

@@ -8,9 +8,9 @@ from functools import lru_cache, partial
 from torch import Tensor
 
 from algorithms.codecs import Codec
+from algorithms.diloco import mean_in_order
 from algorithms.fragments import shard_bounds
-from algorithms.mean import mean_in_order
-from algorithms.rendezvous import reducer_orders
+from algorithms.grouping import reducer_orders
 from worker.exchange.allreduce import reducer as shared
 from worker.exchange.allreduce.reducer import Reducing
 from worker.exchange.types import ShardKey

@@ -8,13 +8,12 @@ import numpy as np
 
 from algorithms.codecs import codec_by_name
 from algorithms.latency import MessageTime, pair_s, tree_s
-from worker.simulation.figures import Figures, percentile
 from worker.simulation.means import MeanPeer
 from worker.simulation.pairs import PairPeer
 from worker.simulation.peer import Account
 from worker.simulation.scenario import Scenario
 from worker.simulation.swarm import Swarm
-from worker.simulation.task import Quadratic, distance_to_optimum, spread
+from worker.simulation.task import Figures, Quadratic, distance_to_optimum, percentile, spread
 
 _TREES = 200
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from worker.exchange.pairwise import round as machine
-from worker.exchange.pairwise.skew import Lead
+from worker.exchange.pairwise.round import Lead
 from worker.simulation.network import Stream
 from worker.simulation.peer import Account, Peer
 from worker.simulation.swarm import Group, Swarm

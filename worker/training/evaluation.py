@@ -5,27 +5,28 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from math import inf
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from algorithms.fragments import Fragment
-from worker.config import task_of
-from worker.errors import UsageError
+from algorithms.fragments import Fragment, TensorSpec, partition
+from worker.config import Config, task_of
+from worker.errors import CheckpointError, UsageError
 from worker.manifest import Manifest
-from worker.pipeline.config import StagesConfig
-from worker.pipeline.cut import cut_of
+from worker.pipeline.config import StagesConfig, cut_of
 from worker.tasks import (
     Batch,
     Cursor,
     Generates,
     Staged,
     StageModule,
+    Streams,
     Task,
     TaskError,
     next_batch,
 )
-from worker.training.anchors import anchored_model
+from worker.training import checkpoint
 from worker.training.checkpoint import Checkpoint
 from worker.training.loop import Trainer
 
@@ -161,3 +162,78 @@ def generate_sample(task: Task, model: nn.Module, seed: int) -> str | None:
         return None
     prompt = "def "
     return prompt + task.generate(model, prompt, _SAMPLE_BYTES, 0.7, seed)
+
+
+def anchored_model(saved: Checkpoint, config: Config, task: Task) -> nn.Module:
+    """The task's model with the anchors as parameters.
+
+    Args:
+        saved: of a whole model.
+        config, task: of its run.
+
+    Raises:
+        CheckpointError: it does not hold the whole model of its run.
+    """
+    model = task.model()
+    parameters = {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
+    schema = [TensorSpec(name, tuple(p.shape)) for name, p in parameters.items()]
+    for fragment in partition(schema, config.plan.fragments, config.plan.pattern):
+        try:
+            values = fragment.views(saved.tensors[f"anchor/{fragment.index}"])
+        except (KeyError, ValueError) as error:
+            raise CheckpointError(
+                f"{saved.path}: does not hold the whole model of its run ({error}); "
+                "name a checkpoint of a worker that trained all layers"
+            ) from error
+        for name, value in values.items():
+            parameters[name].copy_(value)
+    return model
+
+
+def generate_text(
+    run: Path, prompt: str, n_tokens: int, temperature: float, seed: int
+) -> Iterator[str]:
+    """Continues `prompt` with the newest anchor below the folder `run`.
+
+    Args:
+        run: a swarm's folder, a worker's, one of checkpoints, or one checkpoint.
+
+    Returns:
+        The text in pieces, as they are made; in one where the task does not stream.
+
+    Raises (before the first piece):
+        CheckpointError: there is none that can be used.
+        TaskError: the run's task cannot be loaded here, or writes no text.
+    """
+    saved = find_checkpoint(run)
+    manifest = Manifest(saved.values["manifest"])
+    config = manifest.config(str(saved.path))
+    task = task_of(config)
+    if not isinstance(task, Generates):
+        raise TaskError(f"task {config.task.name!r} has no generate()")
+    model = anchored_model(saved, config, task)
+    if isinstance(task, Streams):
+        return task.stream(model, prompt, n_tokens, temperature, seed)
+    return iter([task.generate(model, prompt, n_tokens, temperature, seed)])
+
+
+def find_checkpoint(run: Path) -> checkpoint.Checkpoint:
+    """The usable checkpoint with the highest step below `run`; not of runs that were set aside.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    if (run / checkpoint.MANIFEST).exists():
+        try:
+            return checkpoint.load_one(run)
+        except checkpoint.CheckpointDamaged as error:
+            raise CheckpointError(f"{run}: {error}; name the folder above it") from error
+    saved = list(checkpoint.below(run))
+    found = [each for each in saved if each.values.get("stage") is None]
+    if saved and not found:
+        raise CheckpointError(
+            f"{run}: holds single stages of a model; put them together with `murmur assemble {run}`"
+        )
+    if not found:
+        raise CheckpointError(f"{run}: no usable checkpoint; name a folder that `murmur` wrote to")
+    return max(found, key=lambda saved: saved.values["step"])

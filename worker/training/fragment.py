@@ -10,11 +10,16 @@ from typing import Any
 
 from torch import Tensor
 
-from algorithms.diloco import Nesterov
-from algorithms.eager import eager_mean, others_share
-from algorithms.feedback import keep_residual, with_residual
+from algorithms.diloco import (
+    Nesterov,
+    carry_over,
+    eager_mean,
+    keep_residual,
+    merge,
+    others_share,
+    with_residual,
+)
 from algorithms.fragments import Fragment
-from algorithms.merge import carry_over, merge
 from algorithms.noloco import relative_distance
 from algorithms.plan import Plan
 from worker.training.inbox import Ahead, FragmentState, RoundDone, RoundFailed

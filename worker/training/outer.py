@@ -10,8 +10,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from algorithms.diloco import pseudo_gradient
 from algorithms.plan import Plan
-from algorithms.pseudogradient import pseudo_gradient
 from algorithms.schedule import Schedule
 from worker.training.fragment import Sent, Slot
 from worker.training.inbox import Begin, Mailbox, RoundDone, RoundFailed

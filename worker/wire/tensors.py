@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from algorithms.codecs import Codec
-from algorithms.mean import mean_in_order
+from algorithms.diloco import mean_in_order
 from worker.wire.errors import WireError
 
 BLOCK_ELEMENTS = 256 * 1024  # 1 MiB of fp32: short enough not to hold the loop up

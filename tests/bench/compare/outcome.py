@@ -10,7 +10,7 @@ import click
 
 from algorithms.link import Link
 from coordinator.errors import Failure
-from coordinator.launcher.interrupts import Interrupts
+from coordinator.launcher.processes import Interrupts
 from coordinator.report.report import write_atomically
 from tests.bench.compare.asked import Bench
 from tests.bench.compare.session import Session

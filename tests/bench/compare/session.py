@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 from algorithms.link import Link
 from coordinator.errors import Exit, Failure
-from coordinator.launcher.interrupts import Interrupts
 from coordinator.launcher.launch import core_count
+from coordinator.launcher.processes import Interrupts
 from coordinator.rendezvous.records import int_of
 from coordinator.report.figures import count, duration
 from tests.bench.compare import ours, yardsticks

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from algorithms.link import Link
 from coordinator.errors import Exit
-from coordinator.launcher.interrupts import Interrupts
-from coordinator.launcher.processes import WorkerProcess
+from coordinator.launcher.processes import Interrupts, WorkerProcess
 from coordinator.links.namespaces import why_not
 from tests.bench.compare.asked import Bench
 from tests.bench.compare.runs import Ended

@@ -23,8 +23,7 @@ import hivemind
 import torch
 from hivemind.compression import Float16Compression, NoCompression
 
-from algorithms.diloco import Nesterov
-from algorithms.pseudogradient import pseudo_gradient
+from algorithms.diloco import Nesterov, pseudo_gradient
 from tests.bench.peers.training import (
     PLAN,
     Training,

@@ -2,7 +2,7 @@
 
 import torch
 
-from algorithms.eager import eager_mean, others_share
+from algorithms.diloco import eager_mean, others_share
 
 
 def test_the_others_share_and_the_guess_by_hand() -> None:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from algorithms.codecs import codec_by_name
-from algorithms.feedback import keep_residual, with_residual
+from algorithms.diloco import keep_residual, with_residual
 
 
 def test_the_first_contribution_is_sent_as_it_is() -> None:

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from algorithms.diloco import mean_in_order
 from algorithms.fragments import shard_bounds
-from algorithms.mean import mean_in_order
 
 
 def contributions(count: int, elements: int, seed: int) -> list[torch.Tensor]:

@@ -4,8 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from algorithms.merge import carry_over, merge
-from algorithms.pseudogradient import pseudo_gradient
+from algorithms.diloco import carry_over, merge, pseudo_gradient
 
 LOCAL, ANCHOR = torch.tensor([1.0, -3.0, 0.5]), torch.tensor([3.0, 1.0, 0.5])
 VALUES = st.floats(-100, 100, width=32)

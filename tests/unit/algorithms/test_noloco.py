@@ -8,8 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from algorithms.noloco import GroupUpdate, ModifiedMomentum, SharedMomentum
-from algorithms.stability import (
+from algorithms.noloco import (
+    GroupUpdate,
+    ModifiedMomentum,
+    SharedMomentum,
     largest_stable_b,
     largest_stable_c,
     largest_stable_step,

@@ -1,7 +1,6 @@
 import torch
 
-from algorithms.diloco import Nesterov
-from algorithms.pseudogradient import pseudo_gradient
+from algorithms.diloco import Nesterov, pseudo_gradient
 
 
 def test_the_pseudo_gradient_is_anchor_minus_local_and_fresh() -> None:

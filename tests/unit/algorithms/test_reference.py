@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from algorithms.codecs import codec_by_name
+from algorithms.diloco import mean_in_order
 from algorithms.fragments import Fragment, TensorSpec
-from algorithms.mean import mean_in_order
 from algorithms.plan import Plan
 from algorithms.reference import Outer, Replica, _Run
 from algorithms.reference import train as train_each

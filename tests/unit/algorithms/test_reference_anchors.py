@@ -2,7 +2,7 @@
 
 import pytest
 
-from algorithms.mean import mean_in_order
+from algorithms.diloco import mean_in_order
 from algorithms.plan import Plan
 from algorithms.reference import train
 from tests.unit.algorithms.test_reference import fragments_of, slope

@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from algorithms.rendezvous import ranking, reducer_orders, weight
+from algorithms.grouping import ranking, reducer_orders, weight
 
 NAMES = st.text(min_size=1, max_size=12)
 GROUPS = st.lists(NAMES, min_size=1, max_size=12, unique=True)

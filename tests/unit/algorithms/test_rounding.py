@@ -2,7 +2,7 @@
 
 from itertools import product
 
-from algorithms.rounding import contribution_seed, reduction_seed
+from algorithms.diloco import contribution_seed, reduction_seed
 
 
 def test_everything_that_is_rounded_has_a_seed_of_its_own() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from algorithms.separation import reached_by_all, separated
+from algorithms.grouping import reached_by_all, separated
 
 PEERS = "abcdefghijkl"
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from algorithms.stability import (
+from algorithms.noloco import (
     largest_stable_b,
     largest_stable_c,
     largest_stable_step,

@@ -13,9 +13,8 @@ from coordinator.errors import Exit, Failure
 from coordinator.launcher.launch import Launch
 from coordinator.launcher.swarm import run_swarm
 from coordinator.links.asked import parse_links
-from coordinator.links.namespaces import NoNamespaces
+from coordinator.links.namespaces import NoNamespaces, free_subnet, leftovers, names, started
 from coordinator.links.network import Network, Place
-from coordinator.links.subnets import free_subnet, leftovers, names, started
 
 
 def test_each_worker_has_its_own_link_or_the_common_one() -> None:

@@ -12,7 +12,7 @@ from worker.errors import CheckpointError
 from worker.manifest import Manifest
 from worker.tasks import TaskError, load_task
 from worker.training import checkpoint
-from worker.training.generate import find_checkpoint, generate_text
+from worker.training.evaluation import find_checkpoint, generate_text
 
 SIZES = (
     "{hidden_size = 8, intermediate_size = 16, num_hidden_layers = 2, num_attention_heads = 2, "

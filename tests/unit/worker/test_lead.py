@@ -1,6 +1,6 @@
 """How far a peer may be ahead, by what has arrived."""
 
-from worker.exchange.pairwise.skew import Lead
+from worker.exchange.pairwise.round import Lead
 from worker.exchange.types import RoundConfig
 
 CONFIG = RoundConfig(floor_mbps=8.0)

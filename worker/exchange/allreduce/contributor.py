@@ -130,7 +130,7 @@ class Contributing:
 
     Args:
         orders: per shard the peers that may reduce it, best first
-            (`algorithms.rendezvous.reducer_orders`).
+            (`algorithms.grouping.reducer_orders`).
         deadline: monotonic time (s) at which the round is given up.
     """
 

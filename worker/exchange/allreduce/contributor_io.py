@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from algorithms.rounding import contribution_seed
+from algorithms.diloco import contribution_seed
 from protos import murmuration_pb2 as pb
 from worker import wire
 from worker.exchange.allreduce import contributor as machine

@@ -3,7 +3,7 @@
 import asyncio
 from typing import TYPE_CHECKING
 
-from algorithms.rounding import reduction_seed
+from algorithms.diloco import reduction_seed
 from protos import murmuration_pb2 as pb
 from worker import wire
 from worker.exchange.allreduce import reducer as machine

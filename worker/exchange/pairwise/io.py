@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from algorithms.codecs import Codec
-from algorithms.rounding import contribution_seed
+from algorithms.diloco import contribution_seed
 from algorithms.schedule import Schedule
 from protos import murmuration_pb2 as pb
 from worker import wire
@@ -19,8 +19,7 @@ from worker.exchange.pairwise import groups
 from worker.exchange.pairwise import round as machine
 from worker.exchange.pairwise.buffer import ANCHOR, CONTRIBUTION, Table, codec_of
 from worker.exchange.pairwise.prefetch import HeadStarts
-from worker.exchange.pairwise.round import Meeting
-from worker.exchange.pairwise.skew import Lead
+from worker.exchange.pairwise.round import Lead, Meeting
 from worker.exchange.pairwise.stream import Conversation, declined, refusal
 from worker.exchange.types import View
 from worker.training.inbox import Ahead, Begin, FragmentState, RoundDone, RoundFailed

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from worker.exchange.context import Context, Tasks
 from worker.exchange.pairwise.buffer import ANCHOR, Table
-from worker.exchange.pairwise.skew import Lead
+from worker.exchange.pairwise.round import Lead
 from worker.training.inbox import Ahead
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from worker.exchange.context import Context, Tasks
 from worker.exchange.pairwise import round as machine
 from worker.exchange.pairwise.buffer import ANCHOR, CONTRIBUTION, PARTS, Table, codec_of
 from worker.exchange.pairwise.prefetch import HeadStarts
-from worker.exchange.pairwise.skew import Lead
+from worker.exchange.pairwise.round import Lead
 from worker.transport import Stream, TransportError
 
 

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from algorithms.codecs.bf16 import BF16
+from algorithms.codecs.floats import BF16
 
 SMALLEST_NORMAL = 2.0**-126
 

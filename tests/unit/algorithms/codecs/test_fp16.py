@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from algorithms.codecs.fp16 import FP16
+from algorithms.codecs.floats import FP16
 
 
 def round_trip(value: float) -> float:

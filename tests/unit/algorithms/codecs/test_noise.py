@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from algorithms.codecs.noise import fill
+from algorithms.codecs.blocks import fill
 
 
 def noise(seed: int, start: int, count: int, bits: int = 16) -> Tensor:

@@ -3,8 +3,12 @@
 import numpy as np
 import pytest
 
-from algorithms.skippipe.moving import best_mover, stage_to_join, stage_to_move_to
-from algorithms.skippipe.placement import PlacementScore
+from algorithms.skippipe.placement import (
+    PlacementScore,
+    best_mover,
+    stage_to_join,
+    stage_to_move_to,
+)
 
 
 def test_a_new_peer_joins_the_slowest_stage_the_first_of_equals() -> None:

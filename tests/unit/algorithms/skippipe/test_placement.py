@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from algorithms.skippipe.matching import bottleneck
-from algorithms.skippipe.placement import place, short_tour, stage_sizes
+from algorithms.skippipe.placement import bottleneck, place, short_tour, stage_sizes
 
 COSTS = st.integers(1, 4).flatmap(
     lambda columns: st.lists(

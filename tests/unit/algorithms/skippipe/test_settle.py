@@ -1,9 +1,8 @@
 """Surplus visits are banned until every limit is kept."""
 
-from algorithms.skippipe.journal import Journal
 from algorithms.skippipe.planner import Planner
 from algorithms.skippipe.route import Route, Rules
-from algorithms.skippipe.settle import Draft, Limit, settle
+from algorithms.skippipe.search import Draft, Journal, Limit, settle
 from tests.unit.algorithms.skippipe.pipelines import even_pipeline
 
 PIPELINE = even_pipeline((3, 2, 2))

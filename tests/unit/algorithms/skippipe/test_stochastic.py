@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from algorithms.skippipe.stochastic import ReplicaQueue
+from algorithms.skippipe.routing import ReplicaQueue
 
 
 def test_microbatches_follow_throughput() -> None:

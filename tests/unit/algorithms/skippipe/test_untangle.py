@@ -3,13 +3,12 @@
 from hypothesis import given, settings
 
 from algorithms.skippipe.coverage import peer_limits, stage_quota
-from algorithms.skippipe.journal import Journal
 from algorithms.skippipe.pipeline import Pipeline
 from algorithms.skippipe.planner import Planner
 from algorithms.skippipe.route import Route, Rules
 from algorithms.skippipe.routing import random
 from algorithms.skippipe.scores import Scores
-from algorithms.skippipe.settle import Draft
+from algorithms.skippipe.search import Draft, Journal
 from algorithms.skippipe.timetable import Timetable
 from algorithms.skippipe.untangle import Untangling
 from tests.unit.algorithms.skippipe.pipelines import assert_fit_together, cases, even_pipeline

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from algorithms.skippipe.cost import uplink_bound_s
 from algorithms.skippipe.coverage import fewest_visits
 from algorithms.skippipe.pipeline import Pipeline
 from algorithms.skippipe.prediction import origins_in_turns, predict
@@ -13,7 +14,6 @@ from algorithms.skippipe.route import Rules
 from algorithms.skippipe.routing import random
 from algorithms.skippipe.search import search_routes
 from algorithms.skippipe.simulator import simulate
-from algorithms.skippipe.uplinks import uplink_bound_s
 from tests.unit.algorithms.skippipe.pipelines import cases, even_pipeline, pipelines, rules_for
 
 

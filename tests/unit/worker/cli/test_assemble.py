@@ -16,8 +16,7 @@ from worker.manifest import Manifest
 from worker.pipeline.part import part_of
 from worker.tasks import load_task
 from worker.training import checkpoint
-from worker.training.evaluation import checkpoint_loss
-from worker.training.generate import find_checkpoint
+from worker.training.evaluation import checkpoint_loss, find_checkpoint
 
 SIZES = (
     "{hidden_size = 8, intermediate_size = 16, num_hidden_layers = 4, "

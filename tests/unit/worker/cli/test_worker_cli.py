@@ -167,7 +167,7 @@ def test_generated_text_is_printed_while_it_is_made(
             printed.append(capsys.readouterr().out)
             yield piece
 
-    monkeypatch.setattr("worker.training.generate.generate_text", pieces)
+    monkeypatch.setattr("worker.training.evaluation.generate_text", pieces)
     code, rest, _ = murmur("generate", "run", "a prompt ")
     assert (code, printed, rest) == (0, ["a prompt ", "one ", "é"], "\n\n")
 

@@ -13,7 +13,7 @@ from worker import wire
 from worker.exchange.context import Tasks
 from worker.exchange.pairwise.buffer import ANCHOR, Table
 from worker.exchange.pairwise.prefetch import HeadStarts
-from worker.exchange.pairwise.skew import Lead
+from worker.exchange.pairwise.round import Lead
 from worker.exchange.types import RoundConfig
 from worker.training.inbox import Ahead
 

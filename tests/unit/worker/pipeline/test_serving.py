@@ -11,11 +11,10 @@ from algorithms.codecs import codec_by_name
 from protos import murmuration_pb2 as pb
 from worker import wire
 from worker.membership import Card
-from worker.pipeline.compute_queue import Desk
 from worker.pipeline.config import StagesConfig
 from worker.pipeline.context import StageContext
 from worker.pipeline.forwarder import Onward
-from worker.pipeline.memory_budget import Room
+from worker.pipeline.memory_budget import Desk, Room
 from worker.pipeline.network_snapshot import table_name
 from worker.pipeline.planner import Schedule
 from worker.pipeline.profile import Measuring, Profile

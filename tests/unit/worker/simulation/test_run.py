@@ -7,7 +7,7 @@ import pytest
 from algorithms.latency import MessageTime, pair_s
 from algorithms.link import Link
 from worker.simulation import Scenario, simulate
-from worker.simulation.figures import percentile
+from worker.simulation.task import percentile
 
 TROUBLED = Scenario(
     peers=14,
