@@ -25,7 +25,7 @@ def groups(
     epoch: int,
     peers: Iterable[str],
     size: int = 2,
-    apart: Collection[tuple[str, str]] = (),
+    unreachable: Collection[tuple[str, str]] = (),
 ) -> tuple[tuple[str, ...], ...]:
     """The groups of a round: each peer in one of them, or in none.
 
@@ -67,7 +67,7 @@ def groups(
     order = ranking(_key(run, fragment, epoch, round_), taking_part)
     count = len(order) // size
     drawn = [order[column::count] for column in range(count)]
-    together = separated(drawn, apart, sorted(resting)) if apart else drawn
+    together = separated(drawn, unreachable, sorted(resting)) if unreachable else drawn
     return tuple(tuple(sorted(group)) for group in together)
 
 
@@ -79,10 +79,10 @@ def group_of(
     epoch: int,
     peers: Iterable[str],
     size: int = 2,
-    apart: Collection[tuple[str, str]] = (),
+    unreachable: Collection[tuple[str, str]] = (),
 ) -> tuple[str, ...] | None:
     """The group that `me` is in, itself included; None if it sits this round out."""
-    every = groups(run, fragment, round_, epoch, peers, size, apart)
+    every = groups(run, fragment, round_, epoch, peers, size, unreachable)
     return next((group for group in every if me in group), None)
 
 
@@ -107,7 +107,7 @@ def ranking(key: bytes, peers: Sequence[str]) -> tuple[str, ...]:
 
 
 def reducer_orders(
-    run: int, fragment: int, group: Sequence[str], laps: int = 1
+    run: int, fragment: int, group: Sequence[str], chunks_per_peer: int = 1
 ) -> tuple[tuple[str, ...], ...]:
     """For each of the laps * len(group) shards, the peers in the order in which they may reduce it.
 
@@ -124,7 +124,7 @@ def reducer_orders(
     """
     taken: set[str] = set()
     orders = []
-    for shard in range(laps * len(group)):
+    for shard in range(chunks_per_peer * len(group)):
         if shard % len(group) == 0:
             taken.clear()
         key = b"".join(number.to_bytes(8, "big") for number in (run, fragment, shard))
@@ -139,7 +139,7 @@ Pair = tuple[str, str]
 
 
 def separated(
-    drawn: Sequence[Sequence[str]], apart: Iterable[Pair], bench: Sequence[str] = ()
+    drawn: Sequence[Sequence[str]], unreachable: Iterable[Pair], bench: Sequence[str] = ()
 ) -> list[list[str]]:
     """Groups in which everybody reaches everybody, as near as may be to those that were drawn.
 
@@ -155,7 +155,7 @@ def separated(
     Returns:
         The groups in which two or more remain.
     """
-    unreached = _by_peer(apart)
+    unreached = _by_peer(unreachable)
     groups = [list(group) for group in drawn]
     spare = list(bench)
     for index in range(len(groups)):
@@ -169,7 +169,7 @@ def separated(
     return [group for group in groups if len(group) > 1]
 
 
-def reached_by_all(group: Collection[str], apart: Iterable[Pair]) -> frozenset[str]:
+def reached_by_all(group: Collection[str], unreachable: Iterable[Pair]) -> frozenset[str]:
     """Those of a group whom everybody in it reaches.
 
     They are at least a third of it, as no more than three times its share may fall to anybody: else
@@ -177,7 +177,7 @@ def reached_by_all(group: Collection[str], apart: Iterable[Pair]) -> frozenset[s
     is nobody.
     """
     inside = frozenset(group)
-    pairs = {pair for pair in apart if inside.issuperset(pair)}
+    pairs = {pair for pair in unreachable if inside.issuperset(pair)}
     while pairs:
         left = inside.difference(*pairs)
         if 3 * len(left) >= len(inside):
@@ -190,9 +190,9 @@ def reached_by_all(group: Collection[str], apart: Iterable[Pair]) -> frozenset[s
     return inside
 
 
-def _by_peer(apart: Iterable[Pair]) -> Mapping[str, set[str]]:
+def _by_peer(unreachable: Iterable[Pair]) -> Mapping[str, set[str]]:
     unreached: dict[str, set[str]] = defaultdict(set)
-    for one, other in apart:
+    for one, other in unreachable:
         unreached[one].add(other)
         unreached[other].add(one)
     return unreached

@@ -18,7 +18,7 @@ Weighting = Literal["uniform", "work"]
 Rounding = Literal["nearest", "stochastic"]
 
 _LAP_BYTES = 56 * 1024
-_MOST_LAPS = 8
+_MAX_CHUNKS_PER_PEER = 8
 
 
 ANCHOR_CODECS = ("fp32", "bf16")
@@ -185,7 +185,7 @@ class Plan:
         """Whether requantizing the mean leaves something out."""
         return self.reduction_codec != "fp32"
 
-    def laps(self, elements: int, peers: int) -> int:
+    def chunks_per_peer(self, elements: int, peers: int) -> int:
         """How many shards of a fragment each peer reduces.
 
         The reductions of one lap go out while the contributions of the next still come in, so that
@@ -194,13 +194,13 @@ class Plan:
         it links of 2 Mbit/s stand idle while a lap ends.
         """
         shard_bytes = codec_by_name(self.codec).encoded_bytes(elements) / max(1, peers)
-        return min(_MOST_LAPS, max(1, round(shard_bytes / _LAP_BYTES)))
+        return min(_MAX_CHUNKS_PER_PEER, max(1, round(shard_bytes / _LAP_BYTES)))
 
     def shard_bounds(self, elements: int, peers: int) -> tuple[tuple[int, int], ...]:
         """The ranges of a fragment's shards, on blocks of both codecs (powers of two)."""
         codecs = (codec_by_name(self.codec), codec_by_name(self.reduction_codec))
         align = max(codec.block_elements for codec in codecs)
-        return shard_bounds(elements, peers * self.laps(elements, peers), align)
+        return shard_bounds(elements, peers * self.chunks_per_peer(elements, peers), align)
 
     def schedule(self, *, fragments: int, steps: int) -> Schedule:
         """The rounds of a run of `steps` inner steps with so many fragments in fact."""

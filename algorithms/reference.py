@@ -64,7 +64,7 @@ class Means:
     anchor: Tensor | None = None
 
 
-HeadStarts = Callable[[str, int, int, int], int | None]
+AnchorPrefetch = Callable[[str, int, int, int], int | None]
 """Of (peer, fragment, round, the step after which the round before was applied): the step after
 which the peer goes on from the mean anchor of that round's group; None for never."""
 
@@ -80,7 +80,7 @@ def train(
     replicas: Mapping[str, Replica],
     steps: int,
     run: int = 0,
-    head_starts: HeadStarts = at_once,
+    head_starts: AnchorPrefetch = at_once,
 ) -> dict[str, list[Outer]]:
     """Trains the replicas for `steps` inner steps.
 
@@ -108,7 +108,7 @@ class _Run:
         replicas: Mapping[str, Replica],
         steps: int,
         run: int,
-        head_starts: HeadStarts = at_once,
+        head_starts: AnchorPrefetch = at_once,
     ) -> None:
         self.plan, self.fragments, self.steps, self.run = plan, fragments, steps, run
         self.replicas, self.peers = replicas, sorted(replicas)

@@ -97,7 +97,7 @@ REFUSAL_AGAIN: RefusalCode.ValueType  # 5
 Global___RefusalCode: _TypeAlias = RefusalCode  # noqa: Y015
 
 @_typing.final
-class PeerCard(_message.Message):
+class Member(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     PEER_FIELD_NUMBER: _builtins.int
@@ -112,7 +112,7 @@ class PeerCard(_message.Message):
     STEP_S_FIELD_NUMBER: _builtins.int
     STAGE_FIELD_NUMBER: _builtins.int
     PROFILE_FIELD_NUMBER: _builtins.int
-    APART_FIELD_NUMBER: _builtins.int
+    UNREACHABLE_FIELD_NUMBER: _builtins.int
     peer: _builtins.str
     address: _builtins.str
     epoch: _builtins.int
@@ -134,7 +134,7 @@ class PeerCard(_message.Message):
     @_builtins.property
     def digests(self) -> _containers.RepeatedCompositeFieldContainer[Global___FragmentDigest]: ...
     @_builtins.property
-    def apart(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+    def unreachable(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """peers that it does not reach, though others do"""
 
     def __init__(
@@ -152,15 +152,15 @@ class PeerCard(_message.Message):
         step_s: _builtins.float = ...,
         stage: _builtins.int = ...,
         profile: _builtins.bytes = ...,
-        apart: _abc.Iterable[_builtins.str] | None = ...,
+        unreachable: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "apart", b"apart", "digests", b"digests", "epoch", b"epoch", "health", b"health", "heartbeat", b"heartbeat", "incarnation", b"incarnation", "peer", b"peer", "phase", b"phase", "profile", b"profile", "stage", b"stage", "step", b"step", "step_s", b"step_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "digests", b"digests", "epoch", b"epoch", "health", b"health", "heartbeat", b"heartbeat", "incarnation", b"incarnation", "peer", b"peer", "phase", b"phase", "profile", b"profile", "stage", b"stage", "step", b"step", "step_s", b"step_s", "unreachable", b"unreachable"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___PeerCard: _TypeAlias = PeerCard  # noqa: Y015
+Global___Member: _TypeAlias = Member  # noqa: Y015
 
 @_typing.final
 class FragmentDigest(_message.Message):
@@ -194,21 +194,21 @@ Global___FragmentDigest: _TypeAlias = FragmentDigest  # noqa: Y015
 class JoinRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    CARD_FIELD_NUMBER: _builtins.int
+    MEMBER_FIELD_NUMBER: _builtins.int
     MANIFEST_FIELD_NUMBER: _builtins.int
     manifest: _builtins.bytes
     """zstd of canonical msgpack; empty: "send me yours" """
     @_builtins.property
-    def card(self) -> Global___PeerCard: ...
+    def member(self) -> Global___Member: ...
     def __init__(
         self,
         *,
-        card: Global___PeerCard | None = ...,
+        member: Global___Member | None = ...,
         manifest: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["card", b"card"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["member", b"member"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["card", b"card", "manifest", b"manifest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["manifest", b"manifest", "member", b"member"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -228,13 +228,13 @@ class JoinReply(_message.Message):
     coordinator: _builtins.bool
     """asked a coordinator: introduce yourself there"""
     @_builtins.property
-    def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___PeerCard]: ...
+    def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___Member]: ...
     def __init__(
         self,
         *,
         refusal: _builtins.str = ...,
         manifest: _builtins.bytes = ...,
-        members: _abc.Iterable[Global___PeerCard] | None = ...,
+        members: _abc.Iterable[Global___Member] | None = ...,
         coordinator: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
@@ -269,7 +269,7 @@ class GossipMessage(_message.Message):
     full: _builtins.bool
     """all that the sender knows, or a part of it in turn; answer likewise"""
     @_builtins.property
-    def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___PeerCard]: ...
+    def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___Member]: ...
     @_builtins.property
     def progress(self) -> Global___Progress:
         """of the sender; the rest of its card is as the receiver has it"""
@@ -279,7 +279,7 @@ class GossipMessage(_message.Message):
         *,
         sender: _builtins.str = ...,
         run: _builtins.int = ...,
-        members: _abc.Iterable[Global___PeerCard] | None = ...,
+        members: _abc.Iterable[Global___Member] | None = ...,
         progress: Global___Progress | None = ...,
         number: _builtins.int = ...,
         acknowledged: _builtins.int = ...,
@@ -1220,12 +1220,12 @@ Global___StateHeader: _TypeAlias = StateHeader  # noqa: Y015
 class IntroduceRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    CARD_FIELD_NUMBER: _builtins.int
+    MEMBER_FIELD_NUMBER: _builtins.int
     MANIFEST_FIELD_NUMBER: _builtins.int
     EVENTS_FIELD_NUMBER: _builtins.int
     manifest: _builtins.bytes
     @_builtins.property
-    def card(self) -> Global___PeerCard: ...
+    def member(self) -> Global___Member: ...
     @_builtins.property
     def events(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """zstd of msgpack each: progress since the last call, the final result"""
@@ -1233,13 +1233,13 @@ class IntroduceRequest(_message.Message):
     def __init__(
         self,
         *,
-        card: Global___PeerCard | None = ...,
+        member: Global___Member | None = ...,
         manifest: _builtins.bytes = ...,
         events: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["card", b"card"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["member", b"member"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["card", b"card", "events", b"events", "manifest", b"manifest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "manifest", b"manifest", "member", b"member"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1255,13 +1255,13 @@ class IntroduceReply(_message.Message):
     refusal: _builtins.str
     manifest: _builtins.bytes
     @_builtins.property
-    def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___PeerCard]: ...
+    def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___Member]: ...
     def __init__(
         self,
         *,
         refusal: _builtins.str = ...,
         manifest: _builtins.bytes = ...,
-        members: _abc.Iterable[Global___PeerCard] | None = ...,
+        members: _abc.Iterable[Global___Member] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...

@@ -41,7 +41,7 @@ import re
 
 
 @dataclass(frozen=True)
-class Source:
+class ConfigOrigin:
     """Args:
     name: of the file, or of whatever else the values are from.
     written: (section, key) of each value in that file.
@@ -111,7 +111,7 @@ class Config:
     exchange: ExchangeConfig = field(default_factory=ExchangeConfig)
     membership: MembershipConfig = field(default_factory=MembershipConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    source: Source = field(default=Source("the defaults"), compare=False, repr=False)
+    source: ConfigOrigin = field(default=ConfigOrigin("the defaults"), compare=False, repr=False)
 
 
 RUN_WIDE = ("run", "task", "inner", "stages", "diloco")
@@ -190,10 +190,10 @@ def join_config(
         ) from error
 
 
-def parse_config(document: Mapping[str, Any], source: Source | str) -> Config:
+def parse_config(document: Mapping[str, Any], source: ConfigOrigin | str) -> Config:
     """From plain nested values, which came from `source`, to a Config. Raises ConfigError."""
     if isinstance(source, str):
-        source = Source(source)
+        source = ConfigOrigin(source)
     for name, section in document.items():
         if name not in _SECTIONS:
             where = source.of(name, section if isinstance(section, dict) else ())
@@ -240,7 +240,7 @@ def parse_config(document: Mapping[str, Any], source: Source | str) -> Config:
     )
 
 
-def _task(options: dict[str, Any], source: Source) -> TaskConfig:
+def _task(options: dict[str, Any], source: ConfigOrigin) -> TaskConfig:
     name = options.pop("name", TaskConfig.name)
     if not isinstance(name, str):
         raise ConfigError(
@@ -296,7 +296,7 @@ def _with_preset(
 
 def _read_all(
     path: Path | None, settings: Iterable[str], flags: Mapping[str, str]
-) -> tuple[dict[str, Any], Source]:
+) -> tuple[dict[str, Any], ConfigOrigin]:
     """The file with the settings on top, and where each value is from. Raises ConfigError."""
     document = _read(path) if path else {}
     written = {
@@ -306,7 +306,7 @@ def _read_all(
     for setting in settings:
         typed[_apply_setting(document, setting)] = flags.get(setting, f"--set {setting}")
     name = str(path) if path else "the defaults"
-    return document, Source(name, frozenset(written - typed.keys()), typed)
+    return document, ConfigOrigin(name, frozenset(written - typed.keys()), typed)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -341,7 +341,7 @@ def _build(
     default: T,
     values: Mapping[str, Any],
     section: str,
-    source: Source,
+    source: ConfigOrigin,
     extra: tuple[str, ...] = (),
 ) -> T:
     """`default` with the given fields replaced, each checked for name and type."""

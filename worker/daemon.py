@@ -25,7 +25,7 @@ from worker.iothread import IOThread
 from worker.manifest import Manifest, first_difference
 from worker.membership import Phase
 from worker.node import Node, NodeConfig
-from worker.pipeline.life import StageLife
+from worker.pipeline.life import StageIncarnation
 from worker.pipeline.part import fragments_of, part_of
 from worker.tasks import Cursor, TaskError
 from worker.training import checkpoint
@@ -189,7 +189,7 @@ class Worker:
                 try:
                     trainer.run()
                 except MurmurError:
-                    if trainer.tally.inner_steps:  # the run is over for this worker, not its work
+                    if trainer.metrics.inner_steps:  # the run is over for this worker, not its work
                         self._saver.submit(self._save, trainer.step, *self._snapshot(trainer))
                     raise
                 if trainer.moves_to is not None and trainer.stopped is not None:
@@ -216,8 +216,8 @@ class Worker:
             log=self._log,
         )
 
-    def _stage_life(self, io: IOThread) -> StageLife:
-        return StageLife(
+    def _stage_life(self, io: IOThread) -> StageIncarnation:
+        return StageIncarnation(
             task=self._task,
             config=self._config,
             manifest=self._manifest,
@@ -308,7 +308,7 @@ class Worker:
 
     # ------------------------------------------------------------------------------- the end
 
-    def _finish(self, trainer: Trainer, stage: StageLife | None) -> int:
+    def _finish(self, trainer: Trainer, stage: StageIncarnation | None) -> int:
         assert self._io is not None
         if trainer.stopped is None:
             if stage is not None:
@@ -341,19 +341,21 @@ class Worker:
         gossip, plan = self._io.node.gossip, self._config.plan
         one_anchor = plan.exchange == "mean" or plan.consensus
         others, me = self._io.ask(lambda: (gossip.others, gossip.me))
-        here = [card for card in others if card.live]
-        begun = [card for card in here if card.phase is not Phase.STARTING]
-        return {card.stage for card in here} <= {card.stage for card in (me, *begun)} and all(
-            card.phase is Phase.DONE
-            and (card.digests == me.digests or not one_anchor or card.stage != me.stage)
-            for card in begun
+        here = [member for member in others if member.live]
+        begun = [member for member in here if member.phase is not Phase.STARTING]
+        return {member.stage for member in here} <= {
+            member.stage for member in (me, *begun)
+        } and all(
+            member.phase is Phase.DONE
+            and (member.digests == me.digests or not one_anchor or member.stage != me.stage)
+            for member in begun
         )
 
     def _options_for(self, move: Move) -> WorkerOptions:
         """This worker's, as a replica of another stage."""
         assert self._io is not None
         gossip, node = self._io.node.gossip, self._options.node
-        live = self._io.ask(lambda: [card.address for card in gossip.others if card.live])
+        live = self._io.ask(lambda: [member.address for member in gossip.others if member.live])
         joins = (*dict.fromkeys((*live, *node.joins)),)
         moved = replace(node, stage=move.stage, joins=joins, min_peers=None)
         return replace(self._options, node=moved, resume=False, rebuilds=move.bare)

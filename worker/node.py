@@ -10,19 +10,19 @@ from dataclasses import dataclass, field, replace
 from algorithms.codecs import codec_by_name
 from protos import murmuration_pb2 as pb
 from worker import wire
-from worker.catchup.bootstrap import Joining
+from worker.catchup.bootstrap import Bootstrap
 from worker.catchup.state_transfer import serve_states
 from worker.config import Config
 from worker.exchange.allreduce.contributor_io import Contributor
-from worker.exchange.allreduce.final_average import Agreement
+from worker.exchange.allreduce.final_average import FinalAverage
 from worker.exchange.allreduce.reducer_io import Reducer
 from worker.exchange.compression import Compression
 from worker.exchange.context import Context, Offload
 from worker.exchange.pairwise.io import Pairs
 from worker.exchange.types import View
 from worker.manifest import Manifest
-from worker.membership import Card, Digest, Doubted, Measured, Membership, Phase, Tick, Updated
-from worker.membership.coordinator_client import Introduction
+from worker.membership import Digest, Measured, Member, Membership, Phase, Suspected, Tick, Updated
+from worker.membership.coordinator_client import CoordinatorClient
 from worker.membership.gossip import Gossip
 from worker.pipeline.context import StageContext, StageCounts
 from worker.pipeline.node import StageNode
@@ -118,13 +118,13 @@ class Node:
             )
             means = replace(self.context, plan=config.plan.consensus_plan)
         self._reducer = Reducer(means)
-        rounds_over_all = Contributor if self._pairs is None else Agreement
-        self._contributor: Contributor | Agreement = rounds_over_all(
+        rounds_over_all = Contributor if self._pairs is None else FinalAverage
+        self._contributor: Contributor | FinalAverage = rounds_over_all(
             means, self._reducer, transport, self._address_of, self._finished, self._doubt
         )
         self._gossip: Gossip | None = None
         self._stages: StageNode | None = None
-        self._introduction: Introduction | None = None
+        self._introduction: CoordinatorClient | None = None
         self._inbox: asyncio.Queue[ToIO] = asyncio.Queue()
         self._published: Published | None = None
         self._progress: dict[str, object] = {}
@@ -150,10 +150,10 @@ class Node:
         bound = await self._transport.listen(self)
         node, manifest = self._node, self._manifest
         epoch = time.time_ns() // 1_000_000 if node.epoch is None else node.epoch
-        card = Card(node.peer, node.advertise or bound, epoch, stage=node.stage)
-        rng = random.Random(wire.hash64(f"{card.peer}/{card.epoch}".encode()))
+        member = Member(node.peer, node.advertise or bound, epoch, stage=node.stage)
+        rng = random.Random(wire.hash64(f"{member.peer}/{member.epoch}".encode()))
         self._gossip = Gossip(
-            Membership(card, self._config.membership, rng),
+            Membership(member, self._config.membership, rng),
             manifest,
             self._transport,
             self._clock,
@@ -165,18 +165,18 @@ class Node:
         if self._config.stages.count > 1:
             self._stages = self._make_stages()
         if node.coordinator:
-            self._introduction = Introduction(
+            self._introduction = CoordinatorClient(
                 node.coordinator,
                 manifest.pack(),
                 self._gossip,
                 self._transport,
                 started=lambda: self._published is not None,
             )
-        return card.address
+        return member.address
 
     async def run(self) -> None:
         """Everything, until `close`. Raises ManifestRefused, PeersUnreachable."""
-        joining = Joining(
+        joining = Bootstrap(
             joins=self._node.joins,
             min_peers=self._node.min_peers,
             wait_s=self._node.wait_s,
@@ -329,7 +329,7 @@ class Node:
             config=config.stages,
             codec=codec_by_name(config.stages.activations),
             transport=self._transport,
-            cards=lambda: self.gossip.cards,
+            members=lambda: self.gossip.members,
             doubt=self._doubt,
             clock=self._clock,
             log=self._log,
@@ -351,7 +351,7 @@ class Node:
             self._stages.measuring.round_trip(peer, seconds)
 
     def _doubt(self, peer: str) -> None:
-        self.gossip.step(Doubted(peer))
+        self.gossip.step(Suspected(peer))
 
     def _give_up(self, fragment: int, reason: str) -> None:
         self._contributor.give_up(fragment, reason)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from worker.config import Config
 from worker.exchange.context import Context
-from worker.membership import Card
+from worker.membership import Member
 from worker.membership.gossip import Gossip
 from worker.pipeline.profile import Profile
 from worker.transport import Traffic
@@ -79,7 +79,7 @@ def status_document(
         "steps": config.run.steps,
         "loss": loss,
         "up_s": round(up_s, 1),
-        "members": [_member(card, staged=config.stages.count > 1) for card in gossip.cards],
+        "members": [_member(member, staged=config.stages.count > 1) for member in gossip.members],
         "traffic": {
             "bytes_sent": traffic.sent_bytes,
             "bytes_received": traffic.received_bytes,
@@ -94,19 +94,19 @@ def status_document(
     }
 
 
-def _member(card: Card, *, staged: bool) -> dict[str, object]:
+def _member(member: Member, *, staged: bool) -> dict[str, object]:
     return {
-        "peer": card.peer,
-        **(_staged(card) if staged else {}),
-        "address": card.address,
-        "health": card.health.name.lower(),
-        "phase": card.phase.name.lower(),
-        "step": card.step,
-        "versions": [digest.version for digest in card.digests],
+        "peer": member.peer,
+        **(_staged(member) if staged else {}),
+        "address": member.address,
+        "health": member.health.name.lower(),
+        "phase": member.phase.name.lower(),
+        "step": member.step,
+        "versions": [digest.version for digest in member.digests],
     }
 
 
-def _staged(card: Card) -> dict[str, object]:
+def _staged(member: Member) -> dict[str, object]:
     """`visits_per_s`: of its stage, as the peer has measured; None while it has not."""
-    visits_per_s = Profile.unpack(card.profile).visits_per_s
-    return {"stage": card.stage, "visits_per_s": round(visits_per_s, 3) or None}
+    visits_per_s = Profile.unpack(member.profile).visits_per_s
+    return {"stage": member.stage, "visits_per_s": round(visits_per_s, 3) or None}

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from algorithms.skippipe.bound import lower_bound_s
-from algorithms.skippipe.cost import uplink_bound_s
+from algorithms.skippipe.bound import lower_bound_s, uplink_bound_s
 from algorithms.skippipe.pipeline import Pipeline
 from algorithms.skippipe.route import Route, Rules
 from algorithms.skippipe.routing import PRESETS

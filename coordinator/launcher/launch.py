@@ -143,7 +143,7 @@ class Launch:
         return replace(self, held=tuple(own))
 
     def request(self, presets: Sequence[str] = ()) -> dict[str, Any]:
-        """What to ask of `coordinator.launcher.preflight`, for several presets or that of the launch."""
+        """What to ask of the preflight, for several presets or that of the launch."""
         flags = self._flags()
         return {
             "config": str(self.config) if self.config else None,

@@ -1,6 +1,5 @@
 """One worker process: started on a leash, read without blocking, ended with all its children."""
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -13,7 +12,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import IO, Any
 
-_LEASH = Path(__file__).with_name("leash.py")
+_LEASH = Path(__file__).with_name("die_with_parent.py")
 _READ_BYTES = 64 * 1024
 _MAX_LINE_BYTES = 16 * 1024 * 1024
 _KEPT_ERRORS = 50
@@ -139,28 +138,6 @@ class _Lines:
         """The last line, if it has no end."""
         partial, self._partial = self._partial, b""
         return [partial.decode(errors="replace")] if partial else []
-
-
-_PR_SET_PDEATHSIG = 1
-
-
-def main(arguments: list[str]) -> None:
-    parent, cores, command = int(arguments[0]), arguments[1], arguments[2:]
-    if cores != "all":
-        with contextlib.suppress(OSError):  # taken from us since: any core will do
-            os.sched_setaffinity(0, [int(core) for core in cores.split(",")])
-    if sys.platform.startswith("linux"):
-        import ctypes
-
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:  # it had died before it could be said
-            os.kill(os.getpid(), signal.SIGKILL)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background job is born deaf to it
-    os.execvp(command[0], command)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
 
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

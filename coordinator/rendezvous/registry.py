@@ -21,10 +21,10 @@ _HEALTH = {value: name.removeprefix("HEALTH_").lower() for name, value in pb.Hea
 
 
 @dataclass
-class Member:
+class KnownPeer:
     """One worker: its newest card, when it last called (monotonic s), and its record."""
 
-    card: pb.PeerCard
+    member: pb.Member
     heard_s: float
     record: Record
 
@@ -35,7 +35,7 @@ class Member:
         """As the worker says itself, or `lost` when it has not called for 15 s."""
         if self.record.result is None and self.silent_s(now) > LOST_AFTER_S:
             return "lost"
-        return _HEALTH.get(self.card.health, "unknown")
+        return _HEALTH.get(self.member.health, "unknown")
 
     def over(self, now: float, patience_s: float) -> bool:
         """Whether nothing more is expected: a result is here, or it is silent for so long."""
@@ -54,40 +54,42 @@ class Registry:
     """All workers of one run. The first manifest that comes is the run's."""
 
     def __init__(self) -> None:
-        self.members: dict[str, Member] = {}
+        self.members: dict[str, KnownPeer] = {}
         self.manifest = b""
         self.run = ""
         self.refused: dict[str, int] = {}
 
     def introduce(self, request: pb.IntroduceRequest, now: float) -> Introduction:
         """Takes a worker's call at monotonic time `now` (s)."""
-        card = pb.PeerCard()
-        card.CopyFrom(request.card)  # a part of the request would keep all of it in memory
+        member = pb.Member()
+        member.CopyFrom(request.member)  # a part of the request would keep all of it in memory
         if refusal := self._refusal(request, now):
             kind = refusal.partition(":")[0]
             self.refused[kind] = self.refused.get(kind, 0) + 1
             return Introduction(pb.IntroduceReply(refusal=refusal, manifest=self.manifest))
-        known = self.members.get(card.peer)
-        if known is None or card.epoch > known.card.epoch:
-            record = Record(card.peer, address=printable(card.address), heard_s=now)
+        known = self.members.get(member.peer)
+        if known is None or member.epoch > known.member.epoch:
+            record = Record(member.peer, address=printable(member.address), heard_s=now)
             if known is not None:
                 record.moved_before(known.record)
-            known = self.members[card.peer] = Member(card, now, record)
+            known = self.members[member.peer] = KnownPeer(member, now, record)
         events: list[Event] = []
-        if card.epoch == known.card.epoch:  # else the call of an older life, which changes nothing
-            if card.heartbeat >= known.card.heartbeat:
-                known.card = card
+        if (
+            member.epoch == known.member.epoch
+        ):  # else the call of an older life, which changes nothing
+            if member.heartbeat >= known.member.heartbeat:
+                known.member = member
             known.heard_s = known.record.heard_s = now
             events = self._events(request, known.record, now)
         others = [
-            member.card
-            for name, member in sorted(self.members.items())
-            if name != card.peer and member.silent_s(now) <= LOST_AFTER_S
+            known.member
+            for name, known in sorted(self.members.items())
+            if name != member.peer and known.silent_s(now) <= LOST_AFTER_S
         ]
         return Introduction(pb.IntroduceReply(manifest=self.manifest, members=others), events)
 
     def records(self) -> list[Record]:
-        return [member.record for _, member in sorted(self.members.items())]
+        return [known.record for _, known in sorted(self.members.items())]
 
     def all_over(self, expected: int, now: float, patience_s: float) -> bool:
         """Whether the expected workers have been here, and nothing more is expected of any."""
@@ -106,18 +108,18 @@ class Registry:
 
     def settle(self, now: float) -> None:
         """Writes into the records who is lost: the last word on them."""
-        for member in self.members.values():
-            if member.health(now) == "lost":
-                member.record.state = "lost"
+        for known in self.members.values():
+            if known.health(now) == "lost":
+                known.record.state = "lost"
 
     def status(self, now: float) -> dict[str, object]:
         """The document that `murmur status` shows."""
-        members = [member for _, member in sorted(self.members.items())]
-        staged = any(member.card.stage > 0 for member in members)
+        members = [known for _, known in sorted(self.members.items())]
+        staged = any(known.member.stage > 0 for known in members)
         return {
             "kind": "coordinator",
             "run": self.run,
-            "members": [_row(member, now, staged) for member in members],
+            "members": [_row(known, now, staged) for known in members],
             "rounds_completed": max((r.round for r in self.records()), default=0),
             "refused": dict(self.refused),
         }
@@ -126,8 +128,8 @@ class Registry:
 
     def _refusal(self, request: pb.IntroduceRequest, now: float) -> str:
         """Why this caller is turned away; empty: welcome."""
-        card = request.card
-        for name in (card.peer, card.address):
+        member = request.member
+        for name in (member.peer, member.address):
             if not 0 < len(name.encode()) <= _MAX_NAME_BYTES or printable(name) != name:
                 return "bad card: name and address must be 1 to 256 bytes of printable text"
         if self.manifest and request.manifest:
@@ -139,11 +141,11 @@ class Registry:
             except BadDocument as error:
                 return f"the manifest cannot be read: {error}"
             self.manifest = request.manifest
-        if card.peer not in self.members and len(self.members) >= MAX_MEMBERS:
-            silent = max(self.members.values(), key=lambda member: member.silent_s(now))
+        if member.peer not in self.members and len(self.members) >= MAX_MEMBERS:
+            silent = max(self.members.values(), key=lambda known: known.silent_s(now))
             if silent.silent_s(now) <= LOST_AFTER_S:
                 return f"full: {MAX_MEMBERS} workers are here"
-            del self.members[silent.card.peer]
+            del self.members[silent.member.peer]
         return ""
 
     def _events(self, request: pb.IntroduceRequest, record: Record, now: float) -> list[Event]:
@@ -161,18 +163,18 @@ class Registry:
         return events
 
 
-def _row(member: Member, now: float, staged: bool) -> dict[str, object]:
-    record, card = member.record, member.card
+def _row(known: KnownPeer, now: float, staged: bool) -> dict[str, object]:
+    record, member = known.record, known.member
     return {
-        "peer": card.peer,
-        **({"stage": card.stage} if staged else {}),
-        "address": card.address,
-        "health": member.health(now),
-        "phase": _PHASES.get(card.phase, "unknown"),
-        "step": max(card.step, record.step),
+        "peer": member.peer,
+        **({"stage": member.stage} if staged else {}),
+        "address": member.address,
+        "health": known.health(now),
+        "phase": _PHASES.get(member.phase, "unknown"),
+        "step": max(member.step, record.step),
         "loss": record.loss,
         "round": record.round,
         "bytes_sent": record.bytes_sent,
         "bytes_received": record.bytes_received,
-        "heard_s_ago": round(member.silent_s(now), 1),
+        "heard_s_ago": round(known.silent_s(now), 1),
     }

@@ -156,7 +156,7 @@ class Session:
             health = member.health(now)
             if self._told.get(name) != health:
                 self._told[name] = health
-                line = f"{name} at {member.card.address} is {health}"
+                line = f"{name} at {member.member.address} is {health}"
                 self._say({"event": "member", "peer": name, "health": health}, line)
         records = self.registry.records()
         if records and self._progress is not None:

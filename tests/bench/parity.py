@@ -7,7 +7,7 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from tests.support.head_starts import HeadStarts
+from tests.support.head_starts import AnchorPrefetch
 from tests.support.reference import reference_hashes
 from tests.support.swarm_runs import run_swarm
 from tests.support.workers import Hashes
@@ -30,7 +30,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
         report = run_swarm("--preset", options.preset, *flags, out=out)
-        head_starts = HeadStarts.of_run(out)
+        head_starts = AnchorPrefetch.of_run(out)
     peers = sorted(peer["peer"] for peer in report["peers"])
     wanted = reference_hashes(load_config(None, settings, options.preset), peers, head_starts)
     equal = True

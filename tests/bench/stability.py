@@ -2,7 +2,7 @@
 
     python tests/bench/stability.py [--picture docs/stability.png]
 
-64 replicas with random anchors take the outer update in the groups that `algorithms.grouping` makes.
+64 replicas with random anchors take the outer update in groups by `algorithms.grouping`.
 NoLoCo's, on a grid of (a, c), goes without pseudo-gradients: what is measured is by how much the
 replicas' variance grows a round. Replicas that share their momentum always come together, so theirs
 is by how much their distance from the bottom of a bowl grows, on a grid of a and of b times the

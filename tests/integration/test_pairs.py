@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.gate import Gate, gate, gates
-from tests.support.head_starts import HeadStarts
+from tests.support.head_starts import AnchorPrefetch
 from tests.support.held_rounds import HeldRound, held_round
 from tests.support.pair_accounts import PairAccounts
 from tests.support.reference import reference_hashes
@@ -45,7 +45,7 @@ def test_four_workers_in_pairs_equal_the_reference(
         swarm.start_all()
         results = swarm.wait()
         rounds = [event for name in swarm.names for event in swarm.workers[name].of("round")]
-        head_starts = HeadStarts({name: swarm.workers[name].events for name in swarm.names})
+        head_starts = AnchorPrefetch({name: swarm.workers[name].events for name in swarm.names})
     assert {result["rounds_failed"] for result in results.values()} == {0}
     consensus = "diloco__consensus" not in extra
     assert {event["contributors"] for event in rounds} == ({2, 4} if consensus else {2})

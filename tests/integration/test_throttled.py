@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.head_starts import HeadStarts
+from tests.support.head_starts import AnchorPrefetch
 from tests.support.reference import reference_hashes
 from tests.support.workers import PATIENCE_S, SMALL, Hashes, settings_of
 from worker.config import load_config
@@ -60,7 +60,7 @@ def test_a_slow_link_changes_only_when_pairs_take_head_starts(tmp_path: Path, pr
     report = train(tmp_path / "run", preset, "--link", "5mbit,delay=20ms", **settings)
     config = load_config(None, [*SMALL, *settings_of(**settings)][1::2], preset)
     assert dict.fromkeys(WORKERS, agreed(report)) == reference_hashes(
-        config, WORKERS, HeadStarts.of_run(tmp_path / "run")
+        config, WORKERS, AnchorPrefetch.of_run(tmp_path / "run")
     )
 
 

@@ -48,7 +48,7 @@ class Told:
 
     observer: str
     link: tuple[str, str]
-    apart: bool
+    unreachable: bool
 
 
 Fault = Cut | Kill | Freeze | Thaw | Seen | Told
@@ -119,9 +119,9 @@ class FaultPlan:
         known_at, link = start + self.rng.uniform(2.0, 4.0), (min(one, other), max(one, other))
         for observer in self.names if known_at < end else ():
             told_at = min(end, known_at + self.rng.uniform(0.0, 1.0))
-            self.timed.append((told_at, Told(observer, link, apart=True)))
+            self.timed.append((told_at, Told(observer, link, unreachable=True)))
             healed_at = end + self.rng.uniform(0.1, 1.0)
-            self.timed.append((healed_at, Told(observer, link, apart=False)))
+            self.timed.append((healed_at, Told(observer, link, unreachable=False)))
 
     def _kill(self, name: str) -> None:
         start = self._moment()

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from algorithms.grouping import group_of, membership_epoch
-from tests.protocol.views import card
-from worker.exchange.pairwise.round import Event, Meeting
+from tests.protocol.views import member
+from worker.exchange.pairwise.round import Event, PairRound
 from worker.exchange.types import RoundConfig, View
-from worker.membership import Card, Health
+from worker.membership import Health, Member
 
 Group = tuple[str, ...]
 
@@ -93,7 +93,7 @@ class Attendance:
     round: int
     group: Group
     value: Value
-    machine: Meeting
+    machine: PairRound
     began_at: float
     staged_at: float | None = None
     ended_at: float | None = None
@@ -145,8 +145,8 @@ class SimPeer:
     """One peer: its round of now, and what the I/O around it keeps."""
 
     name: str
-    cards: dict[str, Card]
-    apart: set[tuple[str, str]] = field(default_factory=set)
+    members: dict[str, Member]
+    unreachable: set[tuple[str, str]] = field(default_factory=set)
     current: Attendance | None = None
     next_round: int = 0
     version: int = 0
@@ -161,11 +161,11 @@ class SimPeer:
     @property
     def view(self) -> View:
         """The swarm as it knows it now."""
-        cards = dict(self.cards)
-        for one, other in self.apart:
-            if one in cards:
-                cards[one] = replace(cards[one], apart=(*cards[one].apart, other))
-        return View(cards)
+        members = dict(self.members)
+        for one, other in self.unreachable:
+            if one in members:
+                members[one] = replace(members[one], unreachable=(*members[one].unreachable, other))
+        return View(members)
 
     @property
     def round(self) -> int:
@@ -175,14 +175,19 @@ class SimPeer:
 
 @lru_cache(maxsize=4096)
 def group_at(
-    me: str, run: int, round_: int, members: Group, size: int, apart: frozenset[tuple[str, str]]
+    me: str,
+    run: int,
+    round_: int,
+    members: Group,
+    size: int,
+    unreachable: frozenset[tuple[str, str]],
 ) -> Group:
     """The group of a peer by the members that it knows; it alone if it sits out."""
     epoch = membership_epoch(members)
-    return group_of(me, run, 0, round_, epoch, members, size, apart) or (me,)
+    return group_of(me, run, 0, round_, epoch, members, size, unreachable) or (me,)
 
 
 @lru_cache(maxsize=4096)
-def seen(peer: str, health: Health, next_round: int) -> Card:
+def seen(peer: str, health: Health, next_round: int) -> Member:
     """How a peer is seen that will hold this round next."""
-    return card(peer, health, versions=(next_round,))
+    return member(peer, health, versions=(next_round,))

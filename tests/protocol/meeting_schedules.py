@@ -1,6 +1,6 @@
 """Many rounds of small groups on one heap, without payloads: machines, and what goes wrong.
 
-A `MeetingWorld` plays what surrounds the machines of `worker.exchange.pairwise.round` in up to nine peers.
+A `MeetingWorld` plays what surrounds the machines of a pair round in up to nine peers.
 A stream carries the round and the group of who opened it. The other side admits it in that very
 round and group, holds it while it has not come so far, answers it again from what it keeps of a
 round that it has applied, and declines all else. The rounds are due at a common rhythm; a peer that
@@ -34,7 +34,7 @@ from tests.protocol.meeting_parts import (
     seen,
 )
 from worker.exchange.pairwise import round as m
-from worker.exchange.pairwise.round import Meeting
+from worker.exchange.pairwise.round import PairRound
 from worker.membership import Health
 
 NOTICED_S = (0.05, 1.0)  # from the break of a stream to the end that hears of it
@@ -49,11 +49,11 @@ class MeetingWorld(Agenda):
     Args:
         peers: how many, 2 to 9.
         size: of the groups.
-        machine: what each peer runs, `Meeting` or a spoiled one.
+        machine: what each peer runs, `PairRound` or a spoiled one.
     """
 
     def __init__(
-        self, peers: int, size: int, seed: int, faults: Faults, machine: type[Meeting] = Meeting
+        self, peers: int, size: int, seed: int, faults: Faults, machine: type[PairRound] = PairRound
     ) -> None:
         super().__init__()
         self.rng = random.Random(seed)
@@ -96,7 +96,7 @@ class MeetingWorld(Agenda):
         """A peer that nobody knows before `start`."""
         self.peers[name].next_round = math.ceil(start / self.interval_s)
         for observer in self.peers.keys() - {name}:
-            del self.peers[observer].cards[name]
+            del self.peers[observer].members[name]
 
     def _strike(self, fault: Fault) -> None:
         match fault:
@@ -147,17 +147,19 @@ class MeetingWorld(Agenda):
 
     def _see(self, observer: SimPeer, fault: Seen) -> None:
         """Who is not known yet, or is dead in truth and known to be, stays that."""
-        card, peer = observer.cards.get(fault.peer), self.peers[fault.peer]
-        known_dead = card is not None and not card.live
+        member, peer = observer.members.get(fault.peer), self.peers[fault.peer]
+        known_dead = member is not None and not member.live
         unchanged = peer.dead and (known_dead or fault.health is Health.ALIVE)
-        if unchanged or (card is None and not fault.new):
+        if unchanged or (member is None and not fault.new):
             return
-        next_round = card.digests[0].version if card else peer.round
-        observer.cards[fault.peer] = seen(fault.peer, fault.health, next_round)
+        next_round = member.digests[0].version if member else peer.round
+        observer.members[fault.peer] = seen(fault.peer, fault.health, next_round)
         self._viewed(observer)
 
     def _be_told(self, observer: SimPeer, fault: Told) -> None:
-        observer.apart = observer.apart - {fault.link} | ({fault.link} if fault.apart else set())
+        observer.unreachable = observer.unreachable - {fault.link} | (
+            {fault.link} if fault.unreachable else set()
+        )
         self._viewed(observer)
 
     def _gossip(self, peer: SimPeer) -> None:
@@ -172,9 +174,9 @@ class MeetingWorld(Agenda):
         self.at(self.now + self.rng.uniform(0.05, 1.0), tell)
 
     def _hear(self, peer: SimPeer, other: str, next_round: int) -> None:
-        card = peer.cards.get(other)
-        if card is not None and card.digests[0].version < next_round:
-            peer.cards[other] = seen(other, card.health, next_round)
+        member = peer.members.get(other)
+        if member is not None and member.digests[0].version < next_round:
+            peer.members[other] = seen(other, member.health, next_round)
             self._viewed(peer)
 
     def _viewed(self, peer: SimPeer) -> None:
@@ -195,7 +197,7 @@ class MeetingWorld(Agenda):
         view, round_ = peer.view, peer.next_round
         members = tuple(sorted(view.in_draw(0) | {peer.name}))
         peer.next_round += 1
-        group = group_at(peer.name, self.run, round_, members, self.size, view.apart)
+        group = group_at(peer.name, self.run, round_, members, self.size, view.unreachable)
         value = Value(peer.name, round_, peer.version)
         machine = self.machine(
             peer.name,
@@ -391,6 +393,6 @@ class MeetingWorld(Agenda):
             self._send(stream, 1, Message(m.Declined(peer.name, "over, or of another group")))
 
 
-def random_world(seed: int, machine: type[Meeting] = Meeting) -> MeetingWorld:
+def random_world(seed: int, machine: type[PairRound] = PairRound) -> MeetingWorld:
     """2 to 9 peers, groups of 2 to 4, and faults of all kinds."""
     return MeetingWorld(2 + seed % 8, 2 + seed // 8 % 3, seed, random_faults(seed), machine)

@@ -1,7 +1,7 @@
 """Rounds in small groups to begin with, for tests of the machine alone."""
 
 from tests.protocol.views import view
-from worker.exchange.pairwise.round import Meeting, Met, Received, Stage, Tick
+from worker.exchange.pairwise.round import Met, PairRound, Received, Stage, Tick
 from worker.exchange.types import RoundConfig, View
 
 CONFIG = RoundConfig(patience_s=2.0, retry_s=0.25, slack_s=58.0)
@@ -15,8 +15,8 @@ def begin(
     seen: View | None = None,
     round_: int = 0,
     lead_s: float = 0.0,
-) -> Meeting:
-    return Meeting(
+) -> PairRound:
+    return PairRound(
         me,
         group,
         view(group) if seen is None else seen,
@@ -29,7 +29,7 @@ def begin(
     )
 
 
-def met(me: str = "a", group: str = "ab") -> Meeting:
+def met(me: str = "a", group: str = "ab") -> PairRound:
     """Everybody has come."""
     machine = begin(me, group)
     machine.step(Tick(), 0.0)
@@ -39,7 +39,7 @@ def met(me: str = "a", group: str = "ab") -> Meeting:
     return machine
 
 
-def staged() -> Meeting:
+def staged() -> PairRound:
     """Of a pair; the partner's word is missing."""
     machine = met()
     assert machine.step(Received("b"), 1.0) == [Stage()]

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from algorithms.plan import PRESETS, Plan
-from tests.protocol.pair_taps import Said
+from tests.protocol.pair_taps import GossipMessage
 from tests.protocol.problem import Problem
 from tests.protocol.swarm import Peer, Swarm
 
@@ -25,6 +25,6 @@ def failures_of(peer: Peer) -> list[object]:
     return [event["round"] for event in peer.of_kind("round_failed")]
 
 
-def in_round(swarm: Swarm, round_: int, kind: str) -> Callable[[Said], bool]:
+def in_round(swarm: Swarm, round_: int, kind: str) -> Callable[[GossipMessage], bool]:
     """A message of that kind in everyone's round `round_`, which has begun at the speaker."""
     return lambda said: said.kind == kind and swarm[said.speaker].versions[0] == round_

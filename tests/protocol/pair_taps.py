@@ -11,7 +11,7 @@ PARTS = {ANCHOR: "anchor", CONTRIBUTION: "contribution"}
 
 
 @dataclass(frozen=True)
-class Said:
+class GossipMessage:
     """A message between two partners, from `speaker` to `listener`.
 
     `kind` is header, staged or refusal, or says of a part whether it is announced ("anchor part")
@@ -28,7 +28,7 @@ class Said:
         return frozenset((self.speaker, self.listener))
 
 
-def meetings(act: Callable[[Said], bytes | None]) -> Tap:
+def meetings(act: Callable[[GossipMessage], bytes | None]) -> Tap:
     """A tap that shows what partners say; what `act` returns, unless None, passes instead."""
     parts: dict[tuple[str, str, bool], int] = {}
 
@@ -44,17 +44,19 @@ def meetings(act: Callable[[Said], bytes | None]) -> Tap:
             kind = f"{PARTS[parts.get(direction, ANCHOR)]} {kind}"
         ends = (passing.source, passing.target)
         speaker, listener = ends if passing.up else ends[::-1]
-        changed = act(Said(speaker, listener, kind, message))
+        changed = act(GossipMessage(speaker, listener, kind, message))
         return passing.message if changed is None else changed
 
     return tap
 
 
-def first(what: Callable[[Said], bool], act: Callable[[Said], bytes | None]) -> Tap:
+def first(
+    what: Callable[[GossipMessage], bool], act: Callable[[GossipMessage], bytes | None]
+) -> Tap:
     """Acts on the first message for which `what` holds."""
-    done: list[Said] = []
+    done: list[GossipMessage] = []
 
-    def each(said: Said) -> bytes | None:
+    def each(said: GossipMessage) -> bytes | None:
         if done or not what(said):
             return None
         done.append(said)

@@ -66,7 +66,7 @@ class Problem:
         return 4 * sum(self.layers)
 
     def reference(
-        self, peers: Sequence[str], head_starts: reference.HeadStarts = reference.at_once
+        self, peers: Sequence[str], head_starts: reference.AnchorPrefetch = reference.at_once
     ) -> dict[str, list[reference.Outer]]:
         """The outer states that these peers must end with, when all are in every round."""
         replicas = {peer: Synthetic(self, peer) for peer in peers}

@@ -9,7 +9,7 @@ from algorithms.grouping import reducer_orders
 from worker.exchange.allreduce.contributor import Contributing
 from worker.exchange.allreduce.reducer import Reducing
 from worker.exchange.types import ShardKey
-from worker.membership import Card
+from worker.membership import Member
 
 Group = tuple[str, ...]
 
@@ -109,7 +109,7 @@ class SimPeer:
 
     name: str
     state: State
-    cards: dict[str, Card]
+    members: dict[str, Member]
     reducing: Reducing
     contributing: Contributing | None = None
     crashed: bool = False

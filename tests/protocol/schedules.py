@@ -1,6 +1,6 @@
 """Rounds of a few peers on one heap, without payloads: the machines, and all that can go wrong.
 
-A `World` plays what `worker.exchange` and `worker.training.loop` do around the machines of `worker.rounds`:
+A `World` plays what `worker.exchange` and `worker.training` do around the machines:
 streams that take time and break, crashes, suspicions that differ from peer to peer, gossip that is
 late. A contribution is a `Value` that says whose it is, so that every mean can be checked. One seed
 gives one schedule.
@@ -28,7 +28,7 @@ from worker.exchange.allreduce import reducer as shared
 from worker.exchange.allreduce.contributor import Contributing
 from worker.exchange.allreduce.reducer import Reducing
 from worker.exchange.types import RoundConfig, ShardKey, View
-from worker.membership import Card, Digest, Health, Phase
+from worker.membership import Digest, Health, Member, Phase
 
 CONFIG = RoundConfig(quorum=0.5, grace_s=2.0, retry_s=0.25, slack_s=4.0)
 TRANSFER_S = 0.2
@@ -52,18 +52,18 @@ class World:
         self.peers = {name: self._peer(name, names) for name in names}
 
     def _peer(self, name: str, names: Group) -> SimPeer:
-        cards = {
-            each: Card(each, each, 1, phase=Phase.TRAINING, digests=(Digest(0, 0, 0),))
+        members = {
+            each: Member(each, each, 1, phase=Phase.TRAINING, digests=(Digest(0, 0, 0),))
             for each in names
         }
-        return SimPeer(name, State(0, names), cards, Reducing(name, orders, CONFIG, [TRANSFER_S]))
+        return SimPeer(name, State(0, names), members, Reducing(name, orders, CONFIG, [TRANSFER_S]))
 
     # ------------------------------------------------------------------------------- the heap
 
     def play(self, limit_s: float = 120.0) -> None:
         """Until everyone that lives is done. Raises AssertionError when that takes too long."""
         for peer in self.peers.values():
-            self._reduce(peer, shared.Viewed(View(dict(peer.cards))))
+            self._reduce(peer, shared.Viewed(View(dict(peer.members))))
             self._reduce(peer, shared.Advanced(0, 0, peer.state.group))
             self.after(self.rng.uniform(0, 1), lambda peer=peer: self._begin(peer))
             self.after(self.rng.uniform(0, TICK_S), lambda peer=peer: self._tick(peer))
@@ -136,8 +136,8 @@ class World:
     def _see(self, peer: SimPeer, other: str, **changes: object) -> None:
         if peer.crashed:
             return
-        peer.cards[other] = replace(peer.cards[other], **changes)
-        view = View(dict(peer.cards))
+        peer.members[other] = replace(peer.members[other], **changes)
+        view = View(dict(peer.members))
         self._reduce(peer, shared.Viewed(view))
         self._contribute(peer, own.Viewed(view))
 
@@ -153,7 +153,7 @@ class World:
             )
 
     def _hear(self, peer: SimPeer, other: str, digest: Digest, phase: Phase) -> None:
-        if digest.version >= peer.cards[other].digests[0].version:
+        if digest.version >= peer.members[other].digests[0].version:
             self._see(peer, other, digests=(digest,), phase=phase)
 
     # ---------------------------------------------------------------------------- the train side
@@ -173,7 +173,7 @@ class World:
             0,
             state.version,
             orders(0, state.group),
-            View(dict(peer.cards)),
+            View(dict(peer.members)),
             CONFIG,
             self.now + ROUND_S,
         )
@@ -225,7 +225,7 @@ class World:
                     self._end(peer, "")
                 case own.Failed(reason, _):
                     self._end(peer, reason)
-                case own.Doubt():
+                case own.Suspect():
                     pass
 
     def _open(

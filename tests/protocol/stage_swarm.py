@@ -27,7 +27,7 @@ from worker.manifest import Manifest
 from worker.membership import MembershipConfig
 from worker.pipeline.config import StagesConfig
 from worker.pipeline.part import Part, part_of
-from worker.pipeline.stage_call import Key, Life
+from worker.pipeline.stage_call import Incarnation, Key
 from worker.tasks import Cursor
 from worker.tasks.llama_bytes import LlamaBytes
 from worker.training.inbox import Job
@@ -191,9 +191,9 @@ class StageSwarm(Swarm):
         """All that have ever served it, gone or not."""
         return [peer for peer in self.peers.values() if stage_of(peer.name) == stage]
 
-    def counted(self, stage: int, iteration: int) -> Counter[tuple[Life, int]]:
+    def counted(self, stage: int, iteration: int) -> Counter[tuple[Incarnation, int]]:
         """How often each microbatch is in the gradients of a stage's replicas, as (origin, n)."""
-        found: Counter[tuple[Life, int]] = Counter()
+        found: Counter[tuple[Incarnation, int]] = Counter()
         for peer in self.of_stage(stage):
             for told in peer.replica.iterations:
                 if told.iteration == iteration:
@@ -281,7 +281,7 @@ class StageSwarm(Swarm):
         }
         assert reached <= told.keys() <= entered, (iteration, life, reached, told, entered)
 
-    def was_skipped(self, stage: int, iteration: int, origin: Life, microbatch: int) -> bool:
+    def was_skipped(self, stage: int, iteration: int, origin: Incarnation, microbatch: int) -> bool:
         """Whether a peer has said so; no stage without a replica is planned with."""
         return any(
             (event["stage"], event["iteration"], event["microbatch"])
@@ -315,7 +315,7 @@ class StageSwarm(Swarm):
         """Of one of `StageCounts`, over all peers."""
         return sum(getattr(peer.node.stages.context.counts, count) for peer in self.peers.values())
 
-    def _named(self, peer: Peer, numbers: Iterable[int]) -> Iterable[tuple[Life, int]]:
+    def _named(self, peer: Peer, numbers: Iterable[int]) -> Iterable[tuple[Incarnation, int]]:
         if stage_of(peer.name) == 0:
             return [(life_of(peer), number) for number in numbers]
         known = {
@@ -326,7 +326,7 @@ class StageSwarm(Swarm):
         return [known[number] for number in numbers]
 
 
-def life_of(peer: Peer) -> Life:
+def life_of(peer: Peer) -> Incarnation:
     """As its visits name it."""
     assert peer.node.stages is not None
     return peer.node.stages.context.life

@@ -1,6 +1,6 @@
 """A swarm of real nodes and real trainers in one process, on the virtual clock.
 
-Each peer is a `worker.node.Node` on a `MemoryTransport`, with its `worker.training.loop.Trainer` on a
+Each peer is a `worker.node.Node` on a `MemoryTransport`, with its `Trainer` on a
 thread that runs only while the loop waits for it, so that every run of a test is the same.
 """
 
@@ -17,7 +17,7 @@ from tests.protocol.problem import Problem, Synthetic
 from tests.protocol.taps import Tap, TappedTransport
 from tests.protocol.train_side import TrainSide
 from tests.protocol.virtual_time import Stalled, VirtualLoop, in_peer
-from tests.support.head_starts import HeadStarts
+from tests.support.head_starts import AnchorPrefetch
 from worker.membership import Phase
 from worker.node import Node, NodeConfig
 from worker.status import LagMonitor
@@ -303,7 +303,7 @@ class Swarm:
 
     def assert_reference(self) -> None:
         """All peers hold, bit for bit, what the reference computes."""
-        taken = HeadStarts({peer.name: peer.of_kind("head_start") for peer in self.alive})
+        taken = AnchorPrefetch({peer.name: peer.of_kind("head_start") for peer in self.alive})
         expected = self.problem.reference(sorted(self.peers), taken)
         for peer in self.alive:
             for state, outer in zip(peer.trainer.states, expected[peer.name], strict=True):
@@ -324,10 +324,10 @@ class Punctual(LagMonitor):
 def _agreed(node: Node) -> bool:
     """Whether everyone here is done and has what this peer has."""
     return all(
-        card.phase is Phase.DONE
-        and (card.digests == node.gossip.me.digests or card.stage != node.gossip.me.stage)
-        for card in node.gossip.others
-        if card.live and card.phase is not Phase.STARTING
+        member.phase is Phase.DONE
+        and (member.digests == node.gossip.me.digests or member.stage != node.gossip.me.stage)
+        for member in node.gossip.others
+        if member.live and member.phase is not Phase.STARTING
     )
 
 

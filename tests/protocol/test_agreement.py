@@ -204,4 +204,6 @@ def test_no_frame_is_over_1_mib_and_each_shard_is_one_stream() -> None:
 
     run(scenario())
     assert 1024 * 1024 <= largest <= 1024 * 1024 + 64
-    assert headers == 2 * Plan().laps(elements, 2)  # each sends the other one shard a lap
+    assert headers == 2 * Plan().chunks_per_peer(
+        elements, 2
+    )  # each sends the other one shard a lap

@@ -8,13 +8,13 @@ from worker.exchange.allreduce.contributor import (
     Broken,
     CancelExchange,
     Contributing,
-    Doubt,
     Failed,
     OpenExchange,
     Redirected,
     Reduced,
     Refused,
     Succeeded,
+    Suspect,
     Tick,
     Viewed,
 )
@@ -74,10 +74,10 @@ def test_it_succeeds_once_all_shards_are_reduced_and_then_stays_silent() -> None
 def test_a_broken_link_raises_doubt_and_resumes_at_the_same_peer() -> None:
     machine = begin(orders=("abc",))
     machine.step(Tick(), 0.0)
-    assert machine.step(Broken(0, 1, "reset", link=True), 1.0) == [Doubt("a")]
+    assert machine.step(Broken(0, 1, "reset", link=True), 1.0) == [Suspect("a")]
     assert machine.step(Tick(), 1.2) == []
     assert machine.step(Tick(), 1.25) == [opened(0, "a", 2, resumed=True)]
-    assert machine.step(Broken(0, 2, "reset", link=True), 1.3) == [Doubt("a")]
+    assert machine.step(Broken(0, 2, "reset", link=True), 1.3) == [Suspect("a")]
     assert machine.step(Tick(), 1.55) == [opened(0, "a", 3, resumed=True)]
 
 

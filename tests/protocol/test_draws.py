@@ -15,7 +15,7 @@ from algorithms.grouping import membership_epoch
 from algorithms.plan import PRESETS
 from tests.protocol.problem import Problem
 from tests.protocol.swarm import Swarm, inline
-from tests.protocol.views import card
+from tests.protocol.views import member
 from tests.protocol.virtual_time import run
 from worker.exchange.compression import Compression
 from worker.exchange.context import Context
@@ -67,19 +67,22 @@ def test_a_draw_is_the_same_whoever_is_known_to_have_ended_the_run(problem: Prob
     two = pairs(problem, LAST)
     for ahead, behind in (two, two[::-1]):
         for phases in product((Phase.TRAINING, Phase.DONE), repeat=2):
-            cards = [card(peer, versions=(LAST - 1,)) for peer in behind]
+            members = [member(peer, versions=(LAST - 1,)) for peer in behind]
             for peer, phase in zip(ahead, phases, strict=True):
-                cards.append(card(peer, phase=phase, versions=(ROUNDS,)))
-            view = View({each.peer: each for each in cards})
+                members.append(member(peer, phase=phase, versions=(ROUNDS,)))
+            view = View({each.peer: each for each in members})
             assert {group(problem, peer, view, LAST - 1) for peer in behind} == {behind}
 
 
 def test_who_is_drawn_with_one_that_has_ended_the_run_is_alone_in_that_round() -> None:
     (problem,) = with_the_same_pairs_in_the_end(1)
     me, other = pairs(problem, 0)[0]
-    cards = {peer: card(peer, phase=Phase.DONE, versions=(ROUNDS,)) for peer in PEERS}
-    assert group(problem, me, View(cards | {me: card(me)}), 0) == (me,)
-    assert group(problem, me, View(cards | {me: card(me), other: card(other)}), 0) == (me, other)
+    members = {peer: member(peer, phase=Phase.DONE, versions=(ROUNDS,)) for peer in PEERS}
+    assert group(problem, me, View(members | {me: member(me)}), 0) == (me,)
+    assert group(problem, me, View(members | {me: member(me), other: member(other)}), 0) == (
+        me,
+        other,
+    )
 
 
 @pytest.mark.parametrize("step_s", [0.2, 0.3, 0.4, 0.5, 0.6])

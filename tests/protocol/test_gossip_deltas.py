@@ -15,7 +15,7 @@ def gossip_bytes(swarm: Swarm, name: str) -> int:
 def know_the_same(swarm: Swarm) -> bool:
     """Whether all that live agree on everyone's life, phase and state."""
     views = {
-        tuple((c.peer, c.epoch, c.health, c.phase, c.digests) for c in peer.node.gossip.cards)
+        tuple((c.peer, c.epoch, c.health, c.phase, c.digests) for c in peer.node.gossip.members)
         for peer in swarm.alive
     }
     return len(views) == 1
@@ -64,6 +64,6 @@ def test_all_know_the_same_when_everyone_is_done() -> None:
             await swarm.restart("d", via=["a"])
             await swarm.finished()
             await swarm.until(lambda: know_the_same(swarm), 5)
-            assert {card.phase for card in swarm["a"].node.gossip.cards} == {Phase.DONE}
+            assert {member.phase for member in swarm["a"].node.gossip.members} == {Phase.DONE}
 
     run(scenario())

@@ -68,7 +68,7 @@ def test_a_late_joiner_adopts_and_ends_equal(at_s: float) -> None:
             swarm.assert_equal(versions=(6,))
             first = swarm["d"].of_kind("adopted")[0]
             assert first["reason"] == "joining"
-            assert swarm["d"].trainer.tally.inner_steps < 30
+            assert swarm["d"].trainer.metrics.inner_steps < 30
             assert swarm["d"].of_kind("round_failed") == []
             assert swarm["a"].of_kind("round")[-1]["contributors"] == 4
 

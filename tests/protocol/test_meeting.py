@@ -7,7 +7,6 @@ from tests.protocol.views import view
 from worker.exchange.pairwise.round import (
     Broken,
     Declined,
-    Doubt,
     Event,
     Failed,
     GivenUp,
@@ -18,6 +17,7 @@ from worker.exchange.pairwise.round import (
     Received,
     Stage,
     Succeeded,
+    Suspect,
     Tick,
     Viewed,
 )
@@ -209,7 +209,7 @@ def test_a_partner_behind_a_link_that_is_known_to_be_cut_is_not_waited_for(me: s
     machine, partner = begin(me), "b" if me == "a" else "a"
     machine.step(Met(partner), 0.5)
     machine.step(Broken(partner, 1 if me == "a" else 0, "cut"), 0.9)
-    cut = view("abc", apart="ba")
+    cut = view("abc", unreachable="ba")
     (failed,) = machine.step(Viewed(cut), 1.0)
     assert failed == Failed(f"the link to {partner} is cut", (partner,))
     assert begin(me, seen=cut).step(Tick(), 0.0) == [failed]
@@ -218,7 +218,7 @@ def test_a_partner_behind_a_link_that_is_known_to_be_cut_is_not_waited_for(me: s
 
 def test_a_partner_whose_values_are_coming_is_waited_for_though_probes_fail() -> None:
     machine = met()
-    cut = view("ab", apart="ab")
+    cut = view("ab", unreachable="ab")
     assert machine.step(Viewed(cut), 1.0) == []
     assert machine.step(Received("b"), 1.1) == [Stage()]
 
@@ -300,10 +300,10 @@ def test_nothing_happens_after_the_end(late: Event, succeeds: bool) -> None:
 
 def test_a_broken_stream_raises_doubt_and_is_opened_again_after_a_pause() -> None:
     machine = met()
-    assert machine.step(Broken("b", 1, "reset"), 1.0) == [Doubt("b")]
+    assert machine.step(Broken("b", 1, "reset"), 1.0) == [Suspect("b")]
     assert machine.step(Tick(), 1.2) == []
     assert machine.step(Tick(), 1.25) == [Open("b", 2)]
-    assert machine.step(Broken("b", 2, "reset"), 1.3) == [Doubt("b")]
+    assert machine.step(Broken("b", 2, "reset"), 1.3) == [Suspect("b")]
     assert machine.step(Tick(), 1.55) == [Open("b", 3)]
 
 
@@ -317,11 +317,11 @@ def test_what_an_earlier_attempt_reports_is_ignored() -> None:
 
 def test_only_the_stream_that_broke_is_opened_again() -> None:
     machine = met("b", "abcd")
-    assert machine.step(Broken("c", 1, "reset"), 1.0) == [Doubt("c")]
+    assert machine.step(Broken("c", 1, "reset"), 1.0) == [Suspect("c")]
     assert machine.step(Tick(), 1.25) == [Open("c", 2)]
 
 
 def test_the_one_that_was_called_leaves_calling_again_to_the_other() -> None:
     machine = met("b", "ab")
-    assert machine.step(Broken("a", 0, "reset"), 1.0) == [Doubt("a")]
+    assert machine.step(Broken("a", 0, "reset"), 1.0) == [Suspect("a")]
     assert machine.step(Tick(), 2.0) == []

@@ -11,9 +11,9 @@ from worker.exchange.pairwise.round import (
     Event,
     Failed,
     Heard,
-    Meeting,
     Met,
     Open,
+    PairRound,
     PartnerStaged,
     Received,
     Stage,
@@ -31,8 +31,8 @@ LIMIT = ROUND_S + ROUND_S + CONFIG.retry_s
 steady = settings(deadline=None, derandomize=True, max_examples=100, database=None)
 
 
-def begin(me: str, group: str) -> Meeting:
-    return Meeting(
+def begin(me: str, group: str) -> PairRound:
+    return PairRound(
         me,
         group,
         view(group),

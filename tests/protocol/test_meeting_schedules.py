@@ -19,7 +19,7 @@ from tests.protocol.meeting_parts import (
     Touch,
 )
 from tests.protocol.meeting_schedules import MeetingWorld, random_world
-from worker.exchange.pairwise.round import Action, Event, Meeting, Stage, Succeeded
+from worker.exchange.pairwise.round import Action, Event, PairRound, Stage, Succeeded
 
 SCHEDULES = 1500
 SPOILED_SCHEDULES = 300
@@ -148,7 +148,7 @@ def test_a_lost_word_is_said_again_when_the_link_is_back_before_the_limit() -> N
 # ------------------------------------------------------------- the checks find what is wrong
 
 
-class Again(Meeting):
+class Again(PairRound):
     """Forgets that it has applied."""
 
     def step(self, event: Event, now: float) -> list[Action]:
@@ -158,7 +158,7 @@ class Again(Meeting):
         return actions
 
 
-class Hasty(Meeting):
+class Hasty(PairRound):
     """Applies as soon as it holds everything, without a word of the others."""
 
     def step(self, event: Event, now: float) -> list[Action]:
@@ -169,7 +169,7 @@ class Hasty(Meeting):
         return actions
 
 
-class Hurried(Meeting):
+class Hurried(PairRound):
     """Content with the values of one partner."""
 
     def step(self, event: Event, now: float) -> list[Action]:
@@ -179,29 +179,29 @@ class Hurried(Meeting):
         return super().step(event, now)
 
 
-class Stubborn(Meeting):
+class Stubborn(PairRound):
     """Its clock is slow where it counts."""
 
     def _hopeless(self, now: float) -> str | None:
         return super()._hopeless(now - 3.0)
 
 
-class Nervous(Meeting):
+class Nervous(PairRound):
     """Gives up when anybody is doubted, of its group or not."""
 
     def _hopeless(self, now: float) -> str | None:
-        doubted = [peer for peer in self._view.cards if not self._view.usable(peer)]
+        doubted = [peer for peer in self._view.members if not self._view.usable(peer)]
         return f"{doubted} may be gone" if doubted else super()._hopeless(now)
 
 
-class Shy(Meeting):
+class Shy(PairRound):
     """Calls nobody when there are more than two."""
 
     def _open_streams(self, now: float) -> list[Action]:
         return super()._open_streams(now) if len(self.group) == 2 else []
 
 
-class Impatient(Meeting):
+class Impatient(PairRound):
     """Gives up soon after it has staged."""
 
     def _hopeless(self, now: float) -> str | None:
@@ -239,7 +239,7 @@ def found(worlds: Iterable[MeetingWorld]) -> Iterator[str]:
         ("torn", Impatient),
     ],
 )
-def test_a_spoiled_machine_is_caught(check: str, machine: type[Meeting]) -> None:
+def test_a_spoiled_machine_is_caught(check: str, machine: type[PairRound]) -> None:
     assert check in found(random_world(seed, machine) for seed in range(SPOILED_SCHEDULES))
 
 

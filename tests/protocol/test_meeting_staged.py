@@ -7,7 +7,6 @@ from tests.protocol.views import view
 from worker.exchange.pairwise.round import (
     Broken,
     Declined,
-    Doubt,
     Event,
     Failed,
     Heard,
@@ -17,6 +16,7 @@ from worker.exchange.pairwise.round import (
     Received,
     Stage,
     Succeeded,
+    Suspect,
     Tick,
     Viewed,
 )
@@ -50,7 +50,7 @@ def test_whoever_has_staged_waits_though_the_link_is_known_to_be_cut() -> None:
     """The partner may have applied the round, and the link may come back."""
     machine = met()
     machine.step(Received("b"), 1.0)
-    assert machine.step(Viewed(view("ab", apart="ab")), 1.1) == []
+    assert machine.step(Viewed(view("ab", unreachable="ab")), 1.1) == []
     assert machine.step(PartnerStaged("b"), 1.2) == [Succeeded()]
 
 
@@ -146,7 +146,7 @@ def test_a_partner_that_has_said_everything_is_called_again_while_it_may_miss_ou
     machine = met("a", "abc")
     machine.step(Received("b"), 1.0)
     machine.step(PartnerStaged("b"), 1.0)
-    assert machine.step(Broken("b", 1, "reset"), 1.1) == [Doubt("b")]
+    assert machine.step(Broken("b", 1, "reset"), 1.1) == [Suspect("b")]
     assert machine.step(Tick(), 1.35) == [Open("b", 2)]
 
 

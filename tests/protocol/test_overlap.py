@@ -88,7 +88,7 @@ def test_with_room_in_tau_nobody_waits() -> None:
             assert 0 < max(map(float, map(str, exchanges))) < 4 * STEP_S
             for peer in swarm.alive:
                 told = sum(stalls(peer))
-                assert peer.trainer.tally.stall_s >= told
+                assert peer.trainer.metrics.stall_s >= told
             return [stalls(peer) for peer in swarm.alive]
 
     assert [set(each) for each in run(scenario(4))] == [{0.0}] * 3
@@ -107,7 +107,7 @@ def test_a_slow_peer_is_named_by_those_who_wait_for_it() -> None:
             swarm.assert_equal(versions=(5, 5, 4))
             for name in "ab":
                 assert {e["waited_for"] for e in swarm[name].of_kind("round")} == {"c"}
-                plain = swarm[name].trainer.tally.plain()
+                plain = swarm[name].trainer.metrics.plain()
                 assert plain["stall_s_by_peer"] == {"c": plain["stall_s"]}
                 assert float(str(plain["stall_s"])) > 0.5 * slow.steps * (0.5 - 0.1)
             # The slow one is in nobody's debt: it finds the others' there already.
@@ -130,7 +130,7 @@ def test_a_slow_link_is_put_down_to_its_ends_and_slows_everyone() -> None:
             }
             assert set.union(*named.values()) == {"a", "b"}
             for peer in swarm.alive:
-                longest = peer.trainer.tally.plain()["longest_stalls"]
+                longest = peer.trainer.metrics.plain()["longest_stalls"]
                 assert isinstance(longest, list)
                 assert [each["waited_for"] != "c" for each in longest] == [True] * 5
                 assert longest[-1]["stall_s"] > 0.5
@@ -165,7 +165,7 @@ def test_a_round_that_fails_is_put_down_to_the_reducer_that_did_not_answer() -> 
             swarm.network.cut("c", "d")
             await swarm.until(lambda: bool(swarm["a"].of_kind("round_failed")), 60)
             assert swarm["a"].of_kind("round_failed")[0]["waiting_for"] == ["b"]
-            by_peer = swarm["a"].trainer.tally.stall_s_by_peer
+            by_peer = swarm["a"].trainer.metrics.stall_s_by_peer
             assert max(by_peer, key=by_peer.__getitem__) == "b"
 
     run(scenario())

@@ -9,7 +9,7 @@ import torch
 from algorithms.plan import PRESETS, Plan
 from tests.protocol import swarm as swarms
 from tests.protocol.pair_runs import NOLOCO, SLOW, failures_of, in_round, rounds_of, steady
-from tests.protocol.pair_taps import Said, first, meetings
+from tests.protocol.pair_taps import GossipMessage, first, meetings
 from tests.protocol.swarm import Swarm
 from tests.protocol.virtual_time import run
 from tests.support.frames import frames_of
@@ -47,7 +47,7 @@ def test_a_partner_killed_amid_an_exchange_costs_that_pair_one_round(
         async with Swarm(steady(100, SLOW)) as swarm:
             pair: list[str] = []
 
-            def kill(said: Said) -> None:
+            def kill(said: GossipMessage) -> None:
                 ends = [said.speaker, said.listener]
                 pair.extend(ends if victim == "speaker" else ends[::-1])
                 swarm.kill(pair[0])
@@ -124,7 +124,7 @@ def test_a_stream_that_breaks_goes_on_where_it_was(kind: str, speaker: str, plan
         async with Swarm(steady(14, plan)) as swarm:
             broken = []
 
-            def cut(said: Said) -> None:
+            def cut(said: GossipMessage) -> None:
                 broken.append(said)
                 if breaks:
                     swarm.cut(said.speaker, said.listener)
@@ -155,7 +155,7 @@ def test_what_two_generals_cannot_settle() -> None:
         async with Swarm(problem) as swarm:
             cut = False
 
-            def lose(said: Said) -> None:
+            def lose(said: GossipMessage) -> None:
                 nonlocal cut
                 if said.kind == "staged" and swarm[said.speaker].versions == (2,) and not cut:
                     if said.speaker == "a":
@@ -163,7 +163,7 @@ def test_what_two_generals_cannot_settle() -> None:
                     cut = True
                     swarm.cut("a", "b")
 
-            def apart() -> float:
+            def unreachable() -> float:
                 one, other = (swarm[name].trainer.states[0].anchor for name in "ab")
                 return float((one - other).norm())
 
@@ -176,13 +176,13 @@ def test_what_two_generals_cannot_settle() -> None:
             assert rounds_of(swarm["b"]) == [0, 1]
             assert swarm["b"].versions == (3,)
             assert swarm["b"].trainer.states[0].anchor is before
-            torn = apart()
+            torn = unreachable()
             assert torn > 0
             for peer in swarm.alive:
                 peer.replica.moves_until = 0  # from here on nothing pulls them apart
             swarm.heal("a", "b")
             await swarm.finished()
-            assert apart() < 0.05 * torn
+            assert unreachable() < 0.05 * torn
             for peer in swarm.alive:
                 assert peer.of_kind("round")[-1]["contributors"] == 2
 
@@ -195,7 +195,7 @@ def test_the_last_word_is_said_again_if_the_link_comes_back() -> None:
     async def scenario(calls: bool) -> None:
         async with Swarm(steady(25)) as swarm:
 
-            def lose(said: Said) -> None:
+            def lose(said: GossipMessage) -> None:
                 swarm.loop.call_later(0.3, swarm.heal, said.speaker, said.listener)
                 swarm.cut(said.speaker, said.listener)
                 raise Unreachable("lost")
@@ -226,7 +226,7 @@ def test_a_late_joiner_starts_from_a_neighbours_anchors(plan: Plan, at_s: float)
             assert adopted["reason"] == "joining"
             assert adopted["donor"] in "abc"
             await swarm.finished()
-            assert swarm["d"].trainer.tally.inner_steps < 60
+            assert swarm["d"].trainer.metrics.inner_steps < 60
             assert swarm["d"].versions == swarm["a"].versions
             assert 2 in [event["contributors"] for event in swarm["d"].of_kind("round")]
             # Who has not heard of it yet draws other pairs: that may cost a round, once.
@@ -334,7 +334,7 @@ async def strike(swarm: Swarm, rng: random.Random) -> None:
         case "lose":
             kind = rng.choice(("header", "anchor frame", "contribution frame", "staged"))
 
-            def lose(said: Said) -> None:
+            def lose(said: GossipMessage) -> None:
                 raise Unreachable("lost")
 
             swarm.tap = first(lambda said: said.kind == kind, lose)

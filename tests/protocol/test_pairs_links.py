@@ -7,7 +7,7 @@ import pytest
 from algorithms.plan import Plan
 from tests.protocol import swarm as swarms
 from tests.protocol.pair_runs import NOLOCO, SLOW, failures_of, in_round, rounds_of, steady
-from tests.protocol.pair_taps import Said, first, meetings
+from tests.protocol.pair_taps import GossipMessage, first, meetings
 from tests.protocol.swarm import Peer, Swarm
 from tests.protocol.virtual_time import run
 
@@ -31,7 +31,7 @@ def test_a_link_cut_for_good_costs_the_pair_one_round(plan: Plan, peers: str) ->
         async with Swarm(steady(20 * plan.inner_steps, plan)) as swarm:
             pair: list[str] = []
 
-            def cut(said: Said) -> None:
+            def cut(said: GossipMessage) -> None:
                 pair.extend((said.speaker, said.listener))
                 swarm.cut(*pair)
 
@@ -61,7 +61,7 @@ def test_a_link_that_heals_is_used_again() -> None:
             await swarm.until(lambda: swarm["b"].of_kind("apart") != [], 20)
             await swarm.sleep(60)
             swarm.heal("a", "b")
-            told: list[Said] = []
+            told: list[GossipMessage] = []
             swarm.tap = meetings(told.append)
             await swarm.finished()
             assert [event["peers"] for event in swarm["b"].of_kind("apart")] == [["a"], []]

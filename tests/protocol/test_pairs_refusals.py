@@ -10,7 +10,7 @@ import torch
 
 from algorithms.plan import PRESETS
 from protos import murmuration_pb2 as pb
-from tests.protocol.pair_taps import Said, first, meetings
+from tests.protocol.pair_taps import GossipMessage, first, meetings
 from tests.protocol.problem import Problem
 from tests.protocol.swarm import Swarm
 from tests.protocol.virtual_time import run
@@ -21,7 +21,7 @@ PROBLEM = Problem(steps=15, plan=replace(PRESETS["noloco"], inner_steps=3))
 CODES = pb.RefusalCode
 
 
-def damaged(said: Said) -> bytes:
+def damaged(said: GossipMessage) -> bytes:
     payload = bytearray(said.message.frame.payload)
     payload[len(payload) // 2] ^= 1
     said.message.frame.payload = bytes(payload)
@@ -50,8 +50,8 @@ def test_a_damaged_frame_is_refused_and_sent_again_within_the_round(kind: str, c
 # ----------------------------------------------------------------------- parts that are not valid
 
 
-def part(**changes: int) -> Callable[[Said], bytes]:
-    def change(said: Said) -> bytes:
+def part(**changes: int) -> Callable[[GossipMessage], bytes]:
+    def change(said: GossipMessage) -> bytes:
         for name, value in changes.items():
             setattr(said.message.part, name, value)
         return said.message.SerializeToString()
@@ -59,11 +59,11 @@ def part(**changes: int) -> Callable[[Said], bytes]:
     return change
 
 
-def values(number: float) -> Callable[[Said], bytes]:
+def values(number: float) -> Callable[[GossipMessage], bytes]:
     """Whole frames of the right size, with that number in them."""
     payload = np.full(300, number, "<f4").tobytes()
 
-    def change(said: Said) -> bytes:
+    def change(said: GossipMessage) -> bytes:
         if said.kind.endswith("part"):
             said.message.part.hash = wire.hash64(payload)
         else:
@@ -87,7 +87,7 @@ WRONG = {
 @pytest.mark.parametrize("calls", [True, False], ids=["who calls", "who is called"])
 @pytest.mark.parametrize(("change", "reason"), WRONG.values(), ids=WRONG)
 def test_a_contribution_that_does_not_fit_costs_the_pair_that_round(
-    change: Callable[[Said], bytes], reason: str, calls: bool
+    change: Callable[[GossipMessage], bytes], reason: str, calls: bool
 ) -> None:
     """At once, not at a deadline: it would be the same the next time."""
 
@@ -95,7 +95,7 @@ def test_a_contribution_that_does_not_fit_costs_the_pair_that_round(
         async with Swarm(PROBLEM) as swarm:
             pair: list[str] = []
 
-            def spoil(said: Said) -> bytes | None:
+            def spoil(said: GossipMessage) -> bytes | None:
                 ends = [said.speaker, said.listener]
                 mine = swarm[said.speaker].versions == (1,) and (ends[0] < ends[1]) is calls
                 if said.kind == "contribution part" and mine and not pair:

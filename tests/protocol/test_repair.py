@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from worker.catchup.repair import Repair, choose_repair, step_of_the_others
-from worker.membership import Card, Digest, Health, Phase
+from worker.membership import Digest, Health, Member, Phase
 
 Digests = tuple[tuple[int, int, int], ...]
 
@@ -15,8 +15,8 @@ def donor(
     digests: Digests,
     health: Health = Health.ALIVE,
     phase: Phase = Phase.TRAINING,
-) -> Card:
-    return Card(
+) -> Member:
+    return Member(
         name,
         f"{name}:1",
         epoch=1,
@@ -26,8 +26,8 @@ def donor(
     )
 
 
-def choose(mine: Digests, *cards: Card, failed: frozenset[int] = frozenset()) -> Repair | None:
-    return choose_repair([Digest(*digest) for digest in mine], cards, failed)
+def choose(mine: Digests, *members: Member, failed: frozenset[int] = frozenset()) -> Repair | None:
+    return choose_repair([Digest(*digest) for digest in mine], members, failed)
 
 
 @dataclass(frozen=True)
@@ -109,8 +109,8 @@ def test_who_is_overtaken_fetches_all_that_belongs_to_the_donors_step() -> None:
 def test_the_donor_of_most_fragments_is_chosen() -> None:
     mine = ((4, 3, 7), (4, 3, 7))
     one, two = donor("b", ((4, 9, 1), (4, 3, 7))), donor("c", ((4, 4, 1), (4, 4, 1)))
-    for cards in ((one, two), (two, one)):
-        repair = choose(mine, *cards)
+    for members in ((one, two), (two, one)):
+        repair = choose(mine, *members)
         assert repair is not None
         assert repair.peer == "c"
 
@@ -118,8 +118,8 @@ def test_the_donor_of_most_fragments_is_chosen() -> None:
 def test_of_equal_donors_the_most_advanced_is_chosen() -> None:
     mine = ((4, 3, 7),)
     behind, ahead = donor("b", ((6, 3, 1),)), donor("c", ((9, 3, 1),))
-    for cards in ((behind, ahead), (ahead, behind)):
-        repair = choose(mine, *cards)
+    for members in ((behind, ahead), (ahead, behind)):
+        repair = choose(mine, *members)
         assert repair is not None
         assert repair.peer == "c"
 
@@ -135,13 +135,13 @@ def test_nobody_there() -> None:
 # ------------------------------------------------------------------------------------------- pairs
 
 
-def step_seen(mine: Digests, *cards: Card) -> int | None:
-    return step_of_the_others([Digest(*digest) for digest in mine], cards)
+def step_seen(mine: Digests, *members: Member) -> int | None:
+    return step_of_the_others([Digest(*digest) for digest in mine], members)
 
 
-def at_step(step: int, *versions: int, **changes: object) -> Card:
-    card = donor(f"p{step}", tuple((version, 2, step) for version in versions))
-    return replace(card, step=step, **changes)
+def at_step(step: int, *versions: int, **changes: object) -> Member:
+    member = donor(f"p{step}", tuple((version, 2, step) for version in versions))
+    return replace(member, step=step, **changes)
 
 
 MINE = ((4, 2, 0), (3, 2, 0))
@@ -184,7 +184,7 @@ def test_a_peer_with_other_fragments_says_nothing() -> None:
     [(at_step(20, 4, 3), None), (at_step(20, 5, 3), None), (at_step(20, 5, 4), 43)],
     ids=["beside", "beside in one fragment", "past it"],
 )
-def test_nobody_leaves_a_partner_that_is_no_further(partner: Card, step: int | None) -> None:
+def test_nobody_leaves_a_partner_that_is_no_further(partner: Member, step: int | None) -> None:
     mine, ahead = [Digest(*each) for each in MINE], (at_step(40, 8, 7), at_step(43, 8, 8))
     assert step_of_the_others(mine, (*ahead, partner)) == 43
     assert step_of_the_others(mine, (*ahead, partner), {partner.peer}) == step

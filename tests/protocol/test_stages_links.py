@@ -22,8 +22,8 @@ PROBLEM = StagedProblem(
 
 def told(swarm: StageSwarm, name: str) -> dict[str, Profile]:
     """What a peer has heard of the others' measurements, and its own."""
-    cards = swarm[name].node.gossip.cards
-    return {card.peer: Profile.unpack(card.profile) for card in cards if card.live}
+    members = swarm[name].node.gossip.members
+    return {member.peer: Profile.unpack(member.profile) for member in members if member.live}
 
 
 def all_links_are_told(swarm: StageSwarm) -> bool:

@@ -85,9 +85,9 @@ def test_only_who_has_trained_to_the_end_says_so() -> None:
             await swarm.reached(3)
             await interrupt(swarm, "1b")
             await swarm.finished()
-            cards = {card.peer: card for card in swarm["0a"].node.gossip.cards}
-            assert (cards["1b"].health, cards["1b"].phase) == (Health.LEFT, Phase.TRAINING)
-            assert {cards[name].phase for name in ("0a", "1a", "2a")} == {Phase.DONE}
+            members = {member.peer: member for member in swarm["0a"].node.gossip.members}
+            assert (members["1b"].health, members["1b"].phase) == (Health.LEFT, Phase.TRAINING)
+            assert {members[name].phase for name in ("0a", "1a", "2a")} == {Phase.DONE}
 
     run(scenario())
 

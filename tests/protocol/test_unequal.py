@@ -21,7 +21,7 @@ STEP_S = {"a": 0.1, "b": 0.1, "c": 0.1, "d": 0.5}
 
 
 def inner_steps(peer: Peer) -> int:
-    return peer.trainer.tally.inner_steps
+    return peer.trainer.metrics.inner_steps
 
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
@@ -35,7 +35,7 @@ def test_a_slow_peer_makes_fewer_steps_and_holds_nobody_up(plan: Plan) -> None:
             for name in "abc":
                 assert inner_steps(swarm[name]) == 400
                 # The slow one's first period is a whole one: nobody knows its speed yet.
-                assert swarm[name].trainer.tally.stall_s < 0.15 * 40
+                assert swarm[name].trainer.metrics.stall_s < 0.15 * 40
             assert 80 <= inner_steps(swarm["d"]) <= 110
             assert all(peer.of_kind("round_failed") == [] for peer in swarm.alive)
             if plan.exchange == "mean":

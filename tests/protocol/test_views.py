@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.protocol.views import card, view
+from tests.protocol.views import member, view
 from worker.exchange.types import RoundConfig, View
 from worker.membership import Health, Phase
 
@@ -31,18 +31,18 @@ def test_peers(peer: str, live: bool, usable: bool, contributes: bool) -> None:
 
 
 def test_the_joinable_are_ready_or_train() -> None:
-    ready = card("r", phase=Phase.READY)
-    cards = {**SEEN.cards, "r": ready}
-    assert View(cards).joinable() == frozenset("abshr")
+    ready = member("r", phase=Phase.READY)
+    members = {**SEEN.members, "r": ready}
+    assert View(members).joinable() == frozenset("abshr")
 
 
 def test_groups_are_drawn_from_who_trains_or_is_about_to_or_has_ended_the_run() -> None:
-    cards = {**SEEN.cards, "r": card("r", phase=Phase.READY)}
-    assert View(cards).in_draw(0) == frozenset("abdhrs")
+    members = {**SEEN.members, "r": member("r", phase=Phase.READY)}
+    assert View(members).in_draw(0) == frozenset("abdhrs")
 
 
 def test_who_is_done_without_a_fragment_is_in_no_draw_of_it() -> None:
-    assert View({"d": card("d", phase=Phase.DONE, versions=())}).in_draw(0) == frozenset()
+    assert View({"d": member("d", phase=Phase.DONE, versions=())}).in_draw(0) == frozenset()
 
 
 @pytest.mark.parametrize(
@@ -52,31 +52,31 @@ def test_who_has_ended_the_run_holds_none_of_the_rounds_before_its_last(
     round_: int, ended: bool
 ) -> None:
     """It has applied its last round, so it is at the next; others may still be in it."""
-    done = View({"d": card("d", phase=Phase.DONE, versions=(9, 4))})
+    done = View({"d": member("d", phase=Phase.DONE, versions=(9, 4))})
     assert done.has_ended_before("d", 1, round_) is ended
-    trains = View({"d": card("d", versions=(9, 4))})
+    trains = View({"d": member("d", versions=(9, 4))})
     assert not trains.has_ended_before("d", 1, round_)
     assert not done.has_ended_before("nobody", 1, round_)
 
 
 @pytest.mark.parametrize(("round_", "waited_for"), [(3, False), (4, True), (5, True)])
 def test_a_peer_is_waited_for_from_its_version_on(round_: int, waited_for: bool) -> None:
-    seen = View({"a": card("a", versions=(9, 4))})
+    seen = View({"a": member("a", versions=(9, 4))})
     assert seen.will_contribute("a", 1, round_) is waited_for
 
 
 def test_a_peer_whose_digests_are_not_known_yet_is_waited_for() -> None:
-    seen = View({"a": card("a", versions=())})
+    seen = View({"a": member("a", versions=())})
     assert seen.will_contribute("a", 0, 0)
 
 
 def test_a_ready_peer_is_waited_for() -> None:
-    seen = View({"a": card("a", phase=Phase.READY)})
+    seen = View({"a": member("a", phase=Phase.READY)})
     assert seen.will_contribute("a", 0, 0)
 
 
 def test_a_dead_peer_is_not_waited_for_whatever_its_phase() -> None:
-    seen = View({"a": card("a", Health.DEAD, Phase.READY)})
+    seen = View({"a": member("a", Health.DEAD, Phase.READY)})
     assert not seen.will_contribute("a", 0, 0)
 
 
@@ -98,13 +98,13 @@ def test_the_deadline_of_a_round_covers_all_that_may_happen_in_it() -> None:
 
 
 def test_a_pair_is_apart_when_either_says_so_and_both_live() -> None:
-    cards = {
-        "b": replace(card("b"), apart=("a", "x", "nobody")),
-        "a": card("a"),
-        "c": replace(card("c"), apart=("b",)),
-        "x": replace(card("x", Health.DEAD), apart=("c",)),
+    members = {
+        "b": replace(member("b"), unreachable=("a", "x", "nobody")),
+        "a": member("a"),
+        "c": replace(member("c"), unreachable=("b",)),
+        "x": replace(member("x", Health.DEAD), unreachable=("c",)),
     }
-    assert View(cards).apart == {("a", "b"), ("b", "c")}
+    assert View(members).unreachable == {("a", "b"), ("b", "c")}
 
 
 @pytest.mark.parametrize(
@@ -113,11 +113,11 @@ def test_a_pair_is_apart_when_either_says_so_and_both_live() -> None:
         (view("abcd"), "d"),
         (view("abc", suspect="d"), "a"),
         (view("abc", dead="d"), "a"),
-        (view("abcd", apart="da"), "b"),
-        (view("abd", suspect="c", apart="da"), "b"),
-        (view("bcd", dead="a", apart="da"), "d"),
-        (view("abcdx", apart="dx"), "d"),
-        (view("ad", dead="bc", apart="ad"), "d"),
+        (view("abcd", unreachable="da"), "b"),
+        (view("abd", suspect="c", unreachable="da"), "b"),
+        (view("bcd", dead="a", unreachable="da"), "d"),
+        (view("abcdx", unreachable="dx"), "d"),
+        (view("ad", dead="bc", unreachable="ad"), "d"),
         (view("", dead="abcd"), None),
     ],
     ids=[

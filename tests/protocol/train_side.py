@@ -22,14 +22,14 @@ class TrainSide(Mailbox):
         self.ended = False
         self.error: BaseException | None = None
         self._loop, self._context = loop, context
-        self._outbox: list[ToIO] = []
+        self._reporter: list[ToIO] = []
         self._deliver_to: Callable[[ToIO], None] = lambda _: None
         self._go, self._back = threading.Semaphore(0), threading.Semaphore(0)
         self._wake_at = math.inf
         self._timer: asyncio.TimerHandle | None = None
         self._waits = self._unwinding = False
         self._thread: threading.Thread | None = None
-        self.connect(self._outbox.append)
+        self.connect(self._reporter.append)
 
     # loop
 
@@ -61,7 +61,7 @@ class TrainSide(Mailbox):
         self._waits, self._timer, self._wake_at = False, None, math.inf
         self._go.release()
         self._back.acquire()
-        posted, self._outbox[:] = list(self._outbox), []
+        posted, self._reporter[:] = list(self._reporter), []
         for message in posted:
             self._deliver_to(message)
         if not self.ended and self._wake_at < math.inf:

@@ -8,7 +8,7 @@ from typing import Any
 Event = Mapping[str, Any]
 
 
-class HeadStarts:
+class AnchorPrefetch:
     """What `algorithms.reference.train` takes, by the `head_start` events of each peer."""
 
     def __init__(self, events: Mapping[str, Iterable[Event]]) -> None:
@@ -20,7 +20,7 @@ class HeadStarts:
         }
 
     @classmethod
-    def of_run(cls, out: Path) -> "HeadStarts":
+    def of_run(cls, out: Path) -> "AnchorPrefetch":
         """Of the workers of `murmur swarm`, by its folder."""
         files = out.glob("*/events.jsonl")
         return cls({f.parent.name: map(json.loads, f.read_text().splitlines()) for f in files})

@@ -17,7 +17,7 @@ from worker.wire import tensor_hash
 def reference_hashes(
     config: Config,
     peers: Sequence[str],
-    head_starts: reference.HeadStarts = reference.at_once,
+    head_starts: reference.AnchorPrefetch = reference.at_once,
 ) -> dict[str, Hashes]:
     """Trains all peers here, one after another, and hashes each one's outer state."""
     threads = torch.get_num_threads()

@@ -21,7 +21,7 @@ from protos import murmuration_pb2 as pb
 from worker import daemon
 from worker.cli import main
 from worker.exchange.pairwise.buffer import CONTRIBUTION
-from worker.training.fragment import Sent, Slot
+from worker.training.fragment import FragmentReplica, Sent
 from worker.training.inbox import RoundDone
 from worker.transport import Stream
 from worker.transport.base import Handler
@@ -62,24 +62,30 @@ class Account:
 
     def watch(self) -> None:
         """From now on in this process."""
-        send, apply = Slot.send, Slot.apply
+        send, apply = FragmentReplica.send, FragmentReplica.apply
 
-        def sends(slot: Slot, g: Tensor, step: int) -> Sent:
+        def sends(slot: FragmentReplica, g: Tensor, step: int) -> Sent:
             sent = send(slot, g, step)
             self._write("sent", slot, sent.round, 1, sent.values, slot.state.anchor)
             return sent
 
-        def applies(slot: Slot, sent: Sent, result: RoundDone, local: Tensor) -> Tensor:
+        def applies(slot: FragmentReplica, sent: Sent, result: RoundDone, local: Tensor) -> Tensor:
             assert result.mean_anchor is not None
             self._write(
                 "applied", slot, result.round, result.contributors, result.mean, result.mean_anchor
             )
             return apply(slot, sent, result, local)
 
-        Slot.send, Slot.apply = sends, applies
+        FragmentReplica.send, FragmentReplica.apply = sends, applies
 
     def _write(
-        self, kind: str, slot: Slot, round_: int, count: int, values: Tensor, anchor: Tensor
+        self,
+        kind: str,
+        slot: FragmentReplica,
+        round_: int,
+        count: int,
+        values: Tensor,
+        anchor: Tensor,
     ) -> None:
         name = f"{next(self._numbers):06d}-{kind}-{slot.fragment.index}-{round_}-{count}"
         save_file({"values": values, "anchor": anchor}, self._folder / name)

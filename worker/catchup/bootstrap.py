@@ -13,7 +13,7 @@ from worker.catchup.state_transfer import fetch_states, sizes_of
 from worker.errors import PeersUnreachable
 from worker.exchange.context import Offload
 from worker.manifest import Manifest
-from worker.membership import Card, Digest, Health, Phase
+from worker.membership import Digest, Health, Member, Phase
 from worker.membership.gossip import Gossip
 from worker.training.inbox import Adopt, AllStarted, Mailbox, Published, Skip, Started
 from worker.transport import Transport, TransportError
@@ -29,7 +29,7 @@ _REPAIR_S = 0.25
 _SKIP_S = 1.0
 
 
-class Joining:
+class Bootstrap:
     """Waits for enough peers, takes over what a run under way has, and repairs ever after.
 
     Args:
@@ -104,8 +104,8 @@ class Joining:
             return
         until = self._clock() + _TOGETHER_S
         while self._clock() < until and any(
-            card.peer in group and card.live and card.phase is Phase.READY
-            for card in self._gossip.others
+            member.peer in group and member.live and member.phase is Phase.READY
+            for member in self._gossip.others
         ):
             await asyncio.sleep(_START_POLL_S)
         self._mailbox.answer(AllStarted())
@@ -119,16 +119,18 @@ class Joining:
         # None of these is one to take over from: `_take_over` comes first. They may be done
         # already, and wait for this peer, which makes a stage anew.
         phases = (Phase.TRAINING, Phase.DONE)
-        started = [card for card in self._gossip.others if card.live and card.phase in phases]
+        started = [
+            member for member in self._gossip.others if member.live and member.phase in phases
+        ]
         if not started:
             return False
         self._seen_at = min(self._seen_at, self._clock())
         as_started = self._digests_with(tuple(sorted(self._gossip.view.joinable())))
-        known = any(card.digests == as_started for card in started)
+        known = any(member.digests == as_started for member in started)
         return known or self._clock() >= self._seen_at + _ALONE_S
 
     async def _try_hints(self, problems: dict[str, str]) -> None:
-        known = {card.address for card in self._gossip.cards if card.live}
+        known = {member.address for member in self._gossip.members if member.live}
         for address in self._joins:
             if address not in known:
                 try:
@@ -138,7 +140,7 @@ class Joining:
                     problems[address] = str(error)
 
     def _too_few(self, problems: dict[str, str]) -> str:
-        have = ", ".join(card.peer for card in self._gossip.cards if card.live)
+        have = ", ".join(member.peer for member in self._gossip.members if member.live)
         tried = "; ".join(problems.values()) or "everyone named answered"
         return (
             f"{len(self._gossip.swarm.arrived())} of {self._min_peers} peers after "
@@ -156,40 +158,40 @@ class Joining:
         """
         mine, others = self._gossip.me.digests, self._gossip.replicas
         known = [
-            card
-            for card in others
-            if card.health is Health.ALIVE
-            and card.phase is not Phase.STARTING
-            and len(card.digests) == len(mine)
+            member
+            for member in others
+            if member.health is Health.ALIVE
+            and member.phase is not Phase.STARTING
+            and len(member.digests) == len(mine)
         ]
-        started = [card for card in known if card.phase is not Phase.READY]
+        started = [member for member in known if member.phase is not Phase.READY]
         as_started = self._digests_with(tuple(sorted(self._gossip.view.joinable())))
         under_way = not self._stand(started) and all(c.digests != as_started for c in started)
         ahead = [
-            card
-            for card in known
+            member
+            for member in known
             if any(
                 theirs.version and theirs.rank > my.rank
-                for theirs, my in zip(card.digests, mine, strict=True)
+                for theirs, my in zip(member.digests, mine, strict=True)
             )
         ]
         donors = ahead or (started if under_way else [])
         if donors:
-            donor = max(donors, key=lambda card: [digest.rank for digest in card.digests])
+            donor = max(donors, key=lambda member: [digest.rank for digest in member.digests])
             if not await self._fetch(donor, range(len(mine)), "joining"):
                 return None
         return under_way
 
-    def _stand(self, started: Sequence[Card]) -> bool:
+    def _stand(self, started: Sequence[Member]) -> bool:
         """Whether those who have started wait for the others before their first step: then they
         have what this peer has."""
         here = self._position(self._gossip.me)
-        alike = all(self._position(card) == here for card in started)
+        alike = all(self._position(member) == here for member in started)
         return not started or (self._pairs and alike)
 
     @staticmethod
-    def _position(card: Card) -> tuple[int, ...]:
-        return (card.step, *(digest.version for digest in card.digests))
+    def _position(member: Member) -> tuple[int, ...]:
+        return (member.step, *(digest.version for digest in member.digests))
 
     def _digests_with(self, group: tuple[str, ...]) -> tuple[Digest, ...]:
         """This peer's digests as they will be once it starts with that group."""
@@ -215,14 +217,14 @@ class Joining:
             return
         if self._pairs:  # without consensus all differ, and stay so
             agree = self._plan.consensus
-            others = [card for card in others if agree and card.phase is Phase.DONE]
+            others = [member for member in others if agree and member.phase is Phase.DONE]
         repair = choose_repair(self._gossip.me.digests, others, published.failed)
         if repair is not None:
-            donor = next(card for card in others if card.peer == repair.peer)
+            donor = next(member for member in others if member.peer == repair.peer)
             if await self._fetch(donor, repair.fragments, repair.reason):
                 await asyncio.sleep(_REPAIR_S)  # until the train thread has adopted it
 
-    async def _fetch(self, donor: Card, fragments: Iterable[int], reason: str) -> bool:
+    async def _fetch(self, donor: Member, fragments: Iterable[int], reason: str) -> bool:
         published = self._published()
         assert published is not None, "nothing to compare with"
         sizes = sizes_of(published.states)

@@ -8,7 +8,7 @@ peer that has fallen behind only moves on to where the others are in the schedul
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 
-from worker.membership import Card, Digest, Health, Phase
+from worker.membership import Digest, Health, Member, Phase
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Repair:
 
 
 def choose_repair(
-    mine: Sequence[Digest], cards: Iterable[Card], failed: frozenset[int]
+    mine: Sequence[Digest], members: Iterable[Member], failed: frozenset[int]
 ) -> Repair | None:
     """Decides whether to fetch state, and from whom.
 
@@ -38,12 +38,12 @@ def choose_repair(
     """
     best: Repair | None = None
     best_rank: tuple[object, ...] = ()
-    for card in cards:
-        if card.health is not Health.ALIVE or card.phase in (Phase.STARTING, Phase.READY):
+    for member in members:
+        if member.health is not Health.ALIVE or member.phase in (Phase.STARTING, Phase.READY):
             continue
         reasons: dict[int, str] = {}
         overtaken = False
-        for index, (my, other) in enumerate(zip(mine, card.digests, strict=False)):
+        for index, (my, other) in enumerate(zip(mine, member.digests, strict=False)):
             if other.rank <= my.rank:
                 continue
             ahead = other.version - my.version
@@ -56,15 +56,15 @@ def choose_repair(
             # This peer goes on at the other's step, so it needs all that belongs to that step.
             first = next(iter(reasons.values()))
             reasons = dict.fromkeys(range(len(mine)), first)
-        rank = (len(reasons), [card.digests[index].rank for index in reasons])
+        rank = (len(reasons), [member.digests[index].rank for index in reasons])
         if reasons and (best is None or rank > best_rank):
             first = next(iter(reasons.values()))
-            best, best_rank = Repair(card.peer, card.address, tuple(reasons), first), rank
+            best, best_rank = Repair(member.peer, member.address, tuple(reasons), first), rank
     return best
 
 
 def step_of_the_others(
-    mine: Sequence[Digest], cards: Iterable[Card], partners: Container[str] = ()
+    mine: Sequence[Digest], members: Iterable[Member], partners: Container[str] = ()
 ) -> int | None:
     """Where a peer in a plan of pairs should go on, having slept while the others did not.
 
@@ -78,18 +78,18 @@ def step_of_the_others(
         fragment; None when this peer is among them. None as well while a partner is no further than
         this peer: they have a round to hold, however often faster pairs have met meanwhile.
     """
-    others = [c for c in cards if c.health is Health.ALIVE and c.phase is Phase.TRAINING]
+    others = [c for c in members if c.health is Health.ALIVE and c.phase is Phase.TRAINING]
     if any(
         theirs.version <= my.version
-        for card in others
-        if card.peer in partners
-        for theirs, my in zip(card.digests, mine, strict=False)
+        for member in others
+        if member.peer in partners
+        for theirs, my in zip(member.digests, mine, strict=False)
     ):
         return None
     ahead = [
-        card
-        for card in others
-        if len(card.digests) == len(mine)
-        and all(d.version >= my.version + 2 for d, my in zip(card.digests, mine, strict=True))
+        member
+        for member in others
+        if len(member.digests) == len(mine)
+        and all(d.version >= my.version + 2 for d, my in zip(member.digests, mine, strict=True))
     ]
-    return max(card.step for card in ahead) if 2 * len(ahead) > len(others) else None
+    return max(member.step for member in ahead) if 2 * len(ahead) > len(others) else None

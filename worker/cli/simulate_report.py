@@ -70,14 +70,14 @@ def draw(path: Path, runs: Runs) -> None:
 
     figure = Figure(figsize=(12, 4), dpi=130, layout="constrained")
     FigureCanvasAgg(figure)
-    sync, idle, apart = figure.subplots(1, 3)
+    sync, idle, unreachable = figure.subplots(1, 3)
     for preset, of_preset in _by_preset(runs).items():
         found = [each for _, each in of_preset]
         peers, colour = [each.peers for each in found], _COLOURS[preset]
         _line(sync, peers, [each.sync_median_s for each in found], colour, preset)
         _line(sync, peers, [each.sync_p99_s for each in found], colour, f"{preset}, p99", ":")
         _line(idle, peers, [100 * each.idle_share for each in found], colour, preset)
-        _line(apart, peers, [each.spread for each in found], colour, preset)
+        _line(unreachable, peers, [each.spread for each in found], colour, preset)
     first = next(iter(_by_preset(runs).values()))
     peers = [each.peers for _, each in first]
     for name, model in (
@@ -87,8 +87,8 @@ def draw(path: Path, runs: Runs) -> None:
         _line(sync, peers, model, "#888888", name, "--" if "pair" in name else "-.")
     sync.set(ylabel="time of a sync (s)")
     idle.set(ylabel="share of the time not computing (%)")
-    apart.set(ylabel="rms distance of replicas from their mean,\nrelative")
-    for axes in (sync, idle, apart):
+    unreachable.set(ylabel="rms distance of replicas from their mean,\nrelative")
+    for axes in (sync, idle, unreachable):
         axes.set(xlabel="peers")
         axes.set_xscale("log", base=2)
         axes.set_ylim(bottom=0)

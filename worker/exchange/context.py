@@ -178,8 +178,8 @@ class Context:
 
     def orders(self, fragment: int, group: Sequence[str]) -> tuple[tuple[str, ...], ...]:
         """Who may reduce each of them."""
-        laps = self.plan.laps(self.elements[fragment], len(group))
-        return _orders(self.run, fragment, tuple(group), laps)
+        chunks_per_peer = self.plan.chunks_per_peer(self.elements[fragment], len(group))
+        return _orders(self.run, fragment, tuple(group), chunks_per_peer)
 
     def round_s(self, fragment: int) -> float:
         """How long a round of the fragment may take."""
@@ -189,9 +189,9 @@ class Context:
 
 @lru_cache(maxsize=256)  # every offer of a shard asks
 def _orders(
-    run: int, fragment: int, group: tuple[str, ...], laps: int
+    run: int, fragment: int, group: tuple[str, ...], chunks_per_peer: int
 ) -> tuple[tuple[str, ...], ...]:
-    return reducer_orders(run, fragment, group, laps)
+    return reducer_orders(run, fragment, group, chunks_per_peer)
 
 
 class Tasks:

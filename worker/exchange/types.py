@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
 from algorithms.grouping import Pair, reached_by_all
-from worker.membership import Card, Health, Phase
+from worker.membership import Health, Member, Phase
 
 
 @dataclass(frozen=True, order=True)
@@ -24,24 +24,24 @@ class ShardKey:
 class View:
     """The swarm as membership sees it, for decisions about rounds."""
 
-    cards: Mapping[str, Card] = field(default_factory=dict)
+    members: Mapping[str, Member] = field(default_factory=dict)
 
     def live(self, peer: str) -> bool:
         """Not known to be gone."""
-        card = self.cards.get(peer)
-        return card is not None and card.live
+        member = self.members.get(peer)
+        return member is not None and member.live
 
     def usable(self, peer: str) -> bool:
         """Alive beyond doubt: worth sending a shard to."""
-        card = self.cards.get(peer)
-        return card is not None and card.health is Health.ALIVE
+        member = self.members.get(peer)
+        return member is not None and member.health is Health.ALIVE
 
     def will_contribute(self, peer: str, fragment: int, round_: int) -> bool:
         """Whether to wait for this peer: it trains, and has not applied the round already."""
-        card = self.cards.get(peer)
-        if card is None or not card.live or card.phase not in (Phase.READY, Phase.TRAINING):
+        member = self.members.get(peer)
+        if member is None or not member.live or member.phase not in (Phase.READY, Phase.TRAINING):
             return False
-        return fragment >= len(card.digests) or card.digests[fragment].version <= round_
+        return fragment >= len(member.digests) or member.digests[fragment].version <= round_
 
     def in_draw(self, fragment: int) -> frozenset[str]:
         """The peers to draw the groups of a fragment's rounds from: who trains or is about to, and
@@ -49,12 +49,12 @@ class View:
         the draw must not change for that. Who is only suspected stays in: else every doubt would
         deal everybody another partner."""
         return frozenset(
-            card.peer
-            for card in self.cards.values()
-            if card.live
+            member.peer
+            for member in self.members.values()
+            if member.live
             and (
-                card.phase in (Phase.READY, Phase.TRAINING)
-                or (card.phase is Phase.DONE and fragment < len(card.digests))
+                member.phase in (Phase.READY, Phase.TRAINING)
+                or (member.phase is Phase.DONE and fragment < len(member.digests))
             )
         )
 
@@ -62,65 +62,65 @@ class View:
         """Whether this peer ended the run with a later round than this: it holds this one with
         nobody any more. One that ended with this very round may still be asked for its last word.
         """
-        card = self.cards.get(peer)
-        if card is None or card.phase is not Phase.DONE:
+        member = self.members.get(peer)
+        if member is None or member.phase is not Phase.DONE:
             return False
-        return fragment < len(card.digests) and card.digests[fragment].version > round_ + 1
+        return fragment < len(member.digests) and member.digests[fragment].version > round_ + 1
 
     def reducer(self, order: Sequence[str]) -> str | None:
         """Who is to reduce a shard now: the first of its order that is usable and that everybody
         reaches, else the first that is usable."""
         usable = (peer for peer in order if self.usable(peer))
-        if not self.apart:
+        if not self.unreachable:
             return next(usable, None)
         able = list(usable)
-        reached = _reached(frozenset(order), self.apart)
+        reached = _reached(frozenset(order), self.unreachable)
         return next((peer for peer in able if peer in reached), next(iter(able), None))
 
     def reach(self, one: str, other: str) -> bool:
         """Whether nothing is known to be between the two."""
-        return (min(one, other), max(one, other)) not in self.apart
+        return (min(one, other), max(one, other)) not in self.unreachable
 
     @cached_property
-    def apart(self) -> frozenset[Pair]:
+    def unreachable(self) -> frozenset[Pair]:
         """Pairs of live peers of which one does not reach the other; the first name first."""
         return frozenset(
-            (min(card.peer, other), max(card.peer, other))
-            for card in self.cards.values()
-            if card.live
-            for other in card.apart
+            (min(member.peer, other), max(member.peer, other))
+            for member in self.members.values()
+            if member.live
+            for other in member.unreachable
             if self.live(other)
         )
 
     def fastest_step_s(self) -> float:
         """What an inner step takes the fastest peer that trains; 0 when nobody has said."""
         told = (
-            card.step_s
-            for card in self.cards.values()
-            if card.live and card.phase is Phase.TRAINING and card.step_s > 0
+            member.step_s
+            for member in self.members.values()
+            if member.live and member.phase is Phase.TRAINING and member.step_s > 0
         )
         return min(told, default=0.0)
 
     def arrived(self) -> frozenset[str]:
         """The live peers that have a model, or had: who counts for the start of a run."""
         return frozenset(
-            card.peer
-            for card in self.cards.values()
-            if card.live and card.phase is not Phase.STARTING
+            member.peer
+            for member in self.members.values()
+            if member.live and member.phase is not Phase.STARTING
         )
 
     def joinable(self) -> frozenset[str]:
         """The peers to lay the next round out over."""
         return frozenset(
-            card.peer
-            for card in self.cards.values()
-            if card.live and card.phase in (Phase.READY, Phase.TRAINING)
+            member.peer
+            for member in self.members.values()
+            if member.live and member.phase in (Phase.READY, Phase.TRAINING)
         )
 
 
 @lru_cache(maxsize=64)  # every shard of a round asks
-def _reached(group: frozenset[str], apart: frozenset[Pair]) -> frozenset[str]:
-    return reached_by_all(group, apart)
+def _reached(group: frozenset[str], unreachable: frozenset[Pair]) -> frozenset[str]:
+    return reached_by_all(group, unreachable)
 
 
 @dataclass(frozen=True, kw_only=True)

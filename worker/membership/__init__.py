@@ -1,11 +1,10 @@
 """Who is in the swarm, and who of them is alive: gossip, probes and suspicion, without I/O."""
 
-from worker.membership.dissemination import Deltas, Progress, Said, with_progress
-from worker.membership.member import MAX_APART, Card, Digest, Health, Phase, newest
+from worker.membership.dissemination import Dissemination, GossipMessage, Progress, with_progress
+from worker.membership.member import MAX_UNREACHABLE, Digest, Health, Member, Phase, newest
 from worker.membership.swim import (
     Action,
     AskProbe,
-    Doubted,
     Event,
     Heard,
     Leaving,
@@ -15,24 +14,25 @@ from worker.membership.swim import (
     Probe,
     Probed,
     ProbedFor,
+    Suspected,
     Tick,
     Updated,
     ViewChanged,
 )
 
 __all__ = [
-    "MAX_APART",
+    "MAX_UNREACHABLE",
     "Action",
     "AskProbe",
-    "Card",
-    "Deltas",
     "Digest",
-    "Doubted",
+    "Dissemination",
     "Event",
+    "GossipMessage",
     "Health",
     "Heard",
     "Leaving",
     "Measured",
+    "Member",
     "Membership",
     "MembershipConfig",
     "Phase",
@@ -40,7 +40,7 @@ __all__ = [
     "Probed",
     "ProbedFor",
     "Progress",
-    "Said",
+    "Suspected",
     "Tick",
     "Updated",
     "ViewChanged",

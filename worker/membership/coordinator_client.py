@@ -18,7 +18,7 @@ _MAX_EVENTS = 1024
 _MAX_CALL_BYTES = 48 * 1024
 
 
-class Introduction:
+class CoordinatorClient:
     """Introduces this peer again and again; the coordinator may come and go. io thread only."""
 
     def __init__(
@@ -81,7 +81,7 @@ class Introduction:
             sending += 1
         taken = self._events[:sending]
         request = pb.IntroduceRequest(
-            card=wire.card_to_message(self._gossip.me), manifest=self._manifest, events=packed
+            member=wire.member_to_message(self._gossip.me), manifest=self._manifest, events=packed
         )
         raw = await self._transport.call(
             self._address, "Coordinator/Introduce", request.SerializeToString(), _CALL_S
@@ -90,4 +90,4 @@ class Introduction:
         if reply.refusal:
             raise ManifestRefused(f"coordinator {self._address} refuses: {reply.refusal}")
         self._events = [event for event in self._events if not any(event is e for e in taken)]
-        self._gossip.step(Heard(wire.cards_from_messages(reply.members)))
+        self._gossip.step(Heard(wire.members_from_messages(reply.members)))

@@ -32,7 +32,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from worker.membership.member import Card, Health
+from worker.membership.member import Health, Member
 
 _TELL_LIFE = 12
 _TELL_STATE = 4
@@ -51,7 +51,7 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Said:
+class GossipMessage:
     """One message of an exchange.
 
     `number` is 0 when there are no cards; `acknowledged` is 0 when the receiver is to count on
@@ -59,7 +59,7 @@ class Said:
     full answer.
     """
 
-    cards: tuple[Card, ...] = ()
+    members: tuple[Member, ...] = ()
     progress: Progress | None = None
     number: int = 0
     acknowledged: int = 0
@@ -71,7 +71,7 @@ class Said:
 class _Rumour:
     """The newest of one card: who has it for sure, to whom it is under way, who is behind."""
 
-    card: Card
+    member: Member
     tell: int
     known_to: set[str] = field(default_factory=set)
     under_way: set[str] = field(default_factory=set)
@@ -83,20 +83,20 @@ class _Rumour:
 
 
 @dataclass
-class _Link:
+class _Peering:
     """With one peer: numbers used and received, and the cards of each number under way."""
 
     used: int = 0
     received: int = 0
     anew: bool = True  # what was sent may be lost, or nothing was sent yet
     failed: bool = False
-    sent: dict[int, tuple[Card, ...]] = field(default_factory=dict)
+    sent: dict[int, tuple[Member, ...]] = field(default_factory=dict)
 
 
-class Deltas:
+class Dissemination:
     """Composes what one peer says, and keeps account of what the others know.
 
-    Every call takes `cards`, everyone known, this peer's own among them, by name.
+    Every call takes `members`, everyone known, this peer's own among them, by name.
 
     Args:
         me: this peer.
@@ -109,40 +109,40 @@ class Deltas:
         self._first_full = _FIRST_FULL
         self._cursor = ""
         self._rumours: dict[str, _Rumour] = {}
-        self._links: dict[str, _Link] = {}
+        self._links: dict[str, _Peering] = {}
 
-    def request(self, peer: str, cards: Sequence[Card], now: float) -> Said:
+    def request(self, peer: str, members: Sequence[Member], now: float) -> GossipMessage:
         """Opens an exchange at monotonic time `now` (s)."""
-        period_s = self._full_s * max(1.0, len(cards) / _FULL_PEERS)
+        period_s = self._full_s * max(1.0, len(members) / _FULL_PEERS)
         due = now >= self._full_at or self._first_full > 0
         if due:
             self._first_full = max(0, self._first_full - 1)
             self._full_at = now + period_s
-        said = self._say(peer, cards, full=due)
+        said = self._say(peer, members, full=due)
         own = self._rumours[self._me]
-        if said.cards or peer not in own.known_to:
+        if said.members or peer not in own.known_to:
             return said  # a heartbeat must not overtake the card that it belongs to
-        me = own.card
+        me = own.member
         return replace(said, progress=Progress(me.epoch, me.heartbeat, me.step))
 
-    def answer(self, peer: str, asked: Said, cards: Sequence[Card]) -> Said:
+    def answer(self, peer: str, asked: GossipMessage, members: Sequence[Member]) -> GossipMessage:
         """Answers a request that was `heard`."""
-        return self._say(peer, cards, full=asked.full)
+        return self._say(peer, members, full=asked.full)
 
-    def heard(self, peer: str, said: Said, cards: Sequence[Card]) -> None:
-        """A message of `peer` has arrived, and was merged into `cards`."""
-        self._refresh(cards)
+    def heard(self, peer: str, said: GossipMessage, members: Sequence[Member]) -> None:
+        """A message of `peer` has arrived, and was merged into `members`."""
+        self._refresh(members)
         if peer == self._me or peer not in self._rumours:
             return
-        link = self._links.setdefault(peer, _Link())
+        link = self._links.setdefault(peer, _Peering())
         if 0 < said.acknowledged <= link.used:
             for number in [n for n in link.sent if n <= said.acknowledged]:
                 self._settle(peer, link.sent.pop(number), arrived=True)
         else:
             self._forget(peer)
-        for card in said.cards:
-            rumour = self._rumours[card.peer]
-            if _news(card) == _news(rumour.card):
+        for member in said.members:
+            rumour = self._rumours[member.peer]
+            if _news(member) == _news(rumour.member):
                 rumour.known_to.add(peer)
             elif peer not in rumour.under_way:
                 rumour.owed_to.add(peer)
@@ -157,12 +157,14 @@ class Deltas:
             self._lose(peer, link)
             link.received, link.failed = 0, True
 
-    def part(self, cards: Iterable[Card]) -> tuple[Card, ...]:
+    def part(self, members: Iterable[Member]) -> tuple[Member, ...]:
         """As many as a message holds: one's own, then in turn from where the last part ended."""
-        ordered = sorted(cards, key=lambda c: (c.peer != self._me, c.peer <= self._cursor, c.peer))
+        ordered = sorted(
+            members, key=lambda c: (c.peer != self._me, c.peer <= self._cursor, c.peer)
+        )
         total_bytes = 0
-        for index, card in enumerate(ordered):
-            total_bytes += _most_bytes(card)
+        for index, member in enumerate(ordered):
+            total_bytes += _most_bytes(member)
             if total_bytes > _MOST_BYTES and index > 1:
                 self._cursor = ordered[index - 1].peer
                 return tuple(ordered[:index])
@@ -170,70 +172,70 @@ class Deltas:
 
     # --------------------------------------------------------------------------------- inside
 
-    def _say(self, peer: str, cards: Sequence[Card], full: bool) -> Said:
-        self._refresh(cards)
+    def _say(self, peer: str, members: Sequence[Member], full: bool) -> GossipMessage:
+        self._refresh(members)
         if peer not in self._rumours:  # a stranger: no account is kept
-            return Said(self.part(cards))
-        link = self._links.setdefault(peer, _Link())
+            return GossipMessage(self.part(members))
+        link = self._links.setdefault(peer, _Peering())
         anew, full = link.anew, full or link.failed
         link.anew = link.failed = False
-        chosen = self.part(cards if full else self._news_for(peer, anew))
+        chosen = self.part(members if full else self._news_for(peer, anew))
         if chosen:
             link.used += 1
             link.sent[link.used] = chosen
-            for card in chosen:
-                rumour = self._rumours[card.peer]
+            for member in chosen:
+                rumour = self._rumours[member.peer]
                 rumour.under_way.add(peer)
                 rumour.owed_to.discard(peer)
-        return Said(
-            cards=chosen,
+        return GossipMessage(
+            members=chosen,
             number=link.used if chosen else 0,
             acknowledged=link.received,
             anew=anew,
             full=full,
         )
 
-    def _news_for(self, peer: str, anew: bool) -> list[Card]:
+    def _news_for(self, peer: str, anew: bool) -> list[Member]:
         news = []
         for name, rumour in self._rumours.items():
             if name == self._me and anew:
-                news.append(rumour.card)
+                news.append(rumour.member)
                 continue
             if peer in rumour.known_to or peer in rumour.under_way:
                 continue
             if name == peer:  # knows itself best, except that it is held to be gone
-                wanted = rumour.card.health is not Health.ALIVE
+                wanted = rumour.member.health is not Health.ALIVE
             else:
                 wanted = name == self._me or rumour.hot or peer in rumour.owed_to
             if wanted:
-                news.append(rumour.card)
+                news.append(rumour.member)
         return news
 
-    def _refresh(self, cards: Iterable[Card]) -> None:
+    def _refresh(self, members: Iterable[Member]) -> None:
         """Takes up what has changed since: nobody is known to know it."""
-        for card in cards:
-            rumour = self._rumours.get(card.peer)
+        for member in members:
+            rumour = self._rumours.get(member.peer)
             if rumour is None:
-                self._rumours[card.peer] = _Rumour(card, _TELL_LIFE)
-            elif rumour.card is not card:
-                if _news(rumour.card) != _news(card):
+                self._rumours[member.peer] = _Rumour(member, _TELL_LIFE)
+            elif rumour.member is not member:
+                if _news(rumour.member) != _news(member):
                     still = rumour.hot and rumour.tell == _TELL_LIFE
-                    life = still or _life(rumour.card) != _life(card)
-                    rumour = _Rumour(card, _TELL_LIFE if life else _TELL_STATE)
-                    self._rumours[card.peer] = rumour
-                rumour.card = card
+                    life = still or _life(rumour.member) != _life(member)
+                    rumour = _Rumour(member, _TELL_LIFE if life else _TELL_STATE)
+                    self._rumours[member.peer] = rumour
+                rumour.member = member
 
-    def _settle(self, peer: str, cards: Iterable[Card], arrived: bool) -> None:
-        for card in cards:
-            rumour = self._rumours[card.peer]
-            if _news(card) == _news(rumour.card):
+    def _settle(self, peer: str, members: Iterable[Member], arrived: bool) -> None:
+        for member in members:
+            rumour = self._rumours[member.peer]
+            if _news(member) == _news(rumour.member):
                 rumour.under_way.discard(peer)
                 if arrived:
                     rumour.known_to.add(peer)
 
-    def _lose(self, peer: str, link: _Link) -> None:
-        for cards in link.sent.values():
-            self._settle(peer, cards, arrived=False)
+    def _lose(self, peer: str, link: _Peering) -> None:
+        for members in link.sent.values():
+            self._settle(peer, members, arrived=False)
         link.sent.clear()
         link.anew = True
 
@@ -243,27 +245,38 @@ class Deltas:
             rumour.known_to.discard(peer)
 
 
-def with_progress(said: Said, sender: str, cards: Iterable[Card]) -> tuple[Card, ...]:
+def with_progress(
+    said: GossipMessage, sender: str, members: Iterable[Member]
+) -> tuple[Member, ...]:
     """The cards that a message amounts to: its own, and its sender's brought forward."""
     if (progress := said.progress) is not None:
-        for card in cards:
-            if card.peer == sender and card.epoch == progress.epoch:
+        for member in members:
+            if member.peer == sender and member.epoch == progress.epoch:
                 return (
-                    *said.cards,
-                    replace(card, heartbeat=progress.heartbeat, step=progress.step),
+                    *said.members,
+                    replace(member, heartbeat=progress.heartbeat, step=progress.step),
                 )
-    return said.cards
+    return said.members
 
 
-def _life(card: Card) -> tuple[object, ...]:
-    return (card.epoch, card.incarnation, card.health, card.phase, card.address, card.apart)
+def _life(member: Member) -> tuple[object, ...]:
+    return (
+        member.epoch,
+        member.incarnation,
+        member.health,
+        member.phase,
+        member.address,
+        member.unreachable,
+    )
 
 
-def _news(card: Card) -> tuple[object, ...]:
-    return (*_life(card), card.digests, card.step_s, card.profile)
+def _news(member: Member) -> tuple[object, ...]:
+    return (*_life(member), member.digests, member.step_s, member.profile)
 
 
-def _most_bytes(card: Card) -> int:
+def _most_bytes(member: Member) -> int:
     """A bound of the card's size on the wire."""
-    names = sum(len(name.encode()) + 3 for name in (card.peer, card.address, *card.apart))
-    return 64 + names + len(card.profile) + 30 * len(card.digests)
+    names = sum(
+        len(name.encode()) + 3 for name in (member.peer, member.address, *member.unreachable)
+    )
+    return 64 + names + len(member.profile) + 30 * len(member.digests)

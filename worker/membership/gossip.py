@@ -11,17 +11,17 @@ from worker.exchange.types import View
 from worker.manifest import Manifest, first_difference
 from worker.membership import (
     AskProbe,
-    Card,
-    Deltas,
+    Dissemination,
     Event,
+    GossipMessage,
     Heard,
     Leaving,
+    Member,
     Membership,
     Probe,
     Probed,
     ProbedFor,
     Progress,
-    Said,
     Updated,
     ViewChanged,
     with_progress,
@@ -58,7 +58,7 @@ class Gossip:
         timed: Callable[[str, float], None] = lambda _peer, _seconds: None,
     ) -> None:
         self._membership, self._manifest = membership, manifest
-        self._deltas = Deltas(membership.me.peer, membership.config.full_s)
+        self._deltas = Dissemination(membership.me.peer, membership.config.full_s)
         self._packed, self._run = manifest.pack(), manifest.run
         self._transport, self._clock, self._spawn = transport, clock, spawn
         self._viewed, self._log, self._timed = viewed, log, timed
@@ -66,32 +66,32 @@ class Gossip:
         self._apart: tuple[str, ...] = ()
 
     @property
-    def me(self) -> Card:
+    def me(self) -> Member:
         return self._membership.me
 
     @property
-    def cards(self) -> tuple[Card, ...]:
-        return self._membership.cards
+    def members(self) -> tuple[Member, ...]:
+        return self._membership.members
 
     @property
-    def others(self) -> list[Card]:
-        return [card for card in self.cards if card.peer != self.me.peer]
+    def others(self) -> list[Member]:
+        return [member for member in self.members if member.peer != self.me.peer]
 
     @property
-    def replicas(self) -> list[Card]:
+    def replicas(self) -> list[Member]:
         """Of the others, those that serve this peer's stage: all of them where there is but one."""
-        return [card for card in self.others if card.stage == self.me.stage]
+        return [member for member in self.others if member.stage == self.me.stage]
 
     @property
     def view(self) -> View:
         """This peer and its replicas: whom its rounds are made with."""
         stage = self.me.stage
-        return View({card.peer: card for card in self.cards if card.stage == stage})
+        return View({member.peer: member for member in self.members if member.stage == stage})
 
     @property
     def swarm(self) -> View:
         """Everyone, whatever they serve."""
-        return View({card.peer: card for card in self.cards})
+        return View({member.peer: member for member in self.members})
 
     def address_of(self, peer: str) -> str | None:
         return self._membership.address(peer)
@@ -117,10 +117,10 @@ class Gossip:
         """Takes a peer's news and gives ours; another run gets none."""
         gossip = wire.parse(pb.GossipMessage, request)
         if gossip.run != self._run:
-            return self._message(Said())
+            return self._message(GossipMessage())
         asked = said_in(gossip)
         self._hear(gossip.sender, asked)
-        return self._message(self._deltas.answer(gossip.sender, asked, self.cards))
+        return self._message(self._deltas.answer(gossip.sender, asked, self.members))
 
     async def on_join(self, request: bytes) -> bytes:
         """First contact: refuses another run, tells a peer without a manifest what the run is."""
@@ -132,25 +132,25 @@ class Gossip:
             difference = first_difference(theirs.agreed, self._manifest.agreed)
             refusal = f"the manifests differ in {difference}"
             return pb.JoinReply(refusal=refusal, manifest=self._packed).SerializeToString()
-        card = wire.card_from_message(join.card)
-        if card.peer == self.me.peer and card.address != self.me.address:
-            refusal = f"its own name is {card.peer!r} too; choose another with --name"
+        member = wire.member_from_message(join.member)
+        if member.peer == self.me.peer and member.address != self.me.address:
+            refusal = f"its own name is {member.peer!r} too; choose another with --name"
             return pb.JoinReply(refusal=refusal, manifest=self._packed).SerializeToString()
-        if (address := await self._name_taken_at(card)) is not None:
-            refusal = f"{card.peer!r} lives at {address}; choose another name with --name"
+        if (address := await self._name_taken_at(member)) is not None:
+            refusal = f"{member.peer!r} lives at {address}; choose another name with --name"
             return pb.JoinReply(refusal=refusal, manifest=self._packed).SerializeToString()
-        self.step(Heard((card,)))
-        members = [wire.card_to_message(card) for card in self._deltas.part(self.cards)]
+        self.step(Heard((member,)))
+        members = [wire.member_to_message(member) for member in self._deltas.part(self.members)]
         return pb.JoinReply(members=members).SerializeToString()
 
-    async def _name_taken_at(self, card: Card) -> str | None:
+    async def _name_taken_at(self, member: Member) -> str | None:
         """Where another process answers by the newcomer's name; a former life of it does not."""
-        known = next((each for each in self.others if each.peer == card.peer), None)
-        if known is None or not known.live or known.address == card.address:
+        known = next((each for each in self.others if each.peer == member.peer), None)
+        if known is None or not known.live or known.address == member.address:
             return None
         timeout_s = self._membership.config.probe_timeout_s
         sender = await self._exchange(known.peer, known.address, timeout_s)
-        return known.address if sender == card.peer else None
+        return known.address if sender == member.peer else None
 
     async def on_probe_for(self, request: bytes) -> bytes:
         """Probes another peer in the asking one's place."""
@@ -163,23 +163,23 @@ class Gossip:
 
     async def join(self, address: str) -> None:
         """First contact with a peer. Raises ManifestRefused, Unreachable."""
-        request = pb.JoinRequest(card=wire.card_to_message(self.me), manifest=self._packed)
+        request = pb.JoinRequest(member=wire.member_to_message(self.me), manifest=self._packed)
         raw = await self._transport.call(
             address, "Control/Join", request.SerializeToString(), _JOIN_S
         )
         reply = wire.parse(pb.JoinReply, raw)
         if reply.refusal:
             raise ManifestRefused(f"{address} refuses this run: {reply.refusal}")
-        self.step(Heard(wire.cards_from_messages(reply.members)))
+        self.step(Heard(wire.members_from_messages(reply.members)))
 
     async def leave(self) -> None:
         """Tells every live peer; waits a moment at most, for gossip will do the rest."""
         self.step(Leaving())
-        targets = [card for card in self.others if card.live]
+        targets = [member for member in self.others if member.live]
         with suppress(TimeoutError):
             async with asyncio.timeout(_LEAVE_S):
                 await asyncio.gather(
-                    *(self._exchange(card.peer, card.address, _LEAVE_S) for card in targets)
+                    *(self._exchange(member.peer, member.address, _LEAVE_S) for member in targets)
                 )
 
     async def _probe(self, peer: str, address: str, timeout_s: float) -> None:
@@ -200,7 +200,7 @@ class Gossip:
         """Push-pull with one peer. Returns who has answered: somebody else may have the address by
         now; None when nobody does, or who runs something else."""
         began = self._clock()
-        request = self._message(self._deltas.request(peer, self.cards, began))
+        request = self._message(self._deltas.request(peer, self.members, began))
         try:
             raw = await self._transport.call(address, "Control/Gossip", request, timeout_s)
             answer = wire.parse(pb.GossipMessage, raw)
@@ -214,32 +214,32 @@ class Gossip:
             self._deltas.failed(peer)
         return sender
 
-    def _hear(self, sender: str, said: Said) -> None:
-        self.step(Heard(with_progress(said, sender, self.cards), sender))
-        self._deltas.heard(sender, said, self.cards)
+    def _hear(self, sender: str, said: GossipMessage) -> None:
+        self.step(Heard(with_progress(said, sender, self.members), sender))
+        self._deltas.heard(sender, said, self.members)
 
-    def _message(self, said: Said) -> bytes:
+    def _message(self, said: GossipMessage) -> bytes:
         return gossip_message(said, self.me.peer, self._run).SerializeToString()
 
     def _log_members(self) -> None:
-        for card in self.others:
-            health = card.health.name.lower()
-            if self._logged.get(card.peer) != health:
-                self._logged[card.peer] = health
-                self._log({"event": "member", "peer_changed": card.peer, "health": health})
-        if self.me.apart != self._apart:
-            self._apart = self.me.apart
+        for member in self.others:
+            health = member.health.name.lower()
+            if self._logged.get(member.peer) != health:
+                self._logged[member.peer] = health
+                self._log({"event": "member", "peer_changed": member.peer, "health": health})
+        if self.me.unreachable != self._apart:
+            self._apart = self.me.unreachable
             self._log({"event": "apart", "peers": list(self._apart)})
 
 
-def gossip_message(said: Said, sender: str, run: int) -> pb.GossipMessage:
+def gossip_message(said: GossipMessage, sender: str, run: int) -> pb.GossipMessage:
     progress = None
     if (mine := said.progress) is not None:
         progress = pb.Progress(epoch=mine.epoch, heartbeat=mine.heartbeat, step=mine.step)
     return pb.GossipMessage(
         sender=sender,
         run=run,
-        members=[wire.card_to_message(card) for card in said.cards],
+        members=[wire.member_to_message(member) for member in said.members],
         progress=progress,
         number=said.number,
         acknowledged=said.acknowledged,
@@ -248,11 +248,11 @@ def gossip_message(said: Said, sender: str, run: int) -> pb.GossipMessage:
     )
 
 
-def said_in(message: pb.GossipMessage) -> Said:
+def said_in(message: pb.GossipMessage) -> GossipMessage:
     """The inverse. Raises WireError when a card is not valid."""
     theirs = message.progress
-    return Said(
-        cards=wire.cards_from_messages(message.members),
+    return GossipMessage(
+        members=wire.members_from_messages(message.members),
         progress=Progress(theirs.epoch, theirs.heartbeat, theirs.step)
         if message.HasField("progress")
         else None,

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
-MAX_APART = 16  # peers that a card names
+MAX_UNREACHABLE = 16  # peers that a card names
 
 
 class Health(IntEnum):
@@ -42,14 +42,14 @@ class Digest:
 
 
 @dataclass(frozen=True)
-class Card:
+class Member:
     """One peer as the others know it.
 
     `epoch` is the start of its process in ms: a restart is a new life. `incarnation` is raised by
     the peer itself to refute a suspicion, `heartbeat` at every change of what follows it, or phase.
     `step_s` is how long an inner step takes it, roughly; 0 when it has not said. `stage` is the one
-    it serves, `profile` what it has measured, as it travels; opaque here. `apart` are peers that it
-    does not reach, though others do.
+    it serves, `profile` what it has measured, as it travels; opaque here. `unreachable` are
+    peers that it does not reach, though others do.
     """
 
     peer: str
@@ -63,7 +63,7 @@ class Card:
     step_s: float = 0.0
     stage: int = 0
     profile: bytes = b""
-    apart: tuple[str, ...] = ()
+    unreachable: tuple[str, ...] = ()
     digests: tuple[Digest, ...] = ()
 
     @property
@@ -72,13 +72,13 @@ class Card:
         return self.health in (Health.ALIVE, Health.SUSPECT)
 
 
-def newest(known: Card, heard: Card) -> Card:
+def newest(known: Member, heard: Member) -> Member:
     """Merges two cards of one peer: health by incarnation, the rest by heartbeat.
 
     A card of a later epoch replaces all; who left stays gone for that epoch.
     """
     if known.epoch != heard.epoch:
-        return max(known, heard, key=lambda card: card.epoch)
+        return max(known, heard, key=lambda member: member.epoch)
     fields = heard if heard.heartbeat > known.heartbeat else known
     if Health.LEFT in (known.health, heard.health):
         health = Health.LEFT
@@ -90,7 +90,7 @@ def newest(known: Card, heard: Card) -> Card:
     return replace(fields, incarnation=incarnation, health=health)
 
 
-def is_overtaken(rumour: Card, known: Card) -> bool:
+def is_overtaken(rumour: Member, known: Member) -> bool:
     """Whether a peer is said to be dead by somebody who has not heard of it as lately."""
     return (
         rumour.health is Health.DEAD

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from worker.membership.member import MAX_APART
+from worker.membership.member import MAX_UNREACHABLE
 
 _MISSED = 3  # probes running; fewer are chance on a link that loses messages
 _MOST_FLAPS = 4  # after which a mark stays no longer than after as many
@@ -14,12 +14,12 @@ class _Link:
 
     missed_since: float
     missed: int = 0
-    apart: bool = False
+    unreachable: bool = False
     flaps: int = 0  # how often it was apart and was not any more
     answers_since: float | None = None
 
 
-class Reach:
+class Reachability:
     """Judges by the probes of this peer.
 
     Args:
@@ -40,8 +40,8 @@ class Reach:
         if link.answers_since is None:
             link.answers_since = now
         steady_s = 2 * self._brief_s * 2 ** min(link.flaps, _MOST_FLAPS)
-        if link.apart and now - link.answers_since >= steady_s:
-            link.apart, link.flaps = False, link.flaps + 1
+        if link.unreachable and now - link.answers_since >= steady_s:
+            link.unreachable, link.flaps = False, link.flaps + 1
 
     def answered_to_others(self, peer: str, now: float) -> None:
         """A probe in this peer's place, after its own has failed."""
@@ -50,7 +50,7 @@ class Reach:
             link.missed_since = now
         link.missed, link.answers_since = link.missed + 1, None
         if link.missed >= _MISSED and now - link.missed_since >= self._brief_s:
-            link.apart = True
+            link.unreachable = True
 
     def forget(self, peer: str) -> None:
         """It is gone, or another than it was."""
@@ -62,10 +62,12 @@ class Reach:
         return [
             peer
             for peer, link in self._links.items()
-            if (link.answers_since is not None if link.apart else link.missed > 0)
+            if (link.answers_since is not None if link.unreachable else link.missed > 0)
         ]
 
     @property
-    def apart(self) -> tuple[str, ...]:
+    def unreachable(self) -> tuple[str, ...]:
         """The peers out of reach, by name; as many as a card holds."""
-        return tuple(sorted(p for p, link in self._links.items() if link.apart))[:MAX_APART]
+        return tuple(sorted(p for p, link in self._links.items() if link.unreachable))[
+            :MAX_UNREACHABLE
+        ]

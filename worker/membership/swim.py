@@ -16,8 +16,8 @@ import random
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 
-from worker.membership.member import Card, Digest, Health, Phase, is_overtaken, newest
-from worker.membership.reachability import Reach
+from worker.membership.member import Digest, Health, Member, Phase, is_overtaken, newest
+from worker.membership.reachability import Reachability
 
 _MAX_INCARNATION_JUMP = 1000
 _PROBE_ALL_OF = 12
@@ -79,7 +79,7 @@ class Tick:
 class Heard:
     """Cards arrived, in a request or an answer, or from a join; `sender` is who spoke, if known."""
 
-    cards: tuple[Card, ...]
+    members: tuple[Member, ...]
     sender: str | None = None
 
 
@@ -100,7 +100,7 @@ class ProbedFor:
 
 
 @dataclass(frozen=True)
-class Doubted:
+class Suspected:
     """A data stream to the peer broke: probe it now."""
 
     peer: str
@@ -128,7 +128,7 @@ class Leaving:
     """This peer goes away on purpose."""
 
 
-Event = Tick | Heard | Probed | ProbedFor | Doubted | Updated | Measured | Leaving
+Event = Tick | Heard | Probed | ProbedFor | Suspected | Updated | Measured | Leaving
 
 # ------------------------------------------------------------------------------------ actions
 
@@ -169,35 +169,35 @@ class Membership:
         rng: chooses whom to gossip with; seeded by the caller.
     """
 
-    def __init__(self, me: Card, config: MembershipConfig, rng: random.Random) -> None:
+    def __init__(self, me: Member, config: MembershipConfig, rng: random.Random) -> None:
         self.config, self._rng = config, rng
         self._me = me.peer
-        self._cards: dict[str, Card] = {me.peer: me}
+        self._members: dict[str, Member] = {me.peer: me}
         self._probing: set[str] = set()
         self._asking: dict[str, int] = {}
         self._asked_at: dict[str, float] = {}
-        self._reach = Reach(2 * config.probe_timeout_s)
+        self._reach = Reachability(2 * config.probe_timeout_s)
         self._suspected_until: dict[str, float] = {}
         self._ticked_at: float | None = None
         self._gossip_at = self._reconnect_at = -math.inf
         self._order: list[str] = []
-        self._sorted: tuple[Card, ...] | None = None
+        self._sorted: tuple[Member, ...] | None = None
         self._outline_changed = False
 
     @property
-    def me(self) -> Card:
-        return self._cards[self._me]
+    def me(self) -> Member:
+        return self._members[self._me]
 
     @property
-    def cards(self) -> tuple[Card, ...]:
+    def members(self) -> tuple[Member, ...]:
         """Everyone known, by name."""
         if self._sorted is None:
-            self._sorted = tuple(self._cards[peer] for peer in sorted(self._cards))
+            self._sorted = tuple(self._members[peer] for peer in sorted(self._members))
         return self._sorted
 
     def address(self, peer: str) -> str | None:
-        card = self._cards.get(peer)
-        return card.address if card else None
+        member = self._members.get(peer)
+        return member.address if member else None
 
     def step(self, event: Event, now: float) -> list[Action]:
         """Takes one event at monotonic time `now` (s) and says what to do."""
@@ -206,8 +206,8 @@ class Membership:
         match event:
             case Tick():
                 actions += self._tick(now)
-            case Heard(cards, sender):
-                self._merge(cards, now)
+            case Heard(members, sender):
+                self._merge(members, now)
                 if sender in self._suspected_until:
                     # It speaks: time to refute, which takes it another message, starts anew.
                     self._suspected_until[sender] = now + self._suspicion_s
@@ -215,8 +215,8 @@ class Membership:
                 actions += self._probed(peer, answered, now)
             case ProbedFor(peer, alive):
                 self._probed_for(peer, alive, now)
-            case Doubted(peer):
-                if (card := self._cards.get(peer)) and card.live:
+            case Suspected(peer):
+                if (member := self._members.get(peer)) and member.live:
                     actions += self._probe([peer])
             case Updated(phase, step, digests, step_s):
                 beat = self.me.heartbeat + 1
@@ -227,9 +227,9 @@ class Membership:
                 self._put(replace(self.me, profile=profile, heartbeat=beat))
             case Leaving():
                 self._put(replace(self.me, health=Health.LEFT))
-                actions += self._probe([card.peer for card in self._others() if card.live])
-        if (apart := self._reach.apart) != self.me.apart:
-            self._put(replace(self.me, apart=apart, heartbeat=self.me.heartbeat + 1))
+                actions += self._probe([member.peer for member in self._others() if member.live])
+        if (unreachable := self._reach.unreachable) != self.me.unreachable:
+            self._put(replace(self.me, unreachable=unreachable, heartbeat=self.me.heartbeat + 1))
         if self._outline_changed:
             actions.append(ViewChanged())
         return actions
@@ -238,18 +238,20 @@ class Membership:
 
     @property
     def _suspicion_s(self) -> float:
-        return self.config.suspicion_s(len(self._cards))
+        return self.config.suspicion_s(len(self._members))
 
-    def _others(self) -> Iterable[Card]:
-        return (card for card in self.cards if card.peer != self._me)
+    def _others(self) -> Iterable[Member]:
+        return (member for member in self.members if member.peer != self._me)
 
-    def _put(self, card: Card) -> None:
-        known = self._cards.get(card.peer)
-        self._cards[card.peer], self._sorted = card, None
-        if known is None or _outline(known) != _outline(card):
+    def _put(self, member: Member) -> None:
+        known = self._members.get(member.peer)
+        self._members[member.peer], self._sorted = member, None
+        if known is None or _outline(known) != _outline(member):
             self._outline_changed = True
-        if known and (not card.live or (known.epoch, known.address) != (card.epoch, card.address)):
-            self._reach.forget(card.peer)
+        if known and (
+            not member.live or (known.epoch, known.address) != (member.epoch, member.address)
+        ):
+            self._reach.forget(member.peer)
 
     def _tick(self, now: float) -> list[Action]:
         if self._ticked_at is not None:
@@ -261,15 +263,17 @@ class Membership:
         for peer, until in list(self._suspected_until.items()):
             if now >= until:
                 del self._suspected_until[peer]
-                self._put(replace(self._cards[peer], health=Health.DEAD))
+                self._put(replace(self._members[peer], health=Health.DEAD))
         actions: list[Action] = []
         if now >= self._gossip_at:
             self._gossip_at = now + self.config.gossip_s
             actions += self._probe([*self._reach.in_question, *self._next_targets()])
         if now >= self._reconnect_at:
             self._reconnect_at = now + self.config.reconnect_s
-            gone = [card.peer for card in self._others() if not card.live]
-            actions += self._probe([*self._rng.sample(gone, min(1, len(gone))), *self.me.apart])
+            gone = [member.peer for member in self._others() if not member.live]
+            actions += self._probe(
+                [*self._rng.sample(gone, min(1, len(gone))), *self.me.unreachable]
+            )
         return actions
 
     def _next_targets(self) -> list[str]:
@@ -279,7 +283,7 @@ class Membership:
         `_PROBE_ALL_OF`. Of more, a peer reaches `_PROBE_OF_MORE` in that time and is itself reached
         by as many on average, so that a crash is noticed by somebody as fast at a constant rate.
         """
-        live = [card.peer for card in self._others() if card.live]
+        live = [member.peer for member in self._others() if member.live]
         reached = len(live) if len(live) <= _PROBE_ALL_OF else _PROBE_OF_MORE
         count = math.ceil(reached * min(1.0, self.config.gossip_s / self.config.probe_s))
         targets: list[str] = []
@@ -296,7 +300,7 @@ class Membership:
         for peer in peers:
             if peer not in self._probing and peer != self._me:
                 self._probing.add(peer)
-                address = self._cards[peer].address
+                address = self._members[peer].address
                 actions.append(Probe(peer, address, self.config.probe_timeout_s))
         return actions
 
@@ -304,8 +308,8 @@ class Membership:
         self._probing.discard(peer)
         if answered:
             self._reach.answered(peer, now)
-        card = self._cards.get(peer)
-        if answered or card is None or card.health is not Health.ALIVE or peer in self._asking:
+        member = self._members.get(peer)
+        if answered or member is None or member.health is not Health.ALIVE or peer in self._asking:
             return []
         helpers = [
             other for other in self._others() if other.health is Health.ALIVE and other.peer != peer
@@ -314,9 +318,9 @@ class Membership:
         self._asking[peer], self._asked_at[peer] = len(chosen), now
         if not chosen:
             # Nobody else to ask: this peer tries once more itself.
-            return [AskProbe(self.me.address, peer, card.address, self.config.probe_timeout_s)]
+            return [AskProbe(self.me.address, peer, member.address, self.config.probe_timeout_s)]
         return [
-            AskProbe(helper.address, peer, card.address, self.config.probe_timeout_s)
+            AskProbe(helper.address, peer, member.address, self.config.probe_timeout_s)
             for helper in chosen
         ]
 
@@ -334,17 +338,17 @@ class Membership:
         if self._asking[peer] > 0:
             return
         del self._asking[peer]
-        card = self._cards[peer]
-        if card.health is Health.ALIVE:
-            self._put(replace(card, health=Health.SUSPECT))
+        member = self._members[peer]
+        if member.health is Health.ALIVE:
+            self._put(replace(member, health=Health.SUSPECT))
             self._suspected_until[peer] = now + self._suspicion_s
 
-    def _merge(self, cards: tuple[Card, ...], now: float) -> None:
-        for heard in cards:
+    def _merge(self, members: tuple[Member, ...], now: float) -> None:
+        for heard in members:
             if heard.peer == self._me:
                 self._defend(heard)
                 continue
-            known = self._cards.get(heard.peer)
+            known = self._members.get(heard.peer)
             if known is not None and known.live and is_overtaken(heard, known):
                 # It was heard of since: whoever says so was cut off, or slow. Doubt, no more.
                 heard = replace(heard, health=Health.SUSPECT)
@@ -360,7 +364,7 @@ class Membership:
             else:
                 self._suspected_until.setdefault(heard.peer, now + self._suspicion_s)
 
-    def _defend(self, heard: Card) -> None:
+    def _defend(self, heard: Member) -> None:
         """Refutes a rumour of this peer's end, unless it is leaving or the rumour is absurd."""
         me = self.me
         if heard.epoch > me.epoch:
@@ -374,5 +378,5 @@ class Membership:
             self._put(replace(me, incarnation=heard.incarnation + 1, heartbeat=beat))
 
 
-def _outline(card: Card) -> tuple[object, ...]:
-    return (card.epoch, card.health, card.phase, card.apart)
+def _outline(member: Member) -> tuple[object, ...]:
+    return (member.epoch, member.health, member.phase, member.unreachable)

@@ -13,7 +13,7 @@ from worker.config import Config, task_of
 from worker.errors import CheckpointError
 from worker.exchange.context import Offload
 from worker.manifest import Manifest
-from worker.membership import Card, Phase
+from worker.membership import Member, Phase
 from worker.pipeline.part import part_of
 from worker.tasks import Task
 from worker.training import checkpoint
@@ -53,7 +53,7 @@ def save_whole(
 
 async def fetch_stages(
     transport: Transport,
-    cards: Sequence[Card],
+    members: Sequence[Member],
     run: int,
     expected: Mapping[int, Mapping[int, tuple[int, int]]],
     offload: Offload,
@@ -65,10 +65,10 @@ async def fetch_stages(
     """
     fetched: dict[int, list[Tensor]] = {}
     for stage, sizes in expected.items():
-        replicas = [card for card in cards if card.stage == stage and card.live]
-        for card in sorted(replicas, key=lambda c: (c.phase is not Phase.DONE, -c.step, c.peer)):
+        replicas = [member for member in members if member.stage == stage and member.live]
+        for member in sorted(replicas, key=lambda c: (c.phase is not Phase.DONE, -c.step, c.peer)):
             try:
-                _, states = await fetch_states(transport, card.address, run, sizes, offload)
+                _, states = await fetch_states(transport, member.address, run, sizes, offload)
             except (TransportError, WireError):
                 continue
             fetched[stage] = [states[index].anchor for index in sorted(states)]

@@ -10,10 +10,10 @@ from contextlib import suppress
 
 from protos import murmuration_pb2 as pb
 from worker import wire
-from worker.membership import Card
+from worker.membership import Member
 from worker.pipeline.context import StageContext
-from worker.pipeline.stage_call import Life
-from worker.pipeline.tracker import Counting
+from worker.pipeline.stage_call import Incarnation
+from worker.pipeline.tracker import IterationTracker
 from worker.transport import TransportError
 
 _TELL_S = 2.0
@@ -21,13 +21,15 @@ _AGAIN_S = 0.25
 _HOLD_S = 0.5  # an answer is held back; well below _TELL_S
 
 
-class Teller:
+class BarrierSender:
     """An origin's side. io thread only."""
 
     def __init__(self, context: StageContext) -> None:
         self._context = context
 
-    async def tell(self, origin: Life, peer: str, iteration: int, counted: Sequence[int]) -> None:
+    async def tell(
+        self, origin: Incarnation, peer: str, iteration: int, counted: Sequence[int]
+    ) -> None:
         """Until the peer has it, and has ended the iteration if it has counted visits in it; or
         until it is gone, and what it had counted too if amid the iteration.
 
@@ -37,7 +39,7 @@ class Teller:
 
         Args: origin: this peer, as its visits of the iteration have named it.
         """
-        context, first = self._context, self._context.card(peer)
+        context, first = self._context, self._context.member(peer)
         epoch = first.epoch if first is not None else None
         request = pb.FinishedRequest(
             run=context.run,
@@ -47,10 +49,10 @@ class Teller:
             counted=counted,
         ).SerializeToString()
         unconfirmed = over = False
-        while not over and (card := self._card(peer, epoch)) is not None and card.live:
+        while not over and (member := self._member(peer, epoch)) is not None and member.live:
             try:
                 answer = await context.transport.call(
-                    card.address, "Control/Finished", request, _TELL_S
+                    member.address, "Control/Finished", request, _TELL_S
                 )
                 over = not counted or wire.parse(pb.FinishedReply, answer).over
             except (TransportError, wire.WireError):
@@ -59,16 +61,16 @@ class Teller:
                     self._log("unconfirmed", iteration, peer, counted)
                     unconfirmed = True
                 await asyncio.sleep(_AGAIN_S)
-        if counted and not over and (card is None or card.step < iteration):
+        if counted and not over and (member is None or member.step < iteration):
             context.counts.lost += len(counted)
             self._log("lost", iteration, peer, counted)
         elif unconfirmed:
             self._log("confirmed", iteration, peer, counted)
 
-    def _card(self, peer: str, epoch: int | None) -> Card | None:
+    def _member(self, peer: str, epoch: int | None) -> Member | None:
         """Of that life; a later one has counted nothing."""
-        card = self._context.card(peer)
-        return card if card is not None and card.epoch == epoch else None
+        member = self._context.member(peer)
+        return member if member is not None and member.epoch == epoch else None
 
     def _log(self, kind: str, iteration: int, peer: str, counted: Sequence[int]) -> None:
         self._context.log(
@@ -76,10 +78,10 @@ class Teller:
         )
 
 
-class Listener:
+class BarrierReceiver:
     """A stage's side. io thread only."""
 
-    def __init__(self, run: int, counting: Counting, heard: Callable[[], None]) -> None:
+    def __init__(self, run: int, counting: IterationTracker, heard: Callable[[], None]) -> None:
         """Args:
         heard: looks whether the iteration is over now.
         """
@@ -96,7 +98,7 @@ class Listener:
         finished, counting = wire.parse(pb.FinishedRequest, request), self._counting
         if finished.run != self._run:
             raise wire.WireError("a last word on another run")
-        origin = Life(finished.origin, finished.epoch)
+        origin = Incarnation(finished.origin, finished.epoch)
         counting.finished(finished.iteration, origin, finished.counted)
         self._heard()
         if finished.counted:

@@ -5,19 +5,19 @@ from contextlib import suppress
 from protos import murmuration_pb2 as pb
 from worker import wire
 from worker.exchange.context import Tasks
-from worker.membership import Card
+from worker.membership import Member
 from worker.pipeline.config import Dropped, Elsewhere
 from worker.pipeline.context import StageContext
 from worker.pipeline.profile import Measuring
-from worker.pipeline.stage_call import Back, Visit
+from worker.pipeline.stage_call import Back, StageCall
 from worker.transport import Stream, TransportError
 from worker.wire.visits import visit_header
 
 
 async def call_visit(
     context: StageContext,
-    card: Card,
-    visit: Visit,
+    member: Member,
+    visit: StageCall,
     values: memoryview,
     measuring: Measuring,
     thanks: Tasks,
@@ -32,7 +32,7 @@ async def call_visit(
         Dropped: the microbatch is lost.
     """
     payload = wire.Payload.of(values)
-    stream = context.transport.open(card.address, "Data/Visit")
+    stream = context.transport.open(member.address, "Data/Visit")
     try:
         with measuring.transfer() as transfer:
             began = context.clock()
@@ -43,7 +43,7 @@ async def call_visit(
             seconds = context.clock() - began
         if first.HasField("taken"):
             if not first.taken.waited:
-                measuring.sent(card.peer, len(values), seconds, alone=transfer.alone)
+                measuring.sent(member.peer, len(values), seconds, alone=transfer.alone)
             first = await _message(stream)
         back = await _gradient(stream, _header(first, len(values)))
     except BaseException:

@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from algorithms.codecs import Codec
-from worker.membership import Card, Health, Phase
+from worker.membership import Health, Member, Phase
 from worker.pipeline.config import StagesConfig
-from worker.pipeline.stage_call import Life
+from worker.pipeline.stage_call import Incarnation
 from worker.transport import Transport
 
 
@@ -42,27 +42,29 @@ class StageContext:
     config: StagesConfig
     codec: Codec
     transport: Transport
-    cards: Callable[[], Sequence[Card]]
+    members: Callable[[], Sequence[Member]]
     doubt: Callable[[str], None]
     clock: Callable[[], float]
     log: Callable[[dict[str, object]], None]
     counts: StageCounts = field(default_factory=StageCounts)
 
-    def card(self, peer: str) -> Card | None:
-        return next((card for card in self.cards() if card.peer == peer), None)
+    def member(self, peer: str) -> Member | None:
+        return next((member for member in self.members() if member.peer == peer), None)
 
     @property
-    def life(self) -> Life:
+    def life(self) -> Incarnation:
         """This peer's, as the others know it."""
-        card = self.card(self.me)
-        assert card is not None, "a peer knows itself"
-        return Life.of(card)
+        member = self.member(self.me)
+        assert member is not None, "a peer knows itself"
+        return Incarnation.of(member)
 
     def replicas(self, stage: int) -> list[str]:
         """Who serves a stage now, sorted."""
-        return sorted(card.peer for card in self.cards() if card.stage == stage and serves(card))
+        return sorted(
+            member.peer for member in self.members() if member.stage == stage and serves(member)
+        )
 
 
-def serves(card: Card) -> bool:
+def serves(member: Member) -> bool:
     """Whether visits may be sent to this peer."""
-    return card.health is Health.ALIVE and card.phase in (Phase.READY, Phase.TRAINING)
+    return member.health is Health.ALIVE and member.phase in (Phase.READY, Phase.TRAINING)

@@ -9,19 +9,19 @@ from worker.pipeline.client import call_visit
 from worker.pipeline.config import Dropped, Elsewhere
 from worker.pipeline.context import StageContext
 from worker.pipeline.profile import Measuring
-from worker.pipeline.stage_call import Back, Hop, Life, Visit
+from worker.pipeline.stage_call import Back, Hop, Incarnation, StageCall
 from worker.transport import TransportError, Unreachable
 
 _PATIENCE_S = 10.0  # that a replica is silent and is not known to be gone
 
 
-class Onward:
+class Forwarder:
     """io thread only."""
 
     def __init__(self, context: StageContext, measuring: Measuring) -> None:
         self._context, self._measuring = context, measuring
         self._thanks = Tasks()
-        self._gone: dict[Life, asyncio.Event] = {}
+        self._gone: dict[Incarnation, asyncio.Event] = {}
         self._passed_by: dict[int, float] = {}  # since when, stages that have replicas
         self._told: set[int] = set()
 
@@ -30,7 +30,7 @@ class Onward:
 
     def viewed(self) -> None:
         """The swarm has changed: who waits for a peer that is gone waits no longer."""
-        live = {Life.of(card) for card in self._context.cards() if card.live}
+        live = {Incarnation.of(member) for member in self._context.members() if member.live}
         for life, gone in self._gone.items():
             if life not in live:
                 gone.set()
@@ -39,7 +39,7 @@ class Onward:
             del self._passed_by[stage]
             self._told.discard(stage)
 
-    async def send(self, visit: Visit, values: memoryview) -> Back:
+    async def send(self, visit: StageCall, values: memoryview) -> Back:
         """The gradient of this stage's output, which `values` are.
 
         Raises:
@@ -105,21 +105,23 @@ class Onward:
         )
         context.log({"event": "warning", "text": text, "stage": stage})
 
-    def _lost_at_origin(self, origin: Life, error: Exception) -> Exception:
+    def _lost_at_origin(self, origin: Incarnation, error: Exception) -> Exception:
         """Asked in vain for the loss: another peer may reach an origin that lives."""
-        card, me = self._context.card(origin.peer), self._context.me
-        lives = card is not None and card.live and card.epoch <= origin.epoch
+        member, me = self._context.member(origin.peer), self._context.me
+        lives = member is not None and member.live and member.epoch <= origin.epoch
         there = lives and origin.peer != me and not isinstance(error, Elsewhere)
         reason = f"its origin {origin.peer} does not answer {me}: {error}"
         return (Elsewhere if there else Dropped)(reason)
 
-    async def _ask(self, peer: str, visit: Visit, values: memoryview) -> Back:
-        card = self._context.card(peer)
-        if card is None or not card.live:
+    async def _ask(self, peer: str, visit: StageCall, values: memoryview) -> Back:
+        member = self._context.member(peer)
+        if member is None or not member.live:
             raise Unreachable(f"{peer} is gone")
-        gone = asyncio.ensure_future(self._gone.setdefault(Life.of(card), asyncio.Event()).wait())
+        gone = asyncio.ensure_future(
+            self._gone.setdefault(Incarnation.of(member), asyncio.Event()).wait()
+        )
         call = asyncio.ensure_future(
-            call_visit(self._context, card, visit, values, self._measuring, self._thanks)
+            call_visit(self._context, member, visit, values, self._measuring, self._thanks)
         )
         try:
             await asyncio.wait({call, gone}, return_when=asyncio.FIRST_COMPLETED)

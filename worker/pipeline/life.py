@@ -12,7 +12,7 @@ from worker.config import Config
 from worker.exchange.context import Offload
 from worker.iothread import IOThread
 from worker.manifest import Manifest
-from worker.membership import Card, Health, Phase
+from worker.membership import Health, Member, Phase
 from worker.pipeline.assembly import fetch_stages, save_whole, stage_fragments, whole_model
 from worker.pipeline.context import StageContext
 from worker.pipeline.rebuild import neighbour_weights, rebuilt, weights_of
@@ -25,7 +25,7 @@ _PATIENCE_S = 30.0
 _POLL_S = 0.1
 
 
-class StageLife:
+class StageIncarnation:
     """train thread only.
 
     Args:
@@ -59,7 +59,7 @@ class StageLife:
         there is none."""
         stage = self._context.stage
         deadline = time.monotonic() + _PATIENCE_S
-        while not (weights := neighbour_weights(stage, self._cards())):
+        while not (weights := neighbour_weights(stage, self._members())):
             if interrupted() or time.monotonic() > deadline:
                 break
             time.sleep(_POLL_S)  # gossip has not told of the neighbours yet
@@ -104,12 +104,12 @@ class StageLife:
             (self._out / "links.json").write_text(json.dumps(links, indent=1))
 
     @property
-    def _assembler(self) -> Card | None:
+    def _assembler(self) -> Member | None:
         """Who puts the stages together at the end: the first replica of stage 0 that is here, or
         has done so and left."""
-        cards = [card for card in self._cards() if card.stage == 0]
-        able = [c for c in cards if c.live or (c.health, c.phase) == (Health.LEFT, Phase.DONE)]
-        return min(able, key=lambda card: card.peer, default=None)
+        members = [member for member in self._members() if member.stage == 0]
+        able = [c for c in members if c.live or (c.health, c.phase) == (Health.LEFT, Phase.DONE)]
+        return min(able, key=lambda member: member.peer, default=None)
 
     @property
     def _assembles(self) -> bool:
@@ -123,9 +123,9 @@ class StageLife:
 
     @property
     def _another_may_assemble(self) -> bool:
-        me, cards = self._context.me, self._cards()
+        me, members = self._context.me, self._members()
         return self._context.stage == 0 and any(
-            card.stage == 0 and card.live and card.peer != me for card in cards
+            member.stage == 0 and member.live and member.peer != me for member in members
         )
 
     def _assemble(self, trainer: Trainer) -> Whole | None:
@@ -152,8 +152,8 @@ class StageLife:
     def _context(self) -> StageContext:
         return self._stages.context
 
-    def _cards(self) -> tuple[Card, ...]:
-        return self._io.ask(lambda: tuple(self._context.cards()))
+    def _members(self) -> tuple[Member, ...]:
+        return self._io.ask(lambda: tuple(self._context.members()))
 
     def _fetched(self, stages: Iterable[int]) -> dict[int, list[Tensor]]:
         """The anchors of other stages; of those that answer in time."""
@@ -169,7 +169,7 @@ class StageLife:
         try:
             return self._io.do(
                 lambda: fetch_stages(
-                    context.transport, context.cards(), context.run, expected, self._offload
+                    context.transport, context.members(), context.run, expected, self._offload
                 ),
                 _PATIENCE_S,
             )

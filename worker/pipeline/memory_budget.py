@@ -10,7 +10,7 @@ from worker.pipeline.profile import Measuring
 from worker.training.inbox import Job, StageWork, StageWorked, ToTrain
 
 
-class Room:
+class MemoryBudget:
     """Lets in as much as fits, in order of arrival. io thread only.
 
     Only forwards ask: who holds no room is deferred, and backwards, which free it, never are; nor
@@ -68,7 +68,7 @@ _TIMED = {
 }
 
 
-class Desk:
+class ComputeQueue:
     """io thread only.
 
     Args:

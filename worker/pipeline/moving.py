@@ -7,9 +7,9 @@ differ for as long as gossip takes: who is to move is the same for a while befor
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from worker.membership import Card, Health, Phase
+from worker.membership import Health, Member, Phase
 from worker.pipeline.orphaned import served_stages
-from worker.pipeline.rebalancing import Placing, StageExchange
+from worker.pipeline.rebalancing import Rebalancing, StageExchange
 
 _PATIENCE_S = 2.0  # that a stage is bare, and that the same peer is to move there
 _EVEN_S = 20.0  # that a stage is slower: newcomers go there by themselves
@@ -52,17 +52,17 @@ class Moving:
         self._slow: _Turn | None = None
         self._looked: _Looked | None = None
 
-    def look(self, cards: Sequence[Card], now: float) -> Moved | None:
+    def look(self, members: Sequence[Member], now: float) -> Moved | None:
         """Where this peer is to move; None to stay.
 
         A stage is bare when all its replicas are gone; one that ended its run is not. Stage 0 holds
         what microbatches begin and end with: it is not made anew, and nobody leaves it for speed.
         """
-        live = [card for card in cards if card.live]
-        served = served_stages(cards)
+        live = [member for member in members if member.live]
+        served = served_stages(members)
         bare = [stage for stage in range(1, self._stages) if stage not in served]
-        training = [card for card in live if card.phase is Phase.TRAINING]
-        here = {card.peer for card in training}
+        training = [member for member in live if member.phase is Phase.TRAINING]
+        here = {member.peer for member in training}
         # Who has left to move is waited for: its card says that it is gone until it is back.
         turns = {
             stage: turn
@@ -83,12 +83,12 @@ class Moving:
         settled = len(training) == len(live) and all(c.health is Health.ALIVE for c in live)
         return self._to_even_out(looked.even if settled and not bare else None, now)
 
-    def _look(self, training: Sequence[Card], bare: Sequence[int], now: float) -> _Looked:
+    def _look(self, training: Sequence[Member], bare: Sequence[int], now: float) -> _Looked:
         """Computed anew only where something has changed, and not all the time."""
-        told = [(card.peer, card.epoch, card.stage, card.profile) for card in training]
+        told = [(member.peer, member.epoch, member.stage, member.profile) for member in training]
         last = self._looked
         if last is None or last.bare != bare or (last.told != told and now - last.at >= _LOOK_S):
-            placing = Placing(training, self._stages, self._exchange)
+            placing = Rebalancing(training, self._stages, self._exchange)
             even = None if bare else placing.to_slowest()
             self._looked = last = _Looked(now, told, bare, placing.to_bare(bare), even)
         return last

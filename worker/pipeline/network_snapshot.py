@@ -14,7 +14,7 @@ import xxhash
 
 from algorithms.skippipe.cost import BACKWARD_RATIO, LOSS_RATIO, Costs, Floats, Links
 from algorithms.skippipe.pipeline import Pipeline
-from worker.membership import Card
+from worker.membership import Member
 from worker.pipeline.config import StagesConfig
 from worker.pipeline.context import serves
 from worker.pipeline.profile import Profile
@@ -27,7 +27,7 @@ _USUAL_MEMORY = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Table:
+class NetworkSnapshot:
     """The peers that serve, in the order of their numbers, and what routes are planned on.
 
     Args:
@@ -44,23 +44,27 @@ class Table:
     name: int
 
 
-def table_name(cards: Iterable[Card]) -> int:
+def table_name(members: Iterable[Member]) -> int:
     """A hash of who serves what, and of what each has measured."""
     digest = xxhash.xxh3_64()
-    for card in sorted((card for card in cards if serves(card)), key=lambda card: card.peer):
-        digest.update(f"{card.peer}/{card.epoch}/{card.stage}/{len(card.profile)}/".encode())
-        digest.update(card.profile)
+    for member in sorted(
+        (member for member in members if serves(member)), key=lambda member: member.peer
+    ):
+        digest.update(
+            f"{member.peer}/{member.epoch}/{member.stage}/{len(member.profile)}/".encode()
+        )
+        digest.update(member.profile)
     return digest.intdigest()
 
 
-def table_of(cards: Sequence[Card]) -> Table | None:
+def table_of(members: Sequence[Member]) -> NetworkSnapshot | None:
     """What nobody has measured is taken to be as usual; None without a replica of stage 0."""
-    cards = sorted(cards, key=lambda card: card.peer)
-    stages = sorted({card.stage for card in cards})
+    members = sorted(members, key=lambda member: member.peer)
+    stages = sorted({member.stage for member in members})
     if not stages or stages[0] != 0:
         return None
-    peers = tuple(card.peer for card in cards)
-    profiles = tuple(Profile.unpack(card.profile) for card in cards)
+    peers = tuple(member.peer for member in members)
+    profiles = tuple(Profile.unpack(member.profile) for member in members)
     links = links_of(peers, profiles)
     forward_s = _filled([p.forward_s for p in profiles], _USUAL_FORWARD_S)
     usual_s = statistics.median(forward_s)
@@ -74,19 +78,20 @@ def table_of(cards: Sequence[Card]) -> Table | None:
     memories = [profile.memory for profile in profiles if profile.memory]
     usual = statistics.median_low(memories) if memories else _USUAL_MEMORY
     numbered = {
-        stage: tuple(n for n, card in enumerate(cards) if card.stage == stage) for stage in stages
+        stage: tuple(n for n, member in enumerate(members) if member.stage == stage)
+        for stage in stages
     }
     pipeline = Pipeline(
         stages=tuple(numbered.values()),
         memory=tuple(profile.memory or usual for profile in profiles),
         costs=costs,
     )
-    return Table(
+    return NetworkSnapshot(
         peers=peers,
         profiles=profiles,
         stages=tuple(stages),
         pipeline=pipeline,
-        name=table_name(cards),
+        name=table_name(members),
     )
 
 
@@ -98,7 +103,7 @@ def links_of(peers: Sequence[str], profiles: Sequence[Profile]) -> Links:
     )
 
 
-def measured_share(table: Table) -> float:
+def measured_share(table: NetworkSnapshot) -> float:
     """Of the pairs of peers, how many know their latency, and a rate one way at least."""
     if len(table.peers) < 2:
         return 0.0
@@ -108,7 +113,7 @@ def measured_share(table: Table) -> float:
     return float(known.sum()) / (known.size - len(known))
 
 
-def links_document(table: Table, config: StagesConfig) -> dict[str, object]:
+def links_document(table: NetworkSnapshot, config: StagesConfig) -> dict[str, object]:
     """What `murmur plan --links` reads: plain values, None for what nobody has measured."""
     peers, profiles = table.peers, table.profiles
     return {

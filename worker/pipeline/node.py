@@ -6,20 +6,20 @@ from dataclasses import replace
 from protos import murmuration_pb2 as pb
 from worker.errors import PeersUnreachable
 from worker.exchange.context import Offload, Tasks
-from worker.membership import Card, Phase
-from worker.pipeline.barrier import Listener
+from worker.membership import Member, Phase
+from worker.pipeline.barrier import BarrierReceiver
 from worker.pipeline.context import StageContext
-from worker.pipeline.forwarder import Onward
-from worker.pipeline.memory_budget import Desk, Room
+from worker.pipeline.forwarder import Forwarder
+from worker.pipeline.memory_budget import ComputeQueue, MemoryBudget
 from worker.pipeline.moving import Moving
-from worker.pipeline.origin import Origin
-from worker.pipeline.orphaned import Unserved
-from worker.pipeline.planner import Schedule
+from worker.pipeline.origin import RouteOrigin
+from worker.pipeline.orphaned import OrphanedStages
+from worker.pipeline.planner import RoutePlanner
 from worker.pipeline.probing import PROBE_BYTES, Probing
 from worker.pipeline.profile import Measuring
 from worker.pipeline.rebalancing import StageExchange
-from worker.pipeline.serving import Serving
-from worker.pipeline.tracker import Counting
+from worker.pipeline.serving import StageServer
+from worker.pipeline.tracker import IterationTracker
 from worker.training.inbox import Iterating, Move, StageWorked, Stop, ToTrain
 from worker.transport import Stream, TransportError
 
@@ -45,12 +45,15 @@ class StageNode:
     ) -> None:
         self.context, self._post, self._publish = context, post, publish
         limit_bytes = context.config.memory_bytes
-        self.room, self.counting = Room(limit_bytes), Counting()
+        self.room, self.counting = MemoryBudget(limit_bytes), IterationTracker()
         self.measuring = Measuring(limit_bytes, context.clock)
         self._probing = Probing(context.me, self.measuring.measured_at)
-        self._desk, self._onward = Desk(post, self.measuring), Onward(context, self.measuring)
-        self.schedule = Schedule(context, offload)
-        self._serving = Serving(
+        self._desk, self._onward = (
+            ComputeQueue(post, self.measuring),
+            Forwarder(context, self.measuring),
+        )
+        self.schedule = RoutePlanner(context, offload)
+        self._serving = StageServer(
             context,
             self._desk,
             self.room,
@@ -60,13 +63,13 @@ class StageNode:
             self.measuring,
             self._end,
         )
-        self._origin = Origin(
+        self._origin = RouteOrigin(
             context, self._desk, self.room, self.counting, self._onward, self.schedule, self._end
         )
-        self._listener = Listener(context.run, self.counting, self.tick)
+        self._listener = BarrierReceiver(context.run, self.counting, self.tick)
         self._ends = False
         self._moving = Moving(context.me, context.config.count, exchange)
-        self._unserved = Unserved(context.config.count)
+        self._unserved = OrphanedStages(context.config.count)
         self._tasks = Tasks()
 
     @property
@@ -99,8 +102,8 @@ class StageNode:
     def viewed(self) -> None:
         """The swarm has changed."""
         self._onward.viewed()
-        live = (card for card in self.context.cards() if card.live)
-        self.measuring.present({card.peer: card.epoch for card in live})
+        live = (member for member in self.context.members() if member.live)
+        self.measuring.present({member.peer: member.epoch for member in live})
         self.tick()
 
     def tick(self) -> None:
@@ -108,7 +111,7 @@ class StageNode:
         context, counting = self.context, self.counting
         self.schedule.look()
         if counting.iteration > counting.ended:
-            origins = [card for card in context.cards() if card.stage == 0]
+            origins = [member for member in context.members() if member.stage == 0]
             if context.stage == 0:  # its own word is enough, of the life that its visits name
                 epoch = self._origin.life.epoch
                 origins = [replace(c, epoch=epoch) for c in origins if c.peer == context.me]
@@ -121,22 +124,22 @@ class StageNode:
                 self._post(over)
         if self._trains and not self._ends:
             self._look_after_stages()
-        if card := self._probing.next(context.cards(), context.clock()):
-            self._tasks.spawn(self._probe(card))
+        if member := self._probing.next(context.members(), context.clock()):
+            self._tasks.spawn(self._probe(member))
         if profile := self.measuring.news(context.clock()):
             self._publish(profile.pack())
 
     @property
     def _trains(self) -> bool:
-        card = self.context.card(self.context.me)
-        training = card is not None and card.live and card.phase is Phase.TRAINING
+        member = self.context.member(self.context.me)
+        training = member is not None and member.live and member.phase is Phase.TRAINING
         return training and self.counting.iteration > 0
 
     def _look_after_stages(self) -> None:
         """Says which have no replica left, and ends this peer's part in the run where that has to
         be: by a move to another stage, or because there is no stage 0."""
-        context, cards, now = self.context, self.context.cards(), self.context.clock()
-        for stage, line in self._unserved.look(cards, now).items():
+        context, members, now = self.context, self.context.members(), self.context.clock()
+        for stage, line in self._unserved.look(members, now).items():
             context.log({"event": "warning", "text": line, "stage": stage})
         if self._unserved.ends(now):
             reason = (
@@ -144,7 +147,7 @@ class StageNode:
                 "--stage 0, and this one again with --resume"
             )
             self._end(PeersUnreachable(reason))
-        elif context.config.rebuild and (to := self._moving.look(cards, now)) is not None:
+        elif context.config.rebuild and (to := self._moving.look(members, now)) is not None:
             self._ends = True
             context.log({"event": "moves", "stage": context.stage, "to": to.stage})
             self._post(Move(to.stage, to.bare))
@@ -155,26 +158,28 @@ class StageNode:
             self._ends = True
             self._post(Stop(str(error), error))
 
-    async def _probe(self, card: Card) -> None:
+    async def _probe(self, member: Member) -> None:
         """Measures the link to a peer: small calls for its latency, a large one for its rate."""
         measuring, answered = self.measuring, False
         try:
             for _ in range(2):  # the first may have to open the connection
-                measuring.round_trip(card.peer, await self._timed(card, b""))
+                measuring.round_trip(member.peer, await self._timed(member, b""))
             with measuring.transfer() as transfer:
-                seconds = await self._timed(card, bytes(PROBE_BYTES))
-            measuring.sent(card.peer, PROBE_BYTES, seconds, alone=transfer.alone)
+                seconds = await self._timed(member, bytes(PROBE_BYTES))
+            measuring.sent(member.peer, PROBE_BYTES, seconds, alone=transfer.alone)
             answered = True
         except TransportError:
             pass  # it is tried again
         finally:
-            self._probing.ended(card.peer, answered, self.context.clock())
+            self._probing.ended(member.peer, answered, self.context.clock())
 
-    async def _timed(self, card: Card, payload: bytes) -> float:
+    async def _timed(self, member: Member, payload: bytes) -> float:
         """Until the peer has taken it and said so (s). Raises TransportError."""
         request = pb.MeasureRequest(payload=payload).SerializeToString()
         began = self.context.clock()
-        await self.context.transport.call(card.address, "Control/Measure", request, _PROBE_LIMIT_S)
+        await self.context.transport.call(
+            member.address, "Control/Measure", request, _PROBE_LIMIT_S
+        )
         return self.context.clock() - began
 
     async def close(self) -> None:

@@ -6,21 +6,21 @@ from collections.abc import Callable
 
 from worker.exchange.context import Tasks
 from worker.membership import Phase
-from worker.pipeline.barrier import Teller
+from worker.pipeline.barrier import BarrierSender
 from worker.pipeline.config import Dropped
 from worker.pipeline.context import StageContext, serves
-from worker.pipeline.forwarder import Onward
-from worker.pipeline.memory_budget import Desk, Room, given
-from worker.pipeline.planner import Schedule
+from worker.pipeline.forwarder import Forwarder
+from worker.pipeline.memory_budget import ComputeQueue, MemoryBudget, given
+from worker.pipeline.planner import RoutePlanner
 from worker.pipeline.profile import visit_held
-from worker.pipeline.stage_call import Hop, Key, Life, Visit
-from worker.pipeline.tracker import Counting
+from worker.pipeline.stage_call import Hop, Incarnation, Key, StageCall
+from worker.pipeline.tracker import IterationTracker
 from worker.training.inbox import Job
 
 _AGAIN_S = 0.25
 
 
-class Origin:
+class RouteOrigin:
     """io thread only.
 
     Args:
@@ -30,20 +30,20 @@ class Origin:
     def __init__(
         self,
         context: StageContext,
-        desk: Desk,
-        room: Room,
-        counting: Counting,
-        onward: Onward,
-        schedule: Schedule,
+        desk: ComputeQueue,
+        room: MemoryBudget,
+        counting: IterationTracker,
+        onward: Forwarder,
+        schedule: RoutePlanner,
         end: Callable[[Exception], None],
     ) -> None:
         self._end = end
-        self.life = Life(context.me, 0)  # that has begun the latest iteration
+        self.life = Incarnation(context.me, 0)  # that has begun the latest iteration
         self._context, self._desk, self._room = context, desk, room
         self._counting, self._onward, self._schedule = counting, onward, schedule
         self._held_bytes = 0  # by a microbatch in flight, as the last one has shown
         self._shown = asyncio.Event()  # the first one has
-        self._teller = Teller(context)
+        self._teller = BarrierSender(context)
         self._tasks = Tasks()
         self._iterating: asyncio.Task[None] | None = None
 
@@ -78,7 +78,9 @@ class Origin:
         for microbatch, path in enumerate(paths):
             for peer in path or ():
                 counted[peer].append(microbatch)
-        others = [card.peer for card in self._context.cards() if card.live and card.stage > 0]
+        others = [
+            member.peer for member in self._context.members() if member.live and member.stage > 0
+        ]
         for peer in dict.fromkeys((*others, *counted)):
             told = counted.get(peer, [])
             self._tasks.spawn(self._teller.tell(self.life, peer, iteration, told))
@@ -91,15 +93,15 @@ class Origin:
         """Whether every other stage has ended the iteration without this origin, which was away.
         One replica is enough to tell: gossip lags, and the others may only not have told yet."""
         steps: dict[int, int] = {}
-        for card in self._context.cards():
-            if card.stage > 0 and card.live and card.phase in (Phase.READY, Phase.TRAINING):
-                steps[card.stage] = max(card.step, steps.get(card.stage, 0))
+        for member in self._context.members():
+            if member.stage > 0 and member.live and member.phase in (Phase.READY, Phase.TRAINING):
+                steps[member.stage] = max(member.step, steps.get(member.stage, 0))
         return bool(steps) and min(steps.values()) >= iteration
 
     async def _someone_serves(self) -> None:
         """Waits while there is no other stage: stage 0 by itself would learn to be a model."""
         told = False
-        while not any(card.stage > 0 and serves(card) for card in self._context.cards()):
+        while not any(member.stage > 0 and serves(member) for member in self._context.members()):
             if not told:
                 self._context.log({"event": "warning", "text": "no other stage is served: waiting"})
             told = True
@@ -122,7 +124,7 @@ class Origin:
                 await self._room.take(self._held_bytes)
                 size = self._held_bytes
             key = Key(iteration, self.life, number)
-            visit = Visit(key, 0, rest, entered.shape, schedule, self._context.me)
+            visit = StageCall(key, 0, rest, entered.shape, schedule, self._context.me)
             back = await self._onward.send(visit, values)
             await self._desk.do(Job.LEAVE, iteration, number, entered.shape, gradient=back.gradient)
         except Dropped as error:

@@ -2,18 +2,18 @@
 
 from collections.abc import Sequence
 
-from worker.membership import Card, Phase
+from worker.membership import Member, Phase
 
 _PATIENCE_S = 2.0  # before a stage is told of
 _END_S = 20.0  # without stage 0: time for one of its replicas to start again
 
 
-def served_stages(cards: Sequence[Card]) -> set[int]:
+def served_stages(members: Sequence[Member]) -> set[int]:
     """The stages with a replica that lives, or that has ended its run by the schedule."""
-    return {card.stage for card in cards if card.live or card.phase is Phase.DONE}
+    return {member.stage for member in members if member.live or member.phase is Phase.DONE}
 
 
-class Unserved:
+class OrphanedStages:
     """One peer's eye on stages without a replica; sans-I/O. Times are monotonic seconds."""
 
     def __init__(self, stages: int) -> None:
@@ -21,9 +21,9 @@ class Unserved:
         self._since: dict[int, float] = {}
         self._told: set[int] = set()
 
-    def look(self, cards: Sequence[Card], now: float) -> dict[int, str]:
+    def look(self, members: Sequence[Member], now: float) -> dict[int, str]:
         """What there is to say, a line by stage; again only of one served in between."""
-        served = served_stages(cards)
+        served = served_stages(members)
         bare = [stage for stage in range(self._stages) if stage not in served]
         self._since = {stage: self._since.get(stage, now) for stage in bare}
         self._told.intersection_update(bare)

@@ -18,10 +18,10 @@ from algorithms.skippipe.route import MAX_JUMP, Route, Rules
 from algorithms.skippipe.routing import PRESETS, random
 from algorithms.skippipe.search import search_routes
 from worker.exchange.context import Offload
-from worker.membership import Card
+from worker.membership import Member
 from worker.pipeline.config import StagesConfig
 from worker.pipeline.context import StageContext, serves
-from worker.pipeline.network_snapshot import Table, links_document, table_name, table_of
+from worker.pipeline.network_snapshot import NetworkSnapshot, links_document, table_name, table_of
 from worker.pipeline.stage_call import Hop
 
 _EFFORT_S = 0.5  # of a search, which takes the train thread's time
@@ -33,11 +33,11 @@ _MOST_BEFORE = 256  # tables in that time
 class _Planned:
     """All origins' routes, with the table that they are on: an older one while a search runs."""
 
-    table: Table
+    table: NetworkSnapshot
     routes: Sequence[Route]
 
 
-class Schedule:
+class RoutePlanner:
     """This peer's routes. io thread only.
 
     Training does not wait for a search: until it has found routes for what was measured last, those
@@ -49,7 +49,7 @@ class Schedule:
         self._told: tuple[tuple[str, int, int, bytes], ...] | None = None
         self._name = 0
         self._replaced: dict[int, float] = {}  # when, by the name of the table; the latest last
-        self._table: Table | None = None
+        self._table: NetworkSnapshot | None = None
         self._found: dict[int, _Planned] = {}
         self._failed: dict[int, int] = {}  # the table that no routes were found for, by kind
         self._searching: asyncio.Task[None] | None = None
@@ -62,8 +62,10 @@ class Schedule:
 
     def look(self) -> None:
         """Takes what has been told since the last look."""
-        cards = _serving(self._context.cards())
-        told = tuple((card.peer, card.epoch, card.stage, card.profile) for card in cards)
+        members = _serving(self._context.members())
+        told = tuple(
+            (member.peer, member.epoch, member.stage, member.profile) for member in members
+        )
         if told == self._told:
             return
         if self._told is not None:
@@ -71,7 +73,7 @@ class Schedule:
             self._replaced[self._name] = self._context.clock()
         if len(self._replaced) > _MOST_BEFORE:
             del self._replaced[next(iter(self._replaced))]
-        self._told, self._name = told, table_name(cards)
+        self._told, self._name = told, table_name(members)
 
     def knows(self, name: int) -> bool:
         """Whether this peer would plan with the table of that name, or would have a moment ago."""
@@ -102,14 +104,14 @@ class Schedule:
             self._searching.cancel()
             await asyncio.gather(self._searching, return_exceptions=True)
 
-    def _current(self) -> Table | None:
+    def _current(self) -> NetworkSnapshot | None:
         """What was told last; None while no replica of stage 0 is there."""
         name = self.name
         if self._table is None or self._table.name != name:
-            self._table = table_of(_serving(self._context.cards()))
+            self._table = table_of(_serving(self._context.members()))
         return self._table
 
-    def _planned(self, table: Table, iteration: int) -> _Planned:
+    def _planned(self, table: NetworkSnapshot, iteration: int) -> _Planned:
         config, seed = self._context.config, self._context.seed
         rules = planned_rules(config, table, iteration)
         origins = origins_in_turns(table.pipeline, config.microbatches)
@@ -132,7 +134,7 @@ class Schedule:
         return _Planned(table, drawn)
 
     async def _search(
-        self, kind: int, table: Table, rules: Rules, origins: Sequence[int], seed: int
+        self, kind: int, table: NetworkSnapshot, rules: Rules, origins: Sequence[int], seed: int
     ) -> None:
         try:
             found = await self._offload(
@@ -153,11 +155,11 @@ class Schedule:
             self._found[kind] = _Planned(table, found.routes)
 
 
-def _serving(cards: Sequence[Card]) -> list[Card]:
-    return [card for card in cards if serves(card)]
+def _serving(members: Sequence[Member]) -> list[Member]:
+    return [member for member in members if serves(member)]
 
 
-def _served_alike(before: Table, now: Table) -> bool:
+def _served_alike(before: NetworkSnapshot, now: NetworkSnapshot) -> bool:
     """Whether the same peers serve the same stages, so that nobody refuses a hop."""
     return (before.peers, before.stages, before.pipeline.stages) == (
         now.peers,
@@ -166,13 +168,13 @@ def _served_alike(before: Table, now: Table) -> bool:
     )
 
 
-def _hops(table: Table, route: Route) -> tuple[Hop, ...]:
+def _hops(table: NetworkSnapshot, route: Route) -> tuple[Hop, ...]:
     """What of a route lies behind its origin."""
     stage_of, peers = table.pipeline.stage_of, table.peers
     return tuple(Hop(table.stages[stage_of[peer]], peers[peer]) for peer in route.peers[1:])
 
 
-def planned_rules(config: StagesConfig, table: Table, iteration: int) -> Rules:
+def planned_rules(config: StagesConfig, table: NetworkSnapshot, iteration: int) -> Rules:
     """The iteration's rules, for the stages that have a replica."""
     stages = len(table.stages)
     whole = config.rules(iteration)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import xxhash
 
-from worker.membership import Card
+from worker.membership import Member
 from worker.pipeline.context import serves
 
 PROBE_BYTES = 48 * 1024
@@ -35,13 +35,13 @@ class Probing:
         self._busy = False
         self._next_s = -math.inf
 
-    def next(self, cards: Sequence[Card], now: float) -> Card | None:
+    def next(self, members: Sequence[Member], now: float) -> Member | None:
         """Whom to measure now; `ended` is to follow."""
         if self._busy or now < self._next_s:
             return None
         self._next_s = now + _GAP_S
-        able = [card for card in cards if serves(card)]
-        others = [card for card in able if card.peer != self._me]
+        able = [member for member in members if serves(member)]
+        others = [member for member in able if member.peer != self._me]
         if len(others) == len(able):
             return None  # this peer does not serve yet
         self._failed = {c.peer: self._failed[c.peer] for c in others if c.peer in self._failed}
@@ -61,10 +61,10 @@ class Probing:
         else:
             self._failed[peer] = now
 
-    def _rank(self, card: Card) -> int:
-        return xxhash.xxh3_64_intdigest(f"{self._me}/{card.peer}".encode())
+    def _rank(self, member: Member) -> int:
+        return xxhash.xxh3_64_intdigest(f"{self._me}/{member.peer}".encode())
 
-    def _due_s(self, card: Card) -> float:
-        measured_s = self._measured_at(card.peer)
+    def _due_s(self, member: Member) -> float:
+        measured_s = self._measured_at(member.peer)
         again_s = -math.inf if measured_s is None else measured_s + _AGAIN_S
-        return max(again_s, self._failed.get(card.peer, -math.inf) + _RETRY_S)
+        return max(again_s, self._failed.get(member.peer, -math.inf) + _RETRY_S)

@@ -12,7 +12,7 @@ from algorithms.codecs import codec_by_name
 from algorithms.plan import Plan
 from algorithms.skippipe.cost import Floats
 from algorithms.skippipe.placement import PlacementScore, best_mover, stage_to_move_to
-from worker.membership import Card
+from worker.membership import Member
 from worker.pipeline.config import StagesConfig
 from worker.pipeline.network_snapshot import links_of, measured_share, table_of
 from worker.pipeline.profile import Profile
@@ -48,7 +48,7 @@ class StageExchange:
         )
 
 
-class Placing:
+class Rebalancing:
     """One look at the peers that train.
 
     Where fewer than half of the links between them are measured, the last by name moves.
@@ -57,9 +57,9 @@ class Placing:
         cards: of those peers; stages: how many there are.
     """
 
-    def __init__(self, cards: Iterable[Card], stages: int, exchange: StageExchange) -> None:
-        self._cards, self._exchange = sorted(cards, key=lambda card: card.peer), exchange
-        self._stage_of = [card.stage for card in self._cards]
+    def __init__(self, members: Iterable[Member], stages: int, exchange: StageExchange) -> None:
+        self._members, self._exchange = sorted(members, key=lambda member: member.peer), exchange
+        self._stage_of = [member.stage for member in self._members]
         self._stages = stages
 
     def to_bare(self, bare: Sequence[int]) -> dict[int, str]:
@@ -71,14 +71,14 @@ class Placing:
                 break
             mover = self._best(spare, stage)
             self._stage_of[mover] = stage
-            movers[stage] = self._cards[mover].peer
+            movers[stage] = self._members[mover].peer
         return movers
 
     def to_slowest(self) -> tuple[str, int] | None:
         """(who, to which stage): of those whose move makes the slowest stage faster by enough.
         Stage 0 is left alone."""
         numbers = [n for n, stage in enumerate(self._stage_of) if stage > 0]
-        speeds = {n: Profile.unpack(self._cards[n].profile).visits_per_s for n in numbers}
+        speeds = {n: Profile.unpack(self._members[n].profile).visits_per_s for n in numbers}
         if not all(speeds.values()):
             speeds = dict.fromkeys(speeds, 1.0)
         serving = [
@@ -90,7 +90,7 @@ class Placing:
         if not gaining:
             return None
         to = 1 + next(stage for stage in moves.values() if stage is not None)
-        return self._cards[self._best(gaining, to)].peer, to
+        return self._members[self._best(gaining, to)].peer, to
 
     def _spare(self) -> list[int]:
         replicas = Counter(self._stage_of)
@@ -99,7 +99,7 @@ class Placing:
             return []
         fullest = {stage for stage, count in replicas.items() if count == most}
         able = (fullest - {0}) or fullest
-        spare = [n for n in reversed(range(len(self._cards))) if self._stage_of[n] in able]
+        spare = [n for n in reversed(range(len(self._members))) if self._stage_of[n] in able]
         return sorted(spare, key=lambda n: self._stage_of[n])
 
     def _best(self, movers: Sequence[int], to: int) -> int:
@@ -111,7 +111,7 @@ class Placing:
 
     @cached_property
     def _score(self) -> PlacementScore | None:
-        table = table_of(self._cards)
+        table = table_of(self._members)
         if table is None or measured_share(table) < _ENOUGH:
             return None
         exchange, pipeline = self._exchange, table.pipeline

@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 
 from worker.config import Config
-from worker.membership import Card
+from worker.membership import Member
 from worker.pipeline.assembly import whole_model
 from worker.pipeline.config import cut_of
 from worker.pipeline.profile import Profile
 from worker.tasks import Staged, Task
 
 
-def neighbour_weights(stage: int, cards: Sequence[Card]) -> dict[int, float]:
+def neighbour_weights(stage: int, members: Sequence[Member]) -> dict[int, float]:
     """The stages to make this one from, and their weights: the norms of their last gradients.
 
     The last stage has but one neighbour. Where no norm is known, neighbours count alike; empty when
@@ -23,10 +23,10 @@ def neighbour_weights(stage: int, cards: Sequence[Card]) -> dict[int, float]:
     Ref: arXiv:2506.15461 (CheckFree): W_i = (n_{i-1} W_{i-1} + n_{i+1} W_{i+1}) / their sum.
     """
     norms: dict[int, float] = {}
-    for card in cards:
-        if card.live and abs(card.stage - stage) == 1:
-            norm = Profile.unpack(card.profile).gradient_norm
-            norms[card.stage] = max(norm, norms.get(card.stage, 0.0))
+    for member in members:
+        if member.live and abs(member.stage - stage) == 1:
+            norm = Profile.unpack(member.profile).gradient_norm
+            norms[member.stage] = max(norm, norms.get(member.stage, 0.0))
     return weights_of(norms, norms)
 
 

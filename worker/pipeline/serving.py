@@ -14,12 +14,12 @@ from worker import wire
 from worker.errors import ConfigError
 from worker.pipeline.config import Dropped, Elsewhere
 from worker.pipeline.context import StageContext
-from worker.pipeline.forwarder import Onward
-from worker.pipeline.memory_budget import Desk, Room, given
-from worker.pipeline.planner import Schedule
+from worker.pipeline.forwarder import Forwarder
+from worker.pipeline.memory_budget import ComputeQueue, MemoryBudget, given
+from worker.pipeline.planner import RoutePlanner
 from worker.pipeline.profile import Measuring, visit_held
-from worker.pipeline.stage_call import Back, Key, Visit
-from worker.pipeline.tracker import Counting
+from worker.pipeline.stage_call import Back, Key, StageCall
+from worker.pipeline.tracker import IterationTracker
 from worker.training.inbox import Job
 from worker.transport import Stream
 from worker.wire.visits import VisitTooLarge, gradient_header, visit_failed, visit_of
@@ -27,7 +27,7 @@ from worker.wire.visits import VisitTooLarge, gradient_header, visit_failed, vis
 _AT_ONCE_S = 0.001
 
 
-class Serving:
+class StageServer:
     """io thread only.
 
     Args:
@@ -39,11 +39,11 @@ class Serving:
     def __init__(
         self,
         context: StageContext,
-        desk: Desk,
-        room: Room,
-        counting: Counting,
-        onward: Onward,
-        schedule: Schedule,
+        desk: ComputeQueue,
+        room: MemoryBudget,
+        counting: IterationTracker,
+        onward: Forwarder,
+        schedule: RoutePlanner,
         measuring: Measuring,
         end: Callable[[Exception], None],
     ) -> None:
@@ -124,7 +124,7 @@ class Serving:
         self._context.counts.dropped += orphaned - self._orphaned
         self._orphaned = orphaned
 
-    def _compare_schedules(self, visit: Visit) -> None:
+    def _compare_schedules(self, visit: StageCall) -> None:
         """Gossips with an origin that plans with other measurements, once an iteration."""
         origin = visit.key.origin.peer
         if origin == self._context.me or origin in self._told_otherwise:
@@ -134,7 +134,7 @@ class Serving:
             self._context.counts.other_schedules += 1
             self._context.doubt(origin)
 
-    async def _back(self, visit: Visit, header: pb.VisitHeader, stream: Stream) -> Back:
+    async def _back(self, visit: StageCall, header: pb.VisitHeader, stream: Stream) -> Back:
         place = (visit.key, visit.stage)
         if place in self._held:
             self._context.counts.repeated += 1
@@ -189,7 +189,7 @@ class Serving:
 
         task.add_done_callback(ended)
 
-    async def _reached(self, visit: Visit) -> None:
+    async def _reached(self, visit: StageCall) -> None:
         """Waits until this peer is at the visit's iteration.
 
         Raises:
@@ -210,7 +210,7 @@ class Serving:
             raise Elsewhere(f"iteration {iteration} is far ahead of {counting.iteration} here")
         self._refuse_late(visit)
 
-    def _refuse_late(self, visit: Visit) -> None:
+    def _refuse_late(self, visit: StageCall) -> None:
         if self._counting.is_over(visit.key.iteration):
             raise Elsewhere(f"iteration {visit.key.iteration} is over here")
 
@@ -224,7 +224,7 @@ class Serving:
         incoming.verify()
         return incoming.buffer
 
-    async def _visit(self, visit: Visit, values: memoryview) -> Back:
+    async def _visit(self, visit: StageCall, values: memoryview) -> Back:
         key, shape = visit.key, visit.shape
         if visit.stage == 0:
             loss = await self._desk.do(Job.LOSS, key.iteration, key.microbatch, shape, values)
@@ -245,6 +245,6 @@ class Serving:
         return Back(given(done), (self._context.me, *back.path))
 
     @staticmethod
-    def _size(visit: Visit, total_bytes: int) -> int:
+    def _size(visit: StageCall, total_bytes: int) -> int:
         """A loss holds nothing for long, and must never be deferred."""
         return visit_held(total_bytes) if visit.stage else 0

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 import xxhash
 
-from worker.membership import Card
+from worker.membership import Member
 
 
 @dataclass(frozen=True, order=True)
-class Life:
+class Incarnation:
     """A peer from the start of its process on; `epoch` is its card's. Who starts again under the
     same name has nothing of what its earlier life had under way."""
 
@@ -16,8 +16,8 @@ class Life:
     epoch: int
 
     @classmethod
-    def of(cls, card: Card) -> "Life":
-        return cls(card.peer, card.epoch)
+    def of(cls, member: Member) -> "Incarnation":
+        return cls(member.peer, member.epoch)
 
 
 @dataclass(frozen=True, order=True)
@@ -25,7 +25,7 @@ class Key:
     """One microbatch on one stage; a repeated call has the same."""
 
     iteration: int
-    origin: Life
+    origin: Incarnation
     microbatch: int
 
     @property
@@ -45,7 +45,7 @@ class Hop:
 
 
 @dataclass(frozen=True)
-class Visit:
+class StageCall:
     """A microbatch on its way: where it is, and where it goes on. `shape` is (B, T, D)."""
 
     key: Key

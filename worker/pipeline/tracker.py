@@ -14,8 +14,8 @@ anybody can send such word, so a life that no card confirms is not waited for fo
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from worker.membership import Card, Phase
-from worker.pipeline.stage_call import Key, Life
+from worker.membership import Member, Phase
+from worker.pipeline.stage_call import Incarnation, Key
 from worker.training.inbox import IterationOver
 
 _PATIENCE_S = 2.0
@@ -31,20 +31,20 @@ class Orphans:
     counted: frozenset[int]
 
 
-class Counting:
+class IterationTracker:
     """One peer's; sans-I/O. Times are monotonic seconds."""
 
     def __init__(self, iteration: int = 0) -> None:
         self.iteration = iteration
         self.ended = 0  # the latest iteration that was found to be over
-        self._mine: dict[tuple[int, Life], set[int]] = {}
-        self._began: dict[tuple[int, Life], set[int]] = {}
-        self._told: dict[tuple[int, Life], frozenset[int]] = {}
-        self._orphans: dict[tuple[int, Life], Orphans] = {}
-        self._missed_since: dict[Life, float] = {}
+        self._mine: dict[tuple[int, Incarnation], set[int]] = {}
+        self._began: dict[tuple[int, Incarnation], set[int]] = {}
+        self._told: dict[tuple[int, Incarnation], frozenset[int]] = {}
+        self._orphans: dict[tuple[int, Incarnation], Orphans] = {}
+        self._missed_since: dict[Incarnation, float] = {}
         # By origin, the latest iteration that it has sent word of.
-        self._heard: dict[Life, int] = {}
-        self._unconfirmed_since: dict[Life, float] = {}
+        self._heard: dict[Incarnation, int] = {}
+        self._unconfirmed_since: dict[Incarnation, float] = {}
 
     def begin(self, iteration: int) -> None:
         """This peer goes on to an iteration, or back to one; earlier ones are forgotten."""
@@ -74,11 +74,11 @@ class Counting:
         """The microbatches that are lost with their origins, of those that these had sent here."""
         return sum(len(orphans.began) for orphans in self._orphans.values())
 
-    def orphans(self, iteration: int) -> dict[Life, Orphans]:
+    def orphans(self, iteration: int) -> dict[Incarnation, Orphans]:
         """By origin, of an iteration that is over."""
         return {key[1]: left for key, left in self._orphans.items() if key[0] == iteration}
 
-    def heard(self, iteration: int, origin: Life) -> None:
+    def heard(self, iteration: int, origin: Incarnation) -> None:
         """Word of an origin has come that is at this iteration."""
         if not self.is_far(iteration):
             self._heard[origin] = max(iteration, self._heard.get(origin, 0))
@@ -101,7 +101,7 @@ class Counting:
         """It is not, and will not be."""
         self._mine.get((key.iteration, key.origin), set()).discard(key.microbatch)
 
-    def finished(self, iteration: int, origin: Life, counted: Iterable[int]) -> None:
+    def finished(self, iteration: int, origin: Incarnation, counted: Iterable[int]) -> None:
         """An origin has said its last word on an iteration; one that was thought to be gone, maybe,
         which tells itself what it has lost."""
         self._orphans.pop((iteration, origin), None)
@@ -113,7 +113,7 @@ class Counting:
         if iteration >= self.iteration and not self.is_far(iteration):
             self._told[iteration, origin] = frozenset(counted)
 
-    def over(self, origins: Iterable[Card], now: float) -> IterationOver | None:
+    def over(self, origins: Iterable[Member], now: float) -> IterationOver | None:
         """Whether every origin that is still there has finished the iteration.
 
         Args:
@@ -121,18 +121,18 @@ class Counting:
                 the iteration, for another, is not among them, and gone; and so is an earlier life.
         """
         someone = discard = waits = False
-        gone: list[tuple[int, Life]] = []
-        newest = (self._newest(card, now) for card in origins)
-        cards = {Life.of(card): card for card in newest}
+        gone: list[tuple[int, Incarnation]] = []
+        newest = (self._newest(member, now) for member in origins)
+        members = {Incarnation.of(member): member for member in newest}
         left = {life for at, life in (*self._began, *self._mine) if at == self.iteration}
-        for life in (*cards, *sorted(left - cards.keys())):
-            key, card = (self.iteration, life), cards.get(life)
+        for life in (*members, *sorted(left - members.keys())):
+            key, member = (self.iteration, life), members.get(life)
             mine, told = self._mine.get(key, set()), self._told.get(key)
             if told is not None:
                 someone, discard = True, discard or told != mine
-            elif card is not None and self._has_gone_on(card, bool(mine), now):
+            elif member is not None and self._has_gone_on(member, bool(mine), now):
                 someone, discard = True, discard or bool(mine)
-            elif card is not None and self._has_a_say(card):
+            elif member is not None and self._has_a_say(member):
                 waits = True
             else:
                 gone.append(key)
@@ -146,37 +146,39 @@ class Counting:
                 self._orphans[key] = Orphans(frozenset(began), summed)
         return IterationOver(self.iteration, discard)
 
-    def _newest(self, card: Card, now: float) -> Card:
+    def _newest(self, member: Member, now: float) -> Member:
         """As of the origin's latest life, which may be heard of before gossip tells of it. One that
         gossip does not tell of is forgotten, until it is heard again."""
-        since, confirmed = self._unconfirmed_since, Life.of(card)
-        ahead = [life for life in self._heard if life.peer == card.peer and life > confirmed]
+        since, confirmed = self._unconfirmed_since, Incarnation.of(member)
+        ahead = [life for life in self._heard if life.peer == member.peer and life > confirmed]
         for life in ahead:
             if now - since.setdefault(life, now) >= _PATIENCE_S:
                 del self._heard[life], since[life]
         latest = max((life for life in ahead if life in self._heard), default=confirmed)
         if latest == confirmed:
-            return card
-        return replace(card, epoch=latest.epoch, phase=Phase.STARTING, step=0)
+            return member
+        return replace(member, epoch=latest.epoch, phase=Phase.STARTING, step=0)
 
-    def _has_a_say(self, card: Card) -> bool:
+    def _has_a_say(self, member: Member) -> bool:
         """Whether to wait for an origin's last word: it begins microbatches in this iteration, or
         has. A joiner that fetches a state from long ago may take its time; but gossip is slower
         than an iteration, and who has sent word of the last one is no joiner any more."""
-        heard = self._heard.get(Life.of(card), -1)  # of what an earlier life has said, nothing
-        if card.phase is Phase.STARTING:
-            return card.live and heard + 1 >= self.iteration
-        if card.phase is Phase.READY:
-            return card.live and max(card.step, heard) + 1 >= self.iteration
-        return card.live and card.phase in (Phase.TRAINING, Phase.DONE)
+        heard = self._heard.get(
+            Incarnation.of(member), -1
+        )  # of what an earlier life has said, nothing
+        if member.phase is Phase.STARTING:
+            return member.live and heard + 1 >= self.iteration
+        if member.phase is Phase.READY:
+            return member.live and max(member.step, heard) + 1 >= self.iteration
+        return member.live and member.phase in (Phase.TRAINING, Phase.DONE)
 
-    def _has_gone_on(self, card: Card, counted: bool, now: float) -> bool:
+    def _has_gone_on(self, member: Member, counted: bool, now: float) -> bool:
         """Whether the origin is further than this iteration, and its last word on it is lost; or
         of no use, where nothing of it was counted."""
-        if any(i > self.iteration and origin == Life.of(card) for i, origin in self._told):
+        if any(i > self.iteration and origin == Incarnation.of(member) for i, origin in self._told):
             return True
-        if card.step < self.iteration:
+        if member.step < self.iteration:
             return False
         if not counted:
             return True
-        return now - self._missed_since.setdefault(Life.of(card), now) >= _PATIENCE_S
+        return now - self._missed_since.setdefault(Incarnation.of(member), now) >= _PATIENCE_S

@@ -1,4 +1,4 @@
-"""A peer's rounds of the leaderless mean: what `worker.exchange.allreduce.contributor_io` does around
+"""A peer's rounds of the leaderless mean: what its I/O does around
 `Contributing`, each shard to its reducer and the reduction back on the same stream.
 """
 
@@ -137,7 +137,7 @@ class MeanPeer(Peer):
     def _repair(self, then: Act) -> bool:
         """Fetches another's state if that is due; does `then` when it is here."""
         failed = frozenset({0} if self._failed else ())
-        due = choose_repair((self._digest,), self.swarm.cards(self.number), failed)
+        due = choose_repair((self._digest,), self.swarm.members(self.number), failed)
         if due is None:
             return False
         donor = self._peers[int(due.peer[1:])]
@@ -199,7 +199,7 @@ class MeanPeer(Peer):
                     stream = self._streams.pop((key.shard, attempt), None)
                     if stream is not None:
                         self.swarm.network.abort(stream, self.number)
-                case own.Doubt():
+                case own.Suspect():
                     pass
                 case own.Succeeded():
                     self._end("")

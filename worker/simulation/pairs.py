@@ -1,4 +1,4 @@
-"""A peer's rounds in pairs or small groups: what `worker.exchange.pairwise.io` does around `Meeting`.
+"""A peer's rounds in pairs or small groups: what its I/O does around `PairRound`.
 
 Who has all anchors before the round goes on from their mean, so peers wait for them before they
 compute, as long as something comes; as workers without overlap do.
@@ -11,7 +11,7 @@ from algorithms.diloco import mean_in_order
 from algorithms.plan import PRESETS
 from worker.catchup.repair import step_of_the_others
 from worker.exchange.pairwise import round as machine
-from worker.exchange.pairwise.round import Meeting
+from worker.exchange.pairwise.round import PairRound
 from worker.membership import Digest
 from worker.simulation.peer import Account
 from worker.simulation.swarm import Swarm
@@ -95,7 +95,7 @@ class PairPeer(Talk):
             table = self._lay(self.round)
         g = self._start - self.local
         table.contributions[self.me] = self._outer.contribution(g, self.momentum)
-        table.meeting = Meeting(
+        table.meeting = PairRound(
             self.me,
             table.group,
             self.swarm.view(self.number),
@@ -118,7 +118,7 @@ class PairPeer(Talk):
         """Where most have gone on without this peer, it goes on where they are."""
         if not self.swarm.may_be_left_behind(self.number, self.round):
             return
-        mine, others = (Digest(self.round, 0, 0),), self.swarm.cards(self.number)
+        mine, others = (Digest(self.round, 0, 0),), self.swarm.members(self.number)
         partners = self.swarm.group(self.number, self.round)
         if (round_ := step_of_the_others(mine, others, partners)) is not None:
             self.round = min(round_, self.swarm.scenario.rounds - 1)
@@ -172,7 +172,7 @@ class PairPeer(Talk):
                 case machine.Stage():
                     table.complete = True
                     self._say_all(table)
-                case machine.Doubt():
+                case machine.Suspect():
                     pass
                 case machine.Succeeded():
                     assert not table.ended, "a round is applied once"

@@ -1,4 +1,4 @@
-"""The shards that a peer reduces: what `worker.exchange.allreduce.reducer_io` does around `Reducing`."""
+"""The shards that a peer reduces: what its I/O does around `Reducing`."""
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence

@@ -22,7 +22,7 @@ def simulate(scenario: Scenario) -> Figures:
     """Runs the scenario. The same scenario gives the same figures."""
     swarm, account = Swarm(scenario), Account()
     peers = _peers(swarm, account)
-    swarm.members = peers
+    swarm.endpoints = peers
     for peer in peers:
         peer.start()
     with _uncollected():

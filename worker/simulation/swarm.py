@@ -13,7 +13,7 @@ from typing import Protocol
 
 from algorithms.grouping import groups, membership_epoch
 from worker.exchange.types import RoundConfig, View
-from worker.membership import Card, Digest, Health, MembershipConfig, Phase
+from worker.membership import Digest, Health, Member, MembershipConfig, Phase
 from worker.simulation.clock import Act, Clock
 from worker.simulation.network import Network, Stream
 from worker.simulation.scenario import Scenario
@@ -25,7 +25,7 @@ _MOST_DRAWS = 16
 Group = tuple[str, ...]
 
 
-class Member(Protocol):
+class Endpoint(Protocol):
     """A peer, as the swarm deals with it."""
 
     def viewed(self, changed: frozenset[str]) -> None:
@@ -50,7 +50,7 @@ class Swarm:
         self.clock = Clock()
         count, seed = scenario.peers, scenario.seed
         self.names = tuple(f"p{number:05}" for number in range(count))
-        self.members: Sequence[Member] = ()
+        self.endpoints: Sequence[Endpoint] = ()
         self._detector = MembershipConfig()
         chance = Random(f"faults {seed}")
         horizon_s = scenario.rounds * scenario.inner_steps * scenario.step_s
@@ -63,12 +63,12 @@ class Swarm:
         self.dead: set[int] = set()
         self._health = [Health.ALIVE] * count
         self._cut = Health.ALIVE  # what the halves of a partition think of each other
-        card = Card("", "", 1, phase=Phase.TRAINING, digests=(Digest(0, 0, 0),))
+        member = Member("", "", 1, phase=Phase.TRAINING, digests=(Digest(0, 0, 0),))
         halves = 2 if scenario.partition else 1
-        self._cards = [
-            {name: replace(card, peer=name) for name in self.names} for _ in range(halves)
+        self._members = [
+            {name: replace(member, peer=name) for name in self.names} for _ in range(halves)
         ]
-        self._views = [View(cards) for cards in self._cards]
+        self._views = [View(members) for members in self._members]
         self._in_round: list[list[tuple[float, frozenset[str]]]] = [
             [(0.0, frozenset(self.names))] for _ in range(halves)
         ]
@@ -81,7 +81,7 @@ class Swarm:
             scenario.latency_spread,
             Random(f"network {seed}"),
             self.act,
-            lambda end, stream: self.members[end].broken(stream),
+            lambda end, stream: self.endpoints[end].broken(stream),
         )
         self._plan_faults(chance, horizon_s)
 
@@ -101,19 +101,21 @@ class Swarm:
         """What this peer believes of the others."""
         return self._views[self._side(peer)]
 
-    def cards(self, peer: int) -> list[Card]:
+    def members(self, peer: int) -> list[Member]:
         """Of the others."""
-        return [card for name, card in self.view(peer).cards.items() if name != self.names[peer]]
+        return [
+            member for name, member in self.view(peer).members.items() if name != self.names[peer]
+        ]
 
     def advanced(self, peer: int, digest: Digest, phase: Phase = Phase.TRAINING) -> None:
         """A peer has come to another version; everybody knows at once."""
         name = self.names[peer]
-        before = self._cards[0][name].digests[0].version
+        before = self._members[0][name].digests[0].version
         self._at_version[before] -= 1
         self._at_version[digest.version] = self._at_version.get(digest.version, 0) + 1
-        for cards in self._cards:
-            old = cards[name]
-            cards[name] = Card(
+        for members in self._members:
+            old = members[name]
+            members[name] = Member(
                 name, "", 1, 0, old.health, phase, step=digest.version, digests=(digest,)
             )
 
@@ -126,15 +128,15 @@ class Swarm:
         """The peer's group of a round as it knows the members; itself alone if it sits out."""
         name, seen_s = self.names[peer], self.clock.now - self._news_s[peer]
         told = self._in_round[self._side(peer)]
-        members = next((m for time_s, m in reversed(told) if time_s <= seen_s), told[0][1])
-        key = (round_, members | {name} if name not in members else members)
+        drawn = next((m for time_s, m in reversed(told) if time_s <= seen_s), told[0][1])
+        key = (round_, drawn | {name} if name not in drawn else drawn)
         if key not in self._draws:
             while len(self._draws) >= _MOST_DRAWS:
                 del self._draws[next(iter(self._draws))]
-            drawn = groups(
+            dealt = groups(
                 RUN, 0, round_, membership_epoch(key[1]), key[1], self.scenario.group_size
             )
-            self._draws[key] = {each: group for group in drawn for each in group}
+            self._draws[key] = {each: group for group in dealt for each in group}
         return self._draws[key].get(name, (name,))
 
     def detection_s(self) -> float:
@@ -172,7 +174,7 @@ class Swarm:
     def _crash(self, peer: int) -> None:
         self.dead.add(peer)
         self.network.die(peer)
-        self.members[peer].died()
+        self.endpoints[peer].died()
         self.clock.after(self._suspect_s, lambda: self._see(peer, Health.SUSPECT))
         self.clock.after(self.detection_s(), lambda: self._see(peer, Health.DEAD))
 
@@ -194,20 +196,20 @@ class Swarm:
 
     def _tell(self, changed: frozenset[int]) -> None:
         """The views change, and with a delay of its own each peer hears of it."""
-        for side, cards in enumerate(self._cards):
+        for side, members in enumerate(self._members):
             for peer in sorted(changed):
                 other_half = self._side(peer) != side
                 health = max(self._health[peer], self._cut if other_half else Health.ALIVE)
                 name = self.names[peer]
-                cards[name] = replace(cards[name], health=health)
-            members = self._views[side].in_draw(0)
+                members[name] = replace(members[name], health=health)
+            drawn = self._views[side].in_draw(0)
             told = self._in_round[side]
-            if members != told[-1][1]:
-                told.append((self.clock.now, members))
+            if drawn != told[-1][1]:
+                told.append((self.clock.now, drawn))
                 del told[:-100]
         names = frozenset(self.names[peer] for peer in changed)
-        for peer, member in enumerate(self.members):
-            hear = partial(member.viewed, names)
+        for peer, endpoint in enumerate(self.endpoints):
+            hear = partial(endpoint.viewed, names)
             self.clock.after(self._news_s[peer], partial(self.act, peer, hear))
 
     def _side(self, peer: int) -> int:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from worker.exchange.pairwise import round as machine
-from worker.exchange.pairwise.round import Meeting
+from worker.exchange.pairwise.round import PairRound
 from worker.simulation.network import Stream
 from worker.simulation.swarm import Group
 
@@ -29,7 +29,7 @@ class Table:
 
     round: int
     group: Group
-    meeting: Meeting | None = None
+    meeting: PairRound | None = None
     succeeded: bool = False
     failed: str = ""
     complete: bool = False

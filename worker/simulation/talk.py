@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from worker.exchange.pairwise import round as machine
-from worker.exchange.pairwise.round import Lead
+from worker.exchange.pairwise.round import ArrivalSkew
 from worker.simulation.network import Stream
 from worker.simulation.peer import Account, Peer
 from worker.simulation.swarm import Group, Swarm
@@ -38,7 +38,7 @@ class Talk(Peer):
     ) -> None:
         super().__init__(swarm, number, task, account)
         self._peers, self._sizes, self.round = peers, sizes, 0
-        self._lead = Lead(swarm.config)
+        self._lead = ArrivalSkew(swarm.config)
         self._tables: dict[int, Table] = {}
         self._seats: dict[int, Table] = {}  # by stream
         self._callers: list[tuple[Stream, int, Group]] = []  # for rounds that are still to come

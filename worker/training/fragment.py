@@ -66,7 +66,7 @@ class Counted:
         return Counted(self.round, g, union(self.ranges, earlier.ranges), error)
 
 
-class Slot:
+class FragmentReplica:
     """Args:
     fragment, plan: what is exchanged, and how.
     state: the committed state, fresh or from a checkpoint.

@@ -16,7 +16,7 @@ from algorithms.plan import Plan
 from worker.membership import Phase
 from worker.pipeline.iterations import Iterations
 from worker.pipeline.replica import StageReplica
-from worker.training.fragment import Slot
+from worker.training.fragment import FragmentReplica
 from worker.training.inbox import (
     Adopt,
     Ahead,
@@ -34,11 +34,11 @@ from worker.training.inbox import (
     Stop,
     ToTrain,
 )
-from worker.training.metrics import Tally
+from worker.training.metrics import Metrics
 from worker.training.outer import OuterRounds
 from worker.training.pace import Pace
 from worker.training.replica import Replica
-from worker.training.reporter import Outbox
+from worker.training.reporter import Reporter
 
 T = TypeVar("T")
 
@@ -72,8 +72,10 @@ class Trainer:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.replica, self.step = replica, step
-        self.slots = [Slot(f, plan, state) for f, state in zip(fragments, states, strict=True)]
-        self.tally = Tally()
+        self.slots = [
+            FragmentReplica(f, plan, state) for f, state in zip(fragments, states, strict=True)
+        ]
+        self.metrics = Metrics()
         self.pace = Pace(plan.inner_steps, unequal=plan.dylu)
         self.stopped: Stop | None = None
         self.moves_to: Move | None = None
@@ -82,7 +84,7 @@ class Trainer:
         self._schedule = plan.schedule(fragments=len(fragments), steps=steps)
         self._mailbox, self._checkpoint, self._clock = mailbox, checkpoint, clock
         self._exchanges, self._gradients = plan.exchange != "none", plan.payload == "gradient"
-        self._tell = Outbox(mailbox, replica, self.slots, self.pace, steps, clock)
+        self._tell = Reporter(mailbox, replica, self.slots, self.pace, steps, clock)
         self._rounds = OuterRounds(
             replica=replica,
             slots=self.slots,
@@ -90,7 +92,7 @@ class Trainer:
             schedule=self._schedule,
             mailbox=mailbox,
             tell=self._tell,
-            tally=self.tally,
+            metrics=self.metrics,
             clock=clock,
         )
         self._iterations: Iterations | None = None
@@ -122,7 +124,7 @@ class Trainer:
         self._await_start()
         while self.step < self._steps and self.stopped is None:
             self._one_step()
-        self.tally.trained()
+        self.metrics.trained()
         if self.stopped is not None and self.stopped.error is not None:
             raise self.stopped.error
         if not self._exchanges:
@@ -174,12 +176,12 @@ class Trainer:
     def _one_step(self) -> None:
         before, self.step = self.step, min(self._steps, self.step + self.pace.stride())
         started = self._clock()
-        if self.tally.first_step_at is None:
-            self.tally.first_step_at = started
+        if self.metrics.first_step_at is None:
+            self.metrics.first_step_at = started
         in_flight = self._rounds.in_flight
         self.moved = False
         waited_s = self._iterations.serve(self) if self._iterations is not None else 0.0
-        self.tally.visits_wait_s += waited_s
+        self.metrics.visits_wait_s += waited_s
         if self.stopped is not None:
             self.step = before
             return
@@ -194,13 +196,13 @@ class Trainer:
             self._rounds.average(self, gradients, visits)
         resumed = self._clock()
         self.replica.inner_step(self.step, gradients)
-        self.tally.last_step_at = self._clock()
-        inner_s = self.tally.last_step_at - resumed
-        self.tally.stepped(backward_s + inner_s, in_flight=in_flight)
+        self.metrics.last_step_at = self._clock()
+        inner_s = self.metrics.last_step_at - resumed
+        self.metrics.stepped(backward_s + inner_s, in_flight=in_flight)
         self.pace.stepped(backward_s + inner_s)
         for slot in self.slots:
             slot.work_steps += 1
-        self.tally.learned(self.replica.loss, before, self.step, self._steps)
+        self.metrics.learned(self.replica.loss, before, self.step, self._steps)
         if self._gradients:
             self._commit_parameters()
         elif self._exchanges:
@@ -261,7 +263,7 @@ class Trainer:
                 taken.append(index)
         if not taken:
             return
-        self.tally.adoptions += 1
+        self.metrics.adoptions += 1
         if len(adopt.states) == len(self.states):
             # All of the other's state belongs to a step of its schedule, even an earlier one than
             # this peer's: else the two would wait for each other's rounds crosswise from now on.

@@ -25,7 +25,7 @@ class Stall:
 
 
 @dataclass
-class Tally:
+class Metrics:
     """Of this process's life; counts and seconds. train thread only."""
 
     inner_steps: int = 0

@@ -13,12 +13,12 @@ from torch import Tensor
 from algorithms.diloco import pseudo_gradient
 from algorithms.plan import Plan
 from algorithms.schedule import Schedule
-from worker.training.fragment import Sent, Slot
+from worker.training.fragment import FragmentReplica, Sent
 from worker.training.inbox import Begin, Mailbox, RoundDone, RoundFailed
 from worker.training.loop_protocol import Loop
-from worker.training.metrics import Stall, Tally
+from worker.training.metrics import Metrics, Stall
 from worker.training.replica import Replica
-from worker.training.reporter import Outbox
+from worker.training.reporter import Reporter
 from worker.training.turns import Turns
 from worker.wire import is_finite
 
@@ -38,17 +38,17 @@ class OuterRounds:
         self,
         *,
         replica: Replica,
-        slots: Sequence[Slot],
+        slots: Sequence[FragmentReplica],
         plan: Plan,
         schedule: Schedule,
         mailbox: Mailbox,
-        tell: Outbox,
-        tally: Tally,
+        tell: Reporter,
+        metrics: Metrics,
         clock: Callable[[], float],
     ) -> None:
         self._replica, self._slots, self._plan, self._schedule = replica, slots, plan, schedule
         self._turns = Turns(slots, plan, schedule)
-        self._mailbox, self._tell, self._tally, self._clock = mailbox, tell, tally, clock
+        self._mailbox, self._tell, self._metrics, self._clock = mailbox, tell, metrics, clock
         self._pairs, self._gradients = plan.exchange == "pairs", plan.payload == "gradient"
 
     @property
@@ -58,11 +58,11 @@ class OuterRounds:
 
     # --------------------------------------------------------------------------- local parameters
 
-    def local(self, slot: Slot) -> Tensor:
+    def local(self, slot: FragmentReplica) -> Tensor:
         """A copy of the slot's local parameters, 1-D."""
         return slot.fragment.flatten(self._replica.parameters)
 
-    def write(self, slot: Slot, values: Tensor) -> None:
+    def write(self, slot: FragmentReplica, values: Tensor) -> None:
         """Makes these (1-D) the slot's local parameters."""
         for name, value in slot.fragment.views(values).items():
             self._replica.parameters[name].copy_(value)
@@ -85,7 +85,7 @@ class OuterRounds:
             for slot in applied:  # anchors go ahead when no round is on its way any more
                 self._await_anchors(loop, slot)
 
-    def _await_anchors(self, loop: Loop, slot: Slot) -> None:
+    def _await_anchors(self, loop: Loop, slot: FragmentReplica) -> None:
         """In pairs: for those of the next round's group, as soon as they can come. Steps that
         undo what a replica is apart by would undo it twice with a head start after them."""
         index, round_ = slot.fragment.index, slot.state.version
@@ -94,7 +94,7 @@ class OuterRounds:
         started = self._clock()
         while not slot.knows_ahead and slot.state.version == round_ and loop.stopped is None:
             loop.take(self._mailbox.wait())
-        self._tally.stalled(Stall(self._clock() - started, index, round_, "anchors"))
+        self._metrics.stalled(Stall(self._clock() - started, index, round_, "anchors"))
 
     def go_on_from_groups(self, step: int) -> None:
         """In pairs: a head start where all anchors of the next round's group are here."""
@@ -122,7 +122,7 @@ class OuterRounds:
                 self.write(slot, slot.agree(result))
                 self._tell.publish(loop.step)
 
-    def _send(self, slot: Slot, step: int) -> None:
+    def _send(self, slot: FragmentReplica, step: int) -> None:
         start = slot.start
         g = pseudo_gradient(start, self.local(slot))
         if not is_finite(g):
@@ -136,7 +136,7 @@ class OuterRounds:
         if sent.guess is not None:
             self.write(slot, sent.guess)
 
-    def _apply(self, loop: Loop, slot: Slot) -> None:
+    def _apply(self, loop: Loop, slot: FragmentReplica) -> None:
         """Waits for a round that was sent, and applies its mean."""
         sent, result = self._await_round(loop, slot)
         if sent is not None and result is not None:
@@ -165,7 +165,7 @@ class OuterRounds:
 
     # ------------------------------------------------------------------------------ there and back
 
-    def _begin(self, slot: Slot, g: Tensor, step: int, weight: int) -> Sent:
+    def _begin(self, slot: FragmentReplica, g: Tensor, step: int, weight: int) -> Sent:
         sent, state = slot.send(g, step), slot.state
         self._tell.publish(step)
         anchor = state.anchor if self._pairs else None
@@ -173,7 +173,9 @@ class OuterRounds:
         self._mailbox.post(Begin(index, state.version, state.group, values, anchor, weight=weight))
         return sent
 
-    def _await_round(self, loop: Loop, slot: Slot) -> tuple[Sent | None, RoundDone | None]:
+    def _await_round(
+        self, loop: Loop, slot: FragmentReplica
+    ) -> tuple[Sent | None, RoundDone | None]:
         """The result of a slot's round in flight; None when it failed or came to nothing."""
         sent, index = slot.sent, slot.fragment.index
         if sent is None:
@@ -187,29 +189,29 @@ class OuterRounds:
         now, result = slot.sent, slot.arrived
         if now is None or now.round != sent.round or result is None:
             # Another peer's state took its place, or the run is stopping.
-            self._tally.stalled(Stall(stall_s, index, sent.round, "?"))
+            self._metrics.stalled(Stall(stall_s, index, sent.round, "?"))
             return sent, None
         sent = now  # an adoption may have moved its guess
         slot.sent = slot.arrived = None
         if isinstance(result, RoundFailed):
             waited_for = ",".join(result.waiting_for) or "?"
-            self._tally.stalled(Stall(stall_s, index, sent.round, waited_for))
+            self._metrics.stalled(Stall(stall_s, index, sent.round, waited_for))
             self._fail(slot, sent, result, loop.step)
             return sent, None
-        self._tally.stalled(Stall(stall_s, index, sent.round, result.waited_for))
-        self._tally.rounds_completed += 1
+        self._metrics.stalled(Stall(stall_s, index, sent.round, result.waited_for))
+        self._metrics.rounds_completed += 1
         self._tell.round_done(slot, result, stall_s)
         return sent, result
 
-    def _fail(self, slot: Slot, sent: Sent, result: RoundFailed, step: int) -> None:
+    def _fail(self, slot: FragmentReplica, sent: Sent, result: RoundFailed, step: int) -> None:
         """A round of this peer's has come to nothing: local parameters are kept."""
         local = slot.fail(sent, result, self.local(slot))
         if local is not None and not self._gradients:
             self.write(slot, local)
-        self._tally.rounds_failed += 1
+        self._metrics.rounds_failed += 1
         self._tell.round_failed(slot, sent, result)
         self._tell.publish(step)
 
 
-def _on_its_way(slot: Slot, sent: Sent) -> bool:
+def _on_its_way(slot: FragmentReplica, sent: Sent) -> bool:
     return slot.sent is not None and slot.sent.round == sent.round

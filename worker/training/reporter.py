@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from worker.membership import Phase
-from worker.training.fragment import Sent, Slot
+from worker.training.fragment import FragmentReplica, Sent
 from worker.training.inbox import Mailbox, Progress, Published, RoundDone, RoundFailed
 from worker.training.pace import Pace
 from worker.training.replica import Replica
@@ -12,7 +12,7 @@ from worker.training.replica import Replica
 _PROGRESS_S = 0.5
 
 
-class Outbox:
+class Reporter:
     """train thread only.
 
     Args:
@@ -26,7 +26,7 @@ class Outbox:
         self,
         mailbox: Mailbox,
         replica: Replica,
-        slots: Sequence[Slot],
+        slots: Sequence[FragmentReplica],
         pace: Pace,
         steps: int,
         clock: Callable[[], float],
@@ -70,7 +70,7 @@ class Outbox:
         """The gradient of a stage's iteration is there, the mean over so many visits."""
         self.event("iteration", iteration=step, visits=visits, loss=self._loss)
 
-    def round_done(self, slot: Slot, result: RoundDone, stall_s: float) -> None:
+    def round_done(self, slot: FragmentReplica, result: RoundDone, stall_s: float) -> None:
         """A round has come back, for which the training has stood still for so long."""
         self.event(
             "round",
@@ -83,7 +83,7 @@ class Outbox:
             waited_for=result.waited_for,
         )
 
-    def round_failed(self, slot: Slot, sent: Sent, result: RoundFailed) -> None:
+    def round_failed(self, slot: FragmentReplica, sent: Sent, result: RoundFailed) -> None:
         """A round has come to nothing."""
         self.event(
             "round_failed",

@@ -45,11 +45,11 @@ def build_result(
         whole: what this worker has put together of all stages, if it was the one to.
         saved: the last checkpoint.
     """
-    node, tally = io.node, trainer.tally
+    node, metrics = io.node, trainer.metrics
     fragments = [slot.fragment for slot in trainer.slots]
     params = sum(fragment.elements for fragment in fragments)
-    cards, counts = io.ask(lambda: node.gossip.cards), node.context.counts
-    peers = sum(part.stage is None or card.stage == part.stage for card in cards)
+    members, counts = io.ask(lambda: node.gossip.members), node.context.counts
+    peers = sum(part.stage is None or member.stage == part.stage for member in members)
     val_loss, sample = _evaluate(task, config, part, trainer, whole)
     result = {
         "preset": config.preset,
@@ -57,12 +57,12 @@ def build_result(
         "seed": config.run.seed,
         "params": params,
         "step": trainer.step,
-        "steps": tally.inner_steps,
+        "steps": metrics.inner_steps,
         "reason": "finished" if trainer.stopped is None else trainer.stopped.reason,
         "val_loss": val_loss,
         "sample": sample,
-        "train_loss_curve": tally.curve,
-        **tally.plain(),
+        "train_loss_curve": metrics.curve,
+        **metrics.plain(),
         "payload_bytes_sent": counts.payload_sent_bytes,
         "payload_bytes_received": counts.payload_received_bytes,
         "traffic": {
@@ -73,7 +73,7 @@ def build_result(
         "payload_bytes_per_round": sum(
             node.context.codec.encoded_bytes(f.elements) for f in fragments
         ),
-        "ddp_bytes": round(2 * (peers - 1) / peers * 4 * params * tally.inner_steps),
+        "ddp_bytes": round(2 * (peers - 1) / peers * 4 * params * metrics.inner_steps),
         "spread": trainer.spread,
         "anchor_hash": tensor_hash(state.anchor for state in trainer.states),
         "momentum_hash": tensor_hash(state.momentum for state in trainer.states),
@@ -82,7 +82,7 @@ def build_result(
     }
     if (stages := node.stages) is not None:
         result |= io.ask(lambda: _of_stage(config, stages))
-        result |= {**tally.iterations(), **tally.waits()}
+        result |= {**metrics.iterations(), **metrics.waits()}
         result["assembled"] = str(whole.path) if whole is not None else None
     return result
 

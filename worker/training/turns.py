@@ -10,21 +10,21 @@ from collections.abc import Sequence
 
 from algorithms.plan import Plan
 from algorithms.schedule import Due, Schedule
-from worker.training.fragment import Slot
+from worker.training.fragment import FragmentReplica
 
 
 class Turns:
     """Args: slots: of all fragments; plan, schedule: of the run. train thread only."""
 
-    def __init__(self, slots: Sequence[Slot], plan: Plan, schedule: Schedule) -> None:
+    def __init__(self, slots: Sequence[FragmentReplica], plan: Plan, schedule: Schedule) -> None:
         self._slots, self._plan, self._schedule = slots, plan, schedule
 
-    def to_apply(self, step: int) -> list[Slot]:
+    def to_apply(self, step: int) -> list[FragmentReplica]:
         """The rounds in flight that have been long enough; at the last step all."""
         last = step == self._schedule.steps
         return [slot for slot in self.waiting() if last or self._is_ripe(slot, step)]
 
-    def to_send(self, steps: range) -> list[tuple[Slot, int]]:
+    def to_send(self, steps: range) -> list[tuple[FragmentReplica, int]]:
         """(slot, round) of what is due after these steps, which one inner step went over."""
         due = [each for step in steps for each in self._schedule.sends(step)]
         if self._plan.exchange == "pairs":
@@ -34,15 +34,15 @@ class Turns:
         idle.sort(key=lambda turn: self._place(*turn))
         return idle[: len(due)]
 
-    def waiting(self) -> list[Slot]:
+    def waiting(self) -> list[FragmentReplica]:
         """The slots with a round in flight, in the order of the rounds."""
         in_flight = [(slot, slot.sent.round) for slot in self._slots if slot.sent is not None]
         return [slot for slot, _ in sorted(in_flight, key=lambda turn: self._place(*turn))]
 
-    def _is_ripe(self, slot: Slot, step: int) -> bool:
+    def _is_ripe(self, slot: FragmentReplica, step: int) -> bool:
         return slot.sent is not None and step - slot.sent.step >= self._plan.overlap_steps
 
-    def _place(self, slot: Slot, round_: int) -> tuple[int, int]:
+    def _place(self, slot: FragmentReplica, round_: int) -> tuple[int, int]:
         """Where a round stands in the order of all rounds: by its step in an undisturbed run."""
         index = slot.fragment.index
         return (self._schedule.send_step(Due(index, round_)), index)

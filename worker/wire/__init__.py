@@ -3,14 +3,14 @@
 Sizes are checked against what the manifest implies before anything is allocated, then the hash of
 each frame, then the hash of the whole, then that the values are finite. Nothing is ever unpickled.
 
-`tensors` and `hashes` know torch; `cards`, `frames`, `payloads` and `messages` know the protos;
+`tensors` and `hashes` know torch; `members`, `frames`, `payloads` and `messages` know the protos;
 this package alone knows both.
 """
 
-from worker.wire.cards import card_from_message, card_to_message, cards_from_messages
 from worker.wire.documents import MAX_DOCUMENT_BYTES, pack_document, unpack_document
 from worker.wire.errors import Again, WireError
 from worker.wire.hashes import group_hash, hash64, state_hash, tensor_hash
+from worker.wire.members import member_from_message, member_to_message, members_from_messages
 from worker.wire.messages import (
     REFUSAL_CODES,
     Reduction,
@@ -53,9 +53,6 @@ __all__ = [
     "WireError",
     "average",
     "bytes_tensor",
-    "card_from_message",
-    "card_to_message",
-    "cards_from_messages",
     "check_values",
     "decode",
     "encode",
@@ -65,6 +62,9 @@ __all__ = [
     "hash64",
     "is_finite",
     "key_of",
+    "member_from_message",
+    "member_to_message",
+    "members_from_messages",
     "pack_document",
     "parse",
     "payload_messages",

@@ -4,7 +4,7 @@ import math
 
 from algorithms.codecs import Codec
 from protos import murmuration_pb2 as pb
-from worker.pipeline.stage_call import Hop, Key, Life, Visit
+from worker.pipeline.stage_call import Hop, Incarnation, Key, StageCall
 from worker.wire.errors import WireError
 from worker.wire.payloads import Payload
 
@@ -15,7 +15,7 @@ class VisitTooLarge(WireError):
     """Activations that no visit may hold on this peer."""
 
 
-def visit_header(visit: Visit, run: int, codec: Codec, payload: Payload) -> bytes:
+def visit_header(visit: StageCall, run: int, codec: Codec, payload: Payload) -> bytes:
     return pb.VisitUp(
         header=pb.VisitHeader(
             run=run,
@@ -35,7 +35,7 @@ def visit_header(visit: Visit, run: int, codec: Codec, payload: Payload) -> byte
     ).SerializeToString()
 
 
-def visit_of(header: pb.VisitHeader, run: int, codec: Codec, limit_bytes: int) -> Visit:
+def visit_of(header: pb.VisitHeader, run: int, codec: Codec, limit_bytes: int) -> StageCall:
     """Raises WireError: another run or codec, or sizes that do not fit one another; VisitTooLarge:
     they do, but not this peer."""
     if header.run != run:
@@ -58,8 +58,8 @@ def visit_of(header: pb.VisitHeader, run: int, codec: Codec, limit_bytes: int) -
         )
     if max(len(header.rest), header.stage) > _MAX_STAGES:
         raise WireError(f"a route of {len(header.rest)} stages")
-    return Visit(
-        key=Key(header.iteration, Life(header.origin, header.epoch), header.microbatch),
+    return StageCall(
+        key=Key(header.iteration, Incarnation(header.origin, header.epoch), header.microbatch),
         stage=header.stage,
         rest=tuple(Hop(hop.stage, hop.peer) for hop in header.rest),
         shape=shape,

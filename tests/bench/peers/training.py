@@ -56,7 +56,7 @@ class WorkerOptions:
 
 
 @dataclass
-class Tally:
+class Metrics:
     """Seconds and rounds, counted as the `murmur` worker counts them.
 
     `wall_s` ends with the last inner step, before the round that follows it; `stall_s` has that
@@ -92,7 +92,7 @@ class Training:
     """
 
     def __init__(self, options: WorkerOptions) -> None:
-        self.options, self.tally = options, Tally()
+        self.options, self.metrics = options, Metrics()
         self.task = load_task("llama-bytes", seed=options.seed)
         self.model = self.task.model()
         cursor = Cursor(seed=options.seed, stream=options.name)
@@ -114,19 +114,19 @@ class Training:
             exchange: called after every H inner steps; ends the round, and says whether it came to
                 anything. What an optimizer's hook does of it earlier counts as stall as well.
         """
-        tally, options = self.tally, self.options
-        tally.first_step_at = time.monotonic()
+        metrics, options = self.metrics, self.options
+        metrics.first_step_at = time.monotonic()
         for step in range(1, options.steps + 1):
             started = time.monotonic()
             self.replica.inner_step(step, self.replica.backward(step))
-            tally.last_step_at = self._inner_done_at
-            tally.compute_s += self._inner_done_at - started
+            metrics.last_step_at = self._inner_done_at
+            metrics.compute_s += self._inner_done_at - started
             if step % options.inner_steps == 0:
                 if exchange():
-                    tally.rounds_completed += 1
+                    metrics.rounds_completed += 1
                 else:
-                    tally.rounds_failed += 1
-                tally.stalls_s.append(time.monotonic() - self._inner_done_at)
+                    metrics.rounds_failed += 1
+                metrics.stalls_s.append(time.monotonic() - self._inner_done_at)
 
     def report(self, *, anchor: Tensor, momentum: Tensor, system: str, rounds_partial: int) -> None:
         """Evaluates the anchor and says everything in one line; leaves the model with the anchor.
@@ -150,7 +150,7 @@ class Training:
             steps=self.options.steps,
             params=self.fragment.elements,
             val_loss=loss,
-            **self.tally.plain(),
+            **self.metrics.plain(),
             rounds_partial=rounds_partial,
             bytes_sent=traffic.sent // share,
             bytes_received=traffic.received // share,

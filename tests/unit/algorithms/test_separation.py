@@ -21,18 +21,20 @@ def drawn(draw: st.DrawFn) -> list[list[str]]:
 PAIRS = st.frozensets(st.sampled_from(list(combinations(PEERS, 2))), max_size=12)
 
 
-def within(groups: list[list[str]], apart: frozenset[tuple[str, str]]) -> list[tuple[str, str]]:
+def within(
+    groups: list[list[str]], unreachable: frozenset[tuple[str, str]]
+) -> list[tuple[str, str]]:
     pairs = chain.from_iterable(combinations(sorted(group), 2) for group in groups)
-    return [pair for pair in pairs if pair in apart]
+    return [pair for pair in pairs if pair in unreachable]
 
 
 @given(drawn(), PAIRS)
 def test_nobody_is_with_whom_it_does_not_reach(
-    groups: list[list[str]], apart: frozenset[tuple[str, str]]
+    groups: list[list[str]], unreachable: frozenset[tuple[str, str]]
 ) -> None:
-    made = separated(groups, apart)
+    made = separated(groups, unreachable)
     members = sorted(chain.from_iterable(made))
-    assert within(made, apart) == []
+    assert within(made, unreachable) == []
     assert len(set(members)) == len(members)
     assert set(members) <= set(chain.from_iterable(groups))
     assert all(1 < len(group) <= len(groups[0]) for group in made)
@@ -57,10 +59,10 @@ def test_one_cut_link_costs_nobody_a_round_where_there_is_another_group(
 
 @given(drawn(), PAIRS)
 def test_what_is_drawn_is_left_as_it_was(
-    groups: list[list[str]], apart: frozenset[tuple[str, str]]
+    groups: list[list[str]], unreachable: frozenset[tuple[str, str]]
 ) -> None:
     before = [list(group) for group in groups]
-    separated(groups, apart)
+    separated(groups, unreachable)
     assert groups == before
 
 
@@ -89,8 +91,8 @@ def test_members_of_other_groups_change_before_who_would_sit_out() -> None:
 
 
 def test_who_reaches_nobody_sits_out_with_its_partner_alone() -> None:
-    apart = {("a", "b"), ("a", "c"), ("a", "d")}
-    assert separated(["ab", "cd"], apart) == [["c", "d"]]
+    unreachable = {("a", "b"), ("a", "c"), ("a", "d")}
+    assert separated(["ab", "cd"], unreachable) == [["c", "d"]]
 
 
 # ------------------------------------------------------------------------------- reached by all
@@ -111,15 +113,15 @@ def test_who_reaches_nobody_sits_out_with_its_partner_alone() -> None:
         ("abcd", "ax bx", "abcd"),
     ],
 )
-def test_reached_by_all(group: str, apart: str, reached: str) -> None:
+def test_reached_by_all(group: str, unreachable: str, reached: str) -> None:
     """At least a third of the group: one that hardly anybody reaches does not count."""
-    pairs = {(one, other) for one, other in apart.split()}
+    pairs = {(one, other) for one, other in unreachable.split()}
     assert reached_by_all(group, pairs) == set(reached)
 
 
 @given(st.integers(1, 12), PAIRS)
-def test_at_least_a_third_is_left(count: int, apart: frozenset[tuple[str, str]]) -> None:
+def test_at_least_a_third_is_left(count: int, unreachable: frozenset[tuple[str, str]]) -> None:
     group = PEERS[:count]
-    left = reached_by_all(group, apart)
+    left = reached_by_all(group, unreachable)
     assert 3 * len(left) >= count
     assert left <= set(group)

@@ -28,8 +28,8 @@ MANIFEST = pack({"diloco": {"inner_steps": 50}})
 
 
 def request(peer: str, *events: dict[str, Any], manifest: bytes = MANIFEST) -> pb.IntroduceRequest:
-    card = pb.PeerCard(peer=peer, address=f"{peer}:7700", epoch=1, phase=pb.PHASE_TRAINING)
-    return pb.IntroduceRequest(card=card, manifest=manifest, events=[pack(e) for e in events])
+    member = pb.Member(peer=peer, address=f"{peer}:7700", epoch=1, phase=pb.PHASE_TRAINING)
+    return pb.IntroduceRequest(member=member, manifest=manifest, events=[pack(e) for e in events])
 
 
 @asynccontextmanager
@@ -55,7 +55,7 @@ def test_introduces_and_refuses() -> None:
             replies = await asyncio.to_thread(
                 call, address, request("w0"), request("w1"), request("w2", manifest=other)
             )
-            assert [card.peer for card in replies[1].members] == ["w0"]
+            assert [member.peer for member in replies[1].members] == ["w0"]
             assert replies[1].members[0].address == "w0:7700"
             assert "diloco.inner_steps: 50 in this run, 25 in yours" in replies[2].refusal
 
@@ -72,7 +72,7 @@ def test_started_again_it_learns_the_swarm_back() -> None:
             replies = await asyncio.to_thread(
                 call, address, request("w1"), request("w0", progress), request("w1")
             )
-            assert [card.peer for card in replies[-1].members] == ["w0"]
+            assert [member.peer for member in replies[-1].members] == ["w0"]
             assert registry.members["w0"].record.step == 40
             assert registry.manifest == MANIFEST
 

@@ -19,7 +19,7 @@ def call(
     events: tuple[dict[str, Any], ...] = (),
     address: str = "",
 ) -> pb.IntroduceRequest:
-    card = pb.PeerCard(
+    member = pb.Member(
         peer=peer,
         address=address or f"{peer}:7700",
         epoch=epoch,
@@ -27,7 +27,7 @@ def call(
         step=step,
         phase=pb.PHASE_TRAINING,
     )
-    return pb.IntroduceRequest(card=card, manifest=manifest, events=[pack(e) for e in events])
+    return pb.IntroduceRequest(member=member, manifest=manifest, events=[pack(e) for e in events])
 
 
 def raw_events(*events: dict[str, Any]) -> list[bytes]:
@@ -35,7 +35,7 @@ def raw_events(*events: dict[str, Any]) -> list[bytes]:
 
 
 def names(registry: Registry, request: pb.IntroduceRequest, now: float) -> list[str]:
-    return [card.peer for card in registry.introduce(request, now).reply.members]
+    return [member.peer for member in registry.introduce(request, now).reply.members]
 
 
 def test_introduces_everyone_to_everyone() -> None:
@@ -86,12 +86,12 @@ def test_the_newest_card_wins() -> None:
     registry = Registry()
     registry.introduce(call("w0", epoch=5, heartbeat=7, step=70), 0.0)
     registry.introduce(call("w0", epoch=5, heartbeat=6, step=60), 1.0)
-    assert registry.members["w0"].card.step == 70
+    assert registry.members["w0"].member.step == 70
     registry.introduce(call("w0", epoch=6, heartbeat=0, step=50), 2.0)
-    assert registry.members["w0"].card.step == 50
+    assert registry.members["w0"].member.step == 50
     late = call("w0", epoch=5, heartbeat=9, step=90, events=({"event": "progress", "step": 90},))
     assert registry.introduce(late, 3.0).events == []
-    assert registry.members["w0"].card.step == 50
+    assert registry.members["w0"].member.step == 50
     assert registry.members["w0"].heard_s == 2.0
 
 
@@ -186,7 +186,7 @@ def test_members_are_shown_with_their_stage_when_there_are_several() -> None:
     registry = Registry()
     for stage in range(2):
         request = call(f"w{stage}")
-        request.card.stage = stage
+        request.member.stage = stage
         registry.introduce(request, 0.0)
     members = registry.status(0.0)["members"]
     assert isinstance(members, list)

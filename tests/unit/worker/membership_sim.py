@@ -1,6 +1,6 @@
 """Many Membership machines on one heap and one virtual clock: a failing seed is the reproduction.
 
-Mirrors how a worker carries out the machine's actions (`worker.membership.gossip`), on links with latency and
+Mirrors how a worker carries out the machine's actions, on links with latency and
 loss, with processes that crash, pause and are cut off. No I/O, no real time.
 """
 
@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 
 from worker.membership import (
     AskProbe,
-    Card,
     Event,
     Health,
     Heard,
     Leaving,
+    Member,
     Membership,
     MembershipConfig,
     Probe,
@@ -68,9 +68,9 @@ class Simulation:
         self._agenda: list[tuple[float, int, str, Callable[[], None]]] = []
         self._number = itertools.count()
         self._seen: dict[tuple[str, str], Health] = {}
-        cards = tuple(Card(f"w{i}", f"w{i}", epoch=1) for i in range(self.peers))
-        for card in cards:
-            self.start(card, cards)
+        members = tuple(Member(f"w{i}", f"w{i}", epoch=1) for i in range(self.peers))
+        for member in members:
+            self.start(member, members)
 
     @property
     def names(self) -> list[str]:
@@ -78,16 +78,18 @@ class Simulation:
 
     # ------------------------------------------------------------------ what a test does to them
 
-    def start(self, card: Card, known: tuple[Card, ...]) -> None:
+    def start(self, member: Member, known: tuple[Member, ...]) -> None:
         """A process begins (again), having heard of `known`."""
-        machine = Membership(card, self.config, random.Random(self._rng.random()))
-        self.processes[card.peer] = Process(machine)
-        self._step(card.peer, Heard(known))
-        self._at(self._rng.uniform(0, TICK_S), card.peer, lambda: self._tick(card.peer, machine))
+        machine = Membership(member, self.config, random.Random(self._rng.random()))
+        self.processes[member.peer] = Process(machine)
+        self._step(member.peer, Heard(known))
+        self._at(
+            self._rng.uniform(0, TICK_S), member.peer, lambda: self._tick(member.peer, machine)
+        )
 
     def restart(self, name: str, epoch: int, via: str) -> None:
         """A new life of a crashed peer, which knows one other."""
-        self.start(Card(name, name, epoch), (Card(via, via, epoch=1),))
+        self.start(Member(name, name, epoch), (Member(via, via, epoch=1),))
 
     def crash(self, name: str) -> None:
         self.processes[name].running = False
@@ -133,7 +135,7 @@ class Simulation:
     def views(self) -> set[tuple[tuple[str, Health], ...]]:
         """The different views that running peers have; one when all agree."""
         return {
-            tuple((card.peer, card.health) for card in process.machine.cards)
+            tuple((member.peer, member.health) for member in process.machine.members)
             for process in self.processes.values()
             if process.running
         }
@@ -169,20 +171,20 @@ class Simulation:
                     self._note(name, machine)
 
     def _note(self, name: str, machine: Membership) -> None:
-        for card in machine.cards:
-            if self._seen.get((name, card.peer)) is not card.health:
-                self._seen[name, card.peer] = card.health
-                self.changes.append(Change(self.now, name, card.peer, card.health))
+        for member in machine.members:
+            if self._seen.get((name, member.peer)) is not member.health:
+                self._seen[name, member.peer] = member.health
+                self.changes.append(Change(self.now, name, member.peer, member.health))
 
     def _exchange(
         self, name: str, to: str, timeout_s: float, ended: Callable[[bool], None]
     ) -> None:
         """Push-pull of member lists; `ended` is told whether the answer came in time."""
-        carried = self.processes[name].machine.cards
+        carried = self.processes[name].machine.members
 
         def serve(answer: Callable[[Callable[[], None]], None]) -> None:
             self._step(to, Heard(carried, name))
-            returned = self.processes[to].machine.cards
+            returned = self.processes[to].machine.members
             answer(lambda: self._step(name, Heard(returned, to)))
 
         self._call(name, to, timeout_s, serve, ended)

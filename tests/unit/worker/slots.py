@@ -7,7 +7,7 @@ from torch import Tensor
 
 from algorithms.fragments import Fragment, TensorSpec
 from algorithms.plan import Plan
-from worker.training.fragment import Slot
+from worker.training.fragment import FragmentReplica
 from worker.training.inbox import FragmentState, RoundDone, RoundFailed
 from worker.wire import state_hash
 
@@ -37,9 +37,9 @@ def state_at(version: int, anchor: Tensor, momentum: Tensor | None = None) -> Fr
     return FragmentState(version, len(GROUP), GROUP, anchor, momentum, hashed)
 
 
-def slot_at(plan: Plan, anchor: Tensor, version: int = 0) -> Slot:
+def slot_at(plan: Plan, anchor: Tensor, version: int = 0) -> FragmentReplica:
     fragment = Fragment(0, (TensorSpec("x", tuple(anchor.shape)),))
-    return Slot(fragment, plan, state_at(version, anchor))
+    return FragmentReplica(fragment, plan, state_at(version, anchor))
 
 
 def done(
@@ -56,13 +56,13 @@ def failed(round_: int, counted: Ranges = (), error: Tensor | None = None) -> Ro
     return RoundFailed(0, round_, "the link broke", (), counted, error)
 
 
-def send(slot: Slot, local: Tensor, step: int = 1) -> Tensor:
+def send(slot: FragmentReplica, local: Tensor, step: int = 1) -> Tensor:
     """Contributes what was learned; the local parameters to go on from."""
     sent = slot.send(slot.start - local, step)
     return local if sent.guess is None else sent.guess
 
 
-def end(slot: Slot, result: RoundDone | RoundFailed, local: Tensor) -> Tensor:
+def end(slot: FragmentReplica, result: RoundDone | RoundFailed, local: Tensor) -> Tensor:
     """The round in flight ends so; the local parameters to go on from."""
     slot.take(result)
     sent, arrived = slot.sent, slot.arrived
@@ -75,12 +75,14 @@ def end(slot: Slot, result: RoundDone | RoundFailed, local: Tensor) -> Tensor:
     return local if kept is None else kept
 
 
-def take_over(slot: Slot, theirs: FragmentState, local: Tensor, *, keep: bool = True) -> Tensor:
+def take_over(
+    slot: FragmentReplica, theirs: FragmentState, local: Tensor, *, keep: bool = True
+) -> Tensor:
     """Another peer's state comes; the local parameters to go on from."""
     return slot.adopt(theirs, slot.give_up(theirs.version, local), keep=keep)
 
 
-def learned(slot: Slot, local: Tensor) -> list[float]:
+def learned(slot: FragmentReplica, local: Tensor) -> list[float]:
     """What the anchor still lacks of this peer's own: anchor - local."""
     found: list[float] = (slot.state.anchor - local).tolist()
     return found

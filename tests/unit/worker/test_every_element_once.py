@@ -53,13 +53,15 @@ def test_every_element_has_one_shard_and_every_shard_one_reducer(
         own = torch.cat([torch.zeros(0), *(torch.full((s.elements,), 1.0) for s in fragment.specs)])
         taken = torch.zeros(fragment.elements)
         bounds = plan.shard_bounds(fragment.elements, len(group))
-        laps = plan.laps(fragment.elements, len(group))
-        orders = reducer_orders(run, fragment.index, group, laps)
-        assert len(bounds) == len(orders) == laps * len(group)
+        chunks_per_peer = plan.chunks_per_peer(fragment.elements, len(group))
+        orders = reducer_orders(run, fragment.index, group, chunks_per_peer)
+        assert len(bounds) == len(orders) == chunks_per_peer * len(group)
         for start, stop in bounds:
             taken[start:stop] += 1
         assert torch.equal(taken, own)
-        assert Counter(order[0] for order in orders) == Counter(dict.fromkeys(group, laps))
+        assert Counter(order[0] for order in orders) == Counter(
+            dict.fromkeys(group, chunks_per_peer)
+        )
 
 
 @given(PLANS, st.integers(0, 20_000) | st.integers(0, 10**9), GROUPS)
@@ -68,7 +70,7 @@ def test_shards_are_even_and_begin_where_blocks_of_both_codecs_do(
 ) -> None:
     """However large a fragment is, and however many shards a peer reduces of it."""
     bounds = plan.shard_bounds(elements, len(group))
-    orders = reducer_orders(7, 0, group, plan.laps(elements, len(group)))
+    orders = reducer_orders(7, 0, group, plan.chunks_per_peer(elements, len(group)))
     codecs = [codec_by_name(name) for name in (plan.codec, plan.reduction_codec)]
     block = max(codec.block_elements for codec in codecs)
     at, reduced = 0, Counter(dict.fromkeys(group, 0))

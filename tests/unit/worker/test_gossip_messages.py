@@ -6,13 +6,15 @@ from hypothesis import strategies as st
 
 from protos import murmuration_pb2 as pb
 from worker import wire
-from worker.membership import Card, Digest, Progress, Said
+from worker.membership import Digest, GossipMessage, Member, Progress
 from worker.membership.gossip import gossip_message, said_in
 
 U64 = st.integers(0, 2**64 - 1)
 SAID = st.builds(
-    Said,
-    cards=st.lists(st.builds(Card, st.just("w1"), st.just("host:1"), U64), max_size=3).map(tuple),
+    GossipMessage,
+    members=st.lists(st.builds(Member, st.just("w1"), st.just("host:1"), U64), max_size=3).map(
+        tuple
+    ),
     progress=st.none() | st.builds(Progress, U64, U64, U64),
     number=U64,
     acknowledged=U64,
@@ -22,7 +24,7 @@ SAID = st.builds(
 
 
 @given(SAID)
-def test_what_is_said_survives_the_wire(said: Said) -> None:
+def test_what_is_said_survives_the_wire(said: GossipMessage) -> None:
     raw = gossip_message(said, "w0", 2**64 - 1).SerializeToString()
     message = wire.parse(pb.GossipMessage, raw)
     assert said_in(message) == said
@@ -30,15 +32,15 @@ def test_what_is_said_survives_the_wire(said: Said) -> None:
 
 
 def test_a_bad_card_is_refused() -> None:
-    message = gossip_message(Said((Card("w1", "", 1),)), "w0", 1)
+    message = gossip_message(GossipMessage((Member("w1", "", 1),)), "w0", 1)
     with pytest.raises(wire.WireError, match="a name or address of 0 characters"):
         said_in(message)
 
 
 def test_without_news_a_message_takes_a_few_bytes() -> None:
-    heard = Said(number=0, acknowledged=10_000)
+    heard = GossipMessage(number=0, acknowledged=10_000)
     assert gossip_message(heard, "w0", 1).ByteSize() <= 16
-    asked = Said(progress=Progress(2**40, 100_000, 100_000), acknowledged=10_000)
+    asked = GossipMessage(progress=Progress(2**40, 100_000, 100_000), acknowledged=10_000)
     assert gossip_message(asked, "w0", 1).ByteSize() <= 40
-    card = Card("w1", "10.0.0.1:7000", 2**40, digests=(Digest(9, 4, 2**63),) * 4)
-    assert gossip_message(Said((card,)), "w0", 1).ByteSize() > 100
+    member = Member("w1", "10.0.0.1:7000", 2**40, digests=(Digest(9, 4, 2**63),) * 4)
+    assert gossip_message(GossipMessage((member,)), "w0", 1).ByteSize() > 100

@@ -12,7 +12,7 @@ from worker.tasks.llama_bytes import LlamaBytes
 from worker.training.inbox import Mailbox, Progress, Published, ToIO
 from worker.training.pace import Pace
 from worker.training.replica import InnerConfig, Replica
-from worker.training.reporter import Outbox
+from worker.training.reporter import Reporter
 
 STEPS = 20
 
@@ -28,7 +28,7 @@ class Told:
         cursor = Cursor(seed=0, stream="w0")
         self.replica = Replica(task, nn.Linear(2, 2), InnerConfig(), cursor, STEPS)
         pace = Pace(3, unequal=False)
-        self.outbox = Outbox(mailbox, self.replica, [self.slot], pace, STEPS, lambda: self.now)
+        self.reporter = Reporter(mailbox, self.replica, [self.slot], pace, STEPS, lambda: self.now)
 
     def published(self) -> Published:
         last = self.posted[-1]
@@ -41,30 +41,30 @@ class Told:
 
 def test_a_joiner_enters_before_what_is_in_flight() -> None:
     told = Told()
-    told.outbox.publish(7)
+    told.reporter.publish(7)
     assert (told.published().step, told.published().entry_step) == (7, 7)
     send(told.slot, LOCAL, step=5)
-    told.outbox.publish(7)
+    told.reporter.publish(7)
     assert (told.published().step, told.published().entry_step) == (7, 4)
 
 
 def test_the_pass_over_all_at_the_end_keeps_no_joiner_back() -> None:
     told = Told()
     told.slot.send_anchor(3, STEPS)
-    told.outbox.publish(STEPS)
+    told.reporter.publish(STEPS)
     assert told.published().entry_step == STEPS
 
 
 def test_a_fragment_whose_round_failed_waits_for_others_and_so_do_all_in_the_end() -> None:
     told = Told()
-    told.outbox.publish(1)
+    told.reporter.publish(1)
     assert told.published().failed == frozenset()
     sent = told.slot.send(ANCHOR - LOCAL, 1)
     told.slot.fail(sent, failed(0), LOCAL)
-    told.outbox.publish(1)
+    told.reporter.publish(1)
     assert told.published().failed == {0}
-    told.slot.failed, told.outbox.phase = False, Phase.DONE
-    told.outbox.publish(STEPS)
+    told.slot.failed, told.reporter.phase = False, Phase.DONE
+    told.reporter.publish(STEPS)
     assert (told.published().phase, told.published().failed) == (Phase.DONE, {0})
 
 
@@ -72,17 +72,17 @@ def test_progress_is_told_now_and_then_and_at_the_last_step() -> None:
     told = Told()
     for tenth in range(11):
         told.now = tenth / 10
-        told.outbox.progress(tenth)
-    told.outbox.progress(STEPS)
+        told.reporter.progress(tenth)
+    told.reporter.progress(STEPS)
     assert [event["step"] for event in told.events()] == [0, 5, 10, STEPS]
     assert sum(isinstance(each, Published) for each in told.posted) == 4
 
 
 def test_waiting_is_told_at_once_and_publishes_nothing() -> None:
     told = Told()
-    told.outbox.progress(1)
+    told.reporter.progress(1)
     told.posted.clear()
-    told.outbox.progress(1, state="waiting")
+    told.reporter.progress(1, state="waiting")
     assert [event["state"] for event in told.events()] == ["waiting"]
     assert len(told.posted) == 1
 
@@ -91,5 +91,5 @@ def test_waiting_is_told_at_once_and_publishes_nothing() -> None:
 def test_a_stage_without_a_loss_says_none(loss: float, said: float | None) -> None:
     told = Told()
     told.replica.loss = loss
-    told.outbox.iteration(2, visits=8)
+    told.reporter.iteration(2, visits=8)
     assert told.events() == [{"event": "iteration", "iteration": 2, "visits": 8, "loss": said}]

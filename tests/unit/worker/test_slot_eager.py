@@ -21,10 +21,10 @@ from tests.unit.worker.slots import (
     take_over,
     values,
 )
-from worker.training.fragment import Slot
+from worker.training.fragment import FragmentReplica
 
 
-def eager_slot() -> tuple[Slot, Tensor]:
+def eager_slot() -> tuple[FragmentReplica, Tensor]:
     """After a round of two peers: mean 4, own 2, so the other one has brought 3 to it.
 
     Anchor and local are at 6.

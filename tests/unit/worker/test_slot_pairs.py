@@ -15,7 +15,7 @@ from tests.unit.worker.slots import (
     slot_at,
     values,
 )
-from worker.training.fragment import Slot
+from worker.training.fragment import FragmentReplica
 from worker.training.inbox import Ahead, RoundDone
 from worker.wire import state_hash
 
@@ -56,7 +56,9 @@ def test_a_shared_momentum_travels_with_the_pseudo_gradient() -> None:
     assert slot.sent.values.tolist() == [0.5 * 4 + 3] * 4
 
 
-def head_start(slot: Slot, local: torch.Tensor, round_: int, mean: float) -> torch.Tensor | None:
+def head_start(
+    slot: FragmentReplica, local: torch.Tensor, round_: int, mean: float
+) -> torch.Tensor | None:
     slot.take(Ahead(0, round_, torch.full((4,), mean)))
     return slot.go_on_from_group(local)
 

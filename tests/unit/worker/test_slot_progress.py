@@ -38,7 +38,7 @@ PLANS = {
 }
 
 
-class Life:
+class Incarnation:
     """One peer, and what the reducers of its round in flight know."""
 
     def __init__(self, plan: Plan) -> None:
@@ -180,7 +180,7 @@ EVENTS = st.lists(
 def test_what_is_learned_is_never_dropped_nor_counted_twice(
     plan: Plan, events: list[tuple[Any, ...]]
 ) -> None:
-    life = Life(plan)
+    life = Incarnation(plan)
     for name, *arguments in [*events, ("finish",)]:
         getattr(life, name)(*arguments)
         life.check()

@@ -23,10 +23,12 @@ from tests.unit.worker.slots import (
     take_over,
     values,
 )
-from worker.training.fragment import Slot
+from worker.training.fragment import FragmentReplica
 
 
-def first_try_counted_left(plan: Plan = PLAIN, error: Tensor | None = None) -> tuple[Slot, Tensor]:
+def first_try_counted_left(
+    plan: Plan = PLAIN, error: Tensor | None = None
+) -> tuple[FragmentReplica, Tensor]:
     slot = slot_at(plan, ANCHOR)
     local = end(slot, failed(0, counted=LEFT, error=error), send(slot, LOCAL))
     return slot, local - 1  # 2 contributed, 1 learned since

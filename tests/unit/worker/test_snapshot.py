@@ -15,7 +15,7 @@ from worker.manifest import Manifest
 from worker.tasks import Cursor
 from worker.tasks.llama_bytes import LlamaBytes
 from worker.training import checkpoint
-from worker.training.fragment import Slot
+from worker.training.fragment import FragmentReplica
 from worker.training.inbox import Mailbox
 from worker.training.loop import Trainer
 from worker.training.replica import InnerConfig, Replica
@@ -49,11 +49,11 @@ def trainer_of(plan: Plan = PLAN, *, seed: int = 0) -> Trainer:
     )
 
 
-def local(trainer: Trainer, slot: Slot) -> Tensor:
+def local(trainer: Trainer, slot: FragmentReplica) -> Tensor:
     return slot.fragment.flatten(trainer.replica.parameters)
 
 
-def write(trainer: Trainer, slot: Slot, values: Tensor) -> None:
+def write(trainer: Trainer, slot: FragmentReplica, values: Tensor) -> None:
     for name, value in slot.fragment.views(values).items():
         trainer.replica.parameters[name].copy_(value)
 

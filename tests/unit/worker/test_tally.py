@@ -2,7 +2,7 @@
 
 import pytest
 
-from worker.training.metrics import Stall, Tally
+from worker.training.metrics import Metrics, Stall
 
 STALLS = [
     Stall(0.5, 0, 0, "b"),
@@ -15,11 +15,11 @@ STALLS = [
 ]
 
 
-def stalled(*stalls: Stall) -> Tally:
-    tally = Tally()
+def stalled(*stalls: Stall) -> Metrics:
+    metrics = Metrics()
     for stall in stalls:
-        tally.stalled(stall)
-    return tally
+        metrics.stalled(stall)
+    return metrics
 
 
 def test_waits_add_up_by_peer_and_by_fragment() -> None:
@@ -47,59 +47,59 @@ def test_fewer_than_five_are_all_told() -> None:
 
 
 def test_steps_are_told_apart_by_whether_a_round_was_on_its_way() -> None:
-    tally = Tally()
+    metrics = Metrics()
     for seconds in (0.1, 0.9, 0.2):
-        tally.stepped(seconds, in_flight=False)
+        metrics.stepped(seconds, in_flight=False)
     for seconds in (0.3, 0.5):
-        tally.stepped(seconds, in_flight=True)
-    plain = tally.plain()
+        metrics.stepped(seconds, in_flight=True)
+    plain = metrics.plain()
     assert (plain["step_s_idle"], plain["step_s_in_flight"]) == (0.2, 0.4)
-    assert (tally.inner_steps, plain["steps_in_flight"]) == (5, 2)
+    assert (metrics.inner_steps, plain["steps_in_flight"]) == (5, 2)
     assert plain["compute_s"] == 2.0
 
 
 def test_medians_are_of_the_latest_steps() -> None:
-    tally = Tally()
+    metrics = Metrics()
     for seconds in [9.0] * 1000 + [0.5] * 4096:
-        tally.stepped(seconds, in_flight=True)
-    plain = tally.plain()
+        metrics.stepped(seconds, in_flight=True)
+    plain = metrics.plain()
     assert (plain["step_s_in_flight"], plain["step_s_idle"]) == (0.5, None)
-    assert tally.inner_steps == 5096
+    assert metrics.inner_steps == 5096
 
 
 def test_a_life_without_a_step_has_no_figures() -> None:
-    plain = Tally().plain()
+    plain = Metrics().plain()
     assert plain["longest_stalls"] == []
     assert (plain["wall_s"], plain["compute_utilization"]) == (0.0, 0.0)
     assert (plain["step_s_idle"], plain["step_s_in_flight"]) == (None, None)
 
 
 def test_utilization_is_compute_over_the_time_from_the_first_step_to_the_last() -> None:
-    tally = Tally(first_step_at=100.0, last_step_at=110.0)
-    tally.stepped(4.0, in_flight=False)
-    tally.stepped(3.5, in_flight=True)
-    assert tally.wall_s == 10.0
-    assert tally.compute_utilization == pytest.approx(0.75)
-    tally.last_step_at = 100.0
-    assert tally.compute_utilization == 0.0
+    metrics = Metrics(first_step_at=100.0, last_step_at=110.0)
+    metrics.stepped(4.0, in_flight=False)
+    metrics.stepped(3.5, in_flight=True)
+    assert metrics.wall_s == 10.0
+    assert metrics.compute_utilization == pytest.approx(0.75)
+    metrics.last_step_at = 100.0
+    assert metrics.compute_utilization == 0.0
 
 
 def test_waits_are_told_up_to_the_last_step() -> None:
-    tally = Tally()
-    tally.visits_wait_s += 1.5
-    tally.stalled(Stall(0.25, 0, 0, "b"))
-    tally.stepped(1.0, in_flight=False)
-    tally.visits_wait_s += 9.0  # of an iteration that was not ended
-    tally.stalled(Stall(4.0, 0, 1, "b"))  # the last round, after the last step
-    assert tally.waits() == {"visits_wait_s": 1.5, "rounds_wait_s": 0.25}
-    tally.stepped(1.0, in_flight=False)
-    assert tally.waits() == {"visits_wait_s": 10.5, "rounds_wait_s": 4.25}
+    metrics = Metrics()
+    metrics.visits_wait_s += 1.5
+    metrics.stalled(Stall(0.25, 0, 0, "b"))
+    metrics.stepped(1.0, in_flight=False)
+    metrics.visits_wait_s += 9.0  # of an iteration that was not ended
+    metrics.stalled(Stall(4.0, 0, 1, "b"))  # the last round, after the last step
+    assert metrics.waits() == {"visits_wait_s": 1.5, "rounds_wait_s": 0.25}
+    metrics.stepped(1.0, in_flight=False)
+    assert metrics.waits() == {"visits_wait_s": 10.5, "rounds_wait_s": 4.25}
 
 
 def test_iterations_go_from_one_inner_step_to_the_next_waits_included() -> None:
-    tally = Tally(first_step_at=10.0)
+    metrics = Metrics(first_step_at=10.0)
     for ended in (11.0, 13.0, 14.0, *range(15, 31), 40.0):  # 18 of a second, one of 2, one of 10
-        tally.last_step_at = float(ended)
-        tally.stepped(0.25, in_flight=False)
-    assert tally.iterations() == {"iteration_s": 1.0, "iteration_p95_s": 2.0}
-    assert Tally().iterations() == {"iteration_s": None, "iteration_p95_s": None}
+        metrics.last_step_at = float(ended)
+        metrics.stepped(0.25, in_flight=False)
+    assert metrics.iterations() == {"iteration_s": 1.0, "iteration_p95_s": 2.0}
+    assert Metrics().iterations() == {"iteration_s": None, "iteration_p95_s": None}

@@ -92,7 +92,7 @@ class CancelExchange:
 
 
 @dataclass(frozen=True)
-class Doubt:
+class Suspect:
     """A stream to the peer broke: membership should probe it."""
 
     peer: str
@@ -111,7 +111,7 @@ class Failed:
     waiting_for: tuple[str, ...]
 
 
-Action = OpenExchange | CancelExchange | Doubt | Succeeded | Failed
+Action = OpenExchange | CancelExchange | Suspect | Succeeded | Failed
 
 
 @dataclass
@@ -180,7 +180,7 @@ class Contributing:
                     state.open, state.last_reason = False, reason
                     state.retry_at = now + self._config.retry_s
                     if link:
-                        actions.append(Doubt(state.target))
+                        actions.append(Suspect(state.target))
             case Refused(shard, attempt, reason):
                 if self._current(shard, attempt):
                     return actions + self._fail(reason)

@@ -166,7 +166,7 @@ class Contributor:
                     if task := round_.streams.pop((key.shard, attempt), None):
                         task.cancel()
                         self._context.counts.takeovers += not ended
-                case machine.Doubt(peer):
+                case machine.Suspect(peer):
                     self._doubt(peer)
                 case machine.Succeeded():
                     del self._rounds[round_.machine.fragment]

@@ -15,7 +15,7 @@ from worker.exchange.allreduce.contributor_io import Contributor
 from worker.exchange.allreduce.reducer_io import Reducer
 from worker.exchange.context import Context, Tasks
 from worker.exchange.types import View
-from worker.membership import Card, Phase
+from worker.membership import Member, Phase
 from worker.training.inbox import Begin, RoundDone, RoundFailed
 from worker.transport import Transport
 
@@ -33,7 +33,7 @@ class _Pass:
     retry_at: float = -math.inf
 
 
-class Agreement:
+class FinalAverage:
     """This peer's part in the last pass, at most one per fragment. io thread only.
 
     Args:
@@ -98,12 +98,12 @@ class Agreement:
             if pass_.running or now < pass_.retry_at:
                 continue
             fragment, round_ = pass_.begin.fragment, pass_.begin.round
-            live = [card for card in self._view.cards.values() if card.live]
-            if any(_version(card, fragment) > round_ for card in live):
+            live = [member for member in self._view.members.values() if member.live]
+            if any(_version(member, fragment) > round_ for member in live):
                 self._fail(pass_, "the others have agreed without this peer")
                 continue
-            running = [card for card in live if card.phase in (Phase.READY, Phase.TRAINING)]
-            here = {card.peer for card in running if _version(card, fragment) == round_}
+            running = [member for member in live if member.phase in (Phase.READY, Phase.TRAINING)]
+            here = {member.peer for member in running if _version(member, fragment) == round_}
             if len(here) == len(running) or now >= pass_.patient_until:
                 group = tuple(sorted({*here, self._context.me}))
                 pass_.running = True
@@ -123,6 +123,6 @@ class Agreement:
         self._finished(result)
 
 
-def _version(card: Card, fragment: int) -> int:
+def _version(member: Member, fragment: int) -> int:
     """Of the peer's state; -1 as long as it has none."""
-    return card.digests[fragment].version if fragment < len(card.digests) else -1
+    return member.digests[fragment].version if fragment < len(member.digests) else -1

@@ -10,7 +10,7 @@ from protos import murmuration_pb2 as pb
 from worker import wire
 from worker.exchange.context import Context
 from worker.exchange.pairwise import round as machine
-from worker.exchange.pairwise.round import Meeting
+from worker.exchange.pairwise.round import PairRound
 
 if TYPE_CHECKING:
     import asyncio
@@ -21,7 +21,7 @@ ANCHOR, CONTRIBUTION = PARTS = (0, 1)  # on the wire: PartHeader.part
 
 
 @dataclass(eq=False)
-class Table:
+class PairBuffer:
     """Args:
     group: the peers of the round, this one included.
     own: by part, what this peer gives; the contribution comes when the round has begun.
@@ -39,7 +39,7 @@ class Table:
     staged: set[str] = field(default_factory=set)  # partners that hold everything
     declined: dict[str, str] = field(default_factory=dict)  # partners that have given up, and why
     complete: bool = False  # everything is here
-    meeting: Meeting | None = None  # from the beginning of the round
+    meeting: PairRound | None = None  # from the beginning of the round
     succeeded: bool = False
     failed: str = ""  # why
     began: float = 0.0

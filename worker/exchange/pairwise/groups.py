@@ -16,8 +16,8 @@ def group(context: Context, view: View, fragment: int, round_: int) -> tuple[str
     """This peer's group of the round; itself alone if it sits out. Who comes so late that others of
     its group have ended the run does without those."""
     peers = members(context, view, fragment)
-    size, apart = context.plan.group_size, view.apart
-    drawn = _drawn(context.me, context.run, fragment, round_, peers, size, apart)
+    size, unreachable = context.plan.group_size, view.unreachable
+    drawn = _drawn(context.me, context.run, fragment, round_, peers, size, unreachable)
     return tuple(peer for peer in drawn if not view.has_ended_before(peer, fragment, round_))
 
 
@@ -29,7 +29,7 @@ def _drawn(
     round_: int,
     peers: frozenset[str],
     size: int,
-    apart: frozenset[tuple[str, str]],
+    unreachable: frozenset[tuple[str, str]],
 ) -> tuple[str, ...]:
     epoch = membership_epoch(peers)
-    return group_of(me, run, fragment, round_, epoch, peers, size, apart) or (me,)
+    return group_of(me, run, fragment, round_, epoch, peers, size, unreachable) or (me,)

@@ -17,10 +17,10 @@ from worker import wire
 from worker.exchange.context import Context, Tasks
 from worker.exchange.pairwise import groups
 from worker.exchange.pairwise import round as machine
-from worker.exchange.pairwise.buffer import ANCHOR, CONTRIBUTION, Table, codec_of
-from worker.exchange.pairwise.prefetch import HeadStarts
-from worker.exchange.pairwise.round import Lead, Meeting
-from worker.exchange.pairwise.stream import Conversation, declined, refusal
+from worker.exchange.pairwise.buffer import ANCHOR, CONTRIBUTION, PairBuffer, codec_of
+from worker.exchange.pairwise.prefetch import AnchorPrefetch
+from worker.exchange.pairwise.round import ArrivalSkew, PairRound
+from worker.exchange.pairwise.stream import PairStream, declined, refusal
 from worker.exchange.types import View
 from worker.training.inbox import Ahead, Begin, FragmentState, RoundDone, RoundFailed
 from worker.transport import Stream, Transport, TransportError
@@ -57,10 +57,10 @@ class Pairs:
         self.context, self._schedule, self.tasks = context, schedule, Tasks()
         self._transport, self._address_of = transport, address_of
         self._finished, self._doubt = finished, doubt
-        self.lead = Lead(context.config)
-        self.head_starts = HeadStarts(context, self.tasks, self.lead, self._mean_anchor, ahead)
+        self.lead = ArrivalSkew(context.config)
+        self.head_starts = AnchorPrefetch(context, self.tasks, self.lead, self._mean_anchor, ahead)
         self._view = View()
-        self._tables: dict[tuple[int, int], Table] = {}
+        self._tables: dict[tuple[int, int], PairBuffer] = {}
         self._rounds: dict[int, int] = {}
         self._over: set[tuple[int, int]] = set()
         self._changed = asyncio.Event()
@@ -133,7 +133,7 @@ class Pairs:
         table.own[CONTRIBUTION], table.error = payload, error
         table.weight = context.weight(begin.weight)
         table.began = context.clock()
-        table.meeting = Meeting(
+        table.meeting = PairRound(
             context.me,
             table.group,
             self._view,
@@ -182,7 +182,7 @@ class Pairs:
             self.context.refused(error, header.sender, header.round)
             await stream.send(pb.MeetMessage(refusal=refusal(error)).SerializeToString())
 
-    async def _admit(self, header: pb.MeetHeader) -> Table | pb.Refusal:
+    async def _admit(self, header: pb.MeetHeader) -> PairBuffer | pb.Refusal:
         """The table that the partner may sit down at, once this peer has come to the round."""
         if header.run != self.context.run:
             return pb.Refusal(code=pb.RefusalCode.REFUSAL_RUN, reason="this is another run")
@@ -204,7 +204,7 @@ class Pairs:
                 return pb.Refusal(code=pb.RefusalCode.REFUSAL_PRUNED, reason=reason)
             await self.changed()  # the caller ends it when its patience does
 
-    async def _host(self, table: Table, header: pb.MeetHeader, stream: Stream) -> None:
+    async def _host(self, table: PairBuffer, header: pb.MeetHeader, stream: Stream) -> None:
         """A partner has sat down; an earlier stream of its is over. Raises TransportError,
         WireError."""
         peer, task = header.sender, asyncio.current_task()
@@ -214,7 +214,7 @@ class Pairs:
         table.streams[peer] = task
         try:
             await stream.send(table.header(self.context, peer))
-            await Conversation(self, table, peer, stream).hold(header)
+            await PairStream(self, table, peer, stream).hold(header)
         except TransportError as error:
             if table.streams.get(peer) is task:
                 self.step(table, machine.Broken(peer, 0, f"{peer}: {error}"))
@@ -223,7 +223,7 @@ class Pairs:
             if table.streams.get(peer) is task:
                 del table.streams[peer]
 
-    async def _call(self, table: Table, peer: str, attempt: int) -> None:
+    async def _call(self, table: PairBuffer, peer: str, attempt: int) -> None:
         """Reaches a partner: once, or until the partner knows as well that the round has succeeded
         if it has succeeded here. One that is held for gone may come back."""
         event = await self._try(table, peer, attempt)
@@ -236,7 +236,7 @@ class Pairs:
         if event is not None:
             self.step(table, event)
 
-    async def _try(self, table: Table, peer: str, attempt: int) -> machine.Event | None:
+    async def _try(self, table: PairBuffer, peer: str, attempt: int) -> machine.Event | None:
         """What came in the way, if not all has been said on both sides."""
         try:
             address = self._address_of(peer)
@@ -253,7 +253,7 @@ class Pairs:
                     case "refusal":
                         return declined(peer, answer.refusal)
                     case "header":
-                        await Conversation(self, table, peer, stream).hold(answer.header)
+                        await PairStream(self, table, peer, stream).hold(answer.header)
                         while await stream.receive() is not None:
                             pass  # the partner ends the stream once it has heard everything
                         return None
@@ -268,7 +268,7 @@ class Pairs:
 
     # ------------------------------------------------------------------------------- the machine
 
-    def step(self, table: Table, event: machine.Event) -> None:
+    def step(self, table: PairBuffer, event: machine.Event) -> None:
         """Feeds the round's machine, if it has begun, and does what that says."""
         if table.meeting is None or table.ended:
             return
@@ -279,7 +279,7 @@ class Pairs:
                 case machine.Stage():
                     table.complete = True
                     self._wake()
-                case machine.Doubt(peer):
+                case machine.Suspect(peer):
                     self._doubt(peer)
                 case machine.Succeeded():
                     table.succeeded = table.complete = True
@@ -295,7 +295,7 @@ class Pairs:
                     self._finished(RoundFailed(*key, reason, waiting_for, (), table.error))
                     self._wake()
 
-    async def _finish(self, table: Table) -> None:
+    async def _finish(self, table: PairBuffer) -> None:
         """Averages what the group has put on the table."""
         context = self.context
         mean, mean_anchor = await self._mean(table, CONTRIBUTION), await self._mean_anchor(table)
@@ -318,13 +318,13 @@ class Pairs:
             )
         )
 
-    async def _mean_anchor(self, table: Table) -> "Tensor":
+    async def _mean_anchor(self, table: PairBuffer) -> "Tensor":
         """As it has arrived everywhere, with what the own anchor's encoding left out: each keeps
         that, so nothing of all anchors' mean is lost, and small steps add up."""
         mean = await self._mean(table, ANCHOR)
         return mean if table.left_out is None else mean.add_(table.left_out)
 
-    async def _mean(self, table: Table, part: int) -> "Tensor":
+    async def _mean(self, table: PairBuffer, part: int) -> "Tensor":
         codec, elements = self._codec(part), self.context.elements[table.fragment]
         payloads, weights = table.payloads(part, self.context.me)
         return await self.context.worked(
@@ -346,13 +346,13 @@ class Pairs:
 
     def _lay(
         self, fragment: int, round_: int, own: dict[int, wire.Payload], left_out: "Tensor | None"
-    ) -> Table:
+    ) -> PairBuffer:
         """A table for the round in place of an earlier one, to which those partners are called that
         this peer calls."""
         if (earlier := self._tables.get((fragment, round_))) is not None:
             self._leave(earlier)
         drawn = groups.group(self.context, self._view, fragment, round_)
-        table = Table(fragment, round_, drawn, dict(own), left_out=left_out)
+        table = PairBuffer(fragment, round_, drawn, dict(own), left_out=left_out)
         self._tables[fragment, round_] = table
         for peer in table.group:
             if peer > self.context.me:
@@ -362,22 +362,22 @@ class Pairs:
         self._wake()
         return table
 
-    def _reach(self, table: Table, peer: str, attempt: int) -> None:
+    def _reach(self, table: PairBuffer, peer: str, attempt: int) -> None:
         if peer not in table.streams:
             table.streams[peer] = self.tasks.spawn(self._call(table, peer, attempt))
 
-    def _clear(self, table: Table) -> None:
+    def _clear(self, table: PairBuffer) -> None:
         if self._tables.get((table.fragment, table.round)) is table:
             del self._tables[table.fragment, table.round]
 
-    def _leave(self, table: Table) -> None:
+    def _leave(self, table: PairBuffer) -> None:
         self._clear(table)
         current = asyncio.current_task()
         for task in table.streams.values():
             if task is not current:
                 task.cancel()
 
-    async def _part(self, table: Table) -> None:
+    async def _part(self, table: PairBuffer) -> None:
         """Leaves a round that is given up, once the partners have heard so or had time to."""
         if table.streams:
             await asyncio.wait(set(table.streams.values()), timeout=_PART_S)

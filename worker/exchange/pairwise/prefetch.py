@@ -4,8 +4,8 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from worker.exchange.context import Context, Tasks
-from worker.exchange.pairwise.buffer import ANCHOR, Table
-from worker.exchange.pairwise.round import Lead
+from worker.exchange.pairwise.buffer import ANCHOR, PairBuffer
+from worker.exchange.pairwise.round import ArrivalSkew
 from worker.training.inbox import Ahead
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _QUIET_S = 1.0  # several delays of a long link pass before the first byte
 
 
-class HeadStarts:
+class AnchorPrefetch:
     """The mean of the group's anchors is told as soon as it is known. Where the train side waits
     for it, which it does in plans without overlap, it is told as well when it may go on without: a
     mean that comes later is told all the same. io thread only.
@@ -31,15 +31,15 @@ class HeadStarts:
         self,
         context: Context,
         tasks: Tasks,
-        lead: Lead,
-        mean: Callable[[Table], Awaitable["Tensor"]],
+        lead: ArrivalSkew,
+        mean: Callable[[PairBuffer], Awaitable["Tensor"]],
         tell: Callable[[Ahead], None],
     ) -> None:
         self._context, self._tasks, self._lead = context, tasks, lead
         self._mean, self._tell = mean, tell
         self._met: dict[int, tuple[str, ...]] = {}  # by fragment, with whom the last round was held
 
-    def laid(self, table: Table, members: int) -> None:
+    def laid(self, table: PairBuffer, members: int) -> None:
         """A table for a round to come, in a swarm of so many. Who sits it out waits for nobody, and
         where all are one group they have one anchor."""
         table.laid = self._context.clock()
@@ -52,18 +52,18 @@ class HeadStarts:
         if self._waited_for:
             self._tell(Ahead(fragment, round_, None))
 
-    def ended(self, table: Table) -> None:
+    def ended(self, table: PairBuffer) -> None:
         """A round is over."""
         self._met[table.fragment] = table.group if table.succeeded else ()
 
-    def came(self, table: Table) -> None:
+    def came(self, table: PairBuffer) -> None:
         """A partner's anchor is there, and valid."""
         early = self._context.plan.shared_momentum and not table.told and table.meeting is None
         if early and table.holds(ANCHOR, self._context.me):
             table.told = True
             self._tasks.spawn(self._average(table))
 
-    def look(self, table: Table) -> None:
+    def look(self, table: PairBuffer) -> None:
         """Time passes: a partner of whom nothing comes is not waited for, and one of whom little
         comes not for ever."""
         context, now = self._context, self._context.clock()
@@ -73,12 +73,12 @@ class HeadStarts:
         if now - max(table.laid, table.heard) > quiet_s or now - table.laid > quiet_s + slowest_s:
             self._go_without(table)
 
-    async def _average(self, table: Table) -> None:
+    async def _average(self, table: PairBuffer) -> None:
         mean_anchor = await self._mean(table)
         if table.meeting is None:
             self._tell(Ahead(table.fragment, table.round, mean_anchor))
 
-    def _go_without(self, table: Table) -> None:
+    def _go_without(self, table: PairBuffer) -> None:
         if table.meeting is None and not (table.told or table.let_go):
             table.let_go = True
             self.missing(table.fragment, table.round)

@@ -108,7 +108,7 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Doubt:
+class Suspect:
     """A stream to the peer broke: membership should probe it."""
 
     peer: str
@@ -127,7 +127,7 @@ class Failed:
     waiting_for: tuple[str, ...]
 
 
-Action = Open | Stage | Doubt | Succeeded | Failed
+Action = Open | Stage | Suspect | Succeeded | Failed
 
 
 @dataclass
@@ -148,7 +148,7 @@ class _Partner:
         return self.met_at < math.inf
 
 
-class Meeting:
+class PairRound:
     """A round at this peer.
 
     Args:
@@ -157,7 +157,7 @@ class Meeting:
         fragment, round_: which round it is.
         began_at: monotonic time (s) at which this peer has come to it.
         payload_bytes: what goes to each partner.
-        lead_s: how far this peer may be ahead of its partners (`Lead`).
+        lead_s: how far this peer may be ahead of its partners (`ArrivalSkew`).
 
     A partner that has not come is waited for until `patience_until`, and longer while it is heard
     of. From `deadline` on nothing is staged; who has not staged by then gives the round up.
@@ -213,7 +213,7 @@ class Meeting:
                     partner.open, partner.reason = False, reason
                     partner.broken_at = min(partner.broken_at, now)
                     partner.retry_at = now + self._config.retry_s
-                    actions.append(Doubt(peer))
+                    actions.append(Suspect(peer))
             case Declined(peer, reason):
                 # What has staged counts, even if it lost patience then: others may have applied it.
                 if not (self._staged and self._partners[peer].staged):
@@ -320,7 +320,7 @@ class Meeting:
         return Failed(reason, self.waiting_for)
 
 
-class Lead:
+class ArrivalSkew:
     """By how long values of partners have lately taken to arrive here."""
 
     def __init__(self, config: RoundConfig) -> None:

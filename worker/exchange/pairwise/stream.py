@@ -9,9 +9,9 @@ from protos import murmuration_pb2 as pb
 from worker import wire
 from worker.exchange.context import Context, Tasks
 from worker.exchange.pairwise import round as machine
-from worker.exchange.pairwise.buffer import ANCHOR, CONTRIBUTION, PARTS, Table, codec_of
-from worker.exchange.pairwise.prefetch import HeadStarts
-from worker.exchange.pairwise.round import Lead
+from worker.exchange.pairwise.buffer import ANCHOR, CONTRIBUTION, PARTS, PairBuffer, codec_of
+from worker.exchange.pairwise.prefetch import AnchorPrefetch
+from worker.exchange.pairwise.round import ArrivalSkew
 from worker.transport import Stream, TransportError
 
 
@@ -20,10 +20,10 @@ class Rounds(Protocol):
 
     context: Context
     tasks: Tasks
-    lead: Lead
-    head_starts: HeadStarts
+    lead: ArrivalSkew
+    head_starts: AnchorPrefetch
 
-    def step(self, table: Table, event: machine.Event) -> None:
+    def step(self, table: PairBuffer, event: machine.Event) -> None:
         """Something has happened in the round."""
 
     def busy(self) -> bool:
@@ -37,10 +37,10 @@ class _Over(Exception):
     """This peer has given the round up."""
 
 
-class Conversation:
+class PairStream:
     """With one partner of a table, from the headers on."""
 
-    def __init__(self, rounds: Rounds, table: Table, peer: str, stream: Stream) -> None:
+    def __init__(self, rounds: Rounds, table: PairBuffer, peer: str, stream: Stream) -> None:
         self._rounds, self._context = rounds, rounds.context
         self._table, self._peer, self._stream = table, peer, stream
         self._coming_since, self._here_before = 0.0, 0

@@ -21,8 +21,8 @@ def test_two_visits_of_one_peer_at_a_time_collide() -> None:
         (0, 1, 2),
     ]
     assert [each.first.returning for each in found] == [False, True]
-    apart = Timetable(pipeline, [Route((0, 2)), Route((1, 3))], {})
-    assert apart.collisions() == []
+    unreachable = Timetable(pipeline, [Route((0, 2)), Route((1, 3))], {})
+    assert unreachable.collisions() == []
 
 
 def test_a_wait_moves_a_visit_and_all_after_it() -> None:

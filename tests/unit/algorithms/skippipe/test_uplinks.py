@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from algorithms.skippipe.cost import uplink_bound_s
+from algorithms.skippipe.bound import uplink_bound_s
 from algorithms.skippipe.coverage import fewest_visits
 from algorithms.skippipe.pipeline import Pipeline
 from algorithms.skippipe.prediction import origins_in_turns, predict

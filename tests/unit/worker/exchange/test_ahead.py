@@ -11,9 +11,9 @@ from algorithms.plan import PRESETS
 from tests.unit.worker.exchange.test_table import context, table_of
 from worker import wire
 from worker.exchange.context import Tasks
-from worker.exchange.pairwise.buffer import ANCHOR, Table
-from worker.exchange.pairwise.prefetch import HeadStarts
-from worker.exchange.pairwise.round import Lead
+from worker.exchange.pairwise.buffer import ANCHOR, PairBuffer
+from worker.exchange.pairwise.prefetch import AnchorPrefetch
+from worker.exchange.pairwise.round import ArrivalSkew
 from worker.exchange.types import RoundConfig
 from worker.training.inbox import Ahead
 
@@ -33,25 +33,25 @@ class Told:
             config=RoundConfig(floor_mbps=1e-5),
             clock=lambda: self.now,
         )
-        self.config, self.lead = known.config, Lead(known.config)
+        self.config, self.lead = known.config, ArrivalSkew(known.config)
         self.lead.came(100, 0.0001)
         tell = self.messages.append
-        self.head_starts = HeadStarts(known, self.tasks, self.lead, self._mean, tell)
+        self.head_starts = AnchorPrefetch(known, self.tasks, self.lead, self._mean, tell)
 
-    async def _mean(self, table: Table) -> Tensor:
+    async def _mean(self, table: PairBuffer) -> Tensor:
         return MEAN
 
-    def lay(self, group: str = "abc", members: int = 9) -> Table:
+    def lay(self, group: str = "abc", members: int = 9) -> PairBuffer:
         table = table_of(group=group)
         table.own[ANCHOR] = wire.Payload.of(bytes(12))
         self.head_starts.laid(table, members)
         return table
 
-    def look(self, table: Table, after_s: float) -> None:
+    def look(self, table: PairBuffer, after_s: float) -> None:
         self.now += after_s
         self.head_starts.look(table)
 
-    async def came(self, table: Table, *peers: str) -> None:
+    async def came(self, table: PairBuffer, *peers: str) -> None:
         for peer in peers:
             table.checked.add((peer, ANCHOR))
             self.head_starts.came(table)

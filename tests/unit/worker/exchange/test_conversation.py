@@ -11,9 +11,9 @@ from protos import murmuration_pb2 as pb
 from worker import wire
 from worker.exchange.compression import Compression, ExchangeConfig
 from worker.exchange.context import Context, Tasks
-from worker.exchange.pairwise.buffer import ANCHOR, CONTRIBUTION, Table
-from worker.exchange.pairwise.round import Event, Meeting
-from worker.exchange.pairwise.stream import Conversation
+from worker.exchange.pairwise.buffer import ANCHOR, CONTRIBUTION, PairBuffer
+from worker.exchange.pairwise.round import Event, PairRound
+from worker.exchange.pairwise.stream import PairStream
 from worker.exchange.types import RoundConfig, View
 
 ELEMENTS = 100
@@ -41,7 +41,7 @@ class Rounds:
             log=lambda _: None,
         )
 
-    def step(self, table: Table, event: Event) -> None:
+    def step(self, table: PairBuffer, event: Event) -> None:
         pass
 
     def busy(self) -> bool:
@@ -76,10 +76,10 @@ class Silent:
         pass
 
 
-def table_of() -> Table:
+def table_of() -> PairBuffer:
     payload = wire.Payload.of(wire.encode(codec_by_name("fp32"), torch.ones(ELEMENTS)))
-    table = Table(0, 7, ("a", "b"), {ANCHOR: payload, CONTRIBUTION: payload})
-    table.meeting = Meeting(
+    table = PairBuffer(0, 7, ("a", "b"), {ANCHOR: payload, CONTRIBUTION: payload})
+    table.meeting = PairRound(
         "a",
         table.group,
         View(),
@@ -103,7 +103,7 @@ def said(failed: str) -> list[str]:
             table.complete, table.failed = True, failed
 
         stream = Silent(at_last)
-        conversation = Conversation(rounds, table, "b", stream)
+        conversation = PairStream(rounds, table, "b", stream)
         holding = asyncio.ensure_future(conversation.hold(pb.MeetHeader()))
         await stream.heard.wait()
         await asyncio.gather(holding, return_exceptions=True)

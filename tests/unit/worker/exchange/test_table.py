@@ -12,8 +12,8 @@ from tests.support.frames import frames_of
 from worker import wire
 from worker.exchange.compression import Compression, ExchangeConfig
 from worker.exchange.context import Context
-from worker.exchange.pairwise.buffer import ANCHOR, CONTRIBUTION, Table, codec_of
-from worker.exchange.pairwise.round import Broken, Declined, Meeting, Met, Received
+from worker.exchange.pairwise.buffer import ANCHOR, CONTRIBUTION, PairBuffer, codec_of
+from worker.exchange.pairwise.round import Broken, Declined, Met, PairRound, Received
 from worker.exchange.types import RoundConfig, View
 from worker.wire import Payload
 
@@ -27,8 +27,10 @@ PAYLOADS = {
 }
 
 
-def table_of(me: str = "b", group: str = "abc") -> Table:
-    return Table(3, 7, tuple(group), {part: PAYLOADS[me, part] for part in (ANCHOR, CONTRIBUTION)})
+def table_of(me: str = "b", group: str = "abc") -> PairBuffer:
+    return PairBuffer(
+        3, 7, tuple(group), {part: PAYLOADS[me, part] for part in (ANCHOR, CONTRIBUTION)}
+    )
 
 
 def header(peer: str, part: int, **changes: int) -> pb.PartHeader:
@@ -43,11 +45,11 @@ def header(peer: str, part: int, **changes: int) -> pb.PartHeader:
     return pb.PartHeader(**{**fields, **changes})
 
 
-def expect(table: Table, peer: str, part: int, weight: int = 1, **changes: int) -> None:
+def expect(table: PairBuffer, peer: str, part: int, weight: int = 1, **changes: int) -> None:
     table.expect(peer, header(peer, part, **changes), FP32, ELEMENTS, weight)
 
 
-def give(table: Table, peer: str, part: int, stop: int | None = None, **changes: int) -> None:
+def give(table: PairBuffer, peer: str, part: int, stop: int | None = None, **changes: int) -> None:
     """The part's header and its frames of 100 bytes, up to `stop` bytes."""
     expect(table, peer, part, **changes)
     _, incoming = table.arriving(peer)
@@ -58,7 +60,7 @@ def give(table: Table, peer: str, part: int, stop: int | None = None, **changes:
                 incoming.add(pb.MeetMessage.FromString(raw).frame)
 
 
-def check_all(table: Table, peer: str) -> None:
+def check_all(table: PairBuffer, peer: str) -> None:
     for part, incoming in table.unchecked(peer):
         incoming.verify()
         table.checked.add((peer, part))
@@ -83,8 +85,8 @@ def context() -> Context:
     )
 
 
-def begun(table: Table) -> Table:
-    table.meeting = Meeting(
+def begun(table: PairBuffer) -> PairBuffer:
+    table.meeting = PairRound(
         "b",
         table.group,
         View(),

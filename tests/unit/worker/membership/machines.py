@@ -7,9 +7,9 @@ from dataclasses import replace
 from worker.membership import (
     Action,
     AskProbe,
-    Card,
     Health,
     Heard,
+    Member,
     Membership,
     MembershipConfig,
     Probe,
@@ -24,19 +24,19 @@ CONFIG = MembershipConfig(
 SUSPICION_S = CONFIG.suspicion_s(4)
 
 
-def card(peer: str, **changes: object) -> Card:
-    return replace(Card(peer, f"at-{peer}", epoch=1), **changes)
+def member(peer: str, **changes: object) -> Member:
+    return replace(Member(peer, f"at-{peer}", epoch=1), **changes)
 
 
 def machine(*others: str, config: MembershipConfig = CONFIG) -> Membership:
     """`me`, who knows `others` and has not ticked yet."""
-    membership = Membership(card("me"), config, random.Random(0))
-    membership.step(Heard(tuple(card(other) for other in others)), 0.0)
+    membership = Membership(member("me"), config, random.Random(0))
+    membership.step(Heard(tuple(member(other) for other in others)), 0.0)
     return membership
 
 
 def health(membership: Membership, peer: str) -> Health:
-    return next(each.health for each in membership.cards if each.peer == peer)
+    return next(each.health for each in membership.members if each.peer == peer)
 
 
 def probes(actions: Sequence[Action]) -> list[str]:

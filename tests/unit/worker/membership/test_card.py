@@ -6,14 +6,14 @@ from functools import reduce
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.membership import Card, Digest, Health, Phase, newest
+from worker.membership import Digest, Health, Member, Phase, newest
 
 
 @st.composite
-def cards(draw: st.DrawFn) -> Card:
+def members(draw: st.DrawFn) -> Member:
     """Of one peer, which raises its heartbeat whenever it changes what it says about itself."""
     epoch, heartbeat = draw(st.integers(1, 2)), draw(st.integers(0, 3))
-    return Card(
+    return Member(
         peer="w0",
         address=f"host:{epoch}",
         epoch=epoch,
@@ -26,44 +26,44 @@ def cards(draw: st.DrawFn) -> Card:
     )
 
 
-@given(cards(), cards())
-def test_it_is_commutative(one: Card, other: Card) -> None:
+@given(members(), members())
+def test_it_is_commutative(one: Member, other: Member) -> None:
     assert newest(one, other) == newest(other, one)
 
 
-@given(cards(), cards(), cards())
-def test_it_is_associative(a: Card, b: Card, c: Card) -> None:
+@given(members(), members(), members())
+def test_it_is_associative(a: Member, b: Member, c: Member) -> None:
     assert newest(newest(a, b), c) == newest(a, newest(b, c))
 
 
-@given(cards())
-def test_it_is_idempotent(card: Card) -> None:
-    assert newest(card, card) == card
+@given(members())
+def test_it_is_idempotent(member: Member) -> None:
+    assert newest(member, member) == member
 
 
-@given(cards(), cards())
-def test_what_is_known_absorbs_what_went_into_it(one: Card, other: Card) -> None:
+@given(members(), members())
+def test_what_is_known_absorbs_what_went_into_it(one: Member, other: Member) -> None:
     merged = newest(one, other)
     assert newest(merged, one) == merged
     assert newest(merged, other) == merged
 
 
-@given(st.lists(cards(), min_size=1, max_size=6), st.data())
+@given(st.lists(members(), min_size=1, max_size=6), st.data())
 def test_rumours_give_the_same_card_in_whatever_order_and_number(
-    rumours: list[Card], data: st.DataObject
+    rumours: list[Member], data: st.DataObject
 ) -> None:
     again = data.draw(st.permutations(rumours + rumours[:2]))
     assert reduce(newest, again) == reduce(newest, rumours)
 
 
-@given(cards(), cards())
-def test_a_later_life_replaces_all(one: Card, other: Card) -> None:
+@given(members(), members())
+def test_a_later_life_replaces_all(one: Member, other: Member) -> None:
     later = replace(other, epoch=one.epoch + 1)
     assert newest(one, later) == later
 
 
-@given(cards(), cards())
-def test_health_goes_by_incarnation_and_the_rest_by_heartbeat(one: Card, other: Card) -> None:
+@given(members(), members())
+def test_health_goes_by_incarnation_and_the_rest_by_heartbeat(one: Member, other: Member) -> None:
     other = replace(other, epoch=one.epoch, address=one.address)
     merged = newest(one, other)
     assert merged.incarnation == max(one.incarnation, other.incarnation)
@@ -74,24 +74,24 @@ def test_health_goes_by_incarnation_and_the_rest_by_heartbeat(one: Card, other: 
     elif one.incarnation == other.incarnation:
         assert merged.health is max(one.health, other.health)
     else:
-        assert merged.health is max((one, other), key=lambda card: card.incarnation).health
+        assert merged.health is max((one, other), key=lambda member: member.incarnation).health
 
 
 def test_a_refutation_beats_suspicion_and_death_of_an_earlier_incarnation() -> None:
-    alive = Card("w0", "host:1", epoch=1, incarnation=3)
+    alive = Member("w0", "host:1", epoch=1, incarnation=3)
     for rumour in (Health.SUSPECT, Health.DEAD):
         assert newest(replace(alive, incarnation=2, health=rumour), alive) == alive
         assert newest(alive, replace(alive, health=rumour)).health is rumour
 
 
 def test_who_left_stays_gone_for_that_life() -> None:
-    left = Card("w0", "host:1", epoch=1, health=Health.LEFT)
+    left = Member("w0", "host:1", epoch=1, health=Health.LEFT)
     assert newest(left, replace(left, health=Health.ALIVE, incarnation=9)).health is Health.LEFT
     assert newest(left, replace(left, health=Health.ALIVE, epoch=2)).live
 
 
 def test_the_suspected_still_count_as_live_and_the_gone_do_not() -> None:
-    live = {health for health in Health if Card("w0", "host:1", 1, health=health).live}
+    live = {health for health in Health if Member("w0", "host:1", 1, health=health).live}
     assert live == {Health.ALIVE, Health.SUSPECT}
 
 

@@ -36,10 +36,10 @@ def test_everyone_learns_a_death_a_leave_and_a_new_state(loss: float) -> None:
         train(swarm, 5, steps_per_round=1000)
         observers = swarm.names[3:]
         for name in observers:
-            assert swarm.card(name, "w1").health is Health.LEFT, f"seed {seed}"
+            assert swarm.member(name, "w1").health is Health.LEFT, f"seed {seed}"
         train(swarm, CONFIG.detection_s(8), steps_per_round=1000)
         for name in observers:
-            assert swarm.card(name, "w0").health is Health.DEAD, f"seed {seed}"
+            assert swarm.member(name, "w0").health is Health.DEAD, f"seed {seed}"
         assert {change.peer for change in swarm.deaths()} <= {"w0"}
 
 
@@ -51,7 +51,7 @@ def test_everyone_learns_a_new_state_soon(loss: float, within_s: float) -> None:
         swarm.update("w2", 9, digests(1))
         swarm.run(within_s)
         for name in swarm.names:
-            assert swarm.card(name, "w2").digests == digests(1), f"seed {seed}"
+            assert swarm.member(name, "w2").digests == digests(1), f"seed {seed}"
 
 
 def rates(swarm: DeltaSimulation, seconds: float, steps_per_round: int) -> dict[str, float]:
@@ -73,7 +73,7 @@ def test_a_hundred_peers_take_two_kilobytes_a_second_each() -> None:
     train(swarm, 6, steps_per_round=60)
     sent = rates(swarm, 30, steps_per_round=60)
     assert max(sent.values()) <= 2000
-    known = [card.digests for name in swarm.names for card in swarm.cards(name)]
+    known = [member.digests for name in swarm.names for member in swarm.members(name)]
     assert known.count(digests(1)) > 0.97 * len(known)
     assert swarm.deaths() == []
 
@@ -86,5 +86,5 @@ def test_a_crash_is_noticed_as_fast_where_not_everybody_probes_all(peers: int) -
         swarm.crash("w0")
         train(swarm, CONFIG.detection_s(peers) + 4 * CONFIG.gossip_s, steps_per_round=1000)
         for observer in swarm.names[1:]:
-            assert swarm.card(observer, "w0").health is Health.DEAD, f"seed {seed}"
+            assert swarm.member(observer, "w0").health is Health.DEAD, f"seed {seed}"
         assert {change.peer for change in swarm.deaths()} == {"w0"}

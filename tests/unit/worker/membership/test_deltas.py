@@ -4,22 +4,31 @@ from dataclasses import replace
 
 import pytest
 
-from worker.membership import Card, Deltas, Digest, Health, Progress, Said, newest, with_progress
+from worker.membership import (
+    Digest,
+    Dissemination,
+    GossipMessage,
+    Health,
+    Member,
+    Progress,
+    newest,
+    with_progress,
+)
 
 OLD, NEW = (Digest(1, 2, 11),), (Digest(2, 2, 22),)
 
 
 class Peer:
-    """A peer's cards, merged as membership merges them, and its `Deltas`."""
+    """A peer's cards, merged as membership merges them, and its `Dissemination`."""
 
     def __init__(self, name: str, *others: str, full_s: float = 1e9) -> None:
         self.name = name
-        self.known = {peer: card(peer) for peer in (name, *others)}
-        self.deltas = Deltas(name, full_s)
+        self.known = {peer: member(peer) for peer in (name, *others)}
+        self.deltas = Dissemination(name, full_s)
         self.now = 0.0
 
     @property
-    def cards(self) -> tuple[Card, ...]:
+    def members(self) -> tuple[Member, ...]:
         return tuple(self.known[peer] for peer in sorted(self.known))
 
     def change(self, peer: str, **changes: object) -> None:
@@ -29,33 +38,33 @@ class Peer:
         me = self.known[self.name]
         self.change(self.name, digests=digests, step=me.step + 1, heartbeat=me.heartbeat + 1)
 
-    def ask(self, other: "Peer") -> Said:
-        return self.deltas.request(other.name, self.cards, self.now)
+    def ask(self, other: "Peer") -> GossipMessage:
+        return self.deltas.request(other.name, self.members, self.now)
 
-    def hear(self, other: "Peer", said: Said) -> None:
-        for heard in with_progress(said, other.name, self.cards):
+    def hear(self, other: "Peer", said: GossipMessage) -> None:
+        for heard in with_progress(said, other.name, self.members):
             known = self.known.get(heard.peer)
             self.known[heard.peer] = newest(known, heard) if known else heard
-        self.deltas.heard(other.name, said, self.cards)
+        self.deltas.heard(other.name, said, self.members)
 
-    def reply(self, other: "Peer", said: Said) -> Said:
+    def reply(self, other: "Peer", said: GossipMessage) -> GossipMessage:
         self.hear(other, said)
-        return self.deltas.answer(other.name, said, self.cards)
+        return self.deltas.answer(other.name, said, self.members)
 
 
-def card(peer: str) -> Card:
-    return Card(peer, f"at-{peer}", epoch=1, digests=OLD)
+def member(peer: str) -> Member:
+    return Member(peer, f"at-{peer}", epoch=1, digests=OLD)
 
 
-def exchange(asking: Peer, asked: Peer) -> tuple[Said, Said]:
+def exchange(asking: Peer, asked: Peer) -> tuple[GossipMessage, GossipMessage]:
     request = asking.ask(asked)
     answer = asked.reply(asking, request)
     asking.hear(asked, answer)
     return request, answer
 
 
-def told(said: Said) -> list[str]:
-    return sorted(card.peer for card in said.cards)
+def told(said: GossipMessage) -> list[str]:
+    return sorted(member.peer for member in said.members)
 
 
 def acquainted(*names: str) -> list[Peer]:
@@ -132,9 +141,9 @@ def test_progress_never_overtakes_the_card_that_it_belongs_to() -> None:
 
 
 def test_progress_of_another_life_is_passed_over() -> None:
-    cards = (replace(card("a"), epoch=5),)
-    said = Said(progress=Progress(epoch=1, heartbeat=99, step=99))
-    assert with_progress(said, "a", cards) == with_progress(said, "stranger", cards) == ()
+    members = (replace(member("a"), epoch=5),)
+    said = GossipMessage(progress=Progress(epoch=1, heartbeat=99, step=99))
+    assert with_progress(said, "a", members) == with_progress(said, "stranger", members) == ()
 
 
 def test_a_failed_exchange_delivers_nothing_and_the_next_says_all() -> None:
@@ -265,18 +274,18 @@ def test_a_message_holds_a_part_at_most_and_the_parts_add_up() -> None:
     a = Peer(names[0], *names[1:])
     heard: set[str] = set()
     for _ in range(5):
-        said = a.deltas.request(names[1], a.cards, 0.0)
+        said = a.deltas.request(names[1], a.members, 0.0)
         a.deltas.failed(names[1])
-        assert said.cards[0].peer == names[0]
-        assert 50 < len(said.cards) < 150
+        assert said.members[0].peer == names[0]
+        assert 50 < len(said.members) < 150
         heard |= set(told(said))
     assert heard == set(names)
 
 
 def test_no_account_is_kept_of_strangers() -> None:
     a = Peer("a", "b")
-    said = a.deltas.request("stranger", a.cards, 0.0)
+    said = a.deltas.request("stranger", a.members, 0.0)
     assert (told(said), said.number, said.acknowledged) == (["a", "b"], 0, 0)
-    a.deltas.heard("stranger", Said(number=9, anew=True), a.cards)
+    a.deltas.heard("stranger", GossipMessage(number=9, anew=True), a.members)
     a.deltas.failed("stranger")
-    assert a.deltas.answer("stranger", Said(), a.cards).acknowledged == 0
+    assert a.deltas.answer("stranger", GossipMessage(), a.members).acknowledged == 0

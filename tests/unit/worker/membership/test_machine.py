@@ -10,16 +10,15 @@ import pytest
 from tests.unit.worker.membership.machines import (
     CONFIG,
     asked,
-    card,
     health,
     machine,
+    member,
     probes,
     suspect,
     tick_until,
 )
 from worker.membership import (
     Digest,
-    Doubted,
     Health,
     Heard,
     Leaving,
@@ -27,6 +26,7 @@ from worker.membership import (
     Phase,
     Probe,
     Probed,
+    Suspected,
     Tick,
     Updated,
     ViewChanged,
@@ -70,7 +70,9 @@ def test_a_peer_alone_has_nothing_to_do() -> None:
 def test_who_is_gone_is_tried_now_and_then() -> None:
     """Both the dead and those who left: either may have been started again."""
     membership = machine("w1", "w2")
-    membership.step(Heard((card("w1", health=Health.LEFT), card("w2", health=Health.DEAD))), 0.0)
+    membership.step(
+        Heard((member("w1", health=Health.LEFT), member("w2", health=Health.DEAD))), 0.0
+    )
     tried = []
     for tick in range(200):
         for peer in probes(membership.step(Tick(), tick / 10)):
@@ -87,7 +89,7 @@ def test_who_goes_while_their_turn_is_still_to_come_is_passed_over() -> None:
     (first,) = probes(membership.step(Tick(), 0.0))
     membership.step(Probed(first, answered=True), 0.0)
     rest = {"w1", "w2", "w3", "w4"} - {first}
-    membership.step(Heard(tuple(card(peer, health=Health.LEFT) for peer in rest)), 0.1)
+    membership.step(Heard(tuple(member(peer, health=Health.LEFT) for peer in rest)), 0.1)
     for tick in range(2, 30):
         for peer in probes(membership.step(Tick(), tick / 10)):
             assert peer == first
@@ -96,11 +98,11 @@ def test_who_goes_while_their_turn_is_still_to_come_is_passed_over() -> None:
 
 def test_doubt_probes_at_once_and_only_whom_it_may_concern() -> None:
     membership = machine("w1", "w2")
-    assert probes(membership.step(Doubted("w1"), 0.0)) == ["w1"]
-    assert probes(membership.step(Doubted("w1"), 0.0)) == []
-    assert membership.step(Doubted("stranger"), 0.0) == []
-    membership.step(Heard((card("w2", health=Health.DEAD),)), 0.0)
-    assert membership.step(Doubted("w2"), 0.0) == []
+    assert probes(membership.step(Suspected("w1"), 0.0)) == ["w1"]
+    assert probes(membership.step(Suspected("w1"), 0.0)) == []
+    assert membership.step(Suspected("stranger"), 0.0) == []
+    membership.step(Heard((member("w2", health=Health.DEAD),)), 0.0)
+    assert membership.step(Suspected("w2"), 0.0) == []
 
 
 # ------------------------------------------------------------------------------- about oneself
@@ -109,23 +111,23 @@ def test_doubt_probes_at_once_and_only_whom_it_may_concern() -> None:
 @pytest.mark.parametrize("rumour", [Health.SUSPECT, Health.DEAD])
 def test_a_rumour_of_ones_own_end_is_refuted(rumour: Health) -> None:
     membership = machine("w1")
-    membership.step(Heard((card("me", incarnation=5, health=rumour),)), 0.0)
+    membership.step(Heard((member("me", incarnation=5, health=rumour),)), 0.0)
     assert membership.me.health is Health.ALIVE
     assert membership.me.incarnation == 6
     assert membership.me.heartbeat == 1
-    membership.step(Heard((card("me", incarnation=5, health=rumour),)), 0.0)
+    membership.step(Heard((member("me", incarnation=5, health=rumour),)), 0.0)
     assert membership.me.incarnation == 6, "refuted already"
 
 
 def test_absurd_rumours_and_those_of_another_life_are_passed_over() -> None:
     membership = machine("w1")
     for rumour in (
-        card("me", incarnation=2**31, health=Health.DEAD),
-        card("me", epoch=0, incarnation=1, health=Health.DEAD),
-        card("me", incarnation=7),
+        member("me", incarnation=2**31, health=Health.DEAD),
+        member("me", epoch=0, incarnation=1, health=Health.DEAD),
+        member("me", incarnation=7),
     ):
         membership.step(Heard((rumour,)), 0.0)
-    assert membership.me == card("me")
+    assert membership.me == member("me")
 
 
 def test_an_update_is_newer_than_all_before() -> None:
@@ -140,11 +142,11 @@ def test_an_update_is_newer_than_all_before() -> None:
 
 def test_leaving_tells_everyone_who_lives_and_cannot_be_talked_out_of() -> None:
     membership = machine("w1", "w2", "w3")
-    membership.step(Heard((card("w3", health=Health.DEAD),)), 0.0)
+    membership.step(Heard((member("w3", health=Health.DEAD),)), 0.0)
     actions = membership.step(Leaving(), 0.0)
     assert sorted(probes(actions)) == ["w1", "w2"]
     assert ViewChanged() in actions
-    membership.step(Heard((card("me", health=Health.DEAD),)), 0.0)
+    membership.step(Heard((member("me", health=Health.DEAD),)), 0.0)
     assert membership.me.health is Health.LEFT
     assert membership.me.incarnation == 0
 
@@ -154,7 +156,7 @@ def test_leaving_tells_everyone_who_lives_and_cannot_be_talked_out_of() -> None:
 
 def test_leaving_is_not_death() -> None:
     membership = machine("w1", "w2")
-    assert ViewChanged() in membership.step(Heard((card("w1", health=Health.LEFT),)), 0.0)
+    assert ViewChanged() in membership.step(Heard((member("w1", health=Health.LEFT),)), 0.0)
     tick_until(membership, 0.0, 30.0)
     assert health(membership, "w1") is Health.LEFT
 
@@ -162,7 +164,7 @@ def test_leaving_is_not_death() -> None:
 def test_who_left_while_suspected_left() -> None:
     membership = machine("w1", "w2", "w3")
     suspect(membership, "w1", 0.0)
-    membership.step(Heard((card("w1", health=Health.LEFT),)), 1.0)
+    membership.step(Heard((member("w1", health=Health.LEFT),)), 1.0)
     tick_until(membership, 1.0, 30.0)
     assert health(membership, "w1") is Health.LEFT
 
@@ -170,9 +172,9 @@ def test_who_left_while_suspected_left() -> None:
 @pytest.mark.parametrize("end", [Health.DEAD, Health.LEFT])
 def test_a_new_life_replaces_the_old_and_old_rumours_do_not_win(end: Health) -> None:
     membership = machine("w1", "w2")
-    old = card("w1", incarnation=9, heartbeat=99, health=end)
+    old = member("w1", incarnation=9, heartbeat=99, health=end)
     membership.step(Heard((old,)), 0.0)
-    reborn = card("w1", epoch=2, address="elsewhere")
+    reborn = member("w1", epoch=2, address="elsewhere")
     assert ViewChanged() in membership.step(Heard((reborn,)), 1.0)
     assert membership.step(Heard((old,)), 2.0) == []
     assert health(membership, "w1") is Health.ALIVE
@@ -181,23 +183,23 @@ def test_a_new_life_replaces_the_old_and_old_rumours_do_not_win(end: Health) -> 
 
 def test_the_dead_may_come_back_by_refuting() -> None:
     membership = machine("w1", "w2")
-    membership.step(Heard((card("w1", health=Health.DEAD),)), 0.0)
-    assert ViewChanged() in membership.step(Heard((card("w1", incarnation=1),)), 60.0)
+    membership.step(Heard((member("w1", health=Health.DEAD),)), 0.0)
+    assert ViewChanged() in membership.step(Heard((member("w1", incarnation=1),)), 60.0)
     assert health(membership, "w1") is Health.ALIVE
 
 
 def test_the_view_changes_with_peers_health_and_phase_and_with_nothing_else() -> None:
     membership = machine("w1")
-    assert ViewChanged() in membership.step(Heard((card("w2"),)), 0.0)
-    assert membership.step(Heard((card("w2"),)), 0.0) == []
-    assert membership.step(Heard((card("w2", heartbeat=1, step=5),)), 0.0) == []
-    phase = card("w2", heartbeat=2, phase=Phase.TRAINING)
+    assert ViewChanged() in membership.step(Heard((member("w2"),)), 0.0)
+    assert membership.step(Heard((member("w2"),)), 0.0) == []
+    assert membership.step(Heard((member("w2", heartbeat=1, step=5),)), 0.0) == []
+    phase = member("w2", heartbeat=2, phase=Phase.TRAINING)
     assert ViewChanged() in membership.step(Heard((phase,)), 0.0)
 
 
 def test_cards_are_sorted_and_addresses_known() -> None:
     membership = machine("w2", "w1")
-    assert [each.peer for each in membership.cards] == ["me", "w1", "w2"]
+    assert [each.peer for each in membership.members] == ["me", "w1", "w2"]
     assert membership.address("w1") == "at-w1"
     assert membership.address("stranger") is None
 

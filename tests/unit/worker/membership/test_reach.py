@@ -5,80 +5,80 @@ import pytest
 from tests.unit.worker.membership.machines import (
     CONFIG,
     asked,
-    card,
     machine,
+    member,
     probes,
     tick_until,
 )
 from worker.membership import (
-    MAX_APART,
-    Card,
+    MAX_UNREACHABLE,
     Health,
     Heard,
+    Member,
     Membership,
     Probed,
     ProbedFor,
     Tick,
     ViewChanged,
 )
-from worker.membership.reachability import Reach
+from worker.membership.reachability import Reachability
 
 
-def missed(reach: Reach, peer: str, *times: float) -> None:
+def missed(reach: Reachability, peer: str, *times: float) -> None:
     for now in times:
         reach.answered_to_others(peer, now)
 
 
 def test_several_probes_over_a_while_must_fail() -> None:
-    reach = Reach(brief_s=2.0)
+    reach = Reachability(brief_s=2.0)
     missed(reach, "a", 10.0, 10.1, 10.2, 11.9)
-    assert reach.apart == ()
+    assert reach.unreachable == ()
     assert reach.in_question == ["a"]
     missed(reach, "a", 12.0)
-    assert reach.apart == ("a",)
+    assert reach.unreachable == ("a",)
     assert reach.in_question == []
 
 
 def test_two_failures_are_chance_however_long_the_time_between() -> None:
-    reach = Reach(brief_s=2.0)
+    reach = Reachability(brief_s=2.0)
     missed(reach, "a", 10.0, 100.0)
-    assert reach.apart == ()
+    assert reach.unreachable == ()
 
 
 def test_an_answer_begins_the_account_anew() -> None:
-    reach = Reach(brief_s=2.0)
+    reach = Reachability(brief_s=2.0)
     missed(reach, "a", 0.0, 1.0)
     reach.answered("a", 1.5)
     assert reach.in_question == []
     missed(reach, "a", 2.0, 3.0)
-    assert reach.apart == ()
+    assert reach.unreachable == ()
     missed(reach, "a", 4.0)
-    assert reach.apart == ("a",)
+    assert reach.unreachable == ("a",)
 
 
 def test_who_is_apart_is_so_until_it_has_answered_for_a_while() -> None:
-    reach = Reach(brief_s=2.0)
+    reach = Reachability(brief_s=2.0)
     missed(reach, "a", 0.0, 1.0, 2.0)
     assert reach.in_question == []
     reach.answered("a", 10.0)
     assert reach.in_question == ["a"]
     reach.answered("a", 13.9)
-    assert reach.apart == ("a",)
+    assert reach.unreachable == ("a",)
     missed(reach, "a", 13.95)
     for now in (14.0, 17.9):
         reach.answered("a", now)
-        assert reach.apart == ("a",)
+        assert reach.unreachable == ("a",)
     reach.answered("a", 18.0)
-    assert reach.apart == ()
+    assert reach.unreachable == ()
 
 
 def test_a_link_that_fails_again_and_again_is_apart_for_longer_each_time() -> None:
-    reach, now, steady = Reach(brief_s=2.0), 0.0, []
+    reach, now, steady = Reachability(brief_s=2.0), 0.0, []
     for _ in range(7):
         missed(reach, "a", now, now + 1, now + 2)
-        assert reach.apart == ("a",)
+        assert reach.unreachable == ("a",)
         began = now = now + 10
-        while reach.apart:
+        while reach.unreachable:
             reach.answered("a", now)
             now += 1
         steady.append(now - 1 - began)
@@ -86,21 +86,21 @@ def test_a_link_that_fails_again_and_again_is_apart_for_longer_each_time() -> No
 
 
 def test_what_was_of_an_earlier_life_is_forgotten() -> None:
-    reach = Reach(brief_s=2.0)
+    reach = Reachability(brief_s=2.0)
     missed(reach, "a", 0.0, 1.0, 2.0)
     reach.forget("a")
     reach.forget("b")
-    assert reach.apart == ()
+    assert reach.unreachable == ()
     missed(reach, "a", 3.0, 4.0)
-    assert reach.apart == ()
+    assert reach.unreachable == ()
 
 
 def test_no_more_are_named_than_a_card_holds() -> None:
-    reach = Reach(brief_s=0.0)
-    names = [f"w{index:02d}" for index in range(MAX_APART + 5)]
+    reach = Reachability(brief_s=0.0)
+    names = [f"w{index:02d}" for index in range(MAX_UNREACHABLE + 5)]
     for name in reversed(names):
         missed(reach, name, 0.0, 1.0, 2.0)
-    assert reach.apart == tuple(names[:MAX_APART])
+    assert reach.unreachable == tuple(names[:MAX_UNREACHABLE])
 
 
 # --------------------------------------------------------------------------------- the machine
@@ -114,20 +114,20 @@ def tick_with_a_cut(membership: Membership, cut: set[str], start: float, stop: f
         for peer in probes(membership.step(Tick(), now)):
             for ask in asked(membership.step(Probed(peer, answered=peer not in cut), now)):
                 membership.step(ProbedFor(ask.peer, alive=True), now)
-        if membership.me.apart:
+        if membership.me.unreachable:
             return now
     return float("inf")
 
 
 def health_of_all(membership: Membership) -> set[Health]:
-    return {each.health for each in membership.cards}
+    return {each.health for each in membership.members}
 
 
 def test_a_cut_link_is_told_of_soon_and_the_peer_behind_it_is_not_suspected() -> None:
     membership = machine("w1", "w2", "w3")
     within_s = CONFIG.probe_s + 3 * CONFIG.probe_timeout_s
     assert tick_with_a_cut(membership, {"w2"}, 0.0, 20.0) <= within_s
-    assert membership.me.apart == ("w2",)
+    assert membership.me.unreachable == ("w2",)
     assert health_of_all(membership) == {Health.ALIVE}
 
 
@@ -153,10 +153,10 @@ def test_it_is_taken_back_when_the_peer_has_answered_for_a_while() -> None:
     now = tick_with_a_cut(membership, {"w2"}, 0.0, 20.0)
     beat = membership.me.heartbeat
     membership.step(Probed("w2", answered=True), now)
-    assert membership.me.apart == ("w2",)
+    assert membership.me.unreachable == ("w2",)
     changed = membership.step(Probed("w2", answered=True), now + 4 * CONFIG.probe_timeout_s)
     assert ViewChanged() in changed
-    assert membership.me.apart == ()
+    assert membership.me.unreachable == ()
     assert membership.me.heartbeat == beat + 1
 
 
@@ -165,9 +165,9 @@ def test_in_a_large_swarm_a_link_that_is_whole_again_is_found_soon() -> None:
     for now in (0.0, 1.0, 2.0):
         for ask in asked(membership.step(Probed("w50", answered=False), now)):
             membership.step(ProbedFor(ask.peer, alive=True), now)
-    assert membership.me.apart == ("w50",)
+    assert membership.me.unreachable == ("w50",)
     tick_until(membership, 2.1, 2.1 + CONFIG.reconnect_s + 4 * CONFIG.probe_timeout_s + 1)
-    assert membership.me.apart == ()
+    assert membership.me.unreachable == ()
 
 
 def test_an_answer_to_others_that_took_long_says_nothing_of_the_link() -> None:
@@ -177,20 +177,20 @@ def test_an_answer_to_others_that_took_long_says_nothing_of_the_link() -> None:
         for ask in asked(membership.step(Probed("w2", answered=False), begun)):
             late = begun + CONFIG.probe_timeout_s + 0.1
             membership.step(ProbedFor(ask.peer, alive=True), late)
-    assert membership.me.apart == ()
+    assert membership.me.unreachable == ()
     assert health_of_all(membership) == {Health.ALIVE}
 
 
 @pytest.mark.parametrize(
     "news",
-    [card("w2", health=Health.LEFT), card("w2", epoch=2), card("w2", epoch=2, address="new")],
+    [member("w2", health=Health.LEFT), member("w2", epoch=2), member("w2", epoch=2, address="new")],
     ids=["left", "another life", "elsewhere"],
 )
-def test_who_is_gone_or_another_is_not_out_of_reach(news: Card) -> None:
+def test_who_is_gone_or_another_is_not_out_of_reach(news: Member) -> None:
     membership = machine("w1", "w2", "w3")
     now = tick_with_a_cut(membership, {"w2"}, 0.0, 20.0)
     membership.step(Heard((news,)), now)
-    assert membership.me.apart == ()
+    assert membership.me.unreachable == ()
 
 
 def test_of_two_peers_none_is_apart_when_its_own_second_try_succeeds() -> None:
@@ -200,6 +200,6 @@ def test_of_two_peers_none_is_apart_when_its_own_second_try_succeeds() -> None:
 
 def test_whom_others_do_not_reach_is_news_of_the_swarm() -> None:
     membership = machine("w1", "w2")
-    told: Card = card("w1", heartbeat=1, apart=("w2",))
+    told: Member = member("w1", heartbeat=1, unreachable=("w2",))
     assert ViewChanged() in membership.step(Heard((told,)), 0.0)
     assert ViewChanged() not in membership.step(Heard((told,)), 1.0)

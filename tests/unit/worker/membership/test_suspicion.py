@@ -4,9 +4,9 @@ from tests.unit.worker.membership.machines import (
     CONFIG,
     SUSPICION_S,
     asked,
-    card,
     health,
     machine,
+    member,
     suspect,
     tick_until,
 )
@@ -75,9 +75,9 @@ def test_a_suspect_dies_when_its_time_is_up_and_not_before() -> None:
 def test_a_higher_incarnation_refutes() -> None:
     membership = machine("w1", "w2", "w3")
     suspect(membership, "w1", 0.0)
-    membership.step(Heard((card("w1"),)), 1.0)
+    membership.step(Heard((member("w1"),)), 1.0)
     assert health(membership, "w1") is Health.SUSPECT, "the same incarnation is old news"
-    membership.step(Heard((card("w1", incarnation=1),)), 1.0)
+    membership.step(Heard((member("w1", incarnation=1),)), 1.0)
     assert health(membership, "w1") is Health.ALIVE
     tick_until(membership, 1.0, 3 * SUSPICION_S)
     assert health(membership, "w1") is Health.ALIVE
@@ -87,7 +87,7 @@ def test_a_suspicion_of_a_higher_incarnation_starts_its_time_again() -> None:
     membership = machine("w1", "w2", "w3")
     suspect(membership, "w1", 0.0)
     tick_until(membership, 0.0, 3.0)
-    membership.step(Heard((card("w1", incarnation=1, health=Health.SUSPECT),)), 3.0)
+    membership.step(Heard((member("w1", incarnation=1, health=Health.SUSPECT),)), 3.0)
     tick_until(membership, 3.1, 2.9 + SUSPICION_S)
     assert health(membership, "w1") is Health.SUSPECT
     tick_until(membership, 3.0 + SUSPICION_S, 3.0 + SUSPICION_S)
@@ -98,7 +98,7 @@ def test_the_same_suspicion_heard_again_does_not() -> None:
     membership = machine("w1", "w2", "w3")
     suspect(membership, "w1", 0.0)
     for second in range(1, 4):
-        membership.step(Heard((card("w1", health=Health.SUSPECT),)), float(second))
+        membership.step(Heard((member("w1", health=Health.SUSPECT),)), float(second))
         tick_until(membership, second, second + 0.9)
     tick_until(membership, 4.0, SUSPICION_S)
     assert health(membership, "w1") is Health.DEAD
@@ -109,7 +109,7 @@ def test_a_suspect_that_speaks_gets_its_time_anew() -> None:
     membership = machine("w1", "w2", "w3")
     suspect(membership, "w1", 0.0)
     tick_until(membership, 0.0, 3.0)
-    membership.step(Heard((card("w1"),), "w1"), 3.0)
+    membership.step(Heard((member("w1"),), "w1"), 3.0)
     assert health(membership, "w1") is Health.SUSPECT
     tick_until(membership, 3.1, 2.9 + SUSPICION_S)
     assert health(membership, "w1") is Health.SUSPECT
@@ -120,14 +120,14 @@ def test_a_suspect_that_speaks_gets_its_time_anew() -> None:
 def test_somebody_else_speaking_of_a_suspect_does_not() -> None:
     membership = machine("w1", "w2", "w3")
     suspect(membership, "w1", 0.0)
-    membership.step(Heard((card("w1"), card("w2")), "w2"), 3.0)
+    membership.step(Heard((member("w1"), member("w2")), "w2"), 3.0)
     tick_until(membership, 3.0, SUSPICION_S)
     assert health(membership, "w1") is Health.DEAD
 
 
 def test_a_suspicion_that_is_only_heard_of_runs_out_too() -> None:
     membership = machine("w1", "w2", "w3")
-    membership.step(Heard((card("w1", health=Health.SUSPECT),)), 0.0)
+    membership.step(Heard((member("w1", health=Health.SUSPECT),)), 0.0)
     tick_until(membership, 0.0, SUSPICION_S)
     assert health(membership, "w1") is Health.DEAD
 
@@ -137,7 +137,7 @@ def test_a_new_life_under_suspicion_gets_its_own_time() -> None:
     membership = machine("w1", "w2", "w3")
     suspect(membership, "w1", 0.0)
     tick_until(membership, 0.0, SUSPICION_S - 0.2)
-    membership.step(Heard((card("w1", epoch=2, health=Health.SUSPECT),)), SUSPICION_S - 0.1)
+    membership.step(Heard((member("w1", epoch=2, health=Health.SUSPECT),)), SUSPICION_S - 0.1)
     tick_until(membership, SUSPICION_S, SUSPICION_S + 1.0)
     assert health(membership, "w1") is Health.SUSPECT
 
@@ -148,7 +148,7 @@ def test_ones_own_starvation_shifts_the_time_of_the_others() -> None:
     suspect(membership, "w1", 1.0)
     membership.step(Tick(), 61.0)  # frozen for a minute: nobody could have been heard
     assert health(membership, "w1") is Health.SUSPECT
-    membership.step(Heard((card("w1", incarnation=1),)), 61.0)
+    membership.step(Heard((member("w1", incarnation=1),)), 61.0)
     tick_until(membership, 61.1, 70.0)
     assert health(membership, "w1") is Health.ALIVE
 

@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from worker.membership import Card, Health, Phase
-from worker.pipeline.stage_call import Key, Life
-from worker.pipeline.tracker import Counting, Orphans
+from worker.membership import Health, Member, Phase
+from worker.pipeline.stage_call import Incarnation, Key
+from worker.pipeline.tracker import IterationTracker, Orphans
 from worker.training.inbox import IterationOver
 
-A, B = Life("a", 1), Life("b", 1)
-AGAIN = Life("b", 2)
+A, B = Incarnation("a", 1), Incarnation("b", 1)
+AGAIN = Incarnation("b", 2)
 
 
 def origin(
@@ -19,16 +19,16 @@ def origin(
     step: int = 0,
     phase: Phase = Phase.TRAINING,
     health: Health = Health.ALIVE,
-) -> Card:
-    return Card(peer, peer, epoch=1, phase=phase, health=health, step=step)
+) -> Member:
+    return Member(peer, peer, epoch=1, phase=phase, health=health, step=step)
 
 
-def counting_at(iteration: int = 5, **counted: set[int]) -> Counting:
-    counting = Counting()
+def counting_at(iteration: int = 5, **counted: set[int]) -> IterationTracker:
+    counting = IterationTracker()
     counting.begin(iteration)
     for peer, microbatches in counted.items():
         for microbatch in microbatches:
-            counting.counted(Key(iteration, Life(peer, 1), microbatch))
+            counting.counted(Key(iteration, Incarnation(peer, 1), microbatch))
     return counting
 
 
@@ -82,7 +82,7 @@ def test_a_last_word_from_far_ahead_is_not_kept() -> None:
 
 
 def test_of_last_words_before_this_peer_has_begun_the_latest_is_kept() -> None:
-    counting = Counting()
+    counting = IterationTracker()
     counting.finished(4999, A, [])
     counting.finished(5000, A, [])
     counting.begin(4999)
@@ -120,15 +120,15 @@ def test_an_origin_about_to_start_is_waited_for_where_it_will_begin(step: int, w
     assert (over is None) == waits
 
 
-def heard_in_the_visit(counting: Counting) -> None:
+def heard_in_the_visit(counting: IterationTracker) -> None:
     counting.began(Key(5, B, 0))
 
 
-def heard_in_what_is_counted(counting: Counting) -> None:
+def heard_in_what_is_counted(counting: IterationTracker) -> None:
     counting.counted(Key(5, B, 0))
 
 
-def heard_in_the_last_word(counting: Counting) -> None:
+def heard_in_the_last_word(counting: IterationTracker) -> None:
     counting.finished(4, B, [])
 
 
@@ -137,7 +137,7 @@ def heard_in_the_last_word(counting: Counting) -> None:
     [(heard_in_the_visit, []), (heard_in_what_is_counted, [0]), (heard_in_the_last_word, [])],
 )
 def test_an_origin_that_gossip_has_not_yet_told_to_have_started_is_waited_for(
-    heard: Callable[[Counting], None], mine: list[int]
+    heard: Callable[[IterationTracker], None], mine: list[int]
 ) -> None:
     counting = counting_at(a=set())
     heard(counting)
@@ -188,7 +188,7 @@ def test_an_origin_that_has_started_again_is_waited_for_before_gossip_tells_of_i
     assert counting.over([origin("a"), before], 0.0) == IterationOver(5)
 
 
-def goes_on(counting: Counting, iteration: int) -> IterationOver | None:
+def goes_on(counting: IterationTracker, iteration: int) -> IterationOver | None:
     """What a and b say of it in the lives that gossip tells of."""
     counting.finished(iteration, A, [])
     counting.finished(iteration, B, [])
@@ -199,7 +199,7 @@ def test_a_life_that_gossip_never_tells_of_is_waited_for_once() -> None:
     """Its only word was forged or damaged on the way; the origin itself goes on."""
     counting = counting_at(5)
     origins = [origin("a", 4), origin("b", 4)]
-    for word in (A, B, Life("b", 2**63), Life("b", 2**62)):
+    for word in (A, B, Incarnation("b", 2**63), Incarnation("b", 2**62)):
         counting.finished(5, word, [])
     assert counting.over(origins, 0.0) == IterationOver(5)
     counting.begin(6)
@@ -225,10 +225,10 @@ def test_a_life_that_gossip_tells_of_late_is_waited_for_on() -> None:
 @pytest.mark.parametrize("begun", [0, 5], ids=["before", "after"])
 def test_word_from_far_ahead_holds_nothing_up(begun: int) -> None:
     """Nor does it have this iteration left out, as that of an origin that has gone on."""
-    counting = Counting()
+    counting = IterationTracker()
     if begun:
         counting.begin(begun)
-    for life in (A, Life("a", 2**63), Life("b", 2**63)):
+    for life in (A, Incarnation("a", 2**63), Incarnation("b", 2**63)):
         counting.finished(2**60, life, [])
     if not begun:
         counting.begin(5)
@@ -281,7 +281,7 @@ def test_going_back_begins_anew() -> None:
 # --------------------------------------------------------------------- origins that are gone
 
 
-def orphaned_at(iteration: int = 5) -> Counting:
+def orphaned_at(iteration: int = 5) -> IterationTracker:
     """b had sent microbatches 0 and 1 here, and 2 by way of another; of 1 and 2 it is too late."""
     counting = counting_at(iteration, b={1, 2})
     for microbatch in (0, 1, 1):

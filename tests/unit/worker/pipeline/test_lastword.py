@@ -5,18 +5,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from tests.unit.worker.stages.cards import cards_of
+from tests.unit.worker.stages.members import cards_of
 
 from algorithms.codecs import codec_by_name
 from protos import murmuration_pb2 as pb
 from tests.protocol.virtual_time import run
 from worker import wire
-from worker.membership import Card, Health
-from worker.pipeline.barrier import Listener, Teller
+from worker.membership import Health, Member
+from worker.pipeline.barrier import BarrierReceiver, BarrierSender
 from worker.pipeline.config import StagesConfig
 from worker.pipeline.context import StageContext
-from worker.pipeline.stage_call import Life
-from worker.pipeline.tracker import Counting
+from worker.pipeline.stage_call import Incarnation
+from worker.pipeline.tracker import IterationTracker
 from worker.transport import Stream
 from worker.transport.memory import MemoryNetwork, MemoryTransport
 
@@ -34,8 +34,8 @@ class Stage:
     """A listener in iteration 5 that finds it to be over when it is told to."""
 
     def __init__(self) -> None:
-        self.counting, self.heard = Counting(ITERATION), 0
-        self.listener = Listener(RUN, self.counting, self._hear)
+        self.counting, self.heard = IterationTracker(ITERATION), 0
+        self.listener = BarrierReceiver(RUN, self.counting, self._hear)
 
     def _hear(self) -> None:
         self.heard += 1
@@ -89,16 +89,16 @@ class Replica:
     """A peer of stage 1 that answers each call as it is scripted: over, not yet, or not at all."""
 
     def __init__(self, *script: bool | None) -> None:
-        self.card = cards_of(0, 1)[1]
+        self.member = cards_of(0, 1)[1]
         self.script, self.calls, self.events = list(script), 0, list[dict[str, object]]()
-        self.last = self.card  # what the origin knows when the script is at its end
+        self.last = self.member  # what the origin knows when the script is at its end
 
     async def on_call(self, method: str, request: bytes) -> bytes:
         assert method == "Control/Finished"
         self.calls += 1
         over = self.script.pop(0)
         if not self.script:
-            self.card = self.last
+            self.member = self.last
         if over is None:
             raise wire.WireError("broken")
         return pb.FinishedReply(over=over).SerializeToString()
@@ -112,7 +112,7 @@ class Replica:
         async def scenario() -> int:
             network = MemoryNetwork()
             origin = MemoryTransport(network, "p0")
-            serving = MemoryTransport(network, self.card.address)
+            serving = MemoryTransport(network, self.member.address)
             await serving.listen(self)
             context = StageContext(
                 me="p0",
@@ -122,12 +122,14 @@ class Replica:
                 config=StagesConfig(count=2),
                 codec=codec_by_name("fp32"),
                 transport=origin,
-                cards=lambda: [self.card],
+                members=lambda: [self.member],
                 doubt=lambda peer: None,
                 clock=lambda: 0.0,
                 log=self.events.append,
             )
-            await Teller(context).tell(Life("p0", 1), self.card.peer, ITERATION, counted)
+            await BarrierSender(context).tell(
+                Incarnation("p0", 1), self.member.peer, ITERATION, counted
+            )
             await serving.close()
             return context.counts.lost
 
@@ -166,7 +168,7 @@ def test_what_was_unconfirmed_is_lost_where_the_peer_is_gone() -> None:
     ],
     ids=["dead", "left, with the iteration done", "another life"],
 )
-def test_what_a_peer_has_counted_is_lost_with_its_life(then: Card, told: list[str]) -> None:
+def test_what_a_peer_has_counted_is_lost_with_its_life(then: Member, told: list[str]) -> None:
     replica = Replica(False)  # it has the word, and is amid the iteration
     replica.last = then
     assert replica.told([1]) == told

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tests.protocol.stage_swarm import StagedProblem
-from worker.membership import Card, Health, Phase
+from worker.membership import Health, Member, Phase
 from worker.pipeline import life
 from worker.pipeline.assembly import stage_fragments
 from worker.pipeline.part import part_of
@@ -28,8 +28,10 @@ PROBLEM = StagedProblem(count=3, layers=3)
 class OneThread:
     """An I/O thread's answers, on this thread."""
 
-    def __init__(self, cards: tuple[Card, ...], stage: int = 1) -> None:
-        context = SimpleNamespace(stage=stage, cards=lambda: cards, transport=None, run=0, me="me")
+    def __init__(self, members: tuple[Member, ...], stage: int = 1) -> None:
+        context = SimpleNamespace(
+            stage=stage, members=lambda: members, transport=None, run=0, me="me"
+        )
         self.node = SimpleNamespace(stages=SimpleNamespace(context=context, links=None))
 
     def ask(self, question: Callable[[], Any]) -> Any:
@@ -49,9 +51,9 @@ class Made:
     anchors: list[Tensor]
 
 
-def card(stage: int, norm: float) -> Card:
+def member(stage: int, norm: float) -> Member:
     profile = replace(Profile.unpack(b""), gradient_norm=norm)
-    return Card(str(stage), str(stage), 1, stage=stage, profile=profile.pack())
+    return Member(str(stage), str(stage), 1, stage=stage, profile=profile.pack())
 
 
 def fetcher(there: list[int]) -> Callable[..., Coroutine[None, None, dict[int, list[Tensor]]]]:
@@ -69,10 +71,10 @@ def fetcher(there: list[int]) -> Callable[..., Coroutine[None, None, dict[int, l
     return fetch_stages
 
 
-def life_of(io: OneThread, events: list[dict[str, Any]], out: Path) -> life.StageLife:
+def life_of(io: OneThread, events: list[dict[str, Any]], out: Path) -> life.StageIncarnation:
     thread: Any = io
     offload: Any = None
-    return life.StageLife(
+    return life.StageIncarnation(
         task=PROBLEM.task,
         config=PROBLEM.config,
         manifest=PROBLEM.manifest,
@@ -97,7 +99,7 @@ def made_from(there: list[int], monkeypatch: pytest.MonkeyPatch) -> Made:
         for fragment in PROBLEM.fragments(part)
     ]
     trainer: Any = SimpleNamespace(replica=SimpleNamespace(parameters=parameters), slots=slots)
-    io = OneThread((card(0, 1.0), card(2, 3.0)))
+    io = OneThread((member(0, 1.0), member(2, 3.0)))
     events: list[dict[str, Any]] = []
     life_of(io, events, Path()).rebuild(trainer, lambda: False)
     return Made(events, before, parameters, anchors)
@@ -135,7 +137,7 @@ def test_begins_anew_where_no_neighbour_came(monkeypatch: pytest.MonkeyPatch) ->
 class Ending:
     """A peer of a stage, called "me", that has trained to the end of the schedule."""
 
-    def __init__(self, stage: int, others: tuple[Card, ...], out: Path) -> None:
+    def __init__(self, stage: int, others: tuple[Member, ...], out: Path) -> None:
         mailbox = self._mailbox = Mailbox()
         self._posted: list[ToIO] = []
         mailbox.connect(self._posted.append)
@@ -166,8 +168,8 @@ class Ending:
         return [message.phase for message in self._posted if isinstance(message, Published)][-1]
 
 
-def peer(name: str, stage: int, **fields: Any) -> Card:
-    return replace(Card(name, name, 1, phase=Phase.TRAINING, stage=stage), **fields)
+def peer(name: str, stage: int, **fields: Any) -> Member:
+    return replace(Member(name, name, 1, phase=Phase.TRAINING, stage=stage), **fields)
 
 
 @pytest.mark.parametrize(
@@ -179,7 +181,7 @@ def peer(name: str, stage: int, **fields: Any) -> Card:
     ],
 )
 def test_who_is_stopped_while_it_settles_leaves_the_model_to_the_next(
-    stage: int, others: tuple[Card, ...], phase: Phase, tmp_path: Path
+    stage: int, others: tuple[Member, ...], phase: Phase, tmp_path: Path
 ) -> None:
     """And to nobody, where there is none."""
     ending = Ending(stage, others, tmp_path)

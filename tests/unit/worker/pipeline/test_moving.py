@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from worker.membership import Card, Health, Phase
+from worker.membership import Health, Member, Phase
 from worker.pipeline.moving import Moved, Moving
 from worker.pipeline.profile import Profile
 from worker.pipeline.rebalancing import StageExchange
@@ -13,26 +13,26 @@ STAGES = 3
 EXCHANGE = StageExchange(message_bytes=1000, every_iterations=10, microbatches=4)
 
 
-def card(
+def member(
     peer: str,
     health: Health = Health.ALIVE,
     phase: Phase = Phase.TRAINING,
     visit_s: float = 0.0,
-) -> Card:
+) -> Member:
     """Of the stage that the name begins with."""
     profile = replace(Profile.unpack(b""), forward_s=visit_s / 2, backward_s=visit_s / 2)
-    return Card(
+    return Member(
         peer, peer, 1, stage=int(peer[0]), health=health, phase=phase, profile=profile.pack()
     )
 
 
-def movers(cards: list[Card], *times: float) -> dict[str, Moved]:
+def movers(members: list[Member], *times: float) -> dict[str, Moved]:
     """Who moves where, when all have looked at these times."""
     found: dict[str, Moved] = {}
-    for each in cards:
+    for each in members:
         moving = Moving(each.peer, STAGES, EXCHANGE)
         for now in times:
-            if each.live and (to := moving.look(cards, now)) is not None:
+            if each.live and (to := moving.look(members, now)) is not None:
                 found[each.peer] = to
     return found
 
@@ -40,49 +40,58 @@ def movers(cards: list[Card], *times: float) -> dict[str, Moved]:
 @pytest.mark.parametrize(
     "gone",
     [
-        card("1a", Health.DEAD),
-        card("1a", Health.LEFT),
-        card("1a", Health.DEAD, Phase.READY),
+        member("1a", Health.DEAD),
+        member("1a", Health.LEFT),
+        member("1a", Health.DEAD, Phase.READY),
     ],
 )
-def test_one_peer_moves_to_a_bare_stage_once_it_has_been_so_for_a_while(gone: Card) -> None:
-    cards = [card("0a"), gone, card("2a"), card("2b")]
-    assert movers(cards, 0.0, 1.9) == {}
-    assert movers(cards, 0.0, 2.0) == {"2b": Moved(1, bare=True)}
+def test_one_peer_moves_to_a_bare_stage_once_it_has_been_so_for_a_while(gone: Member) -> None:
+    members = [member("0a"), gone, member("2a"), member("2b")]
+    assert movers(members, 0.0, 1.9) == {}
+    assert movers(members, 0.0, 2.0) == {"2b": Moved(1, bare=True)}
 
 
 def test_a_stage_that_has_ended_its_run_is_not_bare() -> None:
-    cards = [card("0a"), card("1a", Health.LEFT, Phase.DONE), card("2a"), card("2b")]
-    assert movers(cards, 0.0, 10.0) == {}
+    members = [member("0a"), member("1a", Health.LEFT, Phase.DONE), member("2a"), member("2b")]
+    assert movers(members, 0.0, 10.0) == {}
 
 
 def test_a_stage_whose_replica_is_only_suspected_is_not_bare() -> None:
-    cards = [card("0a"), card("1a", Health.SUSPECT), card("2a"), card("2b")]
-    assert movers(cards, 0.0, 10.0) == {}
+    members = [member("0a"), member("1a", Health.SUSPECT), member("2a"), member("2b")]
+    assert movers(members, 0.0, 10.0) == {}
 
 
 def test_nobody_leaves_a_stage_bare_to_serve_another() -> None:
-    assert movers([card("0a"), card("1a", Health.DEAD), card("2a")], 0.0, 10.0) == {}
+    assert movers([member("0a"), member("1a", Health.DEAD), member("2a")], 0.0, 10.0) == {}
 
 
 def test_stage_0_is_not_made_anew() -> None:
-    assert movers([card("0a", Health.DEAD), card("1a"), card("2a"), card("2b")], 0.0, 10.0) == {}
+    assert (
+        movers([member("0a", Health.DEAD), member("1a"), member("2a"), member("2b")], 0.0, 10.0)
+        == {}
+    )
 
 
 def test_a_replica_of_another_stage_goes_before_one_of_stage_0() -> None:
-    cards = [card("0a"), card("0b"), card("1a", Health.DEAD), card("2a"), card("2b")]
-    assert movers(cards, 0.0, 2.0).keys() == {"2b"}
-    assert movers(cards[:-1], 0.0, 2.0).keys() == {"0b"}
+    members = [member("0a"), member("0b"), member("1a", Health.DEAD), member("2a"), member("2b")]
+    assert movers(members, 0.0, 2.0).keys() == {"2b"}
+    assert movers(members[:-1], 0.0, 2.0).keys() == {"0b"}
 
 
 def test_two_bare_stages_get_one_peer_each() -> None:
-    cards = [card("0a"), card("0b"), card("0c"), card("1a", Health.DEAD), card("2a", Health.DEAD)]
-    assert movers(cards, 0.0, 2.0) == {"0c": Moved(1, bare=True), "0b": Moved(2, bare=True)}
+    members = [
+        member("0a"),
+        member("0b"),
+        member("0c"),
+        member("1a", Health.DEAD),
+        member("2a", Health.DEAD),
+    ]
+    assert movers(members, 0.0, 2.0) == {"0c": Moved(1, bare=True), "0b": Moved(2, bare=True)}
 
 
 def test_a_stage_that_is_served_in_between_is_bare_anew() -> None:
-    served = [card("0a"), card("1a"), card("2a"), card("2b")]
-    bare = [served[0], card("1a", Health.DEAD), *served[2:]]
+    served = [member("0a"), member("1a"), member("2a"), member("2b")]
+    bare = [served[0], member("1a", Health.DEAD), *served[2:]]
     moving = Moving("2b", STAGES, EXCHANGE)
     assert moving.look(bare, 0.0) is None
     assert moving.look(served, 1.0) is None
@@ -91,39 +100,39 @@ def test_a_stage_that_is_served_in_between_is_bare_anew() -> None:
 
 
 def test_who_does_not_go_in_its_turn_is_passed_over_for_another() -> None:
-    cards = [card("0a"), card("0b"), card("1a", Health.DEAD), card("2a"), card("2b")]
+    members = [member("0a"), member("0b"), member("1a", Health.DEAD), member("2a"), member("2b")]
     moving = Moving("0b", STAGES, EXCHANGE)
-    assert moving.look(cards, 0.0) is None
-    frozen = [*cards[:-1], card("2b", Health.DEAD)]
+    assert moving.look(members, 0.0) is None
+    frozen = [*members[:-1], member("2b", Health.DEAD)]
     assert moving.look(frozen, 10.0) is None
     assert moving.look(frozen, 20.5) is None
     assert moving.look(frozen, 23.0) == Moved(1, bare=True)
 
 
 def test_one_peer_leaves_a_fast_stage_for_a_slow_one() -> None:
-    numbered = [card(peer, visit_s=0.1) for peer in ("2a", "2b", "2c")]
-    cards = [card("0a"), card("1a", visit_s=0.4), *numbered]
-    assert movers(cards, 0.0, 19.0) == {}
-    found = movers(cards, 0.0, 20.0)
+    numbered = [member(peer, visit_s=0.1) for peer in ("2a", "2b", "2c")]
+    members = [member("0a"), member("1a", visit_s=0.4), *numbered]
+    assert movers(members, 0.0, 19.0) == {}
+    found = movers(members, 0.0, 20.0)
     assert list(found.values()) == [Moved(1, bare=False)]
-    assert movers([*cards[:-1], card("2c", Health.SUSPECT, visit_s=0.1)], 0.0, 20.0) == {}
+    assert movers([*members[:-1], member("2c", Health.SUSPECT, visit_s=0.1)], 0.0, 20.0) == {}
 
 
-def near(card: Card, peers: str) -> Card:
+def near(member: Member, peers: str) -> Member:
     """With links of 1 MB/s: 1 ms to these peers, 0.5 s to all others."""
     names = ["0a", "2a", "2b", "2c"]
     profile = Profile(
         latency_s={name: 0.001 if name in peers else 0.5 for name in names},
         rate_bytes_per_s=dict.fromkeys(names, 1e6),
     )
-    return replace(card, profile=profile.pack())
+    return replace(member, profile=profile.pack())
 
 
 def test_who_is_to_move_is_so_by_two_looks() -> None:
     """The second look waits until gossip has told everyone; news in between begin it again."""
-    rest = [card("0a"), card("1a", Health.DEAD), card("2c")]
-    first = [*rest, near(card("2a"), "0a"), near(card("2b"), "")]
-    later = [*rest, near(card("2a"), ""), near(card("2b"), "0a")]
+    rest = [member("0a"), member("1a", Health.DEAD), member("2c")]
+    first = [*rest, near(member("2a"), "0a"), near(member("2b"), "")]
+    later = [*rest, near(member("2a"), ""), near(member("2b"), "0a")]
     moving = Moving("2b", STAGES, EXCHANGE)
     assert moving.look(first, 0.0) is None  # it is 2a's turn
     assert moving.look(later, 1.0) is None

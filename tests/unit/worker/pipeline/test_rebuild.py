@@ -6,33 +6,33 @@ import pytest
 import torch
 
 from tests.protocol.stage_swarm import StagedProblem
-from worker.membership import Card, Health
+from worker.membership import Health, Member
 from worker.pipeline.assembly import stage_fragments
 from worker.pipeline.part import part_of
 from worker.pipeline.profile import Profile
 from worker.pipeline.rebuild import neighbour_weights, rebuilt, weights_of
 
 
-def card(stage: int, norm: float, health: Health = Health.ALIVE) -> Card:
+def member(stage: int, norm: float, health: Health = Health.ALIVE) -> Member:
     profile = replace(Profile.unpack(b""), gradient_norm=norm)
     name = f"{stage}/{norm}"
-    return Card(name, name, epoch=1, stage=stage, health=health, profile=profile.pack())
+    return Member(name, name, epoch=1, stage=stage, health=health, profile=profile.pack())
 
 
 def test_neighbours_count_by_the_norms_of_their_gradients() -> None:
-    cards = [card(0, 9.0), card(1, 1.0), card(3, 3.0), card(2, 7.0), card(4, 5.0)]
-    assert neighbour_weights(2, cards) == pytest.approx({1: 0.25, 3: 0.75})
+    members = [member(0, 9.0), member(1, 1.0), member(3, 3.0), member(2, 7.0), member(4, 5.0)]
+    assert neighbour_weights(2, members) == pytest.approx({1: 0.25, 3: 0.75})
 
 
 def test_the_last_stage_has_one_neighbour_and_the_dead_have_no_say() -> None:
-    assert neighbour_weights(2, [card(0, 2.0), card(1, 4.0)]) == {1: 1.0}
-    dead = [card(1, 4.0, Health.DEAD), card(3, 4.0)]
+    assert neighbour_weights(2, [member(0, 2.0), member(1, 4.0)]) == {1: 1.0}
+    dead = [member(1, 4.0, Health.DEAD), member(3, 4.0)]
     assert neighbour_weights(2, dead) == {3: 1.0}
     assert neighbour_weights(2, dead[:1]) == {}
 
 
 def test_neighbours_that_have_no_norm_yet_count_alike() -> None:
-    assert neighbour_weights(1, [card(0, 0.0), card(2, 0.0)]) == {0: 0.5, 2: 0.5}
+    assert neighbour_weights(1, [member(0, 0.0), member(2, 0.0)]) == {0: 0.5, 2: 0.5}
 
 
 def test_the_neighbours_that_came_share_the_whole() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.pipeline.memory_budget import Room
+from worker.pipeline.memory_budget import MemoryBudget
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
@@ -21,7 +21,7 @@ async def settle() -> None:
 
 def test_what_fits_goes_in_and_what_does_not_waits_its_turn() -> None:
     async def scenario() -> None:
-        room, entered = Room(10), []
+        room, entered = MemoryBudget(10), []
 
         async def enter(name: str, size: int) -> None:
             await room.take(size)
@@ -45,7 +45,7 @@ def test_what_holds_nothing_passes_those_that_wait() -> None:
     """A loss behind a deferred forward: it frees what the forward waits for."""
 
     async def scenario() -> None:
-        room = Room(10)
+        room = MemoryBudget(10)
         await room.take(10)
         waiting = asyncio.create_task(room.take(10))
         await settle()
@@ -60,7 +60,7 @@ def test_what_holds_nothing_passes_those_that_wait() -> None:
 
 def test_one_visit_fits_however_large() -> None:
     async def scenario() -> None:
-        room = Room(10)
+        room = MemoryBudget(10)
         async with asyncio.timeout(1):
             await room.take(50)
         assert room.held_bytes == 50
@@ -70,7 +70,7 @@ def test_one_visit_fits_however_large() -> None:
 
 def test_who_gives_up_waiting_leaves_the_queue_to_others() -> None:
     async def scenario() -> None:
-        room = Room(10)
+        room = MemoryBudget(10)
         await room.take(6)
         large, small = asyncio.create_task(room.take(9)), asyncio.create_task(room.take(4))
         await settle()
@@ -84,7 +84,7 @@ def test_who_gives_up_waiting_leaves_the_queue_to_others() -> None:
 
 def test_who_is_let_in_while_giving_up_gives_its_room_back() -> None:
     async def scenario() -> None:
-        room = Room(10)
+        room = MemoryBudget(10)
         await room.take(10)
         waiting = asyncio.create_task(room.take(10))
         await settle()
@@ -100,7 +100,7 @@ def test_who_is_let_in_while_giving_up_gives_its_room_back() -> None:
 @given(st.lists(st.integers(0, 12), min_size=1, max_size=20))
 def test_everyone_gets_in_and_the_limit_holds(sizes: list[int]) -> None:
     async def scenario() -> None:
-        room, entered = Room(12), []
+        room, entered = MemoryBudget(12), []
 
         async def visit(number: int, size: int) -> None:
             await room.take(size)

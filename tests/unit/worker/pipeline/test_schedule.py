@@ -7,15 +7,15 @@ from itertools import product
 from typing import Any, TypeVar
 
 import pytest
-from tests.unit.worker.stages.cards import cards_of, telling
+from tests.unit.worker.stages.members import cards_of, telling
 
 from algorithms.codecs import codec_by_name
 from algorithms.skippipe.search import search_routes
-from worker.membership import Card
+from worker.membership import Member
 from worker.pipeline.config import StagesConfig
 from worker.pipeline.context import StageContext
 from worker.pipeline.network_snapshot import table_name, table_of
-from worker.pipeline.planner import Schedule, planned_rules
+from worker.pipeline.planner import RoutePlanner, planned_rules
 from worker.pipeline.profile import Profile
 from worker.transport.memory import MemoryNetwork, MemoryTransport
 
@@ -44,10 +44,10 @@ class Searches:
 
 
 class Peer:
-    """An origin that hears of `cards`."""
+    """An origin that hears of `members`."""
 
-    def __init__(self, cards: list[Card], name: str = "p0") -> None:
-        self.cards, self.searches = cards, Searches()
+    def __init__(self, members: list[Member], name: str = "p0") -> None:
+        self.members, self.searches = members, Searches()
         self.events: list[dict[str, object]] = []
         self.now = 0.0
         self.context = StageContext(
@@ -58,24 +58,24 @@ class Peer:
             config=CONFIG,
             codec=codec_by_name("fp32"),
             transport=MemoryTransport(MemoryNetwork(), name),
-            cards=lambda: self.cards,
+            members=lambda: self.members,
             doubt=lambda peer: None,
             clock=lambda: self.now,
             log=self.events.append,
         )
-        self.schedule = Schedule(self.context, self.searches)
+        self.schedule = RoutePlanner(self.context, self.searches)
 
 
-def measured(seconds: float) -> list[Card]:
+def measured(seconds: float) -> list[Member]:
     """Two replicas of each of three stages; p4 has taken so long."""
-    cards = cards_of(0, 0, 1, 1, 2, 2)
-    return [*cards[:4], telling(cards[4], Profile(forward_s=seconds)), cards[5]]
+    members = cards_of(0, 0, 1, 1, 2, 2)
+    return [*members[:4], telling(members[4], Profile(forward_s=seconds)), members[5]]
 
 
-def crossed(*, near: str, far: str) -> list[Card]:
+def crossed(*, near: str, far: str) -> list[Member]:
     """Two replicas of each of three stages; p0 is near one of stage 1, and far from the other."""
-    cards = cards_of(0, 0, 1, 1, 2, 2)
-    return [telling(cards[0], Profile(latency_s={near: 0.001, far: 2.0})), *cards[1:]]
+    members = cards_of(0, 0, 1, 1, 2, 2)
+    return [telling(members[0], Profile(latency_s={near: 0.001, far: 2.0})), *members[1:]]
 
 
 def run(scenario: Coroutine[Any, Any, None]) -> None:
@@ -84,7 +84,7 @@ def run(scenario: Coroutine[Any, Any, None]) -> None:
 
 def on_plan(peer: Peer, iteration: int) -> bool:
     """Whether the peer's routes are those that a search finds for what it knows."""
-    routes, table = peer.schedule.routes(iteration)[0], table_of(peer.cards)
+    routes, table = peer.schedule.routes(iteration)[0], table_of(peer.members)
     assert table is not None
     found = search_routes(
         table.pipeline,
@@ -103,9 +103,9 @@ def test_who_is_still_searching_names_the_same_measurements_as_who_has_found() -
     """Two origins with the same cards; the search of one is over."""
 
     async def scenario() -> None:
-        cards = measured(0.1)
-        first, second = Peer(cards, "p0"), Peer(cards, "p1")
-        name = table_name(cards)
+        members = measured(0.1)
+        first, second = Peer(members, "p0"), Peer(members, "p1")
+        name = table_name(members)
         assert first.schedule.routes(1)[1] == second.schedule.routes(1)[1] == name
         await first.searches.let_go()
         assert on_plan(first, 2)
@@ -122,7 +122,7 @@ def test_who_has_heard_other_measurements_names_them() -> None:
     async def scenario() -> None:
         first, second = Peer(measured(0.1), "p0"), Peer(measured(0.3), "p1")
         assert first.schedule.routes(1)[1] != second.schedule.routes(1)[1]
-        second.cards = first.cards
+        second.members = first.members
         assert first.schedule.routes(2)[1] == second.schedule.routes(2)[1] == first.schedule.name
         await first.schedule.close()
         await second.schedule.close()
@@ -139,14 +139,14 @@ def test_tables_that_were_held_are_known_for_a_while_and_then_no_longer() -> Non
 
     assert known() == {0.1}
     peer.now = 100.0  # however long it was held
-    peer.cards = measured(0.2)
+    peer.members = measured(0.2)
     assert known() == {0.1, 0.2}
     peer.now = 109.0
-    peer.cards = measured(0.3)
+    peer.members = measured(0.3)
     assert known() == {0.1, 0.2, 0.3}
     peer.now = 112.0
     assert known() == {0.2, 0.3}
-    peer.cards = measured(0.1)  # again
+    peer.members = measured(0.1)  # again
     assert known() == {0.1, 0.2, 0.3}
     peer.now = 130.0
     assert known() == {0.1}
@@ -155,7 +155,7 @@ def test_tables_that_were_held_are_known_for_a_while_and_then_no_longer() -> Non
 def test_what_was_held_between_two_visits_is_known() -> None:
     peer, between = Peer(measured(0.1)), table_name(measured(0.2))
     for seconds in (0.1, 0.2, 0.3):
-        peer.cards = measured(seconds)
+        peer.members = measured(seconds)
         peer.schedule.look()
     assert peer.schedule.knows(between)
 
@@ -164,7 +164,7 @@ def test_the_tables_that_are_known_are_bounded() -> None:
     peer = Peer([])
     names = []
     for n in range(1, 400):
-        peer.cards = measured(float(n))
+        peer.members = measured(float(n))
         names.append(peer.schedule.name)
     known = [peer.schedule.knows(name) for name in names]
     assert sum(known) == 257  # with the one that is held
@@ -173,14 +173,14 @@ def test_the_tables_that_are_known_are_bounded() -> None:
 
 def test_origins_whose_searches_are_over_are_on_the_routes_of_one_plan() -> None:
     async def scenario() -> None:
-        cards = measured(0.1)
-        peers = [Peer(cards, "p0"), Peer(cards, "p1")]
+        members = measured(0.1)
+        peers = [Peer(members, "p0"), Peer(members, "p1")]
         taken = []
         for peer in peers:
             peer.schedule.routes(1)
             await peer.searches.let_go()
             taken += [[hop.peer for hop in route] for route in peer.schedule.routes(2)[0]]
-        table = table_of(cards)
+        table = table_of(members)
         assert table is not None
         found = search_routes(
             table.pipeline,
@@ -202,7 +202,7 @@ def test_routes_found_before_go_on_until_there_are_new_ones() -> None:
         peer.schedule.routes(1)
         await peer.searches.let_go()
         routes, name = peer.schedule.routes(2)
-        peer.cards = crossed(near="p3", far="p2")
+        peer.members = crossed(near="p3", far="p2")
         assert peer.schedule.routes(3) == (routes, peer.schedule.name)
         assert name != peer.schedule.name
         assert not on_plan(peer, 3)
@@ -220,10 +220,10 @@ def test_routes_found_before_end_when_a_peer_has_moved() -> None:
         peer = Peer(measured(0.1))
         peer.schedule.routes(1)
         await peer.searches.let_go()
-        peer.cards = [*peer.cards[:3], replace(peer.cards[3], stage=2), *peer.cards[4:]]
+        peer.members = [*peer.members[:3], replace(peer.members[3], stage=2), *peer.members[4:]]
         routes, name = peer.schedule.routes(2)
         assert name == peer.schedule.name
-        stage_of = {card.peer: card.stage for card in peer.cards}
+        stage_of = {member.peer: member.stage for member in peer.members}
         assert all(stage_of[hop.peer] == hop.stage for route in routes for hop in route)
         await peer.schedule.close()
 
@@ -247,7 +247,7 @@ def test_a_search_that_fails_is_told_once_and_drawn_routes_go_on(
         text = "no routes were searched: ValueError: no such luck"
         assert peer.events == [{"event": "warning", "text": text}]
         assert peer.searches.begun == 1
-        peer.cards = measured(0.3)  # other measurements are searched for again
+        peer.members = measured(0.3)  # other measurements are searched for again
         peer.schedule.routes(5)
         await peer.searches.let_go()
         assert on_plan(peer, 6)
@@ -258,8 +258,8 @@ def test_a_search_that_fails_is_told_once_and_drawn_routes_go_on(
 
 def test_who_does_not_serve_sends_nothing() -> None:
     async def scenario() -> None:
-        cards = measured(0.1)
-        assert Peer(cards, "p9").schedule.routes(1) == ([(), ()], table_name(cards))
+        members = measured(0.1)
+        assert Peer(members, "p9").schedule.routes(1) == ([(), ()], table_name(members))
         assert Peer(cards_of(1, 2), "p0").schedule.routes(1)[0] == [(), ()]
 
     run(scenario())

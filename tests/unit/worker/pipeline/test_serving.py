@@ -5,22 +5,22 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeVar
 
-from tests.unit.worker.stages.cards import cards_of, telling
+from tests.unit.worker.stages.members import cards_of, telling
 
 from algorithms.codecs import codec_by_name
 from protos import murmuration_pb2 as pb
 from worker import wire
-from worker.membership import Card
+from worker.membership import Member
 from worker.pipeline.config import StagesConfig
 from worker.pipeline.context import StageContext
-from worker.pipeline.forwarder import Onward
-from worker.pipeline.memory_budget import Desk, Room
+from worker.pipeline.forwarder import Forwarder
+from worker.pipeline.memory_budget import ComputeQueue, MemoryBudget
 from worker.pipeline.network_snapshot import table_name
-from worker.pipeline.planner import Schedule
+from worker.pipeline.planner import RoutePlanner
 from worker.pipeline.profile import Measuring, Profile
-from worker.pipeline.serving import Serving
-from worker.pipeline.stage_call import Key, Life, Visit
-from worker.pipeline.tracker import Counting
+from worker.pipeline.serving import StageServer
+from worker.pipeline.stage_call import Incarnation, Key, StageCall
+from worker.pipeline.tracker import IterationTracker
 from worker.transport.memory import MemoryNetwork, MemoryTransport
 from worker.wire.visits import visit_header
 
@@ -31,7 +31,7 @@ PLACED = cards_of(0, 0, 1, 2)
 """p0 and p1 are origins; what they begin goes by way of p2 to p3."""
 
 
-def measured(seconds: float) -> list[Card]:
+def measured(seconds: float) -> list[Member]:
     """p2 has taken so long."""
     return [*PLACED[:2], telling(PLACED[2], Profile(forward_s=seconds)), PLACED[3]]
 
@@ -61,30 +61,30 @@ class Peer:
     """Has begun iteration 2; what it is sent is of iteration 1, and refused when it is read."""
 
     def __init__(self, me: str) -> None:
-        self.cards, self.now, self.doubted = measured(0.1), 0.0, list[str]()
+        self.members, self.now, self.doubted = measured(0.1), 0.0, list[str]()
         self.ended = list[Exception]()
         config = StagesConfig(count=3, microbatches=2)
         self.context = StageContext(
             me=me,
             run=1,
             seed=3,
-            stage=next(card.stage for card in PLACED if card.peer == me),
+            stage=next(member.stage for member in PLACED if member.peer == me),
             config=config,
             codec=codec_by_name("fp32"),
             transport=MemoryTransport(MemoryNetwork(), me),
-            cards=lambda: self.cards,
+            members=lambda: self.members,
             doubt=self.doubted.append,
             clock=lambda: self.now,
             log=lambda event: None,
         )
         measuring = Measuring(LIMIT_BYTES)
-        self.serving = Serving(
+        self.serving = StageServer(
             self.context,
-            Desk(lambda message: None, measuring),
-            Room(LIMIT_BYTES),
-            Counting(iteration=2),
-            Onward(self.context, measuring),
-            Schedule(self.context, unasked),
+            ComputeQueue(lambda message: None, measuring),
+            MemoryBudget(LIMIT_BYTES),
+            IterationTracker(iteration=2),
+            Forwarder(self.context, measuring),
+            RoutePlanner(self.context, unasked),
             measuring,
             self.ended.append,
         )
@@ -93,8 +93,8 @@ class Peer:
         self, origin: str, sender: str, schedule: int, epoch: int = 1, *, elsewhere: bool = True
     ) -> None:
         """By a microbatch of that origin, planned with the table of that name; it is refused."""
-        context, life = self.context, Life(origin, epoch)
-        visit = Visit(Key(1, life, 0), context.stage, (), (1, 1, 4), schedule, sender)
+        context, life = self.context, Incarnation(origin, epoch)
+        visit = StageCall(Key(1, life, 0), context.stage, (), (1, 1, 4), schedule, sender)
         payload = wire.Payload.of(memoryview(bytes(16)))
         stream = Stream(visit_header(visit, context.run, context.codec, payload))
         asyncio.run(self.serving.serve(stream))
@@ -108,7 +108,7 @@ class Peer:
 
 def test_who_plans_with_the_same_measurements_is_left_in_peace() -> None:
     peer = Peer("p3")
-    peer.visited("p0", "p2", table_name(peer.cards))
+    peer.visited("p0", "p2", table_name(peer.members))
     assert (peer.doubted, peer.context.counts.other_schedules) == ([], 0)
 
 
@@ -126,7 +126,7 @@ def test_the_origin_is_asked_and_not_who_has_passed_its_visit_on() -> None:
 def test_figures_that_change_while_an_iteration_runs_are_no_disagreement() -> None:
     peer, before = Peer("p3"), table_name(measured(0.1))
     peer.visited("p0", "p2", before)
-    peer.cards = measured(0.3)
+    peer.members = measured(0.3)
     peer.visited("p0", "p2", before)
     assert (peer.doubted, peer.context.counts.other_schedules) == ([], 0)
     peer.now = 60.0  # the origin has not heard of it in all this time

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from tests.unit.worker.stages.cards import cards_of
+from tests.unit.worker.stages.members import cards_of
 
 from algorithms.codecs import codec_by_name
 from protos import murmuration_pb2 as pb
@@ -13,13 +13,13 @@ from worker import wire
 from worker.membership import Health
 from worker.pipeline.config import Elsewhere, StagesConfig
 from worker.pipeline.context import StageContext
-from worker.pipeline.forwarder import Onward
-from worker.pipeline.memory_budget import Desk, Room
-from worker.pipeline.planner import Schedule
+from worker.pipeline.forwarder import Forwarder
+from worker.pipeline.memory_budget import ComputeQueue, MemoryBudget
+from worker.pipeline.planner import RoutePlanner
 from worker.pipeline.profile import Measuring
-from worker.pipeline.serving import Serving
-from worker.pipeline.stage_call import Back, Key, Life, Visit
-from worker.pipeline.tracker import Counting
+from worker.pipeline.serving import StageServer
+from worker.pipeline.stage_call import Back, Incarnation, Key, StageCall
+from worker.pipeline.tracker import IterationTracker
 from worker.training.inbox import IterationOver, Job, StageWork, StageWorked, ToTrain
 from worker.transport.memory import MemoryNetwork, MemoryTransport
 from worker.wire.visits import visit_header
@@ -30,7 +30,7 @@ ITERATION = 2
 CARDS = cards_of(0, 1, 2)
 """p0 begins microbatches; p1 is the stage that is looked at."""
 
-ORIGIN = Life.of(CARDS[0])
+ORIGIN = Incarnation.of(CARDS[0])
 VALUES = memoryview(bytes(16))
 
 
@@ -55,12 +55,12 @@ class Stream:
     def cancel(self) -> None: ...
 
 
-class Next(Onward):
+class Next(Forwarder):
     """The rest of a route: fails as often as it is told to."""
 
     failures = 0
 
-    async def send(self, visit: Visit, values: memoryview) -> Back:
+    async def send(self, visit: StageCall, values: memoryview) -> Back:
         if self.failures:
             self.failures -= 1
             raise Elsewhere("the link is down")
@@ -79,7 +79,7 @@ class Stage:
             config=StagesConfig(count=3, microbatches=2),
             codec=codec_by_name("fp32"),
             transport=MemoryTransport(MemoryNetwork(), "p1"),
-            cards=lambda: CARDS,
+            members=lambda: CARDS,
             doubt=lambda peer: None,
             clock=lambda: 0.0,
             log=lambda event: None,
@@ -87,15 +87,15 @@ class Stage:
         self.problems: dict[Job, str] = {}
         self.ended = list[Exception]()
         measuring = Measuring(limit_bytes)
-        self.desk, self.counting = Desk(self._work, measuring), Counting(ITERATION)
+        self.desk, self.counting = ComputeQueue(self._work, measuring), IterationTracker(ITERATION)
         self.onward = Next(self.context, measuring)
-        self.serving = Serving(
+        self.serving = StageServer(
             self.context,
             self.desk,
-            Room(limit_bytes),
+            MemoryBudget(limit_bytes),
             self.counting,
             self.onward,
-            Schedule(self.context, unasked),
+            RoutePlanner(self.context, unasked),
             measuring,
             self.ended.append,
         )
@@ -110,7 +110,7 @@ class Stage:
     ) -> str | None:
         """By p0's microbatch, or only by its header; how the answer ends."""
         context, payload = self.context, wire.Payload.of(VALUES)
-        visit = Visit(Key(iteration, ORIGIN, microbatch), 1, (), (1, 1, 4), 0, "p0")
+        visit = StageCall(Key(iteration, ORIGIN, microbatch), 1, (), (1, 1, 4), 0, "p0")
         messages = [visit_header(visit, context.run, context.codec, payload)]
         if whole:
             messages += [message for message, _, _ in wire.payload_messages(pb.VisitUp, payload)]
@@ -130,7 +130,7 @@ def test_a_microbatch_that_has_not_arrived_has_not_begun_here() -> None:
         stage = Stage()
         assert await stage.visited(0, whole=False) == "failed"
         assert await stage.visited(1) == "gradient"
-        stage.counting.finished(ITERATION, Life("other", 1), [])
+        stage.counting.finished(ITERATION, Incarnation("other", 1), [])
         gone, other = replace(CARDS[0], health=Health.DEAD), replace(CARDS[0], peer="other")
         assert stage.counting.over([gone, other], 0.0) == IterationOver(ITERATION, discard=False)
         assert stage.counting.orphans(ITERATION)[ORIGIN].began == {1}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.unit.worker.stages.cards import cards_of, telling
+from tests.unit.worker.stages.members import cards_of, telling
 
 from worker.cli.plan_stages_links import read_links
 from worker.errors import UsageError
@@ -41,25 +41,25 @@ def test_a_stage_that_nobody_serves_is_left_out_and_without_origins_there_is_no_
 
 
 def test_a_table_is_named_by_who_serves_and_what_was_measured() -> None:
-    cards = cards_of(0, 1, 1)
-    name = table_name(cards)
-    assert table_name(list(reversed(cards))) == name
+    members = cards_of(0, 1, 1)
+    name = table_name(members)
+    assert table_name(list(reversed(members))) == name
     others = [
-        telling(cards[2], Profile(forward_s=1.0)),
-        replace(cards[2], epoch=2),
-        replace(cards[2], stage=0),
-        replace(cards[2], health=Health.SUSPECT),
-        replace(cards[2], phase=Phase.DONE),
+        telling(members[2], Profile(forward_s=1.0)),
+        replace(members[2], epoch=2),
+        replace(members[2], stage=0),
+        replace(members[2], health=Health.SUSPECT),
+        replace(members[2], phase=Phase.DONE),
     ]
-    names = [table_name([*cards[:2], other]) for other in others]
+    names = [table_name([*members[:2], other]) for other in others]
     assert name not in names
-    assert table_name([*cards[:2], replace(cards[2], step=9, heartbeat=4)]) == name
+    assert table_name([*members[:2], replace(members[2], step=9, heartbeat=4)]) == name
 
 
 def test_what_nobody_has_measured_is_as_what_was() -> None:
-    cards = cards_of(0, 1, 1)
-    cards[1] = telling(cards[1], Profile(forward_s=0.5, backward_s=1.5, memory=9))
-    table = table_of(cards)
+    members = cards_of(0, 1, 1)
+    members[1] = telling(members[1], Profile(forward_s=0.5, backward_s=1.5, memory=9))
+    table = table_of(members)
     assert table is not None
     assert table.pipeline.costs.forward_s.tolist() == [0.5, 0.5, 0.5]
     assert table.pipeline.costs.backward_s.tolist() == [1.5, 1.5, 1.5]
@@ -76,13 +76,15 @@ def test_a_links_latency_is_the_shorter_that_was_told_and_its_rate_the_senders()
 
 
 def test_a_link_counts_as_measured_with_a_latency_and_a_rate_one_way() -> None:
-    cards = cards_of(0, 1, 1)
+    members = cards_of(0, 1, 1)
     profiles = {
         0: Profile(latency_s={"p1": 0.1, "p2": 0.1}, rate_bytes_per_s={"p2": 1e6}),
         1: Profile(rate_bytes_per_s={"p0": 1e6, "p2": 1e6}),
     }
     for told, expected in (([], 0.0), ([0], 1 / 3), ([0, 1], 2 / 3)):
-        table = table_of([telling(c, profiles[n]) if n in told else c for n, c in enumerate(cards)])
+        table = table_of(
+            [telling(c, profiles[n]) if n in told else c for n, c in enumerate(members)]
+        )
         assert table is not None
         assert measured_share(table) == pytest.approx(expected)
     alone = table_of(cards_of(0))
@@ -91,9 +93,9 @@ def test_a_link_counts_as_measured_with_a_latency_and_a_rate_one_way() -> None:
 
 
 def test_a_document_has_what_was_told_and_null_for_the_rest(tmp_path: Path) -> None:
-    cards = cards_of(0, 1, 1)
-    cards[0] = telling(
-        cards[0],
+    members = cards_of(0, 1, 1)
+    members[0] = telling(
+        members[0],
         Profile(
             latency_s={"p1": 0.02, "p9": 5.0},
             rate_bytes_per_s={"p1": 1e6},
@@ -104,8 +106,8 @@ def test_a_document_has_what_was_told_and_null_for_the_rest(tmp_path: Path) -> N
             memory=5,
         ),
     )
-    cards[1] = telling(cards[1], Profile(rate_bytes_per_s={"p0": 3e6}, forward_s=0.2))
-    table = table_of(cards)
+    members[1] = telling(members[1], Profile(rate_bytes_per_s={"p0": 3e6}, forward_s=0.2))
+    table = table_of(members)
     assert table is not None
     document = links_document(table, CONFIG)
     assert document == {

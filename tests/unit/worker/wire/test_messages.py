@@ -17,7 +17,7 @@ from worker.manifest import Manifest
 from worker.wire import WireError, hash64, pack_document, parse
 
 KINDS = [
-    pb.PeerCard, pb.JoinRequest, pb.JoinReply, pb.GossipMessage, pb.ProbeRequest, pb.ProbeReply,
+    pb.Member, pb.JoinRequest, pb.JoinReply, pb.GossipMessage, pb.ProbeRequest, pb.ProbeReply,
     pb.StatusReply, pb.Frame, pb.ExchangeUp, pb.ExchangeDown, pb.FetchRequest, pb.FetchReply,
     pb.IntroduceRequest, pb.IntroduceReply,
 ]  # fmt: skip
@@ -29,8 +29,8 @@ def test_garbage_is_a_message_or_a_wire_error_and_so_is_its_card(raw: bytes) -> 
     for kind in KINDS:
         with suppress(WireError):
             message = parse(kind, raw)
-            if isinstance(message, pb.PeerCard):
-                wire.card_from_message(message)
+            if isinstance(message, pb.Member):
+                wire.member_from_message(message)
 
 
 @every_kind

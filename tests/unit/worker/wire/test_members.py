@@ -6,14 +6,14 @@ from hypothesis import strategies as st
 
 from protos import murmuration_pb2 as pb
 from worker import wire
-from worker.membership import MAX_APART, Card, Digest, Health, Phase
+from worker.membership import MAX_UNREACHABLE, Digest, Health, Member, Phase
 from worker.wire import WireError, parse
 
 U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
 NAMES = st.text(st.characters(exclude_categories=("C", "Z")), min_size=1, max_size=60)
-APART = st.lists(NAMES.map("{}-".format), max_size=MAX_APART, unique=True).map(tuple)
+APART = st.lists(NAMES.map("{}-".format), max_size=MAX_UNREACHABLE, unique=True).map(tuple)
 CARDS = st.builds(
-    Card,
+    Member,
     peer=NAMES.map("{}+".format),
     address=NAMES,
     epoch=U64,
@@ -22,22 +22,22 @@ CARDS = st.builds(
     phase=st.sampled_from(Phase),
     heartbeat=U64,
     step=U64,
-    apart=APART,
+    unreachable=APART,
     digests=st.lists(st.builds(Digest, U64, U32, U64), max_size=4).map(tuple),
 )
 
 
 @given(CARDS)
-def test_a_card_survives_the_wire(card: Card) -> None:
-    raw = wire.card_to_message(card).SerializeToString()
-    assert wire.card_from_message(parse(pb.PeerCard, raw)) == card
+def test_a_card_survives_the_wire(member: Member) -> None:
+    raw = wire.member_to_message(member).SerializeToString()
+    assert wire.member_from_message(parse(pb.Member, raw)) == member
 
 
 @given(st.lists(CARDS, max_size=5))
-def test_a_member_list_survives_the_wire(cards: list[Card]) -> None:
-    raw = pb.GossipMessage(members=[wire.card_to_message(card) for card in cards])
+def test_a_member_list_survives_the_wire(members: list[Member]) -> None:
+    raw = pb.GossipMessage(members=[wire.member_to_message(member) for member in members])
     gossip = parse(pb.GossipMessage, raw.SerializeToString())
-    assert wire.cards_from_messages(gossip.members) == tuple(cards)
+    assert wire.members_from_messages(gossip.members) == tuple(members)
 
 
 def test_ours_and_the_wires_enums_name_the_same_things() -> None:
@@ -47,36 +47,36 @@ def test_ours_and_the_wires_enums_name_the_same_things() -> None:
 
 @pytest.mark.parametrize("name", ["", "x" * 257, "\N{BIRD}" * 65])
 def test_names_are_of_1_to_256_bytes(name: str) -> None:
-    for card in (pb.PeerCard(peer=name, address="a"), pb.PeerCard(peer="a", address=name)):
+    for member in (pb.Member(peer=name, address="a"), pb.Member(peer="a", address=name)):
         with pytest.raises(WireError, match=f"a name or address of {len(name)} characters"):
-            wire.card_from_message(card)
+            wire.member_from_message(member)
     with pytest.raises(WireError, match=f"a name or address of {len(name)} characters"):
-        wire.card_from_message(pb.PeerCard(peer="a", address="a", apart=["b", name]))
+        wire.member_from_message(pb.Member(peer="a", address="a", unreachable=["b", name]))
     longest = "\N{BIRD}" * 64
-    assert wire.card_from_message(pb.PeerCard(peer=longest, address="a")).peer == longest
+    assert wire.member_from_message(pb.Member(peer=longest, address="a")).peer == longest
 
 
 @pytest.mark.parametrize("field", ["health", "phase"])
 @pytest.mark.parametrize("value", [4, 99, -1])
 def test_an_unknown_enum_is_refused(field: str, value: int) -> None:
     with pytest.raises(WireError, match=f"^peer w3: {value} is not a valid"):
-        wire.card_from_message(pb.PeerCard(peer="w3", address="a", **{field: value}))
+        wire.member_from_message(pb.Member(peer="w3", address="a", **{field: value}))
 
 
 def test_a_member_list_is_bounded() -> None:
-    members = [pb.PeerCard(peer="a", address="b")] * 4097
-    assert len(wire.cards_from_messages(members[:4096])) == 4096
+    members = [pb.Member(peer="a", address="b")] * 4097
+    assert len(wire.members_from_messages(members[:4096])) == 4096
     with pytest.raises(WireError, match="4097 peers in one message; at most 4096"):
-        wire.cards_from_messages(members)
+        wire.members_from_messages(members)
 
 
 def test_a_card_names_a_bounded_number_of_peers_out_of_reach() -> None:
-    names = [f"w{index}" for index in range(MAX_APART + 1)]
-    with pytest.raises(WireError, match=f"^peer w3: {MAX_APART + 1} peers out of its reach"):
-        wire.card_from_message(pb.PeerCard(peer="w3", address="a", apart=names))
+    names = [f"w{index}" for index in range(MAX_UNREACHABLE + 1)]
+    with pytest.raises(WireError, match=f"^peer w3: {MAX_UNREACHABLE + 1} peers out of its reach"):
+        wire.member_from_message(pb.Member(peer="w3", address="a", unreachable=names))
 
 
 @pytest.mark.parametrize("names", [["w3"], ["a", "b", "a"]])
 def test_nobody_is_out_of_its_own_reach_or_twice_out_of_it(names: list[str]) -> None:
     with pytest.raises(WireError, match=r"^peer w3: itself or a peer twice"):
-        wire.card_from_message(pb.PeerCard(peer="w3", address="a", apart=names))
+        wire.member_from_message(pb.Member(peer="w3", address="a", unreachable=names))
