@@ -18,9 +18,10 @@ from heapq import heappop, heappush
 from algorithms.skippipe.pipeline import Pipeline
 from algorithms.skippipe.planner import Planner
 from algorithms.skippipe.route import Route
-from algorithms.skippipe.scores import Score, Scores
-from algorithms.skippipe.search import Draft, Journal, trade_replica
+from algorithms.skippipe.scores import Journal, Score, Scores
+from algorithms.skippipe.settle import Draft
 from algorithms.skippipe.timetable import Collision, Planned, Timetable
+from algorithms.skippipe.trades import trade_replica
 
 GOOD_ENOUGH = 0.88  # of the first draft's time
 SOLUTIONS = 8

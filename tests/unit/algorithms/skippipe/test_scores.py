@@ -1,8 +1,7 @@
 """Slots, and scores that are simulated once."""
 
 from algorithms.skippipe.route import Route
-from algorithms.skippipe.scores import Scores, slots_of
-from algorithms.skippipe.search import Journal
+from algorithms.skippipe.scores import Journal, Scores, slots_of
 from algorithms.skippipe.simulator import simulate
 from tests.unit.algorithms.skippipe.pipelines import even_pipeline
 

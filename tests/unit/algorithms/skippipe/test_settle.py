@@ -2,7 +2,8 @@
 
 from algorithms.skippipe.planner import Planner
 from algorithms.skippipe.route import Route, Rules
-from algorithms.skippipe.search import Draft, Journal, Limit, settle
+from algorithms.skippipe.scores import Journal
+from algorithms.skippipe.settle import Draft, Limit, settle
 from tests.unit.algorithms.skippipe.pipelines import even_pipeline
 
 PIPELINE = even_pipeline((3, 2, 2))

@@ -8,7 +8,7 @@ from algorithms.skippipe.draws import Draws
 from algorithms.skippipe.pipeline import Pipeline
 from algorithms.skippipe.route import Route, Rules, stage_refusals
 from algorithms.skippipe.routing import random
-from algorithms.skippipe.search import random_trade, trade_all, trade_replica, trade_stage
+from algorithms.skippipe.trades import random_trade, trade_all, trade_replica, trade_stage
 from tests.unit.algorithms.skippipe.pipelines import cases, even_pipeline
 
 PIPELINE = even_pipeline((2, 2, 2, 2))

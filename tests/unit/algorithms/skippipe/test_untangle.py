@@ -7,8 +7,8 @@ from algorithms.skippipe.pipeline import Pipeline
 from algorithms.skippipe.planner import Planner
 from algorithms.skippipe.route import Route, Rules
 from algorithms.skippipe.routing import random
-from algorithms.skippipe.scores import Scores
-from algorithms.skippipe.search import Draft, Journal
+from algorithms.skippipe.scores import Journal, Scores
+from algorithms.skippipe.settle import Draft
 from algorithms.skippipe.timetable import Timetable
 from algorithms.skippipe.untangle import Untangling
 from tests.unit.algorithms.skippipe.pipelines import assert_fit_together, cases, even_pipeline

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from tests.unit.worker.stages.members import cards_of
 
 from algorithms.codecs import codec_by_name
 from protos import murmuration_pb2 as pb
 from tests.protocol.virtual_time import run
+from tests.unit.worker.pipeline.members import cards_of
 from worker import wire
 from worker.membership import Health, Member
 from worker.pipeline.barrier import BarrierReceiver, BarrierSender

@@ -3,9 +3,9 @@
 from itertools import permutations
 
 import pytest
-from tests.unit.worker.stages.members import cards_of, telling
 
 from algorithms.plan import PRESETS
+from tests.unit.worker.pipeline.members import cards_of, telling
 from worker.membership import Member
 from worker.pipeline.config import StagesConfig
 from worker.pipeline.profile import Profile

@@ -4,8 +4,7 @@ from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 
-from tests.unit.worker.stages.members import cards_of
-
+from tests.unit.worker.pipeline.members import cards_of
 from worker.membership import Health, Member, Phase
 from worker.pipeline.probing import Probing
 

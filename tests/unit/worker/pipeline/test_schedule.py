@@ -7,10 +7,10 @@ from itertools import product
 from typing import Any, TypeVar
 
 import pytest
-from tests.unit.worker.stages.members import cards_of, telling
 
 from algorithms.codecs import codec_by_name
 from algorithms.skippipe.search import search_routes
+from tests.unit.worker.pipeline.members import cards_of, telling
 from worker.membership import Member
 from worker.pipeline.config import StagesConfig
 from worker.pipeline.context import StageContext

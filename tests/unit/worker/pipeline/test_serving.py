@@ -5,10 +5,9 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeVar
 
-from tests.unit.worker.stages.members import cards_of, telling
-
 from algorithms.codecs import codec_by_name
 from protos import murmuration_pb2 as pb
+from tests.unit.worker.pipeline.members import cards_of, telling
 from worker import wire
 from worker.membership import Member
 from worker.pipeline.config import StagesConfig

@@ -5,10 +5,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from tests.unit.worker.stages.members import cards_of
-
 from algorithms.codecs import codec_by_name
 from protos import murmuration_pb2 as pb
+from tests.unit.worker.pipeline.members import cards_of
 from worker import wire
 from worker.membership import Health
 from worker.pipeline.config import Elsewhere, StagesConfig

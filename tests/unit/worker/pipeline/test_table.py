@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.unit.worker.stages.members import cards_of, telling
 
+from tests.unit.worker.pipeline.members import cards_of, telling
 from worker.cli.plan_stages_links import read_links
 from worker.errors import UsageError
 from worker.membership import Health, Phase
