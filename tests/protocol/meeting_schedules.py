@@ -141,7 +141,7 @@ class MeetingWorld(Agenda):
         peer.frozen = False
         acts, peer.piled_up = peer.piled_up, []
         if self.rng.random() < 0.5 and not peer.dead:
-            self._step(peer.current, m.Tick())
+            self._step(peer.current, m.RoundTick())
         for act in acts:
             self._do(peer, act)
 
@@ -180,7 +180,7 @@ class MeetingWorld(Agenda):
             self._viewed(peer)
 
     def _viewed(self, peer: SimPeer) -> None:
-        self._step(peer.current, m.Viewed(peer.view))
+        self._step(peer.current, m.ViewUpdated(peer.view))
 
     # ---------------------------------------------------------------------------- the train side
 
@@ -218,7 +218,7 @@ class MeetingWorld(Agenda):
         self._decide_held(peer)
 
     def _tick(self, peer: SimPeer, part: Attendance) -> None:
-        self._step(part, m.Tick())
+        self._step(part, m.RoundTick())
         if part.ended_at is None:
             self.after(TICK_S, peer, lambda: self._tick(peer, part))
 

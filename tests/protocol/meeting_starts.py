@@ -1,7 +1,7 @@
 """Rounds in small groups to begin with, for tests of the machine alone."""
 
 from tests.protocol.views import view
-from worker.exchange.pairwise.round import Met, PairRound, Received, Stage, Tick
+from worker.exchange.pairwise.round import Met, PairRound, Received, RoundTick, Stage
 from worker.exchange.types import RoundConfig, View
 
 CONFIG = RoundConfig(patience_s=2.0, retry_s=0.25, slack_s=58.0)
@@ -32,7 +32,7 @@ def begin(
 def met(me: str = "a", group: str = "ab") -> PairRound:
     """Everybody has come."""
     machine = begin(me, group)
-    machine.step(Tick(), 0.0)
+    machine.step(RoundTick(), 0.0)
     for peer in group:
         if peer != me:
             machine.step(Met(peer), 0.1)

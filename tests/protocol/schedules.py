@@ -63,7 +63,7 @@ class World:
     def play(self, limit_s: float = 120.0) -> None:
         """Until everyone that lives is done. Raises AssertionError when that takes too long."""
         for peer in self.peers.values():
-            self._reduce(peer, shared.Viewed(View(dict(peer.members))))
+            self._reduce(peer, shared.ViewUpdated(View(dict(peer.members))))
             self._reduce(peer, shared.Advanced(0, 0, peer.state.group))
             self.after(self.rng.uniform(0, 1), lambda peer=peer: self._begin(peer))
             self.after(self.rng.uniform(0, TICK_S), lambda peer=peer: self._tick(peer))
@@ -82,8 +82,8 @@ class World:
     def _tick(self, peer: SimPeer) -> None:
         if peer.crashed:
             return
-        self._reduce(peer, shared.Tick())
-        self._contribute(peer, own.Tick())
+        self._reduce(peer, shared.RoundTick())
+        self._contribute(peer, own.RoundTick())
         self.after(TICK_S, lambda: self._tick(peer))
 
     # --------------------------------------------------------------------------------- faults
@@ -138,8 +138,8 @@ class World:
             return
         peer.members[other] = replace(peer.members[other], **changes)
         view = View(dict(peer.members))
-        self._reduce(peer, shared.Viewed(view))
-        self._contribute(peer, own.Viewed(view))
+        self._reduce(peer, shared.ViewUpdated(view))
+        self._contribute(peer, own.ViewUpdated(view))
 
     def _gossip(self, peer: SimPeer) -> None:
         """Others hear later, and at different times, where this peer is."""
@@ -177,7 +177,7 @@ class World:
             CONFIG,
             self.now + ROUND_S,
         )
-        self._contribute(peer, own.Tick())
+        self._contribute(peer, own.RoundTick())
 
     def _end(self, peer: SimPeer, reason: str) -> None:
         assert peer.contributing is not None
@@ -285,7 +285,7 @@ class World:
                     self._forget(peer, range(round_))
                 case shared.Discard(_, round_):
                     self._forget(peer, range(round_, round_ + 1))
-        if not isinstance(event, shared.Tick):
+        if not isinstance(event, shared.RoundTick):
             for stream in list(peer.serving):
                 self._serve(stream)
 

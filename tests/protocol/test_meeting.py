@@ -15,11 +15,11 @@ from worker.exchange.pairwise.round import (
     Open,
     PartnerStaged,
     Received,
+    RoundTick,
     Stage,
     Succeeded,
     Suspect,
-    Tick,
-    Viewed,
+    ViewUpdated,
 )
 from worker.exchange.types import View
 
@@ -29,19 +29,19 @@ from worker.exchange.types import View
 def test_alone_it_succeeds_at_once_and_tells_nobody() -> None:
     machine = begin(group="a")
     assert machine.waiting_for == ()
-    assert machine.step(Tick(), 0.0) == [Succeeded()]
-    assert machine.step(Tick(), 0.1) == []
+    assert machine.step(RoundTick(), 0.0) == [Succeeded()]
+    assert machine.step(RoundTick(), 0.1) == []
 
 
 def test_the_one_whose_name_comes_first_opens_the_stream_once() -> None:
     first, second = begin("a"), begin("b")
-    assert first.step(Tick(), 0.0) == [Open("b", 1)]
-    assert first.step(Tick(), 1.0) == []
-    assert second.step(Tick(), 0.0) == []
+    assert first.step(RoundTick(), 0.0) == [Open("b", 1)]
+    assert first.step(RoundTick(), 1.0) == []
+    assert second.step(RoundTick(), 0.0) == []
 
 
 def test_in_a_larger_group_there_is_one_stream_between_every_two() -> None:
-    opened = {me: begin(me, "abcd").step(Tick(), 0.0) for me in "abcd"}
+    opened = {me: begin(me, "abcd").step(RoundTick(), 0.0) for me in "abcd"}
     assert opened == {
         "a": [Open("b", 1), Open("c", 1), Open("d", 1)],
         "b": [Open("c", 1), Open("d", 1)],
@@ -66,16 +66,16 @@ def test_the_partners_word_alone_is_not_enough() -> None:
 
 def test_values_count_as_having_come() -> None:
     machine = begin()
-    machine.step(Tick(), 0.0)
+    machine.step(RoundTick(), 0.0)
     machine.step(Received("b"), 1.0)
-    assert machine.step(Tick(), PATIENCE) == []
+    assert machine.step(RoundTick(), PATIENCE) == []
 
 
 def test_it_stages_once_though_values_come_again() -> None:
     machine = met()
     assert machine.step(Received("b"), 1.0) == [Stage()]
     assert machine.step(Received("b"), 1.1) == []
-    assert machine.step(Tick(), 1.2) == []
+    assert machine.step(RoundTick(), 1.2) == []
 
 
 @pytest.mark.parametrize("group", ["abc", "abcd"])
@@ -97,17 +97,19 @@ def test_a_larger_group_stages_when_all_values_are_here_and_succeeds_when_all_ha
 
 def test_a_partner_that_does_not_come_is_waited_for_until_the_patience_ends() -> None:
     machine = begin()
-    machine.step(Tick(), 0.0)
-    assert machine.step(Tick(), PATIENCE - 0.01) == []
-    assert machine.step(Tick(), PATIENCE) == [Failed("b has not come to the round in time", ("b",))]
+    machine.step(RoundTick(), 0.0)
+    assert machine.step(RoundTick(), PATIENCE - 0.01) == []
+    assert machine.step(RoundTick(), PATIENCE) == [
+        Failed("b has not come to the round in time", ("b",))
+    ]
 
 
 def test_a_partner_that_is_heard_of_is_waited_for_longer_but_not_beyond_the_deadline() -> None:
     machine = begin()
-    machine.step(Tick(), 0.0)
+    machine.step(RoundTick(), 0.0)
     assert machine.step(Heard("b"), 1.5) == []
-    assert machine.step(Tick(), 3.4) == []
-    assert machine.step(Tick(), 1.5 + CONFIG.patience_s) == [
+    assert machine.step(RoundTick(), 3.4) == []
+    assert machine.step(RoundTick(), 1.5 + CONFIG.patience_s) == [
         Failed("b has not come to the round in time", ("b",))
     ]
     machine = begin()
@@ -118,15 +120,17 @@ def test_a_partner_that_is_heard_of_is_waited_for_longer_but_not_beyond_the_dead
 
 def test_whoever_has_come_in_time_may_take_longer_for_its_values() -> None:
     machine = met()
-    assert machine.step(Tick(), DEADLINE - 0.01) == []
+    assert machine.step(RoundTick(), DEADLINE - 0.01) == []
 
 
 def test_one_of_a_group_that_does_not_come_ends_the_round() -> None:
     machine = begin(group="abc")
-    machine.step(Tick(), 0.0)
+    machine.step(RoundTick(), 0.0)
     machine.step(Received("b"), 1.0)
     machine.step(PartnerStaged("b"), 1.0)
-    assert machine.step(Tick(), PATIENCE) == [Failed("c has not come to the round in time", ("c",))]
+    assert machine.step(RoundTick(), PATIENCE) == [
+        Failed("c has not come to the round in time", ("c",))
+    ]
 
 
 @pytest.mark.parametrize(
@@ -142,15 +146,15 @@ def test_one_of_a_group_that_does_not_come_ends_the_round() -> None:
     ids=["unknown", "dead", "left", "suspect", "ahead", "done"],
 )
 def test_a_partner_that_cannot_come_is_not_waited_for(seen: View, reason: str) -> None:
-    assert begin(seen=seen).step(Tick(), 0.0) == [Failed(reason, ("b",))]
+    assert begin(seen=seen).step(RoundTick(), 0.0) == [Failed(reason, ("b",))]
     machine = begin()
-    machine.step(Tick(), 0.0)
-    assert machine.step(Viewed(seen), 0.5) == [Failed(reason, ("b",))]
+    machine.step(RoundTick(), 0.0)
+    assert machine.step(ViewUpdated(seen), 0.5) == [Failed(reason, ("b",))]
 
 
 def test_a_partner_that_is_ahead_of_an_earlier_round_may_still_come_to_this_one() -> None:
     machine = begin(seen=view("a", ahead="b"), round_=1)
-    assert machine.step(Tick(), 0.0) == [Open("b", 1)]
+    assert machine.step(RoundTick(), 0.0) == [Open("b", 1)]
 
 
 @pytest.mark.parametrize(
@@ -158,21 +162,21 @@ def test_a_partner_that_is_ahead_of_an_earlier_round_may_still_come_to_this_one(
 )
 def test_doubts_do_not_matter_once_the_partner_has_come(seen: View) -> None:
     machine = met()
-    assert machine.step(Viewed(seen), 0.5) == []
+    assert machine.step(ViewUpdated(seen), 0.5) == []
     assert machine.step(Received("b"), 1.0) == [Stage()]
     assert machine.step(PartnerStaged("b"), 1.0) == [Succeeded()]
 
 
 @pytest.mark.parametrize("seen", [view("a", dead="b"), view("a", left="b")], ids=["dead", "left"])
 def test_a_partner_that_goes_before_its_values_are_here_ends_the_round(seen: View) -> None:
-    assert met().step(Viewed(seen), 0.5) == [Failed("b is gone", ("b",))]
+    assert met().step(ViewUpdated(seen), 0.5) == [Failed("b is gone", ("b",))]
 
 
 def test_a_partner_that_goes_after_its_word_is_not_needed() -> None:
     machine = met("a", "abc")
     machine.step(Received("b"), 1.0)
     machine.step(PartnerStaged("b"), 1.0)
-    assert machine.step(Viewed(view("ac", dead="b")), 2.0) == []
+    assert machine.step(ViewUpdated(view("ac", dead="b")), 2.0) == []
     assert machine.step(Received("c"), 3.0) == [Stage()]
     assert machine.step(PartnerStaged("c"), 3.0) == [Succeeded()]
 
@@ -186,9 +190,9 @@ def test_the_deadline_ends_the_round_with_what_has_gone_wrong_and_who_is_missing
     machine.step(PartnerStaged("b"), 1.0)
     for peer in "dc":
         machine.step(Broken(peer, 1, f"{peer}: reset"), DEADLINE - 1)
-    machine.step(Tick(), DEADLINE - 0.75)
+    machine.step(RoundTick(), DEADLINE - 0.75)
     reason = "the round's deadline has passed; c: reset; d: reset"
-    assert machine.step(Tick(), DEADLINE) == [Failed(reason, ("c", "d"))]
+    assert machine.step(RoundTick(), DEADLINE) == [Failed(reason, ("c", "d"))]
 
 
 @pytest.mark.parametrize("doubted", [False, True], ids=["trusted", "suspected"])
@@ -197,10 +201,12 @@ def test_a_partner_cut_off_is_not_waited_for_until_the_deadline(doubted: bool) -
     machine, patience_s = met(), CONFIG.patience_s
     machine.step(Broken("b", 1, "b: reset"), 1.0)
     if doubted:
-        machine.step(Viewed(view("a", suspect="b")), 1.0)
+        machine.step(ViewUpdated(view("a", suspect="b")), 1.0)
     until = 1.0 + (patience_s / 2 if doubted else patience_s)
-    assert not any(isinstance(a, Failed) for a in machine.step(Tick(), until - 0.01))
-    assert machine.step(Tick(), until) == [Failed("b: reset, and it has not come back", ("b",))]
+    assert not any(isinstance(a, Failed) for a in machine.step(RoundTick(), until - 0.01))
+    assert machine.step(RoundTick(), until) == [
+        Failed("b: reset, and it has not come back", ("b",))
+    ]
 
 
 @pytest.mark.parametrize("me", ["a", "b"])
@@ -210,40 +216,40 @@ def test_a_partner_behind_a_link_that_is_known_to_be_cut_is_not_waited_for(me: s
     machine.step(Met(partner), 0.5)
     machine.step(Broken(partner, 1 if me == "a" else 0, "cut"), 0.9)
     cut = view("abc", unreachable="ba")
-    (failed,) = machine.step(Viewed(cut), 1.0)
+    (failed,) = machine.step(ViewUpdated(cut), 1.0)
     assert failed == Failed(f"the link to {partner} is cut", (partner,))
-    assert begin(me, seen=cut).step(Tick(), 0.0) == [failed]
-    assert not any(isinstance(a, Failed) for a in begin("c", "ac", seen=cut).step(Tick(), 0.0))
+    assert begin(me, seen=cut).step(RoundTick(), 0.0) == [failed]
+    assert not any(isinstance(a, Failed) for a in begin("c", "ac", seen=cut).step(RoundTick(), 0.0))
 
 
 def test_a_partner_whose_values_are_coming_is_waited_for_though_probes_fail() -> None:
     machine = met()
     cut = view("ab", unreachable="ab")
-    assert machine.step(Viewed(cut), 1.0) == []
+    assert machine.step(ViewUpdated(cut), 1.0) == []
     assert machine.step(Received("b"), 1.1) == [Stage()]
 
 
 def test_a_frozen_partner_is_not_waited_for_until_membership_buries_it() -> None:
     machine = met()
     machine.step(Heard("b"), 5.0)
-    machine.step(Viewed(view("a", suspect="b")), 5.5)
+    machine.step(ViewUpdated(view("a", suspect="b")), 5.5)
     until = 5.0 + CONFIG.patience_s / 2
-    assert not any(isinstance(a, Failed) for a in machine.step(Tick(), until - 0.01))
-    assert machine.step(Tick(), until) == [Failed("b does not answer any more", ("b",))]
+    assert not any(isinstance(a, Failed) for a in machine.step(RoundTick(), until - 0.01))
+    assert machine.step(RoundTick(), until) == [Failed("b does not answer any more", ("b",))]
 
 
 def test_a_partner_that_freezes_when_everything_is_here_may_have_applied_it() -> None:
     machine = staged()
-    machine.step(Viewed(view("a", suspect="b")), 1.5)
-    assert not any(isinstance(a, Failed) for a in machine.step(Tick(), DEADLINE - 1))
+    machine.step(ViewUpdated(view("a", suspect="b")), 1.5)
+    assert not any(isinstance(a, Failed) for a in machine.step(RoundTick(), DEADLINE - 1))
 
 
 def test_who_may_be_ahead_waits_for_so_much_longer() -> None:
     machine = begin(lead_s=7.0)
-    machine.step(Tick(), 0.0)
-    assert not any(isinstance(a, Failed) for a in machine.step(Tick(), PATIENCE + 6.9))
+    machine.step(RoundTick(), 0.0)
+    assert not any(isinstance(a, Failed) for a in machine.step(RoundTick(), PATIENCE + 6.9))
     late = Failed("b has not come to the round in time", ("b",))
-    assert machine.step(Tick(), PATIENCE + 7.0) == [late]
+    assert machine.step(RoundTick(), PATIENCE + 7.0) == [late]
 
 
 def test_nobody_waits_beyond_the_deadline_however_far_it_may_be_ahead() -> None:
@@ -254,7 +260,7 @@ def test_a_partner_that_came_back_is_waited_for() -> None:
     machine = met()
     machine.step(Broken("b", 1, "b: reset"), 1.0)
     machine.step(Received("b"), 2.0)
-    assert not any(isinstance(a, Failed) for a in machine.step(Tick(), 30.0))
+    assert not any(isinstance(a, Failed) for a in machine.step(RoundTick(), 30.0))
 
 
 def test_a_partner_that_declines_ends_the_round() -> None:
@@ -270,8 +276,8 @@ def test_the_peer_itself_may_go_on_without_the_round() -> None:
 
 
 EVERYTHING: list[Event] = [
-    Tick(),
-    Viewed(view("a")),
+    RoundTick(),
+    ViewUpdated(view("a")),
     Met("b"),
     Heard("b"),
     Received("b"),
@@ -301,27 +307,27 @@ def test_nothing_happens_after_the_end(late: Event, succeeds: bool) -> None:
 def test_a_broken_stream_raises_doubt_and_is_opened_again_after_a_pause() -> None:
     machine = met()
     assert machine.step(Broken("b", 1, "reset"), 1.0) == [Suspect("b")]
-    assert machine.step(Tick(), 1.2) == []
-    assert machine.step(Tick(), 1.25) == [Open("b", 2)]
+    assert machine.step(RoundTick(), 1.2) == []
+    assert machine.step(RoundTick(), 1.25) == [Open("b", 2)]
     assert machine.step(Broken("b", 2, "reset"), 1.3) == [Suspect("b")]
-    assert machine.step(Tick(), 1.55) == [Open("b", 3)]
+    assert machine.step(RoundTick(), 1.55) == [Open("b", 3)]
 
 
 def test_what_an_earlier_attempt_reports_is_ignored() -> None:
     machine = met()
     machine.step(Broken("b", 1, "reset"), 1.0)
-    machine.step(Tick(), 1.25)
+    machine.step(RoundTick(), 1.25)
     assert machine.step(Broken("b", 1, "reset again"), 1.3) == []
-    assert machine.step(Tick(), 1.6) == []
+    assert machine.step(RoundTick(), 1.6) == []
 
 
 def test_only_the_stream_that_broke_is_opened_again() -> None:
     machine = met("b", "abcd")
     assert machine.step(Broken("c", 1, "reset"), 1.0) == [Suspect("c")]
-    assert machine.step(Tick(), 1.25) == [Open("c", 2)]
+    assert machine.step(RoundTick(), 1.25) == [Open("c", 2)]
 
 
 def test_the_one_that_was_called_leaves_calling_again_to_the_other() -> None:
     machine = met("b", "ab")
     assert machine.step(Broken("a", 0, "reset"), 1.0) == [Suspect("a")]
-    assert machine.step(Tick(), 2.0) == []
+    assert machine.step(RoundTick(), 2.0) == []

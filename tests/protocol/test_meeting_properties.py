@@ -16,10 +16,10 @@ from worker.exchange.pairwise.round import (
     PairRound,
     PartnerStaged,
     Received,
+    RoundTick,
     Stage,
     Succeeded,
-    Tick,
-    Viewed,
+    ViewUpdated,
 )
 from worker.exchange.types import RoundConfig
 
@@ -60,8 +60,8 @@ def courses(draw: st.DrawFn) -> tuple[str, str, list[tuple[Event, float]]]:
         st.sampled_from(["", "", "", *group]),
     )
     event: st.SearchStrategy[Event] = st.one_of(
-        st.just(Tick()),
-        st.builds(Viewed, views),
+        st.just(RoundTick()),
+        st.builds(ViewUpdated, views),
         st.builds(Met, partner),
         st.builds(Heard, partner),
         st.builds(Received, partner),
@@ -88,7 +88,7 @@ def test_a_round_ends_once_and_says_nothing_more(
     machine = begin(me, group)
     actions = [action for event, now in timed for action in machine.step(event, now)]
     end = timed[-1][1] if timed else 0.0
-    actions += machine.step(Tick(), max(end, LIMIT))
+    actions += machine.step(RoundTick(), max(end, LIMIT))
     ends = [action for action in actions if isinstance(action, Succeeded | Failed)]
     assert len(ends) == 1
     assert actions[-1] is ends[0]

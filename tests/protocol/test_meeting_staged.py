@@ -14,11 +14,11 @@ from worker.exchange.pairwise.round import (
     Open,
     PartnerStaged,
     Received,
+    RoundTick,
     Stage,
     Succeeded,
     Suspect,
-    Tick,
-    Viewed,
+    ViewUpdated,
 )
 from worker.exchange.types import View
 
@@ -27,22 +27,24 @@ from worker.exchange.types import View
 def test_whoever_has_staged_does_not_believe_at_once_that_a_partner_is_gone(seen: View) -> None:
     """The partner may have applied the round, and a rumour is soon refuted if it is wrong."""
     machine = staged()
-    assert machine.step(Viewed(seen), 2.0) == []
-    assert machine.step(Tick(), 2.0 + CONFIG.patience_s - 0.01) == []
-    assert machine.step(Tick(), 2.0 + CONFIG.patience_s) == [Failed("b is gone", ("b",))]
+    assert machine.step(ViewUpdated(seen), 2.0) == []
+    assert machine.step(RoundTick(), 2.0 + CONFIG.patience_s - 0.01) == []
+    assert machine.step(RoundTick(), 2.0 + CONFIG.patience_s) == [Failed("b is gone", ("b",))]
 
 
 @pytest.mark.parametrize(
-    "sign", [Viewed(view("ab")), Heard("b"), Met("b")], ids=["alive again", "heard", "met again"]
+    "sign",
+    [ViewUpdated(view("ab")), Heard("b"), Met("b")],
+    ids=["alive again", "heard", "met again"],
 )
 def test_the_time_for_which_a_partner_is_gone_counts_from_its_last_sign_of_life(
     sign: Event,
 ) -> None:
-    machine, gone = staged(), Viewed(view("a", dead="b"))
+    machine, gone = staged(), ViewUpdated(view("a", dead="b"))
     assert machine.step(gone, 2.0) == []
     assert machine.step(sign, 3.0) == []
     assert machine.step(gone, 3.0) == []
-    assert machine.step(Tick(), 3.0 + CONFIG.patience_s - 0.01) == []
+    assert machine.step(RoundTick(), 3.0 + CONFIG.patience_s - 0.01) == []
     assert machine.step(PartnerStaged("b"), 5.0) == [Succeeded()]
 
 
@@ -50,7 +52,7 @@ def test_whoever_has_staged_waits_though_the_link_is_known_to_be_cut() -> None:
     """The partner may have applied the round, and the link may come back."""
     machine = met()
     machine.step(Received("b"), 1.0)
-    assert machine.step(Viewed(view("ab", unreachable="ab")), 1.1) == []
+    assert machine.step(ViewUpdated(view("ab", unreachable="ab")), 1.1) == []
     assert machine.step(PartnerStaged("b"), 1.2) == [Succeeded()]
 
 
@@ -64,7 +66,7 @@ def test_whoever_has_staged_waits_for_as_long_as_a_partner_may_still_stage() -> 
     """The partner began when its patience ended: its own deadline is later by the patience."""
     machine = met()
     machine.step(Received("b"), DEADLINE - 0.1)
-    assert machine.step(Tick(), LIMIT - 0.01) == []
+    assert machine.step(RoundTick(), LIMIT - 0.01) == []
     assert machine.step(PartnerStaged("b"), LIMIT - 0.01) == [Succeeded()]
 
 
@@ -76,8 +78,8 @@ def test_whoever_has_staged_waits_longer_for_a_partner_that_came_late() -> None:
     machine.step(Met("b"), came_at)
     machine.step(Received("b"), came_at)
     limit = came_at + DEADLINE + CONFIG.retry_s
-    assert machine.step(Tick(), limit - 0.01) == []
-    assert machine.step(Tick(), limit) == [Failed("the round's deadline has passed", ("b",))]
+    assert machine.step(RoundTick(), limit - 0.01) == []
+    assert machine.step(RoundTick(), limit) == [Failed("the round's deadline has passed", ("b",))]
 
 
 @pytest.mark.parametrize(
@@ -95,18 +97,18 @@ def test_whoever_has_staged_waits_longer_for_a_partner_cut_off_unless_it_is_doub
     """For a broken stream or a doubt there are other reasons than death; for both hardly."""
     machine = staged()
     machine.step(Broken("b", 1, "b: reset"), 1.0)
-    machine.step(Viewed(seen), 1.0)
-    before = machine.step(Tick(), 1.0 + patience_s - 0.01)
+    machine.step(ViewUpdated(seen), 1.0)
+    before = machine.step(RoundTick(), 1.0 + patience_s - 0.01)
     assert not any(isinstance(action, Failed) for action in before)
-    assert machine.step(Tick(), 1.0 + patience_s) == [
+    assert machine.step(RoundTick(), 1.0 + patience_s) == [
         Failed("b: reset, and it has not come back", ("b",))
     ]
 
 
 def test_whoever_holds_everything_gives_up_in_the_end_as_well() -> None:
     machine = staged()
-    assert machine.step(Tick(), LIMIT - 0.01) == []
-    assert machine.step(Tick(), LIMIT) == [Failed("the round's deadline has passed", ("b",))]
+    assert machine.step(RoundTick(), LIMIT - 0.01) == []
+    assert machine.step(RoundTick(), LIMIT) == [Failed("the round's deadline has passed", ("b",))]
 
 
 def test_a_word_at_the_deadline_still_counts() -> None:
@@ -138,7 +140,7 @@ def test_what_is_here_is_not_lost_with_the_stream() -> None:
     machine = met()
     assert machine.step(Received("b"), 1.0) == [Stage()]
     machine.step(Broken("b", 1, "reset"), 1.0)
-    assert machine.step(Tick(), 1.25) == [Open("b", 2)]
+    assert machine.step(RoundTick(), 1.25) == [Open("b", 2)]
     assert machine.step(PartnerStaged("b"), 1.5) == [Succeeded()]
 
 
@@ -147,7 +149,7 @@ def test_a_partner_that_has_said_everything_is_called_again_while_it_may_miss_ou
     machine.step(Received("b"), 1.0)
     machine.step(PartnerStaged("b"), 1.0)
     assert machine.step(Broken("b", 1, "reset"), 1.1) == [Suspect("b")]
-    assert machine.step(Tick(), 1.35) == [Open("b", 2)]
+    assert machine.step(RoundTick(), 1.35) == [Open("b", 2)]
 
 
 def test_a_stream_that_is_down_is_opened_at_once_when_the_round_succeeds() -> None:

@@ -22,8 +22,8 @@ from worker.exchange.allreduce.reducer import (
     RedirectTo,
     Reducing,
     Refuse,
-    Tick,
-    Viewed,
+    RoundTick,
+    ViewUpdated,
     Withdrawn,
 )
 from worker.exchange.types import RoundConfig, ShardKey, View
@@ -43,7 +43,7 @@ def by_name(_fragment: int, group: tuple[str, ...]) -> Sequence[Sequence[str]]:
 
 def reducer(me: str = "a", seen: View | None = None, version: int | None = 0) -> Reducing:
     machine = Reducing(me, by_name, CONFIG, [TRANSFER_S, TRANSFER_S])
-    machine.step(Viewed(view("abcd") if seen is None else seen), 0.0)
+    machine.step(ViewUpdated(view("abcd") if seen is None else seen), 0.0)
     if version is not None:
         machine.step(Advanced(0, version, GROUP), 0.0)
     return machine
@@ -88,35 +88,35 @@ def test_a_repeated_contribution_counts_once() -> None:
 def test_it_is_computed_exactly_once() -> None:
     machine = reducer()
     assert contribute(machine, "abcd") == [compute("abcd")]
-    assert machine.step(Tick(), 1.0) == []
+    assert machine.step(RoundTick(), 1.0) == []
     assert machine.step(Contributed(KEY, "a"), 1.0) == []
-    assert machine.step(Viewed(view("abcd")), 1.0) == []
+    assert machine.step(ViewUpdated(view("abcd")), 1.0) == []
     assert machine.step(Closed(KEY), 1.0) == []
     assert machine.step(Contributed(KEY, "e"), 2.0) == []
-    assert machine.step(Tick(), 1000.0) == []
+    assert machine.step(RoundTick(), 1000.0) == []
 
 
 def test_a_quorum_closes_after_the_grace() -> None:
     machine = reducer()
     contribute(machine, "a", now=1.0)
-    assert machine.step(Tick(), 100.0) == []  # one of four is no quorum
+    assert machine.step(RoundTick(), 100.0) == []  # one of four is no quorum
     contribute(machine, "c", now=100.0)
-    assert machine.step(Tick(), 100.0 + GRACE_S - 0.01) == []
-    assert machine.step(Tick(), 100.0 + GRACE_S) == [compute("ac")]
+    assert machine.step(RoundTick(), 100.0 + GRACE_S - 0.01) == []
+    assert machine.step(RoundTick(), 100.0 + GRACE_S) == [compute("ac")]
 
 
 def test_the_grace_is_not_started_anew_by_a_further_contribution() -> None:
     machine = reducer()
     contribute(machine, "ab", now=10.0)
     contribute(machine, "c", now=20.0)
-    assert machine.step(Tick(), 10.0 + GRACE_S) == [compute("abc")]
+    assert machine.step(RoundTick(), 10.0 + GRACE_S) == [compute("abc")]
 
 
 def test_it_does_not_wait_for_the_dead() -> None:
     machine = reducer()
     contribute(machine, "abc", now=1.0)
-    assert machine.step(Viewed(view("abc", suspect="d")), 4.0) == []
-    assert machine.step(Viewed(view("abc", dead="d")), 8.0) == [compute("abc", "abc")]
+    assert machine.step(ViewUpdated(view("abc", suspect="d")), 4.0) == []
+    assert machine.step(ViewUpdated(view("abc", dead="d")), 8.0) == [compute("abc", "abc")]
 
 
 @pytest.mark.parametrize("gone", [{"left": "d"}, {"done": "d"}, {"ahead": "d"}])
@@ -129,14 +129,14 @@ def test_it_does_not_wait_for_who_has_nothing_to_contribute(gone: dict[str, str]
 def test_the_quorum_is_of_those_who_are_expected() -> None:
     machine = reducer(seen=view("ab", dead="cd"))
     contribute(machine, "a", now=1.0)
-    assert machine.step(Tick(), 1.0 + GRACE_S) == [compute("a", "ab")]
+    assert machine.step(RoundTick(), 1.0 + GRACE_S) == [compute("a", "ab")]
 
 
 def test_a_lost_quorum_is_waited_for_again() -> None:
     machine = reducer(seen=view("ab", dead="cd"))
     contribute(machine, "a", now=1.0)
-    machine.step(Viewed(view("abcd")), 2.0)
-    assert machine.step(Tick(), 1.0 + GRACE_S) == []
+    machine.step(ViewUpdated(view("abcd")), 2.0)
+    assert machine.step(RoundTick(), 1.0 + GRACE_S) == []
 
 
 def test_a_contribution_from_outside_the_group_counts_but_is_not_awaited() -> None:
@@ -148,7 +148,7 @@ def test_a_contribution_from_outside_the_group_counts_but_is_not_awaited() -> No
 
 def test_the_next_group_is_who_can_join_it() -> None:
     machine = reducer(seen=view("abc", suspect="d", starting="e", done="f", dead="g"))
-    machine.step(Viewed(view("abcx", suspect="d", starting="e", done="f", dead="g")), 1.0)
+    machine.step(ViewUpdated(view("abcx", suspect="d", starting="e", done="f", dead="g")), 1.0)
     assert contribute(machine, "abcd") == [compute("abcd", "abcdx")]
 
 
@@ -181,8 +181,8 @@ def test_a_shard_without_contributions_never_closes() -> None:
     machine = reducer()
     contribute(machine, "a")
     machine.step(Withdrawn(KEY, "a"), 1.0)
-    assert machine.step(Viewed(view("a", dead="bcd")), 2.0) == []
-    assert machine.step(Tick(), 1000.0) == []
+    assert machine.step(ViewUpdated(view("a", dead="bcd")), 2.0) == []
+    assert machine.step(RoundTick(), 1000.0) == []
 
 
 # ------------------------------------------------------------------------------ who may contribute
@@ -231,7 +231,7 @@ def test_a_learned_reduction_is_answered() -> None:
     machine = reducer("b")
     machine.step(Closed(KEY), 1.0)
     assert machine.offer(KEY, GROUP) == Answer()
-    machine.step(Viewed(view("bcd", dead="a")), 2.0)
+    machine.step(ViewUpdated(view("bcd", dead="a")), 2.0)
     assert machine.offer(KEY, GROUP) == Answer()
 
 
@@ -240,7 +240,7 @@ def test_a_learned_reduction_ends_the_own_attempt() -> None:
     contribute(machine, "b")
     machine.step(Closed(KEY), 1.0)
     assert machine.awaited(KEY) == ()
-    assert machine.step(Tick(), 1000.0) == []
+    assert machine.step(RoundTick(), 1000.0) == []
 
 
 def test_answers_are_kept_for_two_rounds_and_then_pruned() -> None:
@@ -281,9 +281,9 @@ def test_a_shard_that_others_still_fill_stays_open_after_it_advanced() -> None:
 def test_a_successor_redirects_while_anyone_above_is_usable() -> None:
     machine = reducer("c")
     assert machine.offer(KEY, GROUP) == RedirectTo("a")
-    machine.step(Viewed(view("bcd", suspect="a")), 1.0)
+    machine.step(ViewUpdated(view("bcd", suspect="a")), 1.0)
     assert machine.offer(KEY, GROUP) == RedirectTo("b")
-    machine.step(Viewed(view("cd", suspect="a", dead="b")), 2.0)
+    machine.step(ViewUpdated(view("cd", suspect="a", dead="b")), 2.0)
     assert machine.offer(KEY, GROUP) == Accept(GROUP)
 
 
@@ -291,21 +291,21 @@ def test_a_successor_waits_for_the_suspected_until_they_are_dead() -> None:
     machine = reducer("b", view("bcd", suspect="a"))
     contribute(machine, "bcd", now=1.0)
     assert machine.awaited(KEY) == ("a",)
-    assert machine.step(Viewed(view("bcd", dead="a")), 5.0) == [compute("bcd", "bcd")]
+    assert machine.step(ViewUpdated(view("bcd", dead="a")), 5.0) == [compute("bcd", "bcd")]
 
 
 def test_a_successor_gives_the_shard_back_when_the_reducer_returns() -> None:
     machine = reducer("b", view("bcd", suspect="a"))
     contribute(machine, "bc")
-    assert machine.step(Viewed(view("abcd")), 2.0) == [Abandon(KEY, "a")]
+    assert machine.step(ViewUpdated(view("abcd")), 2.0) == [Abandon(KEY, "a")]
     assert machine.offer(KEY, GROUP) == RedirectTo("a")
-    assert machine.step(Tick(), 1000.0) == []
+    assert machine.step(RoundTick(), 1000.0) == []
 
 
 def test_a_successor_that_computes_already_goes_on() -> None:
     machine = reducer("b", view("bcd", dead="a"))
     assert contribute(machine, "bcd") == [compute("bcd", "bcd")]
-    assert machine.step(Viewed(view("abcd")), 2.0) == []
+    assert machine.step(ViewUpdated(view("abcd")), 2.0) == []
     machine.step(Closed(KEY), 2.0)
     assert machine.offer(KEY, GROUP) == Answer()
 
@@ -313,8 +313,8 @@ def test_a_successor_that_computes_already_goes_on() -> None:
 def test_a_successor_begins_anew_after_it_has_given_back() -> None:
     machine = reducer("b", view("bcd", suspect="a"))
     contribute(machine, "bc", now=1.0)
-    machine.step(Viewed(view("abcd")), 2.0)
-    machine.step(Viewed(view("bcd", dead="a")), 3.0)
+    machine.step(ViewUpdated(view("abcd")), 2.0)
+    machine.step(ViewUpdated(view("bcd", dead="a")), 3.0)
     assert contribute(machine, "d", now=3.0) == []
     assert machine.awaited(KEY) == ("b", "c")
 
@@ -327,7 +327,7 @@ def test_another_group_for_the_same_round_never_closes_what_the_first_laid_out()
     machine = reducer(seen=view("abcde"))
     contribute(machine, "abc")
     actions = machine.step(Advanced(0, 0, OTHER_GROUP), 1.0)
-    actions += machine.step(Tick(), 1000.0)
+    actions += machine.step(RoundTick(), 1000.0)
     assert not [action for action in actions if isinstance(action, Compute)]
     assert Discard(0, 0) in actions
     assert machine.awaited(KEY) == ()

@@ -15,7 +15,7 @@ from worker.catchup.repair import choose_repair
 from worker.exchange.allreduce import contributor as own
 from worker.exchange.allreduce import reducer as shared
 from worker.exchange.allreduce.contributor import Contributing
-from worker.exchange.types import ShardKey
+from worker.exchange.types import Failed, RoundTick, ShardKey, Succeeded, Suspect, ViewUpdated
 from worker.membership import Digest, Phase
 from worker.simulation.clock import Act
 from worker.simulation.network import Stream
@@ -89,8 +89,8 @@ class MeanPeer(Peer):
             config,
             deadline,
         )
-        self.at(deadline, lambda: self._contribute(machine, own.Tick()))
-        self._contribute(machine, own.Tick())
+        self.at(deadline, lambda: self._contribute(machine, RoundTick()))
+        self._contribute(machine, RoundTick())
 
     def _end(self, reason: str) -> None:
         waited_s = self.waited()
@@ -172,7 +172,7 @@ class MeanPeer(Peer):
         view = self.swarm.view(self.number)
         self.reducer.viewed()
         if self._contributing is not None:
-            self._contribute(self._contributing, own.Viewed(view))
+            self._contribute(self._contributing, ViewUpdated(view))
 
     def broken(self, stream: Stream) -> None:
         if self._fetching is not None and self._fetching[0] is stream:
@@ -199,11 +199,11 @@ class MeanPeer(Peer):
                     stream = self._streams.pop((key.shard, attempt), None)
                     if stream is not None:
                         self.swarm.network.abort(stream, self.number)
-                case own.Suspect():
+                case Suspect():
                     pass
-                case own.Succeeded():
+                case Succeeded():
                     self._end("")
-                case own.Failed(reason, _):
+                case Failed(reason, _):
                     self._end(reason)
 
     def _open(self, machine: Contributing, key: ShardKey, peer: int, attempt: int) -> None:
@@ -235,7 +235,7 @@ class MeanPeer(Peer):
         del self._streams[event.shard, event.attempt]
         self._contribute(machine, event)
         if isinstance(event, own.Broken):
-            self.later(self.swarm.config.retry_s, lambda: self._contribute(machine, own.Tick()))
+            self.later(self.swarm.config.retry_s, lambda: self._contribute(machine, RoundTick()))
 
     def answered(
         self, visit: Visit, decision: shared.Decision, reduction: Reduction | None

@@ -12,6 +12,7 @@ from algorithms.plan import PRESETS
 from worker.catchup.repair import step_of_the_others
 from worker.exchange.pairwise import round as machine
 from worker.exchange.pairwise.round import PairRound
+from worker.exchange.types import Failed, RoundTick, Succeeded, Suspect, ViewUpdated
 from worker.membership import Digest
 from worker.simulation.peer import Account
 from worker.simulation.swarm import Swarm
@@ -110,7 +111,7 @@ class PairPeer(Talk):
         self.at(table.meeting.deadline, lambda: self._watch(table))
         for event in table.seen(self._sizes):  # before the round had begun here
             self._step(table, event)
-        self._step(table, machine.Tick())
+        self._step(table, RoundTick())
         self._say_all(table)
         self._wake()
 
@@ -157,7 +158,7 @@ class PairPeer(Talk):
         for table in list(self._tables.values()):
             if table.meeting is not None:
                 if not changed.isdisjoint(table.group):
-                    self._step(table, machine.Viewed(self.swarm.view(self.number)))
+                    self._step(table, ViewUpdated(self.swarm.view(self.number)))
                     self._watch(table)
             elif table.group != self.swarm.group(self.number, table.round):
                 self._lay(table.round)
@@ -172,14 +173,14 @@ class PairPeer(Talk):
                 case machine.Stage():
                     table.complete = True
                     self._say_all(table)
-                case machine.Suspect():
+                case Suspect():
                     pass
-                case machine.Succeeded():
+                case Succeeded():
                     assert not table.ended, "a round is applied once"
                     table.succeeded = table.complete = True
                     self._say_all(table)
                     self._end(table, "")
-                case machine.Failed(reason, _):
+                case Failed(reason, _):
                     table.failed = reason
                     self._clear(table)
                     self._over.add(table.round)
@@ -194,7 +195,7 @@ class PairPeer(Talk):
             for partner, stream in list(table.streams.items()):
                 if stream.arriving(partner):
                     self._heard(table, partner)
-            self._step(table, machine.Tick())
+            self._step(table, RoundTick())
 
         self.at(time_s, look)
 
@@ -205,7 +206,7 @@ class PairPeer(Talk):
         self._watched.add(table)
 
         def look() -> None:
-            self._step(table, machine.Tick())
+            self._step(table, RoundTick())
             if table.ended:
                 self._watched.remove(table)
             else:

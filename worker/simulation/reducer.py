@@ -13,7 +13,7 @@ from algorithms.fragments import shard_bounds
 from algorithms.grouping import reducer_orders
 from worker.exchange.allreduce import reducer as shared
 from worker.exchange.allreduce.reducer import Reducing
-from worker.exchange.types import ShardKey
+from worker.exchange.types import RoundTick, ShardKey, ViewUpdated
 from worker.simulation.clock import Act
 from worker.simulation.network import Stream
 from worker.simulation.swarm import RUN, Group, Swarm
@@ -100,7 +100,7 @@ class Reducer:
 
     def viewed(self) -> None:
         """Membership has changed."""
-        self.step(shared.Viewed(self._swarm.view(self._number)))
+        self.step(ViewUpdated(self._swarm.view(self._number)))
 
     def advanced(self, version: int, group: Group) -> None:
         """This peer has committed a version."""
@@ -169,7 +169,7 @@ class Reducer:
 
             def tick() -> None:
                 self._ticking = False
-                self.step(shared.Tick())
+                self.step(RoundTick())
                 self._tick_later()
 
             self._later(_TICK_S, tick)
@@ -191,7 +191,7 @@ class Reducer:
             case shared.Closed(key):
                 self._kept.pop(key, None)
                 self._ask_again(key)
-            case shared.Advanced() | shared.Viewed():
+            case shared.Advanced() | ViewUpdated():
                 for key in list(self._visits):
                     self._ask_again(key)
 

@@ -10,21 +10,19 @@ machine ends by emitting `Succeeded` or `Failed` once.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from worker.exchange.types import RoundConfig, ShardKey, View
+from worker.exchange.types import (
+    Failed,
+    GivenUp,
+    RoundConfig,
+    RoundTick,
+    ShardKey,
+    Succeeded,
+    Suspect,
+    View,
+    ViewUpdated,
+)
 
 # ------------------------------------------------------------------------------------- events
-
-
-@dataclass(frozen=True)
-class Tick:
-    """Time passes."""
-
-
-@dataclass(frozen=True)
-class Viewed:
-    """Membership has changed."""
-
-    view: View
 
 
 @dataclass(frozen=True)
@@ -63,14 +61,7 @@ class Refused:
     reason: str
 
 
-@dataclass(frozen=True)
-class GivenUp:
-    """This peer takes over another's state instead."""
-
-    reason: str
-
-
-Event = Tick | Viewed | Reduced | Redirected | Broken | Refused | GivenUp
+Event = RoundTick | ViewUpdated | Reduced | Redirected | Broken | Refused | GivenUp
 
 # ------------------------------------------------------------------------------------ actions
 
@@ -89,26 +80,6 @@ class OpenExchange:
 class CancelExchange:
     key: ShardKey
     attempt: int
-
-
-@dataclass(frozen=True)
-class Suspect:
-    """A stream to the peer broke: membership should probe it."""
-
-    peer: str
-
-
-@dataclass(frozen=True)
-class Succeeded:
-    """All shards are reduced."""
-
-
-@dataclass(frozen=True)
-class Failed:
-    """The round is given up; `waiting_for` are the reducers that had not answered."""
-
-    reason: str
-    waiting_for: tuple[str, ...]
 
 
 Action = OpenExchange | CancelExchange | Suspect | Succeeded | Failed
@@ -161,9 +132,9 @@ class Contributing:
             return []
         actions: list[Action] = []
         match event:
-            case Tick():
+            case RoundTick():
                 pass
-            case Viewed(view):
+            case ViewUpdated(view):
                 self._view = view
             case Reduced(shard, attempt):
                 if state := self._current(shard, attempt):

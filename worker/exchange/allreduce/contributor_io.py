@@ -15,7 +15,16 @@ from worker.exchange.allreduce import reducer as reducing
 from worker.exchange.allreduce.contributor import Contributing
 from worker.exchange.allreduce.reducer_io import Reducer
 from worker.exchange.context import Context, Tasks
-from worker.exchange.types import ShardKey, View
+from worker.exchange.types import (
+    Failed,
+    GivenUp,
+    RoundTick,
+    ShardKey,
+    Succeeded,
+    Suspect,
+    View,
+    ViewUpdated,
+)
 from worker.training.inbox import Begin, RoundDone, RoundFailed
 from worker.transport import Stream, Transport, TransportError
 
@@ -73,13 +82,13 @@ class Contributor:
     def tick(self) -> None:
         """Time passes."""
         for round_ in list(self._rounds.values()):
-            self._step(round_, machine.Tick())
+            self._step(round_, RoundTick())
 
     def viewed(self, view: View) -> None:
         """Membership has changed."""
         self._view = view
         for round_ in list(self._rounds.values()):
-            self._step(round_, machine.Viewed(view))
+            self._step(round_, ViewUpdated(view))
 
     async def begin(self, begin: Begin) -> None:
         """Starts a round; it ends with `finished`. A round of the fragment still on its way is
@@ -109,12 +118,12 @@ class Contributor:
         mean = begin.values.new_empty(begin.values.shape)
         round_ = _Round(own, begin.group, bounds, payloads, error, begin.weight, mean, began)
         self._rounds[fragment] = round_
-        self._step(round_, machine.Tick())
+        self._step(round_, RoundTick())
 
     def give_up(self, fragment: int, reason: str) -> None:
         """Ends the fragment's round on its way, if there is one, as failed."""
         if round_ := self._rounds.get(fragment):
-            self._step(round_, machine.GivenUp(reason))
+            self._step(round_, GivenUp(reason))
 
     async def close(self) -> None:
         await self._tasks.close()
@@ -152,7 +161,7 @@ class Contributor:
         if self._rounds.get(round_.machine.fragment) is not round_:
             return
         actions = round_.machine.step(event, self._context.clock())
-        ended = any(isinstance(action, machine.Failed) for action in actions)
+        ended = any(isinstance(action, Failed) for action in actions)
         for action in actions:
             match action:
                 case machine.OpenExchange(key, peer, attempt, resumed):
@@ -166,12 +175,12 @@ class Contributor:
                     if task := round_.streams.pop((key.shard, attempt), None):
                         task.cancel()
                         self._context.counts.takeovers += not ended
-                case machine.Suspect(peer):
+                case Suspect(peer):
                     self._doubt(peer)
-                case machine.Succeeded():
+                case Succeeded():
                     del self._rounds[round_.machine.fragment]
                     self._finished(self._result(round_))
-                case machine.Failed(reason, waiting_for):
+                case Failed(reason, waiting_for):
                     del self._rounds[round_.machine.fragment]
                     self._finished(
                         RoundFailed(

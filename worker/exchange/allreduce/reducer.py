@@ -14,23 +14,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 
-from worker.exchange.types import RoundConfig, ShardKey, View
+from worker.exchange.types import RoundConfig, RoundTick, ShardKey, View, ViewUpdated
 
 Orders = Callable[[int, tuple[str, ...]], Sequence[Sequence[str]]]
 
 # ------------------------------------------------------------------------------------- events
-
-
-@dataclass(frozen=True)
-class Tick:
-    """Time passes."""
-
-
-@dataclass(frozen=True)
-class Viewed:
-    """Membership has changed."""
-
-    view: View
 
 
 @dataclass(frozen=True)
@@ -72,7 +60,7 @@ class NotReduced:
     key: ShardKey
 
 
-Event = Tick | Viewed | Advanced | Contributed | Withdrawn | Closed | NotReduced
+Event = RoundTick | ViewUpdated | Advanced | Contributed | Withdrawn | Closed | NotReduced
 
 # -------------------------------------------------------------------------- actions, decisions
 
@@ -224,9 +212,9 @@ class Reducing:
         """Takes one event at monotonic time `now` (s) and says what to do."""
         actions: list[Action] = []
         match event:
-            case Tick():
+            case RoundTick():
                 pass
-            case Viewed(view):
+            case ViewUpdated(view):
                 self._view = view
                 for key, entry in list(self._open.items()):
                     group = self._groups.get((key.fragment, key.round), ())

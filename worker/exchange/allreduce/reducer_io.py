@@ -10,7 +10,7 @@ from worker.exchange.allreduce import reducer as machine
 from worker.exchange.allreduce.reducer import Reducing
 from worker.exchange.allreduce.residuals import Residuals
 from worker.exchange.context import Context, Tasks
-from worker.exchange.types import ShardKey, View
+from worker.exchange.types import RoundTick, ShardKey, View, ViewUpdated
 from worker.transport import Stream
 
 if TYPE_CHECKING:
@@ -42,12 +42,12 @@ class Reducer:
 
     def tick(self) -> None:
         """Time passes."""
-        self._step(machine.Tick())
+        self._step(RoundTick())
 
     def viewed(self, view: View) -> None:
         """Membership has changed."""
         self._view = view
-        self._step(machine.Viewed(view))
+        self._step(ViewUpdated(view))
 
     def advanced(self, fragment: int, version: int, group: tuple[str, ...]) -> None:
         """This peer has committed a version of a fragment."""
@@ -242,7 +242,7 @@ class Reducer:
                     self._forget(fragment, range(round_))
                 case machine.Discard(fragment, round_):
                     self._forget(fragment, range(round_, round_ + 1))
-        if not isinstance(event, machine.Tick):
+        if not isinstance(event, RoundTick):
             self._changed.set()
             self._changed = asyncio.Event()
 

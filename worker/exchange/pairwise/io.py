@@ -21,7 +21,7 @@ from worker.exchange.pairwise.buffer import ANCHOR, CONTRIBUTION, PairBuffer, co
 from worker.exchange.pairwise.prefetch import AnchorPrefetch
 from worker.exchange.pairwise.round import ArrivalSkew, PairRound
 from worker.exchange.pairwise.stream import PairStream, declined, refusal
-from worker.exchange.types import View
+from worker.exchange.types import Failed, GivenUp, RoundTick, Succeeded, Suspect, View, ViewUpdated
 from worker.training.inbox import Ahead, Begin, FragmentState, RoundDone, RoundFailed
 from worker.transport import Stream, Transport, TransportError
 
@@ -76,7 +76,7 @@ class Pairs:
     def tick(self) -> None:
         """Time passes."""
         for table in list(self._tables.values()):
-            self.step(table, machine.Tick())
+            self.step(table, RoundTick())
             self.head_starts.look(table)
 
     def viewed(self, view: View) -> None:
@@ -84,7 +84,7 @@ class Pairs:
         self._view = view
         for table in list(self._tables.values()):
             if table.meeting is not None:
-                self.step(table, machine.Viewed(view))
+                self.step(table, ViewUpdated(view))
             elif table.group != groups.group(self.context, self._view, table.fragment, table.round):
                 self._lay(table.fragment, table.round, table.own, table.left_out)
 
@@ -97,7 +97,7 @@ class Pairs:
         for table in [t for t in self._tables.values() if t.fragment == fragment]:
             if table.round < (state.version if table.meeting is None else oldest):
                 # It may have begun, where the train side has skipped it: its end must be told.
-                self.step(table, machine.GivenUp("this peer has gone on"))
+                self.step(table, GivenUp("this peer has gone on"))
                 if not table.failed:  # else it leaves once the partners have heard so
                     self._leave(table)
         self._over = {k for k in self._over if k[0] != fragment or k[1] >= oldest}
@@ -146,14 +146,14 @@ class Pairs:
         )
         for event in table.seen(context.me):
             self.step(table, event)
-        self.step(table, machine.Tick())
+        self.step(table, RoundTick())
         self._wake()
 
     def give_up(self, fragment: int, reason: str) -> None:
         """Ends the fragment's round on its way, if there is one, as failed."""
         for table in list(self._tables.values()):
             if table.fragment == fragment:
-                self.step(table, machine.GivenUp(reason))
+                self.step(table, GivenUp(reason))
 
     async def close(self) -> None:
         await self.tasks.close()
@@ -279,14 +279,14 @@ class Pairs:
                 case machine.Stage():
                     table.complete = True
                     self._wake()
-                case machine.Suspect(peer):
+                case Suspect(peer):
                     self._doubt(peer)
-                case machine.Succeeded():
+                case Succeeded():
                     table.succeeded = table.complete = True
                     self.head_starts.ended(table)
                     self._wake()
                     self.tasks.spawn(self._finish(table))
-                case machine.Failed(reason, waiting_for):
+                case Failed(reason, waiting_for):
                     table.failed, key = reason, (table.fragment, table.round)
                     self.head_starts.ended(table)
                     self._clear(table)

@@ -20,21 +20,18 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from worker.exchange.types import RoundConfig, View
+from worker.exchange.types import (
+    Failed,
+    GivenUp,
+    RoundConfig,
+    RoundTick,
+    Succeeded,
+    Suspect,
+    View,
+    ViewUpdated,
+)
 
 # ------------------------------------------------------------------------------------- events
-
-
-@dataclass(frozen=True)
-class Tick:
-    """Time passes."""
-
-
-@dataclass(frozen=True)
-class Viewed:
-    """Membership has changed."""
-
-    view: View
 
 
 @dataclass(frozen=True)
@@ -82,14 +79,9 @@ class Declined:
     reason: str
 
 
-@dataclass(frozen=True)
-class GivenUp:
-    """This peer goes on without the round."""
-
-    reason: str
-
-
-Event = Tick | Viewed | Met | Heard | Received | PartnerStaged | Broken | Declined | GivenUp
+Event = (
+    RoundTick | ViewUpdated | Met | Heard | Received | PartnerStaged | Broken | Declined | GivenUp
+)
 
 # ------------------------------------------------------------------------------------ actions
 
@@ -105,26 +97,6 @@ class Open:
 @dataclass(frozen=True)
 class Stage:
     """Tell every partner that the values of all are here, on its stream of now or of later."""
-
-
-@dataclass(frozen=True)
-class Suspect:
-    """A stream to the peer broke: membership should probe it."""
-
-    peer: str
-
-
-@dataclass(frozen=True)
-class Succeeded:
-    """All partners hold everything: apply."""
-
-
-@dataclass(frozen=True)
-class Failed:
-    """The round is given up; nothing may be applied."""
-
-    reason: str
-    waiting_for: tuple[str, ...]
 
 
 Action = Open | Stage | Suspect | Succeeded | Failed
@@ -197,7 +169,7 @@ class PairRound:
             return []
         actions: list[Action] = []
         match event:
-            case Viewed(view):
+            case ViewUpdated(view):
                 self._view = view
             case Met(peer):
                 self._come(peer, now)
@@ -220,7 +192,7 @@ class PairRound:
                     return [self._fail(f"{peer} declines: {reason}")]
             case GivenUp(reason):
                 return [self._fail(reason)]
-            case Tick():
+            case RoundTick():
                 pass
         self._note_gone(now)
         complete = all(p.received for p in self._partners.values())

@@ -12,6 +12,7 @@ from worker.exchange.pairwise import round as machine
 from worker.exchange.pairwise.buffer import ANCHOR, CONTRIBUTION, PARTS, PairBuffer, codec_of
 from worker.exchange.pairwise.prefetch import AnchorPrefetch
 from worker.exchange.pairwise.round import ArrivalSkew
+from worker.exchange.types import GivenUp
 from worker.transport import Stream, TransportError
 
 
@@ -66,7 +67,7 @@ class PairStream:
                 except wire.Again:
                     raise
                 except wire.WireError as error:  # and would be the same the next time
-                    self._rounds.step(table, machine.GivenUp(f"{peer}: {error}"))
+                    self._rounds.step(table, GivenUp(f"{peer}: {error}"))
                     if not table.ended:
                         raise
                     self._context.refused(error, peer, table.round)
