@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import IO, TYPE_CHECKING, Protocol
 
 from coordinator.rendezvous.records import Record
-from coordinator.report.figures import duration, megabytes, optional
+from protos.figures import duration, megabytes, optional
 
 if TYPE_CHECKING:
     from rich.console import Console

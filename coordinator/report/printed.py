@@ -6,7 +6,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from coordinator.rendezvous.records import Curve, exit_words
-from coordinator.report.figures import (
+from coordinator.report.report import Report
+from coordinator.report.stage_lines import replicas, stage_lines, traffic
+from protos.figures import (
     bits_per_byte,
     count,
     duration,
@@ -16,8 +18,6 @@ from coordinator.report.figures import (
     perplexity,
     ratio,
 )
-from coordinator.report.report import Report
-from coordinator.report.stage_lines import replicas, stage_lines, traffic
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from coordinator.rendezvous.records import float_of, printable
-from coordinator.report.figures import duration, size
+from protos.figures import duration, size
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coordinator.rendezvous.records import Record
-from coordinator.report.figures import count
 from coordinator.report.report import Report, build_report, write_report
+from protos.figures import count
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from coordinator.report.figures import count, megabytes, ratio, size
+from protos.figures import count, megabytes, ratio, size
 
 Stages = dict[str, Any]
 

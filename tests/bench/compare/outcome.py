@@ -14,7 +14,7 @@ from coordinator.launcher.processes import Interrupts
 from coordinator.report.report import write_atomically
 from tests.bench.compare.asked import Bench
 from tests.bench.compare.session import Session
-from tests.bench.compare.tables import LinkTable, as_json, caption, markdown, notes, rich_table
+from tests.bench.compare.tables import LinkTable, as_json, caption, markdown, notes, plain_table
 
 _PLAIN_WIDTH = 160
 _FIGURE_MBPS = 20.0
@@ -69,7 +69,7 @@ def _print(tables: Sequence[LinkTable], words: str) -> None:
     console = Console(highlight=False, width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
     for table in tables:
         console.print()
-        console.print(rich_table(table))
+        console.print(Text(plain_table(table)), soft_wrap=True)
         for line in notes(table):
             console.print(Text(f"  {line}"))
     console.print()

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from coordinator.rendezvous.records import float_of, int_of, printable, text_of
-from coordinator.report.figures import count
+from protos.figures import count
 from tests.bench.compare.asked import LOCAL
 from tests.bench.compare.budget import Measured, wall_of
 

@@ -8,7 +8,7 @@ from coordinator.errors import Exit, Failure
 from coordinator.launcher.launch import core_count
 from coordinator.launcher.processes import Interrupts
 from coordinator.rendezvous.records import int_of
-from coordinator.report.figures import count, duration
+from protos.figures import count, duration
 from tests.bench.compare import ours, yardsticks
 from tests.bench.compare.asked import LOCAL, Bench
 from tests.bench.compare.budget import Cost, cost_of, steps_within

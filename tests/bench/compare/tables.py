@@ -1,15 +1,13 @@
 """The comparison as tables: for the terminal, and as Markdown."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from algorithms.link import Link
-from coordinator.report.figures import count, parameters
+from protos.figures import count, optional, parameters, percent, relative, seconds, size
+from protos.tables import markdown_table, text_table
 from tests.bench.compare.rows import Row
-
-if TYPE_CHECKING:
-    from rich.table import Table as RichTable
 
 HEADS = (
     "",
@@ -21,7 +19,6 @@ HEADS = (
     "bits per parameter",
     "validation loss",
 )
-_NONE = "-"
 
 
 @dataclass
@@ -43,8 +40,8 @@ class LinkTable:
         """`20 Mbit/s, 50 ms of delay`."""
         link = self.link
         parts = [f"{link.rate_mbps:,g} Mbit/s"]
-        for name, seconds in (("delay", link.delay_s), ("jitter", link.jitter_s)):
-            parts += [f"{seconds * 1e3:g} ms of {name}"] if seconds else []
+        for name, time_s in (("delay", link.delay_s), ("jitter", link.jitter_s)):
+            parts += [f"{time_s * 1e3:g} ms of {name}"] if time_s else []
         parts += [f"{link.loss:g} broken connections a minute"] if link.loss else []
         return ", ".join(parts)
 
@@ -66,29 +63,20 @@ def cells(row: Row) -> tuple[str, ...]:
     about = "~" if row.extrapolated else ""
     return (
         row.title or row.name,
-        _shown(row.wall_s, lambda value: about + _seconds(value)),
-        _shown(row.compute_utilization, lambda value: f"{about}{100 * value:.1f} %"),
-        _shown(row.relative_speed, lambda value: about + _ratio(value)),
-        _shown(row.stall_per_round_s, _pause),
-        _shown(row.sent_per_step_bytes, _size),
-        _shown(row.bits_per_parameter, lambda value: f"{value:.2f}"),
-        _shown(row.val_loss, lambda value: f"{value:.3f}"),
+        optional(row.wall_s, lambda value: about + seconds(value)),
+        optional(row.compute_utilization, lambda value: about + percent(value, 1)),
+        optional(row.relative_speed, lambda value: about + relative(value)),
+        optional(row.stall_per_round_s, seconds),
+        optional(row.sent_per_step_bytes, size),
+        optional(row.bits_per_parameter, lambda value: f"{value:.2f}"),
+        optional(row.val_loss, lambda value: f"{value:.3f}"),
     )
 
 
-def rich_table(table: LinkTable) -> "RichTable":
+def plain_table(table: LinkTable) -> str:
     """For the terminal; `notes` go below it."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    shown = Table(box=box.SIMPLE_HEAD, title=table.title, title_justify="left", title_style="bold")
-    shown.add_column("", no_wrap=True)
-    for head in HEADS[1:]:
-        shown.add_column(head, justify="right", max_width=13)
-    for row in table.rows:
-        shown.add_row(*map(Text, cells(row)))
-    return shown
+    rows = [cells(row) for row in table.rows]
+    return text_table(HEADS, rows, title=table.title, head_width=13)
 
 
 def notes(table: LinkTable) -> list[str]:
@@ -141,17 +129,13 @@ def as_json(tables: Sequence[LinkTable], conditions: Conditions) -> dict[str, An
 
 def _markdown_table(table: LinkTable) -> str:
     noted = any(row.notes for row in table.rows)
-    heads = [table.title, *HEADS[1:], *(["note"] if noted else [])]
-    lines = [_line(heads), _line(["---", *["---:"] * (len(HEADS) - 1), *["---"] * noted])]
+    rows = []
     for row in table.rows:
         name, *figures = cells(row)
         name = f"`{name}`" if row.title is None else name
-        lines.append(_line([name, *figures, *(["; ".join(row.notes)] if noted else [])]))
-    return "\n".join(lines)
-
-
-def _line(texts: Sequence[str]) -> str:
-    return "| " + " | ".join(text.replace("|", "\\|") for text in texts) + " |"
+        rows.append([name, *figures, *(["; ".join(row.notes)] if noted else [])])
+    heads = [table.title, *HEADS[1:], *(["note"] if noted else [])]
+    return markdown_table(heads, rows, align="<" + ">" * len(HEADS[1:]) + "<" * noted)
 
 
 def _periods(rows: Sequence[Row]) -> str:
@@ -162,23 +146,3 @@ def _periods(rows: Sequence[Row]) -> str:
         return f"a round every {count(different[0], 'step')}"
     each = ", ".join(f"{name} {period}" for name, period in periods.items())
     return f"steps between rounds: {each}"
-
-
-def _shown(value: float | None, show: Callable[[float], str]) -> str:
-    return _NONE if value is None else show(value)
-
-
-def _seconds(seconds: float) -> str:
-    return f"{seconds:,.0f} s" if seconds >= 99.5 else f"{seconds:.1f} s"
-
-
-def _pause(seconds: float) -> str:
-    return f"{seconds:.2f} s" if seconds >= 0.995 else f"{seconds * 1e3:.0f} ms"
-
-
-def _ratio(number: float) -> str:
-    return f"{number:.2f}" if number >= 0.0995 else f"{number:.2g}"
-
-
-def _size(size_bytes: float) -> str:
-    return f"{size_bytes / 1e6:.2f} MB" if size_bytes >= 999_500 else f"{size_bytes / 1e3:.1f} kB"

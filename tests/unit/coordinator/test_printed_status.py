@@ -67,8 +67,8 @@ def test_traffic_is_told_by_method_and_as_mean_rates() -> None:
     assert [[cell.strip() for cell in row if cell] for row in rows] == [
         ["in all", "10.0 MB", "5.0 MB", "2.00 Mbit/s", "1.00 Mbit/s"],
         ["Data/Exchange", "9.5 MB", "4.0 MB", "1.90 Mbit/s", "0.80 Mbit/s"],
-        ["payload", "9.0 MB", "0.0 kB", "1.80 Mbit/s", "0.00 Mbit/s"],
-        ["Control/Gossip", "1.6 kB", "0.0 kB", "0.00 Mbit/s", "0.00 Mbit/s"],
+        ["payload", "9.0 MB", "0 B", "1.80 Mbit/s", "0.00 Mbit/s"],
+        ["Control/Gossip", "1.6 kB", "0 B", "0.00 Mbit/s", "0.00 Mbit/s"],
     ]
 
 

@@ -113,7 +113,7 @@ def test_the_printed_report_names_a_stages_figures(staged) -> None:
     text = printed(report_of(*(staged(number) for number in range(5)), slow))
     for expected in (
         "diloco · 6 workers · 3 stages · 100 inner steps · a round every 25 steps · 1.5 million",
-        "2.0 MB per worker, of which 0.2 MB to agree within stages; DDP there would have sent "
+        "2.0 MB per worker, of which 250.0 kB to agree within stages; DDP there would have sent "
         "10.0 MB, 40 times as much",
         "full; 8 microbatches an iteration from each of stage 0",
         "1.60 s in the median, 9.00 s at the 95th percentile",

@@ -1,0 +1,103 @@
+"""Numbers as people read them: each kind of quantity has one format, wherever it is printed.
+
+Three significant digits, thousands with commas, a space before the unit. Columns whose rows are
+compared keep one unit (`megabytes`) or a fixed number of decimals (`percent`).
+"""
+
+import math
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+_SHORT_S = 60
+
+
+def megabytes(count_bytes: float) -> str:
+    """`33.1 MB`: always millions of bytes, for figures that stand below each other."""
+    return f"{count_bytes / 1e6:,.1f} MB"
+
+
+def size(count_bytes: float) -> str:
+    """`1.2 GB`, `33.1 MB`, `15.2 kB`, `512 B`."""
+    for scale, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if count_bytes >= scale:
+            return f"{count_bytes / scale:,.1f} {unit}"
+    return f"{count_bytes:.0f} B"
+
+
+def seconds(time_s: float) -> str:
+    """What is measured: `0 ms`, `12.3 ms`, `4.56 s`, `1,234 s`."""
+    if time_s < 1e-4:
+        return "0 ms"
+    if time_s < 1:
+        return f"{time_s * 1e3:.3g} ms"
+    return f"{time_s:.3g} s" if time_s < 100 else f"{time_s:,.0f} s"
+
+
+def duration(time_s: float, decimals: int = 0) -> str:
+    """What is waited for: `12 s`, `3 min 20 s`, `2 h 05 min`. Args: decimals: below a minute."""
+    if time_s < _SHORT_S and decimals:
+        return f"{time_s:.{decimals}f} s"
+    whole = round(time_s)
+    if whole < _SHORT_S:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def percent(share: float, decimals: int | None = None, *, signed: bool = False) -> str:
+    """`94.9 %` of a share of 0.949. Args: decimals: by default three digits, as few as it takes."""
+    sign = "+" if signed else ""
+    form = ".3g" if decimals is None else f",.{decimals}f"
+    return f"{100 * share:{sign}{form}} %"
+
+
+def rate(mbps: float) -> str:
+    """`1.5 Gbit/s`, `20 Mbit/s`, `128 kbit/s`. Args: mbps: millions of bits per second."""
+    for scale, unit in ((1e3, "Gbit/s"), (1.0, "Mbit/s")):
+        if mbps >= scale:
+            return f"{mbps / scale:.3g} {unit}"
+    return f"{mbps * 1e3:.3g} kbit/s"
+
+
+def count(number: int, noun: str) -> str:
+    """`1 round`, `1,200 rounds`, `8 microbatches`."""
+    plural = "es" if noun.endswith("ch") else "s"
+    return f"{number:,} {noun}{'' if number == 1 else plural}"
+
+
+def ratio(number: float) -> str:
+    """`50 times`, `1.3 times`, `0.26 times`."""
+    if number < 1:
+        return f"{number:.2g} times"
+    return f"{number:,.0f} times" if number >= 20 else f"{number:.1f} times"
+
+
+def relative(number: float) -> str:
+    """Of a whole: `0.53`, `0.012`, `1.00`."""
+    return f"{number:.2f}" if number >= 0.0995 else f"{number:.2g}"
+
+
+def parameters(number: int) -> str:
+    """`812 thousand`, `1.3 million`, `7.0 billion` parameters."""
+    for scale, word in ((1e9, "billion"), (1e6, "million")):
+        if number >= scale:
+            return f"{number / scale:.1f} {word} parameters"
+    return f"{round(number / 1e3)} thousand parameters" if number >= 1e4 else f"{number} parameters"
+
+
+def bits_per_byte(loss_nats: float) -> float:
+    """A loss in nats per byte, in bits."""
+    return loss_nats / math.log(2)
+
+
+def perplexity(loss_nats: float) -> float:
+    """Of a loss in nats per token; infinite where it overflows."""
+    return math.exp(loss_nats) if loss_nats < 700 else math.inf
+
+
+def optional(value: T | None, show: Callable[[T], str]) -> str:
+    """A dash for what is not known."""
+    return "-" if value is None else show(value)

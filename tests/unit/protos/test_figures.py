@@ -1,0 +1,63 @@
+"""One format for each kind of quantity."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+
+from protos import figures
+
+
+@pytest.mark.parametrize(
+    ("show", "number", "text"),
+    [
+        (figures.megabytes, 33_100_000, "33.1 MB"),
+        (figures.megabytes, 12_345_600_000, "12,345.6 MB"),
+        (figures.size, 0, "0 B"),
+        (figures.size, 512, "512 B"),
+        (figures.size, 15_200, "15.2 kB"),
+        (figures.size, 33_100_000, "33.1 MB"),
+        (figures.size, 1.2e12, "1,200.0 GB"),
+        (figures.seconds, 0.0, "0 ms"),
+        (figures.seconds, 0.01234, "12.3 ms"),
+        (figures.seconds, 4.56, "4.56 s"),
+        (figures.seconds, 1234, "1,234 s"),
+        (figures.duration, 12, "12 s"),
+        (figures.duration, 200, "3 min 20 s"),
+        (figures.duration, 7500, "2 h 05 min"),
+        (lambda time_s: figures.duration(time_s, 1), 12.34, "12.3 s"),
+        (lambda time_s: figures.duration(time_s, 1), 200, "3 min 20 s"),
+        (figures.percent, 0.949, "94.9 %"),
+        (figures.percent, 0.8, "80 %"),
+        (lambda share: figures.percent(share, 1), 0.8, "80.0 %"),
+        (lambda share: figures.percent(share, 0, signed=True), 0.254, "+25 %"),
+        (figures.rate, 1500, "1.5 Gbit/s"),
+        (figures.rate, 20, "20 Mbit/s"),
+        (figures.rate, 0.128, "128 kbit/s"),
+        (lambda number: figures.count(number, "round"), 1, "1 round"),
+        (lambda number: figures.count(number, "round"), 1200, "1,200 rounds"),
+        (lambda number: figures.count(number, "microbatch"), 8, "8 microbatches"),
+        (figures.ratio, 0.256, "0.26 times"),
+        (figures.ratio, 1.3, "1.3 times"),
+        (figures.ratio, 50.2, "50 times"),
+        (figures.relative, 0.5, "0.50"),
+        (figures.relative, 0.0123, "0.012"),
+        (figures.parameters, 812, "812 parameters"),
+        (figures.parameters, 812_000, "812 thousand parameters"),
+        (figures.parameters, 1_300_000, "1.3 million parameters"),
+        (figures.parameters, 7_000_000_000, "7.0 billion parameters"),
+    ],
+)
+def test_a_number_as_people_read_it(show: Callable[[float], str], number: float, text: str) -> None:
+    assert show(number) == text
+
+
+def test_what_is_not_known_is_a_dash() -> None:
+    assert figures.optional(None, figures.seconds) == "-"
+    assert figures.optional(0.5, figures.seconds) == "500 ms"
+
+
+def test_a_loss_in_other_words() -> None:
+    assert figures.bits_per_byte(math.log(2)) == pytest.approx(1)
+    assert figures.perplexity(math.log(7)) == pytest.approx(7)
+    assert figures.perplexity(1e4) == math.inf
