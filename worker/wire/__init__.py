@@ -1,20 +1,20 @@
-"""Turns tensors and cards into messages and back. Nothing from the network is trusted.
+"""Turns tensors and members into messages and back. Nothing from the network is trusted.
 
 Sizes are checked against what the manifest implies before anything is allocated, then the hash of
 each frame, then the hash of the whole, then that the values are finite. Nothing is ever unpickled.
 
-`tensors` and `hashes` know torch; `members`, `frames`, `payloads` and `messages` know the protos;
-this package alone knows both.
+`tensors` knows torch; `payloads` and `messages` know the protos; this package alone knows both.
 """
 
 from worker.wire.documents import MAX_DOCUMENT_BYTES, pack_document, unpack_document
 from worker.wire.errors import Again, WireError
-from worker.wire.hashes import group_hash, hash64, state_hash, tensor_hash
-from worker.wire.members import member_from_message, member_to_message, members_from_messages
 from worker.wire.messages import (
     REFUSAL_CODES,
     Reduction,
     key_of,
+    member_from_message,
+    member_to_message,
+    members_from_messages,
     parse,
     reduction_header,
     refusal,
@@ -35,10 +35,14 @@ from worker.wire.tensors import (
     decode,
     encode,
     encoding_error,
+    group_hash,
+    hash64,
     is_finite,
     split_state,
+    state_hash,
     state_parts,
     tensor_bytes,
+    tensor_hash,
 )
 
 __all__ = [

@@ -4,7 +4,7 @@ import msgpack
 import zstandard
 
 from worker.wire.errors import WireError
-from worker.wire.packing import MAX_WINDOW_BYTES
+from worker.wire.payloads import MAX_WINDOW_BYTES
 
 MAX_DOCUMENT_BYTES = 1024 * 1024
 _MAX_ITEMS = 16 * 1024

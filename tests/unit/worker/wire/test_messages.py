@@ -1,4 +1,4 @@
-"""Messages of the exchange; garbage and pickles are refused whatever they were to be."""
+"""Members and messages of the exchange: round trips; garbage and pickles are refused."""
 
 import os
 import pickle
@@ -14,6 +14,7 @@ from protos import murmuration_pb2 as pb
 from worker import wire
 from worker.exchange.types import ShardKey
 from worker.manifest import Manifest
+from worker.membership import MAX_UNREACHABLE, Digest, Health, Member, Phase
 from worker.wire import WireError, hash64, pack_document, parse
 
 KINDS = [
@@ -25,7 +26,7 @@ every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name
 
 
 @given(st.binary(max_size=200))
-def test_garbage_is_a_message_or_a_wire_error_and_so_is_its_card(raw: bytes) -> None:
+def test_garbage_is_a_message_or_a_wire_error_and_so_is_its_member(raw: bytes) -> None:
     for kind in KINDS:
         with suppress(WireError):
             message = parse(kind, raw)
@@ -84,3 +85,76 @@ def test_a_pickle_is_never_executed(tmp_path: Path, protocol: int) -> None:
         with pytest.raises(WireError):
             Manifest.unpack(document)
     assert not trap.exists()
+
+
+U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
+NAMES = st.text(st.characters(exclude_categories=("C", "Z")), min_size=1, max_size=60)
+UNREACHABLE = st.lists(NAMES.map("{}-".format), max_size=MAX_UNREACHABLE, unique=True).map(tuple)
+MEMBERS = st.builds(
+    Member,
+    peer=NAMES.map("{}+".format),
+    address=NAMES,
+    epoch=U64,
+    incarnation=U32,
+    health=st.sampled_from(Health),
+    phase=st.sampled_from(Phase),
+    heartbeat=U64,
+    step=U64,
+    unreachable=UNREACHABLE,
+    digests=st.lists(st.builds(Digest, U64, U32, U64), max_size=4).map(tuple),
+)
+
+
+@given(MEMBERS)
+def test_a_member_survives_the_wire(member: Member) -> None:
+    raw = wire.member_to_message(member).SerializeToString()
+    assert wire.member_from_message(parse(pb.Member, raw)) == member
+
+
+@given(st.lists(MEMBERS, max_size=5))
+def test_a_member_list_survives_the_wire(members: list[Member]) -> None:
+    raw = pb.GossipMessage(members=[wire.member_to_message(member) for member in members])
+    gossip = parse(pb.GossipMessage, raw.SerializeToString())
+    assert wire.members_from_messages(gossip.members) == tuple(members)
+
+
+def test_ours_and_the_wires_enums_name_the_same_things() -> None:
+    assert {f"HEALTH_{h.name}": int(h) for h in Health} == dict(pb.Health.items())
+    assert {f"PHASE_{p.name}": int(p) for p in Phase} == dict(pb.Phase.items())
+
+
+@pytest.mark.parametrize("name", ["", "x" * 257, "\N{BIRD}" * 65])
+def test_names_are_of_1_to_256_bytes(name: str) -> None:
+    for member in (pb.Member(peer=name, address="a"), pb.Member(peer="a", address=name)):
+        with pytest.raises(WireError, match=f"a name or address of {len(name)} characters"):
+            wire.member_from_message(member)
+    with pytest.raises(WireError, match=f"a name or address of {len(name)} characters"):
+        wire.member_from_message(pb.Member(peer="a", address="a", unreachable=["b", name]))
+    longest = "\N{BIRD}" * 64
+    assert wire.member_from_message(pb.Member(peer=longest, address="a")).peer == longest
+
+
+@pytest.mark.parametrize("field", ["health", "phase"])
+@pytest.mark.parametrize("value", [4, 99, -1])
+def test_an_unknown_enum_is_refused(field: str, value: int) -> None:
+    with pytest.raises(WireError, match=f"^peer w3: {value} is not a valid"):
+        wire.member_from_message(pb.Member(peer="w3", address="a", **{field: value}))
+
+
+def test_a_member_list_is_bounded() -> None:
+    members = [pb.Member(peer="a", address="b")] * 4097
+    assert len(wire.members_from_messages(members[:4096])) == 4096
+    with pytest.raises(WireError, match="4097 peers in one message; at most 4096"):
+        wire.members_from_messages(members)
+
+
+def test_a_member_names_a_bounded_number_of_peers_out_of_reach() -> None:
+    names = [f"w{index}" for index in range(MAX_UNREACHABLE + 1)]
+    with pytest.raises(WireError, match=f"^peer w3: {MAX_UNREACHABLE + 1} peers out of its reach"):
+        wire.member_from_message(pb.Member(peer="w3", address="a", unreachable=names))
+
+
+@pytest.mark.parametrize("names", [["w3"], ["a", "b", "a"]])
+def test_nobody_is_out_of_its_own_reach_or_twice_out_of_it(names: list[str]) -> None:
+    with pytest.raises(WireError, match=r"^peer w3: itself or a peer twice"):
+        wire.member_from_message(pb.Member(peer="w3", address="a", unreachable=names))

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from protos import murmuration_pb2 as pb
 from tests.support.frames import frames, frames_of, incoming_of
 from worker.wire import Incoming, WireError, hash64, parse
+from worker.wire.payloads import Kind, frame_message
 
 PARTS = st.lists(st.binary(max_size=70), max_size=5)
 
@@ -152,3 +153,28 @@ def test_a_payload_of_ones_own_is_held_as_it_is() -> None:
     assert incoming.verified
     assert incoming.buffer is payload
     incoming.verify()
+
+
+@given(
+    st.sampled_from([pb.ExchangeUp, pb.ExchangeDown, pb.FetchReply]),
+    st.integers(0, 2**64 - 1),
+    st.binary(min_size=1, max_size=400),
+    st.integers(0, 2**32 - 1),
+)
+def test_what_is_written_by_hand_is_what_the_generated_code_writes(
+    kind: Kind, offset: int, piece: bytes, raw_bytes: int
+) -> None:
+    raw = frame_message(kind, offset, memoryview(piece), raw_bytes)
+    found = kind.FromString(raw).frame
+    assert (found.offset, found.payload, found.hash) == (offset, piece, hash64(piece))
+    assert found.raw_bytes == raw_bytes
+    assert kind(frame=found).SerializeToString(deterministic=True) == raw
+
+
+@pytest.mark.parametrize("size", [127, 128, 16_383, 16_384, 2**20 - 1, 2**20])
+def test_frames_of_any_size_are_what_the_generated_code_writes(size: int) -> None:
+    """Where the length in front of the payload, or of the whole, takes one byte more."""
+    for taken in range(size - 20, size + 1):
+        piece = memoryview(bytes(taken))
+        raw = frame_message(pb.ExchangeUp, 2**33 + 5, piece, 2**20)
+        assert pb.ExchangeUp.FromString(raw).SerializeToString(deterministic=True) == raw

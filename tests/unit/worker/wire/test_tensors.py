@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from algorithms.codecs import codec_by_name
 from worker import wire
-from worker.wire import WireError
+from worker.wire import WireError, hash64
 
 
 @given(st.lists(st.floats(width=32, allow_nan=False), max_size=30))
@@ -61,3 +61,31 @@ def test_a_contribution_beyond_what_the_reduction_can_hold_is_refused() -> None:
     wire.check_values(fp32, payload, 10, fp32.limit)
     with pytest.raises(WireError, match="absurdly large"):
         wire.check_values(fp32, payload, 10, fp16.limit)
+
+
+def test_a_state_hash_covers_anchor_momentum_and_group() -> None:
+    anchor, momentum, group = torch.arange(4.0), torch.ones(4), ("a", "b")
+    hashed = wire.state_hash(anchor, momentum, group)
+    assert hashed == wire.state_hash(anchor.clone(), momentum.clone(), group)
+    whole = b"".join([wire.tensor_bytes(anchor), wire.tensor_bytes(momentum), b"a\nb"])
+    assert hashed == hash64(whole)
+    for index in range(4):
+        for which in range(2):
+            state = [anchor.clone(), momentum.clone()]
+            state[which][index] += 1e-6 + state[which][index] * 1e-6
+            assert wire.state_hash(*state, group) != hashed
+    assert wire.state_hash(anchor, momentum, ("a", "c")) != hashed
+    assert wire.state_hash(anchor, momentum, ()) != hashed
+
+
+def test_a_tensor_hash_is_128_bits_of_all_tensors_in_order() -> None:
+    first, second = torch.arange(4.0), torch.ones(3)
+    hashed = wire.tensor_hash([first, second])
+    assert len(hashed) == 32
+    assert hashed == wire.tensor_hash([torch.cat([first, second])])
+    assert hashed != wire.tensor_hash([second, first])
+
+
+def test_a_group_hash_depends_on_names_and_order() -> None:
+    assert wire.group_hash(["a", "b"]) == wire.group_hash(("a", "b"))
+    assert len({wire.group_hash(g) for g in (["a", "b"], ["b", "a"], ["ab"], [])}) == 4
