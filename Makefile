@@ -8,7 +8,7 @@ RUN := PATH="$(abspath $(BIN)):$$PATH" PYTHONPATH=. python
 # Two test processes at most: more would only wait for each other on a small machine.
 TEST_PROCESSES ?= 2
 
-.PHONY: help swarm test check lint quick-test fmt proto bench exchange codecs parity baselines losses traffic goodput plan-table sync-time unequal pair-faults pair-latency stability schedules simulate skippipe-routes skippipe-deadlock skippipe-omission schedule stage-times stage-kills stage-memory stage-losses stage-parity memory bench-peers compose-test clean
+.PHONY: help swarm test check lint quick-test fmt proto bench exchange codecs parity baselines losses traffic goodput plan-table sync-time unequal pair-faults pair-latency stability schedules simulate skippipe-routes skippipe-deadlock skippipe-omission schedule stage-times stage-kills stage-memory stage-losses stage-parity same-bits memory bench-peers compose-test clean
 
 help:  ## what there is
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -116,6 +116,9 @@ stage-memory: $(READY)  ## memory of a stage's peer, against the whole model in 
 
 stage-losses: $(READY)  ## what cutting a model into 4 stages x 2 replicas costs in loss, at equal tokens
 	$(RUN) tests/bench/stage_losses.py $(ARGS)
+
+same-bits: $(READY)  ## what small fixed runs end with, hashed: compare two commits
+	$(RUN) tests/bench/same_bits.py
 
 stage-parity: $(READY)  ## real workers in 4 stages against one process that trains the whole model
 	$(RUN) tests/bench/stage_parity.py $(ARGS)
