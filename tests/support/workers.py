@@ -181,7 +181,7 @@ class Swarm:
             worker = self.workers[name]
             code = worker.wait(patience_s)
             assert code == 0, f"{name} exited with {code}: {worker.errors}"
-            results[name] = worker.training.result
+            results[name] = worker.result
         return results
 
     def wait_until_trains(self, name: str, *others: str) -> None:
