@@ -29,7 +29,7 @@ from worker.pipeline.life import StageIncarnation
 from worker.pipeline.part import fragments_of, part_of
 from worker.tasks import Cursor, TaskError
 from worker.training import checkpoint
-from worker.training.inbox import Mailbox, Move, Progress, Stop
+from worker.training.inbox import Mailbox, StageMove, Stop, TrainingEvent
 from worker.training.loop import Trainer
 from worker.training.result import build_result
 from worker.training.snapshot import initial_state, restore_trainer, snapshot
@@ -331,7 +331,7 @@ class Worker:
         )
         result["exit_code"] = code
         (self._options.out / "result.json").write_text(json.dumps(result, indent=1))
-        self._mailbox.post(Progress({"event": "result", **result}))
+        self._mailbox.post(TrainingEvent({"event": "result", **result}))
         return code
 
     def _agreed(self) -> bool:
@@ -351,7 +351,7 @@ class Worker:
             for member in begun
         )
 
-    def _options_for(self, move: Move) -> WorkerOptions:
+    def _options_for(self, move: StageMove) -> WorkerOptions:
         """This worker's, as a replica of another stage."""
         assert self._io is not None
         gossip, node = self._io.node.gossip, self._options.node

@@ -30,15 +30,15 @@ from worker.pipeline.rebalancing import StageExchange
 from worker.status import LagMonitor, status_document
 from worker.training.inbox import (
     Begin,
-    Iterating,
+    FastestPace,
+    IterationStarted,
     Mailbox,
-    Paced,
-    Progress,
     Published,
     RoundDone,
     RoundFailed,
-    StageWorked,
+    StageJobDone,
     ToIO,
+    TrainingEvent,
 )
 from worker.transport import Stream, Transport, TransportError
 
@@ -285,11 +285,11 @@ class Node:
                 await rounds.begin(begin)
             case Published() as published:
                 await self._take_published(published)
-            case Iterating() if self._stages is not None:
+            case IterationStarted() if self._stages is not None:
                 await self._stages.iterating(message)
-            case StageWorked() if self._stages is not None:
+            case StageJobDone() if self._stages is not None:
                 self._stages.worked(message)
-            case Progress(event):
+            case TrainingEvent(event):
                 if event["event"] == "progress":
                     self._progress = event
                 self._log(event)
@@ -362,7 +362,7 @@ class Node:
         fastest_s = view.fastest_step_s()
         if self._config.plan.dylu and fastest_s != self._fastest_s:
             self._fastest_s = fastest_s
-            self._mailbox.answer(Paced(fastest_s))
+            self._mailbox.answer(FastestPace(fastest_s))
         self._reducer.viewed(view)
         self._contributor.viewed(view)
         if self._pairs is not None:

@@ -20,6 +20,7 @@ from typing import TypeVar
 
 import torch
 
+from algorithms.fragment_state import FragmentState
 from algorithms.plan import PRESETS
 from tests.support.workers import free_addresses
 from worker.config import Config, RunConfig
@@ -28,10 +29,9 @@ from worker.manifest import Manifest
 from worker.membership import Phase
 from worker.node import Node, NodeConfig
 from worker.training.inbox import (
-    Ahead,
     Begin,
-    FragmentState,
     Mailbox,
+    PrefetchedAnchor,
     Published,
     RoundDone,
     Started,
@@ -85,7 +85,7 @@ def peer(
         ended = time.perf_counter()
         mailbox.post(Published(Phase.TRAINING, number, number, (state,)))
         if plan.exchange == "pairs" and number > 0:  # workers compute when these have come
-            while _await(mailbox, Ahead).round != number:
+            while _await(mailbox, PrefetchedAnchor).round != number:
                 pass
         ahead_s = time.perf_counter() - ended
         time.sleep(options.pause_s)

@@ -33,7 +33,7 @@ from algorithms.plan import Plan
 from worker.config import load_config
 from worker.tasks import Cursor, load_task
 from worker.training.evaluation import validation_loss
-from worker.training.replica import Replica
+from worker.training.replica import InnerReplica
 
 FOUR_BITS = ("codec=e3m0", "reduction_codec=e3m0")
 TOPK = ("codec=topk", "reduction_codec=int8", "error_feedback=true", "outer_momentum=0.0")
@@ -149,7 +149,7 @@ def measure(asked: Asked) -> Result:
     plan = replace(config.plan, consensus=False)  # which the mean anchor stands for
     task = load_task(config.task.name, seed=seed, options=config.task.options)
     replicas = {
-        peer: Replica(task, task.model(), config.inner, Cursor(seed=seed, stream=peer), steps)
+        peer: InnerReplica(task, task.model(), config.inner, Cursor(seed=seed, stream=peer), steps)
         for peer in (f"w{index}" for index in range(asked.workers))
     }
     first = replicas["w0"]

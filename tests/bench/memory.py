@@ -25,7 +25,7 @@ from tests.support.workers import running_swarm, settings_of
 from worker.tasks import Cursor
 from worker.tasks.llama_bytes import LlamaBytes
 from worker.tasks.task import Batch
-from worker.training.replica import InnerConfig, Replica
+from worker.training.replica import InnerConfig, InnerReplica
 
 PRESETS = ("local", "diloco", "streaming")
 LAYERS = (4, 12)  # the smaller has a layer for each of four fragments
@@ -133,7 +133,7 @@ def train_plainly(notes: str, layers: int, steps: int) -> None:
     """A process of its own: the same steps with nothing around them."""
     torch.set_num_threads(1)
     task = Measured(seed=0, notes=notes, last_step=steps, **options_of(layers))
-    replica = Replica(task, task.model(), InnerConfig(), Cursor(seed=0, stream="plain"), steps)
+    replica = InnerReplica(task, task.model(), InnerConfig(), Cursor(seed=0, stream="plain"), steps)
     for step in range(1, steps + 1):
         replica.inner_step(step, replica.backward(step))
 

@@ -30,7 +30,7 @@ from worker.pipeline.part import Part, part_of
 from worker.pipeline.stage_call import Incarnation, Key
 from worker.tasks import Cursor
 from worker.tasks.llama_bytes import LlamaBytes
-from worker.training.inbox import Job
+from worker.training.inbox import JobKind
 from worker.training.replica import InnerConfig
 
 BATCH, CONTEXT, HIDDEN = 1, 12, 16
@@ -270,12 +270,12 @@ class StageSwarm(Swarm):
                 counted = self._named(peer, peer.replica.iterations[iteration - 1].counted)
                 assert event["counted"] == sorted(n for begun, n in counted if begun == life)
         assert set(told.values()) <= {1}, "one peer has each straight from its origin"
-        entered = {n for job, i, n in origin.replica.jobs if (job, i) == (Job.ENTER, iteration)}
+        entered = {n for job, i, n in origin.replica.jobs if (job, i) == (JobKind.ENTER, iteration)}
         reached = {
             number
             for peer in self.alive
             for job, i, n in peer.replica.jobs
-            if stage_of(peer.name) > 0 and (job, i) == (Job.FORWARD, iteration)
+            if stage_of(peer.name) > 0 and (job, i) == (JobKind.FORWARD, iteration)
             for begun, number in self._named(peer, [n])
             if begun == life
         }

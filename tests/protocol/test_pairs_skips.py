@@ -10,7 +10,7 @@ from tests.protocol import swarm as swarms
 from tests.protocol.problem import Problem
 from tests.protocol.swarm import Peer, Swarm
 from tests.protocol.virtual_time import run
-from worker.training.inbox import Skip
+from worker.training.inbox import SkipAhead
 
 NOLOCO = replace(PRESETS["noloco"], inner_steps=5, consensus=False)
 STREAMING = replace(
@@ -36,7 +36,7 @@ def test_a_round_that_is_skipped_as_soon_as_it_has_begun_is_over(
             await swarm.start("a", "b")
             await swarm.until(lambda: {peer.trainer.step for peer in swarm.alive} == {begins}, 30)
             for peer in swarm.alive:
-                peer.train.answer(Skip(goes_on))
+                peer.train.answer(SkipAhead(goes_on))
             await swarm.finished()
             for peer in swarm.alive:
                 assert rounds(peer, "round_failed") == [2]

@@ -13,7 +13,7 @@ from tests.protocol.stage_swarm import StagedProblem, StageSwarm, numbers_in, sa
 from tests.protocol.taps import Passing, once
 from tests.protocol.virtual_time import run
 from worker.membership import MembershipConfig
-from worker.training.inbox import Job
+from worker.training.inbox import JobKind
 
 DETECTION_S = MembershipConfig().detection_s(6)
 ROUNDS_AT_END = replace(PRESETS["diloco"], inner_steps=100)
@@ -111,7 +111,7 @@ def test_a_microbatch_lost_after_its_loss_is_in_no_gradient() -> None:
             assert swarm.total("dropped") == 2
             third = swarm["0a"].replica.iterations[2]
             assert (third.iteration, third.counted) == (3, frozenset())
-            assert swarm["0a"].replica.jobs[Job.LOSS, 3, 0] == 1
+            assert swarm["0a"].replica.jobs[JobKind.LOSS, 3, 0] == 1
             assert not any(bool(value.any()) for value in third.gradient.values())
             assert swarm["0a"].replica.iterations[-1].counted == {0, 1}
 
@@ -260,7 +260,7 @@ def test_an_origin_that_starts_again_begins_nothing_in_iterations_that_are_over(
             again = await swarm.restart("0b", via=["0a", "1b"])
             await swarm.finished()
             swarm.assert_counted_once()
-            assert not any(job is Job.ENTER and i < 15 for job, i, _ in again.replica.jobs)
+            assert not any(job is JobKind.ENTER and i < 15 for job, i, _ in again.replica.jobs)
             assert not [event for event in again.of_kind("dropped") if event["iteration"] < 15]
             late = {event["iteration"] for event in again.of_kind("late")}
             assert late >= set(range(1, 15))

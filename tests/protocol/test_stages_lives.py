@@ -9,7 +9,7 @@ from algorithms.plan import PRESETS
 from tests.protocol.stage_swarm import StagedProblem, StageSwarm, life_of, numbers_in
 from tests.protocol.virtual_time import run
 from worker.membership import Heard
-from worker.training.inbox import Job
+from worker.training.inbox import JobKind
 
 ITERATION = 3
 SLOW = StagedProblem(
@@ -32,7 +32,7 @@ async def started_again(swarm: StageSwarm) -> None:
 
 async def arrived(swarm: StageSwarm, microbatches: int) -> None:
     """Until 1b has done the forward of so many, of all lives of 0b."""
-    jobs, forwards = swarm["1b"].replica.jobs, (Job.FORWARD, ITERATION)
+    jobs, forwards = swarm["1b"].replica.jobs, (JobKind.FORWARD, ITERATION)
     await swarm.until(lambda: len([j for j in jobs if j[:2] == forwards]) >= microbatches, 60)
 
 
@@ -40,7 +40,7 @@ def assert_begun_anew(swarm: StageSwarm) -> None:
     """The new life's microbatches have come back, and no others' answers with them."""
     again = swarm["0b"].replica
     assert again.iterations[ITERATION - 1].counted == {0, 1}
-    for job in (Job.ENTER, Job.LOSS, Job.LEAVE):
+    for job in (JobKind.ENTER, JobKind.LOSS, JobKind.LEAVE):
         assert [again.jobs[job, ITERATION, n] for n in range(2)] == [1, 1], job
     assert swarm.total("discarded") == 0
 

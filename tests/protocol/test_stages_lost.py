@@ -7,7 +7,7 @@ from algorithms.plan import PRESETS
 from tests.protocol.stage_swarm import StagedProblem, StageSwarm, numbers_in
 from tests.protocol.virtual_time import run
 from worker.membership import MembershipConfig
-from worker.training.inbox import Job
+from worker.training.inbox import JobKind
 
 DETECTION_S = MembershipConfig().detection_s(6)
 PROBLEM = StagedProblem(
@@ -25,7 +25,7 @@ def test_visits_that_came_back_and_died_with_their_replica_are_told() -> None:
     async def scenario() -> None:
         async with StageSwarm(PROBLEM) as swarm:
             await swarm.start_all(2)
-            await swarm.until(lambda: swarm["0a"].replica.jobs[Job.LEAVE, 3, 0] > 0, 60)
+            await swarm.until(lambda: swarm["0a"].replica.jobs[JobKind.LEAVE, 3, 0] > 0, 60)
             swarm.kill("1a")
             await swarm.finished()
             swarm.assert_accounted()
@@ -63,7 +63,7 @@ def test_visits_are_told_whose_replica_dies_and_then_their_origin() -> None:
     async def scenario() -> None:
         async with StageSwarm(PROBLEM) as swarm:
             await swarm.start_all(2)
-            await swarm.until(lambda: swarm["0a"].replica.jobs[Job.LEAVE, 3, 0] > 0, 60)
+            await swarm.until(lambda: swarm["0a"].replica.jobs[JobKind.LEAVE, 3, 0] > 0, 60)
             swarm.kill("1a")
             await swarm.until(lambda: len(swarm["0a"].replica.iterations) == 3, DETECTION_S)
             await swarm.sleep(0.3)

@@ -10,7 +10,7 @@ from tests.protocol.stage_swarm import StagedProblem, StageSwarm
 from tests.protocol.swarm import Peer
 from tests.protocol.virtual_time import run
 from worker.errors import ConfigError
-from worker.training.inbox import Job
+from worker.training.inbox import JobKind
 
 PROBLEM = StagedProblem(
     count=3,
@@ -87,6 +87,6 @@ def test_an_origin_without_a_route_drops_its_microbatches(
             await swarm.finished()
             assert swarm.total("dropped") == 4
             assert not any(told.counted for told in swarm["0a"].replica.iterations)
-            assert not any(job is Job.LOSS for job, _, _ in swarm["0a"].replica.jobs)
+            assert not any(job is JobKind.LOSS for job, _, _ in swarm["0a"].replica.jobs)
 
     run(scenario())

@@ -13,7 +13,7 @@ from tests.protocol.virtual_time import run
 from worker.config import Config
 from worker.errors import PeersUnreachable
 from worker.membership import Health, MembershipConfig, Phase
-from worker.training.inbox import Move, Stop
+from worker.training.inbox import StageMove, Stop
 
 DETECTION_S = MembershipConfig().detection_s(6)
 TOLD_S = DETECTION_S + 5.0
@@ -53,7 +53,7 @@ def warnings(peer: Peer) -> list[object]:
     return [event["text"] for event in peer.of_kind("warning")]
 
 
-def moved(swarm: StageSwarm) -> dict[str, Move]:
+def moved(swarm: StageSwarm) -> dict[str, StageMove]:
     return {p.name: p.trainer.moves_to for p in swarm.alive if p.trainer.moves_to is not None}
 
 
@@ -71,7 +71,7 @@ def test_one_peer_moves_to_a_stage_whose_last_replica_is_gone(leaves: bool) -> N
                 swarm.kill("1a")
             await swarm.until(lambda: bool(moved(swarm)), TOLD_S)
             await swarm.sleep(3.0)
-            assert moved(swarm) == {"2b": Move(1, bare=True)}
+            assert moved(swarm) == {"2b": StageMove(1, bare=True)}
             (event,) = swarm["2b"].of_kind("moves")
             assert (event["stage"], event["to"]) == (2, 1)
 

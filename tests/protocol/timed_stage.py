@@ -8,9 +8,15 @@ from typing import Any
 from torch import Tensor
 
 from worker.pipeline.replica import StageReplica
-from worker.training.inbox import Job, StageWork
+from worker.training.inbox import JobKind, StageJob
 
-_FORWARDS = {Job.ENTER: 1.0, Job.FORWARD: 1.0, Job.LOSS: 0.25, Job.BACKWARD: 2.0, Job.LEAVE: 2.0}
+_FORWARDS = {
+    JobKind.ENTER: 1.0,
+    JobKind.FORWARD: 1.0,
+    JobKind.LOSS: 0.25,
+    JobKind.BACKWARD: 2.0,
+    JobKind.LEAVE: 2.0,
+}
 
 
 @dataclass(frozen=True)
@@ -38,7 +44,7 @@ class TimedStage(StageReplica):
         super().__init__(*args, clock=clock, **named)
         self._forward_s, self._computes, self._time = forward_s, computes, clock
         self.iterations: list[Iterated] = []
-        self.jobs: Counter[tuple[Job, int, int]] = Counter()  # kind, iteration, microbatch
+        self.jobs: Counter[tuple[JobKind, int, int]] = Counter()  # kind, iteration, microbatch
         self.begun = 0
         self._summed: set[int] = set()
 
@@ -62,10 +68,10 @@ class TimedStage(StageReplica):
         self.iterations.append(told)
         return mean
 
-    def _do(self, work: StageWork) -> tuple[memoryview | None, tuple[int, ...]]:
-        self._computes(_FORWARDS[work.job] * self._forward_s)
-        self.jobs[work.job, work.iteration, work.microbatch] += 1
+    def _do(self, work: StageJob) -> tuple[memoryview | None, tuple[int, ...]]:
+        self._computes(_FORWARDS[work.kind] * self._forward_s)
+        self.jobs[work.kind, work.iteration, work.microbatch] += 1
         done = super()._do(work)
-        if work.job in (Job.BACKWARD, Job.LEAVE):
+        if work.kind in (JobKind.BACKWARD, JobKind.LEAVE):
             self._summed.add(work.microbatch)
         return done

@@ -10,7 +10,7 @@ from tests.support.workers import Hashes
 from worker.config import Config
 from worker.manifest import Manifest
 from worker.tasks import Cursor, load_task
-from worker.training.replica import Replica
+from worker.training.replica import InnerReplica
 from worker.wire import tensor_hash
 
 
@@ -44,7 +44,7 @@ def reference_hashes(
     }
 
 
-def _replica(config: Config, peer: str) -> Replica:
+def _replica(config: Config, peer: str) -> InnerReplica:
     task = load_task(config.task.name, seed=config.run.seed, options=config.task.options)
     cursor = Cursor(seed=config.run.seed, stream=peer)
-    return Replica(task, task.model(), config.inner, cursor, config.run.steps)
+    return InnerReplica(task, task.model(), config.inner, cursor, config.run.steps)

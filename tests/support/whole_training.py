@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from worker.tasks import Cursor, Task
-from worker.training.replica import InnerConfig, Replica
+from worker.training.replica import InnerConfig, InnerReplica
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ def trained_whole(
         microbatches: of each origin in a step.
     """
     model = task.model()
-    replica = Replica(task, model, inner, Cursor(seed=0, stream="unused"), steps)
+    replica = InnerReplica(task, model, inner, Cursor(seed=0, stream="unused"), steps)
     streams = [task.batches("train", cursor) for cursor in origins]
     first: dict[str, Tensor] = {}
     for step in range(1, steps + 1):

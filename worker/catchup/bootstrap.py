@@ -15,7 +15,7 @@ from worker.exchange.context import Offload
 from worker.manifest import Manifest
 from worker.membership import Digest, Health, Member, Phase
 from worker.membership.gossip import Gossip
-from worker.training.inbox import Adopt, AllStarted, Mailbox, Published, Skip, Started
+from worker.training.inbox import Adopt, AllStarted, Mailbox, Published, SkipAhead, Started
 from worker.transport import Transport, TransportError
 from worker.transport.grpc import GrpcTransport
 
@@ -212,7 +212,7 @@ class Bootstrap:
             if step is not None and step > published.step:
                 for index in range(len(published.states)):
                     self._give_up(index, "the others have gone on")
-                self._mailbox.answer(Skip(step))
+                self._mailbox.answer(SkipAhead(step))
                 await asyncio.sleep(_SKIP_S)  # until that is known to the others
             return
         if self._pairs:  # without consensus all differ, and stay so

@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 
+from algorithms.fragment_state import FragmentState
 from protos import murmuration_pb2 as pb
 from worker import wire
 from worker.exchange.context import Offload
-from worker.training.inbox import FragmentState, Published
+from worker.training.inbox import Published
 from worker.transport import Stream, Transport, TransportError
 
 

@@ -245,13 +245,13 @@ def _timed_step_s(config: "Config", task: Any, module: Any, threads: int) -> flo
     import torch
 
     from worker.tasks import Cursor
-    from worker.training.replica import Replica
+    from worker.training.replica import InnerReplica
 
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         cursor = Cursor(seed=config.run.seed, stream="plan")
-        replica = Replica(task, module, config.inner, cursor, config.run.steps)
+        replica = InnerReplica(task, module, config.inner, cursor, config.run.steps)
         times_s: list[float] = []
         for step in range(1, _UNTIMED_STEPS + _MOST_STEPS + 1):
             began_s = time.perf_counter()

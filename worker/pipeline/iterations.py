@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from worker.pipeline.replica import StageReplica
-from worker.training.inbox import Iterating, IterationOver, Mailbox, StageWork
+from worker.training.inbox import IterationOver, IterationStarted, Mailbox, StageJob
 from worker.training.loop_protocol import Loop
 
 
@@ -25,7 +25,7 @@ class Iterations:
         """In the gradient of the latest iteration."""
         return self._stage.visits
 
-    def take(self, message: StageWork | IterationOver) -> None:
+    def take(self, message: StageJob | IterationOver) -> None:
         """A visit, or word that there will be no more of them."""
         self._stage.take(message)
 
@@ -44,7 +44,7 @@ class Iterations:
                 break
             if stage.iteration != loop.step:
                 stage.begin(loop.step)
-                self._mailbox.post(Iterating(loop.step, stage.gradient_norm))
+                self._mailbox.post(IterationStarted(loop.step, stage.gradient_norm))
             elif not stage.over and not stage.work():
                 started = self._clock()
                 loop.take(self._mailbox.wait())

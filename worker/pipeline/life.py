@@ -19,7 +19,7 @@ from worker.pipeline.rebuild import neighbour_weights, rebuilt, weights_of
 from worker.tasks import Task
 from worker.training import checkpoint
 from worker.training.loop import Trainer
-from worker.training.result import Whole
+from worker.training.result import WholeModel
 
 _PATIENCE_S = 30.0
 _POLL_S = 0.1
@@ -86,7 +86,7 @@ class StageIncarnation:
         if trainer.stopped is not None and self._another_may_assemble:
             trainer.leave_undone()
 
-    def end(self, trainer: Trainer) -> Whole | None:
+    def end(self, trainer: Trainer) -> WholeModel | None:
         """Leaves what was measured, and the whole model if this worker is the one to."""
         self._leave_links()
         if trainer.stopped is None:
@@ -128,7 +128,7 @@ class StageIncarnation:
             member.stage == 0 and member.live and member.peer != me for member in members
         )
 
-    def _assemble(self, trainer: Trainer) -> Whole | None:
+    def _assemble(self, trainer: Trainer) -> WholeModel | None:
         """The whole model, left as a checkpoint; None, and a warning, when a stage is missing."""
         trainer.tells("assembling")
         config = self._config
@@ -144,7 +144,7 @@ class StageIncarnation:
         checkpoint.set_aside(folder)
         path = save_whole(folder, trainer.step, self._manifest, config, whole)
         self._log({"event": "assembled", "path": str(path), "step": trainer.step})
-        return Whole(anchors=whole, path=path)
+        return WholeModel(anchors=whole, path=path)
 
     # ------------------------------------------------------------------------------ other stages
 

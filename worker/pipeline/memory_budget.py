@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from worker.pipeline.config import Dropped
 from worker.pipeline.profile import Measuring
-from worker.training.inbox import Job, StageWork, StageWorked, ToTrain
+from worker.training.inbox import JobKind, StageJob, StageJobDone, ToTrain
 
 
 class MemoryBudget:
@@ -60,11 +60,11 @@ class MemoryBudget:
 
 
 _TIMED = {
-    Job.FORWARD: "forward_s",
-    Job.ENTER: "forward_s",
-    Job.BACKWARD: "backward_s",
-    Job.LEAVE: "backward_s",
-    Job.LOSS: "loss_s",
+    JobKind.FORWARD: "forward_s",
+    JobKind.ENTER: "forward_s",
+    JobKind.BACKWARD: "backward_s",
+    JobKind.LEAVE: "backward_s",
+    JobKind.LOSS: "loss_s",
 }
 
 
@@ -79,40 +79,40 @@ class ComputeQueue:
     def __init__(self, post: Callable[[ToTrain], None], measuring: Measuring) -> None:
         self._post, self._measuring = post, measuring
         self._numbers = itertools.count()
-        self._open: dict[int, asyncio.Future[StageWorked]] = {}
+        self._open: dict[int, asyncio.Future[StageJobDone]] = {}
 
     async def do(
         self,
-        job: Job,
+        job: JobKind,
         iteration: int,
         microbatch: int,
         shape: tuple[int, ...] = (),
         values: memoryview | None = None,
         gradient: memoryview | None = None,
-    ) -> StageWorked:
+    ) -> StageJobDone:
         """Has the train thread do one job. Raises Dropped: its result is not to be used."""
         number = next(self._numbers)
         answer = self._open[number] = asyncio.get_running_loop().create_future()
-        self._post(StageWork(number, iteration, job, microbatch, shape, values, gradient))
+        self._post(StageJob(number, iteration, job, microbatch, shape, values, gradient))
         try:
-            worked: StageWorked = await answer
+            worked: StageJobDone = await answer
         finally:
             self._open.pop(number, None)
         if worked.problem:
             raise Dropped(worked.problem)
         self._measuring.computed(_TIMED[job], worked.seconds)
-        if job is Job.ENTER or job is Job.FORWARD:
+        if job is JobKind.ENTER or job is JobKind.FORWARD:
             self._measuring.visit_bytes(len(given(worked)))
         return worked
 
-    def worked(self, message: StageWorked) -> None:
+    def worked(self, message: StageJobDone) -> None:
         """A job is done."""
         answer = self._open.get(message.number)
         if answer is not None and not answer.done():
             answer.set_result(message)
 
 
-def given(worked: StageWorked) -> memoryview:
+def given(worked: StageJobDone) -> memoryview:
     """The values of a job that has some."""
     assert worked.values is not None
     return worked.values

@@ -20,7 +20,7 @@ from worker.pipeline.profile import Measuring
 from worker.pipeline.rebalancing import StageExchange
 from worker.pipeline.serving import StageServer
 from worker.pipeline.tracker import IterationTracker
-from worker.training.inbox import Iterating, Move, StageWorked, Stop, ToTrain
+from worker.training.inbox import IterationStarted, StageJobDone, StageMove, Stop, ToTrain
 from worker.transport import Stream, TransportError
 
 _PROBE_LIMIT_S = 10.0
@@ -85,7 +85,7 @@ class StageNode:
         """Answers `Control/Finished`."""
         return await self._listener.answer(request)
 
-    async def iterating(self, message: Iterating) -> None:
+    async def iterating(self, message: IterationStarted) -> None:
         """The train thread has begun an iteration."""
         self.counting.begin(message.iteration)
         self._listener.turned()
@@ -95,7 +95,7 @@ class StageNode:
             self._origin.begin(message.iteration)
         self.tick()
 
-    def worked(self, message: StageWorked) -> None:
+    def worked(self, message: StageJobDone) -> None:
         """The train thread has done a job."""
         self._desk.worked(message)
 
@@ -150,7 +150,7 @@ class StageNode:
         elif context.config.rebuild and (to := self._moving.look(members, now)) is not None:
             self._ends = True
             context.log({"event": "moves", "stage": context.stage, "to": to.stage})
-            self._post(Move(to.stage, to.bare))
+            self._post(StageMove(to.stage, to.bare))
 
     def _end(self, error: Exception) -> None:
         """Ends this peer's part in the run, once."""

@@ -15,7 +15,7 @@ from worker.pipeline.planner import RoutePlanner
 from worker.pipeline.profile import visit_held
 from worker.pipeline.stage_call import Hop, Incarnation, Key, StageCall
 from worker.pipeline.tracker import IterationTracker
-from worker.training.inbox import Job
+from worker.training.inbox import JobKind
 
 _AGAIN_S = 0.25
 
@@ -116,7 +116,7 @@ class RouteOrigin:
         size = self._held_bytes
         await self._room.take(size)
         try:
-            entered = await self._desk.do(Job.ENTER, iteration, number)
+            entered = await self._desk.do(JobKind.ENTER, iteration, number)
             values = given(entered)
             self._held_bytes = visit_held(len(values))
             if not self._shown.is_set():
@@ -126,7 +126,9 @@ class RouteOrigin:
             key = Key(iteration, self.life, number)
             visit = StageCall(key, 0, rest, entered.shape, schedule, self._context.me)
             back = await self._onward.send(visit, values)
-            await self._desk.do(Job.LEAVE, iteration, number, entered.shape, gradient=back.gradient)
+            await self._desk.do(
+                JobKind.LEAVE, iteration, number, entered.shape, gradient=back.gradient
+            )
         except Dropped as error:
             self._context.counts.dropped += 1
             self._context.log(

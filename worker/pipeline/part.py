@@ -13,7 +13,7 @@ from worker.pipeline.config import cut_of
 from worker.pipeline.replica import StageReplica
 from worker.tasks import Cursor, Staged, StageModule, Task
 from worker.training.inbox import Mailbox
-from worker.training.replica import Replica
+from worker.training.replica import InnerReplica
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,10 @@ class Part:
             if parameter.requires_grad
         ]
 
-    def replica(self, task: Task, config: Config, cursor: Cursor, mailbox: Mailbox) -> Replica:
+    def replica(self, task: Task, config: Config, cursor: Cursor, mailbox: Mailbox) -> InnerReplica:
         """What trains it."""
         if self.stage is None:
-            return Replica(task, self.module, config.inner, cursor, config.run.steps)
+            return InnerReplica(task, self.module, config.inner, cursor, config.run.steps)
         assert isinstance(self.module, StageModule)
         return StageReplica(
             task,

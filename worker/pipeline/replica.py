@@ -20,20 +20,20 @@ from algorithms.skippipe.gradients import StageGradients
 from worker import wire
 from worker.errors import ConfigError
 from worker.tasks import Batch, Cursor, StageModule, Task, next_batch
-from worker.training.inbox import IterationOver, Job, StageWork, StageWorked
-from worker.training.replica import InnerConfig, Replica
+from worker.training.inbox import IterationOver, JobKind, StageJob, StageJobDone
+from worker.training.replica import InnerConfig, InnerReplica
 
-_BACKWARDS = (Job.BACKWARD, Job.LEAVE, Job.LOSS)
+_BACKWARDS = (JobKind.BACKWARD, JobKind.LEAVE, JobKind.LOSS)
 
 
-class StageReplica(Replica):
+class StageReplica(InnerReplica):
     """A replica of one stage. train thread only.
 
     Its gradient of an iteration is the sum over the visits, divided by their number. Backwards add
     to that sum in place: there is no second copy of the gradients.
 
     Args:
-        task, config, cursor, steps: as of a `Replica`; the module is the stage's alone.
+        task, config, cursor, steps: as of an `InnerReplica`; the module is the stage's alone.
         codec: of activations and their gradients.
         microbatches: that begin here in each iteration; 0 on a stage other than 0.
         answer: takes what came of a job.
@@ -53,7 +53,7 @@ class StageReplica(Replica):
         *,
         codec: Codec,
         microbatches: int,
-        answer: Callable[[StageWorked], None],
+        answer: Callable[[StageJobDone], None],
         limit_bytes: float = math.inf,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -62,7 +62,7 @@ class StageReplica(Replica):
         self._microbatches, self._answer, self._clock = microbatches, answer, clock
         self._limit_bytes = limit_bytes
         self.iteration = 0
-        self._jobs: list[tuple[bool, int, StageWork]] = []
+        self._jobs: list[tuple[bool, int, StageJob]] = []
         self._batches_here: list[Batch] = []
         self._returned: dict[int, tuple[memoryview | None, tuple[int, ...]]] = {}
         self._losses: list[float] = []
@@ -87,10 +87,10 @@ class StageReplica(Replica):
             self.cursor = self._batches_here[-1].cursor
         self.busy_s = 0.0
 
-    def take(self, message: StageWork | IterationOver) -> None:
+    def take(self, message: StageJob | IterationOver) -> None:
         """A job, or word that there will be no more of them in an iteration."""
-        if isinstance(message, StageWork):
-            heapq.heappush(self._jobs, (message.job not in _BACKWARDS, message.number, message))
+        if isinstance(message, StageJob):
+            heapq.heappush(self._jobs, (message.kind not in _BACKWARDS, message.number, message))
         elif message.iteration >= self.iteration:
             self._over = message
 
@@ -108,7 +108,7 @@ class StageReplica(Replica):
             if entry[2].iteration > self.iteration:
                 later.append(entry)
             elif entry[2].iteration < self.iteration:
-                self._answer(StageWorked(entry[2].number, problem="the iteration is over"))
+                self._answer(StageJobDone(entry[2].number, problem="the iteration is over"))
             else:
                 found = entry[2]
         for entry in later:
@@ -119,9 +119,9 @@ class StageReplica(Replica):
         try:
             values, shape = self._do(found)
             seconds = self._clock() - began
-            worked = StageWorked(found.number, values, seconds, shape=shape)
+            worked = StageJobDone(found.number, values, seconds, shape=shape)
         except (ValueError, wire.WireError) as error:
-            worked = StageWorked(found.number, problem=f"{found.job.name.lower()}: {error}")
+            worked = StageJobDone(found.number, problem=f"{found.kind.name.lower()}: {error}")
         self.busy_s += self._clock() - began
         self._answer(worked)
         return True
@@ -138,29 +138,29 @@ class StageReplica(Replica):
         return mean
 
     def inner_step(self, step: int, gradients: Mapping[str, Tensor]) -> None:
-        """As a `Replica`'s; none where nothing has visited the stage, for zeros would move it by
+        """As an `InnerReplica`'s; none where nothing has visited the stage: zeros would move it by
         its momentum."""
         if any(bool(gradient.any()) for gradient in gradients.values()):
             super().inner_step(step, gradients)
 
     # ------------------------------------------------------------------------------------- jobs
 
-    def _do(self, work: StageWork) -> tuple[memoryview | None, tuple[int, ...]]:
-        match work.job:
-            case Job.ENTER:
+    def _do(self, work: StageJob) -> tuple[memoryview | None, tuple[int, ...]]:
+        match work.kind:
+            case JobKind.ENTER:
                 with torch.no_grad():
                     batch = self._batches_here[work.microbatch]
                     hidden = self._module(self._module.embed(batch))
                 return self._entered(self._encode(hidden)), tuple(hidden.shape)
-            case Job.FORWARD:
+            case JobKind.FORWARD:
                 with torch.no_grad():
                     hidden = self._module(self._decode(work.values, work.shape))
                 return self._encode(hidden), work.shape
-            case Job.LOSS:
+            case JobKind.LOSS:
                 return self._loss(work), work.shape
-            case Job.BACKWARD:
+            case JobKind.BACKWARD:
                 return self._backward(work), work.shape
-            case Job.LEAVE:
+            case JobKind.LEAVE:
                 self._leave(work)
                 return None, work.shape
 
@@ -174,7 +174,7 @@ class StageReplica(Replica):
             )
         return values
 
-    def _loss(self, work: StageWork) -> memoryview:
+    def _loss(self, work: StageJob) -> memoryview:
         """The gradient of the loss in what comes back to the origin, which is kept until then."""
         hidden = self._decode(work.values, work.shape).requires_grad_()
         loss = self._module.loss(hidden, self._batches_here[work.microbatch])
@@ -182,7 +182,7 @@ class StageReplica(Replica):
         self._returned[work.microbatch] = (work.values, work.shape)
         return self._encode(gradient)
 
-    def _backward(self, work: StageWork) -> memoryview:
+    def _backward(self, work: StageJob) -> memoryview:
         """The gradient of the stage's input; adds those of the parameters to the sum, once."""
         gradient = self._decode(work.gradient, work.shape)
         hidden = self._decode(work.values, work.shape).requires_grad_()
@@ -196,7 +196,7 @@ class StageReplica(Replica):
             of_input = hidden.grad
         return self._encode(of_input)
 
-    def _leave(self, work: StageWork) -> None:
+    def _leave(self, work: StageJob) -> None:
         """The microbatch has come back: adds what head, norm, embedding and layers have of it."""
         if work.microbatch in self._gradients:
             return

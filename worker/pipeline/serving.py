@@ -20,7 +20,7 @@ from worker.pipeline.planner import RoutePlanner
 from worker.pipeline.profile import Measuring, visit_held
 from worker.pipeline.stage_call import Back, Key, StageCall
 from worker.pipeline.tracker import IterationTracker
-from worker.training.inbox import Job
+from worker.training.inbox import JobKind
 from worker.transport import Stream
 from worker.wire.visits import VisitTooLarge, gradient_header, visit_failed, visit_of
 
@@ -227,15 +227,15 @@ class StageServer:
     async def _visit(self, visit: StageCall, values: memoryview) -> Back:
         key, shape = visit.key, visit.shape
         if visit.stage == 0:
-            loss = await self._desk.do(Job.LOSS, key.iteration, key.microbatch, shape, values)
+            loss = await self._desk.do(JobKind.LOSS, key.iteration, key.microbatch, shape, values)
             return Back(given(loss), ())
-        forward = await self._desk.do(Job.FORWARD, key.iteration, key.number, shape, values)
+        forward = await self._desk.do(JobKind.FORWARD, key.iteration, key.number, shape, values)
         back = await self._onward.send(visit, given(forward))
         # From here on the train thread may have counted it, before word of that is back.
         new = self._counting.counted(key)
         try:
             done = await self._desk.do(
-                Job.BACKWARD, key.iteration, key.number, shape, values, back.gradient
+                JobKind.BACKWARD, key.iteration, key.number, shape, values, back.gradient
             )
         except Dropped:
             if new:  # else it is in the sum since an earlier visit

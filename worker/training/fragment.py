@@ -19,10 +19,11 @@ from algorithms.diloco import (
     others_share,
     with_residual,
 )
+from algorithms.fragment_state import FragmentState
 from algorithms.fragments import Fragment
 from algorithms.noloco import relative_distance
 from algorithms.plan import Plan
-from worker.training.inbox import Ahead, FragmentState, RoundDone, RoundFailed
+from worker.training.inbox import PrefetchedAnchor, RoundDone, RoundFailed
 from worker.wire import state_hash
 
 Ranges = Iterable[tuple[int, int]]
@@ -85,7 +86,7 @@ class FragmentReplica:
         self._plan = plan
         self._nesterov = Nesterov(plan.outer_lr, plan.outer_momentum)
         self._update = plan.group_update() if plan.exchange == "pairs" else None
-        self._ahead: Ahead | None = None
+        self._ahead: PrefetchedAnchor | None = None
         self._start: Tensor | None = None  # that local parameters went on from, not the anchor
         self._counted: Counted | None = None
 
@@ -123,10 +124,10 @@ class FragmentReplica:
         self._start = self._update.head_start(ahead.mean_anchor)
         return None if self._start is None else carry_over(local, self.state.anchor, self._start)
 
-    def take(self, message: RoundDone | RoundFailed | Ahead) -> None:
+    def take(self, message: RoundDone | RoundFailed | PrefetchedAnchor) -> None:
         """The end of a round, passed over when it is not the one in flight; or anchors ahead of the
         next."""
-        if isinstance(message, Ahead):
+        if isinstance(message, PrefetchedAnchor):
             self._ahead = message
         elif self.sent is not None and self.sent.round == message.round:
             self.arrived = message

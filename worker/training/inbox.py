@@ -12,24 +12,8 @@ from enum import IntEnum
 
 from torch import Tensor
 
+from algorithms.fragment_state import FragmentState
 from worker.membership import Phase
-
-
-@dataclass(frozen=True)
-class FragmentState:
-    """The committed state of one fragment; tensors are never written again.
-
-    `version` counts the rounds applied, so it names the next one; `contributors` are those of the
-    latest; `group` lays out the next. `momentum` is empty where the plan has no outer momentum.
-    """
-
-    version: int
-    contributors: int
-    group: tuple[str, ...]
-    anchor: Tensor
-    momentum: Tensor
-    hash: int
-
 
 # ------------------------------------------------------------------------- train thread -> I/O
 
@@ -69,14 +53,14 @@ class Published:
 
 
 @dataclass(frozen=True)
-class Progress:
+class TrainingEvent:
     """An event for the log, the supervisor and the coordinator: plain values."""
 
     event: dict[str, object]
 
 
 @dataclass(frozen=True)
-class Iterating:
+class IterationStarted:
     """The train thread begins this iteration of a stage; `gradient_norm` is that of the last."""
 
     iteration: int
@@ -84,7 +68,7 @@ class Iterating:
 
 
 @dataclass(frozen=True)
-class StageWorked:
+class StageJobDone:
     """A job of a stage is done: the activations or the gradient, encoded, and how long it took;
     or else what was wrong."""
 
@@ -95,7 +79,7 @@ class StageWorked:
     shape: tuple[int, ...] = ()
 
 
-ToIO = Begin | Published | Progress | Iterating | StageWorked
+ToIO = Begin | Published | TrainingEvent | IterationStarted | StageJobDone
 
 # ------------------------------------------------------------------------- I/O -> train thread
 
@@ -136,7 +120,7 @@ class RoundFailed:
 
 
 @dataclass(frozen=True)
-class Ahead:
+class PrefetchedAnchor:
     """The mean anchor of the group of a fragment's next round; None if it does not come in time."""
 
     fragment: int
@@ -155,14 +139,14 @@ class Adopt:
 
 
 @dataclass(frozen=True)
-class Paced:
+class FastestPace:
     """An inner step of the fastest peer takes so long."""
 
     fastest_s: float
 
 
 @dataclass(frozen=True)
-class Skip:
+class SkipAhead:
     """The others are far ahead in the schedule: go on at this step."""
 
     step: int
@@ -176,7 +160,7 @@ class Started:
     group: tuple[str, ...]
 
 
-class Job(IntEnum):
+class JobKind(IntEnum):
     """What a stage computes for a microbatch, the more urgent first: a backward frees memory."""
 
     BACKWARD = 0
@@ -187,13 +171,13 @@ class Job(IntEnum):
 
 
 @dataclass(frozen=True)
-class StageWork:
+class StageJob:
     """A job for the train thread. `values` are the stage's input and `gradient` that of its output,
     encoded, both of `shape`; `microbatch` is its number among all origins', or the origin's own."""
 
     number: int
     iteration: int
-    job: Job
+    kind: JobKind
     microbatch: int
     shape: tuple[int, ...]
     values: memoryview | None = None
@@ -215,7 +199,7 @@ class AllStarted:
 
 
 @dataclass(frozen=True)
-class Move:
+class StageMove:
     """Leave this stage, and serve that one; `bare`: nobody does, so it has to be made anew."""
 
     stage: int
@@ -233,15 +217,15 @@ class Stop:
 ToTrain = (
     RoundDone
     | RoundFailed
-    | Ahead
+    | PrefetchedAnchor
     | Adopt
-    | Paced
-    | Skip
+    | FastestPace
+    | SkipAhead
     | Started
     | AllStarted
-    | StageWork
+    | StageJob
     | IterationOver
-    | Move
+    | StageMove
     | Stop
 )
 

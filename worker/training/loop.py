@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import torch
 
+from algorithms.fragment_state import FragmentState
 from algorithms.fragments import Fragment
 from algorithms.plan import Plan
 from worker.membership import Phase
@@ -19,17 +20,16 @@ from worker.pipeline.replica import StageReplica
 from worker.training.fragment import FragmentReplica
 from worker.training.inbox import (
     Adopt,
-    Ahead,
     AllStarted,
-    FragmentState,
+    FastestPace,
     IterationOver,
     Mailbox,
-    Move,
-    Paced,
+    PrefetchedAnchor,
     RoundDone,
     RoundFailed,
-    Skip,
-    StageWork,
+    SkipAhead,
+    StageJob,
+    StageMove,
     Started,
     Stop,
     ToTrain,
@@ -37,7 +37,7 @@ from worker.training.inbox import (
 from worker.training.metrics import Metrics
 from worker.training.outer import OuterRounds
 from worker.training.pace import Pace
-from worker.training.replica import Replica
+from worker.training.replica import InnerReplica
 from worker.training.reporter import Reporter
 
 T = TypeVar("T")
@@ -61,7 +61,7 @@ class Trainer:
     def __init__(
         self,
         *,
-        replica: Replica,
+        replica: InnerReplica,
         fragments: Sequence[Fragment],
         plan: Plan,
         steps: int,
@@ -78,7 +78,7 @@ class Trainer:
         self.metrics = Metrics()
         self.pace = Pace(plan.inner_steps, unequal=plan.dylu)
         self.stopped: Stop | None = None
-        self.moves_to: Move | None = None
+        self.moves_to: StageMove | None = None
         self.moved = False  # in the schedule, by another peer's word, since the step began
         self._plan, self._steps = plan, steps
         self._schedule = plan.schedule(fragments=len(fragments), steps=steps)
@@ -229,18 +229,18 @@ class Trainer:
     def take(self, message: ToTrain | None) -> None:
         """Acts on a message of the I/O thread."""
         match message:
-            case RoundDone() | RoundFailed() | Ahead():
+            case RoundDone() | RoundFailed() | PrefetchedAnchor():
                 self.slots[message.fragment].take(message)
             case Adopt():
                 self._adopt(message)
-            case Paced(fastest_s):
+            case FastestPace(fastest_s):
                 self.pace.told(fastest_s)
-            case Skip(step):
+            case SkipAhead(step):
                 self._skip(step)
-            case StageWork() | IterationOver():
+            case StageJob() | IterationOver():
                 if self._iterations is not None:
                     self._iterations.take(message)
-            case Move(stage):
+            case StageMove(stage):
                 self.moves_to, self.stopped = message, Stop(f"moves to stage {stage}")
             case Stop():
                 self.stopped = message

@@ -17,7 +17,7 @@ from worker.training.fragment import FragmentReplica, Sent
 from worker.training.inbox import Begin, Mailbox, RoundDone, RoundFailed
 from worker.training.loop_protocol import Loop
 from worker.training.metrics import Metrics, Stall
-from worker.training.replica import Replica
+from worker.training.replica import InnerReplica
 from worker.training.reporter import Reporter
 from worker.training.turns import Turns
 from worker.wire import is_finite
@@ -37,7 +37,7 @@ class OuterRounds:
     def __init__(
         self,
         *,
-        replica: Replica,
+        replica: InnerReplica,
         slots: Sequence[FragmentReplica],
         plan: Plan,
         schedule: Schedule,

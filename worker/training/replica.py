@@ -51,7 +51,7 @@ class InnerConfig:
         return self.lr * (self.min_lr_ratio + (1 - self.min_lr_ratio) * cosine)
 
 
-class Replica:
+class InnerReplica:
     """One peer's model, inner optimizer and place in its stream of samples. train thread only.
 
     Implements `algorithms.reference.Replica`.

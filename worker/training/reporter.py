@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 
 from worker.membership import Phase
 from worker.training.fragment import FragmentReplica, Sent
-from worker.training.inbox import Mailbox, Progress, Published, RoundDone, RoundFailed
+from worker.training.inbox import Mailbox, Published, RoundDone, RoundFailed, TrainingEvent
 from worker.training.pace import Pace
-from worker.training.replica import Replica
+from worker.training.replica import InnerReplica
 
 _PROGRESS_S = 0.5
 
@@ -25,7 +25,7 @@ class Reporter:
     def __init__(
         self,
         mailbox: Mailbox,
-        replica: Replica,
+        replica: InnerReplica,
         slots: Sequence[FragmentReplica],
         pace: Pace,
         steps: int,
@@ -38,7 +38,7 @@ class Reporter:
 
     def event(self, kind: str, **fields: object) -> None:
         """Plain values, for the log."""
-        self._mailbox.post(Progress({"event": kind, **fields}))
+        self._mailbox.post(TrainingEvent({"event": kind, **fields}))
 
     def publish(self, step: int) -> None:
         """What is committed at this position in the schedule, for others to see and fetch."""

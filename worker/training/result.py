@@ -21,7 +21,7 @@ _EXCHANGES = ("Data/Exchange", "Data/Meet")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Whole:
+class WholeModel:
     """The whole model of a staged run: its anchors by parameter, and where they were written."""
 
     anchors: Mapping[str, Tensor]
@@ -35,7 +35,7 @@ def build_result(
     part: Part,
     trainer: Trainer,
     io: IOThread,
-    whole: Whole | None,
+    whole: WholeModel | None,
     saved: Path | None,
 ) -> dict[str, object]:
     """Evaluates the anchors and collects all figures. train thread only.
@@ -88,7 +88,7 @@ def build_result(
 
 
 def _evaluate(
-    task: Task, config: Config, part: Part, trainer: Trainer, whole: Whole | None
+    task: Task, config: Config, part: Part, trainer: Trainer, whole: WholeModel | None
 ) -> tuple[float | None, str | None]:
     """Validation loss and a sample of the anchors; None where there is no whole model."""
     # Whoever stops a worker waits for it: then only what is quick.

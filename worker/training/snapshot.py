@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from algorithms.fragment_state import FragmentState
 from algorithms.fragments import Fragment
 from algorithms.plan import Plan
 from worker.manifest import Manifest
 from worker.training.checkpoint import Checkpoint
-from worker.training.inbox import FragmentState
 from worker.training.loop import Trainer
 from worker.wire import state_hash
 

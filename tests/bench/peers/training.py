@@ -22,7 +22,7 @@ from algorithms.plan import PRESETS
 from tests.bench.peers.network import LOOPBACK, interface_of, traffic_of
 from worker.tasks import Cursor, load_task
 from worker.training.evaluation import validation_loss
-from worker.training.replica import InnerConfig, Replica
+from worker.training.replica import InnerConfig, InnerReplica
 from worker.wire import tensor_hash
 
 PLAN = PRESETS["diloco"]
@@ -96,7 +96,7 @@ class Training:
         self.task = load_task("llama-bytes", seed=options.seed)
         self.model = self.task.model()
         cursor = Cursor(seed=options.seed, stream=options.name)
-        self.replica = Replica(self.task, self.model, InnerConfig(), cursor, options.steps)
+        self.replica = InnerReplica(self.task, self.model, InnerConfig(), cursor, options.steps)
         self.replica.optimizer.register_step_post_hook(self._inner_step_done)
         schema = [TensorSpec(n, tuple(p.shape)) for n, p in self.replica.parameters.items()]
         (self.fragment,) = partition(schema, fragments=1)

@@ -5,10 +5,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from algorithms.fragment_state import FragmentState
 from algorithms.fragments import Fragment, TensorSpec
 from algorithms.plan import Plan
 from worker.training.fragment import FragmentReplica
-from worker.training.inbox import FragmentState, RoundDone, RoundFailed
+from worker.training.inbox import RoundDone, RoundFailed
 from worker.wire import state_hash
 
 GROUP = ("a", "b")

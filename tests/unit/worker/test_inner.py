@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from worker.tasks import Batch, Cursor
-from worker.training.replica import InnerConfig, Replica
+from worker.training.replica import InnerConfig, InnerReplica
 
 
 class Line:
@@ -33,13 +33,13 @@ class Line:
         return nn.functional.mse_loss(model(batch.inputs), batch.targets)
 
 
-def replica(config: InnerConfig, steps: int = 20, model: nn.Module | None = None) -> Replica:
+def replica(config: InnerConfig, steps: int = 20, model: nn.Module | None = None) -> InnerReplica:
     task = Line()
     cursor = Cursor(seed=0, stream="a")
-    return Replica(task, model or task.model(), config, cursor, steps)
+    return InnerReplica(task, model or task.model(), config, cursor, steps)
 
 
-def trained(each: Replica, steps: int) -> Replica:
+def trained(each: InnerReplica, steps: int) -> InnerReplica:
     for step in range(1, steps + 1):
         each.inner_step(step, each.backward(step))
     return each

@@ -1,6 +1,6 @@
 import pytest
 
-from worker.training.inbox import Mailbox, Progress, Started, Stop, ToIO
+from worker.training.inbox import Mailbox, Started, Stop, ToIO, TrainingEvent
 
 
 def test_messages_to_the_train_thread_arrive_in_order() -> None:
@@ -21,7 +21,7 @@ def test_messages_to_the_io_thread_go_where_it_said() -> None:
     mailbox = Mailbox()
     delivered: list[ToIO] = []
     mailbox.connect(delivered.append)
-    sent = [Progress({"event": "progress"}), Progress({"event": "warning"})]
+    sent = [TrainingEvent({"event": "progress"}), TrainingEvent({"event": "warning"})]
     for message in sent:
         mailbox.post(message)
     assert delivered == sent
@@ -29,4 +29,4 @@ def test_messages_to_the_io_thread_go_where_it_said() -> None:
 
 def test_posting_before_the_io_thread_runs_is_a_defect() -> None:
     with pytest.raises(RuntimeError, match="the I/O thread is not running"):
-        Mailbox().post(Progress({}))
+        Mailbox().post(TrainingEvent({}))

@@ -9,9 +9,9 @@ from tests.unit.worker.slots import ANCHOR, LOCAL, PLAIN, failed, send, slot_at
 from worker.membership import Phase
 from worker.tasks import Cursor
 from worker.tasks.llama_bytes import LlamaBytes
-from worker.training.inbox import Mailbox, Progress, Published, ToIO
+from worker.training.inbox import Mailbox, Published, ToIO, TrainingEvent
 from worker.training.pace import Pace
-from worker.training.replica import InnerConfig, Replica
+from worker.training.replica import InnerConfig, InnerReplica
 from worker.training.reporter import Reporter
 
 STEPS = 20
@@ -26,7 +26,7 @@ class Told:
         self.posted: list[ToIO] = []
         mailbox.connect(self.posted.append)
         cursor = Cursor(seed=0, stream="w0")
-        self.replica = Replica(task, nn.Linear(2, 2), InnerConfig(), cursor, STEPS)
+        self.replica = InnerReplica(task, nn.Linear(2, 2), InnerConfig(), cursor, STEPS)
         pace = Pace(3, unequal=False)
         self.reporter = Reporter(mailbox, self.replica, [self.slot], pace, STEPS, lambda: self.now)
 
@@ -36,7 +36,7 @@ class Told:
         return last
 
     def events(self) -> list[dict[str, object]]:
-        return [each.event for each in self.posted if isinstance(each, Progress)]
+        return [each.event for each in self.posted if isinstance(each, TrainingEvent)]
 
 
 def test_a_joiner_enters_before_what_is_in_flight() -> None:

@@ -16,7 +16,7 @@ from tests.unit.worker.slots import (
     values,
 )
 from worker.training.fragment import FragmentReplica
-from worker.training.inbox import Ahead, RoundDone
+from worker.training.inbox import PrefetchedAnchor, RoundDone
 from worker.wire import state_hash
 
 ANCHOR, LOCAL = torch.full((4,), 10.0), torch.full((4,), 8.0)
@@ -59,7 +59,7 @@ def test_a_shared_momentum_travels_with_the_pseudo_gradient() -> None:
 def head_start(
     slot: FragmentReplica, local: torch.Tensor, round_: int, mean: float
 ) -> torch.Tensor | None:
-    slot.take(Ahead(0, round_, torch.full((4,), mean)))
+    slot.take(PrefetchedAnchor(0, round_, torch.full((4,), mean)))
     return slot.go_on_from_group(local)
 
 

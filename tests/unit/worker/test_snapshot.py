@@ -18,7 +18,7 @@ from worker.training import checkpoint
 from worker.training.fragment import FragmentReplica
 from worker.training.inbox import Mailbox
 from worker.training.loop import Trainer
-from worker.training.replica import InnerConfig, Replica
+from worker.training.replica import InnerConfig, InnerReplica
 from worker.training.snapshot import initial_state, restore_trainer, snapshot
 
 TINY = {
@@ -34,7 +34,7 @@ PLAN = Plan(inner_steps=4, fragments=2, codec="e3m0", error_feedback=True)
 def trainer_of(plan: Plan = PLAN, *, seed: int = 0) -> Trainer:
     task = LlamaBytes(seed=seed, architecture=TINY, batch_size=1, context_bytes=8)
     model: nn.Module = task.model()
-    replica = Replica(task, model, InnerConfig(), Cursor(seed=seed, stream="w0"), 20)
+    replica = InnerReplica(task, model, InnerConfig(), Cursor(seed=seed, stream="w0"), 20)
     schema = [TensorSpec(name, tuple(p.shape)) for name, p in model.named_parameters()]
     fragments = partition(schema, plan.fragments)
     return Trainer(

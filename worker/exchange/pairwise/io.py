@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from algorithms.codecs import Codec
 from algorithms.diloco import contribution_seed
+from algorithms.fragment_state import FragmentState
 from algorithms.schedule import Schedule
 from protos import murmuration_pb2 as pb
 from worker import wire
@@ -22,7 +23,7 @@ from worker.exchange.pairwise.prefetch import AnchorPrefetch
 from worker.exchange.pairwise.round import ArrivalSkew, PairRound
 from worker.exchange.pairwise.stream import PairStream, declined, refusal
 from worker.exchange.types import Failed, GivenUp, RoundTick, Succeeded, Suspect, View, ViewUpdated
-from worker.training.inbox import Ahead, Begin, FragmentState, RoundDone, RoundFailed
+from worker.training.inbox import Begin, PrefetchedAnchor, RoundDone, RoundFailed
 from worker.transport import Stream, Transport, TransportError
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class Pairs:
         transport: Transport,
         address_of: Callable[[str], str | None],
         finished: Callable[[RoundDone | RoundFailed], None],
-        ahead: Callable[[Ahead], None],
+        ahead: Callable[[PrefetchedAnchor], None],
         doubt: Callable[[str], None],
     ) -> None:
         self.context, self._schedule, self.tasks = context, schedule, Tasks()

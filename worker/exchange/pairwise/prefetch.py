@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from worker.exchange.context import Context, Tasks
 from worker.exchange.pairwise.buffer import ANCHOR, PairBuffer
 from worker.exchange.pairwise.round import ArrivalSkew
-from worker.training.inbox import Ahead
+from worker.training.inbox import PrefetchedAnchor
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,7 +33,7 @@ class AnchorPrefetch:
         tasks: Tasks,
         lead: ArrivalSkew,
         mean: Callable[[PairBuffer], Awaitable["Tensor"]],
-        tell: Callable[[Ahead], None],
+        tell: Callable[[PrefetchedAnchor], None],
     ) -> None:
         self._context, self._tasks, self._lead = context, tasks, lead
         self._mean, self._tell = mean, tell
@@ -50,7 +50,7 @@ class AnchorPrefetch:
     def missing(self, fragment: int, round_: int) -> None:
         """There is no table for a round to come: nobody may wait for what is not to be."""
         if self._waited_for:
-            self._tell(Ahead(fragment, round_, None))
+            self._tell(PrefetchedAnchor(fragment, round_, None))
 
     def ended(self, table: PairBuffer) -> None:
         """A round is over."""
@@ -76,7 +76,7 @@ class AnchorPrefetch:
     async def _average(self, table: PairBuffer) -> None:
         mean_anchor = await self._mean(table)
         if table.meeting is None:
-            self._tell(Ahead(table.fragment, table.round, mean_anchor))
+            self._tell(PrefetchedAnchor(table.fragment, table.round, mean_anchor))
 
     def _go_without(self, table: PairBuffer) -> None:
         if table.meeting is None and not (table.told or table.let_go):

@@ -15,7 +15,7 @@ from worker.exchange.pairwise.buffer import ANCHOR, PairBuffer
 from worker.exchange.pairwise.prefetch import AnchorPrefetch
 from worker.exchange.pairwise.round import ArrivalSkew
 from worker.exchange.types import RoundConfig
-from worker.training.inbox import Ahead
+from worker.training.inbox import PrefetchedAnchor
 
 MEAN = torch.ones(3)
 
@@ -24,7 +24,7 @@ class Told:
     """What the train side of peer `b` hears."""
 
     def __init__(self, preset: str = "noloco") -> None:
-        self.now, self.messages = 100.0, list[Ahead]()
+        self.now, self.messages = 100.0, list[PrefetchedAnchor]()
         self.tasks = Tasks()
         known = replace(
             context(),

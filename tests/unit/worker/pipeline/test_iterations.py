@@ -7,13 +7,13 @@ from worker.pipeline.iterations import Iterations
 from worker.pipeline.part import part_of
 from worker.pipeline.replica import StageReplica
 from worker.training.inbox import (
-    Iterating,
     IterationOver,
-    Job,
+    IterationStarted,
+    JobKind,
     Mailbox,
-    Skip,
-    StageWork,
-    StageWorked,
+    SkipAhead,
+    StageJob,
+    StageJobDone,
     Stop,
     ToTrain,
 )
@@ -51,9 +51,9 @@ class Training:
     def take(self, message: ToTrain | None) -> None:
         self.now += 1.0
         match message:
-            case StageWork() | IterationOver():
+            case StageJob() | IterationOver():
                 self.iterations.take(message)
-            case Skip(step):
+            case SkipAhead(step):
                 self.step, self.moved = step, True
             case Stop():
                 self.stopped = message
@@ -71,18 +71,18 @@ class Training:
     @property
     def begun(self) -> list[int]:
         """The iterations that others were told of."""
-        return [each.iteration for each in self.posted if isinstance(each, Iterating)]
+        return [each.iteration for each in self.posted if isinstance(each, IterationStarted)]
 
     @property
     def answered(self) -> list[int]:
         """The visits that were computed."""
-        return [each.number for each in self.posted if isinstance(each, StageWorked)]
+        return [each.number for each in self.posted if isinstance(each, StageJobDone)]
 
 
-def forward(number: int, iteration: int) -> StageWork:
+def forward(number: int, iteration: int) -> StageJob:
     """A visit on its way to the next stage."""
     values = memoryview(bytearray(ACTIVATION_BYTES))
-    return StageWork(number, iteration, Job.FORWARD, 0, (BATCH, CONTEXT, HIDDEN), values)
+    return StageJob(number, iteration, JobKind.FORWARD, 0, (BATCH, CONTEXT, HIDDEN), values)
 
 
 def test_an_iteration_lasts_until_word_comes_that_it_is_over() -> None:
@@ -103,7 +103,7 @@ def test_a_stop_ends_it() -> None:
 
 def test_another_peers_state_ends_it_and_the_next_step_begins_there() -> None:
     training = Training()
-    training.serve(Skip(5))
+    training.serve(SkipAhead(5))
     assert training.begun == [1]
     training.serve(IterationOver(5))
     assert training.begun == [1, 5]
@@ -121,7 +121,7 @@ def test_back_in_the_schedule_nothing_is_waited_for() -> None:
 def test_an_iteration_that_was_left_is_served_again() -> None:
     """Its visits are in no gradient yet."""
     training = Training(step=5)
-    training.serve(Skip(6))
+    training.serve(SkipAhead(6))
     training.step = 5
     training.serve(IterationOver(5))
     assert training.stage.over

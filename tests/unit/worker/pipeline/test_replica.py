@@ -13,7 +13,7 @@ from worker.errors import ConfigError
 from worker.pipeline.part import part_of
 from worker.pipeline.replica import StageReplica
 from worker.tasks import StageModule
-from worker.training.inbox import IterationOver, Job, StageWork, StageWorked
+from worker.training.inbox import IterationOver, JobKind, StageJob, StageJobDone
 
 PROBLEM = StagedProblem(count=2, layers=2, microbatches=2)
 FP32 = codec_by_name("fp32")
@@ -26,7 +26,7 @@ class Stage:
         config = PROBLEM.config
         module = part_of(PROBLEM.task, config, stage).module
         assert isinstance(module, StageModule)
-        self.module, self.answers = module, list[StageWorked]()
+        self.module, self.answers = module, list[StageJobDone]()
         self.replica = StageReplica(
             PROBLEM.task,
             module,
@@ -43,7 +43,7 @@ class Stage:
 
     def ask(
         self,
-        job: Job,
+        job: JobKind,
         microbatch: int = 0,
         values: Tensor | None = None,
         gradient: Tensor | None = None,
@@ -53,7 +53,7 @@ class Stage:
         self._number += 1
         shape = tuple(values.shape if values is not None else (1, 12, 16))
         self.replica.take(
-            StageWork(
+            StageJob(
                 self._number, iteration, job, microbatch, shape, encoded(values), encoded(gradient)
             )
         )
@@ -71,7 +71,7 @@ def encoded(values: Tensor | None) -> memoryview | None:
     return None if values is None else wire.encode(FP32, values.reshape(-1))
 
 
-def decoded(answer: StageWorked) -> Tensor:
+def decoded(answer: StageJobDone) -> Tensor:
     assert answer.values is not None
     return wire.decode(FP32, answer.values, 12 * 16).view(1, 12, 16)
 
@@ -99,17 +99,17 @@ def loss_and_gradients(stage: Stage, microbatch: int) -> tuple[Tensor, dict[str,
 
 def test_backwards_come_before_forwards_and_each_in_order() -> None:
     stage = Stage(1)
-    first = stage.ask(Job.FORWARD, 0, hidden())
-    second = stage.ask(Job.FORWARD, 1, hidden())
-    third = stage.ask(Job.BACKWARD, 0, hidden(), hidden(1))
-    fourth = stage.ask(Job.BACKWARD, 1, hidden(), hidden(1))
+    first = stage.ask(JobKind.FORWARD, 0, hidden())
+    second = stage.ask(JobKind.FORWARD, 1, hidden())
+    third = stage.ask(JobKind.BACKWARD, 0, hidden(), hidden(1))
+    fourth = stage.ask(JobKind.BACKWARD, 1, hidden(), hidden(1))
     assert stage.done() == [third, fourth, first, second]
 
 
 def test_a_gradient_is_the_mean_over_visits() -> None:
     stage = Stage(1)
     for n in range(3):
-        stage.ask(Job.BACKWARD, n, hidden(n), hidden(10 + n))
+        stage.ask(JobKind.BACKWARD, n, hidden(n), hidden(10 + n))
     stage.done()
     expected = [own_gradients(stage, hidden(n), hidden(10 + n)) for n in range(3)]
     found = stage.replica.backward(1)
@@ -121,10 +121,10 @@ def test_a_gradient_is_the_mean_over_visits() -> None:
 
 def test_a_repeated_backward_is_answered_and_not_counted_twice() -> None:
     stage = Stage(1)
-    stage.ask(Job.BACKWARD, 7, hidden(), hidden(1))
+    stage.ask(JobKind.BACKWARD, 7, hidden(), hidden(1))
     stage.done()
     first = decoded(stage.answers[0])
-    stage.ask(Job.BACKWARD, 7, hidden(), hidden(1))
+    stage.ask(JobKind.BACKWARD, 7, hidden(), hidden(1))
     stage.done()
     assert torch.equal(decoded(stage.answers[0]), first)
     expected = own_gradients(stage, hidden(), hidden(1))
@@ -135,9 +135,9 @@ def test_a_repeated_backward_is_answered_and_not_counted_twice() -> None:
 
 def test_jobs_of_a_later_iteration_wait_and_of_an_earlier_one_are_refused() -> None:
     stage = Stage(1)
-    later = stage.ask(Job.FORWARD, 0, hidden(), iteration=2)
+    later = stage.ask(JobKind.FORWARD, 0, hidden(), iteration=2)
     assert stage.done() == []
-    old = stage.ask(Job.FORWARD, 0, hidden(), iteration=1)
+    old = stage.ask(JobKind.FORWARD, 0, hidden(), iteration=1)
     stage.replica.begin(2)
     assert sorted(stage.done()) == [later, old]
     problems = {answer.number: answer.problem for answer in stage.answers}
@@ -146,7 +146,7 @@ def test_jobs_of_a_later_iteration_wait_and_of_an_earlier_one_are_refused() -> N
 
 def test_a_discarded_iteration_leaves_no_gradient() -> None:
     stage = Stage(1)
-    stage.ask(Job.BACKWARD, 0, hidden(), hidden(1))
+    stage.ask(JobKind.BACKWARD, 0, hidden(), hidden(1))
     stage.done()
     stage.replica.take(IterationOver(1, discard=True))
     assert stage.replica.over
@@ -158,7 +158,7 @@ def test_a_discarded_iteration_leaves_no_gradient() -> None:
 def test_an_iteration_without_visits_moves_no_parameter() -> None:
     """Adam would go on by its momentum."""
     stage = Stage(1)
-    stage.ask(Job.BACKWARD, 0, hidden(), hidden(1))
+    stage.ask(JobKind.BACKWARD, 0, hidden(), hidden(1))
     stage.done()
     stage.replica.inner_step(1, stage.replica.backward(1))
     before = {name: value.clone() for name, value in stage.replica.parameters.items()}
@@ -181,12 +181,12 @@ def test_word_of_an_earlier_iteration_ends_nothing() -> None:
 def test_an_origin_enters_loses_and_leaves() -> None:
     """Stage 0 alone is a model: its gradient is that of embedding, layers, norm and head."""
     stage = Stage(0)
-    stage.ask(Job.ENTER, 1)
+    stage.ask(JobKind.ENTER, 1)
     stage.done()
     entered = decoded(stage.answers[0])
-    stage.ask(Job.LOSS, 1, entered)
+    stage.ask(JobKind.LOSS, 1, entered)
     stage.done()
-    stage.ask(Job.LEAVE, 1, None, decoded(stage.answers[0]))
+    stage.ask(JobKind.LEAVE, 1, None, decoded(stage.answers[0]))
     stage.done()
     loss, expected = loss_and_gradients(stage, 1)
     for name, value in stage.replica.backward(1).items():
@@ -198,13 +198,13 @@ def test_a_microbatch_lost_after_its_loss_leaves_nothing() -> None:
     """Its gradient of head and norm, and its loss, would be in the mean of those that came back."""
     stage = Stage(0)
     for microbatch in (0, 1):
-        stage.ask(Job.ENTER, microbatch)
+        stage.ask(JobKind.ENTER, microbatch)
     stage.done()
     entered = {n: decoded(answer) for n, answer in enumerate(stage.answers)}
     for microbatch in (0, 1):
-        stage.ask(Job.LOSS, microbatch, entered[microbatch])
+        stage.ask(JobKind.LOSS, microbatch, entered[microbatch])
     stage.done()
-    stage.ask(Job.LEAVE, 1, None, decoded(stage.answers[1]))
+    stage.ask(JobKind.LEAVE, 1, None, decoded(stage.answers[1]))
     stage.done()
     loss, expected = loss_and_gradients(stage, 1)
     for name, value in stage.replica.backward(1).items():
@@ -215,7 +215,7 @@ def test_a_microbatch_lost_after_its_loss_leaves_nothing() -> None:
 
 def test_what_comes_back_without_a_loss_is_refused() -> None:
     stage = Stage(0)
-    stage.ask(Job.LEAVE, 0, None, hidden())
+    stage.ask(JobKind.LEAVE, 0, None, hidden())
     stage.done()
     assert stage.answers[0].problem == "leave: no loss was asked for of microbatch 0"
     stage.replica.backward(1)
@@ -228,7 +228,7 @@ def test_gradients_are_summed_in_place() -> None:
     named = dict(stage.module.named_parameters())
     where = {name: parameter.grad for name, parameter in named.items()}
     for n in range(3):
-        stage.ask(Job.BACKWARD, n, hidden(n), hidden(10 + n))
+        stage.ask(JobKind.BACKWARD, n, hidden(n), hidden(10 + n))
     stage.done()
     mean = stage.replica.backward(1)
     assert all(mean[name] is where[name] is named[name].grad for name in named)
@@ -246,7 +246,7 @@ def test_a_backward_that_fails_half_way_ends_the_worker() -> None:
         raise ValueError("too much")
 
     next(iter(stage.module.parameters())).register_hook(fail)
-    stage.ask(Job.BACKWARD, 0, hidden(), hidden(1))
+    stage.ask(JobKind.BACKWARD, 0, hidden(), hidden(1))
     with pytest.raises(RuntimeError, match="half-way: too much"):
         stage.done()
 
@@ -255,7 +255,7 @@ def test_microbatches_that_nobody_has_room_for_are_refused_with_a_fix() -> None:
     activations = 4 * 1 * 12 * 16
     fits, too_large = Stage(0, activations), Stage(0, activations - 1)
     for stage in (fits, too_large):
-        stage.ask(Job.ENTER)
+        stage.ask(JobKind.ENTER)
     assert fits.done() == [1]
     with pytest.raises(ConfigError, match="raise memory_mib"):
         too_large.done()
@@ -264,7 +264,9 @@ def test_microbatches_that_nobody_has_room_for_are_refused_with_a_fix() -> None:
 def test_nonsense_is_answered_with_a_problem_and_counts_nothing() -> None:
     stage = Stage(1)
     stage.replica.take(
-        StageWork(1, 1, Job.BACKWARD, 0, (1, 12, 16), memoryview(bytearray(8)), encoded(hidden()))
+        StageJob(
+            1, 1, JobKind.BACKWARD, 0, (1, 12, 16), memoryview(bytearray(8)), encoded(hidden())
+        )
     )
     stage.done()
     assert stage.answers[0].problem.startswith("backward: ")

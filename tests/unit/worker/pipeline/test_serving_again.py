@@ -19,7 +19,7 @@ from worker.pipeline.profile import Measuring
 from worker.pipeline.serving import StageServer
 from worker.pipeline.stage_call import Back, Incarnation, Key, StageCall
 from worker.pipeline.tracker import IterationTracker
-from worker.training.inbox import IterationOver, Job, StageWork, StageWorked, ToTrain
+from worker.training.inbox import IterationOver, JobKind, StageJob, StageJobDone, ToTrain
 from worker.transport.memory import MemoryNetwork, MemoryTransport
 from worker.wire.visits import visit_header
 
@@ -83,7 +83,7 @@ class Stage:
             clock=lambda: 0.0,
             log=lambda event: None,
         )
-        self.problems: dict[Job, str] = {}
+        self.problems: dict[JobKind, str] = {}
         self.ended = list[Exception]()
         measuring = Measuring(limit_bytes)
         self.desk, self.counting = ComputeQueue(self._work, measuring), IterationTracker(ITERATION)
@@ -100,9 +100,9 @@ class Stage:
         )
 
     def _work(self, message: ToTrain) -> None:
-        assert isinstance(message, StageWork)
-        problem = self.problems.get(message.job, "")
-        self.desk.worked(StageWorked(message.number, message.values, problem=problem))
+        assert isinstance(message, StageJob)
+        problem = self.problems.get(message.kind, "")
+        self.desk.worked(StageJobDone(message.number, message.values, problem=problem))
 
     async def visited(
         self, microbatch: int, *, whole: bool = True, iteration: int = ITERATION
@@ -169,7 +169,7 @@ def test_a_repeated_visit_that_fails_leaves_what_was_counted() -> None:
         stage = Stage(limit_bytes=len(VALUES))  # one answer is kept
         for microbatch in (0, 1):
             assert await stage.visited(microbatch) == "gradient"
-        stage.problems[Job.BACKWARD] = "damaged"
+        stage.problems[JobKind.BACKWARD] = "damaged"
         assert await stage.visited(0) == "failed"
         stage.counting.finished(ITERATION, ORIGIN, [0, 1])
         assert stage.over() == IterationOver(ITERATION, discard=False)
@@ -180,7 +180,7 @@ def test_a_repeated_visit_that_fails_leaves_what_was_counted() -> None:
 def test_a_visit_that_fails_at_first_is_not_counted() -> None:
     async def scenario() -> None:
         stage = Stage()
-        stage.problems[Job.BACKWARD] = "damaged"
+        stage.problems[JobKind.BACKWARD] = "damaged"
         assert await stage.visited(0) == "failed"
         stage.counting.finished(ITERATION, ORIGIN, [])
         assert stage.over() == IterationOver(ITERATION, discard=False)
