@@ -8,8 +8,8 @@ one is slower: its share is used up all the same, which makes a crowded link loo
 than one whose shares are negotiated. Messages without bytes take only the delay.
 """
 
-import heapq
-from collections import deque
+import math
+from collections import Counter, deque
 from collections.abc import Callable
 from functools import partial
 from random import Random
@@ -17,93 +17,10 @@ from random import Random
 from algorithms.latency import MessageTime
 from algorithms.link import Link
 from worker.simulation.clock import Act, Clock
+from worker.simulation.faults import STALL_S
+from worker.simulation.pipe import Load, Pipe
 
-_STALL_S = 10.0  # until a stream over which nothing comes is given up, as by keepalive
-_CLOSE_BYTES = 1e-6  # what is as good as through
-
-
-class _Load:
-    """Bytes in one direction of a link; through when everyone has had `end` bytes served."""
-
-    __slots__ = ("done", "end", "gone")
-
-    def __init__(self, end: float, done: Act) -> None:
-        self.end, self.done, self.gone = end, done, False
-
-
-def _nothing() -> None:
-    pass
-
-
-class Pipe:
-    """One direction of a link: equal shares for all loads, kept by the bytes each has been served.
-
-    Args:
-        clock: virtual time.
-        bytes_per_s: its rate.
-    """
-
-    def __init__(self, clock: Clock, bytes_per_s: float) -> None:
-        self._clock, self._rate = clock, bytes_per_s
-        self._served, self._at = 0.0, 0.0
-        self._loads: list[tuple[float, int, _Load]] = []
-        self._active = self._added = self._plans = 0
-
-    def add(self, size: float, done: Act) -> _Load:
-        """Begins to carry so many bytes; calls `done` when they are through."""
-        self._advance()
-        load = _Load(self._served + size, done)
-        self._added += 1
-        heapq.heappush(self._loads, (load.end, self._added, load))
-        self._active += 1
-        self._plan()
-        return load
-
-    def remove(self, load: _Load) -> float:
-        """Takes a load off; returns the bytes that had not passed, 0 if it was through."""
-        if load.gone:
-            return 0.0
-        self._advance()
-        left = max(0.0, load.end - self._served)
-        load.gone, load.done = True, _nothing
-        self._active -= 1
-        self._plan()
-        return left
-
-    def _advance(self) -> None:
-        now = self._clock.now
-        if self._active:
-            self._served += (now - self._at) * self._rate / self._active
-        self._at = now
-
-    def _plan(self) -> None:
-        """For when the next load is through, as things are."""
-        self._plans += 1
-        while self._loads and self._loads[0][2].gone:
-            heapq.heappop(self._loads)
-        if not self._loads:
-            self._served = 0.0
-            return
-        left = max(0.0, self._loads[0][0] - self._served)
-        plan = self._plans
-        self._clock.after(left * self._active / self._rate, lambda: self._complete(plan))
-
-    def _complete(self, plan: int) -> None:
-        if plan != self._plans:
-            return
-        self._advance()
-        self._served = max(self._served, self._loads[0][0])
-        through: list[_Load] = []
-        while self._loads and self._loads[0][0] <= self._served + _CLOSE_BYTES:
-            load = heapq.heappop(self._loads)[2]
-            if not load.gone:
-                load.gone = True
-                self._active -= 1
-                through.append(load)
-        self._plan()
-        for load in through:
-            done, load.done = load.done, _nothing  # which refers to the load
-            done()
+_FIRST_MESSAGES = 10  # of both ends together, at which a brittle stream breaks
 
 
 class Transfer:
@@ -119,11 +36,11 @@ class Transfer:
     ) -> None:
         self.size, self._network, self._sent, self._arrived = size, network, sent, arrived
         sender, self._to = ends
-        self._delay_s = network.delay_s()
-        self._down: _Load | None = None
+        self._delay_s = network.delay_s(*ends)
+        self._down: Load | None = None
         self._passed = 0
         network.sent_bytes += size
-        self._up: _Load = network.up[sender].add(size, self._left)
+        self._up: Load = network.up[sender].add(size, self._left)
         network.clock.after(self._delay_s, self._enter)
 
     def cancel(self, sender: int) -> float:
@@ -171,7 +88,7 @@ class Stream:
     """
 
     __slots__ = (
-        *("_network", "_queues", "_unsent"),
+        *("_breaks_after", "_network", "_queues", "_unsent"),
         *("attempt", "callee", "caller", "ended", "number", "said"),
     )
 
@@ -179,6 +96,7 @@ class Stream:
         self._network, self.number, self.attempt = network, number, attempt
         self.caller, self.callee = ends
         self.ended = False
+        self._breaks_after = math.inf
         self.said: dict[int, set[str]] = {self.caller: set(), self.callee: set()}
         self._queues: dict[int, deque[_Message]] = {self.caller: deque(), self.callee: deque()}
         self._unsent: dict[int, deque[_Message]] = {self.caller: deque(), self.callee: deque()}
@@ -201,6 +119,10 @@ class Stream:
         """
         if self.ended:
             return
+        self._breaks_after -= 1
+        if self._breaks_after < 0:
+            self._network.stall(self, 0.0)
+            return
         message = _Message(deliver, size, partly)
         self._queues[sender].append(message)
         self._unsent[sender].append(message)
@@ -220,13 +142,17 @@ class Stream:
                 ends, sent = (sender, self.other(sender)), partial(self._sent, sender, message)
                 message.transfer = Transfer(network, ends, message.size, sent, here)
                 return
-            network.clock.after(network.delay_s(), here)
+            network.clock.after(network.delay_s(sender, self.other(sender)), here)
             unsent.popleft()
 
     def _sent(self, sender: int, message: _Message) -> None:
         if message in self._unsent[sender]:
             self._unsent[sender].popleft()
             self._send_next(sender)
+
+    def break_after(self, messages: int) -> None:
+        """Breaks instead of sending the next message after so many, of either end."""
+        self._breaks_after = messages
 
     def arriving(self, sender: int) -> bool:
         """Whether bytes of the sender's are coming in at the other end."""
@@ -303,9 +229,16 @@ class Network:
         self._opened = 0
         self._dead: set[int] = set()
         self._half: frozenset[int] = frozenset()
+        self._cut: Counter[frozenset[int]] = Counter()
+        self._slow_s: dict[frozenset[int], float] = {}
+        self._brittle = 0.0
 
-    def delay_s(self) -> float:
-        """Of one message."""
+    def delay_s(self, one: int, other: int) -> float:
+        """Of one message between the two."""
+        more_s = self._slow_s.get(frozenset((one, other)), 0.0) if self._slow_s else 0.0
+        return more_s + self._delay_s()
+
+    def _delay_s(self) -> float:
         if self._time is not None:
             return self._rng.lognormvariate(self._time.mu, self._time.s)
         if self._link.jitter_s:
@@ -314,7 +247,9 @@ class Network:
         return self._link.delay_s
 
     def connected(self, one: int, other: int) -> bool:
-        """No partition between them."""
+        """Neither a partition nor a cut between them."""
+        if self._cut and self._cut[frozenset((one, other))]:
+            return False
         return (one in self._half) == (other in self._half)
 
     def open(self, caller: int, callee: int, attempt: int) -> Stream:
@@ -323,10 +258,12 @@ class Network:
         stream = Stream(self, self._opened, (caller, callee), attempt)
         self._streams[stream.number] = stream
         if callee in self._dead:
-            self.clock.after(2 * self.delay_s(), lambda: self.break_off(stream))
+            self.clock.after(2 * self.delay_s(caller, callee), lambda: self.break_off(stream))
         elif self._link.loss:
             lives_s = self._rng.expovariate(2 * self._link.loss / 60)
             self.clock.after(lives_s, lambda: self.break_off(stream))
+        if self._brittle and self._rng.random() < self._brittle:
+            stream.break_after(self._rng.randrange(_FIRST_MESSAGES))
         return stream
 
     def break_off(self, stream: Stream) -> None:
@@ -341,11 +278,11 @@ class Network:
         if not stream.ended:
             stream.close()
             other = stream.other(by)
-            self.clock.after(self.delay_s(), lambda: self._tell(other, stream))
+            self.clock.after(self.delay_s(by, other), lambda: self._tell(other, stream))
 
-    def stall(self, stream: Stream) -> None:
+    def stall(self, stream: Stream, found_s: float = STALL_S) -> None:
         """Nothing comes through any more."""
-        self.clock.after(_STALL_S, lambda: self.break_off(stream))
+        self.clock.after(found_s, lambda: self.break_off(stream))
 
     def forget(self, stream: Stream) -> None:
         self._streams.pop(stream.number, None)
@@ -363,6 +300,30 @@ class Network:
         for stream in list(self._streams.values()):
             if not self.connected(stream.caller, stream.callee):
                 self.stall(stream)
+
+    def cut(self, one: int, other: int, found_s: float) -> None:
+        """The link between the two carries nothing until it is mended as often as it was cut."""
+        self._cut[frozenset((one, other))] += 1
+        for stream in list(self._streams.values()):
+            if {one, other} == {stream.caller, stream.callee}:
+                self.stall(stream, found_s)
+
+    def mend(self, one: int, other: int) -> None:
+        self._cut[frozenset((one, other))] -= 1
+
+    def slow_down(self, one: int, other: int, by_s: float) -> None:
+        """Messages between the two take so much longer; 0: as long as they would."""
+        self._slow_s[frozenset((one, other))] = by_s
+
+    def be_brittle(self, share: float) -> None:
+        """So many of the streams that are opened from now on break at one of their messages."""
+        self._brittle = share
+
+    def break_all(self, peer: int) -> None:
+        """Every stream of the peer breaks."""
+        for stream in list(self._streams.values()):
+            if peer in (stream.caller, stream.callee):
+                self.break_off(stream)
 
     def _tell(self, end: int, stream: Stream) -> None:
         self.act(end, lambda: self._on_break(end, stream))

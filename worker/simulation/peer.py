@@ -109,6 +109,7 @@ class Peer(ABC):
     def compute(self) -> None:
         """The inner steps up to the next round."""
         taken_s = self._chance.lognormvariate(self._time.mu, self._time.s)
+        taken_s += self.swarm.late_s(self.number, self.now, self.now + taken_s)
 
         def end() -> None:
             self.account.compute_s += taken_s

@@ -8,6 +8,7 @@ import numpy as np
 
 from algorithms.codecs import codec_by_name
 from algorithms.latency import MessageTime, pair_s, tree_s
+from worker.simulation.faults import FaultPlan, last_s
 from worker.simulation.means import MeanPeer
 from worker.simulation.pairs import PairPeer
 from worker.simulation.peer import Account
@@ -18,9 +19,10 @@ from worker.simulation.task import Figures, Quadratic, distance_to_optimum, perc
 _TREES = 200
 
 
-def simulate(scenario: Scenario) -> Figures:
-    """Runs the scenario. The same scenario gives the same figures."""
-    swarm, account = Swarm(scenario), Account()
+def simulate(scenario: Scenario, faults: FaultPlan | None = None) -> Figures:
+    """Runs the scenario, with these faults instead of its own if there are any. The same scenario
+    and faults give the same figures."""
+    swarm, account = Swarm(scenario, faults), Account()
     peers = _peers(swarm, account)
     swarm.endpoints = peers
     for peer in peers:
@@ -104,5 +106,4 @@ def _limit_s(swarm: Swarm) -> float:
     scenario = swarm.scenario
     slowest_s = scenario.inner_steps * scenario.step_s * scenario.slow_factor
     round_s = swarm.config.round_s(8 * scenario.params, swarm.detection_s())
-    after_s = scenario.freeze_s + (scenario.partition[1] if scenario.partition else 0.0)
-    return 4 * scenario.rounds * (slowest_s + round_s) + after_s
+    return 4 * scenario.rounds * (slowest_s + round_s) + last_s(swarm.faults)

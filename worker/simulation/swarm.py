@@ -1,20 +1,35 @@
 """Who is in the simulated swarm, what each believes of the others, and what goes wrong.
 
-Membership's own machines do not run here: all peers of a half share one view, which learns of a
-crash or a freeze as late as the failure detector would tell, and each peer draws the groups of its
-rounds from what the view said up to a second ago.
+The swarm carries a plan of faults out. A fault that a failure detector would notice changes the
+views of the others as late as that would; each peer hears of a change up to a second later.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from random import Random
 from typing import Protocol
 
-from algorithms.grouping import groups, membership_epoch
+from algorithms.grouping import Pair, groups, membership_epoch
 from worker.exchange.types import RoundConfig, View
 from worker.membership import Digest, Health, Member, MembershipConfig, Phase
+from worker.simulation.beliefs import Beliefs
 from worker.simulation.clock import Act, Clock
+from worker.simulation.faults import (
+    BreakStreams,
+    BrittleStreams,
+    Crash,
+    Cut,
+    Delay,
+    Doubt,
+    Fault,
+    FaultPlan,
+    Freeze,
+    Late,
+    Partition,
+    scenario_faults,
+)
 from worker.simulation.network import Network, Stream
 from worker.simulation.scenario import Scenario
 
@@ -43,37 +58,35 @@ class Swarm:
 
     Args:
         scenario: what to simulate.
+        faults: what goes wrong; without it what the scenario asks for, at random times.
+        config: of the rounds; the defaults without it.
     """
 
-    def __init__(self, scenario: Scenario) -> None:
-        self.scenario, self.config = scenario, RoundConfig()
+    def __init__(
+        self,
+        scenario: Scenario,
+        faults: FaultPlan | None = None,
+        config: RoundConfig | None = None,
+    ) -> None:
+        self.scenario, self.config = scenario, config or RoundConfig()
         self.clock = Clock()
         count, seed = scenario.peers, scenario.seed
         self.names = tuple(f"p{number:05}" for number in range(count))
         self.endpoints: Sequence[Endpoint] = ()
         self._detector = MembershipConfig()
         chance = Random(f"faults {seed}")
-        horizon_s = scenario.rounds * scenario.inner_steps * scenario.step_s
         self.slow = frozenset(chance.sample(range(count), round(count * scenario.slow_share)))
-        self._half: frozenset[int] = frozenset()
-        if scenario.partition:
-            self._half = frozenset(chance.sample(range(count), count // 2))
+        half = frozenset(chance.sample(range(count), count // 2) if scenario.partition else ())
         self._news_s = [chance.uniform(0, _NEWS_S) for _ in range(count)]
         self._wakes_at = [0.0] * count
         self.dead: set[int] = set()
-        self._health = [Health.ALIVE] * count
-        self._cut = Health.ALIVE  # what the halves of a partition think of each other
         member = Member("", "", 1, phase=Phase.TRAINING, digests=(Digest(0, 0, 0),))
-        halves = 2 if scenario.partition else 1
-        self._members = [
-            {name: replace(member, peer=name) for name in self.names} for _ in range(halves)
-        ]
-        self._views = [View(members) for members in self._members]
-        self._in_round: list[list[tuple[float, frozenset[str]]]] = [
-            [(0.0, frozenset(self.names))] for _ in range(halves)
-        ]
-        self._draws: dict[tuple[int, frozenset[str]], dict[str, Group]] = {}
+        self._members = {name: replace(member, peer=name) for name in self.names}
+        self._beliefs = Beliefs(self._members)
+        self._views = [self._beliefs.view(peer) for peer in range(count)]
+        self._draws: dict[tuple[int, frozenset[str], frozenset[Pair]], dict[str, Group]] = {}
         self._at_version = {0: count}
+        self._late: list[Late] = []
         self.network = Network(
             self.clock,
             count,
@@ -83,7 +96,9 @@ class Swarm:
             self.act,
             lambda end, stream: self.endpoints[end].broken(stream),
         )
-        self._plan_faults(chance, horizon_s)
+        self.faults = scenario_faults(scenario, half, chance) if faults is None else faults
+        for fault in self.faults:
+            self._plan(fault)
 
     def act(self, peer: int, act: Act) -> None:
         """Does something at a peer: not if it is dead, and not before it wakes."""
@@ -95,11 +110,20 @@ class Swarm:
         else:
             act()
 
+    def late_s(self, peer: int, begin_s: float, end_s: float) -> float:
+        """By how much longer the inner steps take that a peer takes from then to then."""
+        times = (
+            fault.by_s
+            for fault in self._late
+            if fault.peer == peer and begin_s <= fault.at_s < end_s
+        )
+        return sum(times)
+
     # ------------------------------------------------------------------------------ what is known
 
     def view(self, peer: int) -> View:
         """What this peer believes of the others."""
-        return self._views[self._side(peer)]
+        return self._views[peer]
 
     def members(self, peer: int) -> list[Member]:
         """Of the others."""
@@ -110,32 +134,28 @@ class Swarm:
     def advanced(self, peer: int, digest: Digest, phase: Phase = Phase.TRAINING) -> None:
         """A peer has come to another version; everybody knows at once."""
         name = self.names[peer]
-        before = self._members[0][name].digests[0].version
+        before = self._members[name].digests[0].version
         self._at_version[before] -= 1
         self._at_version[digest.version] = self._at_version.get(digest.version, 0) + 1
-        for members in self._members:
-            old = members[name]
-            members[name] = Member(
-                name, "", 1, 0, old.health, phase, step=digest.version, digests=(digest,)
-            )
+        self._members[name] = Member(
+            name, "", 1, phase=phase, step=digest.version, digests=(digest,)
+        )
 
     def may_be_left_behind(self, peer: int, version: int) -> bool:
         """Whether so many are two versions further that it is worth while to look who."""
         ahead = sum(count for at, count in self._at_version.items() if at >= version + 2)
-        return 2 * ahead >= len(self._in_round[self._side(peer)][-1][1])
+        return 2 * ahead >= len(self.view(peer).in_draw(0))
 
     def group(self, peer: int, round_: int) -> Group:
         """The peer's group of a round as it knows the members; itself alone if it sits out."""
-        name, seen_s = self.names[peer], self.clock.now - self._news_s[peer]
-        told = self._in_round[self._side(peer)]
-        drawn = next((m for time_s, m in reversed(told) if time_s <= seen_s), told[0][1])
-        key = (round_, drawn | {name} if name not in drawn else drawn)
+        name, view = self.names[peer], self.view(peer)
+        drawn, apart = view.in_draw(0), view.unreachable
+        key = (round_, drawn | {name} if name not in drawn else drawn, apart)
         if key not in self._draws:
             while len(self._draws) >= _MOST_DRAWS:
                 del self._draws[next(iter(self._draws))]
-            dealt = groups(
-                RUN, 0, round_, membership_epoch(key[1]), key[1], self.scenario.group_size
-            )
+            size = self.scenario.group_size
+            dealt = groups(RUN, 0, round_, membership_epoch(key[1]), key[1], size, apart)
             self._draws[key] = {each: group for group in dealt for each in group}
         return self._draws[key].get(name, (name,))
 
@@ -145,72 +165,105 @@ class Swarm:
 
     # ------------------------------------------------------------------------------------- faults
 
-    def _plan_faults(self, chance: Random, horizon_s: float) -> None:
-        scenario, count = self.scenario, self.scenario.peers
-        order = chance.sample(range(count), count)
-        crashes = round(count * scenario.crash_share)
-        freezes = min(count - crashes, round(count * scenario.freeze_share))
-        for peer in order[:crashes]:
-            self.clock.after(chance.uniform(0, horizon_s), partial(self._crash, peer))
-        for peer in order[crashes : crashes + freezes]:
-            self.clock.after(chance.uniform(0, horizon_s), partial(self._freeze, peer))
-        if scenario.partition:
-            begin_s, end_s = scenario.partition
-            self.clock.at(begin_s, lambda: self.network.split(self._half))
-            self.clock.at(end_s, lambda: self.network.split(frozenset()))
-            self._doubt(lambda: self._part(Health.SUSPECT), begin_s, end_s, self._suspect_s)
-            self._doubt(lambda: self._part(Health.DEAD), begin_s, end_s, self.detection_s())
-            heard_s = end_s + self._detector.reconnect_s
-            self.clock.at(heard_s, lambda: self._part(Health.ALIVE))
+    def _plan(self, fault: Fault) -> None:
+        """Puts what a fault does, and when others notice, on the clock."""
+        clock, network = self.clock, self.network
+        match fault:
+            case Crash(peer, at_s):
+                clock.at(at_s, partial(self._crash, peer))
+                for after_s, health in self._noticed(math.inf):
+                    clock.at(at_s + after_s, partial(self._see, peer, health))
+            case Freeze(peer, at_s, for_s):
+                clock.at(at_s, partial(self._freeze, peer, at_s + for_s))
+                for after_s, health in self._noticed(for_s):
+                    clock.at(at_s + after_s, partial(self._see, peer, health))
+                heard_s = at_s + for_s + self._detector.gossip_s
+                clock.at(heard_s, partial(self._see, peer, Health.ALIVE))
+            case Partition(half, from_s, to_s):
+                clock.at(from_s, lambda: network.split(half))
+                clock.at(to_s, lambda: network.split(frozenset()))
+                for after_s, health in self._noticed(to_s - from_s):
+                    clock.at(from_s + after_s, partial(self._part, half, health))
+                heard_s = to_s + self._detector.reconnect_s
+                clock.at(heard_s, partial(self._part, frozenset(), Health.ALIVE))
+            case Cut(one, other, from_s, to_s, found_s):
+                clock.at(from_s, partial(network.cut, one, other, found_s))
+                clock.at(to_s, partial(network.mend, one, other))
+                self._plan_cut_news(fault)
+            case Late():
+                self._late.append(fault)
+            case BreakStreams(peer, at_s):
+                clock.at(at_s, partial(network.break_all, peer))
+            case BrittleStreams(share, from_s, to_s):
+                clock.at(from_s, partial(network.be_brittle, share))
+                clock.at(to_s, partial(network.be_brittle, 0.0))
+            case Delay(one, other, from_s, to_s, by_s):
+                clock.at(from_s, partial(network.slow_down, one, other, by_s))
+                clock.at(to_s, partial(network.slow_down, one, other, 0.0))
+            case Doubt(observer, peer, from_s, to_s, health):
+                clock.at(from_s, partial(self._doubt, observer, peer, health))
+                clock.at(to_s, partial(self._doubt, observer, peer, Health.ALIVE))
 
-    def _doubt(self, act: Act, begin_s: float, end_s: float, after_s: float) -> None:
-        if begin_s + after_s < end_s:
-            self.clock.at(begin_s + after_s, act)
+    def _noticed(self, lasts_s: float) -> list[tuple[float, Health]]:
+        """After how long silence is taken for what, if it lasts so long."""
+        detector = self._detector
+        suspect_s = detector.probe_s + 2 * detector.probe_timeout_s
+        steps = ((suspect_s, Health.SUSPECT), (self.detection_s(), Health.DEAD))
+        return [(after_s, health) for after_s, health in steps if after_s < lasts_s]
 
-    @property
-    def _suspect_s(self) -> float:
-        return self._detector.probe_s + 2 * self._detector.probe_timeout_s
+    def _plan_cut_news(self, cut: Cut) -> None:
+        """Of two peers, the others find out that they are apart; where there are no others, each
+        takes the other for dead."""
+        one, other, clock = cut.one, cut.other, self.clock
+        if self.scenario.peers == 2:
+            for after_s, health in self._noticed(cut.to_s - cut.from_s):
+                clock.at(cut.from_s + after_s, partial(self._doubt_both, one, other, health))
+            heard_s = cut.to_s + self._detector.reconnect_s
+            clock.at(heard_s, partial(self._doubt_both, one, other, Health.ALIVE))
+            return
+        known_s = cut.from_s + self._detector.probe_s + 3 * self._detector.probe_timeout_s
+        if known_s < cut.to_s:
+            clock.at(known_s, partial(self._know_cut, one, other, known=True))
+            mended_s = cut.to_s + 4 * self._detector.probe_timeout_s
+            clock.at(mended_s, partial(self._know_cut, one, other, known=False))
 
     def _crash(self, peer: int) -> None:
         self.dead.add(peer)
         self.network.die(peer)
         self.endpoints[peer].died()
-        self.clock.after(self._suspect_s, lambda: self._see(peer, Health.SUSPECT))
-        self.clock.after(self.detection_s(), lambda: self._see(peer, Health.DEAD))
 
-    def _freeze(self, peer: int) -> None:
-        now, wakes_at = self.clock.now, self.clock.now + self.scenario.freeze_s
-        self._wakes_at[peer] = wakes_at
-        self._doubt(lambda: self._see(peer, Health.SUSPECT), now, wakes_at, self._suspect_s)
-        self._doubt(lambda: self._see(peer, Health.DEAD), now, wakes_at, self.detection_s())
-        self.clock.at(wakes_at + self._detector.gossip_s, lambda: self._see(peer, Health.ALIVE))
+    def _freeze(self, peer: int, wakes_at: float) -> None:
+        self._wakes_at[peer] = max(self._wakes_at[peer], wakes_at)
 
     def _see(self, peer: int, health: Health) -> None:
-        if self._health[peer] is not health:
-            self._health[peer] = health
-            self._tell(frozenset({peer}))
+        if health is Health.ALIVE and peer in self.dead:
+            return  # it stood still before
+        if self._beliefs.see(peer, health):
+            self._tell({peer})
 
-    def _part(self, health: Health) -> None:
-        self._cut = health
-        self._tell(frozenset(range(self.scenario.peers)))
+    def _part(self, half: frozenset[int], across: Health) -> None:
+        self._beliefs.split(half, across)
+        self._tell(range(self.scenario.peers))
 
-    def _tell(self, changed: frozenset[int]) -> None:
-        """The views change, and with a delay of its own each peer hears of it."""
-        for side, members in enumerate(self._members):
-            for peer in sorted(changed):
-                other_half = self._side(peer) != side
-                health = max(self._health[peer], self._cut if other_half else Health.ALIVE)
-                name = self.names[peer]
-                members[name] = replace(members[name], health=health)
-            drawn = self._views[side].in_draw(0)
-            told = self._in_round[side]
-            if drawn != told[-1][1]:
-                told.append((self.clock.now, drawn))
-                del told[:-100]
+    def _know_cut(self, one: int, other: int, *, known: bool) -> None:
+        self._beliefs.cut(one, other, known=known)
+        self._tell({one, other})
+
+    def _doubt(self, observer: int, peer: int, health: Health) -> None:
+        self._beliefs.doubt(observer, peer, health)
+        self._tell({peer}, {observer})
+
+    def _doubt_both(self, one: int, other: int, health: Health) -> None:
+        self._doubt(one, other, health)
+        self._doubt(other, one, health)
+
+    def _tell(self, changed: Collection[int], to: Collection[int] | None = None) -> None:
+        """The views change; each peer hears of it with a delay of its own."""
         names = frozenset(self.names[peer] for peer in changed)
-        for peer, endpoint in enumerate(self.endpoints):
-            hear = partial(endpoint.viewed, names)
+        for peer in range(self.scenario.peers) if to is None else to:
+            hear = partial(self._hear, peer, self._beliefs.view(peer), names)
             self.clock.after(self._news_s[peer], partial(self.act, peer, hear))
 
-    def _side(self, peer: int) -> int:
-        return 1 if peer in self._half else 0
+    def _hear(self, peer: int, view: View, changed: frozenset[str]) -> None:
+        self._views[peer] = view
+        self.endpoints[peer].viewed(changed)

@@ -100,7 +100,7 @@ def test_who_has_succeeded_calls_until_its_partner_knows(lasts_s: float) -> None
     peers: list[pairs.PairPeer] = []
     task = Quadratic(2, 0)
     peers += (pairs.PairPeer(swarm, number, task, account, peers) for number in range(2))
-    swarm.members = peers
+    swarm.endpoints = peers
     for peer in peers:
         peer.start()
     swarm.clock.run(lambda: peers[0].done, 60.0)
