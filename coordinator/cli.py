@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from coordinator.errors import Exit, Failure
+from coordinator.errors import Failure
 from coordinator.links.asked import link_means_option
 from coordinator.rendezvous.records import int_of
 from protos.addresses import is_loopback, split_address
+from protos.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -132,7 +133,7 @@ def swarm(out: Path | None, json_path: str | None, **asked: Any) -> None:
 
     if asked["resume"] and out is None:
         raise Failure(
-            "--resume: name the folder of the run to go on with, as --out DIR", Exit.USAGE
+            "--resume: name the folder of the run to go on with, as --out DIR", ExitCode.USAGE
         )
     config = asked["config"]
     asked["workers"] = _worker_count(asked)
@@ -167,7 +168,7 @@ def _checked_by_worker(launch: "Launch") -> "Launch":
         raise Failure(
             f"[stages] count is {stages}, and the workers of a swarm are counted by --stages: "
             + (f"add --stages {stages}" if stages != 1 else "leave --stages out"),
-            Exit.CONFIGURATION,
+            ExitCode.CONFIGURATION,
         )
     if not launch.resume or launch.stages is None:
         return launch
@@ -181,14 +182,15 @@ def _worker_count(asked: Mapping[str, Any]) -> int:
         for flag in ("replicas", "routing", "skip"):
             if asked[flag] is not None:
                 raise Failure(
-                    f"--{flag}: of a model in stages; add --stages, such as --stages 4", Exit.USAGE
+                    f"--{flag}: of a model in stages; add --stages, such as --stages 4",
+                    ExitCode.USAGE,
                 )
         return 4 if workers is None else int(workers)
     if workers is not None and (workers % stages or replicas not in (None, workers // stages)):
         raise Failure(
             f"--workers {workers}: {stages} stages of {replicas or 'equally many'} replicas are "
             f"something else; leave --workers out",
-            Exit.USAGE,
+            ExitCode.USAGE,
         )
     return int(stages * (replicas or (workers // stages if workers else 1)))
 
@@ -197,7 +199,7 @@ def _check_address(address: str) -> tuple[str, int]:
     try:
         return split_address(address)
     except ValueError as error:
-        raise Failure(str(error), Exit.USAGE) from error
+        raise Failure(str(error), ExitCode.USAGE) from error
 
 
 def _check_listen(listen: str, insecure: bool) -> None:
@@ -207,7 +209,7 @@ def _check_listen(listen: str, insecure: bool) -> None:
             f"--listen {listen} opens the run to whoever reaches this machine, and this version "
             "does not encrypt yet: add --insecure where the network is trusted, or listen on "
             "127.0.0.1",
-            Exit.CONFIGURATION,
+            ExitCode.CONFIGURATION,
         )
 
 

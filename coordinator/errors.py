@@ -1,24 +1,8 @@
 """Failures that end a command with one line and a documented exit code."""
 
-from enum import IntEnum
 from typing import IO, Any
 
 import click
-
-
-class Exit(IntEnum):
-    """Exit codes, the same for every command and worker."""
-
-    DONE = 0
-    FAILED = 1
-    USAGE = 2
-    CONFIGURATION = 3
-    TASK = 4
-    MANIFEST_REFUSED = 5
-    UNREACHABLE = 6
-    ADDRESS_IN_USE = 7
-    CHECKPOINT = 8
-    INTERRUPTED = 130
 
 
 class Failure(click.ClickException):

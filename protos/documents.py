@@ -1,12 +1,21 @@
-"""Documents on the wire: zstd of msgpack of plain values. The sender is not trusted."""
+"""Documents on the wire: zstd of msgpack of plain values, read within bounds.
+
+The sender is not trusted: neither in sizes that headers claim, nor in what a few bytes unfold to.
+"""
 
 from typing import Any
 
 import msgpack
 import zstandard
 
-MAX_DOCUMENT_BYTES = 8 * 1024 * 1024
-_MAX_CONTAINERS = 200_000  # an empty map is one byte on the wire and 64 in memory
+# The largest of each kind, uncompressed.
+MANIFEST_BYTES = 1024 * 1024
+EVENT_BYTES = 1024 * 1024
+STATUS_BYTES = 8 * 1024 * 1024
+
+MAX_DEPTH = 16
+MAX_CONTAINERS = 200_000  # an empty map is one byte on the wire and 64 in memory
+_MAX_WINDOW_BYTES = 8 * 1024 * 1024
 
 
 class BadDocument(ValueError):
@@ -18,19 +27,26 @@ def pack(document: object) -> bytes:
     return zstandard.ZstdCompressor(level=3).compress(msgpack.packb(document))
 
 
-def unpack(compressed: bytes, max_bytes: int = MAX_DOCUMENT_BYTES) -> dict[str, Any]:
-    """The document in `pack`'s bytes. Raises BadDocument."""
-    return parse(expand(compressed, max_bytes))
+def unpack(compressed: bytes, max_bytes: int) -> dict[str, Any]:
+    """The document in `pack`'s bytes: a map, all of whose keys are text.
 
-
-def expand(compressed: bytes, max_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:
-    """Decompresses at most `max_bytes`: the size that the zstd header claims is not believed.
+    Args:
+        max_bytes: of the plain document; one of the limits above.
 
     Raises:
-        BadDocument: damaged, or larger.
+        BadDocument: damaged, too large, nested too deep, or not a map with text keys.
     """
+    document = _parse(_expand(compressed, max_bytes))
+    if not isinstance(document, dict):
+        raise BadDocument("not a map with text keys")
+    _check_depth(document, MAX_DEPTH)
+    return document
+
+
+def _expand(compressed: bytes, max_bytes: int) -> bytes:
+    """Reads through a bounded reader: the size that the zstd header claims is not believed."""
     try:
-        decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_DOCUMENT_BYTES)
+        decompressor = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES)
         with decompressor.stream_reader(compressed) as reader:
             plain = reader.read(max_bytes + 1)
     except zstandard.ZstdError as error:
@@ -40,23 +56,31 @@ def expand(compressed: bytes, max_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:
     return plain
 
 
-def parse(raw: bytes) -> dict[str, Any]:
-    """A msgpack map with text keys. Raises BadDocument."""
+def _parse(plain: bytes) -> object:
     containers = 0
 
     def count(container: Any) -> Any:
         nonlocal containers
         containers += 1
-        if containers > _MAX_CONTAINERS:
-            raise BadDocument(f"more than {_MAX_CONTAINERS} lists and maps")
+        if containers > MAX_CONTAINERS:
+            raise BadDocument(f"more than {MAX_CONTAINERS} lists and maps")
+        if isinstance(container, dict):
+            for key in container:
+                if not isinstance(key, str):
+                    raise BadDocument(f"not a map with text keys: it has the key {key!r}")
         return container
 
     try:
-        document = msgpack.unpackb(raw, strict_map_key=True, object_hook=count, list_hook=count)
+        return msgpack.unpackb(plain, strict_map_key=True, object_hook=count, list_hook=count)
     except BadDocument:
         raise
     except (ValueError, msgpack.UnpackException) as error:
         raise BadDocument(f"not msgpack: {error}") from error
-    if not isinstance(document, dict) or not all(isinstance(key, str) for key in document):
-        raise BadDocument("not a map with text keys")
-    return document
+
+
+def _check_depth(value: object, depth: int) -> None:
+    if depth == 0:
+        raise BadDocument(f"nested deeper than {MAX_DEPTH}")
+    if isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            _check_depth(inner, depth - 1)

@@ -19,10 +19,12 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
+from protos.exit_codes import ExitCode
+from protos.manifest import first_difference
 from worker.config import Config, task_of
-from worker.errors import EXIT_INTERRUPTED, CheckpointError, ConfigError, MurmurError
+from worker.errors import CheckpointError, ConfigError, MurmurError
 from worker.iothread import IOThread
-from worker.manifest import Manifest, first_difference
+from worker.manifest import Manifest
 from worker.membership import Phase
 from worker.node import Node, NodeConfig
 from worker.pipeline.life import StageIncarnation
@@ -319,7 +321,7 @@ class Worker:
             self._io.do(self._io.node.gossip.leave, _LEAVE_S)
         whole = stage.end(trainer) if stage is not None else None
         self._saver.submit(self._save, trainer.step, *self._snapshot(trainer)).result()
-        code = EXIT_INTERRUPTED if self._interrupted_by == signal.SIGINT else 0
+        code = ExitCode.INTERRUPTED if self._interrupted_by == signal.SIGINT else 0
         result = build_result(
             task=self._task,
             config=self._config,

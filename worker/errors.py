@@ -13,37 +13,30 @@ A message from a peer ends nothing, whatever it holds: that is `worker.wire.Wire
 
 from typing import ClassVar
 
-EXIT_USAGE = 2
-EXIT_CONFIG = 3
-EXIT_TASK = 4
-EXIT_MANIFEST = 5
-EXIT_UNREACHABLE = 6
-EXIT_ADDRESS = 7
-EXIT_CHECKPOINT = 8
-EXIT_INTERRUPTED = 130
+from protos.exit_codes import ExitCode
 
 
 class MurmurError(Exception):
     """The message is one line for the user: what, where, how to fix."""
 
-    exit_code: ClassVar[int] = 1
+    exit_code: ClassVar[int] = ExitCode.FAILED
 
 
 class UsageError(MurmurError):
-    exit_code = EXIT_USAGE
+    exit_code = ExitCode.USAGE
 
 
 class ConfigError(MurmurError):
-    exit_code = EXIT_CONFIG
+    exit_code = ExitCode.CONFIGURATION
 
 
 class ManifestRefused(MurmurError):
-    exit_code = EXIT_MANIFEST
+    exit_code = ExitCode.MANIFEST_REFUSED
 
 
 class PeersUnreachable(MurmurError):
-    exit_code = EXIT_UNREACHABLE
+    exit_code = ExitCode.UNREACHABLE
 
 
 class CheckpointError(MurmurError):
-    exit_code = EXIT_CHECKPOINT
+    exit_code = ExitCode.CHECKPOINT

@@ -8,12 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgpack
-import xxhash
-
 from algorithms.fragments import TensorSpec
+from protos.documents import MANIFEST_BYTES, pack
+from protos.manifest import agreed, in_key_order, run_hash
 from worker.config import ADVISED, RUN_WIDE, Config, parse_config, to_document
-from worker.wire import WireError, pack_document, unpack_document
+from worker.wire import WireError, unpack_document
 
 PROTOCOL = 5
 
@@ -34,28 +33,28 @@ class Manifest:
     @classmethod
     def unpack(cls, raw: bytes) -> "Manifest":
         """Raises WireError when the bytes are no manifest."""
-        document = unpack_document(raw)
-        if not isinstance(document, dict) or not isinstance(document.get("protocol"), int):
+        document = unpack_document(raw, MANIFEST_BYTES)
+        if not isinstance(document.get("protocol"), int):
             raise WireError("not a manifest")
         return cls(document)
 
     def plain(self) -> dict[str, Any]:
         """Nested dicts, lists and scalars, keys sorted."""
-        plain: dict[str, Any] = _sorted(self.document)
+        plain: dict[str, Any] = in_key_order(self.document)
         return plain
 
     def pack(self) -> bytes:
-        return pack_document(_sorted(self.document))
+        return pack(self.plain())
 
     @property
     def run(self) -> int:
         """64 bits that name the run."""
-        return xxhash.xxh3_64_intdigest(msgpack.packb(_sorted(self.agreed)))
+        return run_hash(self.document)
 
     @property
     def agreed(self) -> dict[str, Any]:
         """What all peers of the run have in common."""
-        return {key: value for key, value in self.document.items() if key != "advice"}
+        return agreed(self.document)
 
     @property
     def elements(self) -> int:
@@ -76,27 +75,3 @@ class Manifest:
     def config(self, source: str) -> Config:
         """The run-wide settings. Raises ConfigError."""
         return parse_config(self.sections, source)
-
-
-def first_difference(here: object, there: object, path: str = "") -> str | None:
-    """The first key, in order, in which two documents differ: `key: X here, Y there`."""
-    if isinstance(here, Mapping) and isinstance(there, Mapping):
-        for key in sorted({*here, *there}):
-            inner = f"{path}.{key}" if path else str(key)
-            if key not in here or key not in there:
-                missing = "here" if key not in here else "there"
-                return f"{inner}: missing {missing}"
-            if found := first_difference(here[key], there[key], inner):
-                return found
-        return None
-    if msgpack.packb(here) == msgpack.packb(there):  # 1 and 1.0 are equal, but not the same run
-        return None
-    return f"{path}: {here} here, {there} there"
-
-
-def _sorted(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _sorted(value[key]) for key in sorted(value)}
-    if isinstance(value, list | tuple):
-        return [_sorted(item) for item in value]
-    return value

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from algorithms.link import Link
-from coordinator.errors import Exit, Failure
+from coordinator.errors import Failure
 from coordinator.links.asked import parse_links
 from coordinator.links.network import Place
+from protos.exit_codes import ExitCode
 
 WORKER_PROGRAM = (sys.executable, "-m", "worker.cli")
 MAX_WORKERS = 64
@@ -71,16 +72,16 @@ class Launch:
                 f"--workers {self.workers}: one machine takes 1 to {MAX_WORKERS}, each a process "
                 "with a model of its own; choose a number in between, or start `murmur up` on more "
                 "machines",
-                Exit.USAGE,
+                ExitCode.USAGE,
             )
         for flag, value in (("--steps", self.steps), ("--inner-steps", self.inner_steps)):
             if value is not None and value < 1:
-                raise Failure(f"{flag} {value}: must be at least 1", Exit.CONFIGURATION)
+                raise Failure(f"{flag} {value}: must be at least 1", ExitCode.CONFIGURATION)
         for setting in self.settings:
             if "=" not in setting:
                 raise Failure(
                     f"--set {setting}: write section.key=value, such as diloco.inner_steps=50",
-                    Exit.CONFIGURATION,
+                    ExitCode.CONFIGURATION,
                 )
         self._check_routing()
         self.link_of()
@@ -88,7 +89,7 @@ class Launch:
             raise Failure(
                 f"--resume: there is no folder {self.out}; name that of the run to go on with, as "
                 "--out DIR",
-                Exit.USAGE,
+                ExitCode.USAGE,
             )
 
     def _check_routing(self) -> None:
@@ -105,7 +106,7 @@ class Launch:
             raise Failure(
                 f"--skip {self.skip:g}: routing {routing!r} visits every stage; say --routing skip "
                 "(or random), or leave --skip out",
-                Exit.CONFIGURATION,
+                ExitCode.CONFIGURATION,
             )
 
     def link_of(self) -> dict[str, Link | None]:
@@ -115,7 +116,7 @@ class Launch:
         try:
             return parse_links(self.links, self.workers)
         except ValueError as error:
-            raise Failure(f"--link: {error}", Exit.CONFIGURATION) from error
+            raise Failure(f"--link: {error}", ExitCode.CONFIGURATION) from error
 
     @property
     def names(self) -> list[str]:
@@ -138,7 +139,7 @@ class Launch:
             raise Failure(
                 f"--resume: the checkpoints in {self.out} are not of stages 0 to "
                 f"{self.stages - 1}, one of each worker's: {told}; {fix}",
-                Exit.CHECKPOINT,
+                ExitCode.CHECKPOINT,
             )
         return replace(self, held=tuple(own))
 

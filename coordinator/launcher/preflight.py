@@ -9,8 +9,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from coordinator.errors import Exit, Failure
+from coordinator.errors import Failure
 from coordinator.rendezvous.records import int_of, text_of
+from protos.exit_codes import ExitCode
 
 PROGRAM = (sys.executable, "-m", "worker.cli.preflight")
 
@@ -30,10 +31,10 @@ def ask_worker(request: Mapping[str, Any], program: Sequence[str] = PROGRAM) -> 
         answer = None
     if done.returncode != 0 or not isinstance(answer, dict):
         said = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-        raise Failure(f"no worker can be started here: {said}", Exit.FAILED)
+        raise Failure(f"no worker can be started here: {said}", ExitCode.FAILED)
     if (refused := text_of(answer, "refused")) is not None:
         preset = text_of(answer, "preset")
         several = len(request["presets"]) > 1 and preset and not refused.startswith("--preset ")
         line = f"preset {preset}: {refused}" if several else refused
-        raise Failure(line, int_of(answer, "exit_code") or Exit.FAILED)
+        raise Failure(line, int_of(answer, "exit_code") or ExitCode.FAILED)
     return answer

@@ -6,11 +6,11 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from coordinator.errors import Exit
 from coordinator.launcher.processes import Interrupts, WorkerProcess
 from coordinator.launcher.progress import Progress
 from coordinator.rendezvous.records import Event, Record, exit_words
 from coordinator.report.notes import Notes
+from protos.exit_codes import ExitCode
 
 SAVE_S = 15.0  # to save and end, after Ctrl-C
 _POLL_S = 0.1
@@ -135,16 +135,16 @@ class Supervisor:
         if self._interrupts.first is not None:
             return Outcome(128 + self._interrupts.first)
         reported = any(record.result is not None for record in self._records.values())
-        return Outcome(Exit.DONE if reported else Exit.FAILED)
+        return Outcome(ExitCode.DONE if reported else ExitCode.FAILED)
 
 
 def _early_failure(process: WorkerProcess, code: int) -> Outcome:
     said = _said(process)
-    if said and Exit.USAGE <= code <= Exit.CHECKPOINT:
+    if said and ExitCode.USAGE <= code <= ExitCode.CHECKPOINT:
         return Outcome(code, said)
     where = f": {said}; see {process.log_path}" if said else ""
     return Outcome(
-        Exit.FAILED,
+        ExitCode.FAILED,
         f"{process.name} has ended before training started ({exit_words(code)}){where}",
     )
 

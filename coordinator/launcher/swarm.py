@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from coordinator.errors import Exit, Failure
+from coordinator.errors import Failure
 from coordinator.launcher.launch import Launch
 from coordinator.launcher.processes import Interrupts, WorkerProcess
 from coordinator.launcher.progress import Progress, progress_for
@@ -18,6 +18,7 @@ from coordinator.rendezvous.records import Record
 from coordinator.report.report import Report
 from coordinator.report.results import leave_results
 from protos.addresses import LOOPBACK_HOST, ReservedPorts
+from protos.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -53,13 +54,13 @@ def _run(
     try:
         outcome = _train(launch, records, told, progress, interrupts)
     except Failure as failure:
-        if created and failure.exit_code != Exit.FAILED:
+        if created and failure.exit_code != ExitCode.FAILED:
             _remove_if_bare(launch.out)
         raise
     finally:
         progress.close(list(records.values()), time.monotonic())
     if outcome.failure is not None:
-        if created and outcome.exit_code != Exit.FAILED:
+        if created and outcome.exit_code != ExitCode.FAILED:
             _remove_if_bare(launch.out)
         raise Failure(outcome.failure, outcome.exit_code)
     if not any(record.started or record.result for record in records.values()):
@@ -120,7 +121,7 @@ def _enter_network(launch: Launch, stack: ExitStack, progress: Progress) -> Netw
         )
     except NoNamespaces as reason:
         raise Failure(
-            f"--link-means namespaces: {reason}; use --link-means relay", Exit.CONFIGURATION
+            f"--link-means namespaces: {reason}; use --link-means relay", ExitCode.CONFIGURATION
         ) from reason
     line = f"links: {' '.join(launch.links)} each way, by {network.means}"
     line += f" (no namespaces: {network.fallback})" if network.fallback else ""
@@ -133,7 +134,7 @@ def _start_network(network: Network, coordinator: str | None) -> dict[str, Place
     try:
         return network.start([coordinator] if coordinator else [])
     except (RuntimeError, OSError) as error:
-        raise Failure(f"--link: no relay: {error}", Exit.FAILED) from error
+        raise Failure(f"--link: no relay: {error}", ExitCode.FAILED) from error
 
 
 def _traffic(network: Network, progress: Progress) -> dict[str, dict[str, int]] | None:
@@ -174,7 +175,8 @@ def _make_folder(folder: Path) -> bool:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise Failure(
-            f"--out {folder}: cannot be made: {error.strerror}; choose another folder", Exit.USAGE
+            f"--out {folder}: cannot be made: {error.strerror}; choose another folder",
+            ExitCode.USAGE,
         ) from error
     return created
 

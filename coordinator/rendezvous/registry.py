@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from coordinator.rendezvous.records import Event, Record, printable
 from protos import murmuration_pb2 as pb
-from protos.documents import BadDocument, unpack
+from protos.documents import EVENT_BYTES, MANIFEST_BYTES, BadDocument, unpack
 from protos.manifest import manifest_difference, run_name
 
 LOST_AFTER_S = 15.0
@@ -15,7 +15,6 @@ MAX_MEMBERS = 1024
 _SETTINGS = (("diloco", "preset"), ("run", "steps"), ("diloco", "inner_steps"), ("run", "seed"))
 _MAX_NAME_BYTES = 256
 _MAX_EVENTS = 1000  # of one call
-_MAX_EVENT_BYTES = 1024 * 1024
 _PHASES = {value: name.removeprefix("PHASE_").lower() for name, value in pb.Phase.items()}
 _HEALTH = {value: name.removeprefix("HEALTH_").lower() for name, value in pb.Health.items()}
 
@@ -98,7 +97,7 @@ class Registry:
 
     def settings(self) -> dict[str, object]:
         """The run's settings as its manifest has them: preset, steps, inner_steps, seed."""
-        document = unpack(self.manifest) if self.manifest else {}
+        document = unpack(self.manifest, MANIFEST_BYTES) if self.manifest else {}
         found = {}
         for section, key in _SETTINGS:
             values = document.get(section)
@@ -152,7 +151,7 @@ class Registry:
         events: list[Event] = []
         for raw in request.events[:_MAX_EVENTS]:
             try:
-                event = {**unpack(raw, _MAX_EVENT_BYTES), "peer": record.peer}
+                event = {**unpack(raw, EVENT_BYTES), "peer": record.peer}
             except BadDocument:
                 self.refused["bad event"] = self.refused.get("bad event", 0) + 1
                 continue

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import grpc
 from grpc import aio
 
-from coordinator.errors import Exit, Failure
+from coordinator.errors import Failure
 from coordinator.launcher.progress import Progress
 from coordinator.rendezvous.records import Event
 from coordinator.rendezvous.registry import Registry
@@ -19,6 +19,7 @@ from coordinator.report.notes import Notes
 from protos import murmuration_pb2 as pb
 from protos import murmuration_pb2_grpc as rpc
 from protos.documents import pack
+from protos.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from grpc import ServicerContext
@@ -99,7 +100,7 @@ async def start_server(listen: str, service: CoordinatorService) -> tuple[aio.Se
         raise Failure(
             f"cannot listen on {listen}: the port is taken or the address is not this machine's; "
             "choose another with --listen HOST:PORT (port 0 takes a free one)",
-            Exit.ADDRESS_IN_USE,
+            ExitCode.ADDRESS_IN_USE,
         )
     await server.start()
     return server, f"{listen.rpartition(':')[0]}:{port}"

@@ -3,8 +3,9 @@
 import time
 from typing import TYPE_CHECKING, Any
 
-from coordinator.errors import Exit, Failure
-from protos.documents import BadDocument, unpack
+from coordinator.errors import Failure
+from protos.documents import STATUS_BYTES, BadDocument, unpack
+from protos.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     import grpc
@@ -39,18 +40,18 @@ def ask(address: str, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
                 if error.code() is grpc.StatusCode.UNIMPLEMENTED:
                     continue
                 raise Failure(
-                    _unreachable(address, error, time.monotonic() - began_s), Exit.UNREACHABLE
+                    _unreachable(address, error, time.monotonic() - began_s), ExitCode.UNREACHABLE
                 ) from error
             try:
-                return unpack(reply.document)
+                return unpack(reply.document, STATUS_BYTES)
             except BadDocument as error:
                 raise Failure(
-                    f"{address} answers, but not with a status: {error}", Exit.UNREACHABLE
+                    f"{address} answers, but not with a status: {error}", ExitCode.UNREACHABLE
                 ) from error
     raise Failure(
         f"{address} answers, but is neither a worker nor a coordinator (tried Control/Status and "
         "Coordinator/Status); is the port right?",
-        Exit.UNREACHABLE,
+        ExitCode.UNREACHABLE,
     )
 
 

@@ -62,9 +62,8 @@ def test_more_workers_than_make_sense() -> None:
         (["swarm", "--preset", "diloc"], 3, "--preset diloc: no preset 'diloc'; did you mean"),
         (["swarm", "--stages", "4", "--routing", "skp"], 3, "--routing skp: [stages] routing is"),
         (["swarm", "--set", "stages.count=2"], 3, "add --stages 2"),
-        (["bench", "--set", "diloco.inner_step=5"], 3, "--set diloco.inner_step=5: [diloco] has"),
     ],
-    ids=["preset", "routing", "stages", "bench"],
+    ids=["preset", "routing", "stages"],
 )
 def test_a_swarm_is_refused_before_anything_is_started_or_written(
     tmp_path: Path, args: list[str], code: int, says: str

@@ -8,7 +8,8 @@ from importlib.metadata import entry_points
 
 import click
 
-from worker.errors import EXIT_ADDRESS, EXIT_INTERRUPTED, EXIT_TASK, EXIT_USAGE, MurmurError
+from protos.exit_codes import ExitCode
+from worker.errors import MurmurError
 
 _GROUP = "murmur.commands"
 
@@ -48,13 +49,13 @@ def main() -> None:
         code = cli.main(prog_name="murmur", standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
     except click.exceptions.Abort:
-        sys.exit(EXIT_INTERRUPTED)
+        sys.exit(ExitCode.INTERRUPTED)
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         sys.exit(error.exit_code)
     except click.UsageError as error:
         click.echo(f"murmur: {_usage_line(error)}", err=True)
-        sys.exit(EXIT_USAGE)
+        sys.exit(ExitCode.USAGE)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
@@ -81,8 +82,8 @@ def exit_code_of(error: Exception) -> int | None:
         return error.exit_code
     # Known by name, so that a command which needs no torch does not import it for its errors.
     for module, name, code in (
-        ("worker.tasks.errors", "TaskError", EXIT_TASK),
-        ("worker.transport.base", "AddressInUse", EXIT_ADDRESS),
+        ("worker.tasks.errors", "TaskError", ExitCode.TASK),
+        ("worker.transport.base", "AddressInUse", ExitCode.ADDRESS_IN_USE),
     ):
         if module in sys.modules and isinstance(
             error, getattr(importlib.import_module(module), name)

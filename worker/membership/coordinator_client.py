@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
+from protos import documents
 from protos import murmuration_pb2 as pb
 from worker import wire
 from worker.errors import ManifestRefused
@@ -73,7 +74,7 @@ class CoordinatorClient:
         sending, size = 0, 0
         packed: list[bytes] = []
         for event in self._events[:_EVENTS_PER_CALL]:
-            document = wire.pack_document(event)
+            document = documents.pack(event)
             size += len(document)
             if packed and size > _MAX_CALL_BYTES:
                 break

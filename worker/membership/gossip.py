@@ -5,10 +5,11 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 
 from protos import murmuration_pb2 as pb
+from protos.manifest import first_difference
 from worker import wire
 from worker.errors import ManifestRefused
 from worker.exchange.types import View
-from worker.manifest import Manifest, first_difference
+from worker.manifest import Manifest
 from worker.membership import (
     AskProbe,
     Dissemination,

@@ -7,6 +7,7 @@ from contextlib import suppress
 
 from algorithms.skippipe.placement import stage_to_join
 from protos import murmuration_pb2 as pb
+from protos.documents import STATUS_BYTES
 from worker import wire
 from worker.errors import PeersUnreachable
 from worker.pipeline.config import StagesConfig
@@ -79,4 +80,4 @@ def _listed(document: object) -> Sequence[object]:
 async def _status(transport: Transport, address: str) -> object:
     request = pb.StatusRequest().SerializeToString()
     raw = await transport.call(address, "Control/Status", request, _ASK_S)
-    return wire.unpack_document(wire.parse(pb.StatusReply, raw).document)
+    return wire.unpack_document(wire.parse(pb.StatusReply, raw).document, STATUS_BYTES)

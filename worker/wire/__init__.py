@@ -6,7 +6,6 @@ each frame, then the hash of the whole, then that the values are finite. Nothing
 `tensors` knows torch; `payloads` and `messages` know the protos; this package alone knows both.
 """
 
-from worker.wire.documents import MAX_DOCUMENT_BYTES, pack_document, unpack_document
 from worker.wire.errors import Again, WireError
 from worker.wire.messages import (
     REFUSAL_CODES,
@@ -19,6 +18,7 @@ from worker.wire.messages import (
     reduction_header,
     refusal,
     status_reply,
+    unpack_document,
 )
 from worker.wire.payloads import (
     MAX_FRAME_BYTES,
@@ -47,7 +47,6 @@ from worker.wire.tensors import (
 
 __all__ = [
     "BLOCK_ELEMENTS",
-    "MAX_DOCUMENT_BYTES",
     "MAX_FRAME_BYTES",
     "REFUSAL_CODES",
     "Again",
@@ -69,7 +68,6 @@ __all__ = [
     "member_from_message",
     "member_to_message",
     "members_from_messages",
-    "pack_document",
     "parse",
     "payload_messages",
     "reduction_header",

@@ -3,14 +3,14 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
+from protos import documents
 from protos import murmuration_pb2 as pb
 from worker.exchange.types import ShardKey
 from worker.membership import MAX_UNREACHABLE, Digest, Health, Member, Phase
-from worker.wire.documents import pack_document
 from worker.wire.errors import Again, WireError
 from worker.wire.payloads import Payload
 
@@ -39,9 +39,17 @@ class Reduction:
     last: str  # whose contribution came last
 
 
+def unpack_document(raw: bytes, max_bytes: int) -> dict[str, Any]:
+    """As `protos.documents.unpack`. Raises WireError."""
+    try:
+        return documents.unpack(raw, max_bytes)
+    except documents.BadDocument as error:
+        raise WireError(f"a bad document: {error}") from error
+
+
 def status_reply(document: object) -> bytes:
     """The answer of `Control/Status`."""
-    return pb.StatusReply(document=pack_document(document)).SerializeToString()
+    return pb.StatusReply(document=documents.pack(document)).SerializeToString()
 
 
 def key_of(header: pb.ContributionHeader) -> ShardKey:

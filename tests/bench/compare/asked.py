@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from algorithms.link import Link, parse_link
-from coordinator.errors import Exit, Failure
+from coordinator.errors import Failure
 from coordinator.launcher.launch import WORKER_PROGRAM, Launch
+from protos.exit_codes import ExitCode
 
 LINKS = ("2mbit", "20mbit", "100mbit", "1000mbit")
 PRESETS = ("local", "ddp", "diloco", "streaming")
@@ -58,11 +59,11 @@ class Bench:
         ):
             twice = next((value for value in values if list(values).count(value) > 1), None)
             if twice:
-                raise Failure(f"{kind} {twice}: asked for twice; leave one out", Exit.USAGE)
+                raise Failure(f"{kind} {twice}: asked for twice; leave one out", ExitCode.USAGE)
         self.launch(LOCAL, self.links[0], self.steps).check()
         if self.out.exists() and (not self.out.is_dir() or any(self.out.iterdir())):
             raise Failure(
-                f"--out {self.out}: is there already; choose a folder that is not", Exit.USAGE
+                f"--out {self.out}: is there already; choose a folder that is not", ExitCode.USAGE
             )
 
     def request(self) -> dict[str, Any]:
@@ -74,7 +75,7 @@ class Bench:
         try:
             return [parse_link(text) for text in self.links]
         except ValueError as error:
-            raise Failure(f"--link: {error}", Exit.CONFIGURATION) from error
+            raise Failure(f"--link: {error}", ExitCode.CONFIGURATION) from error
 
     @property
     def order(self) -> tuple[str, ...]:

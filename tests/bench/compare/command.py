@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from coordinator.errors import Exit, Failure
+from coordinator.errors import Failure
 from coordinator.links.asked import link_means_option
 from coordinator.rendezvous.records import int_of
+from protos.exit_codes import ExitCode
 from tests.bench.compare.asked import SYSTEMS
 
 if TYPE_CHECKING:
@@ -85,12 +86,15 @@ def bench(json_path: Path | None, markdown_path: Path | None, **asked: Any) -> N
     chosen.check()
     for path in filter(None, (json_path, markdown_path)):
         if not path.parent.is_dir():
-            raise Failure(f"{path}: there is no folder {path.parent}; make it first", Exit.USAGE)
+            raise Failure(
+                f"{path}: there is no folder {path.parent}; make it first", ExitCode.USAGE
+            )
     from coordinator.launcher.preflight import ask_worker
 
     if int_of(ask_worker(chosen.request()), "stages") != 1:
         raise Failure(
-            "--set stages.count: whole models are compared here; leave it out", Exit.CONFIGURATION
+            "--set stages.count: whole models are compared here; leave it out",
+            ExitCode.CONFIGURATION,
         )
     # As for every worker: torch's threads are not all that is counted in OMP_NUM_THREADS.
     os.environ["OMP_NUM_THREADS"] = "1"
@@ -109,7 +113,7 @@ def _bench(
     from tests.bench.compare.yardsticks import in_checkout
 
     if "none" in peers and len(set(peers)) > 1:
-        raise Failure("--peers none: none, and others as well; leave one out", Exit.USAGE)
+        raise Failure("--peers none: none, and others as well; leave one out", ExitCode.USAGE)
     systems = tuple(name for name in SYSTEMS if name in peers)
     if "auto" in peers and in_checkout(Path()):
         systems = SYSTEMS

@@ -1,7 +1,8 @@
 """One run of ours: `murmur swarm` with its display in a file."""
 
-from coordinator.errors import Exit, Failure
+from coordinator.errors import Failure
 from coordinator.launcher.launch import Launch
+from protos.exit_codes import ExitCode
 from tests.bench.compare.runs import Ended
 
 _LOG = "swarm.log"
@@ -23,8 +24,8 @@ def train(launch: Launch) -> Ended:
         words = _INTERRUPTED if failure.exit_code > 128 else failure.message
         return Ended(problem=words, exit_code=failure.exit_code)
     except OSError as error:
-        return Ended(problem=f"{launch.out}: {error.strerror}", exit_code=Exit.FAILED)
-    if code == Exit.DONE:
+        return Ended(problem=f"{launch.out}: {error.strerror}", exit_code=ExitCode.FAILED)
+    if code == ExitCode.DONE:
         return Ended(report=report)
     problem = _INTERRUPTED if code > 128 else f"no worker came to the end; see {launch.out}"
     return Ended(problem=problem, exit_code=code)

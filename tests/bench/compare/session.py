@@ -4,10 +4,11 @@ import time
 from collections.abc import Callable
 
 from algorithms.link import Link
-from coordinator.errors import Exit, Failure
+from coordinator.errors import Failure
 from coordinator.launcher.launch import core_count
 from coordinator.launcher.processes import Interrupts
 from coordinator.rendezvous.records import int_of
+from protos.exit_codes import ExitCode
 from protos.figures import count, duration
 from tests.bench.compare import ours, yardsticks
 from tests.bench.compare.asked import LOCAL, Bench
@@ -16,7 +17,7 @@ from tests.bench.compare.rows import Row, problem_row, row_of, speed_of
 from tests.bench.compare.runs import Ended
 from tests.bench.compare.tables import Conditions, LinkTable
 
-_BAD_INPUT = (Exit.USAGE, Exit.CONFIGURATION, Exit.TASK)
+_BAD_INPUT = (ExitCode.USAGE, ExitCode.CONFIGURATION, ExitCode.TASK)
 
 
 class Session:
@@ -64,7 +65,7 @@ class Session:
                 if self._interrupts.first is not None:
                     return 128 + self._interrupts.first
         failed = any(row.failed for table in self.tables for row in table.rows)
-        return Exit.FAILED if failed else Exit.DONE
+        return ExitCode.FAILED if failed else ExitCode.DONE
 
     # --------------------------------------------------------------------------------- inside
 

@@ -9,9 +9,9 @@ from functools import cache
 from pathlib import Path
 
 from algorithms.link import Link
-from coordinator.errors import Exit
 from coordinator.launcher.processes import Interrupts, WorkerProcess
 from coordinator.links.namespaces import why_not
+from protos.exit_codes import ExitCode
 from tests.bench.compare.asked import Bench
 from tests.bench.compare.runs import Ended
 
@@ -69,7 +69,7 @@ def train(kind: str, bench: Bench, link: Link, folder: Path, steps: int, inner: 
         folder.mkdir(parents=True)
         process = WorkerProcess(kind, command, folder / "run.log")
     except OSError as error:
-        return Ended(problem=f"{folder}: {error.strerror}", exit_code=Exit.FAILED)
+        return Ended(problem=f"{folder}: {error.strerror}", exit_code=ExitCode.FAILED)
     most_s = _START_S + 3 * bench.limit_s
     try:
         code, signal_number = _follow(process, most_s)
@@ -78,14 +78,14 @@ def train(kind: str, bench: Bench, link: Link, folder: Path, steps: int, inner: 
     if signal_number is not None:
         return Ended(problem="interrupted", exit_code=128 + signal_number)
     if code is None:
-        return Ended(problem=f"failed: took more than {most_s:.0f} s", exit_code=Exit.FAILED)
+        return Ended(problem=f"failed: took more than {most_s:.0f} s", exit_code=ExitCode.FAILED)
     if code != 0:
         words = reason(list(process.errors)) or f"exit code {code}"
-        return Ended(problem=f"failed: {words}", exit_code=Exit.FAILED)
+        return Ended(problem=f"failed: {words}", exit_code=ExitCode.FAILED)
     try:
         report = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        return Ended(problem=f"failed: no report: {error}", exit_code=Exit.FAILED)
+        return Ended(problem=f"failed: no report: {error}", exit_code=ExitCode.FAILED)
     return Ended(report=report)
 
 

@@ -9,12 +9,13 @@ from rich.console import Console
 
 from algorithms.link import Link
 from coordinator.cli import swarm
-from coordinator.errors import Exit, Failure
+from coordinator.errors import Failure
 from coordinator.launcher.launch import Launch
 from coordinator.launcher.swarm import run_swarm
 from coordinator.links.asked import parse_links
 from coordinator.links.namespaces import NoNamespaces, free_subnet, leftovers, names, started
 from coordinator.links.network import Network, Place
+from protos.exit_codes import ExitCode
 
 
 def test_each_worker_has_its_own_link_or_the_common_one() -> None:
@@ -45,7 +46,7 @@ def test_what_is_wrong_is_said_before_anything_starts(
     for text in texts:
         arguments += ["--link", text]
     result = CliRunner().invoke(swarm, arguments)
-    assert result.exit_code == Exit.CONFIGURATION
+    assert result.exit_code == ExitCode.CONFIGURATION
     assert said in result.output
     assert result.output.count("\n") == 1
     assert not (tmp_path / "out").exists()
@@ -95,7 +96,7 @@ def test_namespaces_that_were_asked_for_must_be_had(tmp_path: Path) -> None:
     launch = Launch(workers=1, out=tmp_path / "out", links=("5mbit",), link_means="namespaces")
     with pytest.raises(Failure) as failure:
         run_swarm(launch, Console(file=io.StringIO()))
-    assert failure.value.exit_code == Exit.CONFIGURATION
+    assert failure.value.exit_code == ExitCode.CONFIGURATION
     said = "--link-means namespaces: there is no `tc`; use --link-means relay"
     assert failure.value.message == said
     assert not (tmp_path / "out").exists()

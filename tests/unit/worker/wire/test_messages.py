@@ -11,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protos import murmuration_pb2 as pb
+from protos.documents import pack
 from worker import wire
 from worker.exchange.types import ShardKey
 from worker.manifest import Manifest
 from worker.membership import MAX_UNREACHABLE, Digest, Health, Member, Phase
-from worker.wire import WireError, hash64, pack_document, parse
+from worker.wire import WireError, hash64, parse
 
 KINDS = [
     pb.Member, pb.JoinRequest, pb.JoinReply, pb.GossipMessage, pb.ProbeRequest, pb.ProbeReply,
@@ -81,7 +82,7 @@ def test_a_pickle_is_never_executed(tmp_path: Path, protocol: int) -> None:
     for kind in KINDS:
         with pytest.raises(WireError, match=f"^not a {kind.__name__}$"):
             parse(kind, raw)
-    for document in (raw, zstandard.compress(raw), pack_document(raw)):
+    for document in (raw, zstandard.compress(raw), pack(raw)):
         with pytest.raises(WireError):
             Manifest.unpack(document)
     assert not trap.exists()

@@ -1,7 +1,9 @@
+"""What makes two manifests the same, and how the first difference is named."""
+
 import pytest
 import zstandard
 
-from protos.documents import BadDocument, pack, parse
+from protos.documents import BadDocument, pack
 from protos.manifest import first_difference, manifest_difference, run_name
 
 RUN = {"diloco": {"inner_steps": 50, "preset": "diloco"}, "tensors": {"a.weight": [4, 8]}}
@@ -38,16 +40,11 @@ def test_a_number_of_another_type_differs() -> None:
     assert first_difference({"x": 1}, {"x": True}) == "x: 1 here, True there"
 
 
-def test_depth_and_length_are_bounded() -> None:
-    deep: object = 1
-    for _ in range(900):
-        deep = [deep]
-    found = first_difference(deep, [deep])
-    assert found is not None
-    assert "nested too deep" in found
+def test_values_are_shown_shortened() -> None:
     found = first_difference({"x": "a" * 1000}, {"x": "b"})
     assert found is not None
-    assert len(found) < 200
+    assert found.endswith("... here, 'b' there")
+    assert len(found) < 100
 
 
 def test_the_same_document_in_other_bytes_is_the_same_run() -> None:
@@ -65,19 +62,9 @@ def test_says_whose_value_is_which() -> None:
     assert line == "the manifest is not this run's: x: 1 in this run, 2 in yours"
 
 
-def test_damaged_and_hostile_bytes_are_refused() -> None:
-    bomb = zstandard.ZstdCompressor().compress(bytes(64 * 1024 * 1024))
-    assert len(bomb) < 10_000
-    for raw, why in (
-        (b"junk", "damaged"),
-        (bomb, "larger than"),
-        (pack([1, 2]), "not a map"),
-        (pack({1: 2}), "not msgpack"),
-        (pack({"a": 1})[:-2], "not msgpack|damaged"),
-    ):
-        with pytest.raises(BadDocument, match=why):
-            run_name(raw)
-    with pytest.raises(BadDocument, match="lists and maps"):
-        parse(b"\xdd\x00\x04\x00\x00" + b"\x80" * 0x40000)  # 256 Ki empty maps
-    with pytest.raises(BadDocument, match="not msgpack"):
-        parse(b"\x91" * 100_000)
+def test_damaged_bytes_are_refused() -> None:
+    with pytest.raises(BadDocument, match="damaged"):
+        run_name(b"junk")
+    line = manifest_difference(pack(RUN), b"junk")
+    assert line is not None
+    assert line.startswith("the manifest cannot be read: damaged")
