@@ -116,7 +116,7 @@ class Member(_message.Message):
     peer: _builtins.str
     address: _builtins.str
     epoch: _builtins.int
-    """start of this process, in milliseconds; a restart is a new life"""
+    """start of this process, in milliseconds; a restart has a later one"""
     incarnation: _builtins.int
     """raised by the peer itself to refute a suspicion"""
     health: Global___Health.ValueType
@@ -255,7 +255,7 @@ class GossipMessage(_message.Message):
     PROGRESS_FIELD_NUMBER: _builtins.int
     NUMBER_FIELD_NUMBER: _builtins.int
     ACKNOWLEDGED_FIELD_NUMBER: _builtins.int
-    ANEW_FIELD_NUMBER: _builtins.int
+    RESET_FIELD_NUMBER: _builtins.int
     FULL_FIELD_NUMBER: _builtins.int
     sender: _builtins.str
     run: _builtins.int
@@ -264,15 +264,15 @@ class GossipMessage(_message.Message):
     """of this message to this receiver; 0 when it has no members"""
     acknowledged: _builtins.int
     """the highest number received; 0: count on nothing that was sent"""
-    anew: _builtins.bool
+    reset: _builtins.bool
     """whatever was sent before may be lost: numbers count from this one on"""
     full: _builtins.bool
     """all that the sender knows, or a part of it in turn; answer likewise"""
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___Member]: ...
     @_builtins.property
-    def progress(self) -> Global___Progress:
-        """of the sender; the rest of its card is as the receiver has it"""
+    def progress(self) -> Global___MemberProgress:
+        """of the sender; what else is known of it has not changed"""
 
     def __init__(
         self,
@@ -280,22 +280,22 @@ class GossipMessage(_message.Message):
         sender: _builtins.str = ...,
         run: _builtins.int = ...,
         members: _abc.Iterable[Global___Member] | None = ...,
-        progress: Global___Progress | None = ...,
+        progress: Global___MemberProgress | None = ...,
         number: _builtins.int = ...,
         acknowledged: _builtins.int = ...,
-        anew: _builtins.bool = ...,
+        reset: _builtins.bool = ...,
         full: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["progress", b"progress"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged", b"acknowledged", "anew", b"anew", "full", b"full", "members", b"members", "number", b"number", "progress", b"progress", "run", b"run", "sender", b"sender"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged", b"acknowledged", "full", b"full", "members", b"members", "number", b"number", "progress", b"progress", "reset", b"reset", "run", b"run", "sender", b"sender"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GossipMessage: _TypeAlias = GossipMessage  # noqa: Y015
 
 @_typing.final
-class Progress(_message.Message):
+class MemberProgress(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     EPOCH_FIELD_NUMBER: _builtins.int
@@ -317,7 +317,7 @@ class Progress(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Progress: _TypeAlias = Progress  # noqa: Y015
+Global___MemberProgress: _TypeAlias = MemberProgress  # noqa: Y015
 
 @_typing.final
 class ProbeRequest(_message.Message):
@@ -461,7 +461,7 @@ class VisitHeader(_message.Message):
     schedule: _builtins.int
     """names the measurements that the origin knew as the iteration began"""
     epoch: _builtins.int
-    """of the origin, as in its card: its earlier life's visits are others"""
+    """of the origin, as in its Member: its earlier life's visits are others"""
     @_builtins.property
     def rest(self) -> _containers.RepeatedCompositeFieldContainer[Global___Hop]:
         """of the route; the origin comes last and is not named"""

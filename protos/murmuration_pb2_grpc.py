@@ -47,8 +47,8 @@ class ControlStub:
                 request_serializer=protos_dot_murmuration__pb2.GossipMessage.SerializeToString,
                 response_deserializer=protos_dot_murmuration__pb2.GossipMessage.FromString,
                 _registered_method=True)
-        self.ProbeFor = channel.unary_unary(
-                '/murmuration.v1.Control/ProbeFor',
+        self.IndirectProbe = channel.unary_unary(
+                '/murmuration.v1.Control/IndirectProbe',
                 request_serializer=protos_dot_murmuration__pb2.ProbeRequest.SerializeToString,
                 response_deserializer=protos_dot_murmuration__pb2.ProbeReply.FromString,
                 _registered_method=True)
@@ -90,7 +90,7 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def ProbeFor(self, request, context):
+    def IndirectProbe(self, request, context):
         """Asks this peer to probe another one: tells a dead peer from a broken link.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -132,8 +132,8 @@ def add_ControlServicer_to_server(servicer, server):
                     request_deserializer=protos_dot_murmuration__pb2.GossipMessage.FromString,
                     response_serializer=protos_dot_murmuration__pb2.GossipMessage.SerializeToString,
             ),
-            'ProbeFor': grpc.unary_unary_rpc_method_handler(
-                    servicer.ProbeFor,
+            'IndirectProbe': grpc.unary_unary_rpc_method_handler(
+                    servicer.IndirectProbe,
                     request_deserializer=protos_dot_murmuration__pb2.ProbeRequest.FromString,
                     response_serializer=protos_dot_murmuration__pb2.ProbeReply.SerializeToString,
             ),
@@ -221,7 +221,7 @@ class Control:
             _registered_method=True)
 
     @staticmethod
-    def ProbeFor(request,
+    def IndirectProbe(request,
             target,
             options=(),
             channel_credentials=None,
@@ -234,7 +234,7 @@ class Control:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/murmuration.v1.Control/ProbeFor',
+            '/murmuration.v1.Control/IndirectProbe',
             protos_dot_murmuration__pb2.ProbeRequest.SerializeToString,
             protos_dot_murmuration__pb2.ProbeReply.FromString,
             options,

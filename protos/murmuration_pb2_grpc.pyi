@@ -42,7 +42,7 @@ class ControlStub:
     """Push-pull of what the other does not know yet. The reply, even an empty one, is evidence of life,
     so this is also the probe.
     """
-    ProbeFor: _grpc.UnaryUnaryMultiCallable[_murmuration_pb2.ProbeRequest, _murmuration_pb2.ProbeReply]
+    IndirectProbe: _grpc.UnaryUnaryMultiCallable[_murmuration_pb2.ProbeRequest, _murmuration_pb2.ProbeReply]
     """Asks this peer to probe another one: tells a dead peer from a broken link."""
     Status: _grpc.UnaryUnaryMultiCallable[_murmuration_pb2.StatusRequest, _murmuration_pb2.StatusReply]
     """What `murmur status` shows; a msgpack document, so that it can grow."""
@@ -67,7 +67,7 @@ class ControlAsyncStub(ControlStub):
     """Push-pull of what the other does not know yet. The reply, even an empty one, is evidence of life,
     so this is also the probe.
     """
-    ProbeFor: _aio.UnaryUnaryMultiCallable[_murmuration_pb2.ProbeRequest, _murmuration_pb2.ProbeReply]  # type: ignore[assignment]
+    IndirectProbe: _aio.UnaryUnaryMultiCallable[_murmuration_pb2.ProbeRequest, _murmuration_pb2.ProbeReply]  # type: ignore[assignment]
     """Asks this peer to probe another one: tells a dead peer from a broken link."""
     Status: _aio.UnaryUnaryMultiCallable[_murmuration_pb2.StatusRequest, _murmuration_pb2.StatusReply]  # type: ignore[assignment]
     """What `murmur status` shows; a msgpack document, so that it can grow."""
@@ -103,7 +103,7 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         """
 
     @_abc_1.abstractmethod
-    def ProbeFor(
+    def IndirectProbe(
         self,
         request: _murmuration_pb2.ProbeRequest,
         context: _ServicerContext,

@@ -21,9 +21,18 @@ from worker.exchange.context import Context, Offload
 from worker.exchange.pairwise.io import Pairs
 from worker.exchange.types import View
 from worker.manifest import Manifest
-from worker.membership import Digest, Measured, Member, Membership, Phase, Suspected, Tick, Updated
+from worker.membership import (
+    Digest,
+    Measured,
+    Member,
+    Membership,
+    Phase,
+    ProbeTick,
+    Suspected,
+    Updated,
+)
 from worker.membership.coordinator_client import CoordinatorClient
-from worker.membership.gossip import Gossip
+from worker.membership.io import GossipService
 from worker.pipeline.context import StageContext, StageCounts
 from worker.pipeline.node import StageNode
 from worker.pipeline.rebalancing import StageExchange
@@ -122,7 +131,7 @@ class Node:
         self._contributor: Contributor | FinalAverage = rounds_over_all(
             means, self._reducer, transport, self._address_of, self._finished, self._doubt
         )
-        self._gossip: Gossip | None = None
+        self._gossip: GossipService | None = None
         self._stages: StageNode | None = None
         self._introduction: CoordinatorClient | None = None
         self._inbox: asyncio.Queue[ToIO] = asyncio.Queue()
@@ -139,7 +148,7 @@ class Node:
         return self._stages
 
     @property
-    def gossip(self) -> Gossip:
+    def gossip(self) -> GossipService:
         assert self._gossip is not None, "listen() comes first"
         return self._gossip
 
@@ -152,7 +161,7 @@ class Node:
         epoch = time.time_ns() // 1_000_000 if node.epoch is None else node.epoch
         member = Member(node.peer, node.advertise or bound, epoch, stage=node.stage)
         rng = random.Random(wire.hash64(f"{member.peer}/{member.epoch}".encode()))
-        self._gossip = Gossip(
+        self._gossip = GossipService(
             Membership(member, self._config.membership, rng),
             manifest,
             self._transport,
@@ -229,8 +238,8 @@ class Node:
                 return self.gossip.on_gossip(request)
             case "Control/Join":
                 return await self.gossip.on_join(request)
-            case "Control/ProbeFor":
-                return await self.gossip.on_probe_for(request)
+            case "Control/IndirectProbe":
+                return await self.gossip.on_indirect_probe(request)
             case "Control/Status":
                 return wire.status_reply(self.status())
             case "Control/Measure":
@@ -372,7 +381,7 @@ class Node:
 
     async def _tick(self) -> None:
         while True:
-            self.gossip.step(Tick())
+            self.gossip.step(ProbeTick())
             await asyncio.sleep(_MEMBERSHIP_TICK_S)
 
     async def _tick_rounds(self) -> None:

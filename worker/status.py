@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from worker.config import Config
 from worker.exchange.context import Context
 from worker.membership import Member
-from worker.membership.gossip import Gossip
+from worker.membership.io import GossipService
 from worker.pipeline.profile import Profile
 from worker.transport import Traffic
 
@@ -54,7 +54,7 @@ def status_document(
     *,
     config: Config,
     context: Context,
-    gossip: Gossip,
+    gossip: GossipService,
     traffic: Traffic,
     rounds: Mapping[str, int],
     loss: object,

@@ -183,7 +183,7 @@ def marks_until_left(worker: WorkerProcess, other: str) -> list[list[str]]:
     """Whom the worker could not reach, each time that it changed, while `other` ran."""
     left = {"event": "member", "peer_changed": other, "health": "left"}
     running = itertools.takewhile(lambda e: not left.items() <= e.items(), worker.events)
-    return [event["peers"] for event in running if event["event"] == "apart"]
+    return [event["peers"] for event in running if event["event"] == "unreachable"]
 
 
 @pytest.mark.parametrize("point", ["contribution", "staged"])

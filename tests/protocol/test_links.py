@@ -141,7 +141,7 @@ def test_a_link_that_comes_and_goes_stops_no_round_over_all() -> None:
             for peer in swarm.alive:
                 assert peer.of_kind("round_failed") == []
                 assert [event["contributors"] for event in peer.of_kind("round")] == [4, 4, 4]
-                assert len(peer.of_kind("apart")) == (peer.name in "ab")
+                assert len(peer.of_kind("unreachable")) == (peer.name in "ab")
 
     run(scenario())
 

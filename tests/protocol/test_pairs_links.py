@@ -40,7 +40,7 @@ def test_a_link_cut_for_good_costs_the_pair_one_round(plan: Plan, peers: str) ->
             await swarm.finished()
             one, other = (swarm[name] for name in pair)
             assert failures_of(one)[0] == failures_of(other)[0] == 1
-            assert [event["peers"] for event in one.of_kind("apart")] == [[other.name]]
+            assert [event["peers"] for event in one.of_kind("unreachable")] == [[other.name]]
             for round_ in range(2, 20):
                 sat_out = [p.name for p in swarm.alive if contributors_of(p)[round_] == 1]
                 assert len(sat_out) == len(peers) % plan.group_size
@@ -58,13 +58,13 @@ def test_a_link_that_heals_is_used_again() -> None:
         async with Swarm(steady(400, SLOW)) as swarm:
             await swarm.start(*"abcd")
             swarm.cut("a", "b")
-            await swarm.until(lambda: swarm["b"].of_kind("apart") != [], 20)
+            await swarm.until(lambda: swarm["b"].of_kind("unreachable") != [], 20)
             await swarm.sleep(60)
             swarm.heal("a", "b")
             told: list[GossipMessage] = []
             swarm.tap = meetings(told.append)
             await swarm.finished()
-            assert [event["peers"] for event in swarm["b"].of_kind("apart")] == [["a"], []]
+            assert [event["peers"] for event in swarm["b"].of_kind("unreachable")] == [["a"], []]
             assert ("a", "b") in {(said.speaker, said.listener) for said in told}
             assert all(failures_of(peer) == [] for peer in swarm.alive)
 

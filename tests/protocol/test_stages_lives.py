@@ -8,7 +8,7 @@ import pytest
 from algorithms.plan import PRESETS
 from tests.protocol.stage_swarm import StagedProblem, StageSwarm, life_of, numbers_in
 from tests.protocol.virtual_time import run
-from worker.membership import Heard
+from worker.membership import Gossiped
 from worker.training.inbox import JobKind
 
 ITERATION = 3
@@ -126,7 +126,7 @@ def test_an_origin_that_hears_of_an_earlier_life_with_a_clock_ahead_goes_on() ->
             await swarm.reached(ITERATION)
             gossip = swarm["0b"].node.gossip
             ahead = replace(gossip.me, epoch=gossip.me.epoch + 10_000)
-            gossip.step(Heard((ahead,)))
+            gossip.step(Gossiped((ahead,)))
             assert gossip.me.epoch > ahead.epoch
             await swarm.finished()
             for told in swarm["0b"].replica.iterations:

@@ -14,7 +14,7 @@ from worker.errors import PeersUnreachable
 from worker.exchange.context import Offload
 from worker.manifest import Manifest
 from worker.membership import Digest, Health, Member, Phase
-from worker.membership.gossip import Gossip
+from worker.membership.io import GossipService
 from worker.training.inbox import Adopt, AllStarted, Mailbox, Published, SkipAhead, Started
 from worker.transport import Transport, TransportError
 from worker.transport.grpc import GrpcTransport
@@ -50,7 +50,7 @@ class Bootstrap:
         wait_s: float,
         plan: Plan,
         run: int,
-        gossip: Gossip,
+        gossip: GossipService,
         transport: Transport,
         mailbox: Mailbox,
         offload: Offload,

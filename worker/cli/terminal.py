@@ -49,7 +49,7 @@ def describe(event: Mapping[str, object]) -> str | None:
             return f"made stage {event['stage']} anew, from {_parts(event['from'])}"
         case "member":
             return f"{event['peer_changed']} is {event['health']}"
-        case "apart":
+        case "unreachable":
             if not isinstance(peers := event["peers"], list) or not peers:
                 return "reaches every peer again"
             return f"does not reach {', '.join(peers)}, though others do: check the link between"

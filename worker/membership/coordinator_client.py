@@ -7,8 +7,8 @@ from protos import documents
 from protos import murmuration_pb2 as pb
 from worker import wire
 from worker.errors import ManifestRefused
-from worker.membership import Heard
-from worker.membership.gossip import Gossip
+from worker.membership import Gossiped
+from worker.membership.io import GossipService
 from worker.transport import Transport, TransportError
 
 _PERIOD_S = 1.0
@@ -26,7 +26,7 @@ class CoordinatorClient:
         self,
         address: str,
         manifest: bytes,
-        gossip: Gossip,
+        gossip: GossipService,
         transport: Transport,
         started: Callable[[], bool],
     ) -> None:
@@ -91,4 +91,4 @@ class CoordinatorClient:
         if reply.refusal:
             raise ManifestRefused(f"coordinator {self._address} refuses: {reply.refusal}")
         self._events = [event for event in self._events if not any(event is e for e in taken)]
-        self._gossip.step(Heard(wire.members_from_messages(reply.members)))
+        self._gossip.step(Gossiped(wire.members_from_messages(reply.members)))

@@ -1,29 +1,24 @@
-"""What to tell whom: an exchange carries only what the other side is not known to know.
+"""What to tell whom: an exchange carries only what the receiver is not known to know.
 
 Three kinds of news, by how they travel:
 
-- Health, incarnation, epoch, address and phase of a peer, whom it does not reach, and the digests
-  of its state: at once, with every exchange, whoever's they are, until `_TELL_LIFE` others, of
-  digests `_TELL_STATE`, are known to have them: who said the same counts too. So much spreads
-  through a swarm by itself, and one of up to 13 is told of life to the last peer; whom a rumour
-  misses has it from its subject, which tells everyone itself, or from a full exchange. Whoever is
-  suspected or worse hears it in any case, for only that peer can refute; and whoever says what is
-  outdated is set right.
-- Step and heartbeat change with every step of everyone, and nothing decides by the step of others:
-  whoever takes part in a round, joins or repairs goes by phases and digests. They are no news, and
-  nobody relays them for their own sake: a request says those of its sender in a few bytes, and each
-  card that travels for another reason holds the newest.
-- All that is known, both ways: in the first `_FIRST_FULL` exchanges of a life, after an exchange
-  that failed, and once per `full_s` with somebody; this repairs whatever was lost. Of more than
-  `_MOST_BYTES` the next part each time, and in swarms above `_FULL_PEERS` in proportion less often,
-  so that this takes no more than a constant rate.
+- Health, incarnation, epoch, address, phase, unreachable peers and state digests of any peer go out
+  at once, with every exchange. They stop once `_TELL_LIFE` others (`_TELL_STATE` for digests) are
+  known to have them; a peer that sent the same news counts too. The rest of the swarm has it from
+  others, from the subject itself or from a full exchange. A peer that is suspected or worse is
+  always told, since only that peer can refute. A sender of outdated news is corrected.
+- Step and heartbeat change with every step, and no decision depends on another peer's step. They
+  are not relayed for their own sake: a request carries those of its sender in a few bytes, and each
+  member that travels for another reason carries the newest.
+- All that is known goes both ways in the first `_FIRST_FULL` exchanges of a process, after a failed
+  exchange, and once per `full_s`. This repairs whatever was lost. Beyond `_MOST_BYTES` it goes in
+  parts, in turn, and above `_FULL_PEERS` peers less often: it takes at most a constant rate.
 
-What has arrived is known by numbers. A message that carries cards has the next number of its
-sender for that receiver, and every message acknowledges the highest number received: all up to it
-have arrived, and what is under way is not said twice. An answer's fate is known only to the
-asker. If that one did not get it, its exchange has failed, and from then on it acknowledges 0,
-which means "count on nothing", until a message begins the account anew. A restarted process
-acknowledges 0 too, and knows by numbers it has never used that it is taken for its former life.
+Messages that carry members are numbered per sender and receiver. Every message acknowledges the
+highest number received; all up to it have arrived, and what is under way is not sent twice. Only
+the requesting peer knows whether an answer arrived. If its exchange failed, it acknowledges 0,
+"count on nothing", until a message with `reset` restarts the numbers. So does a restarted process,
+which learns from numbers that it never used that it is taken for its earlier epoch.
 
 Ref: rumour mongering with feedback and counters, and anti-entropy behind it (Demers et al. 1987).
 """
@@ -38,12 +33,12 @@ _TELL_LIFE = 12
 _TELL_STATE = 4
 _FULL_PEERS = 32
 _FIRST_FULL = 3
-_MOST_BYTES = 40 * 1024  # of cards in one message: a call takes 64 KiB
+_MOST_BYTES = 40 * 1024  # of members in one message: a call takes 64 KiB
 
 
 @dataclass(frozen=True)
-class Progress:
-    """The sender's own heartbeat and step; the rest of its card is as the receiver has it."""
+class MemberProgress:
+    """The sender's own heartbeat and step; its other fields are as the receiver has them."""
 
     epoch: int
     heartbeat: int
@@ -54,22 +49,22 @@ class Progress:
 class GossipMessage:
     """One message of an exchange.
 
-    `number` is 0 when there are no cards; `acknowledged` is 0 when the receiver is to count on
-    nothing; `anew`: nor does the sender, and its numbers count from this one on. `full` asks for a
-    full answer.
+    `number` is 0 without members. `acknowledged` is 0 where the receiver is to count on nothing.
+    `reset`: the sender counts on nothing either, and its numbers start from this one. `full` asks
+    for a full answer.
     """
 
     members: tuple[Member, ...] = ()
-    progress: Progress | None = None
+    progress: MemberProgress | None = None
     number: int = 0
     acknowledged: int = 0
-    anew: bool = False
+    reset: bool = False
     full: bool = False
 
 
 @dataclass
 class _Rumour:
-    """The newest of one card: who has it for sure, to whom it is under way, who is behind."""
+    """The newest of one member: who has it, to whom it is under way, who is behind."""
 
     member: Member
     tell: int
@@ -78,25 +73,25 @@ class _Rumour:
     owed_to: set[str] = field(default_factory=set)
 
     @property
-    def hot(self) -> bool:
+    def spreads(self) -> bool:
         return len(self.known_to) + len(self.under_way) < self.tell
 
 
 @dataclass
 class _Peering:
-    """With one peer: numbers used and received, and the cards of each number under way."""
+    """With one peer: numbers used and received, and the members of each number under way."""
 
     used: int = 0
     received: int = 0
-    anew: bool = True  # what was sent may be lost, or nothing was sent yet
+    reset: bool = True  # what was sent may be lost, or nothing was sent yet
     failed: bool = False
     sent: dict[int, tuple[Member, ...]] = field(default_factory=dict)
 
 
 class Dissemination:
-    """Composes what one peer says, and keeps account of what the others know.
+    """Composes what one peer says, and tracks what the others know.
 
-    Every call takes `members`, everyone known, this peer's own among them, by name.
+    Every call takes `members`: all that are known, this peer included, sorted by name.
 
     Args:
         me: this peer.
@@ -121,9 +116,9 @@ class Dissemination:
         said = self._say(peer, members, full=due)
         own = self._rumours[self._me]
         if said.members or peer not in own.known_to:
-            return said  # a heartbeat must not overtake the card that it belongs to
+            return said  # a heartbeat must not overtake the member that it belongs to
         me = own.member
-        return replace(said, progress=Progress(me.epoch, me.heartbeat, me.step))
+        return replace(said, progress=MemberProgress(me.epoch, me.heartbeat, me.step))
 
     def answer(self, peer: str, asked: GossipMessage, members: Sequence[Member]) -> GossipMessage:
         """Answers a request that was `heard`."""
@@ -137,7 +132,7 @@ class Dissemination:
         link = self._links.setdefault(peer, _Peering())
         if 0 < said.acknowledged <= link.used:
             for number in [n for n in link.sent if n <= said.acknowledged]:
-                self._settle(peer, link.sent.pop(number), arrived=True)
+                self._delivered(peer, link.sent.pop(number), arrived=True)
         else:
             self._forget(peer)
         for member in said.members:
@@ -146,7 +141,7 @@ class Dissemination:
                 rumour.known_to.add(peer)
             elif peer not in rumour.under_way:
                 rumour.owed_to.add(peer)
-        if said.anew:
+        if said.reset:
             link.received = said.number
         elif link.received:
             link.received = max(link.received, said.number)
@@ -158,7 +153,7 @@ class Dissemination:
             link.received, link.failed = 0, True
 
     def part(self, members: Iterable[Member]) -> tuple[Member, ...]:
-        """As many as a message holds: one's own, then in turn from where the last part ended."""
+        """As many as a message holds: this peer, then in turn from where the last part ended."""
         ordered = sorted(
             members, key=lambda c: (c.peer != self._me, c.peer <= self._cursor, c.peer)
         )
@@ -174,12 +169,12 @@ class Dissemination:
 
     def _say(self, peer: str, members: Sequence[Member], full: bool) -> GossipMessage:
         self._refresh(members)
-        if peer not in self._rumours:  # a stranger: no account is kept
+        if peer not in self._rumours:  # a stranger: nothing is tracked
             return GossipMessage(self.part(members))
         link = self._links.setdefault(peer, _Peering())
-        anew, full = link.anew, full or link.failed
-        link.anew = link.failed = False
-        chosen = self.part(members if full else self._news_for(peer, anew))
+        reset, full = link.reset, full or link.failed
+        link.reset = link.failed = False
+        chosen = self.part(members if full else self._news_for(peer, reset))
         if chosen:
             link.used += 1
             link.sent[link.used] = chosen
@@ -191,14 +186,14 @@ class Dissemination:
             members=chosen,
             number=link.used if chosen else 0,
             acknowledged=link.received,
-            anew=anew,
+            reset=reset,
             full=full,
         )
 
-    def _news_for(self, peer: str, anew: bool) -> list[Member]:
+    def _news_for(self, peer: str, reset: bool) -> list[Member]:
         news = []
         for name, rumour in self._rumours.items():
-            if name == self._me and anew:
+            if name == self._me and reset:
                 news.append(rumour.member)
                 continue
             if peer in rumour.known_to or peer in rumour.under_way:
@@ -206,7 +201,7 @@ class Dissemination:
             if name == peer:  # knows itself best, except that it is held to be gone
                 wanted = rumour.member.health is not Health.ALIVE
             else:
-                wanted = name == self._me or rumour.hot or peer in rumour.owed_to
+                wanted = name == self._me or rumour.spreads or peer in rumour.owed_to
             if wanted:
                 news.append(rumour.member)
         return news
@@ -219,13 +214,13 @@ class Dissemination:
                 self._rumours[member.peer] = _Rumour(member, _TELL_LIFE)
             elif rumour.member is not member:
                 if _news(rumour.member) != _news(member):
-                    still = rumour.hot and rumour.tell == _TELL_LIFE
+                    still = rumour.spreads and rumour.tell == _TELL_LIFE
                     life = still or _life(rumour.member) != _life(member)
                     rumour = _Rumour(member, _TELL_LIFE if life else _TELL_STATE)
                     self._rumours[member.peer] = rumour
                 rumour.member = member
 
-    def _settle(self, peer: str, members: Iterable[Member], arrived: bool) -> None:
+    def _delivered(self, peer: str, members: Iterable[Member], arrived: bool) -> None:
         for member in members:
             rumour = self._rumours[member.peer]
             if _news(member) == _news(rumour.member):
@@ -235,9 +230,9 @@ class Dissemination:
 
     def _lose(self, peer: str, link: _Peering) -> None:
         for members in link.sent.values():
-            self._settle(peer, members, arrived=False)
+            self._delivered(peer, members, arrived=False)
         link.sent.clear()
-        link.anew = True
+        link.reset = True
 
     def _forget(self, peer: str) -> None:
         self._lose(peer, self._links[peer])
@@ -248,7 +243,7 @@ class Dissemination:
 def with_progress(
     said: GossipMessage, sender: str, members: Iterable[Member]
 ) -> tuple[Member, ...]:
-    """The cards that a message amounts to: its own, and its sender's brought forward."""
+    """The members in a message, and its sender's with the progress that it reports."""
     if (progress := said.progress) is not None:
         for member in members:
             if member.peer == sender and member.epoch == progress.epoch:
@@ -275,7 +270,7 @@ def _news(member: Member) -> tuple[object, ...]:
 
 
 def _most_bytes(member: Member) -> int:
-    """A bound of the card's size on the wire."""
+    """A bound of the member's size on the wire."""
     names = sum(
         len(name.encode()) + 3 for name in (member.peer, member.address, *member.unreachable)
     )

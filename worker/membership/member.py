@@ -1,9 +1,9 @@
-"""What peers tell each other about a peer, and which of two tellings is the newer."""
+"""What peers gossip about a peer, and which of two records of it is newer."""
 
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
-MAX_UNREACHABLE = 16  # peers that a card names
+MAX_UNREACHABLE = 16  # peers that one member names
 
 
 class Health(IntEnum):
@@ -45,11 +45,10 @@ class Digest:
 class Member:
     """One peer as the others know it.
 
-    `epoch` is the start of its process in ms: a restart is a new life. `incarnation` is raised by
-    the peer itself to refute a suspicion, `heartbeat` at every change of what follows it, or phase.
-    `step_s` is how long an inner step takes it, roughly; 0 when it has not said. `stage` is the one
-    it serves, `profile` what it has measured, as it travels; opaque here. `unreachable` are
-    peers that it does not reach, though others do.
+    `epoch` is the start of its process in ms; a restart has a later one. The peer itself raises
+    `incarnation` to refute a suspicion, and `heartbeat` when phase or a later field changes.
+    `step_s` is the duration of an inner step; 0 when unknown. `profile` holds its measurements for
+    the stage that it serves, as they travel. `unreachable` are peers that it alone cannot reach.
     """
 
     peer: str
@@ -73,9 +72,9 @@ class Member:
 
 
 def newest(known: Member, heard: Member) -> Member:
-    """Merges two cards of one peer: health by incarnation, the rest by heartbeat.
+    """Merges two records of one peer: health by incarnation, the rest by heartbeat.
 
-    A card of a later epoch replaces all; who left stays gone for that epoch.
+    A later epoch replaces all. A peer that left stays gone for that epoch.
     """
     if known.epoch != heard.epoch:
         return max(known, heard, key=lambda member: member.epoch)
@@ -91,7 +90,7 @@ def newest(known: Member, heard: Member) -> Member:
 
 
 def is_overtaken(rumour: Member, known: Member) -> bool:
-    """Whether a peer is said to be dead by somebody who has not heard of it as lately."""
+    """Whether a rumour of death is older than the newest heartbeat known."""
     return (
         rumour.health is Health.DEAD
         and rumour.epoch == known.epoch

@@ -1,4 +1,4 @@
-"""Whom a peer does not reach itself, though others do: a link is cut, not a peer dead."""
+"""Peers that this one does not reach though others do: the link is cut, the peer is not dead."""
 
 from dataclasses import dataclass
 
@@ -9,13 +9,13 @@ _MOST_FLAPS = 4  # after which a mark stays no longer than after as many
 
 
 @dataclass
-class _Link:
+class _PeerLink:
     """To a peer that has not answered; times in s."""
 
     missed_since: float
     missed: int = 0
     unreachable: bool = False
-    flaps: int = 0  # how often it was apart and was not any more
+    flaps: int = 0  # how often it was unreachable and then reachable again
     answers_since: float | None = None
 
 
@@ -23,14 +23,14 @@ class Reachability:
     """Judges by the probes of this peer.
 
     Args:
-        brief_s: a cut that is over sooner is none. Who is apart is so until it has answered for
-            twice that long, and twice as long again each time that the link has failed anew: what
-            others do about a cut costs more than to go on with it.
+        brief_s: shorter cuts are ignored. An unreachable peer stays so until it has answered for
+            twice that long, and that time doubles each time that the link fails again: what others
+            do about a cut costs more than to leave it marked.
     """
 
     def __init__(self, brief_s: float) -> None:
         self._brief_s = brief_s
-        self._links: dict[str, _Link] = {}
+        self._links: dict[str, _PeerLink] = {}
 
     def answered(self, peer: str, now: float) -> None:
         """A probe of this peer's own, at monotonic time `now` (s)."""
@@ -45,7 +45,7 @@ class Reachability:
 
     def answered_to_others(self, peer: str, now: float) -> None:
         """A probe in this peer's place, after its own has failed."""
-        link = self._links.setdefault(peer, _Link(now))
+        link = self._links.setdefault(peer, _PeerLink(now))
         if link.missed == 0:
             link.missed_since = now
         link.missed, link.answers_since = link.missed + 1, None
@@ -53,12 +53,12 @@ class Reachability:
             link.unreachable = True
 
     def forget(self, peer: str) -> None:
-        """It is gone, or another than it was."""
+        """The peer is gone, or has another epoch or address."""
         self._links.pop(peer, None)
 
     @property
     def in_question(self) -> list[str]:
-        """Peers that want another probe soon: they may be apart, or no longer."""
+        """Peers to probe again soon: they may be unreachable, or no longer so."""
         return [
             peer
             for peer, link in self._links.items()
@@ -67,7 +67,7 @@ class Reachability:
 
     @property
     def unreachable(self) -> tuple[str, ...]:
-        """The peers out of reach, by name; as many as a card holds."""
+        """The unreachable peers, sorted; as many as a member may name."""
         return tuple(sorted(p for p, link in self._links.items() if link.unreachable))[
             :MAX_UNREACHABLE
         ]

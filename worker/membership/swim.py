@@ -1,10 +1,10 @@
 """Membership as a state machine: `step(event, now) -> actions`.
 
-Every `gossip_s` a peer exchanges news of members with others (push-pull; `deltas` says what each
-message holds). The answer, empty or not, is evidence of life, so this is the probe too. A peer that
-does not answer is probed through others; if they fail as well it is suspected, and declared dead
-after `suspicion_s` unless it refutes by raising its incarnation. A suspicion is enough to route
-around a peer; only a death removes it from a group.
+Every `gossip_s` a peer exchanges news of members with others (push-pull); `dissemination` says what
+each message holds. The answer, empty or not, is evidence of life, so this is the probe too. A peer
+that does not answer is probed through others. If they fail as well it is suspected, and declared
+dead after `suspicion_s` unless it refutes by raising its incarnation. A suspicion is enough to
+route around a peer; only a death removes it from a group.
 
 Ref: SWIM (Das et al. 2002) and Lifeguard (arXiv:1707.00788). Differences: each peer probes all
 others within about `probe_s` where there are few, and a few at a time in a larger swarm; messages
@@ -71,13 +71,13 @@ class MembershipConfig:
 
 
 @dataclass(frozen=True)
-class Tick:
+class ProbeTick:
     """Time passes; expected a few times per `gossip_s`."""
 
 
 @dataclass(frozen=True)
-class Heard:
-    """Cards arrived, in a request or an answer, or from a join; `sender` is who spoke, if known."""
+class Gossiped:
+    """Members arrived with gossip or a join; `sender` is the peer that sent them, if known."""
 
     members: tuple[Member, ...]
     sender: str | None = None
@@ -92,8 +92,8 @@ class Probed:
 
 
 @dataclass(frozen=True)
-class ProbedFor:
-    """An `AskProbe` has ended; `alive` is False as well when the asked peer did not answer."""
+class IndirectlyProbed:
+    """An `IndirectProbe` has ended; `alive` is False as well when the asked peer did not answer."""
 
     peer: str
     alive: bool
@@ -118,7 +118,7 @@ class Updated:
 
 @dataclass(frozen=True)
 class Measured:
-    """This peer has measured its links and its stage anew."""
+    """This peer has new measurements of its links and its stage."""
 
     profile: bytes
 
@@ -128,14 +128,14 @@ class Leaving:
     """This peer goes away on purpose."""
 
 
-Event = Tick | Heard | Probed | ProbedFor | Suspected | Updated | Measured | Leaving
+Event = ProbeTick | Gossiped | Probed | IndirectlyProbed | Suspected | Updated | Measured | Leaving
 
 # ------------------------------------------------------------------------------------ actions
 
 
 @dataclass(frozen=True)
 class Probe:
-    """Exchange news of members with a peer; report `Probed`, and `Heard` with its answer."""
+    """Exchange news of members with a peer; report `Probed`, and `Gossiped` with its answer."""
 
     peer: str
     address: str
@@ -143,8 +143,8 @@ class Probe:
 
 
 @dataclass(frozen=True)
-class AskProbe:
-    """Ask the peer at `via` to probe another; report `ProbedFor`."""
+class IndirectProbe:
+    """Ask the peer at `via` to probe another; report `IndirectlyProbed`."""
 
     via: str
     peer: str
@@ -154,19 +154,19 @@ class AskProbe:
 
 @dataclass(frozen=True)
 class ViewChanged:
-    """Somebody's health, phase or reach, or the set of peers, is another now."""
+    """A peer's health, phase or unreachable peers changed, or the set of peers did."""
 
 
-Action = Probe | AskProbe | ViewChanged
+Action = Probe | IndirectProbe | ViewChanged
 
 
 class Membership:
     """One peer's knowledge of the swarm.
 
     Args:
-        me: this peer's card.
+        me: this peer.
         config: timing.
-        rng: chooses whom to gossip with; seeded by the caller.
+        rng: chooses the peers to gossip with; seeded by the caller.
     """
 
     def __init__(self, me: Member, config: MembershipConfig, rng: random.Random) -> None:
@@ -190,7 +190,7 @@ class Membership:
 
     @property
     def members(self) -> tuple[Member, ...]:
-        """Everyone known, by name."""
+        """All known peers, sorted by name."""
         if self._sorted is None:
             self._sorted = tuple(self._members[peer] for peer in sorted(self._members))
         return self._sorted
@@ -204,16 +204,16 @@ class Membership:
         self._outline_changed = False
         actions: list[Action] = []
         match event:
-            case Tick():
+            case ProbeTick():
                 actions += self._tick(now)
-            case Heard(members, sender):
+            case Gossiped(members, sender):
                 self._merge(members, now)
                 if sender in self._suspected_until:
-                    # It speaks: time to refute, which takes it another message, starts anew.
+                    # It speaks, and its refutation takes another message: its time starts again.
                     self._suspected_until[sender] = now + self._suspicion_s
             case Probed(peer, answered):
                 actions += self._probed(peer, answered, now)
-            case ProbedFor(peer, alive):
+            case IndirectlyProbed(peer, alive):
                 self._probed_for(peer, alive, now)
             case Suspected(peer):
                 if (member := self._members.get(peer)) and member.live:
@@ -256,7 +256,7 @@ class Membership:
     def _tick(self, now: float) -> list[Action]:
         if self._ticked_at is not None:
             asleep_s = now - self._ticked_at - self.config.gossip_s
-            if asleep_s > 0:  # this process was starved or frozen: the others are not to blame
+            if asleep_s > 0:  # this process was starved or frozen, not the others
                 for peer in self._suspected_until:
                     self._suspected_until[peer] += asleep_s
         self._ticked_at = now
@@ -318,9 +318,11 @@ class Membership:
         self._asking[peer], self._asked_at[peer] = len(chosen), now
         if not chosen:
             # Nobody else to ask: this peer tries once more itself.
-            return [AskProbe(self.me.address, peer, member.address, self.config.probe_timeout_s)]
+            return [
+                IndirectProbe(self.me.address, peer, member.address, self.config.probe_timeout_s)
+            ]
         return [
-            AskProbe(helper.address, peer, member.address, self.config.probe_timeout_s)
+            IndirectProbe(helper.address, peer, member.address, self.config.probe_timeout_s)
             for helper in chosen
         ]
 
@@ -350,7 +352,7 @@ class Membership:
                 continue
             known = self._members.get(heard.peer)
             if known is not None and known.live and is_overtaken(heard, known):
-                # It was heard of since: whoever says so was cut off, or slow. Doubt, no more.
+                # Newer gossip exists: the sender of this was cut off or slow. Suspect only.
                 heard = replace(heard, health=Health.SUSPECT)
             merged = newest(known, heard) if known else heard
             self._put(merged)
@@ -365,10 +367,10 @@ class Membership:
                 self._suspected_until.setdefault(heard.peer, now + self._suspicion_s)
 
     def _defend(self, heard: Member) -> None:
-        """Refutes a rumour of this peer's end, unless it is leaving or the rumour is absurd."""
+        """Refutes a rumour of this peer's death, unless it is leaving or the rumour is absurd."""
         me = self.me
         if heard.epoch > me.epoch:
-            # A former life of this peer, with a clock that was ahead of today's.
+            # An earlier process of this peer, with a clock that was ahead of today's.
             self._put(replace(me, epoch=heard.epoch + 1))
             return
         if heard.epoch != me.epoch or heard.health is Health.ALIVE or me.health is Health.LEFT:

@@ -12,7 +12,7 @@ from typing import Protocol
 CONTROL_METHODS = (
     "Control/Join",
     "Control/Gossip",
-    "Control/ProbeFor",
+    "Control/IndirectProbe",
     "Control/Status",
     "Control/Measure",
     "Control/Finished",

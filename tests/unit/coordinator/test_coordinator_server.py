@@ -113,7 +113,7 @@ class FakeWorker(rpc.ControlServicer):
     async def Status(self, request: pb.StatusRequest, context: object) -> pb.StatusReply:  # noqa: N802
         return pb.StatusReply(document=self._document)
 
-    Join = Gossip = ProbeFor = None
+    Join = Gossip = IndirectProbe = None
 
 
 async def ask_worker(document: bytes) -> dict[str, Any]:

@@ -6,16 +6,16 @@ from dataclasses import replace
 
 from worker.membership import (
     Action,
-    AskProbe,
+    Gossiped,
     Health,
-    Heard,
+    IndirectlyProbed,
+    IndirectProbe,
     Member,
     Membership,
     MembershipConfig,
     Probe,
     Probed,
-    ProbedFor,
-    Tick,
+    ProbeTick,
 )
 
 CONFIG = MembershipConfig(
@@ -31,7 +31,7 @@ def member(peer: str, **changes: object) -> Member:
 def machine(*others: str, config: MembershipConfig = CONFIG) -> Membership:
     """`me`, who knows `others` and has not ticked yet."""
     membership = Membership(member("me"), config, random.Random(0))
-    membership.step(Heard(tuple(member(other) for other in others)), 0.0)
+    membership.step(Gossiped(tuple(member(other) for other in others)), 0.0)
     return membership
 
 
@@ -43,19 +43,19 @@ def probes(actions: Sequence[Action]) -> list[str]:
     return [action.peer for action in actions if isinstance(action, Probe)]
 
 
-def asked(actions: Sequence[Action]) -> list[AskProbe]:
-    return [action for action in actions if isinstance(action, AskProbe)]
+def asked(actions: Sequence[Action]) -> list[IndirectProbe]:
+    return [action for action in actions if isinstance(action, IndirectProbe)]
 
 
 def suspect(membership: Membership, peer: str, now: float) -> None:
     """Probes of `peer` fail, the indirect ones too."""
     for _ in asked(membership.step(Probed(peer, answered=False), now)):
-        membership.step(ProbedFor(peer, alive=False), now)
+        membership.step(IndirectlyProbed(peer, alive=False), now)
     assert health(membership, peer) is Health.SUSPECT
 
 
 def tick_until(membership: Membership, start: float, stop: float) -> None:
     """Ticks ten times a second; every probe is answered."""
     for tenth in range(round(10 * start), round(10 * stop) + 1):
-        for peer in probes(membership.step(Tick(), tenth / 10)):
+        for peer in probes(membership.step(ProbeTick(), tenth / 10)):
             membership.step(Probed(peer, answered=True), tenth / 10)

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from tests.unit.worker.membership.delta_sim import DeltaSimulation as Simulation
+from tests.unit.worker.membership.simulation import Simulation
 from worker.membership import Health, MembershipConfig
 
 CONFIG = MembershipConfig()

@@ -8,27 +8,37 @@ import heapq
 import itertools
 import math
 import random
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from worker.membership import (
-    AskProbe,
+    Digest,
+    Dissemination,
     Event,
+    Gossiped,
+    GossipMessage,
     Health,
-    Heard,
+    IndirectlyProbed,
+    IndirectProbe,
     Leaving,
     Member,
     Membership,
     MembershipConfig,
+    Phase,
     Probe,
     Probed,
-    ProbedFor,
-    Tick,
+    ProbeTick,
+    Updated,
     ViewChanged,
+    with_progress,
 )
+from worker.membership.io import to_gossip_message
 
 TICK_S = 0.1
 LATENCY_S = (0.005, 0.05)
+HTTP_BYTES = 30  # of HTTP/2 headers and frames, for each of a call's two messages
+RUN = 2**63
 
 
 @dataclass
@@ -61,6 +71,9 @@ class Simulation:
 
     def __post_init__(self) -> None:
         self.now = 0.0
+        self.deltas: dict[str, Dissemination] = {}
+        self.sent_bytes: Counter[str] = Counter()
+        self.messages: Counter[str] = Counter()
         self.changes: list[Change] = []
         self.processes: dict[str, Process] = {}
         self.cut: set[frozenset[str]] = set()
@@ -81,8 +94,9 @@ class Simulation:
     def start(self, member: Member, known: tuple[Member, ...]) -> None:
         """A process begins (again), having heard of `known`."""
         machine = Membership(member, self.config, random.Random(self._rng.random()))
+        self.deltas[member.peer] = Dissemination(member.peer, self.config.full_s)
         self.processes[member.peer] = Process(machine)
-        self._step(member.peer, Heard(known))
+        self._step(member.peer, Gossiped(known))
         self._at(
             self._rng.uniform(0, TICK_S), member.peer, lambda: self._tick(member.peer, machine)
         )
@@ -90,6 +104,11 @@ class Simulation:
     def restart(self, name: str, epoch: int, via: str) -> None:
         """A new life of a crashed peer, which knows one other."""
         self.start(Member(name, name, epoch), (Member(via, via, epoch=1),))
+
+    def update(self, name: str, step: int, digests: tuple[Digest, ...]) -> None:
+        """The peer has trained to `step`."""
+        if self.processes[name].running:
+            self._step(name, Updated(Phase.TRAINING, step, digests))
 
     def crash(self, name: str) -> None:
         self.processes[name].running = False
@@ -132,6 +151,13 @@ class Simulation:
     def health(self, observer: str, peer: str) -> Health:
         return self._seen[observer, peer]
 
+    def member(self, observer: str, peer: str) -> Member:
+        """As the observer knows it."""
+        return next(each for each in self.members(observer) if each.peer == peer)
+
+    def members(self, observer: str) -> tuple[Member, ...]:
+        return self.processes[observer].machine.members
+
     def views(self) -> set[tuple[tuple[str, Health], ...]]:
         """The different views that running peers have; one when all agree."""
         return {
@@ -154,7 +180,7 @@ class Simulation:
 
     def _tick(self, name: str, machine: Membership) -> None:
         if self.processes[name].machine is machine:
-            self._step(name, Tick())
+            self._step(name, ProbeTick())
             self._at(TICK_S, name, lambda: self._tick(name, machine))
 
     def _step(self, name: str, event: Event) -> None:
@@ -165,7 +191,7 @@ class Simulation:
                     self._exchange(
                         name, address, timeout_s, lambda ok, p=peer: self._step(name, Probed(p, ok))
                     )
-                case AskProbe(via, peer, address, timeout_s):
+                case IndirectProbe(via, peer, address, timeout_s):
                     self._ask(name, via, peer, address, timeout_s)
                 case ViewChanged():
                     self._note(name, machine)
@@ -179,15 +205,31 @@ class Simulation:
     def _exchange(
         self, name: str, to: str, timeout_s: float, ended: Callable[[bool], None]
     ) -> None:
-        """Push-pull of member lists; `ended` is told whether the answer came in time."""
-        carried = self.processes[name].machine.members
+        mine = self.deltas[name]
+        asked = mine.request(to, self.members(name), self.now)
+        self._count(name, asked)
 
         def serve(answer: Callable[[Callable[[], None]], None]) -> None:
-            self._step(to, Heard(carried, name))
-            returned = self.processes[to].machine.members
-            answer(lambda: self._step(name, Heard(returned, to)))
+            self._hear(to, name, asked)
+            returned = self.deltas[to].answer(name, asked, self.members(to))
+            self._count(to, returned)
+            answer(lambda: self._hear(name, to, returned))
 
-        self._call(name, to, timeout_s, serve, ended)
+        def end(ok: bool) -> None:
+            if not ok:
+                mine.failed(to)
+            ended(ok)
+
+        self._call(name, to, timeout_s, serve, end)
+
+    def _hear(self, name: str, sender: str, said: GossipMessage) -> None:
+        self._step(name, Gossiped(with_progress(said, sender, self.members(name)), sender))
+        self.deltas[name].heard(sender, said, self.members(name))
+
+    def _count(self, name: str, said: GossipMessage) -> None:
+        size = to_gossip_message(located(said), name, RUN).ByteSize()
+        self.sent_bytes[name] += size + HTTP_BYTES
+        self.messages[name] += 1
 
     def _ask(self, name: str, via: str, peer: str, address: str, timeout_s: float) -> None:
         alive = False
@@ -204,7 +246,7 @@ class Simulation:
             via,
             2 * timeout_s,
             serve,
-            lambda ok: self._step(name, ProbedFor(peer, ok and alive)),
+            lambda ok: self._step(name, IndirectlyProbed(peer, ok and alive)),
         )
 
     def _call(
@@ -241,3 +283,15 @@ class Simulation:
         latency_s = 0.0 if sender == to else self._rng.uniform(*LATENCY_S)
         if (sender == to or self._rng.random() >= self.loss) and self.now + latency_s < by:
             self._at(latency_s, to, work)
+
+
+def located(said: GossipMessage) -> GossipMessage:
+    """With addresses and epochs of the usual length."""
+    members = (
+        replace(c, address=f"10.1.22.{c.peer[1:]}:7000", epoch=c.epoch + 2**40)
+        for c in said.members
+    )
+    progress = said.progress
+    if progress is not None:
+        progress = replace(progress, epoch=progress.epoch + 2**40)
+    return replace(said, members=tuple(members), progress=progress)

@@ -10,7 +10,7 @@ from worker.membership import (
     GossipMessage,
     Health,
     Member,
-    Progress,
+    MemberProgress,
     newest,
     with_progress,
 )
@@ -116,7 +116,7 @@ def test_steps_of_others_are_not_relayed_and_ones_own_take_no_card() -> None:
     assert (told(request), c.known["b"].step) == ([], 0)
     request, _ = exchange(b, c)
     assert told(request) == []
-    assert request.progress == Progress(epoch=1, heartbeat=1, step=1)
+    assert request.progress == MemberProgress(epoch=1, heartbeat=1, step=1)
     assert c.known["b"].step == 1
 
 
@@ -142,7 +142,7 @@ def test_progress_never_overtakes_the_card_that_it_belongs_to() -> None:
 
 def test_progress_of_another_life_is_passed_over() -> None:
     members = (replace(member("a"), epoch=5),)
-    said = GossipMessage(progress=Progress(epoch=1, heartbeat=99, step=99))
+    said = GossipMessage(progress=MemberProgress(epoch=1, heartbeat=99, step=99))
     assert with_progress(said, "a", members) == with_progress(said, "stranger", members) == ()
 
 
@@ -207,10 +207,10 @@ def test_a_former_life_s_numbers_confirm_nothing() -> None:
     again.change("a", epoch=2)
     request, answer = exchange(b, again)
     assert request.acknowledged > 0
-    assert (told(answer), answer.anew, answer.acknowledged) == (["a"], True, 0)
+    assert (told(answer), answer.reset, answer.acknowledged) == (["a"], True, 0)
     assert b.known["a"].epoch == 2
     request, _ = exchange(b, again)
-    assert (told(request), request.anew) == (["b"], True)
+    assert (told(request), request.reset) == (["b"], True)
 
 
 def test_who_is_held_to_be_gone_hears_it_whoever_else_does() -> None:
@@ -286,6 +286,6 @@ def test_no_account_is_kept_of_strangers() -> None:
     a = Peer("a", "b")
     said = a.deltas.request("stranger", a.members, 0.0)
     assert (told(said), said.number, said.acknowledged) == (["a", "b"], 0, 0)
-    a.deltas.heard("stranger", GossipMessage(number=9, anew=True), a.members)
+    a.deltas.heard("stranger", GossipMessage(number=9, reset=True), a.members)
     a.deltas.failed("stranger")
     assert a.deltas.answer("stranger", GossipMessage(), a.members).acknowledged == 0

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from protos import murmuration_pb2 as pb
 from worker import wire
-from worker.membership import Digest, GossipMessage, Member, Progress
-from worker.membership.gossip import gossip_message, said_in
+from worker.membership import Digest, GossipMessage, Member, MemberProgress
+from worker.membership.io import from_gossip_message, to_gossip_message
 
 U64 = st.integers(0, 2**64 - 1)
 SAID = st.builds(
@@ -15,32 +15,32 @@ SAID = st.builds(
     members=st.lists(st.builds(Member, st.just("w1"), st.just("host:1"), U64), max_size=3).map(
         tuple
     ),
-    progress=st.none() | st.builds(Progress, U64, U64, U64),
+    progress=st.none() | st.builds(MemberProgress, U64, U64, U64),
     number=U64,
     acknowledged=U64,
-    anew=st.booleans(),
+    reset=st.booleans(),
     full=st.booleans(),
 )
 
 
 @given(SAID)
 def test_what_is_said_survives_the_wire(said: GossipMessage) -> None:
-    raw = gossip_message(said, "w0", 2**64 - 1).SerializeToString()
+    raw = to_gossip_message(said, "w0", 2**64 - 1).SerializeToString()
     message = wire.parse(pb.GossipMessage, raw)
-    assert said_in(message) == said
+    assert from_gossip_message(message) == said
     assert (message.sender, message.run) == ("w0", 2**64 - 1)
 
 
-def test_a_bad_card_is_refused() -> None:
-    message = gossip_message(GossipMessage((Member("w1", "", 1),)), "w0", 1)
+def test_a_bad_member_is_refused() -> None:
+    message = to_gossip_message(GossipMessage((Member("w1", "", 1),)), "w0", 1)
     with pytest.raises(wire.WireError, match="a name or address of 0 characters"):
-        said_in(message)
+        from_gossip_message(message)
 
 
 def test_without_news_a_message_takes_a_few_bytes() -> None:
     heard = GossipMessage(number=0, acknowledged=10_000)
-    assert gossip_message(heard, "w0", 1).ByteSize() <= 16
-    asked = GossipMessage(progress=Progress(2**40, 100_000, 100_000), acknowledged=10_000)
-    assert gossip_message(asked, "w0", 1).ByteSize() <= 40
+    assert to_gossip_message(heard, "w0", 1).ByteSize() <= 16
+    asked = GossipMessage(progress=MemberProgress(2**40, 100_000, 100_000), acknowledged=10_000)
+    assert to_gossip_message(asked, "w0", 1).ByteSize() <= 40
     member = Member("w1", "10.0.0.1:7000", 2**40, digests=(Digest(9, 4, 2**63),) * 4)
-    assert gossip_message(GossipMessage((member,)), "w0", 1).ByteSize() > 100
+    assert to_gossip_message(GossipMessage((member,)), "w0", 1).ByteSize() > 100

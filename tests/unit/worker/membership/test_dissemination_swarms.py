@@ -4,14 +4,14 @@ import random
 
 import pytest
 
-from tests.unit.worker.membership.delta_sim import DeltaSimulation
+from tests.unit.worker.membership.simulation import Simulation
 from worker.membership import Digest, Health, MembershipConfig
 
 CONFIG = MembershipConfig()
 PUBLISH_S = 0.5
 
 
-def train(swarm: DeltaSimulation, seconds: float, steps_per_round: int) -> None:
+def train(swarm: Simulation, seconds: float, steps_per_round: int) -> None:
     """Everyone publishes every `PUBLISH_S`, not all at once, with four digests."""
     for _ in range(round(seconds / PUBLISH_S)):
         for name in swarm.names:
@@ -28,7 +28,7 @@ def digests(version: int) -> tuple[Digest, ...]:
 @pytest.mark.parametrize("loss", [0.0, 0.02, 0.1])
 def test_everyone_learns_a_death_a_leave_and_a_new_state(loss: float) -> None:
     for seed in range(15):
-        swarm = DeltaSimulation(8, seed, loss)
+        swarm = Simulation(8, seed, loss)
         train(swarm, 4, steps_per_round=1000)
         swarm.crash("w0")
         swarm.leave("w1")
@@ -46,7 +46,7 @@ def test_everyone_learns_a_death_a_leave_and_a_new_state(loss: float) -> None:
 @pytest.mark.parametrize(("loss", "within_s"), [(0.0, 2.0), (0.1, 6.0)])
 def test_everyone_learns_a_new_state_soon(loss: float, within_s: float) -> None:
     for seed in range(30):
-        swarm = DeltaSimulation(8, seed, loss)
+        swarm = Simulation(8, seed, loss)
         train(swarm, 4, steps_per_round=1000)
         swarm.update("w2", 9, digests(1))
         swarm.run(within_s)
@@ -54,7 +54,7 @@ def test_everyone_learns_a_new_state_soon(loss: float, within_s: float) -> None:
             assert swarm.member(name, "w2").digests == digests(1), f"seed {seed}"
 
 
-def rates(swarm: DeltaSimulation, seconds: float, steps_per_round: int) -> dict[str, float]:
+def rates(swarm: Simulation, seconds: float, steps_per_round: int) -> dict[str, float]:
     """Bytes per second that each peer sends."""
     before = dict(swarm.sent_bytes)
     train(swarm, seconds, steps_per_round)
@@ -62,14 +62,14 @@ def rates(swarm: DeltaSimulation, seconds: float, steps_per_round: int) -> dict[
 
 
 def test_four_peers_in_steady_training_say_little() -> None:
-    swarm = DeltaSimulation(4, seed=0)
+    swarm = Simulation(4, seed=0)
     train(swarm, 5, steps_per_round=20)
     assert max(rates(swarm, 120, steps_per_round=20).values()) < 600
 
 
 def test_a_hundred_peers_take_two_kilobytes_a_second_each() -> None:
     """A round every 30 s; the latest began 6 s before the end."""
-    swarm = DeltaSimulation(100, seed=0)
+    swarm = Simulation(100, seed=0)
     train(swarm, 6, steps_per_round=60)
     sent = rates(swarm, 30, steps_per_round=60)
     assert max(sent.values()) <= 2000
@@ -81,7 +81,7 @@ def test_a_hundred_peers_take_two_kilobytes_a_second_each() -> None:
 @pytest.mark.parametrize("peers", [13, 30])
 def test_a_crash_is_noticed_as_fast_where_not_everybody_probes_all(peers: int) -> None:
     for seed in range(3):
-        swarm = DeltaSimulation(peers, seed)
+        swarm = Simulation(peers, seed)
         train(swarm, 4, steps_per_round=1000)
         swarm.crash("w0")
         train(swarm, CONFIG.detection_s(peers) + 4 * CONFIG.gossip_s, steps_per_round=1000)

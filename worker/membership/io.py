@@ -11,18 +11,18 @@ from worker.errors import ManifestRefused
 from worker.exchange.types import View
 from worker.manifest import Manifest
 from worker.membership import (
-    AskProbe,
     Dissemination,
     Event,
+    Gossiped,
     GossipMessage,
-    Heard,
+    IndirectlyProbed,
+    IndirectProbe,
     Leaving,
     Member,
+    MemberProgress,
     Membership,
     Probe,
     Probed,
-    ProbedFor,
-    Progress,
     Updated,
     ViewChanged,
     with_progress,
@@ -34,7 +34,7 @@ _LEAVE_S = 1.0
 _MAX_PROBE_S = 10.0
 
 
-class Gossip:
+class GossipService:
     """One peer's membership, live. io thread only.
 
     Args:
@@ -59,12 +59,12 @@ class Gossip:
         timed: Callable[[str, float], None] = lambda _peer, _seconds: None,
     ) -> None:
         self._membership, self._manifest = membership, manifest
-        self._deltas = Dissemination(membership.me.peer, membership.config.full_s)
+        self._news = Dissemination(membership.me.peer, membership.config.full_s)
         self._packed, self._run = manifest.pack(), manifest.run
         self._transport, self._clock, self._spawn = transport, clock, spawn
         self._viewed, self._log, self._timed = viewed, log, timed
         self._logged: dict[str, str] = {}
-        self._apart: tuple[str, ...] = ()
+        self._unreachable: tuple[str, ...] = ()
 
     @property
     def me(self) -> Member:
@@ -99,12 +99,12 @@ class Gossip:
 
     def step(self, event: Event) -> None:
         """Feeds the state machine and does what it says."""
-        changed = isinstance(event, Heard | Updated)
+        changed = isinstance(event, Gossiped | Updated)
         for action in self._membership.step(event, self._clock()):
             match action:
                 case Probe(peer, address, timeout_s):
                     self._spawn(self._probe(peer, address, timeout_s))
-                case AskProbe(via, peer, address, timeout_s):
+                case IndirectProbe(via, peer, address, timeout_s):
                     self._spawn(self._ask_probe(via, peer, address, timeout_s))
                 case ViewChanged():
                     changed = True
@@ -119,9 +119,9 @@ class Gossip:
         gossip = wire.parse(pb.GossipMessage, request)
         if gossip.run != self._run:
             return self._message(GossipMessage())
-        asked = said_in(gossip)
+        asked = from_gossip_message(gossip)
         self._hear(gossip.sender, asked)
-        return self._message(self._deltas.answer(gossip.sender, asked, self.members))
+        return self._message(self._news.answer(gossip.sender, asked, self.members))
 
     async def on_join(self, request: bytes) -> bytes:
         """First contact: refuses another run, tells a peer without a manifest what the run is."""
@@ -140,8 +140,8 @@ class Gossip:
         if (address := await self._name_taken_at(member)) is not None:
             refusal = f"{member.peer!r} lives at {address}; choose another name with --name"
             return pb.JoinReply(refusal=refusal, manifest=self._packed).SerializeToString()
-        self.step(Heard((member,)))
-        members = [wire.member_to_message(member) for member in self._deltas.part(self.members)]
+        self.step(Gossiped((member,)))
+        members = [wire.member_to_message(member) for member in self._news.part(self.members)]
         return pb.JoinReply(members=members).SerializeToString()
 
     async def _name_taken_at(self, member: Member) -> str | None:
@@ -153,7 +153,7 @@ class Gossip:
         sender = await self._exchange(known.peer, known.address, timeout_s)
         return known.address if sender == member.peer else None
 
-    async def on_probe_for(self, request: bytes) -> bytes:
+    async def on_indirect_probe(self, request: bytes) -> bytes:
         """Probes another peer in the asking one's place."""
         asked = wire.parse(pb.ProbeRequest, request)
         timeout_s = min(asked.timeout_s, _MAX_PROBE_S)
@@ -171,7 +171,7 @@ class Gossip:
         reply = wire.parse(pb.JoinReply, raw)
         if reply.refusal:
             raise ManifestRefused(f"{address} refuses this run: {reply.refusal}")
-        self.step(Heard(wire.members_from_messages(reply.members)))
+        self.step(Gossiped(wire.members_from_messages(reply.members)))
 
     async def leave(self) -> None:
         """Tells every live peer; waits a moment at most, for gossip will do the rest."""
@@ -192,35 +192,35 @@ class Gossip:
         alive = False
         with suppress(TransportError, wire.WireError):
             raw = await self._transport.call(
-                via, "Control/ProbeFor", request.SerializeToString(), 2 * timeout_s
+                via, "Control/IndirectProbe", request.SerializeToString(), 2 * timeout_s
             )
             alive = wire.parse(pb.ProbeReply, raw).alive
-        self.step(ProbedFor(peer, alive))
+        self.step(IndirectlyProbed(peer, alive))
 
     async def _exchange(self, peer: str, address: str, timeout_s: float) -> str | None:
         """Push-pull with one peer. Returns who has answered: somebody else may have the address by
         now; None when nobody does, or who runs something else."""
         began = self._clock()
-        request = self._message(self._deltas.request(peer, self.members, began))
+        request = self._message(self._news.request(peer, self.members, began))
         try:
             raw = await self._transport.call(address, "Control/Gossip", request, timeout_s)
             answer = wire.parse(pb.GossipMessage, raw)
             sender = answer.sender if answer.run == self._run else None
             if sender is not None:
                 self._timed(sender, self._clock() - began)
-                self._hear(sender, said_in(answer))
+                self._hear(sender, from_gossip_message(answer))
         except (TransportError, wire.WireError):
             sender = None
         if sender != peer:
-            self._deltas.failed(peer)
+            self._news.failed(peer)
         return sender
 
-    def _hear(self, sender: str, said: GossipMessage) -> None:
-        self.step(Heard(with_progress(said, sender, self.members), sender))
-        self._deltas.heard(sender, said, self.members)
+    def _hear(self, sender: str, message: GossipMessage) -> None:
+        self.step(Gossiped(with_progress(message, sender, self.members), sender))
+        self._news.heard(sender, message, self.members)
 
-    def _message(self, said: GossipMessage) -> bytes:
-        return gossip_message(said, self.me.peer, self._run).SerializeToString()
+    def _message(self, message: GossipMessage) -> bytes:
+        return to_gossip_message(message, self.me.peer, self._run).SerializeToString()
 
     def _log_members(self) -> None:
         for member in self.others:
@@ -228,37 +228,37 @@ class Gossip:
             if self._logged.get(member.peer) != health:
                 self._logged[member.peer] = health
                 self._log({"event": "member", "peer_changed": member.peer, "health": health})
-        if self.me.unreachable != self._apart:
-            self._apart = self.me.unreachable
-            self._log({"event": "apart", "peers": list(self._apart)})
+        if self.me.unreachable != self._unreachable:
+            self._unreachable = self.me.unreachable
+            self._log({"event": "unreachable", "peers": list(self._unreachable)})
 
 
-def gossip_message(said: GossipMessage, sender: str, run: int) -> pb.GossipMessage:
+def to_gossip_message(message: GossipMessage, sender: str, run: int) -> pb.GossipMessage:
     progress = None
-    if (mine := said.progress) is not None:
-        progress = pb.Progress(epoch=mine.epoch, heartbeat=mine.heartbeat, step=mine.step)
+    if (mine := message.progress) is not None:
+        progress = pb.MemberProgress(epoch=mine.epoch, heartbeat=mine.heartbeat, step=mine.step)
     return pb.GossipMessage(
         sender=sender,
         run=run,
-        members=[wire.member_to_message(member) for member in said.members],
+        members=[wire.member_to_message(member) for member in message.members],
         progress=progress,
-        number=said.number,
-        acknowledged=said.acknowledged,
-        anew=said.anew,
-        full=said.full,
+        number=message.number,
+        acknowledged=message.acknowledged,
+        reset=message.reset,
+        full=message.full,
     )
 
 
-def said_in(message: pb.GossipMessage) -> GossipMessage:
-    """The inverse. Raises WireError when a card is not valid."""
+def from_gossip_message(message: pb.GossipMessage) -> GossipMessage:
+    """The inverse. Raises WireError when a member is not valid."""
     theirs = message.progress
     return GossipMessage(
         members=wire.members_from_messages(message.members),
-        progress=Progress(theirs.epoch, theirs.heartbeat, theirs.step)
+        progress=MemberProgress(theirs.epoch, theirs.heartbeat, theirs.step)
         if message.HasField("progress")
         else None,
         number=message.number,
         acknowledged=message.acknowledged,
-        anew=message.anew,
+        reset=message.reset,
         full=message.full,
     )

@@ -19,15 +19,15 @@ from tests.unit.worker.membership.machines import (
 )
 from worker.membership import (
     Digest,
+    Gossiped,
     Health,
-    Heard,
     Leaving,
     MembershipConfig,
     Phase,
     Probe,
     Probed,
+    ProbeTick,
     Suspected,
-    Tick,
     Updated,
     ViewChanged,
 )
@@ -41,7 +41,7 @@ def test_everybody_is_probed_about_once_per_probe_period(others: int) -> None:
     probed: dict[str, list[float]] = {f"w{i}": [0.0] for i in range(others)}
     for tick in range(400):
         now = tick * 0.05
-        for peer in probes(membership.step(Tick(), now)):
+        for peer in probes(membership.step(ProbeTick(), now)):
             probed[peer].append(now)
             membership.step(Probed(peer, answered=True), now)
     for times in probed.values():
@@ -51,31 +51,31 @@ def test_everybody_is_probed_about_once_per_probe_period(others: int) -> None:
 
 def test_a_peer_is_not_probed_again_before_the_probe_has_ended() -> None:
     membership = machine("w1")
-    assert probes(membership.step(Tick(), 0.0)) == ["w1"]
+    assert probes(membership.step(ProbeTick(), 0.0)) == ["w1"]
     for tick in range(1, 20):
-        assert probes(membership.step(Tick(), tick / 10)) == []
+        assert probes(membership.step(ProbeTick(), tick / 10)) == []
     membership.step(Probed("w1", answered=True), 2.0)
-    assert probes(membership.step(Tick(), 2.1)) == ["w1"]
+    assert probes(membership.step(ProbeTick(), 2.1)) == ["w1"]
 
 
 def test_a_probe_names_the_address_and_the_time_it_may_take() -> None:
-    (action,) = machine("w1").step(Tick(), 0.0)
+    (action,) = machine("w1").step(ProbeTick(), 0.0)
     assert action == Probe("w1", "at-w1", CONFIG.probe_timeout_s)
 
 
 def test_a_peer_alone_has_nothing_to_do() -> None:
-    assert machine().step(Tick(), 0.0) == []
+    assert machine().step(ProbeTick(), 0.0) == []
 
 
 def test_who_is_gone_is_tried_now_and_then() -> None:
     """Both the dead and those who left: either may have been started again."""
     membership = machine("w1", "w2")
     membership.step(
-        Heard((member("w1", health=Health.LEFT), member("w2", health=Health.DEAD))), 0.0
+        Gossiped((member("w1", health=Health.LEFT), member("w2", health=Health.DEAD))), 0.0
     )
     tried = []
     for tick in range(200):
-        for peer in probes(membership.step(Tick(), tick / 10)):
+        for peer in probes(membership.step(ProbeTick(), tick / 10)):
             tried.append((peer, tick / 10))
             membership.step(Probed(peer, answered=False), tick / 10)
     assert {peer for peer, _ in tried} == {"w1", "w2"}
@@ -86,12 +86,12 @@ def test_who_is_gone_is_tried_now_and_then() -> None:
 
 def test_who_goes_while_their_turn_is_still_to_come_is_passed_over() -> None:
     membership = machine("w1", "w2", "w3", "w4")
-    (first,) = probes(membership.step(Tick(), 0.0))
+    (first,) = probes(membership.step(ProbeTick(), 0.0))
     membership.step(Probed(first, answered=True), 0.0)
     rest = {"w1", "w2", "w3", "w4"} - {first}
-    membership.step(Heard(tuple(member(peer, health=Health.LEFT) for peer in rest)), 0.1)
+    membership.step(Gossiped(tuple(member(peer, health=Health.LEFT) for peer in rest)), 0.1)
     for tick in range(2, 30):
-        for peer in probes(membership.step(Tick(), tick / 10)):
+        for peer in probes(membership.step(ProbeTick(), tick / 10)):
             assert peer == first
             membership.step(Probed(peer, answered=True), tick / 10)
 
@@ -101,7 +101,7 @@ def test_doubt_probes_at_once_and_only_whom_it_may_concern() -> None:
     assert probes(membership.step(Suspected("w1"), 0.0)) == ["w1"]
     assert probes(membership.step(Suspected("w1"), 0.0)) == []
     assert membership.step(Suspected("stranger"), 0.0) == []
-    membership.step(Heard((member("w2", health=Health.DEAD),)), 0.0)
+    membership.step(Gossiped((member("w2", health=Health.DEAD),)), 0.0)
     assert membership.step(Suspected("w2"), 0.0) == []
 
 
@@ -111,11 +111,11 @@ def test_doubt_probes_at_once_and_only_whom_it_may_concern() -> None:
 @pytest.mark.parametrize("rumour", [Health.SUSPECT, Health.DEAD])
 def test_a_rumour_of_ones_own_end_is_refuted(rumour: Health) -> None:
     membership = machine("w1")
-    membership.step(Heard((member("me", incarnation=5, health=rumour),)), 0.0)
+    membership.step(Gossiped((member("me", incarnation=5, health=rumour),)), 0.0)
     assert membership.me.health is Health.ALIVE
     assert membership.me.incarnation == 6
     assert membership.me.heartbeat == 1
-    membership.step(Heard((member("me", incarnation=5, health=rumour),)), 0.0)
+    membership.step(Gossiped((member("me", incarnation=5, health=rumour),)), 0.0)
     assert membership.me.incarnation == 6, "refuted already"
 
 
@@ -126,7 +126,7 @@ def test_absurd_rumours_and_those_of_another_life_are_passed_over() -> None:
         member("me", epoch=0, incarnation=1, health=Health.DEAD),
         member("me", incarnation=7),
     ):
-        membership.step(Heard((rumour,)), 0.0)
+        membership.step(Gossiped((rumour,)), 0.0)
     assert membership.me == member("me")
 
 
@@ -142,11 +142,11 @@ def test_an_update_is_newer_than_all_before() -> None:
 
 def test_leaving_tells_everyone_who_lives_and_cannot_be_talked_out_of() -> None:
     membership = machine("w1", "w2", "w3")
-    membership.step(Heard((member("w3", health=Health.DEAD),)), 0.0)
+    membership.step(Gossiped((member("w3", health=Health.DEAD),)), 0.0)
     actions = membership.step(Leaving(), 0.0)
     assert sorted(probes(actions)) == ["w1", "w2"]
     assert ViewChanged() in actions
-    membership.step(Heard((member("me", health=Health.DEAD),)), 0.0)
+    membership.step(Gossiped((member("me", health=Health.DEAD),)), 0.0)
     assert membership.me.health is Health.LEFT
     assert membership.me.incarnation == 0
 
@@ -156,7 +156,7 @@ def test_leaving_tells_everyone_who_lives_and_cannot_be_talked_out_of() -> None:
 
 def test_leaving_is_not_death() -> None:
     membership = machine("w1", "w2")
-    assert ViewChanged() in membership.step(Heard((member("w1", health=Health.LEFT),)), 0.0)
+    assert ViewChanged() in membership.step(Gossiped((member("w1", health=Health.LEFT),)), 0.0)
     tick_until(membership, 0.0, 30.0)
     assert health(membership, "w1") is Health.LEFT
 
@@ -164,7 +164,7 @@ def test_leaving_is_not_death() -> None:
 def test_who_left_while_suspected_left() -> None:
     membership = machine("w1", "w2", "w3")
     suspect(membership, "w1", 0.0)
-    membership.step(Heard((member("w1", health=Health.LEFT),)), 1.0)
+    membership.step(Gossiped((member("w1", health=Health.LEFT),)), 1.0)
     tick_until(membership, 1.0, 30.0)
     assert health(membership, "w1") is Health.LEFT
 
@@ -173,28 +173,28 @@ def test_who_left_while_suspected_left() -> None:
 def test_a_new_life_replaces_the_old_and_old_rumours_do_not_win(end: Health) -> None:
     membership = machine("w1", "w2")
     old = member("w1", incarnation=9, heartbeat=99, health=end)
-    membership.step(Heard((old,)), 0.0)
+    membership.step(Gossiped((old,)), 0.0)
     reborn = member("w1", epoch=2, address="elsewhere")
-    assert ViewChanged() in membership.step(Heard((reborn,)), 1.0)
-    assert membership.step(Heard((old,)), 2.0) == []
+    assert ViewChanged() in membership.step(Gossiped((reborn,)), 1.0)
+    assert membership.step(Gossiped((old,)), 2.0) == []
     assert health(membership, "w1") is Health.ALIVE
     assert membership.address("w1") == "elsewhere"
 
 
 def test_the_dead_may_come_back_by_refuting() -> None:
     membership = machine("w1", "w2")
-    membership.step(Heard((member("w1", health=Health.DEAD),)), 0.0)
-    assert ViewChanged() in membership.step(Heard((member("w1", incarnation=1),)), 60.0)
+    membership.step(Gossiped((member("w1", health=Health.DEAD),)), 0.0)
+    assert ViewChanged() in membership.step(Gossiped((member("w1", incarnation=1),)), 60.0)
     assert health(membership, "w1") is Health.ALIVE
 
 
 def test_the_view_changes_with_peers_health_and_phase_and_with_nothing_else() -> None:
     membership = machine("w1")
-    assert ViewChanged() in membership.step(Heard((member("w2"),)), 0.0)
-    assert membership.step(Heard((member("w2"),)), 0.0) == []
-    assert membership.step(Heard((member("w2", heartbeat=1, step=5),)), 0.0) == []
+    assert ViewChanged() in membership.step(Gossiped((member("w2"),)), 0.0)
+    assert membership.step(Gossiped((member("w2"),)), 0.0) == []
+    assert membership.step(Gossiped((member("w2", heartbeat=1, step=5),)), 0.0) == []
     phase = member("w2", heartbeat=2, phase=Phase.TRAINING)
-    assert ViewChanged() in membership.step(Heard((phase,)), 0.0)
+    assert ViewChanged() in membership.step(Gossiped((phase,)), 0.0)
 
 
 def test_cards_are_sorted_and_addresses_known() -> None:
