@@ -23,7 +23,7 @@ SHARD_BYTES = 4 * 400_000
 @pytest.fixture
 def _one_lap(monkeypatch: pytest.MonkeyPatch) -> None:
     """One shard a peer, however large."""
-    monkeypatch.setattr("algorithms.plan._MOST_LAPS", 1)
+    monkeypatch.setattr("algorithms.plan._MAX_CHUNKS_PER_PEER", 1)
 
 
 @pytest.mark.usefixtures("_one_lap")
