@@ -99,7 +99,7 @@ def test_who_reaches_nobody_sits_out_with_its_partner_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("group", "apart", "reached"),
+    ("group", "unreachable", "reached"),
     [
         ("abcd", "", "abcd"),
         ("abcd", "ab", "cd"),
