@@ -87,7 +87,7 @@ def search_routes(
     first = min(drafts, key=lambda draft: scores.score(draft.routes))
     untangling = Untangling(pipeline, planner, scores, limits, journal)
     routes = untangling.run(first)
-    routes = LocalSearch(pipeline, rules, scores, slots, journal, seed).run(routes)
+    routes = LocalSearch(pipeline, rules, scores, slots, limits, journal, seed).run(routes)
     return Found(
         routes=tuple(routes[slot] for slot in slots),
         iteration_s=scores.score(routes)[0],

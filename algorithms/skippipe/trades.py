@@ -1,8 +1,14 @@
-"""Exchanges between two routes that leave every stage and peer as often visited as before.
+"""Phase D of the search: routes change by small steps while the simulated iteration gets shorter.
 
-So whatever keeps the limits goes on keeping them, and a search may trade without end.
+A step either exchanges replicas, stages or ways between two routes, which leaves every stage and
+peer as often visited as before; or it moves one visit to another replica of the stage that has
+room. Whatever keeps the limits goes on keeping them, so a search may take steps without end.
+
+An iterated local search: where no step has helped for long, a few are made blindly from the best
+routes so far, and it goes on from there.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from algorithms.skippipe.draws import Draws
@@ -44,24 +50,59 @@ def trade_all(one: Route, other: Route) -> Pair:
     )
 
 
-def random_trade(
-    routes: Sequence[Route], index: int, pipeline: Pipeline, rules: Rules, draws: Draws
-) -> tuple[int, Pair] | None:
-    """(index of the other route, both after the trade), or None if what was drawn is none."""
+def move_visit(route: Route, to: int, pipeline: Pipeline) -> Route:
+    """Visits the stage of peer `to`, which is one of its own, by that peer from now on."""
+    return _replaced(route, _by_stage(route, pipeline)[pipeline.stage_of[to]], to)
+
+
+def random_step(
+    routes: Sequence[Route],
+    index: int,
+    pipeline: Pipeline,
+    rules: Rules,
+    limits: Sequence[int],
+    draws: Draws,
+) -> dict[int, Route]:
+    """The routes that a drawn step changes; none if what was drawn is not allowed.
+
+    Args:
+        index: of the route to change, beside another one in a trade.
+        limits: of each peer, how many of the routes may visit it.
+    """
+    if rules.stages == 1:
+        return {}
     other = draws.below(len(routes))
     one, partner = routes[index], routes[other]
-    if other == index or rules.stages == 1:
-        return None
-    kinds: list[Callable[[], Pair | None]] = [
-        lambda: trade_replica(one, partner, 1 + draws.below(rules.stages - 1), pipeline),
-        lambda: trade_all(one, partner),
+    kinds: list[Callable[[], Pair | None]] = []
+    if other != index:
+        kinds = [
+            lambda: trade_replica(one, partner, 1 + draws.below(rules.stages - 1), pipeline),
+            lambda: trade_all(one, partner),
+        ]
+        if rules.visited < rules.stages:
+            kinds.append(lambda: _random_stage_trade(one, partner, pipeline, rules, draws))
+    moves = _moves(routes, index, pipeline, limits)
+    if not kinds and not moves:
+        return {}
+    kind = draws.below(len(kinds) + bool(moves))
+    if kind == len(kinds):
+        return {index: move_visit(one, draws.one_of(moves), pipeline)}
+    pair = kinds[kind]()
+    return {} if pair is None or pair == (one, partner) else {index: pair[0], other: pair[1]}
+
+
+def _moves(
+    routes: Sequence[Route], index: int, pipeline: Pipeline, limits: Sequence[int]
+) -> list[int]:
+    """The peers with room on the stages of a route, but for its own."""
+    loads = Counter(peer for route in routes for peer in route.peers)
+    route = routes[index]
+    return [
+        peer
+        for stage in route.stages(pipeline)[1:]
+        for peer in pipeline.stages[stage]
+        if peer not in route.peers and loads[peer] < limits[peer]
     ]
-    if rules.visited < rules.stages:
-        kinds.append(lambda: _random_stage_trade(one, partner, pipeline, rules, draws))
-    pair = draws.one_of(kinds)()
-    if pair is None or pair == (one, partner):
-        return None
-    return other, pair
 
 
 def _random_stage_trade(
@@ -88,11 +129,11 @@ def _replaced(route: Route, old: int, new: int) -> Route:
 
 _DRAW_EFFORT_S = 3e-5
 _PATIENCE = 15  # draws per slot
-_BLIND_TRADES = 3
+_BLIND_STEPS = 3
 
 
 class LocalSearch:
-    """Args: slots: of each microbatch of the iteration. seed: of the draws."""
+    """Args: slots: of each microbatch. limits: see `random_step`. seed: of the draws."""
 
     def __init__(
         self,
@@ -100,18 +141,20 @@ class LocalSearch:
         rules: Rules,
         scores: Scores,
         slots: Sequence[int],
+        limits: Sequence[int],
         journal: Journal,
         seed: int,
     ) -> None:
         self._pipeline, self._rules, self._scores = pipeline, rules, scores
-        self._slots, self._journal, self._draws = slots, journal, Draws(seed)
+        self._slots, self._limits = slots, limits
+        self._journal, self._draws = journal, Draws(seed)
 
     def run(self, routes: tuple[Route, ...]) -> tuple[Route, ...]:
         """The best routes met until the effort is spent."""
         best_routes, best = routes, self._scores.score(routes)
         here, failed = best, 0
         while self._journal.has_left():
-            changed = self._traded(routes)
+            changed = self._changed(routes)
             score = self._scores.score(changed)
             failed += 1
             if score < here:
@@ -122,26 +165,24 @@ class LocalSearch:
                 best_routes, best = routes, here
             if failed > _PATIENCE * len(routes):
                 routes, failed = best_routes, 0
-                for _ in range(_BLIND_TRADES):
-                    routes = self._traded(routes)
+                for _ in range(_BLIND_STEPS):
+                    routes = self._changed(routes)
                 here = self._scores.score(routes)
         return best_routes
 
-    def _traded(self, routes: tuple[Route, ...]) -> tuple[Route, ...]:
-        """After one drawn trade; half of them are tried on the slot that finishes last."""
+    def _changed(self, routes: tuple[Route, ...]) -> tuple[Route, ...]:
+        """After one drawn step; half of them are tried on the slot that finishes last."""
         self._journal.spend(_DRAW_EFFORT_S)
         finish_s = self._scores.finish_s(routes)
         last = self._slots[max(range(len(finish_s)), key=finish_s.__getitem__)]
         index = last if self._draws.below(2) else self._draws.below(len(routes))
-        drawn = random_trade(routes, index, self._pipeline, self._rules, self._draws)
-        if drawn is None:
+        changes = random_step(routes, index, self._pipeline, self._rules, self._limits, self._draws)
+        if not changes:
             return routes
-        other, (mine, theirs) = drawn
-        changed = list(routes)
-        changed[index], changed[other] = mine, theirs
-        result = tuple(changed)
+        result = tuple(changes.get(slot, route) for slot, route in enumerate(routes))
         if not self._scores.knows(result):
             more_s = self._scores.score(result)[0] - self._scores.score(routes)[0]
             if more_s > 0:
-                self._journal.reject("trades", f"routes {index} and {other}: {more_s:+.3f} s")
+                who = " and ".join(map(str, changes))
+                self._journal.reject("trades", f"routes {who}: {more_s:+.3f} s")
         return result

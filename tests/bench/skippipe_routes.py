@@ -4,12 +4,14 @@
 
 twenty   20 peers, 6 stages, 30 microbatches, memory 3: 0, 17, 33 and 50 % of the stages skipped,
          and 33 % by routes of 3 and of 5 stages
-regions  the same on 12 cloud regions
+regions  the same between 12 cloud regions: a model of their links, fitted to three known ones
 speed    CPU time of one search and its distance from a lower bound, for 20 and for 100 peers
 
 `full` are fixed lanes without skips, `random` the mean over 20 seeds of routes with equal coverage.
-Fails if skipping 33 % saves less than 40 % (55 % on the regions) of `full`, or if a search for 20
-peers and 15 slots takes 5 s.
+Stages are sized for routes of 4 stages, 5 replicas of stage 0 and 3 of each other one; `full` is
+printed on that placement too, as the paper's public code runs it, and on a placement of its own
+(4,4,3,3,3,3), which is what skipping has to beat. Fails if skipping 33 % saves less than 40 % (55 %
+between the regions) of that, or if a search for 20 peers and 15 slots takes 5 s.
 
 Ref: arXiv:2502.19913.
 """
@@ -56,7 +58,8 @@ REGIONS = {
 }
 # Three links of the paper's public code are known to us: (4 ms, 0.24 GB/s) Belgium-Germany,
 # (14 ms, 0.076) Canada-Iowa, (132 ms, 0.0094) Australia-London. Their latencies lie on a line over
-# the great-circle distance and their rates on a power of the latency; all pairs follow these.
+# the great-circle distance and their rates on a power of the latency. All pairs follow that fit: it
+# is a model of such links, not a measurement of them.
 BASE_S, S_PER_KM = 1.7e-3, 7.67e-6
 NEAR_RATE, NEAR_S, RATE_EXPONENT = 0.24e9, 4e-3, 0.926
 SAME_SITE_S, SAME_SITE_RATE = 1e-3, 2.0e9
@@ -76,7 +79,7 @@ def main() -> int:
         ):
             wrong += table(f"20 peers, {name} links", links, options.seed, saved=0.40)
     if options.only in (None, "regions"):
-        wrong += table("20 peers in 12 regions", region_links(20), options.seed, saved=0.55)
+        wrong += table("20 peers, 12 modelled regions", region_links(20), options.seed, saved=0.55)
     if options.only in (None, "speed"):
         wrong += speed(options.seed)
     for claim in wrong:
@@ -88,12 +91,17 @@ def table(title: str, links: Links, seed: int, *, saved: float) -> list[str]:
     """One Markdown table; what does not hold."""
     stages = 6
     pipeline = placed(links, stages, visited=4, seed=seed)
-    origins = [origin for _ in range(WAVES * MEMORY) for origin in pipeline.stages[0]]
-    complete = Rules(stages=stages, visited=stages)
-    full_s = simulate(pipeline, full(pipeline, complete, origins, seed)).iteration_s
-    print(f"\n{title}: iteration time, full lanes {full_s:.1f} s\n")
-    print("| skipped | random | searched | of full | lower bound | searched / bound |")
-    print("| --- | --- | --- | --- | --- | --- |")
+    origins = origins_of(pipeline)
+    same_s = full_s(pipeline, origins, seed)
+    own = placed(links, stages, visited=stages, seed=seed)
+    own_s = full_s(own, [own.stages[0][n % len(own.stages[0])] for n in range(len(origins))], seed)
+    sizes = ",".join(str(len(replicas)) for replicas in own.stages)
+    print(
+        f"\n{title}: iteration time; full lanes take {same_s:.1f} s on the placement sized for "
+        f"skipping, {own_s:.1f} s on their own ({sizes})\n"
+    )
+    print("| skipped | random | searched | of full | of full on its own | bound | over the bound |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
     wrong = []
     for visited, spread in ((6, 0), (5, 0), (4, 0), (4, 1), (3, 0)):
         rules = Rules(stages=stages, visited=visited, spread=spread)
@@ -104,18 +112,31 @@ def table(title: str, links: Links, seed: int, *, saved: float) -> list[str]:
             ]
         )
         found = search_routes(pipeline, rules, origins, seed=seed)
-        share = found.iteration_s / full_s
+        share = found.iteration_s / own_s
         skipped = f"{rules.skip_ratio:.0%}{', unequal' if spread else ''}"
         print(
-            f"| {skipped} | {random_s:.1f} s | {found.iteration_s:.1f} s | {share - 1:+.0%} | "
+            f"| {skipped} | {random_s:.1f} s | {found.iteration_s:.1f} s | "
+            f"{found.iteration_s / same_s - 1:+.0%} | {share - 1:+.0%} | "
             f"{found.bound_s:.1f} s | {found.ratio:.2f} |",
             flush=True,
         )
         if visited == 4 and share > 1 - saved:
-            wrong.append(f"{title}: 33 % skipped saves at least {saved:.0%} of full")
+            wrong.append(f"{title}: 33 % skipped saves at least {saved:.0%} of full lanes")
         if visited < 6 and found.iteration_s > random_s:
             wrong.append(f"{title}: searched routes are faster than random ones")
     return wrong
+
+
+def origins_of(pipeline: Pipeline) -> list[int]:
+    """Of two waves of microbatches, as many as the origins hold each."""
+    return [origin for _ in range(WAVES * MEMORY) for origin in pipeline.stages[0]]
+
+
+def full_s(pipeline: Pipeline, origins: Sequence[int], seed: int) -> float:
+    """The iteration time of fixed lanes."""
+    stages = len(pipeline.stages)
+    routes = full(pipeline, Rules(stages=stages, visited=stages), origins, seed)
+    return simulate(pipeline, routes).iteration_s
 
 
 def speed(seed: int) -> list[str]:
@@ -126,7 +147,7 @@ def speed(seed: int) -> list[str]:
     for peers, stages, visited in ((20, 6, 4), (100, 12, 8)):
         links = scattered_links(peers, seed)
         pipeline = placed(links, stages, visited=visited, seed=seed, children=150)
-        origins = [origin for _ in range(WAVES * MEMORY) for origin in pipeline.stages[0]]
+        origins = origins_of(pipeline)
         rules = Rules(stages=stages, visited=visited)
         began_s = time.process_time()
         found = search_routes(pipeline, rules, origins, seed=seed)

@@ -33,14 +33,13 @@ def numbered(sizes: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(range(end - size, end)) for end, size in zip(ends, sizes, strict=True))
 
 
-@st.composite
-def pipelines(draw: st.DrawFn) -> Pipeline:
-    """Of 1 to 6 stages, with 1 to 3 replicas, unequal links, speeds and memories."""
-    sizes = tuple(draw(st.lists(st.integers(1, 3), min_size=1, max_size=6)))
-    random = np.random.default_rng(draw(st.integers(0, 2**32)))
+def uneven_pipeline(
+    sizes: tuple[int, ...], random: np.random.Generator, *, latency_s: float = 0.2
+) -> Pipeline:
+    """Links up to this latency, speeds and memories are all drawn."""
     peers = sum(sizes)
     links = Links(
-        latency_s=random.uniform(0.0, 0.2, (peers, peers)),
+        latency_s=random.uniform(0.0, latency_s, (peers, peers)),
         rate_bytes_per_s=random.uniform(1e6, 1e8, (peers, peers)),
     )
     return Pipeline(
@@ -48,6 +47,13 @@ def pipelines(draw: st.DrawFn) -> Pipeline:
         memory=tuple(random.integers(1, 4, peers).tolist()),
         costs=costs_of(links, random.uniform(0.1, 1.0, peers).tolist(), 4e6),
     )
+
+
+@st.composite
+def pipelines(draw: st.DrawFn) -> Pipeline:
+    """Of 1 to 6 stages, with 1 to 3 replicas, unequal links, speeds and memories."""
+    sizes = tuple(draw(st.lists(st.integers(1, 3), min_size=1, max_size=6)))
+    return uneven_pipeline(sizes, np.random.default_rng(draw(st.integers(0, 2**32))))
 
 
 @st.composite

@@ -1,6 +1,8 @@
 """Searched routes keep every constraint, are the same each time, and are worth the search."""
 
+import math
 from collections import Counter
+from itertools import combinations, product
 
 import numpy as np
 import pytest
@@ -13,9 +15,14 @@ from algorithms.skippipe.route import Route, Rules, stage_refusals
 from algorithms.skippipe.routing import random
 from algorithms.skippipe.scores import slots_of
 from algorithms.skippipe.search import search_routes
-from algorithms.skippipe.simulator import simulate
+from algorithms.skippipe.simulator import finish_times, simulate
 from tests.bench.skippipe_routes import placed, scattered_links
-from tests.unit.algorithms.skippipe.pipelines import assert_fit_together, cases, even_pipeline
+from tests.unit.algorithms.skippipe.pipelines import (
+    assert_fit_together,
+    cases,
+    even_pipeline,
+    uneven_pipeline,
+)
 
 Case = tuple[Pipeline, Rules, list[int], int]
 EFFORT_S = 0.02
@@ -51,6 +58,53 @@ def test_the_answer_is_what_the_simulator_says_and_not_below_the_bound(case: Cas
     assert found.iteration_s == simulate(pipeline, found.routes).iteration_s
     assert found.iteration_s <= found.first_s
     assert found.ratio >= 1 - 1e-9
+
+
+def least_s(pipeline: Pipeline, rules: Rules, origins: list[int]) -> float:
+    """Of all choices of routes that keep coverage and limits, by trying each."""
+    slots, slot_origins = slots_of(origins, pipeline)
+    quota = stage_quota(len(slot_origins), rules)
+    limits = peer_limits(pipeline, quota)
+    ways = [
+        way
+        for chosen in combinations(range(1, rules.stages), rules.visited - 1)
+        if not stage_refusals((0, *chosen), rules)
+        for way in product(*(pipeline.stages[stage] for stage in chosen))
+    ]
+    least = math.inf
+    for choice in product(ways, repeat=len(slot_origins)):
+        loads = Counter(peer for way in choice for peer in way)
+        covered = [sum(loads[peer] for peer in stage) for stage in pipeline.stages[1:]]
+        if covered == list(quota[1:]) and all(loads[peer] <= limits[peer] for peer in loads):
+            routes = [Route((slot_origins[slot], *choice[slot])) for slot in slots]
+            least = min(least, max(finish_times(pipeline, routes)))
+    return least
+
+
+def small_case(seed: int) -> tuple[Pipeline, Rules, list[int]]:
+    """Unequal links, speeds and memories; 2 to 4 stages, of which routes may skip some."""
+    draws = np.random.default_rng(seed)
+    stages = int(draws.integers(2, 5))
+    sizes = (*draws.integers(1, 3, 1).tolist(), *draws.integers(1, 4, stages - 1).tolist())
+    pipeline = uneven_pipeline(sizes, draws, latency_s=0.5)
+    rules = Rules(stages=stages, visited=int(draws.integers(2, stages + 1)))
+    return pipeline, rules, list(pipeline.stages[0]) * int(draws.integers(2, 4))
+
+
+def choices_of(pipeline: Pipeline, rules: Rules, origins: list[int]) -> float:
+    """How many choices of routes there are at most, whatever their loads."""
+    replicas = max(map(len, pipeline.stages[1:]))
+    ways = math.comb(rules.stages - 1, rules.visited - 1) * replicas ** (rules.visited - 1)
+    return float(ways ** (max(slots_of(origins, pipeline)[0]) + 1))
+
+
+@pytest.mark.parametrize(
+    "seed", [seed for seed in range(100) if 8 <= choices_of(*small_case(seed)) <= 1000]
+)
+def test_no_choice_of_routes_is_faster_in_cases_that_can_be_tried_out(seed: int) -> None:
+    pipeline, rules, origins = small_case(seed)
+    found = search_routes(pipeline, rules, origins, effort_s=0.1)
+    assert found.iteration_s == pytest.approx(least_s(pipeline, rules, origins), rel=1e-12)
 
 
 def test_routes_may_be_searched_for_uplinks_that_are_shared() -> None:

@@ -1,15 +1,22 @@
-"""Trades leave every stage and peer as often visited as before."""
+"""Steps keep rules and limits; trades leave every peer as often visited as before."""
 
 from collections import Counter
 
 from hypothesis import given
 
+from algorithms.skippipe.coverage import peer_limits, stage_quota
 from algorithms.skippipe.draws import Draws
 from algorithms.skippipe.pipeline import Pipeline
-from algorithms.skippipe.route import Route, Rules, stage_refusals
+from algorithms.skippipe.route import Route, Rules
 from algorithms.skippipe.routing import random
-from algorithms.skippipe.trades import random_trade, trade_all, trade_replica, trade_stage
-from tests.unit.algorithms.skippipe.pipelines import cases, even_pipeline
+from algorithms.skippipe.trades import (
+    move_visit,
+    random_step,
+    trade_all,
+    trade_replica,
+    trade_stage,
+)
+from tests.unit.algorithms.skippipe.pipelines import assert_fit_together, cases, even_pipeline
 
 PIPELINE = even_pipeline((2, 2, 2, 2))
 RULES = Rules(stages=4, visited=3)
@@ -38,25 +45,43 @@ def test_a_trade_after_which_a_route_jumps_too_far_is_none() -> None:
 
 def test_a_route_has_no_stage_to_trade_for_one_of_fewer_stages_that_it_visits_too() -> None:
     routes, rules = [Route((0, 2, 4, 6)), Route((0, 2))], Rules(stages=4, visited=3, spread=1)
-    drawn = [random_trade(routes, 0, PIPELINE, rules, Draws(seed)) for seed in range(40)]
-    assert {trade for trade in drawn if trade} == {(1, (routes[1], routes[0]))}
+    full = (0,) * PIPELINE.peers
+    drawn = [random_step(routes, 0, PIPELINE, rules, full, Draws(seed)) for seed in range(40)]
+    steps = [step for step in drawn if step]
+    assert steps
+    assert all(step == {0: routes[1], 1: routes[0]} for step in steps)
 
 
 def test_whole_ways_are_exchanged_but_not_origins() -> None:
     assert trade_all(ONE, OTHER) == (Route((0, 3, 6)), Route((1, 2, 4)))
 
 
+def test_a_visit_moves_to_a_replica_with_room() -> None:
+    assert move_visit(ONE, 3, PIPELINE) == Route((0, 3, 4))
+    routes, rules = [ONE], Rules(stages=4, visited=3)
+    room = (1, 1, 1, 1, 1, 0, 1, 1)
+    drawn = [random_step(routes, 0, PIPELINE, rules, room, Draws(seed)) for seed in range(40)]
+    steps = [step for step in drawn if step]
+    assert steps
+    assert all(step == {0: Route((0, 3, 4))} for step in steps)
+
+
 @given(cases())
-def test_drawn_trades_keep_rules_and_loads(
+def test_drawn_steps_keep_rules_and_limits(
     case: tuple[Pipeline, Rules, list[int], int],
 ) -> None:
     pipeline, rules, origins, seed = case
     draws, routes = Draws(seed), random(pipeline, rules, origins, seed)
-    before = Counter(peer for route in routes for peer in route.peers)
+    limits = peer_limits(pipeline, stage_quota(len(routes), rules, seed))
+    visits = [Counter(stage for route in routes for stage in route.stages(pipeline))]
     for index in range(len(routes)):
-        drawn = random_trade(routes, index, pipeline, rules, draws)
-        if drawn is not None:
-            other, (routes[index], routes[other]) = drawn
-    assert Counter(peer for route in routes for peer in route.peers) == before
+        before = Counter(peer for route in routes for peer in route.peers)
+        changes = random_step(routes, index, pipeline, rules, limits, draws)
+        for slot, route in changes.items():
+            routes[slot] = route
+        if len(changes) == 2:
+            assert Counter(peer for route in routes for peer in route.peers) == before
+        visits.append(Counter(stage for route in routes for stage in route.stages(pipeline)))
+    assert_fit_together(routes, pipeline, rules, limits)
+    assert all(each == visits[0] for each in visits)
     assert [route.origin for route in routes] == origins
-    assert all(stage_refusals(route.stages(pipeline), rules) == () for route in routes)
