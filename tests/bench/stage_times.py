@@ -23,7 +23,7 @@ from algorithms.skippipe.prediction import origins_in_turns, predict
 from algorithms.skippipe.route import Rules, visited_stages
 from tests.support.swarm_runs import run_swarm
 from tests.support.workers import Event
-from worker.cli.plan_stages_links import read_links
+from worker.cli.plan_measurements import read_links
 from worker.pipeline.planner import _EFFORT_S
 
 LINKS = (

@@ -1,10 +1,11 @@
 """`murmur plan`: what a run's settings cost on a link, and which ones would reach a target."""
 
+import itertools
 import json
-import math
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,77 +13,145 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from worker.cli.plan_stages import plan_stages
-from worker.cli.plan_stages_options import (
-    NOT_OF_OTHER_COUNTS,
-    Shared,
-    StageOptions,
-    is_staged,
-    stage_options,
-)
+from protos.figures import count
+from worker.cli.options import check_finite, flag_of, link_of, option, options
 from worker.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
     from algorithms.link import Link
     from algorithms.plan import Plan
     from algorithms.utilization import Workload
-    from worker.cli.plan_report import Answer
+    from worker.cli.plan_report import LinkAnswer
     from worker.config import Config
 
 _SPEED_TARGETS = (0.5, 0.8, 0.9, 0.95, 0.99)
-_UNTIMED_STEPS, _FEWEST_STEPS, _MOST_STEPS, _TIMED_S = 3, 5, 100, 1.0
+# What a run's file says of its own count of stages only, unsaid.
+_NOT_OF_OTHER_COUNTS = ("stages.layers=[]", "stages.skip=0", "stages.spread=0")
+_ABOVE_0 = click.FloatRange(min=0, min_open=True)
+_FROM_1 = click.IntRange(1)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Given:
-    """The command's options, as click reads them."""
+class PlanOptions:
+    """The command's options, those of `--stages` aside."""
 
-    links: tuple[str, ...]
-    peers: int
-    preset: str | None
-    settings: tuple[str, ...]
-    target: float
-    step_s: float | None
-    params: int | None
-    layers: int | None
-    threads: int
-    as_json: bool
+    links: tuple[str, ...] = option(
+        "--links",
+        "--link",
+        multiple=True,
+        required=True,
+        metavar="RATE[,delay=TIME][,jitter=TIME]",
+        help="A worker's link, such as 20mbit,delay=50ms; may be given several times. With "
+        "--stages those of all peers, or a FILE.json of measurements.",
+    )
+    peers: int = option("--peers", type=click.IntRange(2), default=4, show_default=True)
+    preset: str | None = option("--preset", help="diloco, ddp, ...; the file's by default.")
+    settings: tuple[str, ...] = option("--set", multiple=True, metavar="SECTION.KEY=VALUE")
+    target: float = option(
+        "--target",
+        type=click.FloatRange(0, 1, min_open=True, max_open=True),
+        default=0.95,
+        show_default=True,
+        help="Share of the time that workers shall compute.",
+    )
+    step_s: float | None = option(
+        "--step-time",
+        type=_ABOVE_0,
+        metavar="SECONDS",
+        help="Of one inner step; by default some are timed here.",
+    )
+    params: int | None = option("--params", type=_FROM_1, help="Of another model than the run's.")
+    layers: int | None = option("--layers", type=_FROM_1, help="Of that model.")
+    threads: int = option(
+        "--threads", type=_FROM_1, default=1, show_default=True, help="To time on."
+    )
+    as_json: bool = option("--json", is_flag=True, help="One JSON object.")
+
+    @property
+    def time_source(self) -> str:
+        """Where the times come from that are measured with these options."""
+        threads = "one thread" if self.threads == 1 else count(self.threads, "thread")
+        return f"measured on this machine, {threads}"
+
+    @property
+    def measurements(self) -> Path | None:
+        """The file of measurements, if there is one. Raises UsageError: other links beside it."""
+        files = [text for text in self.links if text.endswith(".json")]
+        if files and len(self.links) > 1:
+            raise UsageError(f"--links {files[0]} has all links; leave the other --links out")
+        return Path(files[0]) if files else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageOptions:
+    """The options of `--stages`; None where the file or a default says it."""
+
+    stages: int | None = option("--stages", type=_FROM_1, help="Cut the model into so many.")
+    replicas: int | None = option("--replicas", type=_FROM_1, help="Of each stage; 2.")
+    skip: float | None = option(
+        "--skip",
+        type=click.FloatRange(0, 1, max_open=True),
+        help="Share of the stages that a route leaves out; 0.25.",
+    )
+    spread: int | None = option(
+        "--spread",
+        type=click.IntRange(0),
+        help="Stages that half of such routes visit more, and the others fewer; 0.",
+    )
+    microbatches: int | None = option(
+        "--microbatches", type=_FROM_1, help="Of each origin in an iteration; 8."
+    )
+    memory: int | None = option(
+        "--memory", type=_FROM_1, help="Microbatches that a peer may hold; 3."
+    )
+    stage_mib: float | None = option(
+        "--stage-mib", type=_ABOVE_0, help="Memory of a peer for its stage; bounds the cut."
+    )
+    forward_ms: float | None = option(
+        "--forward-ms", type=_ABOVE_0, help="Of a visit; by default timed here."
+    )
+    activation_bytes: int | None = option(
+        "--activation-bytes", type=_FROM_1, help="Of a microbatch."
+    )
+    activations: str | None = option(
+        "--activations", type=click.Choice(("bf16", "fp32", "int8")), help="bf16 by default."
+    )
+    model: str | None = option(
+        "--model", help="Short for --set task.model=...: tiny, small or base."
+    )
+    shared_uplinks: bool | None = option(
+        "--shared-uplinks/--own-uplinks",
+        default=None,
+        help="Whether a peer's messages leave one after another, as a run plans; shared.",
+    )
+    effort_s: float | None = option(
+        "--effort", type=_ABOVE_0, metavar="SECONDS", help="Of the search; 2."
+    )
+    seed: int | None = option("--seed", type=click.IntRange(0), help="Of searches and draws; 0.")
+    plot_file: Path | None = option(  # noqa: RUF009 (a field, which ruff does not see)
+        "--plot", type=click.Path(path_type=Path), help="Draws the schedule."
+    )
+
+    @property
+    def said(self) -> dict[str, str]:
+        """What they say of the run, as settings, and how each was typed."""
+        said = {}
+        if self.stages is not None:
+            said[f"stages.count={self.stages}"] = f"--stages {self.stages}"
+        if self.model is not None:
+            said[f'task.model="{self.model}"'] = f"--model {self.model}"
+        return said
+
+    def recuts(self, file_count: object) -> bool:
+        """Whether they cut the model into other stages than the run's file, if it says a count."""
+        return self.stages is not None and file_count not in (None, self.stages)
 
 
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path), required=False)
-@click.option(
-    "--links",
-    "--link",
-    multiple=True,
-    required=True,
-    metavar="RATE[,delay=TIME][,jitter=TIME]",
-    help="A worker's link, such as 20mbit,delay=50ms; may be given several times. With --stages "
-    "those of all peers, or a FILE.json of measurements.",
-)
-@click.option("--peers", type=click.IntRange(2), default=4, show_default=True)
-@click.option("--preset", help="diloco, ddp, ...; the file's by default.")
-@click.option("--set", "settings", multiple=True, metavar="SECTION.KEY=VALUE")
-@click.option(
-    "--target",
-    type=click.FloatRange(0, 1, min_open=True, max_open=True),
-    default=0.95,
-    show_default=True,
-    help="Share of the time that workers shall compute.",
-)
-@click.option(
-    "--step-time",
-    "step_s",
-    type=click.FloatRange(min=0, min_open=True),
-    metavar="SECONDS",
-    help="Of one inner step; by default some are timed here.",
-)
-@click.option("--params", type=click.IntRange(1), help="Of another model than the run's.")
-@click.option("--layers", type=click.IntRange(1), help="Of that model.")
-@click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="To time on.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-@stage_options
-def plan(run: Path | None, **options: Any) -> int:
+@options("given", PlanOptions)
+@options("staged", StageOptions)
+def plan(run: Path | None, given: PlanOptions, staged: StageOptions) -> int:
     """Predict how much of the time workers compute on a link, and propose settings.
 
     RUN is the run's TOML file; without one the defaults are taken. Everything is simulated: no
@@ -91,30 +160,26 @@ def plan(run: Path | None, **options: Any) -> int:
     With --stages the model is cut into stages on several peers: predicts the iteration time of
     each routing, and proposes which peer serves which stage.
     """
-    staged = StageOptions(**{field.name: options.pop(field.name) for field in fields(StageOptions)})
-    given = _Given(**options)
     from worker.config import file_says, load_config
 
     recut = staged.recuts(file_says(run, "stages", "count"))
-    unsaid = dict.fromkeys(NOT_OF_OTHER_COUNTS, f"--stages {staged.stages}") if recut else {}
+    unsaid = dict.fromkeys(_NOT_OF_OTHER_COUNTS, f"--stages {staged.stages}") if recut else {}
     settings = (*unsaid, *given.settings, *staged.said)
     config = load_config(run, settings, given.preset, {**unsaid, **staged.said})
-    if is_staged(given.links, staged) or config.stages.count > 1:
+    measured = any(text.endswith(".json") for text in given.links)
+    if staged.stages is not None or measured or config.stages.count > 1:
         _check_staged()
-        shared = Shared(
-            config=config,
-            recut=recut,
-            links=given.links,
-            threads=given.threads,
-            as_json=given.as_json,
-        )
-        return plan_stages(shared, staged)
-    if useless := staged.given():
-        raise UsageError(f"{useless[0]} is about stages; add --stages N")
-    links = [_link(text) for text in given.links]
+        from worker.cli.plan_stages import StagedRun, plan_stages
+
+        return plan_stages(StagedRun(config=config, recut=recut, given=given, staged=staged))
+    for each in fields(StageOptions):
+        if getattr(staged, each.name) is not None:
+            flag = flag_of(StageOptions, each.name)
+            raise UsageError(f"{flag} is about stages; add --stages N")
+    links = [link_of(text) for text in given.links]
     _check_numbers(given)
 
-    from worker.cli.plan_report import Report, print_report
+    from worker.cli.plan_report import PlanReport, print_report
 
     name, workload, step_source = _model(config, given)
     bases = _bases(config, run, given.settings)
@@ -123,7 +188,7 @@ def plan(run: Path | None, **options: Any) -> int:
     except ValueError as error:
         where = config.source.of_named("diloco", str(error))
         raise ConfigError(f"{where}: [diloco] {error}") from error
-    report = Report(
+    report = PlanReport(
         name=name,
         workload=workload,
         step_source=step_source,
@@ -145,19 +210,19 @@ def _check_staged() -> None:
     context = click.get_current_context()
     for name in ("peers", "preset", "target", "step_s", "params", "layers"):
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            flag = "step-time" if name == "step_s" else name
-            raise UsageError(f"--{flag} does not go with --stages; leave it out")
+            flag = flag_of(PlanOptions, name)
+            raise UsageError(f"{flag} does not go with --stages; leave it out")
 
 
 def _answer(
-    link: "Link", workload: "Workload", bases: "dict[str, Plan]", preset: str, given: _Given
-) -> "Answer":
+    link: "Link", workload: "Workload", bases: "dict[str, Plan]", preset: str, given: PlanOptions
+) -> "LinkAnswer":
     """Raises ValueError where the run's own plan, `bases[preset]`, does not fit the model."""
     from algorithms.utilization import needed_mbps, predict, propose
-    from worker.cli.plan_report import Answer
+    from worker.cli.plan_report import LinkAnswer
 
     own, place = bases[preset], (workload, link, given.peers)
-    return Answer(
+    return LinkAnswer(
         link=link,
         prediction=predict(own, *place),
         needed_mbps={share: needed_mbps(own, *place, share) for share in _SPEED_TARGETS},
@@ -165,20 +230,9 @@ def _answer(
     )
 
 
-def _link(text: str) -> "Link":
-    from algorithms.link import parse_link
-
-    try:
-        return parse_link(text)
-    except ValueError as error:
-        raise UsageError(f"--link: {error}") from error
-
-
-def _check_numbers(given: _Given) -> None:
+def _check_numbers(given: PlanOptions) -> None:
     """Raises UsageError where --params, --layers and --step-time do not go together, or are NaN."""
-    for name, value in (("step-time", given.step_s), ("target", given.target)):
-        if value is not None and not math.isfinite(value):
-            raise UsageError(f"--{name} is {value}; it must be a finite number")
+    check_finite(given, "step_s", "target")
     if (given.params is None) != (given.layers is None):
         have, lack = ("params", "layers") if given.layers is None else ("layers", "params")
         raise UsageError(f"--{have} needs --{lack}: together they stand for the run's own model")
@@ -196,7 +250,7 @@ def _bases(config: "Config", run: Path | None, settings: Sequence[str]) -> "dict
     """By preset, the plan that typing `--preset` gives with this file and these settings.
 
     The run's own comes first: of equals it is proposed. Pairs end with replicas that differ, so
-    they are proposed only to who has chosen them.
+    they are proposed only to a run that has chosen them.
     """
     from algorithms.plan import PRESETS
     from worker.config import load_config
@@ -213,7 +267,7 @@ def _bases(config: "Config", run: Path | None, settings: Sequence[str]) -> "dict
     return bases
 
 
-def _model(config: "Config", given: _Given) -> "tuple[str, Workload, str]":
+def _model(config: "Config", given: PlanOptions) -> "tuple[str, Workload, str]":
     """What it is called, its workload, and where the time of its step comes from.
 
     From --params and --layers, or else the run's own task, timed where no time is given.
@@ -231,35 +285,63 @@ def _model(config: "Config", given: _Given) -> "tuple[str, Workload, str]":
     task = task_of(config)
     module = task.model()
     parameters = {n: p.numel() for n, p in module.named_parameters() if p.requires_grad}
-    if given.step_s is not None:
-        step_s, source = given.step_s, "as given"
-    else:
-        step_s = _timed_step_s(config, task, module, given.threads)
-        threads = "one thread" if given.threads == 1 else f"{given.threads} threads"
-        source = f"measured on this machine, {threads}"
+    step_s, source = given.step_s, "as given"
+    if step_s is None:
+        step_s, source = _timed_step_s(config, task, module, given.threads), given.time_source
     return config.task.name, workload_of(parameters, step_s), source
 
 
 def _timed_step_s(config: "Config", task: Any, module: Any, threads: int) -> float:
     """The median of some real inner steps, in seconds."""
-    import torch
-
     from worker.tasks import Cursor
     from worker.training.replica import InnerReplica
+
+    cursor = Cursor(seed=config.run.seed, stream="plan")
+    replica = InnerReplica(task, module, config.inner, cursor, config.run.steps)
+    numbers = itertools.count(1)
+
+    def step() -> tuple[float]:
+        began_s, number = time.perf_counter(), next(numbers)
+        replica.inner_step(number, replica.backward(number))
+        return (time.perf_counter() - began_s,)
+
+    with torch_threads(threads):
+        (step_s,) = _STEPS.medians(step)
+    return step_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repetitions:
+    """How often something is timed. Args: untimed: first; enough_s: then no more than `fewest`."""
+
+    untimed: int
+    fewest: int
+    most: int
+    enough_s: float
+
+    def medians(self, run: Callable[[], tuple[float, ...]]) -> tuple[float, ...]:
+        """Of what the runs say they took, in seconds."""
+        took_s: list[tuple[float, ...]] = []
+        for number in range(self.untimed + self.most):
+            times_s = run()
+            if number >= self.untimed:
+                took_s.append(times_s)
+            if len(took_s) >= self.fewest and sum(map(sum, took_s)) >= self.enough_s:
+                break
+        return tuple(statistics.median(each) for each in zip(*took_s, strict=True))
+
+
+_STEPS = Repetitions(untimed=3, fewest=5, most=100, enough_s=1.0)
+
+
+@contextmanager
+def torch_threads(threads: int) -> Iterator[None]:
+    """Torch computes with so many meanwhile."""
+    import torch
 
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        cursor = Cursor(seed=config.run.seed, stream="plan")
-        replica = InnerReplica(task, module, config.inner, cursor, config.run.steps)
-        times_s: list[float] = []
-        for step in range(1, _UNTIMED_STEPS + _MOST_STEPS + 1):
-            began_s = time.perf_counter()
-            replica.inner_step(step, replica.backward(step))
-            if step > _UNTIMED_STEPS:
-                times_s.append(time.perf_counter() - began_s)
-            if len(times_s) >= _FEWEST_STEPS and sum(times_s) >= _TIMED_S:
-                break
+        yield
     finally:
         torch.set_num_threads(before)
-    return statistics.median(times_s)

@@ -1,23 +1,20 @@
 """What `murmur plan` found, as a document and for people."""
 
 import dataclasses
-import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import click
 
 from algorithms.link import Link
 from algorithms.plan import Plan
 from algorithms.utilization import MAX_INNER_STEPS, Prediction, Proposal, Proposals, Workload
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
-
-_PLAIN_WIDTH = 160
+from protos.figures import count, optional, percent, rate, ratio, seconds, size
+from protos.tables import text_table
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class LinkAnswer:
     """For one link. Args: needed_mbps: by utilization, of the run's own plan."""
 
     link: Link
@@ -27,7 +24,7 @@ class Answer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class PlanReport:
     """Everything that the command found.
 
     Args:
@@ -43,7 +40,7 @@ class Report:
     target: float
     preset: str
     bases: dict[str, Plan]
-    answers: tuple[Answer, ...]
+    answers: tuple[LinkAnswer, ...]
 
     @property
     def own(self) -> Plan:
@@ -78,7 +75,7 @@ class Report:
             "links": [self._answer(answer) for answer in self.answers],
         }
 
-    def _answer(self, answer: Answer) -> dict[str, Any]:
+    def _answer(self, answer: LinkAnswer) -> dict[str, Any]:
         return {
             "link": str(answer.link),
             "prediction": dataclasses.asdict(answer.prediction),
@@ -96,109 +93,96 @@ class Report:
         }
 
 
-def print_report(report: Report) -> None:
+def print_report(report: PlanReport) -> None:
     """For people: the run's own plan and the proposals, link by link."""
-    from rich.console import Console
-    from rich.text import Text
-
-    width = None if sys.stdout.isatty() else _PLAIN_WIDTH
-    console = Console(file=sys.stdout, width=width, highlight=False)
     work = report.workload
     outside = f" ({work.outside:,} of them outside the layers)" if work.outside else ""
-    _line(
-        console,
-        f"{report.name}: {_count(len(work.layers), 'layer')}, {work.parameters:,} parameters"
-        f"{outside}; {_time(work.step_s)} a step, {report.step_source}",
+    click.echo(
+        f"{report.name}: {count(len(work.layers), 'layer')}, {work.parameters:,} parameters"
+        f"{outside}; {seconds(work.step_s)} a step, {report.step_source}"
     )
     for answer in report.answers:
-        console.print()
-        console.print(Text(f"{report.peers} peers, each on {answer.link}", style="bold"))
+        click.secho(f"\n{report.peers} peers, each on {answer.link}", bold=True)
         for label, text in own_lines(report, answer):
-            _line(console, f"  {label:<13} {text}")
+            click.echo(f"  {label:<13} {text}")
         if not answer.proposals.ranked:
-            _line(console, f"  {unreachable(report, answer)}")
+            click.echo(f"  {unreachable(report, answer)}")
             continue
-        console.print(_table(report, answer))
+        click.echo(_table(report, answer))
         for rank, proposal in enumerate(answer.proposals.ranked, 1):
-            _line(console, f"  {rank}  {' '.join(report.arguments(proposal)) or 'as it is'}")
+            click.echo(f"  {rank}  {' '.join(report.arguments(proposal)) or 'as it is'}")
 
 
-def own_lines(report: Report, answer: Answer) -> list[tuple[str, str]]:
+def own_lines(report: PlanReport, answer: LinkAnswer) -> list[tuple[str, str]]:
     """(label, text) of what the run's own plan does on a link."""
     told, own = answer.prediction, report.own
     fragments = len(report.workload.fragments(own.fragments, own.pattern))
     lines = [
         (
             "this run",
-            f"{report.preset}: H {own.inner_steps}, {_count(fragments, 'fragment')}, "
+            f"{report.preset}: H {own.inner_steps}, {count(fragments, 'fragment')}, "
             f"tau {own.overlap_steps}, {_codecs(own)}",
         ),
         (
             "utilization",
-            f"{_percent(told.utilization)}; {_time(told.stall_s_per_period)} waiting in a period "
-            f"of {_time(told.period_s)}",
+            f"{percent(told.utilization)}; {seconds(told.stall_s_per_period)} waiting in a period "
+            f"of {seconds(told.period_s)}",
         ),
     ]
     if told.ddp_ratio is None:
         return [*lines, ("sent", "nothing")]
-    given = _count(max(1, own.overlap_steps), "step")
-    speeds = (f"{_percent(share)}: {_speed(mbps)}" for share, mbps in answer.needed_mbps.items())
+    given = count(max(1, own.overlap_steps), "step")
+    speeds = (f"{percent(share)}: {_speed(mbps)}" for share, mbps in answer.needed_mbps.items())
     return [
         *lines,
         (
             "sent",
-            f"{_bytes(told.bytes_per_step)} per worker and step, {_bytes(told.bytes_per_sync)} "
+            f"{size(told.bytes_per_step)} per worker and step, {size(told.bytes_per_sync)} "
             "per sync of all parameters; as much is received",
         ),
-        ("bf16 DDP", f"would send {_times(told.ddp_ratio)} as much"),
+        ("bf16 DDP", f"would send {ratio(told.ddp_ratio)} as much"),
         (
             "link",
-            f"busy {_percent(told.link_share)} of the time; what is sent at once takes "
-            f"{_times(told.peak_link_share)} the {given} it has",
+            f"busy {percent(told.link_share)} of the time; what is sent at once takes "
+            f"{ratio(told.peak_link_share)} the {given} it has",
         ),
         ("speed needed", ", ".join(speeds)),
     ]
 
 
-def unreachable(report: Report, answer: Answer) -> str:
+def unreachable(report: PlanReport, answer: LinkAnswer) -> str:
     """Why nothing is proposed."""
-    tried = f"no H up to {MAX_INNER_STEPS} reaches {_percent(report.target)} on this link"
+    tried = f"no H up to {MAX_INNER_STEPS} reaches {percent(report.target)} on this link"
     if answer.proposals.needed_mbps is None:
         return f"{tried}, nor on any with its delay; lower --target"
     return f"{tried}; it takes {_speed(answer.proposals.needed_mbps)}, or a lower --target"
 
 
-def _table(report: Report, answer: Answer) -> "Table":
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column(f"for {_percent(report.target)}")
-    for name in ("H", "fragments", "tau", "bits", "utilization", "waiting", "sent/step", "DDP/it"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("codec", no_wrap=True)
-    for rank, proposal in enumerate(answer.proposals.ranked, 1):
-        plan, told = proposal.plan, proposal.prediction
-        table.add_row(
-            str(rank),
-            str(plan.inner_steps),
-            str(proposal.fragments),
-            str(plan.overlap_steps),
-            f"{proposal.bits:.3g}",
-            _percent(told.utilization),
-            f"{_time(told.stall_s_per_period)} of {_time(told.period_s)}",
-            _bytes(told.bytes_per_step),
-            "-" if told.ddp_ratio is None else f"{told.ddp_ratio:,.1f}",
-            _codecs(plan),
-        )
-    return table
+def _table(report: PlanReport, answer: LinkAnswer) -> str:
+    heads = ("H", "fragments", "tau", "bits", "utilization", "waiting", "sent/step", "DDP/it")
+    return text_table(
+        (f"for {percent(report.target)}", *heads, "codec"),
+        [
+            (str(rank), *_cells(proposal))
+            for rank, proposal in enumerate(answer.proposals.ranked, 1)
+        ],
+        align="<>>>>>>>><",
+    )
 
 
-def _line(console: "Console", text: str) -> None:
-    """In one piece, to be copied."""
-    from rich.text import Text
-
-    console.print(Text(text), soft_wrap=True)
+def _cells(proposal: Proposal) -> tuple[str, ...]:
+    plan, told = proposal.plan, proposal.prediction
+    return (
+        str(plan.inner_steps),
+        str(proposal.fragments),
+        str(plan.overlap_steps),
+        f"{proposal.bits:.3g}",
+        percent(told.utilization),
+        f"{seconds(told.stall_s_per_period)} of {seconds(told.period_s)}",
+        size(told.bytes_per_step),
+        optional(told.ddp_ratio, lambda times: f"{times:,.1f}"),
+        _codecs(plan),
+    )
 
 
 def _codecs(plan: Plan) -> str:
@@ -206,37 +190,5 @@ def _codecs(plan: Plan) -> str:
     return plan.codec if same else f"{plan.codec}, back {plan.reduction_codec}"
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.3g} %"
-
-
-def _times(ratio: float) -> str:
-    return f"{ratio:,.0f} times" if ratio >= 20 else f"{ratio:.2g} times"
-
-
-def _time(seconds: float) -> str:
-    if seconds < 1e-4:
-        return "0 ms"
-    if seconds < 1:
-        return f"{seconds * 1e3:.3g} ms"
-    return f"{seconds:.3g} s" if seconds < 100 else f"{seconds:,.0f} s"
-
-
-def _bytes(count: float) -> str:
-    for scale, unit in ((1e9, "GB"), (1e6, "MB")):
-        if count >= scale:
-            return f"{count / scale:,.1f} {unit}"
-    return f"{count / 1e3:,.1f} kB"
-
-
 def _speed(mbps: float | None) -> str:
-    if mbps is None:
-        return "none is enough"
-    for scale, unit in ((1e3, "Gbit/s"), (1.0, "Mbit/s")):
-        if mbps >= scale:
-            return f"{mbps / scale:.3g} {unit}"
-    return f"{mbps * 1e3:.3g} kbit/s"
+    return "none is enough" if mbps is None else rate(mbps)

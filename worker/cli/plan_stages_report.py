@@ -1,26 +1,36 @@
-"""What `murmur plan --stages` found, as a document and for people."""
+"""What `murmur plan --stages` found: as a document, as tables, and as a picture."""
 
-import sys
+import logging
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import click
 
 from algorithms.skippipe.pipeline import Pipeline
 from algorithms.skippipe.placement import Groups
 from algorithms.skippipe.prediction import Prediction
 from algorithms.skippipe.route import Rules
-from worker.cli.plan_stages_case import Case
+from algorithms.skippipe.simulator import Kind
+from protos.figures import count, percent, seconds, size
+from protos.tables import text_table
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from matplotlib.axes import Axes
 
-    from worker.cli.plan_stages_cut import Cuts
+    from worker.cli.plan_stages import StageCase
+    from worker.cli.plan_stages_cut import StageCuts
 
-_PLAIN_WIDTH = 160
+_COLOURS = {Kind.FORWARD: "#15466b", Kind.BACKWARD: "#c8553d", Kind.LOSS: "#e0a526"}
+_IDLE = "#eeeeee"
+_ROUTINGS = ("full", "skip")
+_ROW_INCHES, _EDGE_INCHES, _MOST_INCHES = 0.24, 1.0, 40.0
+_NUMBERED_SHARE = 0.011  # of the width that a visit must have for its microbatch to be named
 
 
 @dataclass(frozen=True)
-class Row:
+class RoutingRow:
     """One routing. Args: draws: predictions with seeds in a row; routes of the first are told."""
 
     draws: tuple[Prediction, ...]
@@ -55,7 +65,7 @@ class Row:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Report:
+class StagesReport:
     """Everything that the command found.
 
     Args:
@@ -66,21 +76,21 @@ class Report:
         proposed_rows: by routing; None where the pipeline is placed so already.
     """
 
-    case: Case
+    case: "StageCase"
     pipeline: Pipeline
-    rows: dict[str, Row]
+    rows: dict[str, RoutingRow]
     proposed: Groups
-    proposed_rows: dict[str, Row] | None
+    proposed_rows: dict[str, RoutingRow] | None
 
     @property
-    def better(self) -> dict[str, Row] | None:
+    def better(self) -> dict[str, RoutingRow] | None:
         """By routing, with the searched placement; None if it is not faster."""
         rows = self.proposed_rows
         if rows is None or rows["skip"].iteration_s >= self.rows["skip"].iteration_s:
             return None
         return rows
 
-    def of_full(self, row: Row) -> float:
+    def of_full(self, row: RoutingRow) -> float:
         """Iteration time over that of `full` on the same placement as the pipeline's."""
         return row.iteration_s / self.rows["full"].iteration_s
 
@@ -128,7 +138,7 @@ class Report:
             },
         }
 
-    def _routing(self, row: Row) -> dict[str, Any]:
+    def _routing(self, row: RoutingRow) -> dict[str, Any]:
         first = row.first
         told = {
             "routing": first.routing,
@@ -152,27 +162,21 @@ class Report:
         return told
 
 
-def print_report(report: Report) -> None:
+def print_report(report: StagesReport) -> None:
     """For people: the placement, a row for each routing, and the routes of `skip`."""
-    from rich.console import Console
-    from rich.text import Text
-
-    width = None if sys.stdout.isatty() else _PLAIN_WIDTH
-    console = Console(file=sys.stdout, width=width, highlight=False)
-    for line in summary(report):
-        console.print(Text(line), soft_wrap=True)
-    console.print()
+    for line in (*summary(report), ""):
+        click.echo(line)
     if report.case.cuts is not None:
-        _print_cut(console, report.case.cuts)
-    _print_placement(console, report)
-    _print_routings(console, report)
-    for line in remarks(report):
-        console.print(Text(f"  {line}"), soft_wrap=True)
-    console.print()
-    _print_routes(console, report)
+        click.echo(_cut_table(report.case.cuts))
+        click.echo(f"  {cut_remark(report.case.cuts)}\n")
+    click.echo(_placement_table(report))
+    click.echo(_routings_table(report))
+    for line in (*remarks(report), ""):
+        click.echo(f"  {line}".rstrip())
+    click.echo(_routes_table(report))
 
 
-def summary(report: Report) -> list[str]:
+def summary(report: StagesReport) -> list[str]:
     """What was predicted."""
     case, pipeline = report.case, report.pipeline
     costs, stages = pipeline.costs, len(pipeline.stages)
@@ -180,12 +184,12 @@ def summary(report: Report) -> list[str]:
     holds = f"{memory[0]} to {memory[-1]}" if len(memory) > 1 else str(memory[0])
     uplinks = "leave one after another" if case.shared_uplinks else "do not delay each other"
     lines = [
-        f"{_count(stages, 'stage')}, {_count(pipeline.peers, 'peer')}; each replica of stage 0 "
-        f"begins {_count(case.microbatches, 'microbatch', 'es')}; "
+        f"{count(stages, 'stage')}, {count(pipeline.peers, 'peer')}; each replica of stage 0 "
+        f"begins {count(case.microbatches, 'microbatch')}; "
         f"routes that skip visit {_visits(case.rules)} stages",
         f"a visit: {_span(costs.forward_s)} forward, {_span(costs.backward_s)} backward, "
         f"{_span(costs.loss_s[list(pipeline.stages[0])])} loss, {case.source}",
-        f"a hop: {_bytes(case.swarm.message_bytes)}; messages of a peer {uplinks}; a peer holds "
+        f"a hop: {size(case.swarm.message_bytes)}; messages of a peer {uplinks}; a peer holds "
         f"{holds} microbatches at most",
     ]
     if case.known.filled:
@@ -194,14 +198,14 @@ def summary(report: Report) -> list[str]:
     return lines
 
 
-def remarks(report: Report) -> list[str]:
+def remarks(report: StagesReport) -> list[str]:
     """What the table of routings does not say."""
     found, skip = report.rows["skip"].first.found, report.rows["skip"]
     assert found is not None, "skip is searched"
     lines = [
-        f"skip: {found.spent_s:.2g} s of search, about; from {_time(found.first_s)} to "
-        f"{_time(found.iteration_s)}, {skip.of_bound:.2f} times the lower bound; "
-        f"{_count(len(found.rejections), 'candidate')} rejected",
+        f"skip: {found.spent_s:.2g} s of search, about; from {seconds(found.first_s)} to "
+        f"{seconds(found.iteration_s)}, {skip.of_bound:.2f} times the lower bound; "
+        f"{count(len(found.rejections), 'candidate')} rejected",
         f"random: mean of {len(report.rows['random'].draws)} draws",
     ]
     working = {peer for route in skip.first.routes for peer in route.peers}
@@ -215,121 +219,86 @@ def remarks(report: Report) -> list[str]:
     share = skip_s / skip.iteration_s - 1
     return [
         *lines,
-        f"placement: with the better one, skip takes {_time(skip_s)} "
-        f"({percent(share, signed=True)})",
+        f"placement: with the better one, skip takes {seconds(skip_s)} "
+        f"({percent(share, 0, signed=True)})",
     ]
 
 
-def _print_placement(console: "Console", report: Report) -> None:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("stage", justify="right")
-    table.add_column("proposed" if report.case.known.stages is None else "as it is")
-    if report.better is not None:
-        table.add_column("better")
-    for stage, replicas in enumerate(report.pipeline.stages):
-        cells = [str(stage), ", ".join(map(report.described, replicas))]
-        if report.better is not None:
-            cells.append(", ".join(map(report.described, report.proposed[stage])))
-        table.add_row(*cells)
-    console.print(table)
+def _placement_table(report: StagesReport) -> str:
+    shown = [report.pipeline.stages, *([report.proposed] if report.better else [])]
+    heads = ("proposed" if report.case.known.stages is None else "as it is", "better")
+    rows = [
+        (str(stage), *(", ".join(map(report.described, stages[stage])) for stages in shown))
+        for stage in range(len(report.pipeline.stages))
+    ]
+    return text_table(("stage", *heads[: len(shown)]), rows, align=">" + "<" * len(shown))
 
 
-def _print_cut(console: "Console", cuts: "Cuts") -> None:
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    better = cuts.better
-    shown = [cuts.own] if better is None else [cuts.own, better]
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("stage", justify="right")
-    for name in ("layers", "better")[: len(shown)]:
-        for column in (name, "a microbatch", "memory"):
-            table.add_column(column, justify="right", no_wrap=True)
+def _cut_table(cuts: "StageCuts") -> str:
+    shown = [cuts.own, *([cuts.better] if cuts.better else [])]
+    heads = ("layers", "a microbatch", "memory", "better", "a microbatch", "memory")
+    rows = []
     for stage in range(len(cuts.own.layers)):
-        cells = [str(stage)]
+        row = [str(stage)]
         for cut in shown:
-            cells += [str(cut.layers[stage]), _time(cut.visit_s[stage])]
-            cells.append(_bytes(cut.memory_bytes[stage]))
-        table.add_row(*cells)
-    console.print(table)
-    console.print(Text(f"  {cut_remark(cuts)}"), soft_wrap=True)
-    console.print()
+            row += [str(cut.layers[stage]), seconds(cut.visit_s[stage])]
+            row.append(size(cut.memory_bytes[stage]))
+        rows.append(row)
+    return text_table(("stage", *heads[: 3 * len(shown)]), rows, align=">" * (1 + 3 * len(shown)))
 
 
-def cut_remark(cuts: "Cuts") -> str:
+def cut_remark(cuts: "StageCuts") -> str:
     """Whether another cut is better, by how much, and how to take it."""
     own, better = cuts.own, cuts.better
     source = "of the settings" if cuts.from_settings else "by parameters"
-    told = f"layers {source}: the slowest stage takes {_time(own.slowest_s)}"
+    told = f"layers {source}: the slowest stage takes {seconds(own.slowest_s)}"
     if better is None:
         return f"{told}; no cut by measured time is much better"
     if not cuts.own_fits:
         assert cuts.limit_bytes is not None
-        told += f", the largest needs more than {_bytes(cuts.limit_bytes)}"
-    share = percent(better.slowest_s / own.slowest_s - 1, signed=True)
-    return f"{told}; better {_time(better.slowest_s)} ({share}) by {cuts.setting}"
+        told += f", the largest needs more than {size(cuts.limit_bytes)}"
+    share = percent(better.slowest_s / own.slowest_s - 1, 0, signed=True)
+    return f"{told}; better {seconds(better.slowest_s)} ({share}) by {cuts.setting}"
 
 
-def _print_routings(console: "Console", report: Report) -> None:
-    from rich import box
-    from rich.table import Table
-
-    better = report.better
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("routing")
-    for name in ("visits", "iteration", "of full", "bound", "of bound", "utilization", "in flight"):
-        table.add_column(name, justify="right", no_wrap=True)
-    if better is not None:
-        table.add_column("placed better", justify="right", no_wrap=True)
-        table.add_column("of full", justify="right", no_wrap=True)
+def _routings_table(report: StagesReport) -> str:
+    heads = ["visits", "iteration", "of full", "bound", "of bound", "utilization", "in flight"]
+    if report.better is not None:
+        heads += ["placed better", "of full"]
+    rows = []
     for routing, row in report.rows.items():
-        first, each = row.first, row.utilization
+        each = [_whole(share) for share in (min(row.utilization), max(row.utilization))]
         cells = [
             routing,
-            _visits(first.rules),
-            _time(row.iteration_s),
+            _visits(row.first.rules),
+            seconds(row.iteration_s),
             f"{report.of_full(row):.2f}",
-            _time(first.bound_s),
+            seconds(row.first.bound_s),
             f"{row.of_bound:.2f}",
-            f"{percent(row.mean_utilization)} ({percent(min(each))} to {percent(max(each))})",
+            f"{_whole(row.mean_utilization)} ({' to '.join(each)})",
             str(max(row.peak)),
         ]
-        if better is not None:
-            cells += [
-                _time(better[routing].iteration_s),
-                f"{report.of_full(better[routing]):.2f}",
-            ]
-        table.add_row(*cells)
-    console.print(table)
+        if report.better is not None:
+            better = report.better[routing]
+            cells += [seconds(better.iteration_s), f"{report.of_full(better):.2f}"]
+        rows.append(cells)
+    return text_table(("routing", *heads), rows)
 
 
-def _print_routes(console: "Console", report: Report) -> None:
-    from rich import box
-    from rich.table import Table
-
+def _routes_table(report: StagesReport) -> str:
     pipeline, routes = report.pipeline, report.rows["skip"].first.routes
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("routes of skip", justify="right")
-    for stage in range(len(pipeline.stages)):
-        table.add_column(f"stage {stage}", no_wrap=True)
-    table.add_column("microbatches")
+    stages = range(len(pipeline.stages))
+    rows = []
     for number, route in enumerate(dict.fromkeys(routes), 1):
         by_stage = dict(zip(route.stages(pipeline), report.peers(route.peers), strict=True))
         taken = [str(index) for index, other in enumerate(routes) if other == route]
-        table.add_row(
-            str(number),
-            *(by_stage.get(stage, "-") for stage in range(len(pipeline.stages))),
-            " ".join(taken),
-        )
-    console.print(table)
+        rows.append([str(number), *(by_stage.get(n, "-") for n in stages), " ".join(taken)])
+    heads = ("routes of skip", *(f"stage {stage}" for stage in stages), "microbatches")
+    return text_table(heads, rows, align=">" + "<" * (len(stages) + 1))
 
 
-def percent(share: float, *, signed: bool = False) -> str:
-    return f"{100 * share:{'+' if signed else ''}.0f} %"
+def _whole(share: float) -> str:
+    return percent(share, 0)
 
 
 def _visits(rules: Rules) -> str:
@@ -337,21 +306,78 @@ def _visits(rules: Rules) -> str:
     return f"{each} of {rules.stages}"
 
 
-def _count(number: int, noun: str, plural: str = "s") -> str:
-    return f"{number:,} {noun}{'' if number == 1 else plural}"
-
-
 def _span(times_s: Any) -> str:
-    least, most = _time(min(times_s)), _time(max(times_s))
+    least, most = seconds(min(times_s)), seconds(max(times_s))
     return least if least == most else f"{least} to {most}"
 
 
-def _time(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+def draw(path: Path, report: StagesReport) -> None:
+    """Writes a PNG. Raises OSError."""
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it talks about its font cache
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    rows = [report.rows[routing] for routing in _ROUTINGS]
+    height = len(rows) * (_EDGE_INCHES + _ROW_INCHES * report.pipeline.peers)
+    figure = Figure(figsize=(12, min(height, _MOST_INCHES)), dpi=130, layout="constrained")
+    FigureCanvasAgg(figure)
+    all_axes = figure.subplots(len(rows), 1, sharex=True)
+    longest_s = max(row.first.iteration_s for row in rows)
+    for axes, row in zip(all_axes, rows, strict=True):
+        _panel(axes, report, row, longest_s)
+    all_axes[-1].set(xlabel="time (s)", xlim=(0, longest_s))
+    handles, labels = all_axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, frameon=False, ncols=4, loc="outside upper right")
+    figure.savefig(path, format="png")
 
 
-def _bytes(count: float) -> str:
-    for scale, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if count >= scale:
-            return f"{count / scale:,.1f} {unit}"
-    return f"{count:.0f} B"
+def _panel(axes: "Axes", report: StagesReport, row: RoutingRow, longest_s: float) -> None:
+    """One routing: a row for each peer, stage 0 on top."""
+    pipeline, first = report.pipeline, row.first
+    order = [peer for replicas in pipeline.stages for peer in replicas]
+    everyone = range(len(order))
+    axes.barh(everyone, first.iteration_s, height=0.8, color=_IDLE, label="idle")
+    for kind, colour in _COLOURS.items():
+        bars = [
+            (place, span.start_s, span.end_s - span.start_s)
+            for place, peer in enumerate(order)
+            for span in first.timeline.spans[peer]
+            if span.kind is kind
+        ]
+        places, starts_s, lasts_s = zip(*bars, strict=True)
+        axes.barh(
+            places,
+            lasts_s,
+            left=starts_s,
+            height=0.8,
+            color=colour,
+            edgecolor="white",
+            linewidth=0.4,
+            label=kind.value,
+        )
+    for place, peer in enumerate(order):
+        for span in first.timeline.spans[peer]:
+            if span.end_s - span.start_s > _NUMBERED_SHARE * longest_s:
+                middle_s = (span.start_s + span.end_s) / 2
+                axes.text(
+                    *(middle_s, place, str(span.microbatch)),
+                    color="white",
+                    fontsize=6,
+                    ha="center",
+                    va="center_baseline",
+                )
+    below = 0
+    for replicas in pipeline.stages[:-1]:
+        below += len(replicas)
+        axes.axhline(below - 0.5, color="#888888", linewidth=0.6)
+    names = report.case.known.names
+    axes.set_yticks(everyone, [f"stage {pipeline.stage_of[p]}  {names[p]}" for p in order])
+    axes.set_ylim(len(order) - 0.5, -0.5)
+    axes.tick_params(axis="y", length=0)
+    axes.set_title(
+        f"{first.routing}: {first.iteration_s:.3g} s, peers compute "
+        f"{_whole(row.mean_utilization)} of the time",
+        loc="left",
+        fontsize=10,
+    )
+    axes.spines[["top", "right", "left"]].set_visible(False)

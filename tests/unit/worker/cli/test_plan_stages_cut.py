@@ -12,9 +12,15 @@ from torch import Tensor, nn
 
 from worker.cli import exit_code_of
 from worker.cli.plan import plan
-from worker.cli.plan_stages_cut import Cuts, cuts_of, visits_of
+from worker.cli.plan_stages_cut import (
+    LayerCost,
+    StageCuts,
+    StagedModel,
+    Sweep,
+    _graph_bytes,
+    cuts_of,
+)
 from worker.cli.plan_stages_report import cut_remark
-from worker.cli.plan_stages_timing import LayerCost, StagedModel, Sweep, _graph_bytes
 from worker.errors import UsageError
 from worker.tasks import Batch, StageModule
 
@@ -49,7 +55,9 @@ def model(*sweeps: Sweep, cut: Sequence[tuple[int, int]], size: int = 0) -> Stag
     )
 
 
-def cuts(*sweeps: Sweep, cut: Sequence[tuple[int, int]], limit_bytes: int | None = None) -> Cuts:
+def cuts(
+    *sweeps: Sweep, cut: Sequence[tuple[int, int]], limit_bytes: int | None = None
+) -> StageCuts:
     return cuts_of(model(*sweeps, cut=cut), held=1, committed=2, limit_bytes=limit_bytes)
 
 
@@ -88,7 +96,7 @@ def test_a_little_is_no_reason_to_cut_otherwise(last_s: float, better: bool) -> 
 
 
 def test_the_visits_are_those_of_the_runs_own_cut() -> None:
-    visits = visits_of(model(sweep(9, 9, 9, 9), sweep(4, 4, 8, 8, outer_s=2), cut=EVEN))
+    visits = model(sweep(9, 9, 9, 9), sweep(4, 4, 8, 8, outer_s=2), cut=EVEN).visits()
     assert visits.forward_s.tolist() == [2.5, 4.0]
     assert visits.backward_s.tolist() == [7.0, 12.0]
     assert visits.loss_s[0] == 0.5
@@ -170,7 +178,7 @@ def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def slow_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last of three layers takes as long as the rest of the model."""
     sweeps: Iterator[Sweep] = iter([sweep(0.1, 0.1, 0.28, outer_s=0.04)] * 2)
-    monkeypatch.setattr("worker.cli.plan_stages_timing._sweep", lambda *_: next(sweeps))
+    monkeypatch.setattr("worker.cli.plan_stages_cut._sweep", lambda *_: next(sweeps))
 
 
 ARGS = ("--set", "task.text=text.txt", "--link", "20mbit", "--effort", "0.02")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.unit.worker.pipeline.members import cards_of, telling
-from worker.cli.plan_stages_links import read_links
+from worker.cli.plan_measurements import read_links
 from worker.errors import UsageError
 from worker.membership import Health, Phase
 from worker.pipeline.config import StagesConfig

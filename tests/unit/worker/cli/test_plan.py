@@ -10,7 +10,7 @@ import torch
 from click.testing import CliRunner, Result
 
 from worker.cli import exit_code_of
-from worker.cli.plan import plan
+from worker.cli.plan import Repetitions, plan
 from worker.config import load_config
 
 BY_HAND = ("--params", "1_000_000", "--layers", "4", "--step-time", "0.1")
@@ -67,7 +67,8 @@ def test_parameters_and_layers_come_from_the_task() -> None:
 
 
 def test_the_step_is_timed_where_no_time_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("worker.cli.plan._TIMED_S", 0.0)
+    once = Repetitions(untimed=1, fewest=1, most=1, enough_s=0.0)
+    monkeypatch.setattr("worker.cli.plan._STEPS", once)
     threads = torch.get_num_threads()
     small = "task.architecture={hidden_size=12, intermediate_size=12}"
     text = printed("--set", "task.text=text.txt", "--set", small)
@@ -75,19 +76,17 @@ def test_the_step_is_timed_where_no_time_is_given(monkeypatch: pytest.MonkeyPatc
     assert " a step, measured on this machine, one thread\n" in text.splitlines(keepends=True)[0]
 
 
-@pytest.mark.parametrize("link", ["20mbit,delay=50ms", "3mbit"])
-def test_typing_a_proposal_gives_what_it_promises(link: str) -> None:
-    file = Path("run.toml")
-    file.write_text('[diloco]\npreset = "streaming"\ninner_steps = 33\n')
-    assert_typed_as_promised(link, "run.toml")
-
-
-def test_and_so_it_does_without_a_file() -> None:
+@pytest.mark.parametrize(
+    ("run", "link"),
+    [
+        (["run.toml"], "20mbit,delay=50ms"),
+        (["run.toml"], "3mbit"),
+        (["--preset", "streaming"], "2mbit,delay=30ms"),
+    ],
+)
+def test_typing_a_proposal_gives_what_it_promises(run: list[str], link: str) -> None:
     """Another period brings another overlap, unless the proposal says which."""
-    assert_typed_as_promised("2mbit,delay=30ms", "--preset", "streaming")
-
-
-def assert_typed_as_promised(link: str, *run: str) -> None:
+    Path("run.toml").write_text('[diloco]\npreset = "streaming"\ninner_steps = 33\n')
     (answer,) = document(*run, *BY_HAND, link=link)["links"]
     assert answer["proposals"]
     for proposal in answer["proposals"]:
@@ -108,7 +107,7 @@ def test_the_table_is_readable_in_a_pipe() -> None:
     assert lines[2] == "4 peers, each on 20mbit"
     assert lines[3] == "  this run      diloco: H 20, 1 fragment, tau 0, fp32"
     assert lines[4].startswith("  utilization   45.5 %; 2.4 s waiting in a period of 4.4 s")
-    assert "bf16 DDP      would send 10 times as much" in text
+    assert "bf16 DDP      would send 10.0 times as much" in text
     assert "speed needed  50 %: 24 Mbit/s" in text
     assert "for 95 %" in text
     typed = [line for line in lines if line.startswith("  1  ")]
