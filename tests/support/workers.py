@@ -1,7 +1,6 @@
 """Real worker processes on real sockets, and what they say."""
 
 import json
-import os
 import queue
 import signal
 import socket
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.rendezvous.status import ask
+from tests.support.fork_server import ForkedProcess
 
 Event = dict[str, Any]
 PATIENCE_S = 120.0
@@ -57,15 +57,7 @@ class WorkerProcess:
         self.name = name
         self.events: list[Event] = []
         self._new: queue.Queue[Event | None] = queue.Queue()
-        env = {**os.environ, "OMP_NUM_THREADS": "1"}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", *program, *args],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=env,
-            start_new_session=True,
-        )
+        self.process = ForkedProcess(program, args)
         self._readers = [
             threading.Thread(target=self._read_events, daemon=True),
             threading.Thread(target=self._read_errors, daemon=True),
@@ -115,12 +107,10 @@ class WorkerProcess:
         if self.process.poll() is None:
             self.process.kill()
         self.wait()
-        for stream in (self.process.stdout, self.process.stderr):
-            assert stream is not None
-            stream.close()
+        self.process.stdout.close()
+        self.process.stderr.close()
 
     def _read_events(self) -> None:
-        assert self.process.stdout is not None
         for line in self.process.stdout:
             event = json.loads(line)
             self.events.append(event)
@@ -128,7 +118,6 @@ class WorkerProcess:
         self._new.put(None)
 
     def _read_errors(self) -> None:
-        assert self.process.stderr is not None
         self.errors = self.process.stderr.read()
 
 
