@@ -1,11 +1,16 @@
 """Worker processes without the three seconds of imports that each of them begins with.
 
 A server process imports torch and the worker once; each start forks it, as Python's own fork server
-does. What is forked has no threads yet, and runs its program as `python -m` would: a process, a
+does. What is forked has no threads yet, and runs its module as `python -m` would: a process with a
 session, pipes and signals of its own. Tests only: a real worker is spawned.
+
+    python -m tests.support.fork_server murmur's arguments...
+
+is `murmur` whose own children are forked likewise: those of `murmur swarm`.
 """
 
 import atexit
+import ctypes
 import json
 import os
 import runpy
@@ -15,98 +20,114 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import IO
+from typing import Any
 
+_ADDRESS = "TEST_FORK_SERVER"  # in the environment: the processes of a test share one server
 _PRELOADED = ("torch._dynamo", "torch.optim", "worker.cli.commands", "worker.daemon")
+_SERVED = ("worker.cli", "worker.cli.preflight", "tests.")
+_LEASH = ("-I", "-S")  # how the launcher starts what dies with it
+_NAMESPACE = ("ip", "netns", "exec")
+_CLONE_NEWNET = 0x40000000
 _MAX_REQUEST_BYTES = 1 << 20
 
 
-class ForkedProcess:
-    """What tests use of `subprocess.Popen`: stdout and stderr are text pipes."""
+class ForkedPopen(subprocess.Popen[Any]):
+    """A `Popen` that forks `python -m MODULE` from the server, and spawns everything else.
 
-    def __init__(self, program: Sequence[str], args: Sequence[str]) -> None:
-        """`program` is what follows `python -m`: a module, and what it takes before `args`."""
-        out, err = os.pipe(), os.pipe()
+    The launcher's prefixes are taken off: the leash, and the namespace, which the child enters.
+    """
+
+    _connection: socket.socket | None = None
+
+    def _execute_child(self, args: Any, *rest: Any, **named: Any) -> None:
+        request = _request(list(args))
+        if request is None:
+            super()._execute_child(args, *rest, **named)  # type: ignore[misc]
+            return
+        pipes = rest[9:15]
+        read_in, _, _, write_out, _, write_err = pipes
+        fds = [
+            os.open(os.devnull, os.O_RDWR) if fd == -1 else os.dup(fd)
+            for fd in (read_in, write_out, write_err)
+        ]
+        request["cwd"] = os.getcwd()
         self._connection = _server()
-        request = json.dumps({"argv": [*program, *args], "cwd": os.getcwd()}).encode()
-        socket.send_fds(self._connection, [request], [out[1], err[1]])
-        os.close(out[1])
-        os.close(err[1])
-        self.stdout: IO[str] = os.fdopen(out[0], encoding="utf-8")
-        self.stderr: IO[str] = os.fdopen(err[0], encoding="utf-8")
+        socket.send_fds(self._connection, [json.dumps(request).encode()], fds)
+        for fd in fds:
+            os.close(fd)
+        self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
         self.pid = int(self._connection.recv(32))
-        self._lock = threading.Lock()
-        self._code: int | None = None
+        self._child_created = True
 
-    def poll(self) -> int | None:
-        """The exit code; None while it runs, the negated signal where one has ended it."""
-        with self._lock:
-            if self._code is None:
-                self._connection.setblocking(False)
-                try:
-                    self._code = int(self._connection.recv(32))
-                except BlockingIOError:
-                    return None
-                self._connection.close()
-        return self._code
+    def _try_wait(self, wait_flags: int) -> tuple[int, int]:
+        if self._connection is None:
+            return super()._try_wait(wait_flags)  # type: ignore[misc,no-any-return]
+        self._connection.setblocking(not wait_flags & os.WNOHANG)
+        try:
+            status = int(self._connection.recv(32))
+        except BlockingIOError:
+            return 0, 0
+        self._connection.close()
+        return self.pid, status
 
-    def wait(self, timeout: float | None = None) -> int:
-        """Raises subprocess.TimeoutExpired."""
-        if self.poll() is None:
-            with selectors.DefaultSelector() as selector:
-                selector.register(self._connection, selectors.EVENT_READ)
-                if not selector.select(timeout):
-                    raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
-        code = self.poll()
-        assert code is not None
-        return code
-
-    def send_signal(self, number: signal.Signals) -> None:
-        if self.poll() is None:
-            os.kill(self.pid, number)
-
-    def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
+    def _internal_poll(self, *args: Any, **named: Any) -> int | None:
+        if self._connection is None:
+            return super()._internal_poll(*args, **named)  # type: ignore[misc,no-any-return]
+        with self._waitpid_lock:  # type: ignore[attr-defined]
+            if self.returncode is None:
+                pid, status = self._try_wait(os.WNOHANG)
+                if pid == self.pid:
+                    self._handle_exitstatus(status)  # type: ignore[attr-defined]
+        return self.returncode
 
 
-_address: Path | None = None
+def _request(command: list[str]) -> dict[str, Any] | None:
+    """What the server is to fork; None for a command that is to be spawned."""
+    if command[:3] == [sys.executable, *_LEASH]:
+        command = command[6:]  # the script, the parent's pid and the cores
+    namespace = None
+    if tuple(command[:3]) == _NAMESPACE:
+        namespace, command = command[3], command[4:]
+    ours = command[:2] == [sys.executable, "-m"] and command[2].startswith(_SERVED)
+    return {"argv": command[2:], "namespace": namespace} if ours else None
 
 
 def _server() -> socket.socket:
-    """A connection to the server of this process, which starts with the first."""
-    global _address
-    if _address is None:
+    """A connection to the server, which starts with the first process that asks."""
+    if _ADDRESS not in os.environ:
         folder = tempfile.TemporaryDirectory(prefix="fork-server-")
         path = Path(folder.name) / "socket"
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         listening.bind(str(path))
         listening.listen(64)
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.fork_server", str(listening.fileno())],
+            [sys.executable, "-c", f"import {__name__} as m; m.serve({listening.fileno()})"],
             pass_fds=[listening.fileno()],
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
         listening.close()
 
         def end() -> None:
+            del os.environ[_ADDRESS]
             process.kill()
             process.wait()
             folder.cleanup()
 
         atexit.register(end)
-        _address = path
+        os.environ[_ADDRESS] = str(path)
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    connection.connect(str(_address))
+    connection.connect(os.environ[_ADDRESS])
     return connection
 
 
-def serve(listening: socket.socket) -> None:
-    """Forks a worker for each connection, and sends its pid and in the end its exit code."""
+def serve(fd: int) -> None:
+    """Forks a child for each connection, and sends its pid and in the end its wait status."""
     for module in _PRELOADED:
         __import__(module)
+    listening = socket.socket(fileno=fd)
     running: dict[int, socket.socket] = {}
     woken, wake = socket.socketpair()
     wake.setblocking(False)
@@ -122,7 +143,7 @@ def serve(listening: socket.socket) -> None:
                     _reap(running)
                     continue
                 connection, _ = listening.accept()
-                request, fds, _, _ = socket.recv_fds(connection, _MAX_REQUEST_BYTES, 2)
+                request, fds, _, _ = socket.recv_fds(connection, _MAX_REQUEST_BYTES, 3)
                 if (pid := os.fork()) == 0:
                     signal.set_wakeup_fd(-1)
                     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -132,8 +153,8 @@ def serve(listening: socket.socket) -> None:
                     _become(json.loads(request), fds)
                 connection.send(str(pid).encode())
                 running[pid] = connection
-                for fd in fds:
-                    os.close(fd)
+                for each_fd in fds:
+                    os.close(each_fd)
 
 
 def _reap(running: dict[int, socket.socket]) -> None:
@@ -141,32 +162,45 @@ def _reap(running: dict[int, socket.socket]) -> None:
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
             connection = running.pop(pid)
-            connection.send(str(os.waitstatus_to_exitcode(status)).encode())
-            connection.close()
+            with connection, suppress(BrokenPipeError):  # whoever started it is gone
+                connection.send(str(status).encode())
 
 
-def _become(request: dict[str, object], fds: Sequence[int]) -> None:
-    """Runs the program in the forked process; does not return."""
-    os.setsid()
-    for fd, standard in zip((os.open(os.devnull, os.O_RDONLY), *fds), (0, 1, 2), strict=True):
-        os.dup2(fd, standard)
-    os.chdir(str(request["cwd"]))
-    argv = request["argv"]
-    assert isinstance(argv, list)
-    sys.argv = argv[:]
-    code = 1
+def _become(request: dict[str, Any], fds: Sequence[int]) -> None:
+    """Runs the module in the forked process; does not return."""
+    code: object = 1
     try:
-        runpy.run_module(argv[0], run_name="__main__", alter_sys=True)
+        os.setsid()
+        for standard, fd in enumerate(fds):
+            os.dup2(fd, standard)
+            os.close(fd)
+        if request["namespace"] is not None:
+            namespace = os.open(f"/run/netns/{request['namespace']}", os.O_RDONLY)
+            assert ctypes.CDLL(None).setns(namespace, _CLONE_NEWNET) == 0
+            os.close(namespace)
+        os.chdir(request["cwd"])
+        sys.argv = list(request["argv"])
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
         code = 0
     except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        code = end.code
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:
+        if isinstance(code, str):
+            print(code, file=sys.stderr)
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(code)
+        os._exit(code if isinstance(code, int) else int(code is not None))
+
+
+def main() -> None:
+    """`murmur`, whose children are forked."""
+    from worker.cli import main as murmur
+
+    subprocess.Popen = ForkedPopen  # type: ignore[misc]
+    murmur()
 
 
 if __name__ == "__main__":
-    serve(socket.socket(fileno=int(sys.argv[1])))
+    main()

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.rendezvous.status import ask
-from tests.support.fork_server import ForkedProcess
+from tests.support.fork_server import ForkedPopen
 
 Event = dict[str, Any]
 PATIENCE_S = 120.0
@@ -57,7 +57,12 @@ class WorkerProcess:
         self.name = name
         self.events: list[Event] = []
         self._new: queue.Queue[Event | None] = queue.Queue()
-        self.process = ForkedProcess(program, args)
+        self.process = ForkedPopen(
+            [sys.executable, "-m", *program, *args],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         self._readers = [
             threading.Thread(target=self._read_events, daemon=True),
             threading.Thread(target=self._read_errors, daemon=True),
@@ -107,10 +112,12 @@ class WorkerProcess:
         if self.process.poll() is None:
             self.process.kill()
         self.wait()
-        self.process.stdout.close()
-        self.process.stderr.close()
+        for stream in (self.process.stdout, self.process.stderr):
+            assert stream is not None
+            stream.close()
 
     def _read_events(self) -> None:
+        assert self.process.stdout is not None
         for line in self.process.stdout:
             event = json.loads(line)
             self.events.append(event)
@@ -118,6 +125,7 @@ class WorkerProcess:
         self._new.put(None)
 
     def _read_errors(self) -> None:
+        assert self.process.stderr is not None
         self.errors = self.process.stderr.read()
 
 
