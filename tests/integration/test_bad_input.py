@@ -2,12 +2,12 @@
 
 import shutil
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from tests.support.fork_server import MURMUR
 from tests.support.gate import gate
 from tests.support.workers import (
     PATIENCE_S,
@@ -17,8 +17,6 @@ from tests.support.workers import (
     running_swarm,
     settings_of,
 )
-
-MURMUR = [sys.executable, "-m", "worker.cli"]
 
 
 def refused(*args: str) -> tuple[int, str]:

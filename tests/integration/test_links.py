@@ -13,6 +13,7 @@ import pytest
 
 from algorithms.link import Link
 from coordinator.links.namespaces import Namespaces, why_not
+from tests.support.fork_server import MURMUR
 from tests.support.gate import gate, gates
 from tests.support.shaped import relayed_swarm
 from tests.support.workers import (
@@ -36,7 +37,7 @@ needs_namespaces = pytest.mark.skipif(
 def swarm_report(out: Path, *args: str) -> dict[str, Any]:
     """Runs `murmur swarm` with three small workers and 20 rounds, as a user would."""
     command = [
-        *(sys.executable, "-m", "worker.cli", "swarm", "--workers", "3", "--steps", "40"),
+        *(*MURMUR, "swarm", "--workers", "3", "--steps", "40"),
         *("--inner-steps", "2", "--out", str(out), *args, *SMALL),
     ]
     # Whoever has a proxy for the web has exceptions from it; they must not count here.

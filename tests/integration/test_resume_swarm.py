@@ -3,12 +3,10 @@
 import json
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
+from tests.support.fork_server import MURMUR
 from tests.support.workers import PATIENCE_S, SMALL
-
-MURMUR = [sys.executable, "-m", "worker.cli"]
 
 
 def swarm(out: Path, *args: str) -> "subprocess.CompletedProcess[str]":

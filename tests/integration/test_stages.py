@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from coordinator.rendezvous.status import ask
+from tests.support.fork_server import MURMUR
 from tests.support.gate import Gate
 from tests.support.held_visits import held
 from tests.support.stage_accounts import Accounts
@@ -38,7 +38,7 @@ SMALL = (
 @contextmanager
 def swarm(out: Path, *args: str) -> Iterator["subprocess.Popen[str]"]:
     """A swarm that is gone afterwards, whatever happens."""
-    command = [sys.executable, "-m", "worker.cli", "swarm", *SMALL, "--out", str(out), *args]
+    command = [*MURMUR, "swarm", *SMALL, "--out", str(out), *args]
     process = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,

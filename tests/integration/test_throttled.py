@@ -2,12 +2,12 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.fork_server import MURMUR
 from tests.support.head_starts import AnchorPrefetch
 from tests.support.reference import reference_hashes
 from tests.support.workers import PATIENCE_S, SMALL, Hashes, settings_of
@@ -18,7 +18,7 @@ WORKERS = ["w0", "w1", "w2"]
 
 def train(out: Path, preset: str, *args: str, **settings: object) -> dict[str, Any]:
     """The report of a swarm of three that reaches its end with all rounds in order."""
-    command = [sys.executable, "-m", "worker.cli", "swarm", "--workers", "3", "--preset", preset]
+    command = [*MURMUR, "swarm", "--workers", "3", "--preset", preset]
     command += ["--out", str(out), *args, *SMALL, *settings_of(**settings)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stderr

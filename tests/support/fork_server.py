@@ -25,6 +25,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+MURMUR = (sys.executable, "-m", "tests.support.fork_server")
 _ADDRESS = "TEST_FORK_SERVER"  # in the environment: the processes of a test share one server
 _PRELOADED = ("torch._dynamo", "torch.optim", "worker.cli.commands", "worker.daemon")
 _SERVED = ("worker.cli", "worker.cli.preflight", "tests.")
@@ -54,7 +55,7 @@ class ForkedPopen(subprocess.Popen[Any]):
             for fd in (read_in, write_out, write_err)
         ]
         request["cwd"] = os.getcwd()
-        self._connection = _server()
+        self._connection = _connected()
         socket.send_fds(self._connection, [json.dumps(request).encode()], fds)
         for fd in fds:
             os.close(fd)
@@ -95,8 +96,8 @@ def _request(command: list[str]) -> dict[str, Any] | None:
     return {"argv": command[2:], "namespace": namespace} if ours else None
 
 
-def _server() -> socket.socket:
-    """A connection to the server, which starts with the first process that asks."""
+def start() -> None:
+    """Starts the server, if there is none; it ends with this process."""
     if _ADDRESS not in os.environ:
         folder = tempfile.TemporaryDirectory(prefix="fork-server-")
         path = Path(folder.name) / "socket"
@@ -118,6 +119,10 @@ def _server() -> socket.socket:
 
         atexit.register(end)
         os.environ[_ADDRESS] = str(path)
+
+
+def _connected() -> socket.socket:
+    start()
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     connection.connect(os.environ[_ADDRESS])
     return connection
