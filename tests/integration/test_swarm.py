@@ -4,14 +4,15 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.fork_server import MURMUR
 from tests.support.workers import PATIENCE_S, SMALL, settings_of
 
+MURMUR = [sys.executable, "-m", "worker.cli"]
 REPORT_KEYS = {
     "preset", "workers", "steps", "inner_steps", "seed", "params", "val_loss", "train_loss_curve",
     "wall_s", "compute_s", "stall_s", "compute_utilization", "rounds_completed", "rounds_failed",

@@ -30,7 +30,7 @@ _ADDRESS = "TEST_FORK_SERVER"  # in the environment: the processes of a test sha
 _PRELOADED = ("torch._dynamo", "torch.optim", "worker.cli.commands", "worker.daemon")
 _SERVED = ("worker.cli", "worker.cli.preflight", "tests.")
 _LEASH = ("-I", "-S")  # how the launcher starts what dies with it
-_NAMESPACE = ("ip", "netns", "exec")
+_NAMESPACE = ["netns", "exec"]
 _CLONE_NEWNET = 0x40000000
 _MAX_REQUEST_BYTES = 1 << 20
 
@@ -90,7 +90,7 @@ def _request(command: list[str]) -> dict[str, Any] | None:
     if command[:3] == [sys.executable, *_LEASH]:
         command = command[6:]  # the script, the parent's pid and the cores
     namespace = None
-    if tuple(command[:3]) == _NAMESPACE:
+    if command[1:3] == _NAMESPACE:
         namespace, command = command[3], command[4:]
     ours = command[:2] == [sys.executable, "-m"] and command[2].startswith(_SERVED)
     return {"argv": command[2:], "namespace": namespace} if ours else None
