@@ -2,11 +2,26 @@
 
 Nothing here is on the data path or imports torch; training goes on without any of it.
 
-Workers say what they do in events. `records` keeps what is known of each worker, `notes` picks the
-events worth a line, and `progress` shows both while training goes on. At the end `results` leaves
-what `report` puts together, `curve` draws and `printed` prints.
+Workers say what they do in events (`protos.events`). `rendezvous.records` keeps what is known of
+each worker; `report.progress` shows it while training goes on. At the end `report.results` leaves
+what `report.report` puts together and `report.printer` prints.
 
-Two sources feed them. `swarm` plans worker processes, and `supervisor` runs them to their end
-(`processes`, `leash`). `server` serves the Coordinator of the wire contract, whose decisions are in
-`registry` (over `manifest` and `documents`). `status` asks any peer. `cli` holds the commands.
+Two sources feed them. `launcher` plans worker processes and runs them to their end, on links of
+`links`. `rendezvous.server` serves the Coordinator of the wire contract, as `rendezvous.registry`
+decides. `report.status` asks any peer. `cli` holds the commands.
 """
+
+from typing import IO, Any
+
+import click
+
+
+class Failure(click.ClickException):
+    """Ends the command: one line on stderr that names the cause and the fix, no traceback."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = int(exit_code)  # type: ignore[misc]  # click reads it from the instance
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        click.echo(f"murmur: {self.message}", file=file, err=file is None)

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from coordinator.errors import Failure
-from coordinator.links.asked import link_means_option
-from coordinator.rendezvous.records import int_of
+from coordinator import Failure
+from coordinator.links.network import MEANS
 from protos.addresses import is_loopback, split_address
+from protos.events import int_of
 from protos.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -24,6 +24,14 @@ if TYPE_CHECKING:
     from coordinator.launcher.launch import Launch
 
 _PLAIN_WIDTH = 160
+
+link_means_option = click.option(
+    "--link-means",
+    type=click.Choice(MEANS),
+    default="auto",
+    show_default=True,
+    help="What makes links slow; namespaces need root.",
+)
 
 
 @click.command()
@@ -48,8 +56,8 @@ def coordinator(listen: str, expect: int | None, out: Path, as_json: bool, insec
     _check_listen(listen, insecure)
     import asyncio
 
-    from coordinator.launcher.progress import PlainProgress
     from coordinator.rendezvous.server import Session
+    from coordinator.report.progress import PlainProgress
     from coordinator.report.results import leave_results
 
     began_s = time.monotonic()
@@ -76,8 +84,7 @@ def coordinator(listen: str, expect: int | None, out: Path, as_json: bool, insec
 def status(address: str, as_json: bool) -> None:
     """Show how the swarm is, as any worker or coordinator sees it."""
     _check_address(address)
-    from coordinator.rendezvous.status import ask
-    from coordinator.report.printed_status import print_status
+    from coordinator.report.status import ask, print_status
 
     document = ask(address)
     if as_json:
@@ -160,7 +167,7 @@ def _checked_by_worker(launch: "Launch") -> "Launch":
     request = launch.request()
     if not (request["settings"] or request["config"] or launch.preset):
         return launch  # the defaults
-    from coordinator.launcher.preflight import ask_worker
+    from coordinator.launcher.launch import ask_worker
 
     answer = ask_worker(request)
     stages = int_of(answer, "stages")
@@ -232,3 +239,7 @@ def _new_folder(name: str) -> Path:
 
 def _plain(value: object) -> object:
     return value.hex() if isinstance(value, bytes) else str(value)
+
+
+if __name__ == "__main__":
+    coordinator(prog_name="murmur coordinator")

@@ -1,6 +1,7 @@
 """The exit codes of every command and worker, as docs/commands.md lists them."""
 
 from enum import IntEnum
+from signal import SIGINT, Signals
 
 
 class ExitCode(IntEnum):
@@ -14,3 +15,17 @@ class ExitCode(IntEnum):
     ADDRESS_IN_USE = 7
     CHECKPOINT = 8
     INTERRUPTED = 130
+
+
+def exit_words(code: int) -> str:
+    """An exit code in words: `killed (SIGKILL)`, `exit 4`."""
+    if code == ExitCode.DONE:
+        return "done"
+    if code in (ExitCode.INTERRUPTED, -SIGINT):
+        return "interrupted"
+    if code < 0:
+        try:
+            return f"killed ({Signals(-code).name})"
+        except ValueError:
+            return f"killed (signal {-code})"
+    return f"exit {code}"

@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,13 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from algorithms.link import Link
-from coordinator.errors import Failure
-from coordinator.links.asked import parse_links
-from coordinator.links.network import Place
+from coordinator import Failure
+from coordinator.links.network import Place, parse_links
+from protos.events import int_of, text_of
 from protos.exit_codes import ExitCode
 
 WORKER_PROGRAM = (sys.executable, "-m", "worker.cli")
+PREFLIGHT_PROGRAM = (sys.executable, "-m", "worker.cli.preflight")
 MAX_WORKERS = 64
+_FORWARD_S = 0.01  # of every stage on every worker: only links make their places differ
+_MEMORY = 3
+_MICROBATCHES = 3
 _FLAGS = {
     "run.steps": "--steps",
     "run.seed": "--seed",
@@ -39,7 +44,7 @@ class Launch:
         stages, replicas: of a model that is cut; there are then stages x replicas workers.
         routing, skip: how its microbatches go.
         held: the stage of each worker, where their checkpoints say it.
-        link_means: one of `coordinator.links.MEANS`.
+        link_means: one of `coordinator.links.network.MEANS`.
         program: what runs a worker; tests put their own here.
     """
 
@@ -175,8 +180,6 @@ class Launch:
             shared += ["--set", setting]
         placed = list(self.held)
         if self.stages and not placed:
-            from coordinator.launcher.placement import stages_of
-
             placed = stages_of(self.link_of(), self.workers, self.stages)
         commands = {}
         for index, (name, address) in enumerate(zip(self.names, addresses, strict=True)):
@@ -239,3 +242,70 @@ def _cores() -> list[int]:
     """The cores that this process may use; empty where the system does not say."""
     affinity = getattr(os, "sched_getaffinity", None)
     return sorted(affinity(0)) if affinity else []
+
+
+def ask_worker(
+    request: Mapping[str, Any], program: Sequence[str] = PREFLIGHT_PROGRAM
+) -> dict[str, Any]:
+    """Asks the worker's own code what it would refuse, before any worker is started.
+
+    In a process of its own: the rules are the worker's, and so is torch, which they need.
+
+    Returns:
+        The answer to the request; `worker.cli.preflight` says what is in either.
+
+    Raises:
+        Failure: with the line and the exit code that a worker would end with.
+    """
+    done = subprocess.run(
+        program, input=json.dumps(request), capture_output=True, text=True, check=False
+    )
+    try:
+        answer = json.loads(done.stdout)
+    except ValueError:
+        answer = None
+    if done.returncode != 0 or not isinstance(answer, dict):
+        said = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        raise Failure(f"no worker can be started here: {said}", ExitCode.FAILED)
+    if (refused := text_of(answer, "refused")) is not None:
+        preset = text_of(answer, "preset")
+        several = len(request["presets"]) > 1 and preset and not refused.startswith("--preset ")
+        line = f"preset {preset}: {refused}" if several else refused
+        raise Failure(line, int_of(answer, "exit_code") or ExitCode.FAILED)
+    return answer
+
+
+def stages_of(links: Mapping[str, Link | None], workers: int, stages: int) -> list[int]:
+    """The stage of each worker, in turns; on links of their own, where the way round is shortest.
+
+    Args:
+        links: by name, `w0`, `w1`, ...; empty or all alike leaves them in turns.
+        workers: a multiple of `stages`.
+    """
+    known = [links.get(f"w{index}") for index in range(workers)]
+    if len(set(known)) < 2:
+        return [index % stages for index in range(workers)]
+    import numpy as np
+
+    from algorithms.skippipe.cost import Links, activation_bytes
+    from algorithms.skippipe.proposal import Swarm, propose_placement
+    from algorithms.skippipe.route import Rules
+
+    swarm = Swarm(
+        links=Links.of_lines(known),
+        message_bytes=activation_bytes(dim=96, context=128, samples=4, element_bytes=2),
+        exchange_s=np.zeros((workers, workers)),
+        memory=(_MEMORY,) * workers,
+        forward_s=np.full((workers, stages), _FORWARD_S),
+        backward_s=np.full((workers, stages), 2.5 * _FORWARD_S),
+        loss_s=np.full(workers, _FORWARD_S / 4),
+    )
+    placed = propose_placement(
+        swarm,
+        (workers // stages,) * stages,
+        Rules(stages=stages, visited=stages),
+        _MICROBATCHES,
+        shared_uplinks=True,
+    )
+    stage_of = {worker: stage for stage, served in enumerate(placed) for worker in served}
+    return [stage_of[index] for index in range(workers)]

@@ -1,4 +1,4 @@
-"""One worker process: started on a leash, read without blocking, ended with all its children."""
+"""Processes that this one starts, reads without blocking and ends; and signals, counted."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import IO, Any
 
-_LEASH = Path(__file__).with_name("die_with_parent.py")
+_WRAPPER = Path(__file__).with_name("die_with_parent.py")
 _READ_BYTES = 64 * 1024
 _MAX_LINE_BYTES = 16 * 1024 * 1024
 _KEPT_ERRORS = 50
@@ -22,7 +22,7 @@ class WorkerProcess:
     """A child in a session of its own, so that the terminal's Ctrl-C does not reach it.
 
     It keeps to these cores, all where none are given. Its stderr goes to a log file, which appears
-    with the first line. Used from one thread, the main one: on Linux the leash is tied to the
+    with the first line. Used from one thread, the main one: on Linux its life is tied to the
     thread that starts the child.
     """
 
@@ -35,9 +35,9 @@ class WorkerProcess:
         self._log: IO[str] | None = None
         self._lines = {"out": _Lines(), "err": _Lines()}
         kept_to = ",".join(map(str, cores)) or "all"
-        leash = [sys.executable, "-I", "-S", str(_LEASH), str(os.getpid()), kept_to]
+        wrapper = [sys.executable, "-I", "-S", str(_WRAPPER), str(os.getpid()), kept_to]
         self._process = subprocess.Popen(
-            [*leash, *command],
+            [*wrapper, *command],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -1,30 +1,175 @@
 """A whole swarm on this machine: real processes, real sockets on loopback."""
 
+import json
+import selectors
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from coordinator.errors import Failure
+from coordinator import Failure
 from coordinator.launcher.launch import Launch
 from coordinator.launcher.processes import Interrupts, WorkerProcess
-from coordinator.launcher.progress import Progress, progress_for
-from coordinator.launcher.supervisor import Outcome, Supervisor
 from coordinator.links.namespaces import NoNamespaces
-from coordinator.links.network import Network, Place
+from coordinator.links.network import LinkNetwork, Place
 from coordinator.rendezvous.records import Record
+from coordinator.report.progress import EventFormatter, ProgressScreen, progress_for
 from coordinator.report.report import Report
 from coordinator.report.results import leave_results
 from protos.addresses import LOOPBACK_HOST, ReservedPorts
-from protos.exit_codes import ExitCode
+from protos.events import Event
+from protos.exit_codes import ExitCode, exit_words
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-_COORDINATOR_PROGRAM = (sys.executable, "-m", "coordinator")
+_COORDINATOR_PROGRAM = (sys.executable, "-m", "coordinator.cli")
 _COORDINATOR_END_S = 5.0
+SAVE_S = 15.0  # to save and end, after Ctrl-C
+_POLL_S = 0.1
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a swarm ended. `failure`: why training never started, in one line."""
+
+    exit_code: int
+    failure: str | None = None
+
+
+class Supervisor:
+    """Runs until every worker has ended.
+
+    A worker that fails before any has started to train ends the whole swarm, since the others wait
+    for it; one that dies later does not. The first Ctrl-C asks every worker to save, the second, or
+    15 s, kills.
+
+    Args:
+        workers: running.
+        records: one per worker, by name.
+        helper: the coordinator, when there is one; its end is only noted.
+    """
+
+    def __init__(
+        self,
+        workers: Sequence[WorkerProcess],
+        records: Mapping[str, Record],
+        progress: ProgressScreen,
+        interrupts: Interrupts,
+        helper: WorkerProcess | None = None,
+    ) -> None:
+        self._running = list(workers)
+        self._records, self._progress = records, progress
+        self._interrupts, self._helper = interrupts, helper
+        self._formatter = EventFormatter()
+        self._stopping_s: float | None = None
+        self._failure: Outcome | None = None
+
+    def run(self) -> Outcome:
+        while self._running:
+            self._wait()
+            now = time.monotonic()
+            for process in list(self._running):
+                self._follow(process, now)
+            self._follow_helper(now)
+            self._handle_interrupts(now)
+            self._progress.update(list(self._records.values()), now)
+        return self._outcome()
+
+    # --------------------------------------------------------------------------------- inside
+
+    def _wait(self) -> None:
+        """Until there is output, or a tenth of a second."""
+        with selectors.DefaultSelector() as selector:
+            for process in self._running:
+                for file in process.files():
+                    selector.register(file, selectors.EVENT_READ)
+            selector.select(_POLL_S)
+
+    def _follow(self, process: WorkerProcess, now: float) -> None:
+        code = process.poll()  # before reading: what was said before the end is then all there
+        for line in process.read():
+            self._handle_line(process, line, now)
+        if code is not None:
+            self._running.remove(process)
+            process.close()
+            self._ended(process, code, now)
+
+    def _handle_line(self, process: WorkerProcess, line: str, now: float) -> None:
+        try:
+            event = json.loads(line)
+        except ValueError:
+            event = None
+        if isinstance(event, dict):
+            self._handle({**event, "peer": process.name}, now)
+        elif line.strip():
+            process.note(line)
+
+    def _handle(self, event: Event, now: float) -> None:
+        self._records[str(event["peer"])].apply(event, now)
+        if self._failure is None and (line := self._formatter.line(event)):
+            self._progress.note(line, now)
+
+    def _ended(self, process: WorkerProcess, code: int, now: float) -> None:
+        waiting = not any(record.started for record in self._records.values())
+        if code != 0 and waiting and self._failure is None and self._stopping_s is None:
+            self._failure = _early_failure(process, code)
+            for other in self._running:
+                other.kill()
+        text = _last_words(process) if code > 0 else ""
+        self._handle({"event": "exit", "peer": process.name, "exit_code": code, "text": text}, now)
+
+    def _follow_helper(self, now: float) -> None:
+        if self._helper is None:
+            return
+        code = self._helper.poll()
+        for line in self._helper.read():
+            self._helper.note(line)
+        if code is not None:
+            text = f"the coordinator has ended ({exit_words(code)}); training goes on without it"
+            self._progress.note(text, now)
+            self._helper = None
+
+    def _handle_interrupts(self, now: float) -> None:
+        if self._interrupts.first is None:
+            return
+        if self._stopping_s is None:
+            self._stopping_s = now
+            self._progress.note("stopping: workers save and end; once more ends them at once", now)
+            for process in self._running:
+                process.interrupt()
+        if self._interrupts.insistent or now - self._stopping_s > SAVE_S:
+            for process in self._running:
+                process.kill()
+
+    def _outcome(self) -> Outcome:
+        if self._failure is not None:
+            return self._failure
+        if self._interrupts.first is not None:
+            return Outcome(128 + self._interrupts.first)
+        reported = any(record.result is not None for record in self._records.values())
+        return Outcome(ExitCode.DONE if reported else ExitCode.FAILED)
+
+
+def _early_failure(process: WorkerProcess, code: int) -> Outcome:
+    said = _last_words(process)
+    if said and ExitCode.USAGE <= code <= ExitCode.CHECKPOINT:
+        return Outcome(code, said)
+    where = f": {said}; see {process.log_path}" if said else ""
+    return Outcome(
+        ExitCode.FAILED,
+        f"{process.name} has ended before training started ({exit_words(code)}){where}",
+    )
+
+
+def _last_words(process: WorkerProcess) -> str:
+    """What a failed worker said of it: its own line, else its last."""
+    lines = [line for line in process.errors if line.strip()]
+    own = [line.removeprefix("murmur: ") for line in lines if line.startswith("murmur: ")]
+    return (own or lines or [""])[-1]
 
 
 def run_swarm(
@@ -49,10 +194,10 @@ def _run(
     began_s = time.monotonic()
     created = _make_folder(launch.out)
     records: dict[str, Record] = {}
-    told: dict[str, object] = {}
+    settings: dict[str, object] = {}
     progress = progress_for(console, began_s)
     try:
-        outcome = _train(launch, records, told, progress, interrupts)
+        outcome = _train(launch, records, settings, progress, interrupts)
     except Failure as failure:
         if created and failure.exit_code != ExitCode.FAILED:
             _remove_if_bare(launch.out)
@@ -69,7 +214,7 @@ def _run(
         list(records.values()),
         launch.out,
         console,
-        settings=launch.asked() | told,
+        settings=launch.asked() | settings,
         elapsed_s=time.monotonic() - began_s,
         json_path=json_path,
     )
@@ -79,8 +224,8 @@ def _run(
 def _train(
     launch: Launch,
     records: dict[str, Record],
-    told: dict[str, object],
-    progress: Progress,
+    settings: dict[str, object],
+    progress: ProgressScreen,
     interrupts: Interrupts,
 ) -> Outcome:
     """Starts all processes and follows them; when it returns or raises, none is left."""
@@ -95,7 +240,7 @@ def _train(
         else:
             places = _start_network(network, address)
             addresses = [place.address for place in places.values()]
-            told |= {"link": " ".join(launch.links), "link_means": network.means}
+            settings |= {"link": " ".join(launch.links), "link_means": network.means}
         workers: list[WorkerProcess] = []
         cores = Launch.fair_cores(launch.workers, launch.threads)
         for (name, command), own in zip(
@@ -106,18 +251,18 @@ def _train(
             stack.callback(workers[-1].close)
         outcome = Supervisor(workers, records, progress, interrupts, helper).run()
         if network is not None:
-            told["link_bytes"] = _traffic(network, progress)
+            settings["link_bytes"] = _traffic(network, progress)
         return outcome
 
 
-def _enter_network(launch: Launch, stack: ExitStack, progress: Progress) -> Network:
+def _enter_network(launch: Launch, stack: ExitStack, progress: ProgressScreen) -> LinkNetwork:
     """Raises Failure."""
     log_path = launch.out / "relay.log"
     stack.callback(_remove_if_empty, log_path)
     links, seed = launch.link_of(), launch.seed or 0
     try:
         network = stack.enter_context(
-            Network(links, launch.link_means, seed=seed, log_path=log_path)
+            LinkNetwork(links, launch.link_means, seed=seed, log_path=log_path)
         )
     except NoNamespaces as reason:
         raise Failure(
@@ -129,7 +274,7 @@ def _enter_network(launch: Launch, stack: ExitStack, progress: Progress) -> Netw
     return network
 
 
-def _start_network(network: Network, coordinator: str | None) -> dict[str, Place]:
+def _start_network(network: LinkNetwork, coordinator: str | None) -> dict[str, Place]:
     """Raises Failure."""
     try:
         return network.start([coordinator] if coordinator else [])
@@ -137,7 +282,7 @@ def _start_network(network: Network, coordinator: str | None) -> dict[str, Place
         raise Failure(f"--link: no relay: {error}", ExitCode.FAILED) from error
 
 
-def _traffic(network: Network, progress: Progress) -> dict[str, dict[str, int]] | None:
+def _traffic(network: LinkNetwork, progress: ProgressScreen) -> dict[str, dict[str, int]] | None:
     """What has passed each worker's link, for the report."""
     try:
         return {name: asdict(counters) for name, counters in network.traffic().items()}
@@ -147,7 +292,7 @@ def _traffic(network: Network, progress: Progress) -> dict[str, dict[str, int]] 
 
 
 def _start_coordinator(
-    launch: Launch, stack: ExitStack, network: Network | None
+    launch: Launch, stack: ExitStack, network: LinkNetwork | None
 ) -> tuple[WorkerProcess, str]:
     if network is None:
         address = stack.enter_context(ReservedPorts(1)).addresses[0]

@@ -47,7 +47,7 @@ class Counters:
 
 
 @dataclass(frozen=True)
-class Member:
+class NamespaceHost:
     """One namespace.
 
     Args:
@@ -78,7 +78,7 @@ class Namespaces:
     """
 
     host_address: str
-    members: list[Member]
+    members: list[NamespaceHost]
 
     def __init__(self, count: int, links: Link | Sequence[Link | None] | None) -> None:
         each = list(links) if isinstance(links, Sequence) else [links] * count
@@ -148,7 +148,7 @@ class Namespaces:
         name, address = f"{self._stem}-m{index}", self._subnet[2 + index]
         port = f"m{index}"
         _run("ip", "netns", "add", name)
-        self.members.append(Member(name, str(address), [_tool("ip"), "netns", "exec", name]))
+        self.members.append(NamespaceHost(name, str(address), [_tool("ip"), "netns", "exec", name]))
         _run("ip", "-n", name, "link", "set", "lo", "up")
         end = ("name", "eth0", "netns", name)
         _run("ip", "-n", self._hub, "link", "add", port, "type", "veth", "peer", *end)
@@ -256,22 +256,22 @@ def _alone() -> Iterator[None]:
         raise NoNamespaces(f"{path}: {error}") from error
 
 
-Network = ipaddress.IPv4Network
+Subnet = ipaddress.IPv4Network
 
 _NAME = "murmur"
 # Set aside for measurements (RFC 2544), so seldom taken; then private ones.
-_CANDIDATES = (Network("198.18.0.0/15"), Network("10.192.0.0/10"), Network("172.28.0.0/14"))
+_CANDIDATES = (Subnet("198.18.0.0/15"), Subnet("10.192.0.0/10"), Subnet("172.28.0.0/14"))
 _PREFIX = 24
 MOST_MEMBERS = 2 ** (32 - _PREFIX) - 4  # network, broadcast, host; the last is kept free
 
 
-def free_subnet(routes: Iterable[Mapping[str, Any]]) -> Network | None:
+def free_subnet(routes: Iterable[Mapping[str, Any]]) -> Subnet | None:
     """A /24 that overlaps no route (as `ip -json route` tells them); None when all are taken."""
     taken = []
     for route in routes:
         destination = str(route.get("dst", ""))
         try:
-            network = Network(destination, strict=False)
+            network = Subnet(destination, strict=False)
         except ValueError:  # "default", and what is no IPv4
             continue
         if network.prefixlen > 1:  # those are default routes cut in halves
@@ -282,7 +282,7 @@ def free_subnet(routes: Iterable[Mapping[str, Any]]) -> Network | None:
     return None
 
 
-def _subnets() -> Iterator[Network]:
+def _subnets() -> Iterator[Subnet]:
     for candidate in _CANDIDATES:
         yield from candidate.subnets(new_prefix=_PREFIX)
 

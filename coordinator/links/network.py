@@ -4,17 +4,55 @@ Network namespaces limit the rate where they can be made; delay, jitter and brok
 the relay's work, and the rate as well where there are no namespaces.
 """
 
+import json
+import re
 import socket
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
-from algorithms.link import Link
+from algorithms.link import Link, parse_link
 from coordinator.links.namespaces import Counters, Namespaces, NoNamespaces
-from coordinator.links.process import RelayProcess
 from protos.addresses import LOOPBACK_HOST, ReservedPorts
+
+MEANS = ("auto", "namespaces", "relay")
+_NAMED = re.compile(r"(w\d+)=(.*)", re.DOTALL)
+
+
+def parse_links(texts: Sequence[str], workers: int) -> dict[str, Link | None]:
+    """The link of each worker, `w0`, `w1`, ...: its own, else the one without a name, else None.
+
+    Args:
+        texts: `20mbit,delay=50ms` for all others, `w0=5mbit` for one worker.
+
+    Raises:
+        ValueError: what is wrong, and how to write it.
+    """
+    names = [f"w{index}" for index in range(workers)]
+    own: dict[str, Link] = {}
+    common: Link | None = None
+    for text in texts:
+        named = _NAMED.fullmatch(text.strip())
+        if named is None:
+            if common is not None:
+                raise ValueError(
+                    f"link {text!r}: a second one for all; name a worker, as w0={text}"
+                )
+            common = parse_link(text)
+            continue
+        name, rest = named.groups()
+        if name not in names:
+            raise ValueError(f"link {text!r}: there is no {name}; workers are w0 to {names[-1]}")
+        if name in own:
+            raise ValueError(f"link {text!r}: a second one for {name}; leave one out")
+        own[name] = parse_link(rest)
+    return {name: own.get(name, common) for name in names}
+
 
 _PORT = 7700  # the same for each, since each has an address of its own
 
@@ -34,12 +72,12 @@ class Place:
     options: tuple[str, ...] = ()
 
 
-class Network:
+class LinkNetwork:
     """A context manager: links of workers, up from `start` on, gone afterwards.
 
     Args:
         links: by worker; None is not shaped.
-        means: one of `coordinator.links.MEANS`.
+        means: one of `MEANS`.
         seed: of jitter and broken connections.
         log_path: of the relay, where there is one.
 
@@ -67,7 +105,7 @@ class Network:
         self._addresses: list[str] = []
         self.host, self.means, self.fallback = LOOPBACK_HOST, "relay", None
 
-    def __enter__(self) -> "Network":
+    def __enter__(self) -> "LinkNetwork":
         if self._asked != "relay":
             try:
                 self._make_namespaces()
@@ -144,3 +182,126 @@ class Network:
             return Place(self._addresses[index], (), options)
         prefix = tuple(self._namespaces.members[index].prefix)
         return Place(self._addresses[index], prefix, ("--insecure", *options))
+
+
+_END_S = 5.0
+
+
+class RelayProcess:
+    """A running relay; ends with this process, however that one ends. Use from one thread.
+
+    Args:
+        members: (HOST:PORT that it listens on, its link or None) of each worker, by name.
+        host: the address the proxies listen on, port free.
+        others: HOST:PORT of whom workers may reach besides each other.
+        seed: of jitter and of connections that break.
+        limit_rate: False where something else limits the rate already.
+        log_path: takes what the relay writes to stderr.
+
+    Raises:
+        RuntimeError: it did not start.
+    """
+
+    proxies: dict[str, str]  # HOST:PORT for each worker's `--proxy`, by name
+
+    def __init__(
+        self,
+        members: Mapping[str, tuple[str, Link | None]],
+        *,
+        host: str = LOOPBACK_HOST,
+        others: Sequence[str] = (),
+        seed: int = 0,
+        limit_rate: bool = True,
+        log_path: Path | None = None,
+    ) -> None:
+        log = log_path.open("w") if log_path else None
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "coordinator.links.relay"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                start_new_session=True,  # the terminal's Ctrl-C is for the workers to save
+            )
+        finally:
+            if log is not None:
+                log.close()
+        described = {
+            name: (address, asdict(link) if link else None)
+            for name, (address, link) in members.items()
+        }
+        asked = {"host": host, "seed": seed, "limit_rate": limit_rate}
+        try:
+            self.proxies = self._ask(
+                json.dumps({**asked, "members": described, "others": list(others)})
+            )
+        except BaseException:
+            self.close()
+            raise
+
+    def cut(self, *who: str) -> None:
+        """Between two workers, or of one from all others; connections stand still, none ends.
+
+        Raises:
+            ValueError: no such worker.
+        """
+        self._command("cut", *who)
+
+    def heal(self) -> None:
+        """All links pass again."""
+        self._command("heal")
+
+    def counters(self) -> dict[str, Counters]:
+        """What each worker has sent and received over the relay: TCP payload."""
+        return {name: Counters(*counts) for name, counts in self._command("counters").items()}
+
+    def broken(self) -> int:
+        """How many connections have been broken so far."""
+        return int(self._command("broken")["broken"])
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def close(self) -> None:
+        """Ends it; connections over it break."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with suppress(OSError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process.stdout.close()
+
+    def __enter__(self) -> "RelayProcess":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _command(self, *words: str) -> dict[str, Any]:
+        answer = self._ask(" ".join(words))
+        if "error" in answer:
+            raise ValueError(answer["error"])
+        return answer
+
+    def _ask(self, line: str) -> dict[str, Any]:
+        """Raises RuntimeError: it has ended."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with suppress(OSError):
+            print(line, file=self._process.stdin, flush=True)
+        answer = self._process.stdout.readline()
+        if not answer:
+            raise RuntimeError(f"the relay has ended with exit code {self._process.wait()}")
+        document: dict[str, Any] = json.loads(answer)
+        return document

@@ -12,20 +12,159 @@ gone: connections over it stand still until `heal`, and those attempted wait.
 """
 
 import asyncio
+import itertools
 import json
 import os
 import random
 import resource
 import socket
+import struct
 import sys
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack, suppress
 from typing import Any
 
 from algorithms.link import Link
-from coordinator.links.connection import Connection
-from coordinator.links.shaping import Cuts, Member, next_break_s
+from coordinator.links.shaping import CutLinks, LinkedPeer, ShapedPipe, next_break_s
 from protos.addresses import split_address
+
+_LEAST_SLEEP_S = 0.001  # shorter waits are made up for by the next one
+_RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing sends RST
+_number = itertools.count()
+
+
+class Connection:
+    """Between the member that opened it and the one it meant (None: someone outside).
+
+    Args:
+        client, server: connected, non-blocking sockets; the caller closes them after `run`.
+        passable: returns once the link between two members is not cut.
+        seed: of the jitter.
+    """
+
+    def __init__(
+        self,
+        member: LinkedPeer,
+        target: LinkedPeer | None,
+        client: socket.socket,
+        server: socket.socket,
+        passable: Callable[[LinkedPeer | None, LinkedPeer | None], Awaitable[None]],
+        seed: float,
+    ) -> None:
+        self.number = next(_number)
+        self._member, self._target = member, target
+        self._client, self._server = client, server
+        self._passable = passable
+        self._seed = seed
+        self._task: asyncio.Task[None] | None = None
+
+    def touches(self, member: LinkedPeer) -> bool:
+        return member in (self._member, self._target)
+
+    async def run(self) -> None:
+        """Until both directions have ended, or one has failed."""
+        chance = random.Random(self._seed)
+        there = ShapedPipe(self._member, self._target, chance)
+        back = ShapedPipe(self._target, self._member, chance)
+        task = self._task = asyncio.create_task(self._both(there, back))
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError:
+            task.cancel()
+            await asyncio.wait([task])
+            raise
+        if task.cancelled():
+            self._reset()
+        elif error := task.exception():
+            self._reset()  # whoever is left must not take it for a regular end
+            _raise_unless_lost(error)
+
+    def break_off(self) -> None:
+        """Both ends see a reset, as when a router in between has forgotten the connection."""
+        if self._task is not None:
+            self._task.cancel()
+
+    # --------------------------------------------------------------------------------- inside
+
+    async def _both(self, there: ShapedPipe, back: ShapedPipe) -> None:
+        async with asyncio.TaskGroup() as group:
+            for pipe, source, target in (
+                (there, self._client, self._server),
+                (back, self._server, self._client),
+            ):
+                way = _Way(pipe, source, target, self._clear)
+                group.create_task(way.read())
+                group.create_task(way.write())
+
+    async def _clear(self) -> None:
+        await self._passable(self._member, self._target)
+
+    def _reset(self) -> None:
+        for end in (self._client, self._server):
+            with suppress(OSError):
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+
+
+class _Way:
+    """One direction: `read` and `write` run side by side, with what is under way between them."""
+
+    def __init__(
+        self,
+        pipe: ShapedPipe,
+        source: socket.socket,
+        target: socket.socket,
+        clear: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._pipe, self._source, self._target, self._clear = pipe, source, target, clear
+        self._under_way: deque[tuple[float, bytes]] = deque()
+        self._news = asyncio.Event()
+        self._room = asyncio.Event()
+
+    async def read(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._clear()
+            chunk = await loop.sock_recv(self._source, self._pipe.chunk_bytes)
+            more_s, due_s = self._pipe.enter(len(chunk), loop.time())
+            self._under_way.append((due_s, chunk))
+            self._news.set()
+            if not chunk:
+                return
+            await _until(more_s)
+            while self._pipe.full:
+                self._room.clear()
+                await self._room.wait()
+
+    async def write(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            while not self._under_way:
+                self._news.clear()
+                await self._news.wait()
+            due_s, chunk = self._under_way.popleft()
+            await _until(due_s)
+            await self._clear()
+            if not chunk:
+                self._target.shutdown(socket.SHUT_WR)
+                return
+            await loop.sock_sendall(self._target, chunk)
+            self._pipe.leave(len(chunk))
+            self._room.set()
+
+
+async def _until(when_s: float) -> None:
+    wait_s = when_s - asyncio.get_running_loop().time()
+    if wait_s >= _LEAST_SLEEP_S:
+        await asyncio.sleep(wait_s)
+
+
+def _raise_unless_lost(error: BaseException) -> None:
+    """Either end may go away at any time; everything else is a defect."""
+    rest = error.split(OSError)[1] if isinstance(error, BaseExceptionGroup) else error
+    if rest is not None:
+        raise rest
+
 
 _MAX_HEAD_BYTES = 8 * 1024
 _CONNECT_S = 10.0
@@ -33,7 +172,7 @@ _RECEIVE_S = 0.05  # of the rate: what the kernel may hold for us, beside what i
 _RECEIVE_BYTES = (64 * 1024, 1024 * 1024)  # least and most
 
 
-class Refused(Exception):
+class ProxyRefusal(Exception):
     """A request that is not relayed: an HTTP status line's code and reason."""
 
 
@@ -47,12 +186,12 @@ class Relay:
     """
 
     def __init__(
-        self, members: Mapping[str, Member], targets: Mapping[str, str | None], seed: int
+        self, members: Mapping[str, LinkedPeer], targets: Mapping[str, str | None], seed: int
     ) -> None:
         self.members, self._targets = members, targets
         self._chance = random.Random(seed)
         self._connections: set[Connection] = set()
-        self._cuts = Cuts(tuple(members))
+        self._cuts = CutLinks(tuple(members))
         self._healed = asyncio.Event()
         self._broken = 0
 
@@ -66,7 +205,7 @@ class Relay:
                     group.create_task(self._accept(group, self.members[name], listener))
                     group.create_task(self._break_now_and_then(self.members[name]))
 
-    def obey(self, line: str) -> dict[str, Any]:
+    def handle(self, line: str) -> dict[str, Any]:
         """Carries out one command; returns the answer."""
         word, *names = line.split()
         try:
@@ -88,7 +227,7 @@ class Relay:
             return {"error": str(error)}
         return {"done": line}
 
-    async def passable(self, one: Member | None, other: Member | None) -> None:
+    async def passable(self, one: LinkedPeer | None, other: LinkedPeer | None) -> None:
         """Returns once the link between these is not cut."""
         while one and other and self._cuts.between(one.name, other.name):
             await self._healed.wait()
@@ -96,7 +235,7 @@ class Relay:
     # --------------------------------------------------------------------------------- inside
 
     async def _accept(
-        self, group: asyncio.TaskGroup, member: Member, listener: socket.socket
+        self, group: asyncio.TaskGroup, member: LinkedPeer, listener: socket.socket
     ) -> None:
         loop = asyncio.get_running_loop()
         while True:
@@ -104,7 +243,7 @@ class Relay:
             client.setblocking(False)
             group.create_task(self._relay(member, client))
 
-    async def _relay(self, member: Member, client: socket.socket) -> None:
+    async def _relay(self, member: LinkedPeer, client: socket.socket) -> None:
         """One connection, from its first byte to its last."""
         loop = asyncio.get_running_loop()
         server: socket.socket | None = None
@@ -123,7 +262,7 @@ class Relay:
                 await connection.run()
             finally:
                 self._connections.discard(connection)
-        except Refused as refusal:
+        except ProxyRefusal as refusal:
             await _refuse(client, str(refusal))
         except OSError:  # either end has gone; the other will see it
             return
@@ -131,15 +270,15 @@ class Relay:
             for each in filter(None, (client, server)):
                 each.close()
 
-    def _meant(self, method: str, address: str) -> tuple[str, int, Member | None]:
+    def _meant(self, method: str, address: str) -> tuple[str, int, LinkedPeer | None]:
         if method != "CONNECT":
-            raise Refused("405 only CONNECT is served here")
+            raise ProxyRefusal("405 only CONNECT is served here")
         if address not in self._targets:
-            raise Refused(f"403 {address} is not of this swarm")
+            raise ProxyRefusal(f"403 {address} is not of this swarm")
         name = self._targets[address]
         return *split_address(address), self.members[name] if name else None
 
-    async def _break_now_and_then(self, member: Member) -> None:
+    async def _break_now_and_then(self, member: LinkedPeer) -> None:
         loss = member.link.loss if member.link else 0.0
         while loss:
             await asyncio.sleep(next_break_s(loss, self._chance))
@@ -150,19 +289,19 @@ class Relay:
 
 
 async def _head(client: socket.socket) -> tuple[str, str]:
-    """(method, target) of a request. Raises Refused, OSError."""
+    """(method, target) of a request. Raises ProxyRefusal, OSError."""
     loop, head = asyncio.get_running_loop(), b""
     while not head.endswith(b"\r\n\r\n"):
         more = await loop.sock_recv(client, _MAX_HEAD_BYTES)
         head += more
         if not more or len(head) > _MAX_HEAD_BYTES:
-            raise Refused("400 no request")
+            raise ProxyRefusal("400 no request")
     method, _, rest = head.decode("latin-1").partition(" ")
     return method, rest.partition(" ")[0]
 
 
-async def _reached(host: str, port: int, target: Member | None) -> socket.socket:
-    """Raises Refused."""
+async def _reached(host: str, port: int, target: LinkedPeer | None) -> socket.socket:
+    """Raises ProxyRefusal."""
     server = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     server.setblocking(False)
     set_buffers(server, target)
@@ -172,7 +311,7 @@ async def _reached(host: str, port: int, target: Member | None) -> socket.socket
     except OSError as error:  # TimeoutError is one
         server.close()
         reason = os.strerror(error.errno) if error.errno else "no answer"
-        raise Refused(f"502 {reason}") from error
+        raise ProxyRefusal(f"502 {reason}") from error
     except BaseException:
         server.close()
         raise
@@ -185,7 +324,7 @@ async def _refuse(client: socket.socket, reason: str) -> None:
         await asyncio.get_running_loop().sock_sendall(client, answer.encode())
 
 
-def set_buffers(end: socket.socket, member: Member | None) -> None:
+def set_buffers(end: socket.socket, member: LinkedPeer | None) -> None:
     """Lets the kernel hold little, so that senders feel the rate. To be called while it is new."""
     end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if member is None or member.link is None:
@@ -196,7 +335,7 @@ def set_buffers(end: socket.socket, member: Member | None) -> None:
         end.setsockopt(socket.SOL_SOCKET, option, size)
 
 
-def listen(host: str, member: Member) -> socket.socket:
+def listen(host: str, member: LinkedPeer) -> socket.socket:
     """A listening socket on a free port. Raises OSError."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
@@ -216,7 +355,7 @@ async def _main() -> None:
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     asked = json.loads(await reader.readline())
     members = {
-        name: Member(name, Link(**link) if link else None, limit_rate=asked["limit_rate"])
+        name: LinkedPeer(name, Link(**link) if link else None, limit_rate=asked["limit_rate"])
         for name, (_, link) in asked["members"].items()
     }
     targets: dict[str, str | None] = dict.fromkeys(asked["others"])
@@ -227,7 +366,7 @@ async def _main() -> None:
     relay = Relay(members, targets, asked["seed"])
     serving = asyncio.create_task(relay.serve(listeners))
     while line := (await reader.readline()).decode().strip():
-        _answer(relay.obey(line))
+        _answer(relay.handle(line))
     serving.cancel()
     await asyncio.wait([serving])
 

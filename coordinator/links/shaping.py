@@ -49,7 +49,7 @@ class DelayLine:
 
 
 @dataclass(eq=False)
-class Member:
+class LinkedPeer:
     """One worker's link: its two buckets, and what has gone through.
 
     Args:
@@ -79,7 +79,7 @@ class Member:
         return 0.0 if self.link is None else self.link.delay_s
 
 
-class Pipe:
+class ShapedPipe:
     """One direction of one connection, from `source` to `target`.
 
     It holds what is under way, bounded by what fits on such a link, so that whoever sends faster is
@@ -89,7 +89,9 @@ class Pipe:
         target: None when it is outside of the shaped swarm.
     """
 
-    def __init__(self, source: Member | None, target: Member | None, chance: random.Random) -> None:
+    def __init__(
+        self, source: LinkedPeer | None, target: LinkedPeer | None, chance: random.Random
+    ) -> None:
         self._source, self._target = source, target
         link = source.link if source else None
         delay_s, jitter_s = (link.delay_s, link.jitter_s) if link else (0.0, 0.0)
@@ -128,7 +130,7 @@ class Pipe:
         return self._held_bytes >= self._most_bytes
 
 
-class Cuts:
+class CutLinks:
     """Which links between workers are cut."""
 
     def __init__(self, names: Collection[str]) -> None:

@@ -1,19 +1,15 @@
 """What is known of each worker from its events, whichever way they came."""
 
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from signal import SIGINT, Signals
 
-Event = Mapping[str, object]
-Curve = list[tuple[int, float]]  # (inner step, training loss in nats)
+from protos.events import Curve, Event, curve_of, float_of, int_of, names_of, text_of
+from protos.exit_codes import exit_words
 
 SILENT_AFTER_S = 10.0  # workers report about twice a second while they train
 ENDING = ("settling", "assembling", "evaluating")  # states told once, however long they take
 _MAX_CURVE_POINTS = 4096
 _MAX_FRAGMENTS = 4096
 _MAX_UNCONFIRMED = 4096
-_MAX_TEXT = 20_000
 
 
 @dataclass
@@ -156,67 +152,6 @@ class Record:
     def _stage(self, event: Event) -> None:
         stage = int_of(event, "stage")
         self.stage = stage if stage is not None and stage >= 0 else self.stage
-
-
-def exit_words(code: int) -> str:
-    """An exit code in words: `killed (SIGKILL)`, `exit 4`."""
-    if code == 0:
-        return "done"
-    if code in (130, -SIGINT):
-        return "interrupted"
-    if code < 0:
-        try:
-            return f"killed ({Signals(-code).name})"
-        except ValueError:
-            return f"killed (signal {-code})"
-    return f"exit {code}"
-
-
-# --------------------------------------------------- values from outside: checked where they enter
-
-
-def int_of(event: Event, key: str) -> int | None:
-    value = event.get(key)
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def float_of(event: Event, key: str) -> float | None:
-    """A finite number, else None."""
-    value = event.get(key)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-        return None
-    return float(value)
-
-
-def text_of(event: Event, key: str) -> str | None:
-    """Text that cannot steer a terminal, else None."""
-    value = event.get(key)
-    return printable(value[:_MAX_TEXT]) if isinstance(value, str) else None
-
-
-def names_of(event: Event, key: str) -> list[str]:
-    value = event.get(key)
-    return [printable(str(name)) for name in value] if isinstance(value, list | tuple) else []
-
-
-def curve_of(event: Event, key: str) -> Curve:
-    """A list of [step, loss], without the points that are not finite numbers."""
-    points = event.get(key)
-    curve: Curve = []
-    for point in points if isinstance(points, list | tuple) else ():
-        if isinstance(point, list | tuple) and len(point) == 2:
-            pair = {"step": point[0], "loss": point[1]}
-            step, loss = int_of(pair, "step"), float_of(pair, "loss")
-            if step is not None and loss is not None:
-                curve.append((step, loss))
-    return curve
-
-
-def printable(text: str) -> str:
-    """Replaces control characters other than newline and tab."""
-    return "".join(
-        c if c in "\n\t" or c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text
-    )
 
 
 def _is_later(last: dict[int, int], event: Event) -> bool:

@@ -5,9 +5,10 @@ It keeps no file. Started again, it learns everything back from the workers' nex
 
 from dataclasses import dataclass, field
 
-from coordinator.rendezvous.records import Event, Record, printable
+from coordinator.rendezvous.records import Record
 from protos import murmuration_pb2 as pb
 from protos.documents import EVENT_BYTES, MANIFEST_BYTES, BadDocument, unpack
+from protos.events import Event, printable
 from protos.manifest import manifest_difference, run_name
 
 LOST_AFTER_S = 15.0
@@ -105,7 +106,7 @@ class Registry:
                 found[key] = values[key]
         return found
 
-    def settle(self, now: float) -> None:
+    def mark_lost(self, now: float) -> None:
         """Writes into the records who is lost: the last word on them."""
         for known in self.members.values():
             if known.health(now) == "lost":

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING
 import grpc
 from grpc import aio
 
-from coordinator.errors import Failure
-from coordinator.launcher.progress import Progress
-from coordinator.rendezvous.records import Event
+from coordinator import Failure
 from coordinator.rendezvous.registry import Registry
-from coordinator.report.notes import Notes
+from coordinator.report.progress import EventFormatter, ProgressScreen
 from protos import murmuration_pb2 as pb
 from protos import murmuration_pb2_grpc as rpc
 from protos.documents import pack
+from protos.events import Event
 from protos.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -114,16 +113,16 @@ class Session:
         expect: the run is over when so many workers are through; None: when told to stop.
     """
 
-    def __init__(self, progress: Progress | None, expect: int | None) -> None:
+    def __init__(self, progress: ProgressScreen | None, expect: int | None) -> None:
         self.registry = Registry()
         self._progress, self._expect = progress, expect
-        self._notes = Notes()
+        self._formatter = EventFormatter()
         self._told: dict[str, str] = {}
         self._stop = asyncio.Event()
 
     async def run(self, listen: str) -> None:
         """Serves until the expected workers are through, or a signal comes. Raises Failure."""
-        service = CoordinatorService(self.registry, self._hear)
+        service = CoordinatorService(self.registry, self._handle)
         server, address = await start_server(listen, service)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -131,14 +130,14 @@ class Session:
         self._say({"event": "listening", "address": address}, f"listening on {address}")
         try:
             while not (self._stop.is_set() or self._over()):
-                self._look()
+                self._poll_health()
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._stop.wait(), _TICK_S)
         finally:
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.remove_signal_handler(number)
             await server.stop(_LAST_CALLS_S)
-            self.registry.settle(time.monotonic())
+            self.registry.mark_lost(time.monotonic())
 
     # --------------------------------------------------------------------------------- inside
 
@@ -147,10 +146,10 @@ class Session:
             self._expect, time.monotonic(), PATIENCE_S
         )
 
-    def _hear(self, event: Event) -> None:
-        self._say(event, self._notes.line(event))
+    def _handle(self, event: Event) -> None:
+        self._say(event, self._formatter.line(event))
 
-    def _look(self) -> None:
+    def _poll_health(self) -> None:
         """Tells who came, was lost or came back, and shows progress."""
         now = time.monotonic()
         for name, member in self.registry.members.items():

@@ -1,11 +1,14 @@
 """What a run leaves behind: the report, its picture, and the report for people."""
 
+import io
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coordinator.rendezvous.records import Record
-from coordinator.report.report import Report, build_report, write_report
+from coordinator.report.report import Report, build_report, write_atomically, write_report
+from protos.events import Curve
 from protos.figures import count
 
 if TYPE_CHECKING:
@@ -39,7 +42,7 @@ def leave_results(
             problems.append(f"{path} could not be written: {error}")
     if console is None:
         return report
-    from coordinator.report.printed import print_report
+    from coordinator.report.printer import print_report
 
     print_report(report, console)
     for problem in problems:
@@ -51,10 +54,81 @@ def _draw(report: Report, records: Sequence[Record], path: Path) -> str | None:
     curves = {record.peer: record.loss_curve() for record in records}
     if not any(curves.values()):
         return None
-    from coordinator.report.curve import draw_loss_curve
 
     title = f"{report['preset'] or 'run'}, {count(report['workers'], 'worker')}"
     if report["inner_steps"]:
         title += f", a round every {count(report['inner_steps'], 'inner step')}"
     draw_loss_curve(path, curves, report["train_loss_curve"], report["val_loss"], title)
     return str(path)
+
+
+_MAX_POINTS = 2000
+
+
+def draw_loss_curve(
+    path: Path, curves: Mapping[str, Curve], mean: Curve, val_loss: float | None, title: str
+) -> None:
+    """Writes a PNG: each worker thin, their mean thick, the anchor's validation loss at the end.
+
+    Args:
+        curves: training loss per inner step (nats), by worker.
+        mean: over the workers.
+        val_loss: of the anchor, in nats; None leaves it out.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it talks about its font cache
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4.5), dpi=130, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    thin = True  # one legend entry for all workers
+    for curve in curves.values():
+        if curve:
+            steps, losses = zip(*thinned(curve), strict=True)
+            label = "each worker" if thin else None
+            axes.plot(steps, losses, color="#7aa6c2", linewidth=0.7, alpha=0.6, label=label)
+            thin = False
+    if mean:
+        steps, losses = zip(*thinned(smoothed(mean)), strict=True)
+        axes.plot(steps, losses, color="#15466b", linewidth=2.2, label="mean of the workers")
+    if val_loss is not None:
+        last = mean[-1][0] if mean else 0
+        axes.axhline(val_loss, color="#c8553d", linewidth=1.0, linestyle=(0, (4, 3)), alpha=0.8)
+        label = f"validation loss of the anchor: {val_loss:.3f}"
+        axes.plot([last], [val_loss], "o", color="#c8553d", markersize=6, label=label)
+    axes.set(xlabel="inner step", ylabel="training loss (nats per byte)")
+    axes.set_title(title, loc="left", fontsize=11)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color="#dddddd", linewidth=0.6)
+    axes.set_axisbelow(True)
+    if mean or val_loss is not None:
+        axes.legend(frameon=False)
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png")
+    write_atomically(path, picture.getvalue())
+
+
+def thinned(curve: Curve) -> Curve:
+    """At most about 2,000 of the points, the last among them."""
+    stride = -(-len(curve) // _MAX_POINTS)
+    return [*curve[:-1:stride], curve[-1]] if stride > 1 else list(curve)
+
+
+def smoothed(curve: Curve) -> Curve:
+    """A running mean over a fiftieth of the curve, so that the eye sees the trend.
+
+    The window shrinks towards both ends, so that the curve begins and ends at its own values.
+    """
+    reach = len(curve) // 100
+    sums = [0.0]
+    for _, loss in curve:
+        sums.append(sums[-1] + loss)
+    result: Curve = []
+    for i, (step, _) in enumerate(curve):
+        half = min(reach, i, len(curve) - 1 - i)
+        result.append((step, (sums[i + half + 1] - sums[i - half]) / (2 * half + 1)))
+    return result

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from algorithms.link import Link
-from coordinator.links.namespaces import Member, Namespaces, NoNamespaces
+from coordinator.links.namespaces import NamespaceHost, Namespaces, NoNamespaces
 
 _PORT = 7700
 _ROUND_S = 3.0  # about, each
@@ -75,7 +75,7 @@ def measure(rate_mbps: float, rounds: int, seconds: int) -> float:
     return ours / theirs
 
 
-def iperf3(one: Member, other: Member, seconds: int, *words: str) -> dict[str, Any]:
+def iperf3(one: NamespaceHost, other: NamespaceHost, seconds: int, *words: str) -> dict[str, Any]:
     """The summary of a run from one member to another."""
     command = ["iperf3", "--server", "--one-off", "--forceflush"]
     with subprocess.Popen([*other.prefix, *command], stdout=subprocess.PIPE, text=True) as server:
@@ -89,7 +89,9 @@ def iperf3(one: Member, other: Member, seconds: int, *words: str) -> dict[str, A
     return summary
 
 
-def exchange(members: Sequence[Member], rate_mbps: float, rounds: int) -> tuple[list[float], int]:
+def exchange(
+    members: Sequence[NamespaceHost], rate_mbps: float, rounds: int
+) -> tuple[list[float], int]:
     """(Mbit/s of payload that a peer sent in each round but the first, bytes of all rounds)."""
     mbytes = max(1, round(rate_mbps / 8 * _ROUND_S))
     reports = in_rounds(members, rounds, mbytes=mbytes, preset="diloco", pause_s=0.0)
@@ -99,7 +101,7 @@ def exchange(members: Sequence[Member], rate_mbps: float, rounds: int) -> tuple[
 
 
 def in_rounds(
-    members: Sequence[Member], rounds: int, *, mbytes: float, preset: str, pause_s: float
+    members: Sequence[NamespaceHost], rounds: int, *, mbytes: float, preset: str, pause_s: float
 ) -> list[list[tuple[int, float, float]]]:
     """Of each peer, a process behind each member's link: (payload bytes sent, seconds, seconds
     before it until anchors were there) of one round to open the connections, and of so many more.

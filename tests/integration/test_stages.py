@@ -14,7 +14,7 @@ from typing import IO, Any
 import pytest
 from click.testing import CliRunner
 
-from coordinator.rendezvous.status import ask
+from coordinator.report.status import ask
 from tests.support.fork_server import MURMUR
 from tests.support.gate import Gate
 from tests.support.held_visits import held

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from algorithms.link import parse_link
-from coordinator.links.process import RelayProcess
+from coordinator.links.network import RelayProcess
 from tests.support.workers import Swarm, running_swarm
 
 

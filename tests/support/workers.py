@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coordinator.rendezvous.status import ask
+from coordinator.report.status import ask
 from tests.support.fork_server import ForkedPopen
 
 Event = dict[str, Any]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from algorithms.link import Link, parse_link
-from coordinator.errors import Failure
+from coordinator import Failure
 from coordinator.launcher.launch import WORKER_PROGRAM, Launch
 from protos.exit_codes import ExitCode
 
@@ -67,7 +67,7 @@ class Bench:
             )
 
     def request(self) -> dict[str, Any]:
-        """What to ask of `coordinator.launcher.preflight`."""
+        """What to ask of `coordinator.launcher.launch`."""
         return self.launch(LOCAL, self.links[0], self.steps).request(self.order)
 
     def parsed_links(self) -> list[Link]:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from coordinator.errors import Failure
-from coordinator.links.asked import link_means_option
-from coordinator.rendezvous.records import int_of
+from coordinator import Failure
+from coordinator.cli import link_means_option
+from protos.events import int_of
 from protos.exit_codes import ExitCode
 from tests.bench.compare.asked import SYSTEMS
 
@@ -89,7 +89,7 @@ def bench(json_path: Path | None, markdown_path: Path | None, **asked: Any) -> N
             raise Failure(
                 f"{path}: there is no folder {path.parent}; make it first", ExitCode.USAGE
             )
-    from coordinator.launcher.preflight import ask_worker
+    from coordinator.launcher.launch import ask_worker
 
     if int_of(ask_worker(chosen.request()), "stages") != 1:
         raise Failure(

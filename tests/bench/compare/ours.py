@@ -1,6 +1,6 @@
 """One run of ours: `murmur swarm` with its display in a file."""
 
-from coordinator.errors import Failure
+from coordinator import Failure
 from coordinator.launcher.launch import Launch
 from protos.exit_codes import ExitCode
 from tests.bench.compare.runs import Ended

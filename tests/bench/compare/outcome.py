@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from algorithms.link import Link
-from coordinator.errors import Failure
+from coordinator import Failure
 from coordinator.launcher.processes import Interrupts
 from coordinator.report.report import write_atomically
 from tests.bench.compare.asked import Bench

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from coordinator.rendezvous.records import float_of, int_of, printable, text_of
+from protos.events import float_of, int_of, printable, text_of
 from protos.figures import count
 from tests.bench.compare.asked import LOCAL
 from tests.bench.compare.budget import Measured, wall_of

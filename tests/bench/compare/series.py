@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.rendezvous.records import ENDING, Event, float_of, int_of
+from coordinator.rendezvous.records import ENDING
+from protos.events import Event, float_of, int_of
 
 Floats = NDArray[np.float64]
 

@@ -4,10 +4,10 @@ import time
 from collections.abc import Callable
 
 from algorithms.link import Link
-from coordinator.errors import Failure
+from coordinator import Failure
 from coordinator.launcher.launch import core_count
 from coordinator.launcher.processes import Interrupts
-from coordinator.rendezvous.records import int_of
+from protos.events import int_of
 from protos.exit_codes import ExitCode
 from protos.figures import count, duration
 from tests.bench.compare import ours, yardsticks

@@ -2,10 +2,11 @@
 
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.support import fake_worker
 
 Event = dict[str, Any]
 
@@ -13,7 +14,7 @@ Event = dict[str, Any]
 @pytest.fixture(scope="session")
 def fake_program() -> tuple[str, ...]:
     """What runs a worker that needs no torch: see `fake_worker.py`."""
-    return (sys.executable, str(Path(__file__).with_name("fake_worker.py")))
+    return (sys.executable, fake_worker.__file__)
 
 
 @pytest.fixture

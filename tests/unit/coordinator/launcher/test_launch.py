@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.errors import Failure
-from coordinator.launcher.launch import Launch
-from coordinator.launcher.preflight import ask_worker
-from tests.bench.compare.asked import Bench
+from coordinator import Failure
+from coordinator.launcher.launch import Launch, ask_worker
+from coordinator.links.network import Place
 
 REQUEST = {"config": None, "settings": [], "flags": {}, "presets": ["local", "ddp"]}
 
@@ -65,12 +64,6 @@ def test_a_launch_says_how_its_settings_were_typed() -> None:
     assert (request["config"], request["presets"]) == (None, ["ddp"])
 
 
-def test_a_comparison_asks_for_all_its_presets() -> None:
-    bench = Bench(presets=("ddp", "local"), settings=("x.y=1",), out=Path("o"))
-    assert bench.request()["presets"] == ["local", "ddp"]
-    assert bench.request()["settings"][-1] == "x.y=1"
-
-
 def staged(**changes: object) -> Launch:
     return Launch(**{"workers": 4, "stages": 2, "resume": True, "out": Path("o"), **changes})
 
@@ -114,3 +107,46 @@ def test_checkpoints_that_are_not_of_all_stages_are_refused(held: list[int | Non
     assert refused.value.exit_code == 8
     assert f"w2 of {'none' if held[2] is None else held[2]}" in refused.value.message
     assert "not of stages 0 to 1" in refused.value.message
+
+
+def test_workers_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(8)), raising=False)
+    assert [Launch.fair_threads(n) for n in (0, 1, 3, 8, 64)] == [8, 8, 2, 1, 1]
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert Launch.fair_threads(4) is None
+
+
+def test_command_lines() -> None:
+    launch = Launch(
+        workers=2,
+        out=Path("o"),
+        preset="ddp",
+        steps=9,
+        text='a "b"',
+        settings=("x.y=1",),
+        config=Path("run.toml"),
+        resume=True,
+        threads=1,
+        program=("murmur",),
+    )
+    commands = launch.commands(["h:1", "h:2"], "h:3")
+    assert list(commands) == ["w0", "w1"]
+    assert commands["w1"] == [
+        *("murmur", "up", "run.toml", "--json", "--min-peers", "2", "--resume"),
+        *("--coordinator", "h:3", "--preset", "ddp", "--threads", "1"),
+        *("--set", "run.steps=9", "--set", 'task.text="a \\"b\\""', "--set", "x.y=1"),
+        *("--name", "w1", "--listen", "h:2", "--out", "o/w1", "--join", "h:1"),
+    ]
+
+
+def test_places_become_commands() -> None:
+    launch = Launch(workers=2, out=Path("o"), program=("murmur",))
+    places = {
+        "w0": Place("10.0.0.2:7", ("ip", "netns", "exec", "n0"), ("--insecure",)),
+        "w1": Place("10.0.0.3:7", ("ip", "netns", "exec", "n1"), ("--insecure", "--proxy", "h:1")),
+    }
+    commands = launch.commands([place.address for place in places.values()], None, places)
+    assert commands["w0"][:6] == ["ip", "netns", "exec", "n0", "murmur", "up"]
+    assert commands["w0"][-3:] == ["--join", "10.0.0.3:7", "--insecure"]
+    assert commands["w1"][-3:] == ["--insecure", "--proxy", "h:1"]

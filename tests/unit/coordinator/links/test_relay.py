@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from algorithms.link import Link
-from coordinator.links.process import RelayProcess
+from coordinator.links.network import RelayProcess
 from coordinator.links.relay import Relay, listen
-from coordinator.links.shaping import Member
+from coordinator.links.shaping import LinkedPeer
 
 FAST = Link(rate_mbps=1000)
 
@@ -45,7 +45,7 @@ class Net:
 
 @asynccontextmanager
 async def net(*links: Link | None) -> AsyncIterator[Net]:
-    members = {f"w{i}": Member(f"w{i}", link) for i, link in enumerate(links)}
+    members = {f"w{i}": LinkedPeer(f"w{i}", link) for i, link in enumerate(links)}
     servers = {name: await asyncio.start_server(echo, "127.0.0.1", 0) for name in members}
     ports = {name: server.sockets[0].getsockname()[1] for name, server in servers.items()}
     addresses = {name: f"127.0.0.1:{port}" for name, port in ports.items()}
@@ -170,7 +170,7 @@ def test_a_cut_link_stands_still_until_it_is_healed() -> None:
         async with net(FAST, FAST, FAST) as here:
             cut, whole = await here.connect("w0", "w1"), await here.connect("w0", "w2")
             over_cut, over_whole = here.writers
-            assert here.relay.obey("cut w0 w1") == {"done": "cut w0 w1"}
+            assert here.relay.handle("cut w0 w1") == {"done": "cut w0 w1"}
             over_cut.write(b"one")
             late = asyncio.create_task(here.connect("w1", "w0"))
             for _ in range(20):
@@ -180,7 +180,7 @@ def test_a_cut_link_stands_still_until_it_is_healed() -> None:
             await asyncio.sleep(0)
             assert not waiting.done()
             assert not late.done()
-            here.relay.obey("heal")
+            here.relay.handle("heal")
             assert await waiting == b"one"
             await late
 
@@ -190,8 +190,8 @@ def test_a_cut_link_stands_still_until_it_is_healed() -> None:
 def test_commands_that_make_no_sense_are_answered() -> None:
     async def check() -> None:
         async with net(FAST, FAST) as here:
-            assert "there is no 'w9'" in here.relay.obey("cut w9")["error"]
-            assert "none of cut, heal, counters, broken" in here.relay.obey("slow w1")["error"]
+            assert "there is no 'w9'" in here.relay.handle("cut w9")["error"]
+            assert "none of cut, heal, counters, broken" in here.relay.handle("slow w1")["error"]
 
     run(check)
 

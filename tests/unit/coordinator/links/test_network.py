@@ -8,13 +8,12 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from algorithms.link import Link
+from coordinator import Failure
 from coordinator.cli import swarm
-from coordinator.errors import Failure
 from coordinator.launcher.launch import Launch
 from coordinator.launcher.swarm import run_swarm
-from coordinator.links.asked import parse_links
-from coordinator.links.namespaces import NoNamespaces, free_subnet, leftovers, names, started
-from coordinator.links.network import Network, Place
+from coordinator.links.namespaces import NoNamespaces
+from coordinator.links.network import LinkNetwork, parse_links
 from protos.exit_codes import ExitCode
 
 
@@ -50,18 +49,6 @@ def test_what_is_wrong_is_said_before_anything_starts(
     assert said in result.output
     assert result.output.count("\n") == 1
     assert not (tmp_path / "out").exists()
-
-
-def test_places_become_commands() -> None:
-    launch = Launch(workers=2, out=Path("o"), program=("murmur",))
-    places = {
-        "w0": Place("10.0.0.2:7", ("ip", "netns", "exec", "n0"), ("--insecure",)),
-        "w1": Place("10.0.0.3:7", ("ip", "netns", "exec", "n1"), ("--insecure", "--proxy", "h:1")),
-    }
-    commands = launch.commands([place.address for place in places.values()], None, places)
-    assert commands["w0"][:6] == ["ip", "netns", "exec", "n0", "murmur", "up"]
-    assert commands["w0"][-3:] == ["--join", "10.0.0.3:7", "--insecure"]
-    assert commands["w1"][-3:] == ["--insecure", "--proxy", "h:1"]
 
 
 @pytest.fixture
@@ -104,7 +91,7 @@ def test_namespaces_that_were_asked_for_must_be_had(tmp_path: Path) -> None:
 
 def test_the_relay_alone_keeps_to_loopback() -> None:
     link = Link(rate_mbps=5)
-    with Network({"w0": link, "w1": None}, "relay") as network:
+    with LinkNetwork({"w0": link, "w1": None}, "relay") as network:
         coordinator = network.reserve()
         places = network.start([coordinator])
         assert (network.means, network.host) == ("relay", "127.0.0.1")
@@ -112,28 +99,6 @@ def test_the_relay_alone_keeps_to_loopback() -> None:
             assert place.prefix == ()
             assert place.options[0] == "--proxy"
         assert list(network.traffic()) == ["w0", "w1"]
-
-
-def test_a_subnet_is_free_of_all_routes() -> None:
-    assert str(free_subnet([{"dst": "default"}, {"dst": "0.0.0.0/1"}])) == "198.18.0.0/24"
-    taken = [{"dst": "198.18.0.0/24"}, {"dst": "198.18.1.7"}, {"dst": "fd00::/8"}]
-    assert str(free_subnet(taken)) == "198.18.2.0/24"
-    assert str(free_subnet([{"dst": "198.16.0.0/12"}])) == "10.192.0.0/24"
-    all_of_them = [{"dst": "198.0.0.0/8"}, {"dst": "10.0.0.0/8"}, {"dst": "172.16.0.0/12"}]
-    assert free_subnet(all_of_them) is None
-
-
-def test_only_what_a_dead_process_left_is_removed() -> None:
-    stem, host_end = names(3)
-    assert len(host_end) <= 15
-    mine, pid = f"{stem}-hub", stem.split("-")[1]
-    recycled = f"murmur-{pid}-{(started(int(pid)) or 0) + 1}-5-m0"  # the pid came again
-    dead = "murmur-999999999-12-0-hub"
-    others = ["cni-1", "murmur-x-1-0-hub", "murmur-1"]
-    assert list(leftovers([mine, recycled, dead, *others])) == [
-        (recycled, f"mm{pid}-5"),
-        (dead, "mm999999999-0"),
-    ]
 
 
 _WITHOUT_PROXY = """

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from coordinator.errors import Failure
+from coordinator import Failure
 from coordinator.launcher.launch import Launch
 from coordinator.launcher.swarm import run_swarm
-from protos.addresses import ReservedPorts
+from tests.support import drive_swarm
 
 Swarm = Callable[..., tuple[int, dict, str]]
 
@@ -46,21 +46,29 @@ def wait_until_gone(out: Path, *names: str) -> None:
                 fcntl.flock(lock, fcntl.LOCK_EX)
 
 
+def read_until(process: subprocess.Popen[str], words: str, times: int = 1) -> None:
+    """Reads on until as many lines have these words; fails once there are no more lines."""
+    assert process.stdout is not None
+    said = []
+    for line in iter(process.stdout.readline, ""):
+        said.append(line)
+        times -= words in line
+        if times == 0:
+            return
+    pytest.fail(f"it has ended without {words!r}: {''.join(said)}")
+
+
 @contextmanager
 def driven(out: Path, *settings: str) -> Iterator[subprocess.Popen[str]]:
     """A swarm in a process of its own, at a point where both workers train."""
-    driver = Path(__file__).with_name("drive_swarm.py")
     with subprocess.Popen(
-        [sys.executable, str(driver), str(out), "run.steps=3", *settings],
+        [sys.executable, drive_swarm.__file__, str(out), "run.steps=3", *settings],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     ) as process:
         try:
-            assert process.stdout is not None
-            waiting = 0
-            while waiting < 2:
-                waiting += "warning: waits" in process.stdout.readline()
+            read_until(process, "warning: waits", times=2)
             yield process
         finally:
             process.kill()
@@ -123,9 +131,7 @@ def test_ctrl_c_saves_reports_and_exits_130(tmp_path: Path) -> None:
 def test_a_second_ctrl_c_kills_at_once(tmp_path: Path) -> None:
     with driven(tmp_path / "out", "fake.wait=1", "fake.deaf=w1") as process:
         process.send_signal(signal.SIGINT)
-        assert process.stdout is not None
-        while "w0 ended at step" not in process.stdout.readline():
-            pass
+        read_until(process, "w0 ended at step")
         while process.poll() is None:  # an impatient user; the report must survive that too
             process.send_signal(signal.SIGINT)
             with suppress(subprocess.TimeoutExpired):
@@ -147,44 +153,3 @@ def test_a_coordinator_is_started_and_ended(tmp_path: Path, fake_program: tuple[
     launch = Launch(workers=1, out=tmp_path / "out", coordinator=True, program=fake_program)
     code, _ = run_swarm(launch, Console(file=io.StringIO()))
     assert code == 0
-
-
-def test_reserved_ports_are_distinct_and_a_listener_may_take_them() -> None:
-    import socket
-
-    with ReservedPorts(64) as ports:
-        assert len(set(ports.addresses)) == 64
-        host, _, port = ports.addresses[0].rpartition(":")
-        with socket.create_server((host, int(port))) as listener:
-            assert listener.getsockname()[1] == int(port)
-
-
-def test_workers_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(8)), raising=False)
-    assert [Launch.fair_threads(n) for n in (0, 1, 3, 8, 64)] == [8, 8, 2, 1, 1]
-    monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    assert Launch.fair_threads(4) is None
-
-
-def test_command_lines() -> None:
-    launch = Launch(
-        workers=2,
-        out=Path("o"),
-        preset="ddp",
-        steps=9,
-        text='a "b"',
-        settings=("x.y=1",),
-        config=Path("run.toml"),
-        resume=True,
-        threads=1,
-        program=("murmur",),
-    )
-    commands = launch.commands(["h:1", "h:2"], "h:3")
-    assert list(commands) == ["w0", "w1"]
-    assert commands["w1"] == [
-        *("murmur", "up", "run.toml", "--json", "--min-peers", "2", "--resume"),
-        *("--coordinator", "h:3", "--preset", "ddp", "--threads", "1"),
-        *("--set", "run.steps=9", "--set", 'task.text="a \\"b\\""', "--set", "x.y=1"),
-        *("--name", "w1", "--listen", "h:2", "--out", "o/w1", "--join", "h:1"),
-    ]

@@ -7,10 +7,9 @@ import pytest
 from rich.console import Console
 
 from coordinator.rendezvous.records import Record
-from coordinator.report.curve import draw_loss_curve, smoothed, thinned
-from coordinator.report.printed import print_report, sparkline
+from coordinator.report.printer import print_report, sparkline
 from coordinator.report.report import build_report, mean_curve, write_atomically, write_report
-from coordinator.report.results import leave_results
+from coordinator.report.results import draw_loss_curve, leave_results, smoothed, thinned
 
 KEYS = [
     "preset",

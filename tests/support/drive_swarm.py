@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from coordinator.errors import Failure
+from coordinator import Failure
 from coordinator.launcher.launch import Launch
 from coordinator.launcher.swarm import run_swarm
 

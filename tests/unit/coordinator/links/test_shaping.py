@@ -9,16 +9,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from algorithms.link import Link
-from coordinator.links.shaping import BURST_S, Bucket, Cuts, DelayLine, Member, Pipe, next_break_s
+from coordinator.links.shaping import (
+    BURST_S,
+    Bucket,
+    CutLinks,
+    DelayLine,
+    LinkedPeer,
+    ShapedPipe,
+    next_break_s,
+)
 
 RATE = 250_000.0  # bytes a second: 2 Mbit/s
 
 
-def member(name: str, **link: float) -> Member:
-    return Member(name, Link(**{"rate_mbps": 2, **link}))
+def member(name: str, **link: float) -> LinkedPeer:
+    return LinkedPeer(name, Link(**{"rate_mbps": 2, **link}))
 
 
-def stream(pipe: Pipe, until_s: float, late_s: float = 0.0) -> int:
+def stream(pipe: ShapedPipe, until_s: float, late_s: float = 0.0) -> int:
     """What a greedy sender gets through by `until_s`; each wait ends `late_s` too late."""
     now = sent = 0.0
     while now < until_s:
@@ -47,13 +55,13 @@ def test_never_more_than_the_rate_and_a_burst_passes(chunks: list[tuple[int, flo
 @pytest.mark.parametrize("late_s", [0.0, BURST_S / 2])
 @pytest.mark.parametrize("rate_mbps", [1, 2, 20, 100, 1000])
 def test_a_greedy_sender_gets_the_whole_rate(rate_mbps: float, late_s: float) -> None:
-    pipe = Pipe(member("w0", rate_mbps=rate_mbps), None, random.Random(0))
+    pipe = ShapedPipe(member("w0", rate_mbps=rate_mbps), None, random.Random(0))
     assert stream(pipe, 100.0, late_s) == pytest.approx(rate_mbps * 1e6 / 8 * 100, rel=0.01)
 
 
 def test_without_a_limit_everything_passes_at_once() -> None:
-    free = Member("w0", Link(rate_mbps=2), limit_rate=False)
-    pipe = Pipe(free, Member("w1", None), random.Random(0))
+    free = LinkedPeer("w0", Link(rate_mbps=2), limit_rate=False)
+    pipe = ShapedPipe(free, LinkedPeer("w1", None), random.Random(0))
     assert pipe.enter(1_000_000, 5.0) == (5.0, 5.0)
     assert pipe.full  # what is under way stays bounded all the same
 
@@ -61,19 +69,19 @@ def test_without_a_limit_everything_passes_at_once() -> None:
 def test_connections_of_one_worker_share_its_link_both_ways_apart() -> None:
     w0, w1, w2 = (member(f"w{i}") for i in range(3))
     chance = random.Random(0)
-    ahead, other = Pipe(w0, w1, chance), Pipe(w0, w2, chance)
-    back = Pipe(w1, w0, chance)
+    ahead, other = ShapedPipe(w0, w1, chance), ShapedPipe(w0, w2, chance)
+    back = ShapedPipe(w1, w0, chance)
     n = round(RATE)  # a second's worth
     assert ahead.enter(n, 0.0)[0] == pytest.approx(1 - BURST_S)
     assert other.enter(n, 0.0)[0] == pytest.approx(2 - BURST_S)  # behind it, on w0's way up
     assert back.enter(n, 0.0)[0] == pytest.approx(1 - BURST_S)
-    assert Pipe(w1, w2, chance).enter(n, 0.0)[0] == pytest.approx(2 - BURST_S)
+    assert ShapedPipe(w1, w2, chance).enter(n, 0.0)[0] == pytest.approx(2 - BURST_S)
     assert (w0.sent_bytes, w0.received_bytes) == (2 * n, n)
     assert (w2.sent_bytes, w2.received_bytes) == (0, 2 * n)
 
 
 def test_the_slower_end_decides() -> None:
-    pipe = Pipe(member("w0", rate_mbps=100), member("w1"), random.Random(0))
+    pipe = ShapedPipe(member("w0", rate_mbps=100), member("w1"), random.Random(0))
     assert stream(pipe, 50.0) == pytest.approx(50 * RATE, rel=0.01)
 
 
@@ -88,7 +96,7 @@ def test_the_delay_varies_and_keeps_the_order(pauses: list[float], seed: int) ->
 
 
 def test_what_is_under_way_is_what_fits_on_the_link() -> None:
-    pipe = Pipe(member("w0", delay_s=0.2, jitter_s=0.05), None, random.Random(0))
+    pipe = ShapedPipe(member("w0", delay_s=0.2, jitter_s=0.05), None, random.Random(0))
     held = 0
     while not pipe.full:
         pipe.enter(1000, 0.0)
@@ -99,7 +107,7 @@ def test_what_is_under_way_is_what_fits_on_the_link() -> None:
 
 
 def test_cuts() -> None:
-    cuts = Cuts(["w0", "w1", "w2"])
+    cuts = CutLinks(["w0", "w1", "w2"])
     cuts.cut("w0", "w1")
     assert cuts.between("w1", "w0")
     assert not cuts.between("w0", "w2")

@@ -61,7 +61,7 @@ def test_importing_the_commands_imports_nothing_heavy() -> None:
 
 
 def test_a_coordinator_process_ends_cleanly_when_told_to() -> None:
-    command = [sys.executable, "-m", "coordinator", "--listen", "127.0.0.1:0", "--json"]
+    command = [sys.executable, "-m", "coordinator.cli", "--listen", "127.0.0.1:0", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert '"event": "listening"' in process.stdout.readline()

@@ -13,12 +13,11 @@ import pytest
 from click.testing import CliRunner
 from grpc import aio
 
-from coordinator import cli
-from coordinator.errors import Failure
-from coordinator.launcher.progress import PlainProgress
+from coordinator import Failure, cli
 from coordinator.rendezvous.registry import Registry
 from coordinator.rendezvous.server import CoordinatorService, Session, start_server
-from coordinator.rendezvous.status import ask
+from coordinator.report.progress import PlainProgress
+from coordinator.report.status import ask
 from protos import murmuration_pb2 as pb
 from protos import murmuration_pb2_grpc as rpc
 from protos.addresses import ReservedPorts

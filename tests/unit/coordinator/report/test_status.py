@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from coordinator.report.printed_status import fact_lines, print_status, shown, traffic_rows
+from coordinator.report.status import fact_lines, print_status, shown, traffic_rows
 
 WORKER = {
     "kind": "worker",

@@ -2,8 +2,8 @@ import math
 
 import pytest
 
-from coordinator.rendezvous.records import Record, curve_of, exit_words, printable
-from coordinator.report.notes import Notes
+from coordinator.rendezvous.records import Record
+from protos.events import curve_of
 
 
 def progress(step: int, **changes: object) -> dict[str, object]:
@@ -91,79 +91,3 @@ def test_remaining_time_follows_the_pace() -> None:
     assert record.remaining_s() is None
     record.apply(progress(25), 110.0)
     assert record.remaining_s() == pytest.approx(30.0)
-
-
-@pytest.mark.parametrize(
-    ("code", "words"),
-    [
-        (0, "done"),
-        (4, "exit 4"),
-        (130, "interrupted"),
-        (-9, "killed (SIGKILL)"),
-        (-2, "interrupted"),
-    ],
-)
-def test_exit_codes_in_words(code: int, words: str) -> None:
-    assert exit_words(code) == words
-
-
-def test_text_cannot_steer_a_terminal() -> None:
-    assert printable("a\x1b[2Jb\n\tc") == "a\N{REPLACEMENT CHARACTER}[2Jb\n\tc"
-
-
-# --------------------------------------------------------------------------------------- notes
-
-
-def test_ordinary_events_make_no_line() -> None:
-    notes = Notes()
-    for event in (
-        progress(3, peer="w0"),
-        {"event": "listening", "peer": "w0"},
-        {"event": "round", "peer": "w0"},
-        {"event": "member", "peer": "w0", "peer_changed": "w1", "health": "alive"},
-        {"event": "member", "peer": "w0", "peer_changed": "w1", "health": "left"},
-        {"event": "exit", "peer": "w0", "exit_code": 0},
-        {"event": "something new", "peer": "w0"},
-    ):
-        assert notes.line(event) is None
-
-
-def test_what_several_report_is_said_once() -> None:
-    notes = Notes()
-
-    def seen(peer: str, health: str) -> str | None:
-        return notes.line({"event": "member", "peer": peer, "peer_changed": "w2", "health": health})
-
-    assert seen("w0", "suspect") == "w0 sees w2 suspect"
-    assert seen("w1", "suspect") is None
-    assert seen("w1", "dead") == "w1 sees w2 dead"
-    assert seen("w3", "suspect") is None
-    assert seen("w0", "alive") == "w0 sees w2 alive again"
-    assert seen("w1", "suspect") == "w1 sees w2 suspect"
-
-    start = {"event": "started", "group": ["w0", "w1"], "step": 0}
-    assert notes.line({**start, "peer": "w0"}) == "w0 starts training at step 0 with w0, w1"
-    assert notes.line({**start, "peer": "w1"}) is None
-
-
-def test_failures_say_why_in_one_line() -> None:
-    notes = Notes()
-    line = notes.line(
-        {
-            "event": "round_failed",
-            "peer": "w0",
-            "fragment": 0,
-            "round": 7,
-            "reason": "the round's\ndeadline has passed",
-            "waiting_for": ["w2"],
-        }
-    )
-    assert line == (
-        "w0 gave up round 7 of fragment 0: the round's deadline has passed; it waited for w2"
-    )
-    assert notes.line({"event": "exit", "peer": "w1", "exit_code": -9}) == (
-        "w1 has ended: killed (SIGKILL)"
-    )
-    assert notes.line({"event": "warning", "peer": "w1", "text": "\x1b[2Jhm"}) == (
-        "w1 warning: \N{REPLACEMENT CHARACTER}[2Jhm"
-    )

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from algorithms.link import Link
-from coordinator.rendezvous.records import Event
+from protos.events import Event
 from tests.bench.compare.picture import draw_link_use
 from tests.bench.compare.series import Series, read_events, series_of, smoothed
 

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from coordinator.rendezvous.records import Record
-from coordinator.report.printed import print_report
+from coordinator.report.printer import print_report
 from coordinator.report.report import build_report
 
 COUNTS = {

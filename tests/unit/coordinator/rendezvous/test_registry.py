@@ -155,7 +155,7 @@ def test_over_when_all_expected_have_reported_or_are_long_silent(result_event) -
     assert not registry.all_over(2, 10.0, 30.0)
     assert not registry.all_over(3, 40.0, 30.0)  # the third has never come
     assert registry.all_over(2, 31.0, 30.0)
-    registry.settle(31.0)
+    registry.mark_lost(31.0)
     assert [record.state for record in registry.records()] == ["lost", "done"]
 
 

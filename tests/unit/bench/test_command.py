@@ -11,12 +11,13 @@ import pytest
 from click.testing import CliRunner
 
 from algorithms.plan import PRESETS, Plan
-from coordinator.errors import Failure
+from coordinator import Failure
 from tests.bench.compare.asked import Bench
 from tests.bench.compare.command import bench
 from tests.bench.compare.outcome import run_bench
+from tests.support import fake_worker
 
-_FAKE = Path(__file__).with_name("fake_worker.py")
+_FAKE = fake_worker.__file__
 # The fake worker knows nothing of proxies; and one preset may fail while the others go on.
 _PROGRAM = """
 import runpy, sys

@@ -1,0 +1,95 @@
+"""What a worker tells of itself: JSON lines on stdout and in its log, documents on the wire.
+
+Each is a map with `event`, its kind, `peer` and `time_s`, and the fields of its kind. What is read
+was written by another process, perhaps on another machine, perhaps of another version: it is
+checked field by field, and what does not fit counts as missing.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Literal
+
+Kind = Literal[
+    "listening",  # address, pid
+    "started",  # group, step
+    "progress",  # step, steps, loss, round, state, bytes_sent, bytes_received
+    "round",  # fragment, round, contributors, missed, stall_s, exchange_s, waited_for
+    "round_failed",  # fragment, round, reason, waiting_for
+    "head_start",  # fragment, round, step: an anchor that was fetched early is used
+    "refused",  # reason, again, sender, round: a message that was not taken
+    "member",  # peer_changed, health
+    "apart",  # peers: that this one does not reach, and others do
+    "adopted",  # donor, step, reason: another peer's state was taken over
+    "skipped",  # step, reason
+    "checkpoint",  # path, step
+    "warning",  # text; stage
+    "result",  # the worker's last word: see worker/training/result.py
+    "exit",  # exit_code, text: the launcher's word on a process
+    "report",  # the coordinator's last word: see coordinator/report/report.py
+    # Of a model in stages:
+    "iteration",  # iteration, visits, loss
+    "late",  # iteration
+    "dropped",  # iteration, microbatch, reason
+    "discarded",  # iteration
+    "rerouted",  # iteration, microbatch, stage
+    "orphaned",  # iteration, microbatch, stage
+    "unconfirmed",  # iteration, replica, microbatches: that may be lost with the replica
+    "confirmed",  # iteration, replica, microbatches
+    "moves",  # stage, to
+    "rebuilt",  # stage, from: the weight of each stage that it was made of
+    "assembled",  # path, step
+]
+
+Event = Mapping[str, object]
+Curve = list[tuple[int, float]]  # (inner step, training loss in nats)
+
+_MAX_TEXT = 20_000
+
+
+def event(kind: Kind, **fields: object) -> dict[str, object]:
+    """One event, to which the worker adds who it is and when."""
+    return {"event": kind, **fields}
+
+
+def int_of(event: Event, key: str) -> int | None:
+    value = event.get(key)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def float_of(event: Event, key: str) -> float | None:
+    """A finite number, else None."""
+    value = event.get(key)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def text_of(event: Event, key: str) -> str | None:
+    """Text that cannot steer a terminal, else None."""
+    value = event.get(key)
+    return printable(value[:_MAX_TEXT]) if isinstance(value, str) else None
+
+
+def names_of(event: Event, key: str) -> list[str]:
+    value = event.get(key)
+    return [printable(str(name)) for name in value] if isinstance(value, list | tuple) else []
+
+
+def curve_of(event: Event, key: str) -> Curve:
+    """A list of [step, loss], without the points that are not finite numbers."""
+    points = event.get(key)
+    curve: Curve = []
+    for point in points if isinstance(points, list | tuple) else ():
+        if isinstance(point, list | tuple) and len(point) == 2:
+            pair = {"step": point[0], "loss": point[1]}
+            step, loss = int_of(pair, "step"), float_of(pair, "loss")
+            if step is not None and loss is not None:
+                curve.append((step, loss))
+    return curve
+
+
+def printable(text: str) -> str:
+    """Replaces control characters other than newline and tab."""
+    return "".join(
+        c if c in "\n\t" or c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text
+    )
