@@ -10,17 +10,17 @@ import pytest
 from worker.config import parse_config
 from worker.tasks import Cursor, load_task
 
-DOCS = Path(__file__).resolve().parents[3] / "docs"
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def block(page: str, language: str) -> str:
-    found = re.search(rf"```{language}\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
+    found = re.search(rf"```{language}\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
     assert found is not None
     return found.group(1)
 
 
 def test_the_toml_example_is_the_defaults() -> None:
-    document = tomllib.loads(block("configuration.md", "toml"))
+    document = tomllib.loads(block("docs/configuration.md", "toml"))
     shown = parse_config(document, "docs/configuration.md")
     task = document["task"]
     defaults = parse_config({"task": task}, "defaults")
@@ -28,9 +28,9 @@ def test_the_toml_example_is_the_defaults() -> None:
 
 
 def test_the_task_example_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "documented_task.py").write_text(block("configuration.md", "python"))
+    (tmp_path / "documented_task.py").write_text(block("README.md", "python"))
     monkeypatch.syspath_prepend(str(tmp_path))
-    task = load_task("documented_task:build", seed=1, options={"width": 8})
+    task = load_task("documented_task:Parity", seed=1, options={})
     model = task.model()
     cursor = Cursor(seed=1, stream="w0")
     first, second = islice(task.batches("train", cursor), 2)
