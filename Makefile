@@ -81,7 +81,7 @@ unequal: $(READY)  ## one worker five times slower than the others
 pair-faults: $(READY)  ## a worker killed, stopped for 60 s, cut off amid a round in pairs: rounds and losses
 	$(RUN) tests/bench/pair_faults.py $(ARGS)
 
-pair-latency: $(READY)  ## NoLoCo's latency model beside the paper's figures
+pair-latency: $(READY)  ## NoLoCo's latency model beside figures derived from it
 	$(RUN) tests/bench/pair_latency.py $(ARGS)
 
 stability: $(READY)  ## NoLoCo's stability check beside 64 simulated replicas: docs/stability.png

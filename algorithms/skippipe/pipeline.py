@@ -1,9 +1,132 @@
-"""Who serves which stage, at which cost and with how much memory."""
+"""What routes are planned on: links, what a hop and a visit cost, and who serves which stage.
 
+    edge(i, j) = latency + bytes / rate + overhead
+
+A visit costs w forward and 1.5 w backward, the loss on stage 0 costs w / 4; with recomputation on
+backward, or where they were measured, the ratios are others.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from algorithms.skippipe.cost import Costs
+import numpy as np
+from numpy.typing import NDArray
+
+from algorithms.link import Link
+
+Floats = NDArray[np.float64]
+
+BACKWARD_RATIO = 1.5
+LOSS_RATIO = 0.25
+
+_BYTES_PER_S = 125e3  # in 1 Mbit/s
+_FAST_MBPS = 10_000.0
+
+
+def activation_bytes(*, dim: int, context: int, samples: int, element_bytes: int) -> int:
+    """Of the hidden states of one microbatch, as they travel between two stages."""
+    return dim * context * samples * element_bytes
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Links:
+    """Between all pairs of P peers; row i is what i sends.
+
+    Args:
+        latency_s: one way, shape (P, P); the diagonal is not read.
+        rate_bytes_per_s: shape (P, P); the diagonal is not read.
+        overhead_s: fixed, for every message.
+
+    Raises:
+        ValueError: shapes that do not fit, a rate of 0, a negative or unmeasured time.
+    """
+
+    latency_s: Floats
+    rate_bytes_per_s: Floats
+    overhead_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        peers = len(self.latency_s)
+        if not self.latency_s.shape == self.rate_bytes_per_s.shape == (peers, peers):
+            raise ValueError(
+                f"latencies {self.latency_s.shape} and rates {self.rate_bytes_per_s.shape} of "
+                "links must both be square, a row for every peer"
+            )
+        others = ~np.eye(peers, dtype=bool)
+        if not (self.rate_bytes_per_s[others] > 0).all():
+            raise ValueError("a link's rate must be above 0 bytes/s between any two peers")
+        if not ((self.latency_s[others] >= 0).all() and self.overhead_s >= 0):
+            raise ValueError("a link's latency and overhead must be at least 0 s")
+
+    @classmethod
+    def of_lines(cls, lines: Sequence[Link | None]) -> "Links":
+        """Of peers that each have a line of their own; None is a fast one.
+
+        Two have the slower of their rates. A line delays what its peer sends, so a hop takes half
+        of both delays: half of a round trip, which is what is measured in a run.
+        """
+        rate = np.array([line.rate_mbps if line else _FAST_MBPS for line in lines]) * _BYTES_PER_S
+        delay_s = np.array([line.delay_s if line else 0.0 for line in lines])
+        return cls(
+            latency_s=(delay_s[:, None] + delay_s) / 2,
+            rate_bytes_per_s=np.minimum(rate[:, None], rate),
+        )
+
+    @property
+    def peers(self) -> int:
+        return len(self.latency_s)
+
+    def delay_s(self) -> Floats:
+        """What a message waits however small it is, shape (P, P), 0 to oneself."""
+        return _without_diagonal(self.latency_s + self.overhead_s)
+
+    def transfer_s(self, message_bytes: float) -> Floats:
+        """How long the sender's link is taken by a message, shape (P, P), 0 to oneself."""
+        rates = np.where(np.eye(self.peers, dtype=bool), 1.0, self.rate_bytes_per_s)
+        return _without_diagonal(message_bytes / rates)
+
+    def edge_s(self, message_bytes: float) -> Floats:
+        """From sending to being there, shape (P, P), 0 to oneself."""
+        return self.delay_s() + self.transfer_s(message_bytes)
+
+
+def _without_diagonal(times_s: Floats) -> Floats:
+    times_s = np.array(times_s, dtype=np.float64)
+    np.fill_diagonal(times_s, 0.0)
+    return times_s
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Costs:
+    """What the P peers take for one microbatch, each on the stage that it serves.
+
+    Args:
+        delay_s, transfer_s: of a message between two peers, shape (P, P), 0 on the diagonal.
+        forward_s, backward_s, loss_s: of a visit, shape (P,).
+    """
+
+    delay_s: Floats
+    transfer_s: Floats
+    forward_s: Floats
+    backward_s: Floats
+    loss_s: Floats
+
+    def __post_init__(self) -> None:
+        peers = len(self.forward_s)
+        for name in ("delay_s", "transfer_s"):
+            hops = getattr(self, name)
+            if hops.shape != (peers, peers) or not (hops >= 0).all() or np.diagonal(hops).any():
+                raise ValueError(f"{name} must be at least 0 for each pair of {peers} peers")
+        for name in ("forward_s", "backward_s", "loss_s"):
+            times = getattr(self, name)
+            if times.shape != (peers,) or not (times > 0).all():
+                raise ValueError(f"{name} must be above 0 for each of {peers} peers")
+
+    @cached_property
+    def edge_s(self) -> Floats:
+        """From sending to being there, shape (P, P)."""
+        return self.delay_s + self.transfer_s
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

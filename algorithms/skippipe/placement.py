@@ -11,12 +11,12 @@ may differ, and children are improved by random swaps rather than by a local opt
 """
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from algorithms.skippipe.cost import Floats
 from algorithms.skippipe.draws import Draws
+from algorithms.skippipe.pipeline import Floats
 
 Groups = tuple[tuple[int, ...], ...]
 _Cost = tuple[float, float]
@@ -249,67 +249,3 @@ def _matches_all(allowed: Sequence[int]) -> bool:
         return False
 
     return all(place(row, [0]) for row in range(len(allowed)))
-
-
-MOVE_GAIN = 1.2
-
-
-@dataclass(frozen=True)
-class Move:
-    """Args: stage: to serve; None to stay. reason: in words."""
-
-    stage: int | None
-    reason: str
-
-
-def stage_to_join(throughput: Sequence[float]) -> int:
-    """The stage with the least throughput (of all its replicas); the first of equals.
-
-    Divide by how often a stage is visited where that differs.
-    """
-    return min(range(len(throughput)), key=lambda stage: (throughput[stage], stage))
-
-
-def stage_to_move_to(
-    peer: int, stages: Sequence[Mapping[int, float]], gain: float = MOVE_GAIN
-) -> Move:
-    """Whether a peer should leave its stage for the slowest one.
-
-    Args:
-        stages: of each stage, the throughput of each of its replicas.
-        gain: by how much the slowest stage's throughput must rise, as a factor.
-    """
-    here = next(stage for stage, replicas in enumerate(stages) if peer in replicas)
-    totals = [sum(replicas.values()) for replicas in stages]
-    there = stage_to_join(totals)
-    if there == here:
-        return Move(None, f"stage {here} is the slowest")
-    if len(stages[here]) == 1:
-        return Move(None, f"it is the last replica of stage {here}")
-    after = list(totals)
-    after[here] -= stages[here][peer]
-    after[there] += stages[here][peer]
-    if min(after) < gain * min(totals):
-        return Move(
-            None,
-            f"the slowest stage would rise from {min(totals):.3g} to {min(after):.3g} "
-            f"microbatches/s, by less than a factor of {gain:g}",
-        )
-    return Move(there, f"stage {there} is the slowest, at {totals[there]:.3g} microbatches/s")
-
-
-def best_mover(movers: Sequence[int], to: int, stages: Groups, score: PlacementScore) -> int:
-    """The one after whose move the swarm's placement scores best; the first of equals.
-
-    Args:
-        movers: each on a stage with other replicas.
-        to: the stage that is to have one of them.
-        stages: the peers of each; those that have none are no part of the tour.
-    """
-
-    def moved(peer: int) -> Groups:
-        groups = [tuple(each for each in group if each != peer) for group in stages]
-        groups[to] = tuple(sorted((*groups[to], peer)))
-        return tuple(group for group in groups if group)
-
-    return min(movers, key=lambda peer: score.of(moved(peer)))

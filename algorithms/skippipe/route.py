@@ -1,7 +1,10 @@
-"""The stages and peers that one microbatch visits, and what a route may not do.
+"""The stages and peers that one microbatch visits, what a route may not do, and how two trade.
 
 A route is a closed loop: stage 0, the chosen stages, stage 0 again for the loss, the same stages in
-reverse, stage 0. It is written as its forward half.
+reverse, stage 0. It is written as its forward half, which goes up the stages: schedules of such
+routes cannot deadlock, however short memory is.
+
+Trades of two routes leave every stage and peer as often visited as before.
 """
 
 from collections import Counter
@@ -11,7 +14,6 @@ from itertools import pairwise
 
 from algorithms.skippipe.pipeline import Pipeline
 
-MAX_SWAPS = 2  # each steps one stage back, so their total distance is at most 2 as well
 MAX_JUMP = 4
 
 
@@ -40,8 +42,6 @@ class Rules:
         visited: stages that a route visits, stage 0 counted; of unequal routes the mean.
         spread: how many stages more half of the routes visit, and the other half fewer.
         max_jump: longest step forward between two visited stages.
-        swaps: whether a route may step back, by one stage and at most twice. Such schedules can
-            deadlock where memory is short; ascending ones cannot.
 
     Raises:
         ValueError: rules that no route, or no equal coverage, can keep.
@@ -51,7 +51,6 @@ class Rules:
     visited: int
     spread: int = 0
     max_jump: int = MAX_JUMP
-    swaps: bool = False
 
     def __post_init__(self) -> None:
         if self.stages < 1 or not 1 <= self.visited <= self.stages:
@@ -110,20 +109,64 @@ def stage_refusals(stages: Sequence[int], rules: Rules) -> tuple[str, ...]:
     if not rules.shortest <= len(stages) <= rules.longest:
         unequal = f" to {rules.longest}" if rules.spread else ""
         reasons.append(f"it visits {len(stages)} stages instead of {rules.shortest}{unequal}")
-    steps = [(here, there) for here, there in pairwise(stages)]
+    steps = list(pairwise(stages))
     reasons += [
         f"it jumps from stage {here} to {there}, more than {rules.max_jump}"
         for here, there in steps
         if there - here > rules.max_jump
     ]
-    back = [(here, there) for here, there in steps if there < here]
-    if back and not rules.swaps:
-        reasons.append(f"it goes back from stage {back[0][0]} to {back[0][1]}")
-    elif len(back) > MAX_SWAPS:
-        reasons.append(f"it goes back {len(back)} times, more than {MAX_SWAPS}")
     reasons += [
-        f"it goes back from stage {here} to {there}, more than one stage"
-        for here, there in back
-        if rules.swaps and here - there > 1
+        f"it goes back from stage {here} to {there}" for here, there in steps if there < here
     ]
     return tuple(reasons)
+
+
+Pair = tuple[Route, Route]
+
+
+def trade_replica(one: Route, other: Route, stage: int, pipeline: Pipeline) -> Pair | None:
+    """Both visit the stage, each by the other's replica from now on."""
+    mine, theirs = _by_stage(one, pipeline).get(stage), _by_stage(other, pipeline).get(stage)
+    if mine is None or theirs is None or mine == theirs:
+        return None
+    return _replaced(one, mine, theirs), _replaced(other, theirs, mine)
+
+
+def trade_stage(
+    one: Route, other: Route, gives: int, gets: int, pipeline: Pipeline, rules: Rules
+) -> Pair | None:
+    """The one visits stage `gets` instead of `gives`, the other the reverse."""
+    mine, theirs = _by_stage(one, pipeline), _by_stage(other, pipeline)
+    if gives not in mine or gives in theirs or gets not in theirs or gets in mine:
+        return None
+    given, got = mine.pop(gives), theirs.pop(gets)
+    mine[gets], theirs[gives] = got, given
+    pair = _route(mine), _route(theirs)
+    if any(stage_refusals(route.stages(pipeline), rules) for route in pair):
+        return None
+    return pair
+
+
+def trade_all(one: Route, other: Route) -> Pair:
+    """Each takes the other's way, from its own origin."""
+    return (
+        Route((one.origin, *other.peers[1:])),
+        Route((other.origin, *one.peers[1:])),
+    )
+
+
+def move_visit(route: Route, to: int, pipeline: Pipeline) -> Route:
+    """Visits the stage of peer `to`, which is one of its own, by that peer from now on."""
+    return _replaced(route, _by_stage(route, pipeline)[pipeline.stage_of[to]], to)
+
+
+def _by_stage(route: Route, pipeline: Pipeline) -> dict[int, int]:
+    return {pipeline.stage_of[peer]: peer for peer in route.peers}
+
+
+def _route(by_stage: dict[int, int]) -> Route:
+    return Route(tuple(by_stage[stage] for stage in sorted(by_stage)))
+
+
+def _replaced(route: Route, old: int, new: int) -> Route:
+    return Route(tuple(new if peer == old else peer for peer in route.peers))

@@ -5,17 +5,26 @@ random      a seeded permutation of each stage's replicas for every batch (NoLoC
 stochastic  every stage; each hop to the replica with the least accumulated expected time (SWARM)
 skip        searched routes (SkipPipe)
 
-Ref: arXiv:2506.10911 (random), arXiv:2301.11913 (stochastic), arXiv:2502.19913 (skip).
+And what one iteration takes with each: the same for a prediction as for a run, as all peers that
+know the arguments find the same schedule.
+
+Ref: arXiv:2506.10911 (random), arXiv:2502.19913 (skip), arXiv:2301.11913 section 3.2 (stochastic).
+Ours in `stochastic`: all microbatches of an iteration are shared out before it begins, by times
+that the caller has averaged, so nobody joins, fails or is measured meanwhile; ties go to the lower
+peer.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from heapq import heapify, heapreplace
 
-from algorithms.skippipe.coverage import even_stage_sets, peer_limits, stage_quota
-from algorithms.skippipe.draws import Draws
+from algorithms.skippipe.draws import Draws, even_stage_sets, peer_limits, stage_quota
 from algorithms.skippipe.pipeline import Pipeline
-from algorithms.skippipe.route import MAX_SWAPS, Route, Rules, stage_refusals
-from algorithms.skippipe.search import search_routes
+from algorithms.skippipe.planner import lower_bound_s, uplink_bound_s
+from algorithms.skippipe.route import Route, Rules
+from algorithms.skippipe.search import EFFORT_S, Found, search_routes
+from algorithms.skippipe.simulator import Timeline, simulate
 
 Routing = Callable[[Pipeline, Rules, Sequence[int], int], list[Route]]
 """(pipeline, rules, origins, seed) -> a route for each origin, which stands for one microbatch.
@@ -38,20 +47,16 @@ def full(pipeline: Pipeline, rules: Rules, origins: Sequence[int], seed: int) ->
 
 
 def random(pipeline: Pipeline, rules: Rules, origins: Sequence[int], seed: int) -> list[Route]:
-    """Every replica in turn, in an order drawn anew for each turn; skips at random, but evenly.
-
-    With swaps allowed, the order of neighbouring stages is drawn as well.
-    """
+    """Every replica in turn, in an order drawn for each turn; skips at random, but evenly."""
     draws = Draws(seed)
     quota = stage_quota(len(origins), rules, seed)
     limits = peer_limits(pipeline, quota)
     chosen = even_stage_sets(len(origins), rules, seed)
     decks = [_deck(stage, limits, draws) for stage in pipeline.stages]
-    routes = []
-    for origin, stages in zip(origins, chosen, strict=True):
-        order = _swapped(stages, rules, draws) if rules.swaps else stages
-        routes.append(Route((origin, *(decks[stage].pop() for stage in order[1:]))))
-    return routes
+    return [
+        Route((origin, *(decks[stage].pop() for stage in stages[1:])))
+        for origin, stages in zip(origins, chosen, strict=True)
+    ]
 
 
 def stochastic(pipeline: Pipeline, rules: Rules, origins: Sequence[int], seed: int) -> list[Route]:
@@ -99,18 +104,6 @@ def _deck(replicas: Sequence[int], limits: Sequence[int], draws: Draws) -> list[
     return [peer for turn in reversed(turns) for peer in turn]
 
 
-def _swapped(stages: tuple[int, ...], rules: Rules, draws: Draws) -> tuple[int, ...]:
-    """With up to two neighbours exchanged, where the rules allow it."""
-    for _ in range(draws.below(MAX_SWAPS + 1)):
-        if len(stages) < 3:
-            break
-        at = 1 + draws.below(len(stages) - 2)
-        order = (*stages[:at], stages[at + 1], stages[at], *stages[at + 2 :])
-        if not stage_refusals(order, rules):
-            stages = order
-    return stages
-
-
 class ReplicaQueue:
     """The replicas of one stage. Args: expected_s: of each, the time that a microbatch takes."""
 
@@ -124,3 +117,105 @@ class ReplicaQueue:
         accumulated_s, peer = self._heap[0]
         heapreplace(self._heap, (accumulated_s + self._expected_s[peer], peer))
         return peer
+
+
+NEVER_SKIP = ("full", "stochastic")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoutingPrediction:
+    """One iteration.
+
+    Args:
+        routing: the preset's name.
+        rules: those that its routes keep.
+        routes: of each microbatch, in the order of the origins.
+        timeline: what each peer computes, and when.
+        bound_s: no routes within the rules take less.
+        found: what the search says of its answer, if there was one.
+    """
+
+    routing: str
+    rules: Rules
+    routes: tuple[Route, ...]
+    timeline: Timeline
+    bound_s: float
+    found: Found | None = None
+
+    @cached_property
+    def iteration_s(self) -> float:
+        """Until the last microbatch has finished."""
+        return self.timeline.iteration_s
+
+    @property
+    def of_bound(self) -> float:
+        """How many times the lower bound it takes; 1 is optimal."""
+        return self.iteration_s / self.bound_s
+
+    @cached_property
+    def utilization(self) -> tuple[float, ...]:
+        """Of each peer, the share of the iteration in which it computes."""
+        peers = range(len(self.timeline.spans))
+        return tuple(self.timeline.busy_s(peer) / self.iteration_s for peer in peers)
+
+
+def predict(
+    pipeline: Pipeline,
+    rules: Rules,
+    origins: Sequence[int],
+    routing: str,
+    seed: int = 0,
+    *,
+    shared_uplinks: bool = False,
+    effort_s: float = EFFORT_S,
+) -> RoutingPrediction:
+    """Routes the microbatches of one iteration and simulates it.
+
+    An origin begins its microbatches in order, as many as it has memory for at once; the rest
+    follow as others end.
+
+    Args:
+        rules: of `random` and `skip`; the others visit all stages whatever the rules let out.
+        origins: of each microbatch, replicas of stage 0; several for each as a rule.
+        routing: a name in `PRESETS`.
+        seed: of the routes; draw it from the iteration's number where they shall differ.
+        shared_uplinks: as in `simulate`.
+        effort_s: of the search of `skip`.
+
+    Raises:
+        ValueError: an unknown routing, no microbatch, or rules that do not fit.
+    """
+    if routing not in PRESETS:
+        raise ValueError(f"no routing {routing!r}; use one of {', '.join(PRESETS)}")
+    if not origins:
+        raise ValueError("there is no microbatch to predict an iteration of")
+    kept = rules_of(routing, rules)
+    found = None
+    if routing == "skip":
+        found = search_routes(
+            pipeline, kept, origins, seed=seed, effort_s=effort_s, shared_uplinks=shared_uplinks
+        )
+        routes = found.routes
+    else:
+        routes = tuple(PRESETS[routing](pipeline, kept, origins, seed))
+    bound_s = lower_bound_s(pipeline, kept, origins)
+    if shared_uplinks:
+        bound_s = max(bound_s, uplink_bound_s(pipeline, kept, origins))
+    return RoutingPrediction(
+        routing=routing,
+        rules=kept,
+        routes=routes,
+        timeline=simulate(pipeline, routes, shared_uplinks=shared_uplinks),
+        bound_s=bound_s,
+        found=found,
+    )
+
+
+def rules_of(routing: str, rules: Rules) -> Rules:
+    """The rules as a routing keeps them: some never skip."""
+    return replace(rules, visited=rules.stages, spread=0) if routing in NEVER_SKIP else rules
+
+
+def origins_in_turns(pipeline: Pipeline, microbatches: int) -> list[int]:
+    """The origins of an iteration: each replica of stage 0 in turn begins so many microbatches."""
+    return [origin for _ in range(microbatches) for origin in pipeline.stages[0]]

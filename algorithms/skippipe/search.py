@@ -4,29 +4,32 @@
     A     stages: surplus visits are banned until every stage is visited equally often
     B     memory: the same for peers, within the stages that A chose
     C     collisions: conflict-based search over who waits, goes around or trades (untangle.py)
-    D     trades: pairs of routes exchange replicas, stages or ways (localsearch.py)
+    D     steps: routes trade replicas, stages or ways, or move a visit (local_search.py)
 
 Each microbatch of an origin takes one of its slots in turn: as many as it has memory for. Waves of
 microbatches repeat the slots' routes. The answer is judged by the event simulator and set against
 a lower bound. Nothing is measured by a clock: the same arguments give the same routes everywhere.
 
+A and B: where a limit is exceeded, the surplus is banned from there and planned again. The fastest
+routes go first, as they can best afford a detour; in a second branch those whose detour is least.
+The best few drafts are followed.
+
 Ref: arXiv:2502.19913.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from algorithms.skippipe.bound import lower_bound_s
-from algorithms.skippipe.coverage import even_stage_sets, peer_limits, stage_quota
+from algorithms.skippipe.draws import even_stage_sets, peer_limits, stage_quota
+from algorithms.skippipe.local_search import LocalSearch
 from algorithms.skippipe.pipeline import Pipeline
-from algorithms.skippipe.planner import Planner
+from algorithms.skippipe.planner import Planner, lower_bound_s
 from algorithms.skippipe.route import Route, Rules
-from algorithms.skippipe.scores import Journal, Rejection, Scores, slots_of
-from algorithms.skippipe.settle import Draft, Limit, settle
-from algorithms.skippipe.trades import LocalSearch
-from algorithms.skippipe.untangle import Untangling, plan_effort_s
+from algorithms.skippipe.scores import Journal, Rejection, Scores, plan_effort_s, slots_of
+from algorithms.skippipe.untangle import Untangling
 
 EFFORT_S = 2.0
+WIDTH = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +58,23 @@ class Found:
         return self.iteration_s / self.bound_s
 
 
+@dataclass(frozen=True)
+class Limit:
+    """Args: what: in words. peers: whose visits count. most: how many of the routes may visit."""
+
+    what: str
+    peers: frozenset[int]
+    most: int
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A route for each slot, and the peers that each may not visit."""
+
+    routes: tuple[Route, ...]
+    banned: tuple[frozenset[int], ...]
+
+
 def search_routes(
     pipeline: Pipeline,
     rules: Rules,
@@ -73,8 +93,7 @@ def search_routes(
         shared_uplinks: as in `simulate`, for the times that decide.
 
     Raises:
-        ValueError: swaps (what is planned must not deadlock), other stages than the pipeline's, or
-            an origin that is not on stage 0.
+        ValueError: other stages than the pipeline's, or an origin that is not on stage 0.
     """
     _check(pipeline, rules, origins)
     journal = Journal(effort_s)
@@ -86,7 +105,7 @@ def search_routes(
     drafts = _drafts(pipeline, rules, slot_origins, quota, limits, planner, journal, seed)
     first = min(drafts, key=lambda draft: scores.score(draft.routes))
     untangling = Untangling(pipeline, planner, scores, limits, journal)
-    routes = untangling.run(first)
+    routes = untangling.run(first.routes, first.banned)
     routes = LocalSearch(pipeline, rules, scores, slots, limits, journal, seed).run(routes)
     return Found(
         routes=tuple(routes[slot] for slot in slots),
@@ -99,8 +118,6 @@ def search_routes(
 
 
 def _check(pipeline: Pipeline, rules: Rules, origins: Sequence[int]) -> None:
-    if rules.swaps:
-        raise ValueError("the search plans ascending routes only: those with swaps can deadlock")
     if rules.stages != len(pipeline.stages):
         raise ValueError(f"rules for {rules.stages} stages, a pipeline of {len(pipeline.stages)}")
     if not origins:
@@ -119,7 +136,7 @@ def _drafts(
     journal: Journal,
     seed: int,
 ) -> list[Draft]:
-    """Phases A and B; what they cannot settle is dealt out evenly."""
+    """Phases A and B; where they find nothing, visits are dealt out evenly."""
     free = frozenset[int]()
     plan_s = plan_effort_s(pipeline, rules.visited)
     stage_limits = [
@@ -138,13 +155,13 @@ def _drafts(
     ]
     root = Draft(tuple(route for route in alone if route), (free,) * len(alone))
     assert len(root.routes) == len(alone), "rules admit a route from every origin"
-    settled = settle(
+    equally_visited = keep_limits(
         [root], stage_limits, planner, journal, phase="stages", plan_effort_s=plan_s, share=0.25
     )
-    chosen = [[route.stages(pipeline) for route in draft.routes] for draft in settled]
+    chosen = [[route.stages(pipeline) for route in draft.routes] for draft in equally_visited]
     chosen.append(drawn)
     frozen = [_frozen(slot_origins, stages, pipeline, planner) for stages in chosen]
-    held = settle(
+    held = keep_limits(
         frozen, peer_loads, planner, journal, phase="memory", plan_effort_s=plan_s, share=0.5
     )
     return held or [_dealt(draft, pipeline, limits) for draft in frozen]
@@ -182,3 +199,86 @@ def _dealt(draft: Draft, pipeline: Pipeline, limits: Sequence[int]) -> Draft:
             left[peers[-1]] -= 1
         routes.append(Route(tuple(peers)))
     return Draft(tuple(routes), draft.banned)
+
+
+def keep_limits(
+    drafts: Sequence[Draft],
+    limits: Sequence[Limit],
+    planner: Planner,
+    journal: Journal,
+    *,
+    phase: str,
+    plan_effort_s: float,
+    share: float,
+) -> list[Draft]:
+    """Drafts that keep all limits, best first; empty if none was found within the effort."""
+    frontier = list(drafts)
+    kept: list[Draft] = []
+    while frontier and not kept and journal.has_left(share):
+        children: dict[tuple[Route, ...], Draft] = {}
+        for draft in frontier:
+            over = _worst(draft, limits)
+            if over is None:
+                kept.append(draft)
+                continue
+            for child in _branches(draft, over, planner, journal, phase, plan_effort_s):
+                children.setdefault(child.routes, child)
+        ranked = sorted(children.values(), key=lambda draft: _cost(draft, planner))
+        for draft in ranked[WIDTH:]:
+            journal.reject(phase, f"{WIDTH} better drafts than {_cost(draft, planner)[0]:.3f} s")
+        frontier = ranked[:WIDTH]
+    return sorted(kept, key=lambda draft: _cost(draft, planner))
+
+
+def _cost(draft: Draft, planner: Planner) -> tuple[float, float]:
+    """(slowest route, sum of all routes)."""
+    loops_s = [planner.loop_s(route) for route in draft.routes]
+    return max(loops_s), sum(loops_s)
+
+
+def _visitors(draft: Draft, limit: Limit) -> list[int]:
+    return [i for i, route in enumerate(draft.routes) if not limit.peers.isdisjoint(route.peers)]
+
+
+def _worst(draft: Draft, limits: Sequence[Limit]) -> Limit | None:
+    """The limit that is exceeded by most; the first of equal ones."""
+    surplus = [len(_visitors(draft, limit)) - limit.most for limit in limits]
+    most = max(surplus, default=0)
+    return limits[surplus.index(most)] if most > 0 else None
+
+
+def _branches(
+    draft: Draft,
+    over: Limit,
+    planner: Planner,
+    journal: Journal,
+    phase: str,
+    plan_effort_s: float,
+) -> Iterator[Draft]:
+    visitors = _visitors(draft, over)
+    detours: dict[int, Route] = {}
+    for index in visitors:
+        route, banned = draft.routes[index], draft.banned[index] | over.peers
+        detour = planner.best(route.origin, banned, visited=len(route.peers))
+        journal.spend(plan_effort_s)
+        if detour is None:
+            journal.reject(phase, f"route {index} has no other way than by {over.what}")
+        else:
+            detours[index] = detour
+    surplus = len(visitors) - over.most
+    if len(detours) < surplus:
+        journal.reject(
+            phase, f"{over.what}: {surplus} visits too many, {len(detours)} routes can do without"
+        )
+        return
+    before_s = {index: planner.loop_s(draft.routes[index]) for index in detours}
+    fastest = sorted(detours, key=lambda index: (before_s[index], index))
+    least = sorted(
+        detours, key=lambda index: (planner.loop_s(detours[index]) - before_s[index], index)
+    )
+    for order in (fastest, least):
+        routes, banned_peers = list(draft.routes), list(draft.banned)
+        for index in order[:surplus]:
+            routes[index] = detours[index]
+            banned_peers[index] |= over.peers
+        yield Draft(tuple(routes), tuple(banned_peers))

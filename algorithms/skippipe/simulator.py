@@ -91,7 +91,7 @@ def simulate(
         shared_uplinks: whether the messages of a peer leave one after another, as they do where
             its own line is what limits the rate, rather than each as if it were alone.
     """
-    run = _Run(pipeline, routes, shared_uplinks)
+    run = _IterationRun(pipeline, routes, shared_uplinks)
     spans: list[list[Span]] = [[] for _ in range(pipeline.peers)]
     run.run(spans)
     finish_s = tuple(None if end_s < 0 else end_s for end_s in run.finish_s)
@@ -103,13 +103,13 @@ def finish_times(
     pipeline: Pipeline, routes: Sequence[Route], *, shared_uplinks: bool = False
 ) -> list[float]:
     """Of each microbatch, as `simulate` gives them, but faster. Routes must not deadlock."""
-    run = _Run(pipeline, routes, shared_uplinks)
+    run = _IterationRun(pipeline, routes, shared_uplinks)
     run.run(None)
     assert min(run.finish_s, default=0.0) >= 0, "the schedule deadlocks"
     return run.finish_s
 
 
-class _Run:
+class _IterationRun:
     """The state of a simulation.
 
     A microbatch that visits k stages takes steps 0..2k: k forwards, the loss, k backwards.
@@ -198,7 +198,7 @@ class _Run:
     def deadlock(self) -> Deadlock:
         """The peers that wait for each other in a circle, once nothing happens any more."""
         # All that is left are forwards that full peers defer. Each full peer holds microbatches
-        # that are deferred elsewhere, so whoever follows them comes back to where he was.
+        # that are deferred elsewhere, so following them leads back to where one was.
         waits_for = {
             self._path[microbatch][at]: (microbatch, peer)
             for peer, queue in enumerate(self._deferred)

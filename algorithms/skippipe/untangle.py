@@ -14,19 +14,89 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from itertools import pairwise
 
 from algorithms.skippipe.pipeline import Pipeline
 from algorithms.skippipe.planner import Planner
-from algorithms.skippipe.route import Route
-from algorithms.skippipe.scores import Journal, Score, Scores
-from algorithms.skippipe.settle import Draft
-from algorithms.skippipe.timetable import Collision, Planned, Timetable
-from algorithms.skippipe.trades import trade_replica
+from algorithms.skippipe.route import Route, trade_replica
+from algorithms.skippipe.scores import Journal, Score, Scores, plan_effort_s
 
 GOOD_ENOUGH = 0.88  # of the first draft's time
 SOLUTIONS = 8
 _DROPPED = 1.15  # of the best time
+_ROUNDING_S = 1e-9
 _NODE_EFFORT_S = 3e-6  # per planned visit, for a timetable and its collisions
+
+Waits = Mapping[tuple[int, int, bool], float]
+"""(slot, peer, whether its backward) -> not before, in seconds from the beginning."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One planned visit. Args: returning: whether it is the loss or a backward."""
+
+    slot: int
+    peer: int
+    returning: bool
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True)
+class Collision:
+    """Two visits that overlap on a peer; the first begins first."""
+
+    first: Planned
+    second: Planned
+
+
+class Timetable:
+    """The visits of one microbatch per slot; slot k of an origin begins after k forwards."""
+
+    def __init__(self, pipeline: Pipeline, routes: Sequence[Route], waits: Waits) -> None:
+        self._pipeline, self._waits = pipeline, waits
+        costs = pipeline.costs
+        self._forward_s, self._loss_s = costs.forward_s.tolist(), costs.loss_s.tolist()
+        self._backward_s = costs.backward_s.tolist()
+        begun: dict[int, int] = {}
+        self.visits: list[list[Planned]] = []
+        for slot, route in enumerate(routes):
+            before = begun.get(route.origin, 0)
+            begun[route.origin] = before + 1
+            begins_s = before * self._forward_s[route.origin]
+            self.visits.append(list(self._visits(slot, route, begins_s)))
+
+    def length_s(self, slot: int) -> float:
+        """From the beginning of the iteration to the end of a slot's first microbatch."""
+        return self.visits[slot][-1].end_s
+
+    def collisions(self) -> list[Collision]:
+        """By time, those of neighbours on a peer."""
+        by_peer: list[list[Planned]] = [[] for _ in range(self._pipeline.peers)]
+        for visits in self.visits:
+            for visit in visits:
+                by_peer[visit.peer].append(visit)
+        found = []
+        for visits in by_peer:
+            visits.sort(key=lambda visit: (visit.start_s, visit.slot))
+            found += [
+                Collision(first, second)
+                for first, second in pairwise(visits)
+                if second.start_s < first.end_s - _ROUNDING_S and first.slot != second.slot
+            ]
+        return sorted(found, key=lambda each: (each.second.start_s, each.second.peer))
+
+    def _visits(self, slot: int, route: Route, begins_s: float) -> Iterator[Planned]:
+        edges, origin = self._pipeline.edges, route.origin
+        now_s, here = begins_s, origin
+        steps = [(peer, False, self._forward_s[peer]) for peer in route.peers]
+        steps.append((origin, True, self._loss_s[origin]))
+        steps += [(peer, True, self._backward_s[peer]) for peer in reversed(route.peers)]
+        for peer, returning, lasts_s in steps:
+            arrives_s = now_s + edges[here][peer]
+            start_s = max(arrives_s, self._waits.get((slot, peer, returning), 0.0))
+            now_s, here = start_s + lasts_s, peer
+            yield Planned(slot, peer, returning, start_s, now_s)
 
 
 @dataclass(frozen=True)
@@ -53,12 +123,17 @@ class Untangling:
         self._pipeline, self._planner, self._scores = pipeline, planner, scores
         self._limits, self._journal = limits, journal
 
-    def run(self, draft: Draft) -> tuple[Route, ...]:
-        """The best routes met, until one is free of collisions and good enough."""
-        first = best = self._scores.score(draft.routes)
-        best_routes, solutions, serial = draft.routes, 0, 0
+    def run(self, routes: tuple[Route, ...], banned: Sequence[frozenset[int]]) -> tuple[Route, ...]:
+        """The best routes met, until one is free of collisions and good enough.
+
+        Args:
+            routes: of each slot, to begin with.
+            banned: of each slot, the peers that it may not visit.
+        """
+        first = best = self._scores.score(routes)
+        best_routes, solutions, serial = routes, 0, 0
         heap: list[tuple[Score, int, int, _Node, Timetable]] = []
-        root = _Node(draft.routes, {})
+        root = _Node(routes, {})
         seen = {self._key(root)}
         self._push(heap, first, serial, root)
         while heap and self._journal.has_left(0.75):
@@ -71,7 +146,7 @@ class Untangling:
                 if best[0] < GOOD_ENOUGH * first[0] or solutions == SOLUTIONS:
                     break
                 continue
-            for child in self._children(node, timetable, collisions, draft.banned):
+            for child in self._children(node, timetable, collisions, banned):
                 if self._key(child) in seen:
                     continue
                 seen.add(self._key(child))
@@ -168,8 +243,3 @@ class Untangling:
         routes = tuple(changes.get(slot, route) for slot, route in enumerate(node.routes))
         waits = {key: start_s for key, start_s in node.waits.items() if key[0] not in changes}
         return _Node(routes, waits)
-
-
-def plan_effort_s(pipeline: Pipeline, visited: int) -> float:
-    """What one call of `Planner.best` takes."""
-    return 1e-5 + (visited - 1) * (8e-6 + 1e-9 * pipeline.peers**2)

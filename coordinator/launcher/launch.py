@@ -104,7 +104,7 @@ class Launch:
         elsewhere = "stages.routing" in said or (self.config and self.routing is None)
         if not self.skip or elsewhere:
             return
-        from algorithms.skippipe.prediction import NEVER_SKIP
+        from algorithms.skippipe.routing import NEVER_SKIP
 
         routing = self.routing or "full"
         if routing in NEVER_SKIP:
@@ -287,11 +287,11 @@ def stages_of(links: Mapping[str, Link | None], workers: int, stages: int) -> li
         return [index % stages for index in range(workers)]
     import numpy as np
 
-    from algorithms.skippipe.cost import Links, activation_bytes
-    from algorithms.skippipe.proposal import Swarm, propose_placement
+    from algorithms.skippipe.assignment import StageCandidates, propose_placement
+    from algorithms.skippipe.pipeline import Links, activation_bytes
     from algorithms.skippipe.route import Rules
 
-    swarm = Swarm(
+    swarm = StageCandidates(
         links=Links.of_lines(known),
         message_bytes=activation_bytes(dim=96, context=128, samples=4, element_bytes=2),
         exchange_s=np.zeros((workers, workers)),

@@ -1,10 +1,11 @@
-"""Link speeds that Streaming DiLoCo's paper tells for each method, beside those of our simulator.
+"""Link speeds that Streaming DiLoCo's paper tells for each method, beside those of a simulator.
 
     python tests/bench/plan_table.py
 
 75 entries: five methods, three models, five compute utilizations. An entry is the first of 50
 speeds, evenly spaced on a logarithmic scale from 0.1 to 1000 Gbit/s, with which the utilization is
-reached; a distance counts points of that grid.
+reached; a distance counts points of that grid. The simulator is the paper's, which goes layer by
+layer; ours sends a fragment as a whole after its step (`algorithms.utilization`).
 
 Ref: arXiv:2501.18512.
 """
@@ -13,13 +14,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from algorithms.utilization import Rounds, Workload, utilization
+from algorithms.fragments import layer_of
+from algorithms.utilization import Floats, SerialLink, event_steps
+from algorithms.workload import PlannedRounds, Workload
 
 GRID_GBPS = np.logspace(-1, 3, 50)
 TARGETS = (0.5, 0.8, 0.9, 0.95, 0.99)
 # Of what one worker sends for a parameter. The paper does not tell it; this fits its table best.
 EFFECTIVE_BITS = 13.4
 LAYERS_A_FRAGMENT = 3
+WARM_PERIODS, COUNTED_PERIODS = 4, 4
 
 MODELS = {
     "1B": Workload(step_s=0.1, layers=(1_000_000_000 // 24,) * 24),
@@ -93,14 +97,68 @@ def first_points(method: str, model: str) -> list[int]:
     how, workload = METHODS[method], MODELS[model]
     count = len(workload.layers) // LAYERS_A_FRAGMENT if how.streaming else 1
     fragments = workload.fragments(count)
-    rounds = Rounds(
+    rounds = PlannedRounds(
         inner_steps=how.inner_steps,
         overlap_steps=how.overlap_steps,
         fragments=fragments,
         fragment_bits=tuple(EFFECTIVE_BITS * how.bits * f.elements for f in fragments),
     )
-    reached = utilization(workload, rounds, GRID_GBPS * 1e3, per_layer=True)
+    reached = utilization_by_layer(workload, rounds, GRID_GBPS * 1e3)
     return [int((reached < target).sum()) for target in TARGETS]
+
+
+def utilization_by_layer(workload: Workload, rounds: PlannedRounds, rates_mbps: Floats) -> Floats:
+    """Computing time over all time at each link speed, of a step that goes layer by layer.
+
+    A step is 3L-1 nodes of equal length: the forward passes of layers 1..L, then for layers L..1
+    the backward pass to the activations (not for layer 1) and that to the parameters. Of the
+    fragments due after step s, layer l is ready after its backward pass of step s, and the forward
+    pass of layer l in step s + 1 + tau waits for it. What is outside of the layers is ready last
+    and needed first.
+    """
+    link = SerialLink(1 / (rates_mbps * 1e6), 0.0)
+    sends = sends_by_layer(workload, rounds)
+    after, layers = rounds.overlap_steps + 1, len(workload.layers)
+    forward_s = layers * workload.step_s / (3 * layers - 1)
+    begin = WARM_PERIODS * rounds.inner_steps
+    end = begin + COUNTED_PERIODS * rounds.inner_steps
+    now_s, done, flight = np.zeros(link.rates), 0, dict[int, Floats]()
+    ends = {}
+    for step in sorted({*event_steps(rounds, after, end), begin, end}):
+        now_s = now_s + (step - done - 1) * workload.step_s + forward_s
+        done = step
+        if (earliest_s := flight.pop(step - after, None)) is not None:
+            now_s = np.maximum(now_s, earliest_s)
+        if (due := sends.get((step - 1) % rounds.inner_steps + 1)) is not None:
+            ready_s, needed_s, bits = due
+            there_s = link.send(now_s[:, None] + ready_s, bits)
+            flight[step] = (there_s + needed_s).max(axis=1)
+        now_s = now_s + (workload.step_s - forward_s)
+        ends[step] = now_s
+    computing_s = COUNTED_PERIODS * rounds.inner_steps * workload.step_s
+    return np.minimum(computing_s / (ends[end] - ends[begin]), 1.0)
+
+
+def sends_by_layer(workload: Workload, rounds: PlannedRounds) -> dict[int, Floats]:
+    """What is sent after each step of the period, in order, shape (3, parts).
+
+    Rows: from the end of the forward pass until it is ready, from where it is awaited until the
+    end of the forward pass, and its bits.
+    """
+    layers = len(workload.layers)
+    node_s = workload.step_s / (3 * layers - 1)
+    sends = {}
+    for step, due in rounds.due().items():
+        parts = []
+        for index in due:
+            fragment, bits = rounds.fragments[index], rounds.fragment_bits[index]
+            for spec in fragment.specs:
+                layer = layer_of(spec.name) or 0
+                ready = 2 * (layers - layer) if layer else 2 * layers - 1
+                share = spec.elements / fragment.elements
+                parts.append((ready * node_s, (layers - layer) * node_s, bits * share))
+        sends[step] = np.array(sorted(parts)).T
+    return sends
 
 
 def nearest_point(gbps: float) -> int:

@@ -3,8 +3,9 @@
     python tests/bench/skippipe_deadlock.py [--schedules 10000] [--seed 0]
 
 Random pipelines (2 to 7 stages, 1 to 4 replicas), costs, skips and routes, each peer with room for
-1 to 3 microbatches, in the event simulator. The same schedules are then drawn with swaps, to show
-that the simulator would see a deadlock. Fails if an ascending one deadlocks, or none with swaps.
+1 to 3 microbatches, in the event simulator. The same schedules are then run with swaps: up to two
+neighbours of a route change places, which no route of ours does, to show that the simulator would
+see a deadlock. Fails if an ascending one deadlocks, or none with swaps.
 """
 
 import argparse
@@ -12,8 +13,7 @@ from collections import Counter
 
 import numpy as np
 
-from algorithms.skippipe.cost import Links
-from algorithms.skippipe.pipeline import Pipeline
+from algorithms.skippipe.pipeline import Links, Pipeline
 from algorithms.skippipe.route import Route, Rules
 from algorithms.skippipe.routing import random
 from algorithms.skippipe.simulator import Deadlock, simulate
@@ -69,9 +69,19 @@ def random_schedule(memory: int, swaps: bool, seed: int) -> tuple[Pipeline, list
         costs=costs_of(links, draws.uniform(0.1, 1.0, peers).tolist(), 1e6),
     )
     visited = int(draws.integers(2, len(stages) + 1))
-    rules = Rules(stages=len(stages), visited=visited, max_jump=len(stages), swaps=swaps)
+    rules = Rules(stages=len(stages), visited=visited, max_jump=len(stages))
     origins = draws.choice(stages[0], size=int(draws.integers(1, 25))).tolist()
-    return pipeline, random(pipeline, rules, origins, seed)
+    routes = random(pipeline, rules, origins, seed)
+    return pipeline, [swapped(route, draws) for route in routes] if swaps else routes
+
+
+def swapped(route: Route, draws: np.random.Generator) -> Route:
+    """With up to two pairs of neighbours exchanged; the origin stays first."""
+    peers = list(route.peers)
+    for _ in range(int(draws.integers(0, 3)) if len(peers) > 2 else 0):
+        at = int(draws.integers(1, len(peers) - 1))
+        peers[at : at + 2] = reversed(peers[at : at + 2])
+    return Route(tuple(peers))
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from statistics import fmean
 
 import torch
 
-from algorithms.skippipe.coverage import even_stage_sets
+from algorithms.skippipe.draws import even_stage_sets
 from algorithms.skippipe.gradients import StageGradients
 from algorithms.skippipe.route import Rules
 from worker.pipeline.config import StagesConfig

@@ -23,8 +23,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from algorithms.skippipe.cost import Links, activation_bytes
-from algorithms.skippipe.pipeline import Pipeline
+from algorithms.skippipe.pipeline import Links, Pipeline, activation_bytes
 from algorithms.skippipe.placement import place, stage_sizes
 from algorithms.skippipe.route import Rules
 from algorithms.skippipe.routing import full, random

@@ -17,10 +17,9 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from algorithms.skippipe.cost import Costs
-from algorithms.skippipe.pipeline import Pipeline
-from algorithms.skippipe.prediction import origins_in_turns, predict
+from algorithms.skippipe.pipeline import Costs, Pipeline
 from algorithms.skippipe.route import Rules, visited_stages
+from algorithms.skippipe.routing import origins_in_turns, predict
 from tests.support.swarm_runs import run_swarm
 from tests.support.workers import Event
 from worker.cli.plan_measurements import read_links

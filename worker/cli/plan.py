@@ -20,7 +20,7 @@ from worker.errors import ConfigError, UsageError
 if TYPE_CHECKING:
     from algorithms.link import Link
     from algorithms.plan import Plan
-    from algorithms.utilization import Workload
+    from algorithms.workload import Workload
     from worker.cli.plan_report import LinkAnswer
     from worker.config import Config
 
@@ -218,7 +218,8 @@ def _answer(
     link: "Link", workload: "Workload", bases: "dict[str, Plan]", preset: str, given: PlanOptions
 ) -> "LinkAnswer":
     """Raises ValueError where the run's own plan, `bases[preset]`, does not fit the model."""
-    from algorithms.utilization import needed_mbps, predict, propose
+    from algorithms.proposals import propose
+    from algorithms.utilization import needed_mbps, predict
     from worker.cli.plan_report import LinkAnswer
 
     own, place = bases[preset], (workload, link, given.peers)
@@ -272,7 +273,7 @@ def _model(config: "Config", given: PlanOptions) -> "tuple[str, Workload, str]":
 
     From --params and --layers, or else the run's own task, timed where no time is given.
     """
-    from algorithms.utilization import Workload, workload_of
+    from algorithms.workload import Workload, workload_of
 
     if given.params is not None and given.layers is not None:
         assert given.step_s is not None

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from algorithms.link import Link
-from algorithms.skippipe.cost import BACKWARD_RATIO, LOSS_RATIO, Floats, Links
+from algorithms.skippipe.pipeline import BACKWARD_RATIO, LOSS_RATIO, Floats, Links
 from algorithms.skippipe.placement import Groups
 from worker.errors import UsageError
 

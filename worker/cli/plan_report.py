@@ -8,7 +8,9 @@ import click
 
 from algorithms.link import Link
 from algorithms.plan import Plan
-from algorithms.utilization import MAX_INNER_STEPS, Prediction, Proposal, Proposals, Workload
+from algorithms.proposals import MAX_INNER_STEPS, Proposal, Proposals
+from algorithms.utilization import PlanPrediction
+from algorithms.workload import Workload
 from protos.figures import count, optional, percent, rate, ratio, seconds, size
 from protos.tables import text_table
 
@@ -18,7 +20,7 @@ class LinkAnswer:
     """For one link. Args: needed_mbps: by utilization, of the run's own plan."""
 
     link: Link
-    prediction: Prediction
+    prediction: PlanPrediction
     needed_mbps: dict[float, float | None]
     proposals: Proposals
 

@@ -10,13 +10,11 @@ import numpy as np
 
 from algorithms.codecs import codec_by_name
 from algorithms.link import Link
-from algorithms.skippipe.cost import LOSS_RATIO, Floats, Links
-from algorithms.skippipe.pipeline import Pipeline
+from algorithms.skippipe.assignment import StageCandidates, propose_placement
+from algorithms.skippipe.pipeline import LOSS_RATIO, Floats, Links, Pipeline
 from algorithms.skippipe.placement import stage_sizes
-from algorithms.skippipe.prediction import origins_in_turns, predict
-from algorithms.skippipe.proposal import Swarm, propose_placement
 from algorithms.skippipe.route import Rules, visited_stages
-from algorithms.skippipe.routing import PRESETS
+from algorithms.skippipe.routing import PRESETS, origins_in_turns, predict
 from algorithms.skippipe.search import EFFORT_S
 from worker.cli.options import check_finite, link_of, write_file
 from worker.cli.plan import PlanOptions, StageOptions
@@ -84,7 +82,7 @@ class StageCase:
     sizes: tuple[int, ...]
     rules: Rules
     microbatches: int
-    swarm: Swarm
+    swarm: StageCandidates
     cuts: StageCuts | None
     source: str
     shared_uplinks: bool
@@ -172,7 +170,7 @@ def case_of(run: StagedRun) -> StageCase:
         memory = (_first(options.memory, _MEMORY),) * len(known.names)
     of_model = None if model is None else model.activation_bytes
     rows = (len(known.names), stages)
-    swarm = Swarm(
+    swarm = StageCandidates(
         links=known.links,
         message_bytes=_first(options.activation_bytes, known.activation_bytes, of_model),
         exchange_s=_exchange_s(known, model, run.config, math.ceil(microbatches / min(memory))),

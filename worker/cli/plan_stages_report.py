@@ -10,8 +10,8 @@ import click
 
 from algorithms.skippipe.pipeline import Pipeline
 from algorithms.skippipe.placement import Groups
-from algorithms.skippipe.prediction import Prediction
 from algorithms.skippipe.route import Rules
+from algorithms.skippipe.routing import RoutingPrediction
 from algorithms.skippipe.simulator import Kind
 from protos.figures import count, percent, seconds, size
 from protos.tables import text_table
@@ -33,10 +33,10 @@ _NUMBERED_SHARE = 0.011  # of the width that a visit must have for its microbatc
 class RoutingRow:
     """One routing. Args: draws: predictions with seeds in a row; routes of the first are told."""
 
-    draws: tuple[Prediction, ...]
+    draws: tuple[RoutingPrediction, ...]
 
     @property
-    def first(self) -> Prediction:
+    def first(self) -> RoutingPrediction:
         return self.draws[0]
 
     @cached_property

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import xxhash
 
-from algorithms.skippipe.cost import BACKWARD_RATIO, LOSS_RATIO, Costs, Floats, Links
-from algorithms.skippipe.pipeline import Pipeline
+from algorithms.skippipe.pipeline import BACKWARD_RATIO, LOSS_RATIO, Costs, Floats, Links, Pipeline
 from worker.membership import Member
 from worker.pipeline.config import StagesConfig
 from worker.pipeline.context import serves

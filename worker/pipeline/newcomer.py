@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from algorithms.skippipe.placement import stage_to_join
+from algorithms.skippipe.assignment import stage_to_join
 from protos import murmuration_pb2 as pb
 from protos.documents import STATUS_BYTES
 from worker import wire

@@ -13,9 +13,8 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from algorithms.skippipe.prediction import origins_in_turns
 from algorithms.skippipe.route import MAX_JUMP, Route, Rules
-from algorithms.skippipe.routing import PRESETS, random
+from algorithms.skippipe.routing import PRESETS, origins_in_turns, random
 from algorithms.skippipe.search import search_routes
 from worker.exchange.context import Offload
 from worker.membership import Member

@@ -10,8 +10,9 @@ import numpy as np
 
 from algorithms.codecs import codec_by_name
 from algorithms.plan import Plan
-from algorithms.skippipe.cost import Floats
-from algorithms.skippipe.placement import PlacementScore, best_mover, stage_to_move_to
+from algorithms.skippipe.assignment import best_mover, stage_to_move_to
+from algorithms.skippipe.pipeline import Floats
+from algorithms.skippipe.placement import PlacementScore
 from worker.membership import Member
 from worker.pipeline.config import StagesConfig
 from worker.pipeline.network_snapshot import links_of, measured_share, table_of

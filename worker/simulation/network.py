@@ -14,8 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from random import Random
 
-from algorithms.latency import MessageTime
-from algorithms.link import Link
+from algorithms.link import Link, MessageTime
 from worker.simulation.clock import Act, Clock
 from worker.simulation.faults import STALL_S
 from worker.simulation.pipe import Load, Pipe

@@ -8,7 +8,7 @@ from random import Random
 
 from torch import Tensor
 
-from algorithms.latency import MessageTime
+from algorithms.link import MessageTime
 from worker.simulation.clock import Act
 from worker.simulation.network import Stream
 from worker.simulation.swarm import Swarm

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from algorithms.codecs import codec_by_name
-from algorithms.latency import MessageTime, pair_s, tree_s
+from algorithms.link import MessageTime, pair_s, tree_s
 from worker.simulation.faults import FaultPlan, last_s
 from worker.simulation.means import MeanPeer
 from worker.simulation.pairs import PairPeer

@@ -2,13 +2,14 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from hypothesis import strategies as st
 
-from algorithms.skippipe.cost import Links
-from algorithms.skippipe.pipeline import Pipeline
+from algorithms.skippipe.pipeline import Links, Pipeline
 from algorithms.skippipe.route import Route, Rules, stage_refusals
+from algorithms.skippipe.routing import origins_in_turns
 from tests.support.stage_costs import costs_of
 
 
@@ -81,7 +82,7 @@ def assert_fit_together(
     """Routes that are in flight together keep the rules, cover stages equally and fit into memory.
 
     Args:
-        limits: of each peer, how many of the routes may visit it (see `coverage.peer_limits`).
+        limits: of each peer, how many of the routes may visit it (see `draws.peer_limits`).
     """
     for route in routes:
         assert stage_refusals(route.stages(pipeline), rules) == ()
@@ -91,3 +92,14 @@ def assert_fit_together(
     # What begins on stage 0 waits there for its turn, so only the other stages can be overrun.
     loads = Counter(peer for route in routes for peer in route.peers[1:])
     assert all(load <= limits[peer] for peer, load in loads.items())
+
+
+@st.composite
+def whole_waves(draw: st.DrawFn) -> tuple[Pipeline, Rules, list[int], int]:
+    """(pipeline, rules, origins, seed), each origin with a multiple of its memory."""
+    pipeline = draw(pipelines())
+    memory = draw(st.integers(1, 3))
+    pipeline = replace(pipeline, memory=(memory,) * pipeline.peers)
+    rules = draw(rules_for(len(pipeline.stages)))
+    origins = origins_in_turns(pipeline, memory * draw(st.integers(1, 3)))
+    return pipeline, rules, origins, draw(st.integers(0, 2**32))

@@ -1,4 +1,4 @@
-"""Constraints on routes, each with its reason."""
+"""Constraints on routes, each with its reason, and trades of two routes."""
 
 from itertools import pairwise
 
@@ -7,10 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from algorithms.skippipe.route import (
+    Route,
     Rules,
     stage_refusals,
+    trade_all,
+    trade_replica,
+    trade_stage,
     visited_stages,
 )
+from tests.unit.algorithms.skippipe.pipelines import even_pipeline
 
 RULES = Rules(stages=8, visited=4)
 
@@ -58,22 +63,6 @@ def test_ascending_routes_are_allowed() -> None:
     assert stage_refusals((0, 1, 4, 7), RULES) == ()
 
 
-@pytest.mark.parametrize(
-    ("stages", "reason"),
-    [
-        ((0, 2, 1, 4), None),
-        ((0, 2, 1, 4, 3), None),
-        ((0, 3, 1, 4), "more than one stage"),
-        ((0, 2, 1, 4, 3, 6, 5), "goes back 3 times"),
-    ],
-)
-def test_swaps_are_of_neighbours_and_at_most_two(
-    stages: tuple[int, ...], reason: str | None
-) -> None:
-    found = stage_refusals(stages, Rules(stages=8, visited=len(stages), swaps=True))
-    assert found == () if reason is None else any(reason in each for each in found)
-
-
 @given(st.lists(st.integers(0, 7), max_size=8))
 def test_what_is_allowed_begins_on_stage_0_and_ascends_without_long_jumps(
     stages: list[int],
@@ -110,3 +99,32 @@ def test_a_skip_ratio_counts_stage_0(stages: int, skip: float, visited: int) -> 
 def test_a_skip_ratio_of_one_is_refused() -> None:
     with pytest.raises(ValueError, match="skip ratio of 1"):
         visited_stages(6, 1.0)
+
+
+PIPELINE = even_pipeline((2, 2, 2, 2))
+THREE_OF_FOUR = Rules(stages=4, visited=3)
+ONE, OTHER = Route((0, 2, 4)), Route((1, 3, 6))
+
+
+def test_replicas_of_a_stage_are_exchanged() -> None:
+    assert trade_replica(ONE, OTHER, 1, PIPELINE) == (Route((0, 3, 4)), Route((1, 2, 6)))
+    assert trade_replica(ONE, OTHER, 2, PIPELINE) is None
+    assert trade_replica(ONE, ONE, 1, PIPELINE) is None
+
+
+def test_stages_are_exchanged_where_each_lacks_the_others() -> None:
+    traded = trade_stage(ONE, OTHER, 2, 3, PIPELINE, THREE_OF_FOUR)
+    assert traded == (Route((0, 2, 6)), Route((1, 3, 4)))
+    assert trade_stage(ONE, OTHER, 1, 3, PIPELINE, THREE_OF_FOUR) is None
+
+
+def test_a_trade_after_which_a_route_jumps_too_far_is_none() -> None:
+    line = even_pipeline((1, 1, 1, 1, 1))
+    one, other = Route((0, 2, 4)), Route((0, 1, 3))
+    near, far = (Rules(stages=5, visited=3, max_jump=jump) for jump in (2, 3))
+    assert trade_stage(one, other, 2, 1, line, near) is None
+    assert trade_stage(one, other, 2, 1, line, far) == (Route((0, 1, 4)), Route((0, 2, 3)))
+
+
+def test_whole_ways_are_exchanged_but_not_origins() -> None:
+    assert trade_all(ONE, OTHER) == (Route((0, 3, 6)), Route((1, 2, 4)))

@@ -1,18 +1,30 @@
-"""The four presets over one signature."""
+"""The four presets over one signature, and one iteration by each."""
 
 from collections import Counter
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from algorithms.skippipe import routing
+from algorithms.skippipe import routing as routings
 from algorithms.skippipe.draws import Draws
 from algorithms.skippipe.pipeline import Pipeline
+from algorithms.skippipe.planner import lower_bound_s
 from algorithms.skippipe.route import Route, Rules, stage_refusals
-from algorithms.skippipe.routing import PRESETS, full, random, stochastic
-from tests.unit.algorithms.skippipe.pipelines import cases, even_pipeline
+from algorithms.skippipe.routing import (
+    NEVER_SKIP,
+    PRESETS,
+    ReplicaQueue,
+    full,
+    origins_in_turns,
+    predict,
+    random,
+    rules_of,
+    stochastic,
+)
+from algorithms.skippipe.simulator import simulate
+from tests.unit.algorithms.skippipe.pipelines import cases, even_pipeline, whole_waves
 
 Case = tuple[Pipeline, Rules, list[int], int]
 COMPLETE = Rules(stages=3, visited=3)
@@ -63,7 +75,7 @@ def test_how_much_is_drawn_is_no_matter_of_memory(monkeypatch: pytest.MonkeyPatc
             drawn += 1
             return super().below(bound)
 
-    monkeypatch.setattr(routing, "Draws", Counted)
+    monkeypatch.setattr(routings, "Draws", Counted)
     counts = []
     for memory in (4, 10_000):
         drawn = 0
@@ -79,14 +91,6 @@ def test_random_keeps_the_rules_and_even_loads(case: Case) -> None:
     assert all(stage_refusals(route.stages(pipeline), rules) == () for route in routes)
 
 
-@given(cases(), st.booleans())
-def test_swaps_are_drawn_only_where_allowed(case: Case, swaps: bool) -> None:
-    pipeline, rules, origins, seed = case
-    rules = replace(rules, swaps=swaps)
-    routes = random(pipeline, rules, origins, seed)
-    assert all(stage_refusals(route.stages(pipeline), rules) == () for route in routes)
-
-
 def test_stochastic_sends_slow_replicas_less() -> None:
     pipeline = even_pipeline((1, 2))
     costs = pipeline.costs
@@ -95,3 +99,110 @@ def test_stochastic_sends_slow_replicas_less() -> None:
     slow = replace(pipeline, costs=replace(costs, forward_s=forward_s, backward_s=1.5 * forward_s))
     routes = stochastic(slow, Rules(stages=2, visited=2), [0] * 10, 0)
     assert Counter(routes) == {Route((0, 1)): 2, Route((0, 2)): 8}
+
+
+def test_microbatches_follow_throughput() -> None:
+    queue = ReplicaQueue({1: 1.0, 2: 3.0})
+    assert Counter(queue.choose() for _ in range(40)) == {1: 30, 2: 10}
+
+
+def test_ties_go_to_the_lower_peer() -> None:
+    queue = ReplicaQueue({5: 1.0, 2: 1.0, 9: 1.0})
+    assert [queue.choose() for _ in range(6)] == [2, 5, 9, 2, 5, 9]
+
+
+EFFORT_S = 0.02
+
+
+@given(whole_waves(), st.sampled_from(sorted(PRESETS)), st.booleans())
+@settings(max_examples=60)
+def test_every_routing_is_told_as_it_is_and_not_below_the_bound(
+    case: tuple[Pipeline, Rules, list[int], int], routing: str, shared: bool
+) -> None:
+    pipeline, rules, origins, seed = case
+    told = predict(
+        pipeline, rules, origins, routing, seed, shared_uplinks=shared, effort_s=EFFORT_S
+    )
+    assert [route.origin for route in told.routes] == origins
+    assert not any(stage_refusals(route.stages(pipeline), told.rules) for route in told.routes)
+    assert told.timeline == simulate(pipeline, told.routes, shared_uplinks=shared)
+    assert told.iteration_s == max(end_s for end_s in told.timeline.finish_s if end_s)
+    assert told.iteration_s >= told.bound_s * (1 - 1e-9)
+    assert told.of_bound == told.iteration_s / told.bound_s
+    assert all(0 <= share <= 1 + 1e-9 for share in told.utilization)
+
+
+def test_utilization_is_the_share_of_computing() -> None:
+    """One microbatch on two stages: 2.75 s of stage 0 and 2.5 s of stage 1 in 6.25 s or so."""
+    pipeline = even_pipeline((1, 1))
+    told = predict(pipeline, Rules(stages=2, visited=2), [0], "full")
+    assert told.iteration_s == 7.25
+    assert told.utilization == (2.75 / 7.25, 2.5 / 7.25)
+    assert told.of_bound == 1.0
+
+
+def test_waves_follow_one_another_where_memory_is_short() -> None:
+    pipeline = even_pipeline((1, 1), memory=1)
+    told = predict(pipeline, Rules(stages=2, visited=2), [0] * 4, "full")
+    assert told.iteration_s == 4 * 7.25
+    assert told.timeline.peak == (1, 1)
+
+
+def test_origins_take_turns_and_may_have_unequal_shares() -> None:
+    pipeline = even_pipeline((2, 1, 1))
+    assert origins_in_turns(pipeline, 3) == [0, 1, 0, 1, 0, 1]
+    told = predict(pipeline, Rules(stages=3, visited=2), [0, 1, 0, 0], "skip", effort_s=EFFORT_S)
+    assert Counter(route.origin for route in told.routes) == {0: 3, 1: 1}
+
+
+def test_some_routings_visit_all_stages_whatever_may_be_skipped() -> None:
+    pipeline, rules = even_pipeline((2, 2, 2, 2)), Rules(stages=4, visited=3, spread=1)
+    origins, complete = origins_in_turns(pipeline, 3), Rules(stages=4, visited=4)
+    for routing in PRESETS:
+        told = predict(pipeline, rules, origins, routing, effort_s=EFFORT_S)
+        skips = routing not in NEVER_SKIP
+        assert told.rules == rules_of(routing, rules) == (rules if skips else complete)
+        lengths = {len(route.peers) for route in told.routes}
+        assert {2, 4} <= lengths if skips else lengths == {4}
+        assert (told.found is not None) == (routing == "skip")
+
+
+def test_the_search_is_judged_on_the_uplinks_that_are_asked_for() -> None:
+    pipeline, rules = even_pipeline((2, 2, 2)), Rules(stages=3, visited=2)
+    hop_s = pipeline.costs.delay_s
+    costs = replace(pipeline.costs, delay_s=0 * hop_s, transfer_s=hop_s)
+    pipeline = replace(pipeline, costs=costs)
+    origins = origins_in_turns(pipeline, 3)
+    alone = predict(pipeline, rules, origins, "skip", effort_s=EFFORT_S)
+    shared = predict(pipeline, rules, origins, "skip", shared_uplinks=True, effort_s=EFFORT_S)
+    for told in (alone, shared):
+        assert told.found is not None
+        assert told.found.iteration_s == told.iteration_s
+    assert shared.iteration_s >= alone.iteration_s
+    assert alone.bound_s == lower_bound_s(pipeline, rules, origins)
+
+
+def test_a_model_in_one_stage_sends_nothing() -> None:
+    pipeline, rules = even_pipeline((2,)), Rules(stages=1, visited=1)
+    told = predict(pipeline, rules, [0, 1], "skip", shared_uplinks=True, effort_s=EFFORT_S)
+    assert told.iteration_s == told.bound_s == 2.75
+
+
+def test_the_same_seed_gives_the_same_prediction() -> None:
+    pipeline, rules = even_pipeline((2, 2, 2, 2)), Rules(stages=4, visited=3)
+    origins = origins_in_turns(pipeline, 3)
+    for routing in ("random", "skip"):
+        one, again, other = (
+            predict(pipeline, rules, origins, routing, seed, effort_s=EFFORT_S)
+            for seed in (1, 1, 2)
+        )
+        assert one == again
+        assert one.routes != other.routes
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    pipeline, rules = even_pipeline((1, 1)), Rules(stages=2, visited=2)
+    with pytest.raises(ValueError, match="no routing 'fast'; use one of full, random"):
+        predict(pipeline, rules, [0], "fast")
+    with pytest.raises(ValueError, match="no microbatch"):
+        predict(pipeline, rules, [], "full")

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from algorithms.skippipe.bound import lower_bound_s
-from algorithms.skippipe.coverage import peer_limits, stage_quota
+from algorithms.skippipe.draws import peer_limits, stage_quota
 from algorithms.skippipe.pipeline import Pipeline
+from algorithms.skippipe.planner import Planner, lower_bound_s
 from algorithms.skippipe.route import Route, Rules, stage_refusals
 from algorithms.skippipe.routing import random
-from algorithms.skippipe.scores import slots_of
-from algorithms.skippipe.search import search_routes
+from algorithms.skippipe.scores import Journal, slots_of
+from algorithms.skippipe.search import Draft, Limit, keep_limits, search_routes
 from algorithms.skippipe.simulator import finish_times, simulate
 from tests.bench.skippipe_routes import placed, scattered_links
 from tests.unit.algorithms.skippipe.pipelines import (
@@ -179,7 +179,6 @@ def test_every_rejection_has_its_reason() -> None:
 @pytest.mark.parametrize(
     ("rules", "origins", "reason"),
     [
-        (Rules(stages=3, visited=2, swaps=True), [0], "ascending routes only"),
         (Rules(stages=4, visited=2), [0], "rules for 4 stages, a pipeline of 3"),
         (Rules(stages=3, visited=2), [], "no microbatch"),
         (Rules(stages=3, visited=2), [0, 1], "peer 1 does not serve stage 0"),
@@ -195,3 +194,49 @@ def test_the_bound_is_reached_where_nothing_can_overlap() -> None:
     pipeline = even_pipeline((1, 1, 1), memory=1)
     found = search_routes(pipeline, Rules(stages=3, visited=3), [0, 0], effort_s=0.0)
     assert found.ratio == pytest.approx(1.0)
+
+
+THREE_STAGES = even_pipeline((3, 2, 2))
+FREE = frozenset[int]()
+
+
+def settled(limits: list[Limit], journal: Journal, visited: int = 2) -> list[Draft]:
+    planner = Planner(THREE_STAGES, Rules(stages=3, visited=visited))
+    alone = [planner.best(origin) for origin in THREE_STAGES.stages[0]]
+    root = Draft(tuple(route for route in alone if route), (FREE,) * 3)
+    return keep_limits(
+        [root], limits, planner, journal, phase="stages", plan_effort_s=0.001, share=1.0
+    )
+
+
+def test_the_surplus_goes_where_there_is_room() -> None:
+    """On equal links all three would go by peer 3, the first on stage 1."""
+    limits = [Limit(f"peer {peer}", frozenset([peer]), 1) for peer in range(3, 7)]
+    drafts = settled(limits, Journal(1.0))
+    assert sorted(route.peers[1] for route in drafts[0].routes) == [3, 4, 5]
+
+
+def test_a_limit_on_a_stage_counts_all_its_replicas() -> None:
+    limits = [Limit("stage 1", frozenset([3, 4]), 1), Limit("stage 2", frozenset([5, 6]), 2)]
+    draft = settled(limits, Journal(1.0))[0]
+    assert sorted(route.peers[1] for route in draft.routes) == [3, 5, 5]
+    assert sum(bool(banned) for banned in draft.banned) == 2
+
+
+def test_limits_that_cannot_be_kept_are_told() -> None:
+    journal = Journal(1.0)
+    assert settled([Limit("stage 1", frozenset([3, 4]), 2)], journal, visited=3) == []
+    reasons = [rejection.reason for rejection in journal.rejections]
+    assert "route 0 has no other way than by stage 1" in reasons
+    assert "stage 1: 1 visits too many, 0 routes can do without" in reasons
+
+
+def test_without_effort_nothing_is_tried() -> None:
+    journal = Journal(0.0)
+    assert settled([Limit("stage 1", frozenset([3, 4]), 1)], journal) == []
+    assert journal.spent_s == 0.0
+
+
+def test_the_peers_of_a_draft_that_keeps_its_limits_stay() -> None:
+    draft = settled([Limit("stage 1", frozenset([3, 4]), 3)], Journal(1.0))[0]
+    assert draft.routes == tuple(Route((origin, 3)) for origin in THREE_STAGES.stages[0])

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from algorithms.skippipe.cost import Costs
-from algorithms.skippipe.pipeline import Pipeline
+from algorithms.skippipe.pipeline import Costs, Pipeline
 from algorithms.skippipe.route import Route, Rules
 from algorithms.skippipe.routing import random
 from algorithms.skippipe.simulator import Kind, Timeline, finish_times, simulate

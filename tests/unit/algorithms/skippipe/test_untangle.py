@@ -1,17 +1,43 @@
-"""Conflict-based search moves microbatches away from each other."""
+"""Where planned visits collide, and how conflict-based search moves them apart."""
 
 from hypothesis import given, settings
 
-from algorithms.skippipe.coverage import peer_limits, stage_quota
+from algorithms.skippipe.draws import peer_limits, stage_quota
 from algorithms.skippipe.pipeline import Pipeline
 from algorithms.skippipe.planner import Planner
 from algorithms.skippipe.route import Route, Rules
 from algorithms.skippipe.routing import random
 from algorithms.skippipe.scores import Journal, Scores
-from algorithms.skippipe.settle import Draft
-from algorithms.skippipe.timetable import Timetable
-from algorithms.skippipe.untangle import Untangling
+from algorithms.skippipe.untangle import Timetable, Untangling
 from tests.unit.algorithms.skippipe.pipelines import assert_fit_together, cases, even_pipeline
+
+
+def test_slots_of_one_origin_begin_a_forward_apart() -> None:
+    pipeline = even_pipeline((2, 2))
+    table = Timetable(pipeline, [Route((0, 2)), Route((0, 3)), Route((1, 2))], {})
+    assert [visits[0].start_s for visits in table.visits] == [0.0, 1.0, 0.0]
+    assert table.length_s(0) == 7.25
+
+
+def test_two_visits_of_one_peer_at_a_time_collide() -> None:
+    pipeline = even_pipeline((2, 2))
+    table = Timetable(pipeline, [Route((0, 2)), Route((1, 2))], {})
+    found = table.collisions()
+    assert [(each.first.slot, each.second.slot, each.first.peer) for each in found] == [
+        (0, 1, 2),
+        (0, 1, 2),
+    ]
+    assert [each.first.returning for each in found] == [False, True]
+    unreachable = Timetable(pipeline, [Route((0, 2)), Route((1, 3))], {})
+    assert unreachable.collisions() == []
+
+
+def test_a_wait_moves_a_visit_and_all_after_it() -> None:
+    pipeline = even_pipeline((2, 2))
+    table = Timetable(pipeline, [Route((0, 2)), Route((1, 2))], {(1, 2, False): 5.5})
+    assert table.visits[1][1].start_s == 5.5
+    assert table.length_s(1) == 7.25 + 4.0
+    assert table.collisions() == []
 
 
 def untangled(
@@ -25,7 +51,7 @@ def untangled(
         frozenset(peer for peer, stage in enumerate(pipeline.stage_of) if stage not in visited)
         for visited in stages
     )
-    return untangling.run(Draft(tuple(routes), banned)), scores
+    return untangling.run(tuple(routes), banned), scores
 
 
 def test_who_would_wait_goes_by_a_free_replica() -> None:

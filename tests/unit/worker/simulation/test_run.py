@@ -4,8 +4,7 @@ import dataclasses
 
 import pytest
 
-from algorithms.latency import MessageTime, pair_s
-from algorithms.link import Link
+from algorithms.link import Link, MessageTime, pair_s
 from worker.simulation import Scenario, simulate
 from worker.simulation.task import percentile
 

@@ -78,7 +78,7 @@ def workload_of(parameters: dict[str, int], step_s: float) -> Workload:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rounds:
+class PlannedRounds:
     """What travels and when: fragment f after step offset(f), and every H steps from there.
 
     Args:
@@ -124,7 +124,7 @@ class Rounds:
         )
 
 
-def rounds_of(plan: Plan, workload: Workload, peers: int) -> Rounds:
+def rounds_of(plan: Plan, workload: Workload, peers: int) -> PlannedRounds:
     """What one of `peers` workers sends by a plan.
 
     Each worker reduces 1/n of a fragment: it sends (n-1)/n of its contribution to the others'
@@ -145,7 +145,7 @@ def rounds_of(plan: Plan, workload: Workload, peers: int) -> Rounds:
         share, anchors = min(plan.group_size, peers) - 1, codec_by_name(plan.anchor_codec)
         ahead_bits = 8 * share * sum(anchors.encoded_bytes(f.elements) for f in fragments)
         codecs = codecs[:1]
-    return Rounds(
+    return PlannedRounds(
         inner_steps=plan.inner_steps,
         overlap_steps=plan.overlap_steps,
         fragments=fragments if exchanged else (),

@@ -1,46 +1,19 @@
-"""Steps keep rules and limits; trades leave every peer as often visited as before."""
+"""Drawn steps keep rules and limits; trades leave every peer as often visited as before."""
 
 from collections import Counter
 
 from hypothesis import given
 
-from algorithms.skippipe.coverage import peer_limits, stage_quota
-from algorithms.skippipe.draws import Draws
+from algorithms.skippipe.draws import Draws, peer_limits, stage_quota
+from algorithms.skippipe.local_search import random_step
 from algorithms.skippipe.pipeline import Pipeline
-from algorithms.skippipe.route import Route, Rules
+from algorithms.skippipe.route import Route, Rules, move_visit
 from algorithms.skippipe.routing import random
-from algorithms.skippipe.trades import (
-    move_visit,
-    random_step,
-    trade_all,
-    trade_replica,
-    trade_stage,
-)
 from tests.unit.algorithms.skippipe.pipelines import assert_fit_together, cases, even_pipeline
 
 PIPELINE = even_pipeline((2, 2, 2, 2))
 RULES = Rules(stages=4, visited=3)
 ONE, OTHER = Route((0, 2, 4)), Route((1, 3, 6))
-
-
-def test_replicas_of_a_stage_are_exchanged() -> None:
-    assert trade_replica(ONE, OTHER, 1, PIPELINE) == (Route((0, 3, 4)), Route((1, 2, 6)))
-    assert trade_replica(ONE, OTHER, 2, PIPELINE) is None
-    assert trade_replica(ONE, ONE, 1, PIPELINE) is None
-
-
-def test_stages_are_exchanged_where_each_lacks_the_others() -> None:
-    traded = trade_stage(ONE, OTHER, 2, 3, PIPELINE, RULES)
-    assert traded == (Route((0, 2, 6)), Route((1, 3, 4)))
-    assert trade_stage(ONE, OTHER, 1, 3, PIPELINE, RULES) is None
-
-
-def test_a_trade_after_which_a_route_jumps_too_far_is_none() -> None:
-    line = even_pipeline((1, 1, 1, 1, 1))
-    one, other = Route((0, 2, 4)), Route((0, 1, 3))
-    near, far = (Rules(stages=5, visited=3, max_jump=jump) for jump in (2, 3))
-    assert trade_stage(one, other, 2, 1, line, near) is None
-    assert trade_stage(one, other, 2, 1, line, far) == (Route((0, 1, 4)), Route((0, 2, 3)))
 
 
 def test_a_route_has_no_stage_to_trade_for_one_of_fewer_stages_that_it_visits_too() -> None:
@@ -50,10 +23,6 @@ def test_a_route_has_no_stage_to_trade_for_one_of_fewer_stages_that_it_visits_to
     steps = [step for step in drawn if step]
     assert steps
     assert all(step == {0: routes[1], 1: routes[0]} for step in steps)
-
-
-def test_whole_ways_are_exchanged_but_not_origins() -> None:
-    assert trade_all(ONE, OTHER) == (Route((0, 3, 6)), Route((1, 2, 4)))
 
 
 def test_a_visit_moves_to_a_replica_with_room() -> None:

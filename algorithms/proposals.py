@@ -18,8 +18,8 @@ from dataclasses import dataclass, fields, replace
 from algorithms.codecs import CODECS, codec_by_name
 from algorithms.link import Link
 from algorithms.plan import Plan
-from algorithms.utilization.prediction import Prediction, most_utilization, needed_mbps, predict
-from algorithms.utilization.workload import Workload, rounds_of
+from algorithms.utilization import PlanPrediction, most_utilization, needed_mbps, predict
+from algorithms.workload import Workload, rounds_of
 
 MAX_INNER_STEPS = 500
 _PERIODS = (
@@ -49,7 +49,7 @@ class Proposal:
     plan: Plan
     fragments: int
     bits: float
-    prediction: Prediction
+    prediction: PlanPrediction
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,87 @@
+"""Proposals keep what they promise."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from algorithms.link import Link
+from algorithms.plan import PRESETS, Plan
+from algorithms.proposals import propose
+from algorithms.utilization import predict
+from algorithms.workload import Workload
+
+DILOCO = PRESETS["diloco"]
+SMALL = Workload(step_s=0.1, layers=(1000,) * 6, outside=500)
+TWO = {name: PRESETS[name] for name in ("streaming", "noloco")}
+
+
+@pytest.mark.parametrize("target", [0.5, 0.95, 0.99])
+@pytest.mark.parametrize("mbps", [0.3, 3.0, 300.0])
+def test_each_reaches_the_target_and_none_replaces_another(target: float, mbps: float) -> None:
+    link = Link(rate_mbps=mbps, delay_s=0.02)
+    ranked = propose(target, PRESETS, SMALL, link, 4, most=99).ranked
+    assert ranked
+    keys = []
+    for proposal in ranked:
+        plan = proposal.plan
+        assert predict(plan, SMALL, link, 4) == proposal.prediction
+        assert proposal.prediction.utilization >= target
+        assert plan.overlap_steps <= min(10, plan.inner_steps / 4)
+        assert (plan.merge_alpha > 0) == (plan.overlap_steps > 0) or plan.eager
+        assert proposal.fragments == len(SMALL.fragments(plan.fragments))
+        keys.append((plan.inner_steps, -proposal.bits, plan.overlap_steps))
+    assert keys == sorted(keys)
+    for first, later in pairwise(keys):
+        assert any(a < b for a, b in zip(later[1:], first[1:], strict=True))
+
+
+def test_a_fast_link_needs_no_change_but_the_smallest_h() -> None:
+    best = propose(0.9, {"mine": DILOCO}, SMALL, Link(rate_mbps=1e6), 4).ranked
+    assert [(p.base, p.plan) for p in best] == [("mine", replace(DILOCO, inner_steps=1))]
+
+
+def test_a_larger_h_is_proposed_where_it_saves_overlap() -> None:
+    ranked = propose(0.95, {"mine": DILOCO}, SMALL, Link(rate_mbps=1), 4).ranked
+    assert ranked[0].plan.overlap_steps > 0
+    assert ranked[-1].plan.overlap_steps == 0
+    assert ranked[-1].plan.inner_steps > ranked[0].plan.inner_steps
+    assert len(ranked) <= 5
+
+
+def test_what_cannot_be_reached_names_the_speed_that_could() -> None:
+    slow = Link(rate_mbps=1e-5)
+    proposals = propose(0.9, TWO, SMALL, slow, 4)
+    assert proposals.ranked == ()
+    assert proposals.needed_mbps is not None
+    faster = replace(slow, rate_mbps=proposals.needed_mbps)
+    assert propose(0.9, TWO, SMALL, faster, 4).ranked
+
+
+def test_a_delay_that_no_speed_makes_up_for_is_said() -> None:
+    proposals = propose(0.9, TWO, SMALL, Link(rate_mbps=9, delay_s=100), 4)
+    assert proposals.ranked == ()
+    assert proposals.needed_mbps is None
+
+
+def test_only_a_plan_that_is_sparse_itself_is_proposed_with_a_sparse_codec() -> None:
+    sparse = replace(DILOCO, codec="topk")
+    for bases in ({"mine": DILOCO}, {"mine": DILOCO, "sparse": sparse}):
+        for proposal in propose(0.95, bases, SMALL, Link(rate_mbps=1), 4, most=99).ranked:
+            assert proposal.bits >= 4
+    own = propose(0.95, {"sparse": sparse}, SMALL, Link(rate_mbps=1), 4, most=99).ranked
+    assert "topk" in {proposal.plan.codec for proposal in own}
+
+
+def test_eager_plans_stay_eager_with_overlap_only() -> None:
+    eager = {"eager": Plan(eager=True, overlap_steps=1)}
+    for proposal in propose(0.95, eager, SMALL, Link(rate_mbps=1), 4).ranked:
+        assert proposal.plan.eager == (proposal.plan.overlap_steps > 0)
+        assert proposal.plan.merge_alpha == 0
+
+
+def test_without_anything_to_vary_or_a_possible_target_it_is_refused() -> None:
+    with pytest.raises(ValueError, match="no plan to start from"):
+        propose(0.9, {"local": PRESETS["local"]}, SMALL, Link(rate_mbps=1), 4)
+    with pytest.raises(ValueError, match="the target is 1; a utilization is between 0 and 1"):
+        propose(1.0, PRESETS, SMALL, Link(rate_mbps=1), 4)
