@@ -1,4 +1,4 @@
-"""The worker's commands: `up`, `join`, `generate`. Heavy modules load when a command runs."""
+"""The worker's commands but those that plan. Heavy modules load when a command runs."""
 
 import ipaddress
 import math
@@ -6,13 +6,14 @@ import socket
 import time
 import uuid
 import zlib
-from collections.abc import Callable
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
+from worker.cli.options import option, options
 from worker.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
@@ -22,27 +23,45 @@ _JOIN_S = 10.0
 _STARTED = time.monotonic()
 
 
-def _worker_options(command: Callable[..., Any]) -> Callable[..., Any]:
+@dataclass(frozen=True, kw_only=True)
+class WorkerFlags:
     """The options that `up` and `join` share."""
-    for option in reversed(
-        (
-            click.option(
-                "--name", help="This peer's name; by default the host's, and a mark of --out."
-            ),
-            click.option("--listen", default="127.0.0.1:0", help="HOST:PORT; port 0: a free one."),
-            click.option("--advertise", help="HOST:PORT that others reach this peer at."),
-            click.option("--coordinator", help="HOST:PORT of a coordinator, if there is one."),
-            click.option("--proxy", help="HOST:PORT of an HTTP CONNECT proxy to reach others by."),
-            click.option("--out", type=click.Path(path_type=Path), default=Path("runs/worker")),
-            click.option("--resume", is_flag=True, help="Go on from the newest checkpoint in OUT."),
-            click.option("--insecure", is_flag=True, help="Serve other machines unencrypted."),
-            click.option("--json", "as_json", is_flag=True, help="Events as JSON lines."),
-            click.option("--stage", type=click.IntRange(0), help="Of a model in stages, to serve."),
-            click.option("--threads", type=click.IntRange(1), help="Of torch; its own default."),
-        )
-    ):
-        command = option(command)
-    return command
+
+    name: str | None = option(
+        "--name", help="This peer's name; by default the host's, and a mark of --out."
+    )
+    listen: str = option("--listen", default="127.0.0.1:0", help="HOST:PORT; port 0: a free one.")
+    advertise: str | None = option("--advertise", help="HOST:PORT that others reach this peer at.")
+    coordinator: str | None = option(
+        "--coordinator", help="HOST:PORT of a coordinator, if there is one."
+    )
+    proxy: str | None = option(
+        "--proxy", help="HOST:PORT of an HTTP CONNECT proxy to reach others by."
+    )
+    out: Path = option("--out", type=click.Path(path_type=Path), default=Path("runs/worker"))
+    resume: bool = option("--resume", is_flag=True, help="Go on from the newest checkpoint in OUT.")
+    insecure: bool = option("--insecure", is_flag=True, help="Serve other machines unencrypted.")
+    as_json: bool = option("--json", is_flag=True, help="Events as JSON lines.")
+    stage: int | None = option(
+        "--stage", type=click.IntRange(0), help="Of a model in stages, to serve."
+    )
+    threads: int | None = option(
+        "--threads", type=click.IntRange(1), help="Of torch; its own default."
+    )
+
+    def check_addresses(self, *others: str) -> None:
+        """Raises UsageError for what is no HOST:PORT, ConfigError for a public one unasked."""
+        given = filter(None, (self.advertise, self.coordinator, self.proxy))
+        for address in (self.listen, *given, *others):
+            host, colon, port = address.rpartition(":")
+            number = int(port) if port.isascii() and port.isdigit() else -1
+            if not colon or not host or not 0 <= number <= 65535:
+                raise UsageError(f"{address!r} is no HOST:PORT, such as 192.0.2.7:7700")
+        if not self.insecure and not _is_loopback(self.listen.rpartition(":")[0].strip("[]")):
+            raise ConfigError(
+                f"--listen {self.listen}: reachable from other machines, and this version does not "
+                "encrypt; type --insecure to accept that, or listen on 127.0.0.1"
+            )
 
 
 @click.command()
@@ -52,7 +71,7 @@ def _worker_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--wait-s", type=click.FloatRange(min=0.1), default=120.0, show_default=True)
 @click.option("--preset", help="diloco, streaming, noloco, streaming-noloco, ddp or local.")
 @click.option("--set", "settings", multiple=True, metavar="SECTION.KEY=VALUE")
-@_worker_options
+@options("flags", WorkerFlags)
 def up(
     run: Path | None,
     joins: tuple[str, ...],
@@ -60,7 +79,7 @@ def up(
     wait_s: float,
     preset: str | None,
     settings: tuple[str, ...],
-    **worker: Any,
+    flags: WorkerFlags,
 ) -> int:
     """Start a worker, the first of a swarm or one of several.
 
@@ -68,25 +87,25 @@ def up(
     """
     from worker.config import load_config
 
-    _check_addresses(*joins, **worker)
+    flags.check_addresses(*joins)
     config = load_config(run, settings, preset)
     # Whoever names others does not want to train alone.
     wanted = min_peers or (2 if joins else 1)
-    if config.stages.count > 1 and worker["stage"] is None:
+    if config.stages.count > 1 and flags.stage is None:
         raise UsageError(
             f"this run has {config.stages.count} stages: say which one this worker serves with "
             f"--stage 0 to {config.stages.count - 1}, or join a run under way with `murmur join`"
         )
-    _check_cut(config, worker["stage"])
-    return _run(config, joins=joins, min_peers=wanted, wait_s=wait_s, **worker)
+    _check_cut(config, flags.stage)
+    return _run(config, flags, joins=joins, min_peers=wanted, wait_s=wait_s)
 
 
 @click.command()
 @click.argument("address", metavar="HOST:PORT")
 @click.option("--config", type=click.Path(path_type=Path), help="This machine's TOML file.")
 @click.option("--set", "settings", multiple=True, metavar="SECTION.KEY=VALUE")
-@_worker_options
-def join(address: str, config: Path | None, settings: tuple[str, ...], **worker: Any) -> int:
+@options("flags", WorkerFlags)
+def join(address: str, config: Path | None, settings: tuple[str, ...], flags: WorkerFlags) -> int:
     """Join the swarm that the worker or coordinator at HOST:PORT belongs to.
 
     The run's settings come from there. What --config and --set say of the run must agree with them,
@@ -95,21 +114,22 @@ def join(address: str, config: Path | None, settings: tuple[str, ...], **worker:
     from worker.catchup.bootstrap import fetch_manifest
     from worker.config import join_config
 
-    _check_addresses(address, **worker)
+    flags.check_addresses(address)
     # Ten seconds from when the command was typed, the time to load torch included.
     timeout_s = max(3.0, _JOIN_S - (time.monotonic() - _STARTED))
-    manifest, coordinated = fetch_manifest(address, timeout_s, worker["proxy"])
+    manifest, coordinated = fetch_manifest(address, timeout_s, flags.proxy)
     if coordinated:
-        worker["coordinator"] = address
+        flags = replace(flags, coordinator=address)
     merged = join_config(manifest.sections, config, settings, address)
-    _check_cut(merged, worker["stage"])
+    _check_cut(merged, flags.stage)
     # A joiner never starts a run by itself; it waits as long as those who are there do.
     joins = () if coordinated else (address,)
-    if merged.stages.count > 1 and worker["stage"] is None:
+    if merged.stages.count > 1 and flags.stage is None:
         from worker.pipeline.newcomer import stage_to_serve
 
-        worker["stage"] = stage_to_serve(address, merged.stages, worker["proxy"])
-    return _run(merged, joins=joins, min_peers=None, wait_s=math.inf, **worker)
+        stage = stage_to_serve(address, merged.stages, flags.proxy)
+        flags = replace(flags, stage=stage)
+    return _run(merged, flags, joins=joins, min_peers=None, wait_s=math.inf)
 
 
 @click.command()
@@ -128,20 +148,79 @@ def generate(run: Path, prompt: str, n_tokens: int, temperature: float, seed: in
     return 0
 
 
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path), metavar="CHECKPOINT")
+@click.option(
+    "--stages", type=click.IntRange(1), metavar="S", help="By default as many as the run had."
+)
+@click.option("--omit", metavar="2,3", help="Stages to leave out; never 0.")
+@click.option(
+    "--split", type=click.Choice(["train", "validation"]), default="validation", show_default=True
+)
+def evaluate(run: Path, stages: int | None, omit: str | None, split: str) -> int:
+    """Print loss and perplexity of the newest anchor under the folder CHECKPOINT.
+
+    Measured on as many batches as a run's report takes, and on the same ones. With --omit, what
+    enters a stage that is left out goes on to the next as it is. Stages are cut as the run's were;
+    into another number of them, by parameters.
+    """
+    from worker.training.evaluation import checkpoint_loss, find_checkpoint
+
+    omitted = _stage_numbers(omit) if omit is not None else []
+    saved = find_checkpoint(run)
+    loss = checkpoint_loss(saved, stages=stages, omitted=omitted, split=split)
+    named = "stage" if len(omitted) == 1 else "stages"
+    without = f", without {named} {', '.join(map(str, omitted))}" if omitted else ""
+    click.echo(f"{saved.path}: {split} loss {loss:.4f}, perplexity {math.exp(loss):.2f}{without}")
+    return 0
+
+
+def _stage_numbers(text: str) -> list[int]:
+    """Of stages, in order. Raises UsageError."""
+    try:
+        return sorted({int(number) for number in text.split(",")})
+    except ValueError:
+        raise UsageError(f"--omit {text}: write it like 2,3") from None
+
+
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Where the checkpoint goes.  [default: RUN/assembled]",
+)
+def assemble(run: Path, out: Path | None) -> int:
+    """Put the newest checkpoints of all stages below the folder RUN together.
+
+    A run that ends in good order has done so already, in the folder of one of its workers; this is
+    for one that was cut off. Where its newest checkpoints are of different steps, a warning says
+    which. `murmur generate` and `murmur evaluate` take what comes of it.
+    """
+    from worker.pipeline.assembly import assemble as assemble_stages
+
+    out = out or run / "assembled"
+    try:
+        assembled = assemble_stages(run, out)
+    except OSError as error:
+        raise UsageError(
+            f"--out {out}: no checkpoint can be written there: {error}; choose another folder"
+        ) from error
+    if len(set(assembled.steps.values())) > 1:
+        told = ", ".join(f"{stage} -> {step}" for stage, step in assembled.steps.items())
+        click.echo(
+            f"warning: the newest checkpoints of the stages are of different steps "
+            f"(stage -> step: {told}); the model is a mixture, named after the least",
+            err=True,
+        )
+    click.echo(assembled.path)
+    return 0
+
+
 def _run(
     config: "Config",
+    flags: WorkerFlags,
     *,
-    name: str | None,
-    listen: str,
-    advertise: str | None,
-    coordinator: str | None,
-    proxy: str | None,
-    out: Path,
-    resume: bool,
-    insecure: bool,
-    as_json: bool,
-    stage: int | None,
-    threads: int | None,
     joins: tuple[str, ...],
     min_peers: int | None,
     wait_s: float,
@@ -152,22 +231,26 @@ def _run(
     from worker.daemon import WorkerOptions, print_line, run_worker
     from worker.node import NodeConfig
 
-    if threads is not None:
-        torch.set_num_threads(threads)
+    if flags.threads is not None:
+        torch.set_num_threads(flags.threads)
     node = NodeConfig(
-        peer=name or _default_name(out),
-        advertise=advertise,
+        peer=flags.name or _default_name(flags.out),
+        advertise=flags.advertise,
         joins=joins,
-        coordinator=coordinator,
+        coordinator=flags.coordinator,
         min_peers=min_peers,
-        stage=stage or 0,
+        stage=flags.stage or 0,
         wait_s=wait_s,
     )
-    announce = print_line if as_json else announce_plainly
-    options = WorkerOptions(
-        node=node, listen=listen, proxy=proxy, out=out, resume=resume, announce=announce
+    worker = WorkerOptions(
+        node=node,
+        listen=flags.listen,
+        proxy=flags.proxy,
+        out=flags.out,
+        resume=flags.resume,
+        announce=print_line if flags.as_json else announce_plainly,
     )
-    return run_worker(config, options)
+    return run_worker(config, worker)
 
 
 def _check_cut(config: "Config", stage: int | None) -> None:
@@ -176,28 +259,6 @@ def _check_cut(config: "Config", stage: int | None) -> None:
         raise UsageError(
             f"--stage {stage}: the model of this run is not cut into stages; leave it out, or set "
             "stages.count"
-        )
-
-
-def _check_addresses(
-    *others: str,
-    listen: str,
-    advertise: str | None,
-    coordinator: str | None,
-    proxy: str | None,
-    insecure: bool,
-    **_: Any,
-) -> None:
-    """Raises UsageError for what is no HOST:PORT, ConfigError for a public one not asked for."""
-    for address in (listen, *filter(None, (advertise, coordinator, proxy)), *others):
-        host, colon, port = address.rpartition(":")
-        number = int(port) if port.isascii() and port.isdigit() else -1
-        if not colon or not host or not 0 <= number <= 65535:
-            raise UsageError(f"{address!r} is no HOST:PORT, such as 192.0.2.7:7700")
-    if not insecure and not _is_loopback(listen.rpartition(":")[0].strip("[]")):
-        raise ConfigError(
-            f"--listen {listen}: reachable from other machines, and this version does not encrypt; "
-            "type --insecure to accept that, or listen on 127.0.0.1"
         )
 
 

@@ -65,7 +65,7 @@ def link_of(text: str) -> "Link":
         raise UsageError(f"--link: {error}") from error
 
 
-def write_file(flag: str, path: Path, write: Callable[[Path], None]) -> None:
+def write_file(flag: str, path: Path, write: Callable[[Path], object]) -> None:
     """Raises UsageError: the file that an option names cannot be written."""
     try:
         write(path)

@@ -128,7 +128,7 @@ class StageOptions:
         "--effort", type=_ABOVE_0, metavar="SECONDS", help="Of the search; 2."
     )
     seed: int | None = option("--seed", type=click.IntRange(0), help="Of searches and draws; 0.")
-    plot_file: Path | None = option(  # noqa: RUF009 (a field, which ruff does not see)
+    plot_file: Path | None = option(
         "--plot", type=click.Path(path_type=Path), help="Draws the schedule."
     )
 

@@ -37,7 +37,7 @@ class LayerCost:
 
     Args:
         forward_s: of a visit.
-        backward_s: of a visit, with its forward anew, and with the gradient of norm and head.
+        backward_s: of a visit, with its forward again, and with the gradient of norm and head.
         loss_s: with the gradient of what enters it; of a layer none.
         graph_bytes: what autograd keeps from that forward to that backward, without parameters.
     """
@@ -172,8 +172,11 @@ def _sweep(task: "Staged", outer: "StageModule", hidden: Tensor, batch: "Batch")
 
 
 def _visit(module: "StageModule", hidden: Tensor, batch: "Batch | None") -> tuple[float, float]:
-    """(forward, backward with a forward anew). Args: batch: of stage 0, which embeds, and whose
-    backward has the gradient of norm and head in it."""
+    """(forward, backward with its forward again).
+
+    Args:
+        batch: of stage 0, which embeds; its backward has the gradient of norm and head in it.
+    """
     module.zero_grad(set_to_none=True)
     begun_s = time.perf_counter()
     entered = hidden.clone().requires_grad_() if batch is None else module.embed(batch)

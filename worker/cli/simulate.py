@@ -2,23 +2,32 @@
 
 import dataclasses
 import json
+import logging
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from protos.figures import optional, percent, seconds, size
+from protos.tables import text_table
+from worker.cli.options import link_of, write_file
 from worker.errors import UsageError
 
 if TYPE_CHECKING:
-    from worker.simulation import Scenario
+    from matplotlib.axes import Axes
+
+    from worker.simulation import Figures, Scenario
+
+    Runs = Sequence[tuple[Scenario, Figures]]
 
 _NUMBER = r"(\d+(?:\.\d+)?)"
 _STRAGGLERS = re.compile(_NUMBER + "x:" + _NUMBER)
 _SECONDS = re.compile(_NUMBER + "s:" + _NUMBER + "s")
 _FREEZES = re.compile(_NUMBER + ":" + _NUMBER + "s")
+_COLOURS = {"noloco": "#15466b", "diloco": "#c8553d"}
 
 
 @click.command()
@@ -78,7 +87,6 @@ def simulate(
     counts = _counts(peers)
     settings = _settings(options)
 
-    from worker.cli.simulate_report import draw, print_runs
     from worker.simulation import Scenario
     from worker.simulation import simulate as run
 
@@ -101,9 +109,9 @@ def simulate(
             for scenario, figures in results
         ]
         text = json.dumps(document, indent=1) + "\n"
-        _write("--json", json_file, lambda path: _write_text(path, text))
+        write_file("--json", json_file, lambda path: path.write_text(text))
     if plot_file is not None:
-        _write("--plot", plot_file, lambda path: draw(path, results))
+        write_file("--plot", plot_file, lambda path: draw(path, results))
     return 0
 
 
@@ -116,8 +124,6 @@ def _counts(text: str) -> list[int]:
 
 def _settings(options: dict[str, Any]) -> dict[str, Any]:
     """The options as `Scenario` takes them. Raises UsageError."""
-    from algorithms.link import parse_link
-
     straggler, partition = options.pop("straggler"), options.pop("partition")
     freeze, link = options.pop("freeze"), options.pop("link")
     if straggler is not None:
@@ -130,10 +136,7 @@ def _settings(options: dict[str, Any]) -> dict[str, Any]:
     if freeze is not None:
         share, freeze_s = _pair("--freeze", freeze, _FREEZES, "0.1:60s")
         options |= {"freeze_share": share, "freeze_s": freeze_s}
-    try:
-        options["link"] = parse_link(link)
-    except ValueError as error:
-        raise UsageError(f"--link: {error}") from error
+    options["link"] = link_of(link)
     return options
 
 
@@ -153,12 +156,95 @@ def _progress(scenario: "Scenario") -> None:
         click.echo(f"{scenario.preset}, {scenario.peers:,} peers ...", err=True)
 
 
-def _write_text(path: Path, text: str) -> None:
-    path.write_text(text)
+def print_runs(runs: "Runs") -> None:
+    """A table for each preset, and below it why rounds were given up."""
+    heads = ("sync", "p99", "mean", "pair model", "tree model", "idle")
+    more = ("spread", "to optimum", "failed", "sent/round")
+    for preset, of_preset in _by_preset(runs).items():
+        rows = [_cells(found) for _, found in of_preset]
+        click.echo(text_table((preset, *heads, *more), rows))
+        for _, found in of_preset:
+            for line in _troubles(found):
+                click.echo(f"  {found.peers:,} peers: {line}")
 
 
-def _write(option: str, path: Path, write: Callable[[Path], None]) -> None:
-    try:
-        write(path)
-    except OSError as error:
-        raise UsageError(f"{option} {path}: {error.strerror or error}") from error
+def _cells(found: "Figures") -> tuple[str, ...]:
+    return (
+        f"{found.peers:,} peers",
+        optional(found.sync_median_s, seconds),
+        optional(found.sync_p99_s, seconds),
+        optional(found.sync_mean_s, seconds),
+        optional(found.pair_model_s, seconds),
+        optional(found.tree_model_s, seconds),
+        percent(found.idle_share, 1),
+        f"{found.spread:.2g}",
+        f"{found.distance:.2g}",
+        percent(found.rounds_failed / max(1, found.rounds)),
+        size(found.bytes_per_round),
+    )
+
+
+def _troubles(found: "Figures") -> list[str]:
+    lines = [f"{count:,} failed, {reason}" for reason, count in found.reasons.items()]
+    if found.half_applied:
+        lines.append(f"{found.half_applied:,} rounds were applied by a part of their group only")
+    if found.unfinished:
+        lines.append(f"{found.unfinished:,} peers did not come to the end")
+    return lines
+
+
+def draw(path: Path, runs: "Runs") -> None:
+    """Writes a PNG: sync time, idle time and spread against the number of peers. Raises OSError."""
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it talks about its font cache
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 4), dpi=130, layout="constrained")
+    FigureCanvasAgg(figure)
+    sync, idle, spread = figure.subplots(1, 3)
+    for preset, of_preset in _by_preset(runs).items():
+        found = [each for _, each in of_preset]
+        peers, colour = [each.peers for each in found], _COLOURS[preset]
+        _line(sync, peers, [each.sync_median_s for each in found], colour, preset)
+        _line(sync, peers, [each.sync_p99_s for each in found], colour, f"{preset}, p99", ":")
+        _line(idle, peers, [100 * each.idle_share for each in found], colour, preset)
+        _line(spread, peers, [each.spread for each in found], colour, preset)
+    first = next(iter(_by_preset(runs).values()))
+    peers = [each.peers for _, each in first]
+    for name, model in (
+        ("model: a pair", [each.pair_model_s for _, each in first]),
+        ("model: a tree", [each.tree_model_s for _, each in first]),
+    ):
+        _line(sync, peers, model, "#888888", name, "--" if "pair" in name else "-.")
+    sync.set(ylabel="time of a sync (s)")
+    idle.set(ylabel="share of the time not computing (%)")
+    spread.set(ylabel="rms distance of replicas from their mean,\nrelative")
+    for axes in (sync, idle, spread):
+        axes.set(xlabel="peers")
+        axes.set_xscale("log", base=2)
+        axes.set_ylim(bottom=0)
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(axis="y", color="#dddddd", linewidth=0.6)
+        axes.set_axisbelow(True)
+    sync.legend(frameon=False)
+    figure.savefig(path, format="png")
+
+
+def _line(
+    axes: "Axes",
+    peers: list[int],
+    values: Sequence[float | None],
+    colour: str,
+    label: str,
+    style: str = "-",
+) -> None:
+    points = [(n, value) for n, value in zip(peers, values, strict=True) if value is not None]
+    if points:
+        xs, ys = zip(*points, strict=True)
+        axes.plot(xs, ys, color=colour, linestyle=style, marker="o", markersize=3, label=label)
+
+
+def _by_preset(runs: "Runs") -> "dict[str, Runs]":
+    presets = dict.fromkeys(scenario.preset for scenario, _ in runs)
+    return {name: [run for run in runs if run[0].preset == name] for name in presets}

@@ -3,6 +3,8 @@
 import sys
 from collections.abc import Mapping
 
+from protos.figures import megabytes, percent
+
 _AT_THE_END = {
     "settling": "settling: until the others are done too",
     "assembling": "assembling the model from its stages",
@@ -30,12 +32,12 @@ def describe(event: Mapping[str, object]) -> str | None:
             names = ", ".join(group) if isinstance(group, list) else ""
             return f"started at step {event['step']} with {names}"
         case "progress" if event.get("state") == "training":
-            megabytes = float(str(event.get("bytes_sent", 0))) / 1e6
+            sent = megabytes(float(str(event.get("bytes_sent", 0))))
             loss = event["loss"]
             learned = f"loss {loss:.3f}  " if isinstance(loss, float) else ""
             return (
                 f"step {event['step']}/{event['steps']}  {learned}"
-                f"round {event['round']}  sent {megabytes:.1f} MB"
+                f"round {event['round']}  sent {sent}"
             )
         case "progress" if (words := _AT_THE_END.get(str(event.get("state")))) is not None:
             return f"step {event['step']}/{event['steps']}  {words}"
@@ -46,7 +48,7 @@ def describe(event: Mapping[str, object]) -> str | None:
         case "moves":
             return f"moves from stage {event['stage']} to stage {event['to']}"
         case "rebuilt":
-            return f"made stage {event['stage']} anew, from {_parts(event['from'])}"
+            return f"rebuilt stage {event['stage']} from {_parts(event['from'])}"
         case "member":
             return f"{event['peer_changed']} is {event['health']}"
         case "unreachable":
@@ -71,4 +73,4 @@ def describe(event: Mapping[str, object]) -> str | None:
 def _parts(weights: object) -> str:
     """`25 % of stage 0 and 75 % of stage 2`."""
     assert isinstance(weights, Mapping)
-    return " and ".join(f"{100 * weight:.0f} % of stage {n}" for n, weight in weights.items())
+    return " and ".join(f"{percent(weight, 0)} of stage {n}" for n, weight in weights.items())

@@ -10,7 +10,7 @@ from torch import nn
 
 from algorithms.fragments import TensorSpec, partition
 from worker.cli import exit_code_of
-from worker.cli.assemble import assemble
+from worker.cli.commands import assemble
 from worker.config import Config, load_config
 from worker.manifest import Manifest
 from worker.pipeline.part import part_of

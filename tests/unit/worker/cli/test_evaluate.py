@@ -13,7 +13,7 @@ from torch import nn
 
 from algorithms.fragments import TensorSpec, partition
 from worker.cli import exit_code_of
-from worker.cli.evaluate import evaluate
+from worker.cli.commands import evaluate
 from worker.config import Config, load_config
 from worker.manifest import Manifest
 from worker.tasks import Cursor, load_task

@@ -14,6 +14,7 @@ from worker.cli.plan import Repetitions, plan
 
 BY_HAND = ("--forward-ms", "100", "--activation-bytes", "125000")
 QUICK = ("--effort", "0.02")
+FEW = ("--replicas", "1", "--microbatches", "4")
 ONCE = Repetitions(untimed=1, fewest=1, most=1, enough_s=0.0)
 LINKS = "5mbit,delay=100ms; 100mbit,delay=5ms; 20mbit,delay=30ms; 50mbit,delay=10ms"
 
@@ -377,7 +378,7 @@ def test_values_out_of_range_are_usage(args: list[str]) -> None:
 
 def test_unequal_routes_are_told_as_such() -> None:
     Path("run.toml").write_text('[stages]\ncount = 6\nrouting = "skip"\nskip = 0.33\nspread = 1\n')
-    arguments = ("run.toml", *BY_HAND, *QUICK, "--link", "20mbit")
+    arguments = ("run.toml", *BY_HAND, *QUICK, *FEW, "--link", "20mbit")
     found = document(*arguments)
     assert (found["visited"], found["spread"]) == (4, 1)
     for name, lengths in (("full", {6}), ("random", {3, 4, 5}), ("skip", {3, 4, 5})):
@@ -394,9 +395,9 @@ def test_the_run_says_how_it_is_cut() -> None:
     Path("run.toml").write_text(
         '[stages]\ncount = 4\nrouting = "skip"\nskip = 0.5\nmicrobatches = 3\n'
     )
-    found = document("run.toml", *BY_HAND, "--link", "20mbit")
+    found = document("run.toml", *BY_HAND, *FEW[:2], "--link", "20mbit")
     assert (found["stages"], found["visited"], found["microbatches"]) == (4, 2, 3)
-    again = document("run.toml", *BY_HAND, "--link", "20mbit", "--skip", "0.25")
+    again = document("run.toml", *BY_HAND, *FEW[:2], "--link", "20mbit", "--skip", "0.25")
     assert again["visited"] == 3
 
 
@@ -416,7 +417,7 @@ def test_a_run_of_other_stages_says_nothing_of_skips_and_layers(
         '[stages]\ncount = 6\nrouting = "skip"\nskip = 0.33\nspread = 1\nmicrobatches = 3\n'
         "layers = [1, 1, 2, 1, 1, 1]\n"
     )
-    found = document("run.toml", *BY_HAND, "--link", "20mbit", *args)
+    found = document("run.toml", *BY_HAND, *FEW[:2], "--link", "20mbit", *args)
     assert (found["stages"], found["visited"]) == (int(args[1]), visited)
     assert (found["spread"], found["microbatches"]) == (args[1] == "6", 3)
 

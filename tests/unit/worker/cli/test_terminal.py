@@ -33,7 +33,7 @@ from worker.cli.terminal import announce_plainly, describe
         ({"event": "moves", "stage": 2, "to": 1}, "moves from stage 2 to stage 1"),
         (
             {"event": "rebuilt", "stage": 1, "from": {0: 0.25, 2: 0.75}},
-            "made stage 1 anew, from 25 % of stage 0 and 75 % of stage 2",
+            "rebuilt stage 1 from 25 % of stage 0 and 75 % of stage 2",
         ),
         ({"event": "member", "peer_changed": "w1", "health": "dead"}, "w1 is dead"),
         ({"event": "warning", "text": "the disk is full"}, "warning: the disk is full"),
