@@ -3,6 +3,7 @@
 It holds a lock on OUT/lock while it lives, so that a test can wait for its end without asking when.
 
     --set fake.wait=1          trains until Ctrl-C
+    --set fake.pipe=PATH       w0 opens this pipe once it trains, and waits for a reader
     --set fake.deaf=w1         that one does not hear Ctrl-C
     --set fake.dies=w1         that one is killed while training
     --set fake.crash=w1        that one ends with a traceback before training
@@ -80,6 +81,8 @@ def run(name: str, listen: str, settings: dict[str, str], workers: int) -> int:
         say(name, "round", fragment=0, round=step, contributors=workers, stall_s=0.0)
     if settings.get("fake.dies") == name:
         os.kill(os.getpid(), signal.SIGKILL)
+    if "fake.pipe" in settings and name == "w0":
+        Path(settings["fake.pipe"]).open("w").close()
     if "fake.wait" in settings:
         say(name, "warning", text="waits")
         while not stopped.wait(0.05):

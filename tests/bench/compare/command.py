@@ -1,4 +1,4 @@
-"""The command `murmur bench`. What is heavy to import is imported where it is needed."""
+"""The command `make bench`. What is heavy to import is imported where it is needed."""
 
 import os
 import sys
@@ -12,10 +12,10 @@ from coordinator import Failure
 from coordinator.cli import link_means_option
 from protos.events import int_of
 from protos.exit_codes import ExitCode
-from tests.bench.compare.asked import SYSTEMS
+from tests.bench.compare.options import SYSTEMS
 
 if TYPE_CHECKING:
-    from tests.bench.compare.asked import Bench
+    from tests.bench.compare.options import Bench
 
 
 @click.command()
@@ -80,7 +80,7 @@ def bench(json_path: Path | None, markdown_path: Path | None, **asked: Any) -> N
     Trains the same model on the same samples with each, on worker processes of this machine, and
     prints a table per link. Ctrl-C ends the run in hand and prints what was measured.
     """
-    from tests.bench.compare.outcome import run_bench
+    from tests.bench.compare.session import run_bench
 
     chosen = _bench(**asked)
     chosen.check()
@@ -109,8 +109,8 @@ def _bench(
     **others: Any,
 ) -> "Bench":
     """Raises Failure."""
-    from tests.bench.compare.asked import LINKS, PRESETS, Bench
-    from tests.bench.compare.yardsticks import in_checkout
+    from tests.bench.compare.options import LINKS, PRESETS, Bench
+    from tests.bench.compare.runs import in_checkout
 
     if "none" in peers and len(set(peers)) > 1:
         raise Failure("--peers none: none, and others as well; leave one out", ExitCode.USAGE)

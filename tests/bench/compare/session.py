@@ -1,21 +1,39 @@
-"""The runs of a comparison, one after the other."""
+"""A comparison: one run after the other, then its tables, files and figure."""
 
+import json
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import click
 
 from algorithms.link import Link
 from coordinator import Failure
 from coordinator.launcher.launch import core_count
 from coordinator.launcher.processes import Interrupts
+from coordinator.report.report import write_atomically
 from protos.events import int_of
 from protos.exit_codes import ExitCode
 from protos.figures import count, duration
-from tests.bench.compare import ours, yardsticks
-from tests.bench.compare.asked import LOCAL, Bench
+from tests.bench.compare import runs
 from tests.bench.compare.budget import Cost, cost_of, steps_within
-from tests.bench.compare.rows import Row, problem_row, row_of, speed_of
+from tests.bench.compare.options import LOCAL, Bench
 from tests.bench.compare.runs import Ended
-from tests.bench.compare.tables import Conditions, LinkTable
+from tests.bench.compare.tables import (
+    Conditions,
+    LinkTable,
+    Row,
+    as_json,
+    caption,
+    markdown,
+    notes,
+    plain_table,
+    problem_row,
+    row_of,
+    speed_of,
+)
 
 _BAD_INPUT = (ExitCode.USAGE, ExitCode.CONFIGURATION, ExitCode.TASK)
 
@@ -73,7 +91,7 @@ class Session:
         """Raises Failure."""
         bench, theirs = self._bench, name in self._bench.systems
         steps = self._steps(name, table.link, whole=theirs)
-        skipped = yardsticks.why_skipped(bench, table.link, steps) if theirs else None
+        skipped = runs.why_skipped(bench, table.link, steps) if theirs else None
         if skipped:
             table.rows.append(problem_row(name, bench.steps, skipped))
             self._say(f"  {name:<10} {skipped}\n")
@@ -82,9 +100,9 @@ class Session:
         began_s = time.monotonic()
         if theirs:
             folder, inner = bench.folder(name, table.text), bench.period_steps(name)
-            ended = yardsticks.train(name, bench, table.link, folder, steps, inner)
+            ended = runs.train_baseline(name, bench, table.link, folder, steps, inner)
         else:
-            ended = ours.train(bench.launch(name, table.text, steps))
+            ended = runs.train_ours(bench.launch(name, table.text, steps))
         elapsed = duration(time.monotonic() - began_s)
         self._say(f"{ended.problem or 'done'}, after {elapsed} with its start\n")
         table.rows.append(self._row(table, name, ended, ours=not theirs))
@@ -136,3 +154,97 @@ class Session:
         if name != LOCAL and self._params is not None:
             about_s = self._cost(name, link, step_s).run_s(steps)
         return f"{text}, about {duration(about_s)}"
+
+
+_PLAIN_WIDTH = 160
+_FIGURE_MBPS = 20.0
+
+
+def run_bench(
+    bench: Bench, json_path: Path | None = None, markdown_path: Path | None = None
+) -> int:
+    """Runs everything and leaves the results; returns the exit code. Main thread only.
+
+    The tables go to stdout, progress to stderr. What cannot be written is said.
+
+    Raises:
+        Failure: a setting that no worker takes, after what was measured before was shown.
+    """
+    failure: Failure | None = None
+    with Interrupts() as interrupts:  # to the end: more of them must not cost the tables
+        session = Session(bench, interrupts, _say)
+        try:
+            code = session.run()
+        except Failure as error:
+            failure, code = error, error.exit_code
+        if any(table.rows for table in session.tables):
+            _leave(bench, session, json_path, markdown_path)
+    if failure is not None:
+        raise failure
+    return code
+
+
+def _leave(
+    bench: Bench, session: Session, json_path: Path | None, markdown_path: Path | None
+) -> None:
+    tables, conditions = [table for table in session.tables if table.rows], session.conditions
+    _print(tables, caption(tables, conditions))
+    document = json.dumps(as_json(tables, conditions), indent=1, allow_nan=False) + "\n"
+    text = markdown(tables, conditions)
+    for path, content in (
+        (bench.out / "bench.json", document),
+        (json_path, document),
+        (bench.out / "bench.md", text),
+        (markdown_path, text),
+    ):
+        if path is not None:
+            _write(path, partial(write_atomically, content=content.encode()))
+    _write(bench.out / "bench.png", partial(_draw, bench=bench, tables=tables))
+
+
+def _print(tables: Sequence[LinkTable], words: str) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
+    for table in tables:
+        console.print()
+        console.print(Text(plain_table(table)), soft_wrap=True)
+        for line in notes(table):
+            console.print(Text(f"  {line}"))
+    console.print()
+    console.print(Text(words))
+
+
+def _write(path: Path, write: Callable[[Path], bool | None]) -> None:
+    """Says where it is, or why it is not there; False from `write`: there is nothing to write."""
+    try:
+        written = write(path)
+    except OSError as error:
+        click.echo(f"warning: {path} could not be written: {error.strerror or error}", err=True)
+        return
+    if written is not False:
+        click.echo(str(path))
+
+
+def _draw(path: Path, bench: Bench, tables: Sequence[LinkTable]) -> bool:
+    """Of the link of 20 Mbit/s, or else the first; whether there was something to draw."""
+    from tests.bench.compare.picture import DRAWN, draw_link_use, read_events, series_of
+
+    plain = (table for table in tables if table.link == Link(rate_mbps=_FIGURE_MBPS))
+    table = next(plain, tables[0])
+    runs, whole_s = {}, {}
+    for row in table.rows:
+        if row.name not in DRAWN or row.problem is not None:
+            continue
+        files = sorted(bench.folder(row.name, table.text).glob("*/events.jsonl"))
+        if series := series_of([read_events(path) for path in files]):
+            runs[row.name], whole_s[row.name] = series, row.wall_s
+    if not runs:
+        return False
+    draw_link_use(path, runs, table.link, whole_s)
+    return True
+
+
+def _say(text: str) -> None:
+    click.echo(text, nl=False, err=True)

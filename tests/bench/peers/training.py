@@ -1,4 +1,4 @@
-"""What both yardsticks train, and how it is measured: one worker process's part.
+"""What both baselines train, and how it is measured: one worker process's part.
 
 The model, the samples, the inner optimizer, the outer settings and the held-out loss are those of
 `murmur swarm --preset diloco`, by the same code. Only the exchange differs, and is given as a

@@ -13,20 +13,6 @@ def cost(**changes: float) -> Cost:
     return Cost(**{**plain, **changes})
 
 
-@pytest.mark.parametrize(
-    ("limit_s", "asked", "expected"),
-    [
-        (200.0, 400, 400),  # 20 periods of 2 s and 8 s
-        (199.0, 400, 380),  # whole rounds
-        (45.0, 400, 80),
-        (1.0, 400, 40),  # at least two rounds
-        (1.0, 30, 30),  # never more than asked for
-    ],
-)
-def test_fewer_steps_are_whole_rounds(limit_s: float, asked: int, expected: int) -> None:
-    assert steps_within(limit_s, asked, cost()) == expected
-
-
 def test_ddp_does_at_least_twenty_steps() -> None:
     ddp = cost_of("ddp", params=381_600, workers=4, inner_steps=1, step_s=0.1, link=link(2))
     assert ddp.round_s == pytest.approx(0.05 + 2 * 0.75 * 381_600 * 32 / 1.8e6)

@@ -1,6 +1,7 @@
-"""`murmur bench` with workers that only say what workers say, on links of the relay."""
+"""`make bench` with workers that only say what workers say, on links of the relay."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -12,9 +13,9 @@ from click.testing import CliRunner
 
 from algorithms.plan import PRESETS, Plan
 from coordinator import Failure
-from tests.bench.compare.asked import Bench
 from tests.bench.compare.command import bench
-from tests.bench.compare.outcome import run_bench
+from tests.bench.compare.options import Bench
+from tests.bench.compare.session import run_bench
 from tests.support import fake_worker
 
 _FAKE = fake_worker.__file__
@@ -111,20 +112,19 @@ def test_what_no_worker_takes_ends_it_but_what_was_measured_is_shown(
 
 
 def test_ctrl_c_ends_the_run_in_hand_and_prints_what_was_measured(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    waits = program(ddp=["fake.wait=1", f"fake.pipe={pipe}"])
     code = (
-        "import sys\nfrom pathlib import Path\nfrom tests.bench.compare.asked import Bench\n"
-        "from tests.bench.compare.outcome import run_bench\n"
+        "import sys\nfrom pathlib import Path\nfrom tests.bench.compare.options import Bench\n"
+        "from tests.bench.compare.session import run_bench\n"
         "sys.exit(run_bench(Bench(links=('20mbit',), workers=2, steps=5, link_means='relay', "
-        f"out=Path({str(tmp_path / 'out')!r}), program={program(ddp=['fake.wait=1'])!r})))"
+        f"out=Path({str(tmp_path / 'out')!r}), program={waits!r})))"
     )
     with subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
-        log = tmp_path / "out/20mbit/ddp/swarm.log"
-        while process.poll() is None and not (
-            log.exists() and log.read_text().count("warning: waits") == 2
-        ):
-            pass
+        pipe.open().close()  # returns once ddp trains
         process.send_signal(signal.SIGINT)
         shown, said = process.communicate()
     assert process.returncode == 130, said
@@ -183,3 +183,9 @@ def test_what_is_known_of_the_period_before_a_run(tmp_path: Path) -> None:
     assert chosen.unshared_setting() == "task.model=small"
     assert chosen.folder("ddp", "20mbit,delay=50ms").name == "ddp"
     assert chosen.folder("ddp", "20mbit,delay=50ms").parent.name == "20mbit-delay-50ms"
+
+
+def test_a_comparison_asks_for_all_its_presets() -> None:
+    bench = Bench(presets=("ddp", "local"), settings=("x.y=1",), out=Path("o"))
+    assert bench.request()["presets"] == ["local", "ddp"]
+    assert bench.request()["settings"][-1] == "x.y=1"

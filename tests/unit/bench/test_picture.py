@@ -8,8 +8,7 @@ import pytest
 
 from algorithms.link import Link
 from protos.events import Event
-from tests.bench.compare.picture import draw_link_use
-from tests.bench.compare.series import Series, read_events, series_of, smoothed
+from tests.bench.compare.picture import Series, draw_link_use, read_events, series_of, smoothed
 
 
 def worker(began_s: float, burst_bytes: int) -> list[Event]:

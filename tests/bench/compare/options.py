@@ -1,4 +1,4 @@
-"""What `murmur bench` was asked for."""
+"""What `make bench` was asked for."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from algorithms.link import Link
-from tests.bench.compare import yardsticks
-from tests.bench.compare.asked import Bench
+from tests.bench.compare import runs
+from tests.bench.compare.options import Bench
 from tests.bench.compare.runs import Ended
 
 LINK = Link(rate_mbps=20)
@@ -30,19 +30,19 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     python.touch()
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PYTHONPATH", raising=False)
-    monkeypatch.setattr(yardsticks, "_no_namespaces", lambda: None)
+    monkeypatch.setattr(runs, "_no_namespaces", lambda: None)
     return tmp_path
 
 
 def train(checkout: Path, does: str, **changes: object) -> Ended:
     (checkout / "does").write_text(does)
     folder = checkout / "out/20mbit/torchft"
-    return yardsticks.train("torchft", asked(checkout, **changes), LINK, folder, 40, 20)
+    return runs.train_baseline("torchft", asked(checkout, **changes), LINK, folder, 40, 20)
 
 
 def test_reasons_to_leave_one_out(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def why(link: Link = LINK, steps: int = 40, **changes: object) -> str | None:
-        return yardsticks.why_skipped(asked(checkout, **changes), link, steps)
+        return runs.why_skipped(asked(checkout, **changes), link, steps)
 
     assert why() is None
     assert why(settings=("diloco.codec=int8", "exchange.x=1")) is None
@@ -50,7 +50,7 @@ def test_reasons_to_leave_one_out(checkout: Path, monkeypatch: pytest.MonkeyPatc
     assert "a rate and nothing else" in str(why(Link(rate_mbps=20, delay_s=0.1)))
     assert "less than a round" in str(why(steps=0))
     assert "not the relay" in str(why(link_means="relay"))
-    monkeypatch.setattr(yardsticks, "_no_namespaces", lambda: "this needs root")
+    monkeypatch.setattr(runs, "_no_namespaces", lambda: "this needs root")
     assert why() == "skipped: no network namespaces: this needs root"
     (checkout / ".venv-peers/bin/python").unlink()
     assert why() == "not installed (make bench-peers)"
@@ -86,7 +86,7 @@ def test_success_without_a_report_is_a_failure(checkout: Path) -> None:
 
 
 def test_one_that_takes_for_ever_is_ended(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(yardsticks, "_START_S", 0.0)
+    monkeypatch.setattr(runs, "_START_S", 0.0)
     ended = train(checkout, "import signal\nsignal.pause()", limit_s=0.5)
     assert (ended.problem, ended.exit_code) == ("failed: took more than 2 s", 1)
 
@@ -121,6 +121,6 @@ def test_ctrl_c_is_passed_on(checkout: Path) -> None:
 
 
 def test_the_reason_is_short() -> None:
-    assert yardsticks.reason([]) == ""
-    assert yardsticks.reason(["missing: `make bench-peers`"]) == "missing: `make bench-peers`"
-    assert len(yardsticks.reason(["x" * 500])) == 160
+    assert runs.reason([]) == ""
+    assert runs.reason(["missing: `make bench-peers`"]) == "missing: `make bench-peers`"
+    assert len(runs.reason(["x" * 500])) == 160
