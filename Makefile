@@ -8,7 +8,7 @@ RUN := PATH="$(abspath $(BIN)):$$PATH" PYTHONPATH=. python
 # Two test processes at most: more would only wait for each other on a small machine.
 TEST_PROCESSES ?= 2
 
-.PHONY: help swarm test check lint quick-test fmt proto bench exchange codecs parity baselines losses traffic goodput plan-table sync-time unequal pair-faults pair-latency stability schedules simulate skippipe-routes skippipe-deadlock skippipe-omission schedule stage-times stage-kills stage-memory stage-losses stage-parity same-bits memory bench-peers compose-test clean
+.PHONY: help swarm test check lint quick-test coverage fmt proto bench exchange codecs parity baselines losses traffic goodput plan-table sync-time unequal pair-faults pair-latency stability schedules simulate skippipe-routes skippipe-deadlock skippipe-omission schedule stage-times stage-kills stage-memory stage-losses stage-parity same-bits memory bench-peers compose-test clean
 
 help:  ## what there is
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -36,6 +36,9 @@ lint: $(READY)
 
 quick-test: $(READY)
 	$(BIN)/pytest -n $(TEST_PROCESSES) tests/unit tests/protocol
+
+coverage: $(READY)  ## branch coverage of the product by the quick tests
+	$(BIN)/pytest -n $(TEST_PROCESSES) tests/unit tests/protocol --cov=algorithms --cov=worker --cov=coordinator --cov=protos --cov-branch --cov-report=term
 
 fmt: $(READY)  ## format and fix what can be fixed
 	$(BIN)/ruff format .
