@@ -399,39 +399,39 @@ class StatusReply(_message.Message):
 Global___StatusReply: _TypeAlias = StatusReply  # noqa: Y015
 
 @_typing.final
-class VisitUp(_message.Message):
+class StageCallUp(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     HEADER_FIELD_NUMBER: _builtins.int
     FRAME_FIELD_NUMBER: _builtins.int
-    TAKEN_FIELD_NUMBER: _builtins.int
+    RECEIVED_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def header(self) -> Global___VisitHeader: ...
+    def header(self) -> Global___StageCallHeader: ...
     @_builtins.property
     def frame(self) -> Global___Frame: ...
     @_builtins.property
-    def taken(self) -> Global___Taken:
+    def received(self) -> Global___Received:
         """the gradient is here"""
 
     def __init__(
         self,
         *,
-        header: Global___VisitHeader | None = ...,
+        header: Global___StageCallHeader | None = ...,
         frame: Global___Frame | None = ...,
-        taken: Global___Taken | None = ...,
+        received: Global___Received | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "frame", b"frame", "header", b"header", "taken", b"taken"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "frame", b"frame", "header", b"header", "received", b"received"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "frame", b"frame", "header", b"header", "taken", b"taken"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "frame", b"frame", "header", b"header", "received", b"received"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["header", "frame", "taken"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["header", "frame", "received"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
-Global___VisitUp: _TypeAlias = VisitUp  # noqa: Y015
+Global___StageCallUp: _TypeAlias = StageCallUp  # noqa: Y015
 
 @_typing.final
-class VisitHeader(_message.Message):
+class StageCallHeader(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     RUN_FIELD_NUMBER: _builtins.int
@@ -445,7 +445,7 @@ class VisitHeader(_message.Message):
     SHAPE_FIELD_NUMBER: _builtins.int
     TOTAL_BYTES_FIELD_NUMBER: _builtins.int
     HASH_FIELD_NUMBER: _builtins.int
-    SCHEDULE_FIELD_NUMBER: _builtins.int
+    SNAPSHOT_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     run: _builtins.int
     iteration: _builtins.int
@@ -458,10 +458,10 @@ class VisitHeader(_message.Message):
     """of activations and gradients"""
     total_bytes: _builtins.int
     hash: _builtins.int
-    schedule: _builtins.int
+    snapshot: _builtins.int
     """names the measurements that the origin knew as the iteration began"""
     epoch: _builtins.int
-    """of the origin, as in its Member: its earlier life's visits are others"""
+    """of the origin, as in its `Member`: its earlier calls are others"""
     @_builtins.property
     def rest(self) -> _containers.RepeatedCompositeFieldContainer[Global___Hop]:
         """of the route; the origin comes last and is not named"""
@@ -482,16 +482,16 @@ class VisitHeader(_message.Message):
         shape: _abc.Iterable[_builtins.int] | None = ...,
         total_bytes: _builtins.int = ...,
         hash: _builtins.int = ...,
-        schedule: _builtins.int = ...,
+        snapshot: _builtins.int = ...,
         epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec", b"codec", "epoch", b"epoch", "hash", b"hash", "iteration", b"iteration", "microbatch", b"microbatch", "origin", b"origin", "rest", b"rest", "run", b"run", "schedule", b"schedule", "sender", b"sender", "shape", b"shape", "stage", b"stage", "total_bytes", b"total_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec", b"codec", "epoch", b"epoch", "hash", b"hash", "iteration", b"iteration", "microbatch", b"microbatch", "origin", b"origin", "rest", b"rest", "run", b"run", "sender", b"sender", "shape", b"shape", "snapshot", b"snapshot", "stage", b"stage", "total_bytes", b"total_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___VisitHeader: _TypeAlias = VisitHeader  # noqa: Y015
+Global___StageCallHeader: _TypeAlias = StageCallHeader  # noqa: Y015
 
 @_typing.final
 class Hop(_message.Message):
@@ -516,21 +516,21 @@ class Hop(_message.Message):
 Global___Hop: _TypeAlias = Hop  # noqa: Y015
 
 @_typing.final
-class VisitDown(_message.Message):
+class StageCallDown(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     GRADIENT_FIELD_NUMBER: _builtins.int
     FRAME_FIELD_NUMBER: _builtins.int
     FAILED_FIELD_NUMBER: _builtins.int
-    TAKEN_FIELD_NUMBER: _builtins.int
+    RECEIVED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def gradient(self) -> Global___Gradient: ...
     @_builtins.property
     def frame(self) -> Global___Frame: ...
     @_builtins.property
-    def failed(self) -> Global___VisitFailed: ...
+    def failed(self) -> Global___StageCallFailed: ...
     @_builtins.property
-    def taken(self) -> Global___Taken:
+    def received(self) -> Global___Received:
         """the activations are here"""
 
     def __init__(
@@ -538,28 +538,28 @@ class VisitDown(_message.Message):
         *,
         gradient: Global___Gradient | None = ...,
         frame: Global___Frame | None = ...,
-        failed: Global___VisitFailed | None = ...,
-        taken: Global___Taken | None = ...,
+        failed: Global___StageCallFailed | None = ...,
+        received: Global___Received | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "failed", b"failed", "frame", b"frame", "gradient", b"gradient", "taken", b"taken"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "failed", b"failed", "frame", b"frame", "gradient", b"gradient", "received", b"received"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "failed", b"failed", "frame", b"frame", "gradient", b"gradient", "taken", b"taken"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "failed", b"failed", "frame", b"frame", "gradient", b"gradient", "received", b"received"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["gradient", "frame", "failed", "taken"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["gradient", "frame", "failed", "received"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
-Global___VisitDown: _TypeAlias = VisitDown  # noqa: Y015
+Global___StageCallDown: _TypeAlias = StageCallDown  # noqa: Y015
 
 @_typing.final
-class Taken(_message.Message):
+class Received(_message.Message):
     """Tells the sender how long its message took; nothing else depends on it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     WAITED_FIELD_NUMBER: _builtins.int
     waited: _builtins.bool
-    """not for the link: the receiver had no room, or was not there yet"""
+    """not for the link: the receiver had no memory left, or was not there yet"""
     def __init__(
         self,
         *,
@@ -571,7 +571,7 @@ class Taken(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Taken: _TypeAlias = Taken  # noqa: Y015
+Global___Received: _TypeAlias = Received  # noqa: Y015
 
 @_typing.final
 class Gradient(_message.Message):
@@ -584,7 +584,7 @@ class Gradient(_message.Message):
     hash: _builtins.int
     @_builtins.property
     def path(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """who has taken part, from the receiver of the call to the last stage"""
+        """the peers that took part, from the receiver of the call to the last stage"""
 
     def __init__(
         self,
@@ -602,7 +602,7 @@ class Gradient(_message.Message):
 Global___Gradient: _TypeAlias = Gradient  # noqa: Y015
 
 @_typing.final
-class VisitFailed(_message.Message):
+class StageCallFailed(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     REASON_FIELD_NUMBER: _builtins.int
@@ -622,7 +622,7 @@ class VisitFailed(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___VisitFailed: _TypeAlias = VisitFailed  # noqa: Y015
+Global___StageCallFailed: _TypeAlias = StageCallFailed  # noqa: Y015
 
 @_typing.final
 class MeasureRequest(_message.Message):
@@ -671,7 +671,7 @@ class FinishedRequest(_message.Message):
     origin: _builtins.str
     iteration: _builtins.int
     epoch: _builtins.int
-    """of the origin, as in its visits"""
+    """of the origin, as in its calls"""
     @_builtins.property
     def counted(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """microbatches whose gradient has come back by way of the receiver"""

@@ -112,8 +112,8 @@ class ControlServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Finished(self, request, context):
-        """All microbatches of an origin have come back, or were given up: whoever serves a stage may go on
-        to the next iteration once all origins have said so.
+        """An origin reports that its microbatches have come back, or were given up. A peer that serves a
+        stage goes on to the next iteration when all origins have reported.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -355,10 +355,10 @@ class DataStub:
                 request_serializer=protos_dot_murmuration__pb2.FetchRequest.SerializeToString,
                 response_deserializer=protos_dot_murmuration__pb2.FetchReply.FromString,
                 _registered_method=True)
-        self.Visit = channel.stream_stream(
-                '/murmuration.v1.Data/Visit',
-                request_serializer=protos_dot_murmuration__pb2.VisitUp.SerializeToString,
-                response_deserializer=protos_dot_murmuration__pb2.VisitDown.FromString,
+        self.StageCall = channel.stream_stream(
+                '/murmuration.v1.Data/StageCall',
+                request_serializer=protos_dot_murmuration__pb2.StageCallUp.SerializeToString,
+                response_deserializer=protos_dot_murmuration__pb2.StageCallDown.FromString,
                 _registered_method=True)
 
 
@@ -391,10 +391,10 @@ class DataServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Visit(self, request_iterator, context):
-        """A microbatch visits a stage, or comes back to its origin for the loss: activations up; and down,
-        when all further visits have answered, their gradient. A repeated call takes the first one's
-        place and costs no second computation.
+    def StageCall(self, request_iterator, context):
+        """A microbatch at a stage, or back at its origin for the loss: activations up; down, when the rest
+        of the route has answered, their gradient. A repeated call gets the first one's answer, and costs
+        no second computation.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -418,10 +418,10 @@ def add_DataServicer_to_server(servicer, server):
                     request_deserializer=protos_dot_murmuration__pb2.FetchRequest.FromString,
                     response_serializer=protos_dot_murmuration__pb2.FetchReply.SerializeToString,
             ),
-            'Visit': grpc.stream_stream_rpc_method_handler(
-                    servicer.Visit,
-                    request_deserializer=protos_dot_murmuration__pb2.VisitUp.FromString,
-                    response_serializer=protos_dot_murmuration__pb2.VisitDown.SerializeToString,
+            'StageCall': grpc.stream_stream_rpc_method_handler(
+                    servicer.StageCall,
+                    request_deserializer=protos_dot_murmuration__pb2.StageCallUp.FromString,
+                    response_serializer=protos_dot_murmuration__pb2.StageCallDown.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -518,7 +518,7 @@ class Data:
             _registered_method=True)
 
     @staticmethod
-    def Visit(request_iterator,
+    def StageCall(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -531,9 +531,9 @@ class Data:
         return grpc.experimental.stream_stream(
             request_iterator,
             target,
-            '/murmuration.v1.Data/Visit',
-            protos_dot_murmuration__pb2.VisitUp.SerializeToString,
-            protos_dot_murmuration__pb2.VisitDown.FromString,
+            '/murmuration.v1.Data/StageCall',
+            protos_dot_murmuration__pb2.StageCallUp.SerializeToString,
+            protos_dot_murmuration__pb2.StageCallDown.FromString,
             options,
             channel_credentials,
             insecure,

@@ -49,8 +49,8 @@ class ControlStub:
     Measure: _grpc.UnaryUnaryMultiCallable[_murmuration_pb2.MeasureRequest, _murmuration_pb2.MeasureReply]
     """Takes bytes and does nothing with them: how long that takes tells the link's rate."""
     Finished: _grpc.UnaryUnaryMultiCallable[_murmuration_pb2.FinishedRequest, _murmuration_pb2.FinishedReply]
-    """All microbatches of an origin have come back, or were given up: whoever serves a stage may go on
-    to the next iteration once all origins have said so.
+    """An origin reports that its microbatches have come back, or were given up. A peer that serves a
+    stage goes on to the next iteration when all origins have reported.
     """
 
 @_typing.type_check_only
@@ -74,8 +74,8 @@ class ControlAsyncStub(ControlStub):
     Measure: _aio.UnaryUnaryMultiCallable[_murmuration_pb2.MeasureRequest, _murmuration_pb2.MeasureReply]  # type: ignore[assignment]
     """Takes bytes and does nothing with them: how long that takes tells the link's rate."""
     Finished: _aio.UnaryUnaryMultiCallable[_murmuration_pb2.FinishedRequest, _murmuration_pb2.FinishedReply]  # type: ignore[assignment]
-    """All microbatches of an origin have come back, or were given up: whoever serves a stage may go on
-    to the next iteration once all origins have said so.
+    """An origin reports that its microbatches have come back, or were given up. A peer that serves a
+    stage goes on to the next iteration when all origins have reported.
     """
 
 class ControlServicer(metaclass=_abc_1.ABCMeta):
@@ -132,8 +132,8 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         request: _murmuration_pb2.FinishedRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_murmuration_pb2.FinishedReply, _abc.Awaitable[_murmuration_pb2.FinishedReply]]:
-        """All microbatches of an origin have come back, or were given up: whoever serves a stage may go on
-        to the next iteration once all origins have said so.
+        """An origin reports that its microbatches have come back, or were given up. A peer that serves a
+        stage goes on to the next iteration when all origins have reported.
         """
 
 def add_ControlServicer_to_server(servicer: ControlServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
@@ -156,10 +156,10 @@ class DataStub:
     """
     Fetch: _grpc.UnaryStreamMultiCallable[_murmuration_pb2.FetchRequest, _murmuration_pb2.FetchReply]
     """The committed state of fragments: anchors, outer momenta and what goes with them."""
-    Visit: _grpc.StreamStreamMultiCallable[_murmuration_pb2.VisitUp, _murmuration_pb2.VisitDown]
-    """A microbatch visits a stage, or comes back to its origin for the loss: activations up; and down,
-    when all further visits have answered, their gradient. A repeated call takes the first one's
-    place and costs no second computation.
+    StageCall: _grpc.StreamStreamMultiCallable[_murmuration_pb2.StageCallUp, _murmuration_pb2.StageCallDown]
+    """A microbatch at a stage, or back at its origin for the loss: activations up; down, when the rest
+    of the route has answered, their gradient. A repeated call gets the first one's answer, and costs
+    no second computation.
     """
 
 @_typing.type_check_only
@@ -178,10 +178,10 @@ class DataAsyncStub(DataStub):
     """
     Fetch: _aio.UnaryStreamMultiCallable[_murmuration_pb2.FetchRequest, _murmuration_pb2.FetchReply]  # type: ignore[assignment]
     """The committed state of fragments: anchors, outer momenta and what goes with them."""
-    Visit: _aio.StreamStreamMultiCallable[_murmuration_pb2.VisitUp, _murmuration_pb2.VisitDown]  # type: ignore[assignment]
-    """A microbatch visits a stage, or comes back to its origin for the loss: activations up; and down,
-    when all further visits have answered, their gradient. A repeated call takes the first one's
-    place and costs no second computation.
+    StageCall: _aio.StreamStreamMultiCallable[_murmuration_pb2.StageCallUp, _murmuration_pb2.StageCallDown]  # type: ignore[assignment]
+    """A microbatch at a stage, or back at its origin for the loss: activations up; down, when the rest
+    of the route has answered, their gradient. A repeated call gets the first one's answer, and costs
+    no second computation.
     """
 
 class DataServicer(metaclass=_abc_1.ABCMeta):
@@ -217,14 +217,14 @@ class DataServicer(metaclass=_abc_1.ABCMeta):
         """The committed state of fragments: anchors, outer momenta and what goes with them."""
 
     @_abc_1.abstractmethod
-    def Visit(
+    def StageCall(
         self,
-        request_iterator: _MaybeAsyncIterator[_murmuration_pb2.VisitUp],
+        request_iterator: _MaybeAsyncIterator[_murmuration_pb2.StageCallUp],
         context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_murmuration_pb2.VisitDown], _abc.AsyncIterator[_murmuration_pb2.VisitDown]]:
-        """A microbatch visits a stage, or comes back to its origin for the loss: activations up; and down,
-        when all further visits have answered, their gradient. A repeated call takes the first one's
-        place and costs no second computation.
+    ) -> _typing.Union[_abc.Iterator[_murmuration_pb2.StageCallDown], _abc.AsyncIterator[_murmuration_pb2.StageCallDown]]:
+        """A microbatch at a stage, or back at its origin for the loss: activations up; down, when the rest
+        of the route has answered, their gradient. A repeated call gets the first one's answer, and costs
+        no second computation.
         """
 
 def add_DataServicer_to_server(servicer: DataServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -27,7 +27,7 @@ from worker.iothread import IOThread
 from worker.manifest import Manifest
 from worker.membership import Phase
 from worker.node import Node, NodeConfig
-from worker.pipeline.life import StageIncarnation
+from worker.pipeline.lifecycle import StageLifecycle
 from worker.pipeline.part import fragments_of, part_of
 from worker.tasks import Cursor, TaskError
 from worker.training import checkpoint
@@ -218,8 +218,8 @@ class Worker:
             log=self._log,
         )
 
-    def _stage_life(self, io: IOThread) -> StageIncarnation:
-        return StageIncarnation(
+    def _stage_life(self, io: IOThread) -> StageLifecycle:
+        return StageLifecycle(
             task=self._task,
             config=self._config,
             manifest=self._manifest,
@@ -310,7 +310,7 @@ class Worker:
 
     # ------------------------------------------------------------------------------- the end
 
-    def _finish(self, trainer: Trainer, stage: StageIncarnation | None) -> int:
+    def _finish(self, trainer: Trainer, stage: StageLifecycle | None) -> int:
         assert self._io is not None
         if trainer.stopped is None:
             if stage is not None:

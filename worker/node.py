@@ -245,7 +245,7 @@ class Node:
             case "Control/Measure":
                 return pb.MeasureReply().SerializeToString()
             case "Control/Finished" if self._stages is not None:
-                return await self._stages.on_finished(request)
+                return await self._stages.on_call(method, request)
             case _:
                 raise wire.WireError(f"no method {method}")
 
@@ -258,9 +258,9 @@ class Node:
                 case "Data/Meet":
                     if self._pairs is not None:
                         await self._pairs.serve(stream)
-                case "Data/Visit":
+                case "Data/StageCall":
                     if self._stages is not None:
-                        await self._stages.serve(stream)
+                        await self._stages.serve(method, stream)
                 case _:
                     await serve_states(stream, self._manifest.run, self._published)
 
@@ -294,10 +294,8 @@ class Node:
                 await rounds.begin(begin)
             case Published() as published:
                 await self._take_published(published)
-            case IterationStarted() if self._stages is not None:
-                await self._stages.iterating(message)
-            case StageJobDone() if self._stages is not None:
-                self._stages.worked(message)
+            case IterationStarted() | StageJobDone() if self._stages is not None:
+                await self._stages.handle(message)
             case TrainingEvent(event):
                 if event["event"] == "progress":
                     self._progress = event
@@ -339,16 +337,16 @@ class Node:
             codec=codec_by_name(config.stages.activations),
             transport=self._transport,
             members=lambda: self.gossip.members,
-            doubt=self._doubt,
+            suspect=self._doubt,
+            post=self._mailbox.answer,
+            offload=self._offload,
             clock=self._clock,
             log=self._log,
             counts=self._node.stage_counts,
         )
         return StageNode(
             context,
-            self._offload,
             StageExchange.of(config.plan, config.stages, self._manifest.elements),
-            post=self._mailbox.answer,
             publish=lambda profile: self.gossip.step(Measured(profile)),
         )
 
@@ -357,7 +355,7 @@ class Node:
 
     def _timed(self, peer: str, seconds: float) -> None:
         if self._stages is not None:
-            self._stages.measuring.round_trip(peer, seconds)
+            self._stages.context.measurements.round_trip(peer, seconds)
 
     def _doubt(self, peer: str) -> None:
         self.gossip.step(Suspected(peer))
@@ -377,7 +375,7 @@ class Node:
         if self._pairs is not None:
             self._pairs.viewed(view)
         if self._stages is not None:
-            self._stages.viewed()
+            self._stages.on_view()
 
     async def _tick(self) -> None:
         while True:

@@ -295,8 +295,8 @@ def stage_lines(report: dict[str, Any]) -> list[tuple[str, str]]:
     if stages["iteration_s"] is not None:
         late = f"{stages['iteration_p95_s']:.2f} s at the 95th percentile"
         lines.append(("iteration", f"{stages['iteration_s']:.2f} s in the median, {late}"))
-    if stages["visit_bytes_per_iteration"] is not None:
-        sent = size(stages["visit_bytes_per_iteration"])
+    if stages["activation_bytes_per_iteration"] is not None:
+        sent = size(stages["activation_bytes_per_iteration"])
         lines.append(("activations", f"{sent} per worker and iteration, gradients included"))
     if stages["in_flight_peak_bytes"] is not None:
         limit = size(stages["in_flight_limit_bytes"])

@@ -249,7 +249,7 @@ _COUNTS = (
     "skipped",
     "dropped",
     "lost",
-    "other_schedules",
+    "other_snapshots",
     "discarded",
 )
 _REST = ("visits_wait_s", "rounds_wait_s", "compute_s", "wall_s")
@@ -265,9 +265,9 @@ def staged_figures(records: Sequence[Record]) -> dict[str, Any]:
     sent with DDP within them; `checkpoint` is that of the whole model.
 
     In `stages`, `iteration_s` is the mean of the workers' medians, `iteration_p95_s` that of the
-    slowest, `visit_bytes_per_iteration` is what a worker has sent of activations and gradients, on
-    average; the peak in flight is that of the worker nearest to its limit, and `counts` are sums:
-    `unconfirmed` of workers that have not reported, the others of those that have.
+    slowest, `activation_bytes_per_iteration` is what a worker has sent of activations and their
+    gradients, on average; the peak in flight is that of the worker nearest to its limit. `counts`
+    are sums: `unconfirmed` of workers that have not reported, the others of those that have.
     `rest` are shares of the time from first to last inner step in which nothing was computed, on
     average: waiting for microbatches, waiting for rounds, and what is not told apart. `moves` and
     `rebuilds` count the peers that went to another stage and the stages that they made anew.
@@ -295,7 +295,7 @@ def staged_figures(records: Sequence[Record]) -> dict[str, Any]:
             "rest": _rest(results),
             "iteration_s": _mean_of(results, "iteration_s"),
             "iteration_p95_s": max(_floats(results, "iteration_p95_s"), default=None),
-            "visit_bytes_per_iteration": _per_iteration(results),
+            "activation_bytes_per_iteration": _per_iteration(results),
             "exchange_bytes_sent_per_worker": exchanged,
             **_fullest(results),
             "counts": {
@@ -347,7 +347,7 @@ def _rest(results: Sequence[Result]) -> dict[str, float] | None:
 
 def _per_iteration(results: Sequence[Result]) -> float | None:
     """Bytes of visits that a worker has sent in an iteration, on average."""
-    told = [(int_of(r, "visit_bytes_sent"), int_of(r, "steps")) for r in results]
+    told = [(int_of(r, "activation_bytes_sent"), int_of(r, "steps")) for r in results]
     means = [sent / steps for sent, steps in told if sent is not None and steps]
     return fmean(means) if means else None
 

@@ -23,7 +23,7 @@ from algorithms.skippipe.routing import origins_in_turns, predict
 from tests.support.swarm_runs import run_swarm
 from tests.support.workers import Event
 from worker.cli.plan_measurements import read_links
-from worker.pipeline.planner import _EFFORT_S
+from worker.pipeline.planner import SEARCH_S
 
 LINKS = (
     "5mbit,delay=100ms", "10mbit,delay=60ms", "20mbit,delay=30ms", "20mbit,delay=40ms",
@@ -98,7 +98,7 @@ def predicted(links: Path, routing: str) -> float:
     draws = {"random": 20, "skip": STAGES - 1}
     return statistics.median(
         predict(
-            pipeline, rules, origins, routing, seed, shared_uplinks=True, effort_s=_EFFORT_S
+            pipeline, rules, origins, routing, seed, shared_uplinks=True, effort_s=SEARCH_S
         ).iteration_s
         for seed in range(draws.get(routing, 1))
     )

@@ -125,10 +125,10 @@ def test_three_stages_of_two_replicas_make_one_model(tmp_path: Path) -> None:
         "skipped": 0,
         "dropped": 0,
     }
-    visit_bytes = 4 * 2 * 32 * 32  # fp32 of (B, T, D)
+    activation_bytes = 4 * 2 * 32 * 32  # fp32 of (B, T, D)
     # To each of the next two stages and to the loss, and as much of gradients back.
-    sent = 2 * 4 * 4 * 2 * 3 * visit_bytes / (6 * 4)
-    assert stages["visit_bytes_per_iteration"] == pytest.approx(sent, rel=0.1)
+    sent = 2 * 4 * 4 * 2 * 3 * activation_bytes / (6 * 4)
+    assert stages["activation_bytes_per_iteration"] == pytest.approx(sent, rel=0.1)
     assert 0 < stages["in_flight_peak_bytes"] <= stages["in_flight_limit_bytes"]
     assert 0 < stages["iteration_s"] <= stages["iteration_p95_s"]
     whole = Path(report["checkpoint"])

@@ -27,7 +27,8 @@ from worker.manifest import Manifest
 from worker.membership import MembershipConfig
 from worker.pipeline.config import StagesConfig
 from worker.pipeline.part import Part, part_of
-from worker.pipeline.stage_call import Incarnation, Key
+from worker.pipeline.replica import StageJobs
+from worker.pipeline.stage_call import Incarnation, StageCallKey
 from worker.tasks import Cursor
 from worker.tasks.llama_bytes import LlamaBytes
 from worker.training.inbox import JobKind
@@ -161,12 +162,14 @@ class StageSwarm(Swarm):
             config.inner,
             problem.cursor(name),
             problem.steps,
-            codec=codec_by_name(config.stages.activations),
-            microbatches=config.stages.microbatches if stage == 0 else 0,
-            answer=train.post,
+            jobs=StageJobs(
+                codec=codec_by_name(config.stages.activations),
+                microbatches=config.stages.microbatches if stage == 0 else 0,
+                answer=train.post,
+                clock=loop.time,
+            ),
             forward_s=problem.forward_s.get(name, 0.01),
             computes=train.computes,
-            clock=loop.time,
         )
         return Held(replica, problem.fragments(part), stage)
 
@@ -319,7 +322,7 @@ class StageSwarm(Swarm):
         if stage_of(peer.name) == 0:
             return [(life_of(peer), number) for number in numbers]
         known = {
-            Key(0, life, n).number: (life, n)
+            StageCallKey(0, life, n).number: (life, n)
             for life in map(life_of, self.of_stage(0))
             for n in range(self.problem.microbatches)
         }
@@ -329,7 +332,7 @@ class StageSwarm(Swarm):
 def life_of(peer: Peer) -> Incarnation:
     """As its visits name it."""
     assert peer.node.stages is not None
-    return peer.node.stages.context.life
+    return peer.node.stages.context.incarnation
 
 
 def _ended(peer: Peer) -> set[int]:

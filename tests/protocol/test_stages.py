@@ -236,11 +236,11 @@ def test_little_room_defers_forwards_and_changes_nothing(limits: int) -> None:
             await swarm.finished()
             assert_learned_as_one_process(swarm)
             assert_no_trouble(swarm)
-            rooms = {peer.name: peer.node.stages.room for peer in swarm.alive}
-            assert rooms["0a"].peak_bytes == limits * HELD_BYTES  # six want in at once
-            for room in rooms.values():
-                assert 0 < room.peak_bytes <= limits * HELD_BYTES
-                assert room.held_bytes == 0
+            budgets = {peer.name: peer.node.stages.context.budget for peer in swarm.alive}
+            assert budgets["0a"].peak_bytes == limits * HELD_BYTES  # six want in at once
+            for budget in budgets.values():
+                assert 0 < budget.peak_bytes <= limits * HELD_BYTES
+                assert budget.held_bytes == 0
 
     run(scenario())
 
@@ -255,6 +255,6 @@ def test_one_stage_with_little_room_holds_the_others_back_only() -> None:
             await swarm.finished()
             assert_no_trouble(swarm)
             assert_learned_as_one_process(swarm)
-            assert swarm["1a"].node.stages.room.peak_bytes == HELD_BYTES  # two send at once
+            assert swarm["1a"].node.stages.context.budget.peak_bytes == HELD_BYTES  # of two
 
     run(scenario())

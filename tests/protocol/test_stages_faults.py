@@ -33,13 +33,13 @@ class Answered:
         self._now = 0
 
     def __call__(self, passing: Passing) -> bool:
-        if passing.method != "Data/Visit" or (passing.source, passing.target) != self._ends:
+        if passing.method != "Data/StageCall" or (passing.source, passing.target) != self._ends:
             return False
         if passing.up:
-            up = pb.VisitUp.FromString(passing.message)
+            up = pb.StageCallUp.FromString(passing.message)
             self._now = up.header.iteration if up.HasField("header") else self._now
             return False
-        down = pb.VisitDown.FromString(passing.message)
+        down = pb.StageCallDown.FromString(passing.message)
         return self._now == self._iteration and down.HasField("gradient")
 
 
@@ -321,11 +321,11 @@ def test_a_damaged_visit_is_asked_of_another() -> None:
             await swarm.start_all(2)
 
             def is_frame(p: Passing) -> bool:
-                wanted = p.up and p.method == "Data/Visit" and p.target == "1a"
-                return wanted and pb.VisitUp.FromString(p.message).HasField("frame")
+                wanted = p.up and p.method == "Data/StageCall" and p.target == "1a"
+                return wanted and pb.StageCallUp.FromString(p.message).HasField("frame")
 
             def spoil(p: Passing) -> bytes:
-                up = pb.VisitUp.FromString(p.message)
+                up = pb.StageCallUp.FromString(p.message)
                 payload = bytearray(up.frame.payload)
                 payload[0] ^= 1
                 up.frame.payload = bytes(payload)

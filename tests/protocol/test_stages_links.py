@@ -56,8 +56,8 @@ def test_a_link_that_was_cut_is_measured_once_it_is_there() -> None:
             swarm.network.cut("1a", "1b")
             await swarm.start_all({0: 1, 1: 2, 2: 1})
             await swarm.sleep(20.0)
-            assert not swarm["1a"].node.stages.measuring.measured_at("1b")
-            assert swarm["1a"].node.stages.measuring.measured_at("2a")
+            assert not swarm["1a"].node.stages.context.measurements.measured_at("1b")
+            assert swarm["1a"].node.stages.context.measurements.measured_at("2a")
             swarm.network.heal("1a", "1b")
             await swarm.until(lambda: all_links_are_told(swarm), 40.0)
 
@@ -70,22 +70,22 @@ def test_peers_agree_on_the_figures_and_one_that_plans_with_others_is_noticed() 
             await swarm.start_all({0: 1, 1: 2, 2: 1})
             await swarm.until(lambda: all_links_are_told(swarm), 20.0)
             await swarm.sleep(60.0)  # until real traffic outweighs probes
-            settled = swarm.total("other_schedules")
+            settled = swarm.total("other_snapshots")
             await swarm.sleep(30.0)
-            assert swarm.total("other_schedules") == settled
+            assert swarm.total("other_snapshots") == settled
 
             def is_header(p: Passing) -> bool:
-                first = p.up and p.method == "Data/Visit" and p.source == "0a"
-                return first and pb.VisitUp.FromString(p.message).HasField("header")
+                first = p.up and p.method == "Data/StageCall" and p.source == "0a"
+                return first and pb.StageCallUp.FromString(p.message).HasField("header")
 
             def planned_otherwise(p: Passing) -> bytes:
-                up = pb.VisitUp.FromString(p.message)
-                up.header.schedule += 1
+                up = pb.StageCallUp.FromString(p.message)
+                up.header.snapshot += 1
                 return up.SerializeToString()
 
             swarm.tap = once(is_header, planned_otherwise)
             await swarm.sleep(20.0)
             # By stage 1, and by stage 2, to whom it is passed on; the origin knows its own plans.
-            assert swarm.total("other_schedules") == settled + 2
+            assert swarm.total("other_snapshots") == settled + 2
 
     run(scenario())

@@ -30,7 +30,7 @@ def test_a_stage_without_room_for_a_microbatch_ends_and_says_what_to_raise() -> 
         async with StageSwarm(PROBLEM) as swarm:
             await swarm.start_all()
             refusing = swarm["1a"]
-            refusing.node.stages.room.limit_bytes = 10
+            refusing.node.stages.context.budget.limit_bytes = 10
             await swarm.sleep(5.0)
             assert isinstance(refusing.train.error, ConfigError)
             told = str(refusing.train.error)
@@ -67,7 +67,7 @@ def test_an_origin_that_cannot_go_on_ends(monkeypatch: pytest.MonkeyPatch) -> No
             await swarm.start_all()
             await swarm.reached(3)
             error = ZeroDivisionError("no routes")
-            monkeypatch.setattr(swarm["0a"].node.stages.schedule, "routes", Mock(side_effect=error))
+            monkeypatch.setattr(swarm["0a"].node.stages.planner, "routes", Mock(side_effect=error))
             await swarm.sleep(5.0)
             assert swarm["0a"].train.error is error
 
@@ -83,7 +83,7 @@ def test_an_origin_without_a_route_drops_its_microbatches(
         async with StageSwarm(replace(PROBLEM, steps=2)) as swarm:
             await swarm.start_all()
             none = Mock(return_value=([()] * 2, 0))
-            monkeypatch.setattr(swarm["0a"].node.stages.schedule, "routes", none)
+            monkeypatch.setattr(swarm["0a"].node.stages.planner, "routes", none)
             await swarm.finished()
             assert swarm.total("dropped") == 4
             assert not any(told.counted for told in swarm["0a"].replica.iterations)

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from worker.pipeline.replica import StageReplica
+from worker.pipeline.replica import StageJobs, StageReplica
 from worker.training.inbox import JobKind, StageJob
 
 _FORWARDS = {
@@ -36,13 +36,12 @@ class TimedStage(StageReplica):
     def __init__(
         self,
         *args: Any,
+        jobs: StageJobs,
         forward_s: float,
         computes: Callable[[float], None],
-        clock: Callable[[], float],
-        **named: Any,
     ) -> None:
-        super().__init__(*args, clock=clock, **named)
-        self._forward_s, self._computes, self._time = forward_s, computes, clock
+        super().__init__(*args, jobs)
+        self._forward_s, self._computes, self._time = forward_s, computes, jobs.clock
         self.iterations: list[Iterated] = []
         self.jobs: Counter[tuple[JobKind, int, int]] = Counter()  # kind, iteration, microbatch
         self.begun = 0

@@ -125,7 +125,7 @@ def join(address: str, config: Path | None, settings: tuple[str, ...], flags: Wo
     # A joiner never starts a run by itself; it waits as long as those who are there do.
     joins = () if coordinated else (address,)
     if merged.stages.count > 1 and flags.stage is None:
-        from worker.pipeline.newcomer import stage_to_serve
+        from worker.pipeline.rebalancing import stage_to_serve
 
         stage = stage_to_serve(address, merged.stages, flags.proxy)
         flags = replace(flags, stage=stage)
@@ -197,7 +197,7 @@ def assemble(run: Path, out: Path | None) -> int:
     for one that was cut off. Where its newest checkpoints are of different steps, a warning says
     which. `murmur generate` and `murmur evaluate` take what comes of it.
     """
-    from worker.pipeline.assembly import assemble as assemble_stages
+    from worker.pipeline.part import assemble as assemble_stages
 
     out = out or run / "assembled"
     try:

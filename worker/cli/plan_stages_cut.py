@@ -16,7 +16,7 @@ from worker.cli.plan import Repetitions, torch_threads
 from worker.cli.plan_measurements import VisitTimes
 from worker.errors import UsageError
 from worker.pipeline.config import StagesConfig, cut_of
-from worker.pipeline.profile import visit_held
+from worker.pipeline.stage_call import call_bytes
 
 if TYPE_CHECKING:
     from worker.config import Config
@@ -293,7 +293,7 @@ def cuts_of(model: StagedModel, *, held: int, committed: int, limit_bytes: int |
         ],
         outer_bytes=each_bytes * model.outer_size + judged_by.outer.graph_bytes,
         # What has come back of visits stays for the iteration, as much again.
-        stage_bytes=2 * held * visit_held(model.activation_bytes),
+        stage_bytes=2 * held * call_bytes(model.activation_bytes),
         limit_bytes=limit_bytes or 0,
     )
 

@@ -1,35 +1,25 @@
-"""One stage of a model, served to the microbatches of any peer.
+"""One stage of a model, served to the microbatches of any peer: what happens, in order.
 
-What a process holds
-config.py      how a model is cut and routed: the section [stages]
-cut.py         which layers a stage has
-part.py        all of the model, or one stage
-life.py        before the training and after it: whole weights in, the whole model out
-newcomer.py    which stage a newcomer serves
-rebuild.py     a stage made anew from its neighbours
-assembly.py    the whole model from live peers or checkpoints
+A microbatch *visits* the stages of its route: that is the word of SkipPipe's mathematics, and what
+gradients are divided by. A *stage call* is the request that brings it to a stage.
+
+Before the training
+config.py         how a model is cut and routed: the section [stages]
+rebalancing.py    which stage a newcomer serves; later, which peer moves to another
+part.py           all of the model, or one stage; stages assembled, or rebuilt from others
+lifecycle.py      when a worker rebuilds its stage, and when it assembles the whole model
 
 On the train thread
-iterations.py  the loop: visits are computed until all have come back
-replica.py     the stage's layers, computing what visits ask for
+replica.py        the iterations of a stage, and its layers, which do the jobs of stage calls
 
 On the I/O thread
-node.py        all of the following put together
-context.py     what they share
-probing.py     which link is measured next
-profile.py     what was measured of links and stage, as it is gossiped
-table.py       from gossiped profiles to what routes are planned on, the same on every peer
-schedule.py    this peer's routes
-visit.py       a visit's name, its route, and what comes back
-origin.py      the microbatches that begin here
-onward.py      a visit sent on; to another replica, or past a stage
-calls.py       a visit asked of another peer
-serving.py     visits that arrive here
-errors.py      how they end without a gradient
-room.py        bytes in flight, bounded
-desk.py        hands computations to the train thread, and their results back
-counting.py    when an iteration is over, and whether each visit counts once
-moving.py      when a peer leaves its stage for another
-placing.py     who that is, by the links that were measured
-unserved.py    stages that nobody serves any more
+node.py           all of the following put together
+context.py        what they share: peers, counts, memory, the way to the train thread
+profile.py        what is measured of links and stage, when, and what gossip carries of it
+planner.py        from all profiles to this peer's routes
+origin.py         the microbatches that begin here
+stage_call.py     a call's key, its route, its reply, and all of it on the wire
+forwarder.py      a call of the next stage; of another replica, or past a stage
+server.py         calls that arrive here
+barrier.py        when an iteration is over, and whether its gradient can be vouched for
 """

@@ -23,10 +23,10 @@ class StagesConfig:
     full_every: every so many iterations all routes are full; 0 for never.
     microbatches: of each origin (a replica of stage 0) and iteration; a batch of the task each.
     activations: codec of what travels between stages, and of its gradients.
-    memory_mib: what visits may hold on this machine between forward and backward, MiB, and again as
-        much what has come back of them; its own.
-    rebuild: whether peers move, to a stage whose last replica is gone, which is made anew from its
-        neighbours, or to one that is far slower than theirs.
+    memory_mib: what stage calls may hold on this machine between forward and backward, MiB; their
+        replies may hold as much again. Each machine has its own.
+    rebuild: whether peers move to another stage: to one that is far slower than theirs, or whose
+        last replica is gone; that one is rebuilt from its neighbours.
 
     Ref: arXiv:2502.19913 (skips), arXiv:2301.11913 (stochastic), arXiv:2506.15461 (rebuild).
     """
@@ -121,9 +121,9 @@ def cut_of(task: Staged, stages: StagesConfig) -> list[tuple[int, int]]:
     return spans(stages.layers)
 
 
-class Dropped(Exception):
+class MicrobatchDropped(Exception):
     """The microbatch is lost from here on; the message says why."""
 
 
-class Elsewhere(Exception):
+class TryElsewhere(Exception):
     """Not here: another replica may do it."""

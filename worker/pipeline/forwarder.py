@@ -1,80 +1,84 @@
-"""A visit sent on to the next stage; to another replica when one is lost; past a stage without."""
+"""A call of the next stage; of another replica when one is lost; past a stage that has none.
+
+`call_stage` is the client of `server.py`: activations up, their gradient down on the same stream.
+"""
 
 import asyncio
+from contextlib import suppress
 from dataclasses import replace
 
+from protos import murmuration_pb2 as pb
 from worker import wire
 from worker.exchange.context import Tasks
-from worker.pipeline.client import call_visit
-from worker.pipeline.config import Dropped, Elsewhere
+from worker.membership import Member
+from worker.pipeline.config import MicrobatchDropped, TryElsewhere
 from worker.pipeline.context import StageContext
-from worker.pipeline.profile import Measuring
-from worker.pipeline.stage_call import Back, Hop, Incarnation, StageCall
-from worker.transport import TransportError, Unreachable
+from worker.pipeline.stage_call import Hop, Incarnation, StageCall, StageReply, call_header
+from worker.transport import Stream, TransportError, Unreachable
 
-_PATIENCE_S = 10.0  # that a replica is silent and is not known to be gone
+_PATIENCE_S = 10.0  # with a replica that is silent and not known to be gone
 
 
 class Forwarder:
     """io thread only."""
 
-    def __init__(self, context: StageContext, measuring: Measuring) -> None:
-        self._context, self._measuring = context, measuring
-        self._thanks = Tasks()
+    def __init__(self, context: StageContext) -> None:
+        self._context = context
+        self._acknowledgements = Tasks()
         self._gone: dict[Incarnation, asyncio.Event] = {}
         self._passed_by: dict[int, float] = {}  # since when, stages that have replicas
-        self._told: set[int] = set()
+        self._warned: set[int] = set()
 
     async def close(self) -> None:
-        await self._thanks.close()
+        await self._acknowledgements.close()
 
-    def viewed(self) -> None:
-        """The swarm has changed: who waits for a peer that is gone waits no longer."""
+    def on_view(self) -> None:
+        """The swarm has changed: calls to peers that are gone end."""
         live = {Incarnation.of(member) for member in self._context.members() if member.live}
-        for life, gone in self._gone.items():
-            if life not in live:
+        for incarnation, gone in self._gone.items():
+            if incarnation not in live:
                 gone.set()
-        self._gone = {life: gone for life, gone in self._gone.items() if not gone.is_set()}
+        self._gone = {each: gone for each, gone in self._gone.items() if not gone.is_set()}
         for stage in [stage for stage in self._passed_by if not self._context.replicas(stage)]:
             del self._passed_by[stage]
-            self._told.discard(stage)
+            self._warned.discard(stage)
 
-    async def send(self, visit: StageCall, values: memoryview) -> Back:
+    async def send(self, call: StageCall, values: memoryview) -> StageReply:
         """The gradient of this stage's output, which `values` are.
 
         Raises:
-            Dropped: the microbatch is lost.
-            Elsewhere: this peer does not get through to the origin; another may.
+            MicrobatchDropped: the microbatch is lost.
+            TryElsewhere: this peer does not get through to the origin; another may.
         """
-        if not visit.rest and visit.stage == 0:
+        if not call.rest and call.stage == 0:
             # It would ask itself for the loss, and learn to be a model of its own.
-            raise Dropped("no other stage is on its route")
-        origin, rest, tried = visit.key.origin, list(visit.rest), set()
+            raise MicrobatchDropped("no other stage is on its route")
+        origin, rest, tried = call.key.origin, list(call.rest), set()
         counts = self._context.counts
         while True:
             hop = rest[0] if rest else Hop(0, origin.peer)
-            onward = replace(visit, stage=hop.stage, rest=tuple(rest[1:]), sender=self._context.me)
+            after = replace(call, stage=hop.stage, rest=tuple(rest[1:]), sender=self._context.me)
             try:
-                return await self._ask(hop.peer, onward, values)
-            except (TransportError, wire.WireError, Elsewhere) as error:
+                return await self._call(hop.peer, after, values)
+            except (TransportError, wire.WireError, TryElsewhere) as error:
                 if isinstance(error, TransportError):
-                    self._context.doubt(hop.peer)
+                    self._context.suspect(hop.peer)
                 if not rest:
                     raise self._lost_at_origin(origin, error) from error
                 tried.add(hop.peer)
                 left = [p for p in self._context.replicas(hop.stage) if p not in tried]
                 if left:
-                    rest[0] = Hop(hop.stage, left[visit.key.number % len(left)])
+                    rest[0] = Hop(hop.stage, left[call.key.number % len(left)])
                     counts.rerouted += 1
                 else:
                     rest.pop(0)
                     counts.skipped += 1
-                    self._tell_of_skip(hop.stage, error)
+                    self._warn_of_skip(hop.stage, error)
                 self._context.log(
                     {
                         "event": "rerouted",
-                        "iteration": visit.key.iteration,
-                        "microbatch": visit.key.microbatch,
+                        "iteration": call.key.iteration,
+                        "microbatch": call.key.microbatch,
                         "origin": origin.peer,
                         "epoch": origin.epoch,
                         "stage": hop.stage,
@@ -85,20 +89,19 @@ class Forwarder:
                 )
                 if not rest and origin.peer == self._context.me:
                     # Stage 0 by itself would learn to be a model of its own.
-                    raise Dropped(f"no stage takes it; the last: {error}") from error
+                    raise MicrobatchDropped(f"no stage takes it; the last: {error}") from error
 
-    def _tell_of_skip(self, stage: int, error: Exception) -> None:
-        """Once of a stage that still has replicas: none takes a microbatch, or none is reached, and
-        not because it is about to be known as gone."""
+    def _warn_of_skip(self, stage: int, error: Exception) -> None:
+        """Once of a stage that has replicas, of which none takes a microbatch or none is reached.
+        A silent replica may be about to be known as gone, so that is waited for."""
         context, now = self._context, self._context.clock()
         replicas = context.replicas(stage)
-        if not replicas or stage in self._told:
+        if not replicas or stage in self._warned:
             return
-        silent = isinstance(error, TransportError)
-        if silent and now - self._passed_by.setdefault(stage, now) < _PATIENCE_S:
+        since = self._passed_by.setdefault(stage, now)
+        if isinstance(error, TransportError) and now - since < _PATIENCE_S:
             return
-        self._passed_by.setdefault(stage, now)
-        self._told.add(stage)
+        self._warned.add(stage)
         text = (
             f"a microbatch goes past stage {stage}, though {', '.join(replicas)} "
             f"{'serves' if len(replicas) == 1 else 'serve'} it: {error}"
@@ -109,27 +112,98 @@ class Forwarder:
         """Asked in vain for the loss: another peer may reach an origin that lives."""
         member, me = self._context.member(origin.peer), self._context.me
         lives = member is not None and member.live and member.epoch <= origin.epoch
-        there = lives and origin.peer != me and not isinstance(error, Elsewhere)
+        there = lives and origin.peer != me and not isinstance(error, TryElsewhere)
         reason = f"its origin {origin.peer} does not answer {me}: {error}"
-        return (Elsewhere if there else Dropped)(reason)
+        return (TryElsewhere if there else MicrobatchDropped)(reason)
 
-    async def _ask(self, peer: str, visit: StageCall, values: memoryview) -> Back:
+    async def _call(self, peer: str, call: StageCall, values: memoryview) -> StageReply:
+        """As `call_stage`, which ends when the peer is known to be gone."""
         member = self._context.member(peer)
         if member is None or not member.live:
             raise Unreachable(f"{peer} is gone")
         gone = asyncio.ensure_future(
             self._gone.setdefault(Incarnation.of(member), asyncio.Event()).wait()
         )
-        call = asyncio.ensure_future(
-            call_visit(self._context, member, visit, values, self._measuring, self._thanks)
+        calling = asyncio.ensure_future(
+            call_stage(self._context, member, call, values, self._acknowledgements)
         )
         try:
-            await asyncio.wait({call, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if not call.done():
+            await asyncio.wait({calling, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not calling.done():
                 raise Unreachable(f"{peer} is gone")
-            return call.result()
+            return calling.result()
         finally:
             gone.cancel()
-            call.cancel()
-            if call.done() and not call.cancelled():
-                call.exception()  # nobody asks for it when this was cancelled meanwhile
+            calling.cancel()
+            if calling.done() and not calling.cancelled():
+                calling.exception()  # nobody asks for it when this was cancelled meanwhile
+
+
+async def call_stage(
+    context: StageContext,
+    member: Member,
+    call: StageCall,
+    values: memoryview,
+    acknowledgements: Tasks,
+) -> StageReply:
+    """Returns the gradient of `values` (encoded), however long the rest of the route takes.
+
+    Args:
+        acknowledgements: where the last message goes out in the background.
+
+    Raises:
+        TransportError, WireError, TryElsewhere: not by this peer; another may.
+        MicrobatchDropped: the microbatch is lost.
+    """
+    payload, measurements = wire.Payload.of(values), context.measurements
+    stream = context.transport.open(member.address, "Data/StageCall")
+    try:
+        with measurements.sending() as sample:
+            began = context.clock()
+            await stream.send(call_header(call, context.run, context.codec, payload))
+            for message, _, _ in wire.payload_messages(pb.StageCallUp, payload):
+                await stream.send(message)
+            first = await _message(stream)
+            seconds = context.clock() - began
+        if first.HasField("received"):
+            if not first.received.waited:
+                measurements.sent(member.peer, len(values), seconds, alone=sample.alone)
+            first = await _message(stream)
+        reply = await _gradient(stream, first, len(values))
+    except BaseException:
+        stream.cancel()
+        raise
+    acknowledgements.spawn(_acknowledge(stream))
+    return reply
+
+
+async def _acknowledge(stream: Stream) -> None:
+    """Says that the gradient is here. A link that breaks now takes nothing away any more."""
+    try:
+        with suppress(TransportError):
+            await stream.send(pb.StageCallUp(received=pb.Received()).SerializeToString())
+            await stream.done()
+            await stream.receive()
+    finally:
+        stream.cancel()
+
+
+async def _gradient(stream: Stream, first: pb.StageCallDown, expected_bytes: int) -> StageReply:
+    if first.HasField("failed"):
+        failure = TryElsewhere if first.failed.elsewhere else MicrobatchDropped
+        raise failure(first.failed.reason)
+    header = first.gradient
+    if header.total_bytes != expected_bytes:
+        raise wire.WireError(f"a gradient of {header.total_bytes} bytes, not {expected_bytes}")
+    incoming = wire.Incoming(header.total_bytes, header.hash)
+    while not incoming.complete:
+        incoming.add((await _message(stream)).frame)
+    incoming.verify()
+    return StageReply(incoming.buffer, tuple(header.path))
+
+
+async def _message(stream: Stream) -> pb.StageCallDown:
+    raw = await stream.receive()
+    if raw is None:
+        raise TransportError("the call broke off")
+    return wire.parse(pb.StageCallDown, raw)

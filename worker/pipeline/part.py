@@ -1,19 +1,35 @@
-"""The part of the model that a process holds: all of it, or one stage."""
+"""The part of the model that a process holds: all of it, or one stage; and parts put together.
 
-from collections.abc import Sequence
+The whole model is assembled from the anchors of its stages, which come from live peers or from
+checkpoints. A stage that nobody serves any more is rebuilt from its neighbours.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from algorithms.codecs import codec_by_name
 from algorithms.fragments import Fragment, TensorSpec, partition
-from worker.config import Config
-from worker.errors import ConfigError
+from worker.catchup.state_transfer import fetch_states
+from worker.config import Config, task_of
+from worker.errors import CheckpointError, ConfigError
+from worker.exchange.context import Offload
+from worker.manifest import Manifest
+from worker.membership import Member, Phase
 from worker.pipeline.config import cut_of
-from worker.pipeline.replica import StageReplica
+from worker.pipeline.profile import Profile
+from worker.pipeline.replica import StageJobs, StageReplica
 from worker.tasks import Cursor, Staged, StageModule, Task
+from worker.training import checkpoint
 from worker.training.inbox import Mailbox
 from worker.training.replica import InnerReplica
+from worker.transport import Transport, TransportError
+from worker.wire import WireError
 
 
 @dataclass(frozen=True)
@@ -48,10 +64,12 @@ class Part:
             config.inner,
             cursor,
             config.run.steps,
-            codec=codec_by_name(config.stages.activations),
-            microbatches=config.stages.microbatches if self.stage == 0 else 0,
-            answer=mailbox.post,
-            limit_bytes=config.stages.memory_bytes,
+            StageJobs(
+                codec=codec_by_name(config.stages.activations),
+                microbatches=config.stages.microbatches if self.stage == 0 else 0,
+                answer=mailbox.post,
+                limit_bytes=config.stages.memory_bytes,
+            ),
         )
 
 
@@ -94,3 +112,174 @@ def part_of(task: Task, config: Config, stage: int) -> Part:
     whole.append(TensorSpec("outside the layers", (task.outer_size(),)))
     first, last = cut[stage]
     return Part(task.stage(first, last, outer=stage == 0), stage, whole)
+
+
+# ------------------------------------------------------------------------------ the whole model
+
+
+def stage_fragments(task: Task, config: Config, stage: int) -> tuple[Fragment, ...]:
+    """The fragments of one stage, as the peers that serve it lay them out."""
+    return _fragments(part_of(task, config, stage).module.named_parameters(), config)
+
+
+def whole_model(
+    task: Task, config: Config, anchors: Mapping[int, Sequence[Tensor]]
+) -> dict[str, Tensor]:
+    """The anchor of every parameter of the model by name, in the order of the model.
+
+    Args:
+        anchors: by stage, of each of its fragments.
+    """
+    whole: dict[str, Tensor] = {}
+    for stage, flat in anchors.items():
+        for fragment, anchor in zip(stage_fragments(task, config, stage), flat, strict=True):
+            whole.update(fragment.views(anchor))
+    # A checkpoint's fragments are laid out in that order by whoever reads it.
+    return {name: whole[name] for name, _ in task.model().named_parameters() if name in whole}
+
+
+def save_whole(
+    folder: Path, step: int, manifest: Manifest, config: Config, whole: Mapping[str, Tensor]
+) -> Path:
+    """Writes a checkpoint that `murmur generate` and `murmur evaluate` take. Raises OSError."""
+    fragments = _fragments(whole.items(), config)
+    tensors = {f"anchor/{fragment.index}": fragment.flatten(whole) for fragment in fragments}
+    return checkpoint.save(folder, step, tensors, {"manifest": manifest.plain(), "step": step})
+
+
+async def fetch_stages(
+    transport: Transport,
+    members: Sequence[Member],
+    run: int,
+    expected: Mapping[int, Mapping[int, tuple[int, int]]],
+    offload: Offload,
+) -> dict[int, list[Tensor]]:
+    """The anchors of stages from their replicas, by stage; of those that answer.
+
+    Args:
+        expected: by stage and fragment, the number of values of anchor and momentum.
+    """
+    fetched: dict[int, list[Tensor]] = {}
+    for stage, sizes in expected.items():
+        replicas = [member for member in members if member.stage == stage and member.live]
+        for member in sorted(replicas, key=lambda c: (c.phase is not Phase.DONE, -c.step, c.peer)):
+            try:
+                _, states = await fetch_states(transport, member.address, run, sizes, offload)
+            except (TransportError, WireError):
+                continue
+            fetched[stage] = [states[index].anchor for index in sorted(states)]
+            break
+    return fetched
+
+
+@dataclass(frozen=True)
+class Assembled:
+    """Args:
+    path: of the checkpoint, named after the least of the steps.
+    steps: by stage, which may differ where a run was cut off.
+    """
+
+    path: Path
+    steps: Mapping[int, int]
+
+
+def assemble(run: Path, out: Path) -> Assembled:
+    """Puts the newest checkpoints of all stages below the folder `run` together.
+
+    Raises:
+        CheckpointError: not all stages are there, or they are of different runs.
+    """
+    newest: dict[int, checkpoint.Checkpoint] = {}
+    for saved in checkpoint.below(run):
+        stage = saved.values.get("stage")
+        if stage is None:
+            continue
+        if stage not in newest or saved.values["step"] > newest[stage].values["step"]:
+            newest[stage] = saved
+    if not newest:
+        raise CheckpointError(
+            f"{run}: no checkpoint of a stage; name the folder of a run with --stages"
+        )
+    plain: dict[str, Any] = next(iter(newest.values())).values["manifest"]
+    manifest = Manifest(plain)
+    config = manifest.config(str(run))
+    missing = [str(stage) for stage in range(config.stages.count) if stage not in newest]
+    if missing:
+        raise CheckpointError(f"{run}: no checkpoint of stage {', '.join(missing)}")
+    if any(Manifest(s.values["manifest"]).run != manifest.run for s in newest.values()):
+        raise CheckpointError(f"{run}: checkpoints of several runs; name the folder of one")
+    task = task_of(config)
+    anchors = {
+        stage: [saved.tensors[f"anchor/{n}"] for n in range(len(saved.values["states"]))]
+        for stage, saved in newest.items()
+    }
+    steps = {stage: int(newest[stage].values["step"]) for stage in sorted(newest)}
+    whole = whole_model(task, config, anchors)
+    return Assembled(save_whole(out, min(steps.values()), manifest, config, whole), steps)
+
+
+def _fragments(parameters: Any, config: Config) -> tuple[Fragment, ...]:
+    schema = [TensorSpec(name, tuple(values.shape)) for name, values in parameters]
+    return partition(schema, config.plan.fragments, config.plan.pattern)
+
+
+# ---------------------------------------------------------------------- a stage made of others
+
+
+def neighbour_weights(stage: int, members: Sequence[Member]) -> dict[int, float]:
+    """The stages to make this one from, and their weights: the norms of their last gradients.
+
+    The last stage has but one neighbour. Where no norm is known, neighbours count alike; empty when
+    none is there.
+
+    Ref: arXiv:2506.15461 (CheckFree): W_i = (n_{i-1} W_{i-1} + n_{i+1} W_{i+1}) / their sum.
+    """
+    norms: dict[int, float] = {}
+    for member in members:
+        if member.live and abs(member.stage - stage) == 1:
+            norm = Profile.unpack(member.profile).gradient_norm
+            norms[member.stage] = max(norm, norms.get(member.stage, 0.0))
+    return weights_of(norms, norms)
+
+
+def weights_of(there: Iterable[int], weights: Mapping[int, float]) -> dict[int, float]:
+    """The weights of the stages that are there, with a sum of 1; alike where all of them are 0."""
+    left = {stage: weights[stage] for stage in there}
+    total = sum(left.values())
+    return {n: weight / total if total > 0 else 1 / len(left) for n, weight in left.items()}
+
+
+def rebuilt_stage(
+    task: Task,
+    config: Config,
+    stage: int,
+    anchors: Mapping[int, Sequence[Tensor]],
+    weights: Mapping[int, float],
+) -> dict[str, Tensor]:
+    """The stage's parameters by name: the weighted mean of its neighbours', layer by layer.
+
+    Args:
+        anchors: of the neighbours, by stage and fragment.
+        weights: of the neighbours, with a sum of 1.
+    """
+    assert isinstance(task, Staged)
+    cut = cut_of(task, config.stages)
+    known = whole_model(task, config, anchors)
+    first, last = cut[stage]
+    made: dict[str, Tensor] = {}
+    for name, _ in task.stage(first, last, outer=False).named_parameters():
+        parts = [
+            weight * known[_instead(name, cut[stage], cut[neighbour])]
+            for neighbour, weight in weights.items()
+        ]
+        made[name] = torch.stack(parts).sum(dim=0)
+    return made
+
+
+def _instead(name: str, here: tuple[int, int], there: tuple[int, int]) -> str:
+    """The parameter of a neighbour's layer at the same place; of its last one, if it has fewer."""
+
+    def moved(match: re.Match[str]) -> str:
+        return str(min(there[0] + int(match[0]) - here[0], there[1]))
+
+    return re.sub(r"(?<=\.)\d+(?=\.)", moved, name, count=1)

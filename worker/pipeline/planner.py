@@ -1,38 +1,193 @@
-"""From what peers have told of themselves to this peer's routes.
+"""From the profiles that peers gossip to the routes of this peer's microbatches.
 
-The same measurements give the same table everywhere, and a table the same routes: those of `full`,
-`random` and `stochastic` at once, those of `skip` when a search is over. Nobody leads, and nobody
-waits: meanwhile an origin goes on with routes of its own choice, and so does one that has heard
-something else, for an iteration or two. That costs time and nothing else. Each visit names the
-table that its origin knew when the iteration began, so that peers which know another gossip with
-that origin. One whose search is not over yet disagrees with nobody, and neither does one whose
-table was this peer's a moment ago: figures change while visits are under way.
+Peers that have heard the same make the same snapshot, named by a hash of all that it is made of.
+From one snapshot follow the same routes everywhere: those of `full`, `random` and `stochastic` at
+once, those of `skip` when a search is over. There is no leader, and nobody waits. Until a search is
+over an origin goes on with routes of its own choice; that costs time and nothing else.
+
+Each call names the snapshot that its origin knew when the iteration began. A peer that knows
+another one gossips with that origin. It disagrees with nobody that is still searching, nor with
+an origin whose snapshot was this peer's own a moment ago.
 """
 
 import asyncio
-from collections.abc import Sequence
+import math
+import statistics
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import xxhash
+
+from algorithms.skippipe.pipeline import BACKWARD_RATIO, LOSS_RATIO, Costs, Floats, Links, Pipeline
 from algorithms.skippipe.route import MAX_JUMP, Route, Rules
 from algorithms.skippipe.routing import PRESETS, origins_in_turns, random
 from algorithms.skippipe.search import search_routes
-from worker.exchange.context import Offload
 from worker.membership import Member
 from worker.pipeline.config import StagesConfig
-from worker.pipeline.context import StageContext, serves
-from worker.pipeline.network_snapshot import NetworkSnapshot, links_document, table_name, table_of
-from worker.pipeline.stage_call import Hop
+from worker.pipeline.context import StageContext
+from worker.pipeline.profile import Profile
+from worker.pipeline.stage_call import Hop, serves
 
-_EFFORT_S = 0.5  # of a search, which takes the train thread's time
-_LAG_S = 10.0  # that visits may still name the table before
-_MOST_BEFORE = 256  # tables in that time
+_RECOMPUTED = 1.0 + BACKWARD_RATIO  # a backward does its forward again
+_USUAL_FORWARD_S = 0.01
+_USUAL_RATE = 2.5e6  # bytes/s
+_USUAL_BYTES = 100_000
+_USUAL_MEMORY = 3
+
+SEARCH_S = 0.5  # of the train thread's time, for one search of routes
+_LAG_S = 10.0  # for which calls may still name an earlier snapshot
+_MOST_BEFORE = 256  # snapshots in that time
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkSnapshot:
+    """The peers that serve and their measurements, as routes are planned on them.
+
+    Args:
+        peers, profiles: in the order of the peers' names, which numbers them.
+        stages: those that have a replica: a pipeline's stage n is the model's stages[n].
+        pipeline: with what nobody has measured filled in.
+        name: of the measurements, not of any routes.
+    """
+
+    peers: tuple[str, ...]
+    profiles: tuple[Profile, ...]
+    stages: tuple[int, ...]
+    pipeline: Pipeline
+    name: int
+
+
+def snapshot_name(members: Iterable[Member]) -> int:
+    """A hash of who serves what, and of what each has measured."""
+    digest = xxhash.xxh3_64()
+    for member in sorted(
+        (member for member in members if serves(member)), key=lambda member: member.peer
+    ):
+        digest.update(
+            f"{member.peer}/{member.epoch}/{member.stage}/{len(member.profile)}/".encode()
+        )
+        digest.update(member.profile)
+    return digest.intdigest()
+
+
+def snapshot_of(members: Sequence[Member]) -> NetworkSnapshot | None:
+    """What nobody has measured is taken to be as usual; None without a replica of stage 0."""
+    members = sorted(members, key=lambda member: member.peer)
+    stages = sorted({member.stage for member in members})
+    if not stages or stages[0] != 0:
+        return None
+    peers = tuple(member.peer for member in members)
+    profiles = tuple(Profile.unpack(member.profile) for member in members)
+    links = links_of(peers, profiles)
+    forward_s = _filled([p.forward_s for p in profiles], _USUAL_FORWARD_S)
+    usual_s = statistics.median(forward_s)
+    costs = Costs(
+        delay_s=links.delay_s(),
+        transfer_s=links.transfer_s(_activation_bytes(profiles) or _USUAL_BYTES),
+        forward_s=np.array(forward_s),
+        backward_s=np.array(_filled([p.backward_s for p in profiles], _RECOMPUTED * usual_s)),
+        loss_s=np.array(_filled([p.loss_s for p in profiles], LOSS_RATIO * usual_s)),
+    )
+    memories = [profile.memory for profile in profiles if profile.memory]
+    usual = statistics.median_low(memories) if memories else _USUAL_MEMORY
+    numbered = {
+        stage: tuple(n for n, member in enumerate(members) if member.stage == stage)
+        for stage in stages
+    }
+    pipeline = Pipeline(
+        stages=tuple(numbered.values()),
+        memory=tuple(profile.memory or usual for profile in profiles),
+        costs=costs,
+    )
+    return NetworkSnapshot(
+        peers=peers,
+        profiles=profiles,
+        stages=tuple(stages),
+        pipeline=pipeline,
+        name=snapshot_name(members),
+    )
+
+
+def links_of(peers: Sequence[str], profiles: Sequence[Profile]) -> Links:
+    """The median of what is known between these peers in place of what is not."""
+    return Links(
+        latency_s=_without_gaps(_known_latency_s(peers, profiles), 0.0),
+        rate_bytes_per_s=_without_gaps(_known_rate(peers, profiles), _USUAL_RATE),
+    )
+
+
+def measured_share(snapshot: NetworkSnapshot) -> float:
+    """Of the pairs of peers, how many know their latency, and a rate one way at least."""
+    if len(snapshot.peers) < 2:
+        return 0.0
+    rate = _known_rate(snapshot.peers, snapshot.profiles)
+    known = ~np.isnan(_known_latency_s(snapshot.peers, snapshot.profiles) + np.fmax(rate, rate.T))
+    np.fill_diagonal(known, False)
+    return float(known.sum()) / (known.size - len(known))
+
+
+def links_document(snapshot: NetworkSnapshot, config: StagesConfig) -> dict[str, object]:
+    """What `murmur plan --links` reads: plain values, None for what nobody has measured."""
+    peers, profiles = snapshot.peers, snapshot.profiles
+    return {
+        "peers": list(peers),
+        "stage": [snapshot.stages[stage] for stage in snapshot.pipeline.stage_of],
+        "latency_s": _plain(_known_latency_s(peers, profiles)),
+        "rate_bytes_per_s": _plain(_known_rate(peers, profiles)),
+        "forward_s": [profile.forward_s or None for profile in profiles],
+        "backward_s": [profile.backward_s or None for profile in profiles],
+        "loss_s": [profile.loss_s or None for profile in profiles],
+        "memory": [profile.memory or None for profile in profiles],
+        "activation_bytes": _activation_bytes(profiles),
+        "microbatches": config.microbatches,
+        "skip": config.skip,
+        "spread": config.spread,
+    }
+
+
+def _known_latency_s(peers: Sequence[str], profiles: Sequence[Profile]) -> Floats:
+    """(P, P), NaN where nothing is told. Both ends measure, and the shorter time is the link's."""
+    told = np.array([[p.latency_s.get(peer, math.nan) for peer in peers] for p in profiles])
+    latency_s: Floats = np.fmin(told, told.T)
+    np.fill_diagonal(latency_s, math.nan)
+    return latency_s
+
+
+def _known_rate(peers: Sequence[str], profiles: Sequence[Profile]) -> Floats:
+    """(P, P) in bytes/s, NaN where the sender has told nothing."""
+    rate = np.array(
+        [[each.rate_bytes_per_s.get(peer) or math.nan for peer in peers] for each in profiles]
+    )
+    np.fill_diagonal(rate, math.nan)
+    return rate
+
+
+def _activation_bytes(profiles: Sequence[Profile]) -> int | None:
+    return max((profile.activation_bytes for profile in profiles), default=0) or None
+
+
+def _filled(seconds: Sequence[float], usual_s: float) -> list[float]:
+    """The median of what is known in place of zeros."""
+    known = [s for s in seconds if s > 0]
+    usual_s = statistics.median(known) if known else usual_s
+    return [s or usual_s for s in seconds]
+
+
+def _without_gaps(told: Floats, usual: float) -> Floats:
+    gaps = np.isnan(told)
+    return np.where(gaps, usual if gaps.all() else np.median(told[~gaps]), told)
+
+
+def _plain(matrix: Floats) -> list[list[float | None]]:
+    return [[None if math.isnan(value) else value for value in row] for row in matrix.tolist()]
 
 
 @dataclass(frozen=True)
 class _Planned:
-    """All origins' routes, with the table that they are on: an older one while a search runs."""
+    """All origins' routes, with the snapshot that they are on: an older one while a search runs."""
 
-    table: NetworkSnapshot
+    snapshot: NetworkSnapshot
     routes: Sequence[Route]
 
 
@@ -43,39 +198,39 @@ class RoutePlanner:
     found before go on, or random ones where they would not be served any more.
     """
 
-    def __init__(self, context: StageContext, offload: Offload) -> None:
-        self._context, self._offload = context, offload
-        self._told: tuple[tuple[str, int, int, bytes], ...] | None = None
+    def __init__(self, context: StageContext) -> None:
+        self._context = context
+        self._heard: tuple[tuple[str, int, int, bytes], ...] | None = None
         self._name = 0
-        self._replaced: dict[int, float] = {}  # when, by the name of the table; the latest last
-        self._table: NetworkSnapshot | None = None
+        self._replaced: dict[int, float] = {}  # when, by the name of the snapshot; the latest last
+        self._snapshot: NetworkSnapshot | None = None
         self._found: dict[int, _Planned] = {}
-        self._failed: dict[int, int] = {}  # the table that no routes were found for, by kind
+        self._failed: dict[int, int] = {}  # by kind, the snapshot that no routes were found for
         self._searching: asyncio.Task[None] | None = None
 
     @property
     def name(self) -> int:
         """Of the measurements that this peer would plan with now."""
-        self.look()
+        self.on_view()
         return self._name
 
-    def look(self) -> None:
-        """Takes what has been told since the last look."""
+    def on_view(self) -> None:
+        """Profiles may have changed."""
         members = _serving(self._context.members())
-        told = tuple(
+        heard = tuple(
             (member.peer, member.epoch, member.stage, member.profile) for member in members
         )
-        if told == self._told:
+        if heard == self._heard:
             return
-        if self._told is not None:
+        if self._heard is not None:
             self._replaced.pop(self._name, None)
             self._replaced[self._name] = self._context.clock()
         if len(self._replaced) > _MOST_BEFORE:
             del self._replaced[next(iter(self._replaced))]
-        self._told, self._name = told, table_name(members)
+        self._heard, self._name = heard, snapshot_name(members)
 
     def knows(self, name: int) -> bool:
-        """Whether this peer would plan with the table of that name, or would have a moment ago."""
+        """Whether this peer plans with the snapshot of that name, or did a moment ago."""
         if name == self.name:
             return True
         replaced_s = self._replaced.get(name)
@@ -84,19 +239,19 @@ class RoutePlanner:
     @property
     def document(self) -> dict[str, object] | None:
         """The measurements that this peer has planned with at last."""
-        return links_document(self._table, self._context.config) if self._table else None
+        return links_document(self._snapshot, self._context.config) if self._snapshot else None
 
     def routes(self, iteration: int) -> tuple[list[tuple[Hop, ...]], int]:
-        """(the route of each of this peer's microbatches behind stage 0, the name of the table)."""
-        context, table = self._context, self._current()
+        """(the route behind stage 0 of each of this peer's microbatches, the snapshot's name)."""
+        context, snapshot = self._context, self._current()
         count = context.config.microbatches
-        if table is None or context.me not in table.peers:
+        if snapshot is None or context.me not in snapshot.peers:
             return [()] * count, self.name
-        planned = self._planned(table, iteration)
-        me = planned.table.peers.index(context.me)
-        mine = [_hops(planned.table, route) for route in planned.routes if route.origin == me]
+        planned = self._planned(snapshot, iteration)
+        me = planned.snapshot.peers.index(context.me)
+        mine = [_hops(planned.snapshot, route) for route in planned.routes if route.origin == me]
         assert len(mine) == count, "every origin begins as many microbatches"
-        return mine, table.name
+        return mine, snapshot.name
 
     async def close(self) -> None:
         if self._searching is not None:
@@ -106,52 +261,52 @@ class RoutePlanner:
     def _current(self) -> NetworkSnapshot | None:
         """What was told last; None while no replica of stage 0 is there."""
         name = self.name
-        if self._table is None or self._table.name != name:
-            self._table = table_of(_serving(self._context.members()))
-        return self._table
+        if self._snapshot is None or self._snapshot.name != name:
+            self._snapshot = snapshot_of(_serving(self._context.members()))
+        return self._snapshot
 
-    def _planned(self, table: NetworkSnapshot, iteration: int) -> _Planned:
+    def _planned(self, snapshot: NetworkSnapshot, iteration: int) -> _Planned:
         config, seed = self._context.config, self._context.seed
-        rules = planned_rules(config, table, iteration)
-        origins = origins_in_turns(table.pipeline, config.microbatches)
+        rules = planned_rules(config, snapshot, iteration)
+        origins = origins_in_turns(snapshot.pipeline, config.microbatches)
         if config.routing != "skip" or rules.stages == 1:
             routing = PRESETS[config.routing]
-            routes = routing(table.pipeline, rules, origins, seed + iteration)
-            return _Planned(table, routes)
+            routes = routing(snapshot.pipeline, rules, origins, seed + iteration)
+            return _Planned(snapshot, routes)
         # A few kinds of searched routes even out what does not divide.
         kind = -1 if rules.visited == rules.stages else iteration % (rules.stages - 1)
         before = self._found.get(kind)
-        if before is not None and before.table.name == table.name:
+        if before is not None and before.snapshot.name == snapshot.name:
             return before
         idle = self._searching is None or self._searching.done()
-        if idle and self._failed.get(kind) != table.name:
-            work = self._search(kind, table, rules, origins, seed + kind)
+        if idle and self._failed.get(kind) != snapshot.name:
+            work = self._search(kind, snapshot, rules, origins, seed + kind)
             self._searching = asyncio.get_running_loop().create_task(work)
-        if before is not None and _served_alike(before.table, table):
+        if before is not None and _served_alike(before.snapshot, snapshot):
             return before
-        drawn = random(table.pipeline, rules, origins, seed + iteration)
-        return _Planned(table, drawn)
+        drawn = random(snapshot.pipeline, rules, origins, seed + iteration)
+        return _Planned(snapshot, drawn)
 
     async def _search(
-        self, kind: int, table: NetworkSnapshot, rules: Rules, origins: Sequence[int], seed: int
+        self, kind: int, snapshot: NetworkSnapshot, rules: Rules, origins: Sequence[int], seed: int
     ) -> None:
         try:
-            found = await self._offload(
+            found = await self._context.offload(
                 lambda: search_routes(
-                    table.pipeline,
+                    snapshot.pipeline,
                     rules,
                     origins,
                     seed=seed,
-                    effort_s=_EFFORT_S,
+                    effort_s=SEARCH_S,
                     shared_uplinks=True,
                 )
             )
         except Exception as error:  # whatever it is, training goes on with the routes it has
-            self._failed[kind] = table.name
+            self._failed[kind] = snapshot.name
             text = f"no routes were searched: {type(error).__name__}: {error}"
             self._context.log({"event": "warning", "text": text})
         else:
-            self._found[kind] = _Planned(table, found.routes)
+            self._found[kind] = _Planned(snapshot, found.routes)
 
 
 def _serving(members: Sequence[Member]) -> list[Member]:
@@ -167,15 +322,15 @@ def _served_alike(before: NetworkSnapshot, now: NetworkSnapshot) -> bool:
     )
 
 
-def _hops(table: NetworkSnapshot, route: Route) -> tuple[Hop, ...]:
+def _hops(snapshot: NetworkSnapshot, route: Route) -> tuple[Hop, ...]:
     """What of a route lies behind its origin."""
-    stage_of, peers = table.pipeline.stage_of, table.peers
-    return tuple(Hop(table.stages[stage_of[peer]], peers[peer]) for peer in route.peers[1:])
+    stage_of, peers = snapshot.pipeline.stage_of, snapshot.peers
+    return tuple(Hop(snapshot.stages[stage_of[peer]], peers[peer]) for peer in route.peers[1:])
 
 
-def planned_rules(config: StagesConfig, table: NetworkSnapshot, iteration: int) -> Rules:
+def planned_rules(config: StagesConfig, snapshot: NetworkSnapshot, iteration: int) -> Rules:
     """The iteration's rules, for the stages that have a replica."""
-    stages = len(table.stages)
+    stages = len(snapshot.stages)
     whole = config.rules(iteration)
     fewest = 1 + -(-(stages - 1) // MAX_JUMP)  # what is left may be too little to skip as much
     visited = max(fewest, stages - (whole.stages - whole.visited))

@@ -1,7 +1,7 @@
-"""What a peer has measured of its links and its stage, as it travels in its card.
+"""What a peer measures of its links and its stage: how, when, and what of it gossip carries.
 
-Figures are rounded to two digits, and told anew only when one has changed by a quarter, and not
-every moment: each change makes all peers plan their routes again.
+Every change makes all peers plan their routes again. So figures are rounded to two digits, and a
+profile is published again only when a figure has changed by a quarter, at most every 2 s.
 """
 
 import math
@@ -13,6 +13,10 @@ from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 
 import msgpack
+import xxhash
+
+from worker.membership import Member
+from worker.pipeline.stage_call import call_bytes, serves
 
 _FORGET = 0.2  # how much a new computing time counts against those before
 _REMEMBERED = 20  # round trips, of which the shortest is the link's, and rates
@@ -20,23 +24,31 @@ _OLD_S = 900.0  # of both: links change, and an idle one is measured three times
 _ENOUGH = 5  # rates of messages that had the uplink alone, to go by them only
 _UPPER = 0.8  # of the rates seen, the one to go by: other messages share the link now and then
 _CHANGE = 1.25
-_NEWS_S = 2.0
-_MOST_MEMORY = 1_000_000  # visits: more than an iteration has
+_PUBLISH_S = 2.0
+_MOST_MEMORY = 1_000_000  # calls: more than an iteration has
 _MOST_RATE = 1.25e9  # bytes/s: what arrives at once says nothing more
+
+PROBE_BYTES = 48 * 1024  # 0.08 s on a line of 5 Mbit/s
+_GAP_S = 1.0  # between two probes
+_MOST_PEERS = 32
+# To all 32 every five minutes: 5 kB/s, under 1 % of 5 Mbit/s. Plans for links that change faster
+# would be out of date when they are found.
+_AGAIN_S = 300.0
+_RETRY_S = 30.0  # after a failure; a peer that is gone is known to be so by then
 
 _Kept = dict[str, deque[tuple[float, float]]]  # (when, what) by peer
 
 
 @dataclass(frozen=True)
 class Profile:
-    """One peer's measurements; what is not known is left out, or 0.
+    """One peer's measurements as gossip carries them; what is not known is left out, or 0.
 
     Attributes:
         latency_s: one way, by peer.
         rate_bytes_per_s: of what is sent to each peer.
-        forward_s, backward_s, loss_s: of a visit here.
-        visit_bytes: of the activations of a microbatch, encoded.
-        memory: how many visits fit here at once.
+        forward_s, backward_s, loss_s: of a microbatch here.
+        activation_bytes: of a microbatch, encoded.
+        memory: how many calls fit here at once.
         gradient_norm: of the stage's last gradient.
     """
 
@@ -45,7 +57,7 @@ class Profile:
     forward_s: float = 0.0
     backward_s: float = 0.0
     loss_s: float = 0.0
-    visit_bytes: int = 0
+    activation_bytes: int = 0
     memory: int = 0
     gradient_norm: float = 0.0
 
@@ -61,7 +73,7 @@ class Profile:
         return 1 / (self.forward_s + self.backward_s + self.loss_s)
 
     @classmethod
-    @lru_cache(maxsize=256)  # all cards are read again and again, and few have changed
+    @lru_cache(maxsize=256)  # all profiles are read often, and few change
     def unpack(cls, raw: bytes) -> "Profile":
         """An empty one for what is none: a peer that measures nonsense harms its own routes."""
         try:
@@ -72,7 +84,7 @@ class Profile:
                 forward_s=_number(plain.get("forward_s", 0.0)),
                 backward_s=_number(plain.get("backward_s", 0.0)),
                 loss_s=_number(plain.get("loss_s", 0.0)),
-                visit_bytes=int(_number(plain.get("visit_bytes", 0))),
+                activation_bytes=int(_number(plain.get("activation_bytes", 0))),
                 memory=min(_MOST_MEMORY, int(_number(plain.get("memory", 0)))),
                 gradient_norm=_number(plain.get("gradient_norm", 0.0)),
             )
@@ -80,23 +92,18 @@ class Profile:
             return cls()
 
 
-def visit_held(activation_bytes: int) -> int:
-    """What a visit holds here: its input, its output, and the gradient that comes back."""
-    return 3 * activation_bytes
-
-
 @dataclass(eq=False)
-class Transfer:
+class LinkSample:
     """A message on its way to another peer; `alone` while nothing else of this peer's is."""
 
     alone: bool
 
 
-class Measuring:
-    """Collects this peer's measurements. io thread only.
+class Measurements:
+    """Collects what this peer measures. io thread only.
 
     Args:
-        limit_bytes: what visits may hold here.
+        limit_bytes: what calls may hold here.
         clock: monotonic seconds.
     """
 
@@ -105,38 +112,38 @@ class Measuring:
         self._round_trips: _Kept = {}
         self._rates: _Kept = {}
         self._shared_rates: _Kept = {}
-        self._under_way: list[Transfer] = []
+        self._under_way: list[LinkSample] = []
         self._epochs: Mapping[str, int] = {}
         self._times: dict[str, float] = {}
-        self._visit_bytes = 0
-        self.gradient_norm = 0.0  # told along with the rest, and no news by itself
-        self._told, self._told_at = Profile(), -math.inf
+        self.activation_bytes = 0  # of a microbatch, encoded; 0 while not known
+        self.gradient_norm = 0.0  # published along with the rest, and no reason to publish
+        self._published, self._published_s = Profile(), -math.inf
 
     def round_trip(self, peer: str, seconds: float) -> None:
         """A small call and its answer."""
         self._remember(self._round_trips, peer, seconds)
 
     @contextmanager
-    def transfer(self) -> Iterator[Transfer]:
+    def sending(self) -> Iterator[LinkSample]:
         """Around what is sent, until the other side has said that it is there."""
-        transfer = Transfer(alone=not self._under_way)
+        sample = LinkSample(alone=not self._under_way)
         for other in self._under_way:
             other.alone = False
-        self._under_way.append(transfer)
+        self._under_way.append(sample)
         try:
-            yield transfer
+            yield sample
         finally:
-            self._under_way.remove(transfer)
+            self._under_way.remove(sample)
 
     def sent(self, peer: str, size: int, seconds: float, *, alone: bool = True) -> None:
         """So many bytes went to the peer, and it has said so; `seconds` has both ways in it.
 
-        Nothing is learned of a rate before there is a round trip to take off.
+        Before the first round trip, which is taken off, nothing is learned of a rate.
 
         Args:
-            alone: whether they had this peer's uplink to themselves. Schedules let the messages of
-                a peer leave one after another: by the rate of one that shared it with others they
-                would count the others twice. So such a rate counts only while there is no better.
+            alone: whether they had this peer's uplink to themselves. A plan lets the messages of a
+                peer leave one after another, so a rate that was shared would count the others
+                twice. It counts only while there is no better one.
         """
         if peer in self._round_trips:
             trip_s = min(_values(self._round_trips[peer]))
@@ -148,8 +155,8 @@ class Measuring:
         kept = [rates[peer] for rates in (self._rates, self._shared_rates) if peer in rates]
         return max((values[-1][0] for values in kept), default=None)
 
-    def present(self, epochs: Mapping[str, int]) -> None:
-        """Forgets who is gone or has started again, maybe elsewhere. Args: epochs: by peer."""
+    def on_view(self, epochs: Mapping[str, int]) -> None:
+        """Forgets peers that are gone or have started again. Args: epochs: of those that live."""
         for peer in [peer for peer, epoch in self._epochs.items() if epochs.get(peer) != epoch]:
             for kept in (self._round_trips, self._rates, self._shared_rates):
                 kept.pop(peer, None)
@@ -159,20 +166,16 @@ class Measuring:
         """`what`: forward_s, backward_s or loss_s."""
         self._times[what] = _blend(self._times.get(what), seconds)
 
-    def visit_bytes(self, size: int) -> None:
-        """A visit's activations take so many bytes, encoded."""
-        self._visit_bytes = size
-
     @property
     def _memory(self) -> int:
-        """How many visits fit here; 0 while none has shown its size."""
-        if not self._visit_bytes:
+        """How many calls fit here; 0 while none has shown its size."""
+        if not self.activation_bytes:
             return 0
-        return max(1, self._limit_bytes // visit_held(self._visit_bytes))
+        return max(1, self._limit_bytes // call_bytes(self.activation_bytes))
 
-    def news(self, now_s: float) -> Profile | None:
-        """What is to be told, if it differs enough from what was."""
-        if now_s < self._told_at + _NEWS_S:
+    def poll(self, now_s: float) -> Profile | None:
+        """What to publish now, if it differs enough from what was."""
+        if now_s < self._published_s + _PUBLISH_S:
             return None
         for kept in (self._round_trips, self._rates, self._shared_rates):
             self._forget(kept)
@@ -185,13 +188,13 @@ class Measuring:
                 for peer in self._rates.keys() | self._shared_rates.keys()
             },
             **{what: _rounded(seconds) for what, seconds in self._times.items()},
-            visit_bytes=self._visit_bytes,
+            activation_bytes=self.activation_bytes,
             memory=self._memory,
             gradient_norm=_rounded(self.gradient_norm),
         )
-        if not (self._has_forgotten(now) or _differs(self._told, now)):
+        if not (self._has_forgotten(now) or _differs(self._published, now)):
             return None
-        self._told, self._told_at = now, now_s
+        self._published, self._published_s = now, now_s
         return now
 
     def _rates_to(self, peer: str) -> list[float]:
@@ -203,10 +206,10 @@ class Measuring:
         kept.setdefault(peer, deque(maxlen=_REMEMBERED)).append((self._clock(), value))
 
     def _has_forgotten(self, now: Profile) -> bool:
-        """Whether a link was told of that is not known any more, to a peer that is there."""
+        """Whether a published link is not known any more, to a peer that is there."""
         links = (
-            (self._told.latency_s, now.latency_s),
-            (self._told.rate_bytes_per_s, now.rate_bytes_per_s),
+            (self._published.latency_s, now.latency_s),
+            (self._published.rate_bytes_per_s, now.rate_bytes_per_s),
         )
         return any(before.keys() & self._epochs.keys() - after.keys() for before, after in links)
 
@@ -220,12 +223,64 @@ class Measuring:
                 del kept[peer]
 
 
+class LinkProber:
+    """Which link to measure next; sans-I/O. Times are monotonic seconds.
+
+    Each link is probed soon after its peer is there, and again when it has been idle: real traffic
+    counts as a measurement. Probes go out one at a time, at most one a second. In a large swarm a
+    peer measures its links to 32 others; a hash chooses them, so that each answers about as many.
+
+    Args:
+        measured_at: when the rate to a peer was measured last, by any traffic; None for never.
+    """
+
+    def __init__(self, me: str, measured_at: Callable[[str], float | None]) -> None:
+        self._me, self._measured_at = me, measured_at
+        self._failed: dict[str, float] = {}
+        self._busy = False
+        self._next_s = -math.inf
+
+    def next(self, members: Sequence[Member], now: float) -> Member | None:
+        """The peer to measure now; `ended` is to follow."""
+        if self._busy or now < self._next_s:
+            return None
+        self._next_s = now + _GAP_S
+        able = [member for member in members if serves(member)]
+        others = [member for member in able if member.peer != self._me]
+        if len(others) == len(able):
+            return None  # this peer does not serve yet
+        self._failed = {c.peer: self._failed[c.peer] for c in others if c.peer in self._failed}
+        mine = sorted(others, key=self._rank)[:_MOST_PEERS]
+        due = min(mine, key=self._due_s, default=None)
+        if due is None or self._due_s(due) > now:
+            return None
+        self._busy = True
+        return due
+
+    def ended(self, peer: str, answered: bool, now: float) -> None:
+        """The probe is over."""
+        self._busy = False
+        self._next_s = now + _GAP_S
+        if answered:
+            self._failed.pop(peer, None)
+        else:
+            self._failed[peer] = now
+
+    def _rank(self, member: Member) -> int:
+        return xxhash.xxh3_64_intdigest(f"{self._me}/{member.peer}".encode())
+
+    def _due_s(self, member: Member) -> float:
+        measured_s = self._measured_at(member.peer)
+        again_s = -math.inf if measured_s is None else measured_s + _AGAIN_S
+        return max(again_s, self._failed.get(member.peer, -math.inf) + _RETRY_S)
+
+
 def _differs(told: Profile, now: Profile) -> bool:
     pairs = [
         *((told.latency_s.get(p, 0.0), s) for p, s in now.latency_s.items() if s > 1e-3),
         *((told.rate_bytes_per_s.get(p, 0.0), r) for p, r in now.rate_bytes_per_s.items()),
         *((getattr(told, n), getattr(now, n)) for n in ("forward_s", "backward_s", "loss_s")),
-        (told.visit_bytes, now.visit_bytes),
+        (told.activation_bytes, now.activation_bytes),
         (told.memory, now.memory),
     ]
     return any(max(a, b) > _CHANGE * min(a, b) for a, b in pairs if max(a, b) > 0)

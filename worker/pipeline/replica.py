@@ -1,8 +1,8 @@
-"""The layers of one stage on the train thread: what visits ask for, and the gradient they sum to.
+"""The layers of one stage on the train thread: the jobs of stage calls, and their summed gradient.
 
-Forwards keep nothing but what the caller keeps: a backward computes its stage's forward anew from
-the stage's input. So does the origin's last job of a microbatch with the loss: before, it is not
-known whether the microbatch will come back and count.
+Forwards keep nothing but what the caller keeps: a backward computes its stage's forward again from
+the stage's input. The origin's last job of a microbatch does so with the loss, for only then is it
+known that the microbatch has come back and counts.
 """
 
 import heapq
@@ -11,6 +11,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -20,10 +21,38 @@ from algorithms.skippipe.gradients import StageGradients
 from worker import wire
 from worker.errors import ConfigError
 from worker.tasks import Batch, Cursor, StageModule, Task, next_batch
-from worker.training.inbox import IterationOver, JobKind, StageJob, StageJobDone
+from worker.training.inbox import (
+    IterationOver,
+    IterationStarted,
+    JobKind,
+    Mailbox,
+    StageJob,
+    StageJobDone,
+)
+from worker.training.loop_protocol import Loop
 from worker.training.replica import InnerConfig, InnerReplica
 
 _BACKWARDS = (JobKind.BACKWARD, JobKind.LEAVE, JobKind.LOSS)
+_REBUILT_LR = 1.1  # CheckFree's: a stage that is the mean of its neighbours has to leave them
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageJobs:
+    """What a stage is asked to do, and how it answers.
+
+    Args:
+        codec: of activations and their gradients.
+        microbatches: that begin here in each iteration; 0 on a stage other than 0.
+        answer: takes the result of a job.
+        limit_bytes: of the activations of one microbatch, encoded: others take no more either.
+        clock: seconds, by which jobs are timed.
+    """
+
+    codec: Codec
+    microbatches: int
+    answer: Callable[[StageJobDone], None]
+    limit_bytes: float = math.inf
+    clock: Callable[[], float] = time.perf_counter
 
 
 class StageReplica(InnerReplica):
@@ -34,13 +63,10 @@ class StageReplica(InnerReplica):
 
     Args:
         task, config, cursor, steps: as of an `InnerReplica`; the module is the stage's alone.
-        codec: of activations and their gradients.
-        microbatches: that begin here in each iteration; 0 on a stage other than 0.
-        answer: takes what came of a job.
-        limit_bytes: of the activations of one microbatch, encoded: others take no more either.
+        jobs: what it is asked to do.
 
     Raises:
-        ConfigError: from `work`, where a microbatch of the task is larger.
+        ConfigError: from `work`, where a microbatch of the task is above the limit.
     """
 
     def __init__(
@@ -50,17 +76,12 @@ class StageReplica(InnerReplica):
         config: InnerConfig,
         cursor: Cursor,
         steps: int,
-        *,
-        codec: Codec,
-        microbatches: int,
-        answer: Callable[[StageJobDone], None],
-        limit_bytes: float = math.inf,
-        clock: Callable[[], float] = time.perf_counter,
+        jobs: StageJobs,
     ) -> None:
         super().__init__(task, module, config, cursor, steps)
-        self._module, self._codec = module, codec
-        self._microbatches, self._answer, self._clock = microbatches, answer, clock
-        self._limit_bytes = limit_bytes
+        self._module, self._codec = module, jobs.codec
+        self._microbatches, self._answer, self._clock = jobs.microbatches, jobs.answer, jobs.clock
+        self._limit_bytes = jobs.limit_bytes
         self.iteration = 0
         self._jobs: list[tuple[bool, int, StageJob]] = []
         self._batches_here: list[Batch] = []
@@ -87,7 +108,7 @@ class StageReplica(InnerReplica):
             self.cursor = self._batches_here[-1].cursor
         self.busy_s = 0.0
 
-    def take(self, message: StageJob | IterationOver) -> None:
+    def handle(self, message: StageJob | IterationOver) -> None:
         """A job, or word that there will be no more of them in an iteration."""
         if isinstance(message, StageJob):
             heapq.heappush(self._jobs, (message.kind not in _BACKWARDS, message.number, message))
@@ -96,7 +117,7 @@ class StageReplica(InnerReplica):
 
     @property
     def over(self) -> bool:
-        """Whether all visits of the iteration are counted."""
+        """Whether all microbatches of the iteration are counted."""
         return self._over is not None and self._over.iteration >= self.iteration
 
     def work(self) -> bool:
@@ -136,6 +157,13 @@ class StageReplica(InnerReplica):
         mean = self._gradients.averaged()
         self.gradient_norm = math.sqrt(sum(float(g.square().sum()) for g in mean.values()))
         return mean
+
+    def raise_learning_rate(self) -> None:
+        """After a rebuild, for as long as this process serves the stage.
+
+        Ref: arXiv:2506.15461 (CheckFree), algorithm 1.
+        """
+        self._config = replace(self._config, lr=_REBUILT_LR * self._config.lr)
 
     def inner_step(self, step: int, gradients: Mapping[str, Tensor]) -> None:
         """As an `InnerReplica`'s; none where nothing has visited the stage: zeros would move it by
@@ -197,7 +225,7 @@ class StageReplica(InnerReplica):
         return self._encode(of_input)
 
     def _leave(self, work: StageJob) -> None:
-        """The microbatch has come back: adds what head, norm, embedding and layers have of it."""
+        """The microbatch has come back: adds its gradient of head, norm, embedding and layers."""
         if work.microbatch in self._gradients:
             return
         batch, (values, shape) = self._batches_here[work.microbatch], self._kept(work.microbatch)
@@ -217,8 +245,8 @@ class StageReplica(InnerReplica):
 
     @contextmanager
     def _adding(self, microbatch: int) -> Iterator[None]:
-        """Around what adds a microbatch's gradient to the sum. What fails there has added a part of
-        it, which nothing takes out again: no job's problem, but the end of this worker."""
+        """Around what adds a microbatch's gradient to the sum. A failure has added a part of it,
+        which nothing takes out again: it is no job's problem, but ends this worker."""
         try:
             yield
         except ValueError as error:
@@ -233,3 +261,49 @@ class StageReplica(InnerReplica):
     def _decode(self, raw: memoryview | None, shape: tuple[int, ...]) -> Tensor:
         assert raw is not None
         return wire.decode(self._codec, raw, math.prod(shape)).view(shape)
+
+
+class Iterations:
+    """The iterations of a stage in the training loop. train thread only.
+
+    Args:
+        stage: does the jobs of stage calls, and sums gradients up.
+        mailbox: where jobs come from.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, stage: StageReplica, mailbox: Mailbox, clock: Callable[[], float]) -> None:
+        self._stage, self._mailbox, self._clock = stage, mailbox, clock
+        self._served = 0  # the latest iteration that is counted here
+
+    @property
+    def visits(self) -> int:
+        """Microbatches in the gradient of the latest iteration."""
+        return self._stage.visits
+
+    def handle(self, message: StageJob | IterationOver) -> None:
+        """A job, or word that there will be no more of them."""
+        self._stage.handle(message)
+
+    def serve(self, loop: Loop) -> float:
+        """Does jobs until every microbatch of the loop's step has come back, or another peer's
+        state was taken over, in which the iteration is done. Returns how long it waited (s)."""
+        stage, waited_s = self._stage, 0.0
+        if loop.step <= self._served:  # back in the schedule: a step taken here has it
+            stage.begin(loop.step)
+            return waited_s
+        while not (stage.iteration == loop.step and stage.over) and loop.stopped is None:
+            while (message := self._mailbox.poll()) is not None:
+                loop.take(message)
+            if loop.moved:
+                break
+            if stage.iteration != loop.step:
+                stage.begin(loop.step)
+                self._mailbox.post(IterationStarted(loop.step, stage.gradient_norm))
+            elif not stage.over and not stage.work():
+                started = self._clock()
+                loop.take(self._mailbox.wait())
+                waited_s += self._clock() - started
+        if loop.stopped is None and not loop.moved:
+            self._served = loop.step
+        return waited_s

@@ -1,16 +1,22 @@
-"""What a visit is called, and where it goes on."""
+"""A microbatch's call at a stage: its key, its route, the reply, and all of it on the wire."""
 
+import math
 from dataclasses import dataclass
 
 import xxhash
 
-from worker.membership import Member
+from algorithms.codecs import Codec
+from protos import murmuration_pb2 as pb
+from worker.membership import Health, Member, Phase
+from worker.wire import Payload, WireError
+
+_MAX_STAGES = 1024
 
 
 @dataclass(frozen=True, order=True)
 class Incarnation:
-    """A peer from the start of its process on; `epoch` is its card's. Who starts again under the
-    same name has nothing of what its earlier life had under way."""
+    """One process of a peer; `epoch` is its `Member`'s. A peer that starts again under the same
+    name has nothing of what its earlier process had under way."""
 
     peer: str
     epoch: int
@@ -21,8 +27,8 @@ class Incarnation:
 
 
 @dataclass(frozen=True, order=True)
-class Key:
-    """One microbatch on one stage; a repeated call has the same."""
+class StageCallKey:
+    """One microbatch of an iteration; a repeated call has the same key."""
 
     iteration: int
     origin: Incarnation
@@ -46,19 +52,115 @@ class Hop:
 
 @dataclass(frozen=True)
 class StageCall:
-    """A microbatch on its way: where it is, and where it goes on. `shape` is (B, T, D)."""
+    """A microbatch at a stage.
 
-    key: Key
+    Args:
+        rest: the hops that follow; the origin, which computes the loss, is not among them.
+        shape: (B, T, D) of the activations.
+        snapshot: name of the measurements that the origin has planned with.
+        sender: the peer that makes this call.
+    """
+
+    key: StageCallKey
     stage: int
     rest: tuple[Hop, ...]
     shape: tuple[int, ...]
-    schedule: int
+    snapshot: int
     sender: str
 
 
 @dataclass(frozen=True)
-class Back:
-    """The gradient of what a visit was given, encoded; and who has taken part, in order."""
+class StageReply:
+    """The encoded gradient of a call's activations, and the peers that took part, in order."""
 
     gradient: memoryview
     path: tuple[str, ...]
+
+
+class StageCallTooLarge(WireError):
+    """Activations that no call may hold on this peer."""
+
+
+def serves(member: Member) -> bool:
+    """Whether calls may be sent to this peer."""
+    return member.health is Health.ALIVE and member.phase in (Phase.READY, Phase.TRAINING)
+
+
+def call_bytes(activation_bytes: int) -> int:
+    """What a call holds on its peer: its input, its output, and the gradient that comes back."""
+    return 3 * activation_bytes
+
+
+# -------------------------------------------------------------------------------------- the wire
+
+
+def call_header(call: StageCall, run: int, codec: Codec, payload: Payload) -> bytes:
+    """The first message of a call."""
+    return pb.StageCallUp(
+        header=pb.StageCallHeader(
+            run=run,
+            iteration=call.key.iteration,
+            origin=call.key.origin.peer,
+            epoch=call.key.origin.epoch,
+            microbatch=call.key.microbatch,
+            sender=call.sender,
+            stage=call.stage,
+            rest=[pb.Hop(stage=hop.stage, peer=hop.peer) for hop in call.rest],
+            codec=codec.wire_id,
+            shape=call.shape,
+            total_bytes=len(payload.raw),
+            hash=payload.hash,
+            snapshot=call.snapshot,
+        )
+    ).SerializeToString()
+
+
+def call_of(header: pb.StageCallHeader, run: int, codec: Codec, limit_bytes: int) -> StageCall:
+    """Reads a header.
+
+    Raises:
+        WireError: another run or codec, or sizes that do not fit one another.
+        StageCallTooLarge: the sizes fit one another, but are above `limit_bytes`.
+    """
+    if header.run != run:
+        raise WireError("a stage call of another run")
+    if header.codec != codec.wire_id:
+        raise WireError(f"activations in codec {header.codec}; this run's is {codec.name}")
+    shape = tuple(header.shape)
+    if len(shape) != 3 or min(shape) < 1:
+        raise WireError(f"activations of shape {shape}")
+    expected_bytes = codec.encoded_bytes(math.prod(shape))
+    if header.total_bytes != expected_bytes:
+        raise WireError(
+            f"activations of {header.total_bytes} bytes; shape {shape} takes {expected_bytes}"
+        )
+    if expected_bytes > limit_bytes:
+        raise StageCallTooLarge(
+            f"[stages] memory_mib: the activations of one microbatch take "
+            f"{expected_bytes / 2**20:.2g} MiB, of which {limit_bytes / 2**20:.2g} are taken here; "
+            "raise memory_mib on this machine, or make batches smaller"
+        )
+    if max(len(header.rest), header.stage) > _MAX_STAGES:
+        raise WireError(f"a route of {len(header.rest)} stages")
+    origin = Incarnation(header.origin, header.epoch)
+    return StageCall(
+        key=StageCallKey(header.iteration, origin, header.microbatch),
+        stage=header.stage,
+        rest=tuple(Hop(hop.stage, hop.peer) for hop in header.rest),
+        shape=shape,
+        snapshot=header.snapshot,
+        sender=header.sender,
+    )
+
+
+def gradient_header(payload: Payload, path: tuple[str, ...]) -> bytes:
+    """The first message of a reply, apart from `received`."""
+    return pb.StageCallDown(
+        gradient=pb.Gradient(total_bytes=len(payload.raw), hash=payload.hash, path=path)
+    ).SerializeToString()
+
+
+def call_failed(reason: str, *, elsewhere: bool) -> bytes:
+    """A refusal. Args: elsewhere: whether another replica may do it."""
+    failed = pb.StageCallFailed(reason=reason, elsewhere=elsewhere)
+    return pb.StageCallDown(failed=failed).SerializeToString()

@@ -15,8 +15,7 @@ from algorithms.fragment_state import FragmentState
 from algorithms.fragments import Fragment
 from algorithms.plan import Plan
 from worker.membership import Phase
-from worker.pipeline.iterations import Iterations
-from worker.pipeline.replica import StageReplica
+from worker.pipeline.replica import Iterations, StageReplica
 from worker.training.fragment import FragmentReplica
 from worker.training.inbox import (
     Adopt,
@@ -239,7 +238,7 @@ class Trainer:
                 self._skip(step)
             case StageJob() | IterationOver():
                 if self._iterations is not None:
-                    self._iterations.take(message)
+                    self._iterations.handle(message)
             case StageMove(stage):
                 self.moves_to, self.stopped = message, Stop(f"moves to stage {stage}")
             case Stop():

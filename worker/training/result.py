@@ -107,9 +107,9 @@ def _evaluate(
 
 
 def _of_stage(config: Config, stages: StageNode) -> dict[str, object]:
-    """What there is to say of a stage and its visits; `visit_bytes_sent` are activations and
+    """What there is to say of a stage and its calls; `activation_bytes_sent` are activations and
     gradients. io thread only."""
-    context, room = stages.context, stages.room
+    context, budget = stages.context, stages.context.budget
     sent = context.transport.traffic.sent
     return {
         "stage": context.stage,
@@ -118,8 +118,8 @@ def _of_stage(config: Config, stages: StageNode) -> dict[str, object]:
         "skip": config.stages.skip,
         "microbatches": config.stages.microbatches,
         "stage_counts": asdict(context.counts),
-        "in_flight_peak_bytes": room.peak_bytes,
-        "in_flight_limit_bytes": room.limit_bytes,
-        "visit_bytes_sent": sent["Data/Visit"],
+        "in_flight_peak_bytes": budget.peak_bytes,
+        "in_flight_limit_bytes": budget.limit_bytes,
+        "activation_bytes_sent": sent["Data/StageCall"],
         "exchange_bytes_sent": sum(sent[method] for method in _EXCHANGES),
     }

@@ -16,8 +16,8 @@ Kind = (
     | type[pb.ExchangeDown]
     | type[pb.MeetMessage]
     | type[pb.FetchReply]
-    | type[pb.VisitUp]
-    | type[pb.VisitDown]
+    | type[pb.StageCallUp]
+    | type[pb.StageCallDown]
 )
 
 MAX_FRAME_BYTES = 1024 * 1024

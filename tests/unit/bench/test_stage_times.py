@@ -47,7 +47,7 @@ def links(tmp_path: Path) -> Path:
 def test_it_is_the_median_over_the_kinds_of_routes(
     routing: str, wanted: list[tuple[str, int]], links: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stage_times, "_EFFORT_S", 0.05)
+    monkeypatch.setattr(stage_times, "SEARCH_S", 0.05)
     predict, asked, took_s = stage_times.predict, [], []
 
     def seen(

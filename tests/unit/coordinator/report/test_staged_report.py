@@ -17,7 +17,7 @@ COUNTS = {
     "skipped": 0,
     "dropped": 0,
     "lost": 0,
-    "other_schedules": 4,
+    "other_snapshots": 4,
     "discarded": 0,
 }
 PARAMS = (1_000_000, 300_000, 200_000)
@@ -40,7 +40,7 @@ def staged(result_event):
                 "stage_counts": COUNTS | (counts or {}),
                 "in_flight_peak_bytes": 4_000_000,
                 "in_flight_limit_bytes": 64_000_000,
-                "visit_bytes_sent": 1_500_000,
+                "activation_bytes_sent": 1_500_000,
                 "exchange_bytes_sent": 250_000,
                 "iteration_s": 1.5,
                 "iteration_p95_s": 2.0,
@@ -95,7 +95,7 @@ def test_the_model_is_the_sum_of_its_stages(staged) -> None:
     assert [peer["stage"] for peer in report["peers"]] == [0, 1, 2, 0, 1, 2]
     stages = report["stages"]
     assert (stages["count"], stages["routing"], stages["microbatches"]) == (3, "full", 8)
-    assert stages["visit_bytes_per_iteration"] == 15_000
+    assert stages["activation_bytes_per_iteration"] == 15_000
     summed = {key: 6 * number for key, number in COUNTS.items()}
     assert stages["counts"] == {**summed, "unconfirmed": 0}
     assert stages["by_stage"][1] == {
@@ -249,7 +249,7 @@ def test_nonsense_from_outside_is_passed_over(staged) -> None:
         "microbatches": None,
         "stage_counts": [1],
         "in_flight_peak_bytes": "x",
-        "visit_bytes_sent": None,
+        "activation_bytes_sent": None,
         "iteration_s": None,
         "iteration_p95_s": None,
     }

@@ -1,9 +1,16 @@
-"""What a peer tells of its links and its stage: rounded, seldom, and read with suspicion."""
+"""What a peer measures of its links and its stage: rounded, seldom, and read with suspicion; and
+which link it measures when."""
+
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
 
 import msgpack
 import pytest
 
-from worker.pipeline.profile import Measuring, Profile, visit_held
+from tests.unit.worker.pipeline.members import members_of
+from worker.membership import Health, Member, Phase
+from worker.pipeline.profile import LinkProber, Measurements, Profile, call_bytes
 
 FULL = Profile(
     latency_s={"b": 0.01},
@@ -11,7 +18,7 @@ FULL = Profile(
     forward_s=0.02,
     backward_s=0.05,
     loss_s=0.005,
-    visit_bytes=4096,
+    activation_bytes=4096,
     memory=7,
 )
 
@@ -38,40 +45,40 @@ def test_nonsense_is_an_empty_profile(raw: bytes) -> None:
     assert Profile.unpack(raw) == Profile()
 
 
-def test_no_peer_has_memory_for_more_visits_than_there_are() -> None:
+def test_no_peer_has_memory_for_more_calls_than_there_are() -> None:
     assert Profile.unpack(msgpack.packb({"memory": 2**63})).memory == 1_000_000
 
 
 def test_a_latency_is_half_of_the_shortest_round_trip() -> None:
-    measuring = Measuring(1000)
+    measurements = Measurements(1000)
     for seconds in (0.5, 0.2, 0.9):
-        measuring.round_trip("b", seconds)
-    news = measuring.news(0.0)
+        measurements.round_trip("b", seconds)
+    news = measurements.poll(0.0)
     assert news is not None
     assert news.latency_s == {"b": 0.1}
 
 
-def test_memory_is_how_many_visits_fit_and_at_least_one() -> None:
-    measuring = Measuring(1000)
-    measuring.visit_bytes(100)
-    news = measuring.news(0.0)
+def test_memory_is_how_many_calls_fit_and_at_least_one() -> None:
+    measurements = Measurements(1000)
+    measurements.activation_bytes = 100
+    news = measurements.poll(0.0)
     assert news is not None
-    assert (news.visit_bytes, news.memory) == (100, 1000 // visit_held(100))
-    measuring.visit_bytes(10_000)
-    news = measuring.news(60.0)
+    assert (news.activation_bytes, news.memory) == (100, 1000 // call_bytes(100))
+    measurements.activation_bytes = 10_000
+    news = measurements.poll(60.0)
     assert news is not None
     assert news.memory == 1
 
 
 def test_small_changes_are_no_news() -> None:
-    measuring = Measuring(1000)
-    assert measuring.news(0.0) is None  # nothing is known
-    measuring.computed("forward_s", 1.0)
-    assert measuring.news(1.0) is not None
-    measuring.computed("forward_s", 1.5)  # counts a fifth: 1.1 s
-    assert measuring.news(60.0) is None
-    measuring.computed("forward_s", 3.0)  # 1.48 s
-    news = measuring.news(120.0)
+    measurements = Measurements(1000)
+    assert measurements.poll(0.0) is None  # nothing is known
+    measurements.computed("forward_s", 1.0)
+    assert measurements.poll(1.0) is not None
+    measurements.computed("forward_s", 1.5)  # counts a fifth: 1.1 s
+    assert measurements.poll(60.0) is None
+    measurements.computed("forward_s", 3.0)  # 1.48 s
+    news = measurements.poll(120.0)
     assert news is not None
     assert news.forward_s == 1.5
 
@@ -85,88 +92,88 @@ class Clock:
         return self.now_s
 
 
-def rates(measuring: Measuring, now_s: float) -> dict[str, float]:
-    news = measuring.news(now_s)
+def rates(measurements: Measurements, now_s: float) -> dict[str, float]:
+    news = measurements.poll(now_s)
     assert news is not None
     return dict(news.rate_bytes_per_s)
 
 
 def test_what_is_sent_before_any_round_trip_tells_no_rate() -> None:
     """Most of the second may be the way there and back."""
-    measuring = Measuring(1000, Clock())
-    measuring.sent("b", 1_000_000, 1.0)
-    assert measuring.measured_at("b") is None
-    assert measuring.news(0.0) is None
-    measuring.round_trip("b", 0.9)
-    measuring.sent("b", 1_000_000, 1.0)
-    assert measuring.measured_at("b") == 0.0
-    assert rates(measuring, 0.0)["b"] == 1e7
+    measurements = Measurements(1000, Clock())
+    measurements.sent("b", 1_000_000, 1.0)
+    assert measurements.measured_at("b") is None
+    assert measurements.poll(0.0) is None
+    measurements.round_trip("b", 0.9)
+    measurements.sent("b", 1_000_000, 1.0)
+    assert measurements.measured_at("b") == 0.0
+    assert rates(measurements, 0.0)["b"] == 1e7
 
 
 def test_of_a_few_rates_the_best_counts_until_it_is_old() -> None:
     """A probe that shared the link with others is no news; a link that has become slow is."""
     clock = Clock()
-    measuring = Measuring(1000, clock)
+    measurements = Measurements(1000, clock)
     for clock.now_s, seconds in ((0.0, 1.1), (300.0, 2.1), (600.0, 2.1)):
-        measuring.round_trip("b", 0.1)
-        measuring.sent("b", 1_000_000, seconds)
-    assert rates(measuring, 600.0)["b"] == 1e6
-    assert measuring.measured_at("b") == 600.0
+        measurements.round_trip("b", 0.1)
+        measurements.sent("b", 1_000_000, seconds)
+    assert rates(measurements, 600.0)["b"] == 1e6
+    assert measurements.measured_at("b") == 600.0
     clock.now_s = 901.0
-    measuring.sent("b", 1_000_000, 2.1)
-    assert rates(measuring, 901.0)["b"] == 5e5
+    measurements.sent("b", 1_000_000, 2.1)
+    assert rates(measurements, 901.0)["b"] == 5e5
 
 
 def test_messages_alone_on_their_way_tell_so() -> None:
-    measuring = Measuring(1000)
-    with measuring.transfer() as first:
+    measurements = Measurements(1000)
+    with measurements.sending() as first:
         assert first.alone
-        with measuring.transfer() as second:
+        with measurements.sending() as second:
             pass
-    with measuring.transfer() as third:
+    with measurements.sending() as third:
         pass
-    assert [transfer.alone for transfer in (first, second, third)] == [False, False, True]
+    assert [sample.alone for sample in (first, second, third)] == [False, False, True]
 
 
 def test_rates_of_messages_that_shared_the_uplink_count_while_few_had_it_alone() -> None:
-    measuring = Measuring(1000, Clock())
-    measuring.round_trip("b", 0.1)
+    measurements = Measurements(1000, Clock())
+    measurements.round_trip("b", 0.1)
     for seconds, alone in [(2.1, False)] * 20 + [(1.1, True)] * 4:
-        measuring.sent("b", 1_000_000, seconds, alone=alone)
-    assert rates(measuring, 0.0)["b"] == 5e5
-    measuring.sent("b", 1_000_000, 1.1, alone=True)
-    assert rates(measuring, 2.0)["b"] == 1e6
+        measurements.sent("b", 1_000_000, seconds, alone=alone)
+    assert rates(measurements, 0.0)["b"] == 5e5
+    measurements.sent("b", 1_000_000, 1.1, alone=True)
+    assert rates(measurements, 2.0)["b"] == 1e6
 
 
 def test_a_link_that_is_measured_no_more_is_forgotten_and_that_is_news() -> None:
     clock = Clock()
-    measuring = Measuring(1000, clock)
-    measuring.present({"b": 1, "c": 1})
+    measurements = Measurements(1000, clock)
+    measurements.on_view({"b": 1, "c": 1})
     for peer in "bc":
-        measuring.round_trip(peer, 0.1)
-        measuring.sent(peer, 1000, 0.2)
-    assert rates(measuring, 0.0).keys() == {"b", "c"}
+        measurements.round_trip(peer, 0.1)
+        measurements.sent(peer, 1000, 0.2)
+    assert rates(measurements, 0.0).keys() == {"b", "c"}
     for clock.now_s in (600.0, 1200.0):
-        measuring.round_trip("b", 0.1)
-        measuring.sent("b", 1000, 0.2)
-    news = measuring.news(1200.0)
+        measurements.round_trip("b", 0.1)
+        measurements.sent("b", 1000, 0.2)
+    news = measurements.poll(1200.0)
     assert news is not None
     assert news.latency_s.keys() == news.rate_bytes_per_s.keys() == {"b"}
-    assert measuring.measured_at("c") is None
-    assert measuring.news(1300.0) is None
+    assert measurements.measured_at("c") is None
+    assert measurements.poll(1300.0) is None
 
 
 def test_who_is_gone_or_has_started_again_is_not_remembered() -> None:
-    measuring = Measuring(1000, Clock())
-    measuring.present({"b": 1, "c": 1, "d": 1})
+    measurements = Measurements(1000, Clock())
+    measurements.on_view({"b": 1, "c": 1, "d": 1})
     for peer in "bcd":
-        measuring.round_trip(peer, 0.1)
-        measuring.sent(peer, 1000, 0.2)
-    measuring.present({"b": 1, "c": 2})
-    news = measuring.news(0.0)
+        measurements.round_trip(peer, 0.1)
+        measurements.sent(peer, 1000, 0.2)
+    measurements.on_view({"b": 1, "c": 2})
+    news = measurements.poll(0.0)
     assert news is not None
     assert news.latency_s.keys() == news.rate_bytes_per_s.keys() == {"b"}
-    assert measuring.measured_at("c") is None
+    assert measurements.measured_at("c") is None
 
 
 def test_visits_per_second_are_known_once_both_ways_are_measured() -> None:
@@ -175,10 +182,118 @@ def test_visits_per_second_are_known_once_both_ways_are_measured() -> None:
 
 
 def test_a_rate_is_among_the_best_and_without_the_way_of_the_answer() -> None:
-    measuring = Measuring(1000)
-    measuring.round_trip("b", 0.5)
+    measurements = Measurements(1000)
+    measurements.round_trip("b", 0.5)
     for seconds in (1.0, 1.5, 2.5, 3.5, 4.5, 10.5):
-        measuring.sent("b", 1_000_000, seconds)
-    news = measuring.news(0.0)
+        measurements.sent("b", 1_000_000, seconds)
+    news = measurements.poll(0.0)
     assert news is not None
     assert news.rate_bytes_per_s["b"] == 1_000_000
+
+
+# ------------------------------------------------------------------------------------- probes
+
+
+class Measuring:
+    """p0 with a clock; a probe takes a tenth of a second. `cut` are those that do not answer."""
+
+    def __init__(self, members: list[Member]) -> None:
+        self.members, self.now, self.cut = members, 0.0, set[str]()
+        self.measured: dict[str, float] = {}
+        self.prober = LinkProber("p0", self.measured.get)
+
+    def during(self, seconds: float) -> list[tuple[float, str]]:
+        """(when, whom) of the probes begun from now on."""
+        began, end = [], self.now + seconds
+        while self.now < end:
+            member = self.prober.next(self.members, self.now)
+            if member is not None:
+                began.append((self.now, member.peer))
+                self.now = round(self.now + 0.1, 3)
+                answers = member.peer not in self.cut
+                if answers:
+                    self.measured[member.peer] = self.now
+                self.prober.ended(member.peer, answers, self.now)
+            self.now = round(self.now + 0.05, 3)
+        return began
+
+
+def names(probes: list[tuple[float, str]]) -> list[str]:
+    return sorted(peer for _, peer in probes)
+
+
+def test_every_peer_of_every_stage_is_measured_once_one_a_second() -> None:
+    measuring = Measuring(members_of(0, 0, 1, 1, 2))
+    probes = measuring.during(250.0)
+    assert names(probes) == ["p1", "p2", "p3", "p4"]
+    times = [at for at, _ in probes]
+    assert all(after - before >= 1.0 for before, after in pairwise(times))
+    assert times[-1] < 6.0
+
+
+def test_one_probe_at_a_time() -> None:
+    prober = LinkProber("p0", {}.get)
+    members = members_of(0, 1, 2)
+    first = prober.next(members, 0.0)
+    assert first is not None
+    assert prober.next(members, 60.0) is None
+    prober.ended(first.peer, answered=True, now=60.0)
+    assert prober.next(members, 60.5) is None
+    assert prober.next(members, 61.0) is not None
+
+
+def test_a_newcomer_is_measured_soon() -> None:
+    measuring = Measuring(members_of(0, 1, 1))
+    measuring.during(60.0)
+    measuring.members = members_of(0, 1, 1, 2)
+    ((at, peer),) = measuring.during(60.0)
+    assert peer == "p3"
+    assert at <= 61.0
+
+
+def test_who_is_not_ready_or_suspected_is_not_measured() -> None:
+    members = members_of(0, 1, 1, 2)
+    members[1] = replace(members[1], phase=Phase.STARTING)
+    members[2] = replace(members[2], health=Health.SUSPECT)
+    measuring = Measuring(members)
+    assert names(measuring.during(60.0)) == ["p3"]
+    measuring.members = members_of(0, 1, 1, 2)
+    assert names(measuring.during(60.0)) == ["p1", "p2"]
+    assert Measuring([replace(members[0], phase=Phase.STARTING), *members[1:]]).during(60.0) == []
+
+
+def test_a_probe_that_failed_is_tried_again_after_a_while() -> None:
+    measuring = Measuring(members_of(0, 1, 1))
+    measuring.cut = {"p2"}
+    probes = measuring.during(70.0)
+    assert Counter(names(probes)) == {"p1": 1, "p2": 3}
+    failed = [at for at, peer in probes if peer == "p2"]
+    assert all(30.0 <= b - a < 32.0 for a, b in pairwise(failed))
+    measuring.cut = set()
+    assert names(measuring.during(100.0)) == ["p2"]
+
+
+def test_an_idle_link_is_measured_anew_and_a_busy_one_is_not() -> None:
+    measuring = Measuring(members_of(0, 1, 1))
+    measuring.during(200.0)
+    measuring.measured["p1"] = 200.0  # real traffic
+    assert names(measuring.during(150.0)) == ["p2"]
+    assert names(measuring.during(200.0)) == ["p1"]
+
+
+def test_in_a_large_swarm_a_peer_measures_32_and_each_is_measured_about_as_often() -> None:
+    members = members_of(*[n % 4 for n in range(60)])
+    measured: Counter[str] = Counter()
+    for member in members:
+        known: dict[str, float] = {}
+        prober = LinkProber(member.peer, known.get)
+        for second in range(40):
+            due = prober.next(members, 2.0 * second)
+            if due is not None:
+                known[due.peer] = 2.0 * second
+                prober.ended(due.peer, answered=True, now=2.0 * second)
+        assert len(known) == 32
+        assert member.peer not in known
+        measured.update(known.keys())
+    assert len(measured) == 60
+    assert max(measured.values()) < 2 * 32

@@ -1,4 +1,4 @@
-"""A stage on the train thread: urgent jobs first, each visit counted once, the mean over visits."""
+"""A stage on the train thread: its jobs, the mean of their gradients, and its iterations."""
 
 import math
 
@@ -7,13 +7,23 @@ import torch
 from torch import Tensor
 
 from algorithms.codecs import codec_by_name
-from tests.protocol.stage_swarm import StagedProblem
+from tests.protocol.stage_swarm import ACTIVATION_BYTES, BATCH, CONTEXT, HIDDEN, StagedProblem
 from worker import wire
 from worker.errors import ConfigError
 from worker.pipeline.part import part_of
-from worker.pipeline.replica import StageReplica
+from worker.pipeline.replica import Iterations, StageJobs, StageReplica
 from worker.tasks import StageModule
-from worker.training.inbox import IterationOver, JobKind, StageJob, StageJobDone
+from worker.training.inbox import (
+    IterationOver,
+    IterationStarted,
+    JobKind,
+    Mailbox,
+    SkipAhead,
+    StageJob,
+    StageJobDone,
+    Stop,
+    ToTrain,
+)
 
 PROBLEM = StagedProblem(count=2, layers=2, microbatches=2)
 FP32 = codec_by_name("fp32")
@@ -33,10 +43,12 @@ class Stage:
             config.inner,
             PROBLEM.cursor("x"),
             PROBLEM.steps,
-            codec=FP32,
-            microbatches=2 if stage == 0 else 0,
-            answer=self.answers.append,
-            limit_bytes=limit_bytes,
+            StageJobs(
+                codec=FP32,
+                microbatches=2 if stage == 0 else 0,
+                answer=self.answers.append,
+                limit_bytes=limit_bytes,
+            ),
         )
         self._number = 0
         self.replica.begin(1)
@@ -52,7 +64,7 @@ class Stage:
         """Leaves a job, and returns its number."""
         self._number += 1
         shape = tuple(values.shape if values is not None else (1, 12, 16))
-        self.replica.take(
+        self.replica.handle(
             StageJob(
                 self._number, iteration, job, microbatch, shape, encoded(values), encoded(gradient)
             )
@@ -148,7 +160,7 @@ def test_a_discarded_iteration_leaves_no_gradient() -> None:
     stage = Stage(1)
     stage.ask(JobKind.BACKWARD, 0, hidden(), hidden(1))
     stage.done()
-    stage.replica.take(IterationOver(1, discard=True))
+    stage.replica.handle(IterationOver(1, discard=True))
     assert stage.replica.over
     gradients = stage.replica.backward(1)
     assert not any(bool(value.any()) for value in gradients.values())
@@ -170,9 +182,9 @@ def test_an_iteration_without_visits_moves_no_parameter() -> None:
 def test_word_of_an_earlier_iteration_ends_nothing() -> None:
     stage = Stage(1)
     stage.replica.begin(2)
-    stage.replica.take(IterationOver(1))
+    stage.replica.handle(IterationOver(1))
     assert not stage.replica.over
-    stage.replica.take(IterationOver(2))
+    stage.replica.handle(IterationOver(2))
     assert stage.replica.over
     stage.replica.begin(3)
     assert not stage.replica.over
@@ -263,7 +275,7 @@ def test_microbatches_that_nobody_has_room_for_are_refused_with_a_fix() -> None:
 
 def test_nonsense_is_answered_with_a_problem_and_counts_nothing() -> None:
     stage = Stage(1)
-    stage.replica.take(
+    stage.replica.handle(
         StageJob(
             1, 1, JobKind.BACKWARD, 0, (1, 12, 16), memoryview(bytearray(8)), encoded(hidden())
         )
@@ -272,3 +284,112 @@ def test_nonsense_is_answered_with_a_problem_and_counts_nothing() -> None:
     assert stage.answers[0].problem.startswith("backward: ")
     stage.replica.backward(1)
     assert stage.replica.visits == 0
+
+
+# --------------------------------------------------------------------------------- iterations
+
+
+class Scripted(Mailbox):
+    """Its messages come one by one, each when it is waited for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.coming: list[ToTrain] = []
+
+    def wait(self, timeout_s: float | None = None) -> ToTrain | None:
+        assert self.coming, "nothing more would come"
+        return self.coming.pop(0)
+
+
+class Training:
+    """A loop that is at a step, and hands jobs on as a trainer does; a message takes a second."""
+
+    def __init__(self, step: int = 1) -> None:
+        self.step, self.moved, self.now = step, False, 0.0
+        self.stopped: Stop | None = None
+        self.posted: list[object] = []
+        self._mailbox = Scripted()
+        self._mailbox.connect(self.posted.append)
+        config = PROBLEM.config
+        part = part_of(PROBLEM.task, config, 1)
+        stage = part.replica(PROBLEM.task, config, PROBLEM.cursor("1a"), self._mailbox)
+        assert isinstance(stage, StageReplica)
+        self.stage, self.iterations = stage, Iterations(stage, self._mailbox, lambda: self.now)
+
+    def take(self, message: ToTrain | None) -> None:
+        self.now += 1.0
+        match message:
+            case StageJob() | IterationOver():
+                self.iterations.handle(message)
+            case SkipAhead(step):
+                self.step, self.moved = step, True
+            case Stop():
+                self.stopped = message
+            case _:
+                pytest.fail(f"nobody waits for {message}")
+
+    def serve(self, *messages: ToTrain) -> float:
+        """One step, in which exactly these messages are waited for."""
+        self.moved = False
+        self._mailbox.coming.extend(messages)
+        waited_s = self.iterations.serve(self)
+        assert not self._mailbox.coming
+        return waited_s
+
+    @property
+    def begun(self) -> list[int]:
+        """The iterations that others were told of."""
+        return [each.iteration for each in self.posted if isinstance(each, IterationStarted)]
+
+    @property
+    def answered(self) -> list[int]:
+        """The jobs that were done."""
+        return [each.number for each in self.posted if isinstance(each, StageJobDone)]
+
+
+def forward(number: int, iteration: int) -> StageJob:
+    """Of a microbatch on its way to the next stage."""
+    values = memoryview(bytearray(ACTIVATION_BYTES))
+    return StageJob(number, iteration, JobKind.FORWARD, 0, (BATCH, CONTEXT, HIDDEN), values)
+
+
+def test_an_iteration_lasts_until_word_comes_that_it_is_over() -> None:
+    training = Training()
+    assert training.serve(forward(1, iteration=2), IterationOver(1)) == 2.0
+    assert training.answered == []
+    training.step = 2
+    training.serve(IterationOver(1), forward(2, iteration=2), IterationOver(2))
+    assert training.begun == [1, 2]
+    assert training.answered == [1, 2]
+
+
+def test_a_stop_ends_it() -> None:
+    training = Training()
+    training.serve(Stop("SIGTERM"))
+    assert not training.stage.over
+
+
+def test_another_peers_state_ends_it_and_the_next_step_begins_there() -> None:
+    training = Training()
+    training.serve(SkipAhead(5))
+    assert training.begun == [1]
+    training.serve(IterationOver(5))
+    assert training.begun == [1, 5]
+
+
+def test_back_in_the_schedule_nothing_is_waited_for() -> None:
+    """The visits of these iterations are in the parameters that were taken over."""
+    training = Training(step=5)
+    training.serve(IterationOver(5))
+    training.step = 3
+    assert training.serve() == 0.0
+    assert (training.stage.iteration, training.begun) == (3, [5])
+
+
+def test_an_iteration_that_was_left_is_served_again() -> None:
+    """Its visits are in no gradient yet."""
+    training = Training(step=5)
+    training.serve(SkipAhead(6))
+    training.step = 5
+    training.serve(IterationOver(5))
+    assert training.stage.over

@@ -7,10 +7,14 @@ import torch
 
 from tests.protocol.stage_swarm import StagedProblem
 from worker.membership import Health, Member
-from worker.pipeline.assembly import stage_fragments
-from worker.pipeline.part import part_of
+from worker.pipeline.part import (
+    neighbour_weights,
+    part_of,
+    rebuilt_stage,
+    stage_fragments,
+    weights_of,
+)
 from worker.pipeline.profile import Profile
-from worker.pipeline.rebuild import neighbour_weights, rebuilt, weights_of
 
 
 def member(stage: int, norm: float, health: Health = Health.ALIVE) -> Member:
@@ -54,7 +58,7 @@ def test_a_layer_is_the_weighted_mean_of_its_neighbours(weights: dict[int, float
         ]
         for stage in weights
     }
-    made = rebuilt(task, config, 1, anchors, weights)
+    made = rebuilt_stage(task, config, 1, anchors, weights)
     expected = sum(weight * (stage + 1) for stage, weight in weights.items())
     own = dict(part_of(task, config, 1).module.named_parameters())
     assert made.keys() == own.keys()
@@ -74,7 +78,7 @@ def test_a_neighbour_with_fewer_layers_lends_its_last_one() -> None:
         ]
         for stage in (0, 2)
     }
-    made = rebuilt(task, config, 1, anchors, {0: 0.25, 2: 0.75})
+    made = rebuilt_stage(task, config, 1, anchors, {0: 0.25, 2: 0.75})
     for layer, behind in ((1, 4), (2, 5), (3, 5)):
         name = "model.layers.{}.mlp.down_proj.weight"
         expected = 0.25 * values[name.format(0)] + 0.75 * values[name.format(behind)]

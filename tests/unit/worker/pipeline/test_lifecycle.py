@@ -14,9 +14,8 @@ from torch import Tensor
 
 from tests.protocol.stage_swarm import StagedProblem
 from worker.membership import Health, Member, Phase
-from worker.pipeline import life
-from worker.pipeline.assembly import stage_fragments
-from worker.pipeline.part import part_of
+from worker.pipeline import lifecycle
+from worker.pipeline.part import part_of, stage_fragments
 from worker.pipeline.profile import Profile
 from worker.training.inbox import Mailbox, Published, Started, Stop, ToIO
 from worker.training.loop import Trainer
@@ -71,10 +70,12 @@ def fetcher(there: list[int]) -> Callable[..., Coroutine[None, None, dict[int, l
     return fetch_stages
 
 
-def life_of(io: OneThread, events: list[dict[str, Any]], out: Path) -> life.StageIncarnation:
+def lifecycle_of(
+    io: OneThread, events: list[dict[str, Any]], out: Path
+) -> lifecycle.StageLifecycle:
     thread: Any = io
     offload: Any = None
-    return life.StageIncarnation(
+    return lifecycle.StageLifecycle(
         task=PROBLEM.task,
         config=PROBLEM.config,
         manifest=PROBLEM.manifest,
@@ -89,7 +90,7 @@ def made_from(there: list[int], monkeypatch: pytest.MonkeyPatch) -> Made:
     """Stage 1 with neighbours 0 and 2, of which only some can be fetched; all values of stage n
     are n + 1, and their norms 1 and 3."""
     task, config = PROBLEM.task, PROBLEM.config
-    monkeypatch.setattr(life, "fetch_stages", fetcher(there))
+    monkeypatch.setattr(lifecycle, "fetch_stages", fetcher(there))
     part = part_of(task, config, 1)
     parameters = {name: value.detach() for name, value in part.module.named_parameters()}
     before = {name: value.clone() for name, value in parameters.items()}
@@ -101,7 +102,7 @@ def made_from(there: list[int], monkeypatch: pytest.MonkeyPatch) -> Made:
     trainer: Any = SimpleNamespace(replica=SimpleNamespace(parameters=parameters), slots=slots)
     io = OneThread((member(0, 1.0), member(2, 3.0)))
     events: list[dict[str, Any]] = []
-    life_of(io, events, Path()).rebuild(trainer, lambda: False)
+    lifecycle_of(io, events, Path()).rebuild(trainer, lambda: False)
     return Made(events, before, parameters, anchors)
 
 
@@ -157,7 +158,7 @@ class Ending:
         mailbox.answer(Started(("me",)))
         self.trainer.run()
         me = replace(peer("me", stage), phase=Phase.DONE)
-        self.life = life_of(OneThread((me, *others), stage), [], out)
+        self.lifecycle = lifecycle_of(OneThread((me, *others), stage), [], out)
 
     def stop(self) -> None:
         self._mailbox.answer(Stop("SIGTERM"))
@@ -187,18 +188,18 @@ def test_who_is_stopped_while_it_settles_leaves_the_model_to_the_next(
     ending = Ending(stage, others, tmp_path)
     assert ending.phase is Phase.DONE
     ending.stop()
-    ending.life.settle(ending.trainer, lambda: False, 10.0)
+    ending.lifecycle.settle(ending.trainer, lambda: False, 10.0)
     assert ending.trainer.stopped is not None
     assert ending.phase is phase
-    assert ending.life.end(ending.trainer) is None
+    assert ending.lifecycle.end(ending.trainer) is None
 
 
 @pytest.mark.parametrize(("phase", "assembles"), [(Phase.DONE, False), (Phase.TRAINING, True)])
 def test_the_next_of_stage_0_assembles_where_the_first_has_left_it_undone(
     phase: Phase, assembles: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(life, "fetch_stages", fetcher([1, 2]))
+    monkeypatch.setattr(lifecycle, "fetch_stages", fetcher([1, 2]))
     ending = Ending(0, (peer("first", 0, health=Health.LEFT, phase=phase),), tmp_path)
-    whole = ending.life.end(ending.trainer)
+    whole = ending.lifecycle.end(ending.trainer)
     assert (whole is not None) == assembles
     assert (tmp_path / "assembled").exists() == assembles

@@ -1,5 +1,8 @@
-"""What a worker of a stage does before its training and after it: makes the stage from its
-neighbours where nobody has served it, and puts the whole model together in the end."""
+"""What a worker of a stage does before its training and after it.
+
+Before: it rebuilds a stage that nobody serves from its neighbours. After: one replica of stage 0
+puts the whole model together.
+"""
 
 import json
 import time
@@ -13,9 +16,17 @@ from worker.exchange.context import Offload
 from worker.iothread import IOThread
 from worker.manifest import Manifest
 from worker.membership import Health, Member, Phase
-from worker.pipeline.assembly import fetch_stages, save_whole, stage_fragments, whole_model
 from worker.pipeline.context import StageContext
-from worker.pipeline.rebuild import neighbour_weights, rebuilt, weights_of
+from worker.pipeline.part import (
+    fetch_stages,
+    neighbour_weights,
+    rebuilt_stage,
+    save_whole,
+    stage_fragments,
+    weights_of,
+    whole_model,
+)
+from worker.pipeline.replica import StageReplica
 from worker.tasks import Task
 from worker.training import checkpoint
 from worker.training.loop import Trainer
@@ -25,7 +36,7 @@ _PATIENCE_S = 30.0
 _POLL_S = 0.1
 
 
-class StageIncarnation:
+class StageLifecycle:
     """train thread only.
 
     Args:
@@ -55,8 +66,7 @@ class StageIncarnation:
     # ----------------------------------------------------------------------------- the beginning
 
     def rebuild(self, trainer: Trainer, interrupted: Callable[[], bool]) -> None:
-        """Makes this stage from those of its neighbours that can be fetched; it stays fresh where
-        there is none."""
+        """Makes this stage from the neighbours that can be fetched; with none it stays as drawn."""
         stage = self._context.stage
         deadline = time.monotonic() + _PATIENCE_S
         while not (weights := neighbour_weights(stage, self._members())):
@@ -69,11 +79,15 @@ class StageIncarnation:
             text = f"stage {stage} begins anew: its neighbours cannot be fetched"
             self._log({"event": "warning", "text": text})
             return
-        made = rebuilt(self._task, self._config, stage, anchors, weights)
+        made = rebuilt_stage(self._task, self._config, stage, anchors, weights)
         for name, parameter in trainer.replica.parameters.items():
             parameter.copy_(made[name])
         for slot in trainer.slots:
             slot.commit(anchor=slot.fragment.flatten(trainer.replica.parameters))
+        if self._config.plan.payload == "pseudo_gradient":
+            # Replicas that average gradients have to take equal steps: there it stays as it is.
+            assert isinstance(trainer.replica, StageReplica)
+            trainer.replica.raise_learning_rate()
         rounded = {n: round(weight, 3) for n, weight in weights.items()}
         self._log({"event": "rebuilt", "stage": stage, "from": rounded})
 
@@ -81,7 +95,7 @@ class StageIncarnation:
 
     def settle(self, trainer: Trainer, agreed: Callable[[], bool], timeout_s: float) -> None:
         """As the trainer does. A replica of stage 0 that is stopped meanwhile leaves the whole
-        model to the next one, and must not look as if it had put it together and left."""
+        model to the next one, and must not look as if it had assembled it and left."""
         trainer.settle(agreed, timeout_s)
         if trainer.stopped is not None and self._another_may_assemble:
             trainer.leave_undone()
@@ -105,10 +119,10 @@ class StageIncarnation:
 
     @property
     def _assembler(self) -> Member | None:
-        """Who puts the stages together at the end: the first replica of stage 0 that is here, or
-        has done so and left."""
+        """The peer that assembles the model: the first replica of stage 0 that is here, or has done
+        so and left."""
         members = [member for member in self._members() if member.stage == 0]
-        able = [c for c in members if c.live or (c.health, c.phase) == (Health.LEFT, Phase.DONE)]
+        able = [m for m in members if m.live or (m.health, m.phase) == (Health.LEFT, Phase.DONE)]
         return min(able, key=lambda member: member.peer, default=None)
 
     @property

@@ -1,4 +1,4 @@
-"""Room for visits: in order of arrival, never above the limit, and nobody waits for ever."""
+"""Memory for calls: in order of arrival, never above the limit, and nobody waits for ever."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -7,35 +7,35 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.pipeline.memory_budget import MemoryBudget
+from worker.pipeline.context import MemoryBudget
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
     asyncio.run(work)
 
 
-async def settle() -> None:
+async def let_others_run() -> None:
     for _ in range(5):
         await asyncio.sleep(0)
 
 
 def test_what_fits_goes_in_and_what_does_not_waits_its_turn() -> None:
     async def scenario() -> None:
-        room, entered = MemoryBudget(10), []
+        budget, entered = MemoryBudget(10), []
 
         async def enter(name: str, size: int) -> None:
-            await room.take(size)
+            await budget.acquire(size)
             entered.append(name)
 
         tasks = [
             asyncio.create_task(enter(name, size)) for name, size in (("a", 6), ("b", 6), ("c", 1))
         ]
-        await settle()
+        await let_others_run()
         assert entered == ["a"]  # c would fit, but b came first
-        room.give(6)
-        await settle()
+        budget.release(6)
+        await let_others_run()
         assert entered == ["a", "b", "c"]
-        assert (room.held_bytes, room.peak_bytes) == (7, 7)
+        assert (budget.held_bytes, budget.peak_bytes) == (7, 7)
         await asyncio.gather(*tasks)
 
     run(scenario())
@@ -45,54 +45,57 @@ def test_what_holds_nothing_passes_those_that_wait() -> None:
     """A loss behind a deferred forward: it frees what the forward waits for."""
 
     async def scenario() -> None:
-        room = MemoryBudget(10)
-        await room.take(10)
-        waiting = asyncio.create_task(room.take(10))
-        await settle()
+        budget = MemoryBudget(10)
+        await budget.acquire(10)
+        waiting = asyncio.create_task(budget.acquire(10))
+        await let_others_run()
         async with asyncio.timeout(1):
-            await room.take(0)
+            await budget.acquire(0)
         assert not waiting.done()
-        room.give(10)
+        budget.release(10)
         await waiting
 
     run(scenario())
 
 
-def test_one_visit_fits_however_large() -> None:
+def test_one_call_fits_however_large() -> None:
     async def scenario() -> None:
-        room = MemoryBudget(10)
+        budget = MemoryBudget(10)
         async with asyncio.timeout(1):
-            await room.take(50)
-        assert room.held_bytes == 50
+            await budget.acquire(50)
+        assert budget.held_bytes == 50
 
     run(scenario())
 
 
 def test_who_gives_up_waiting_leaves_the_queue_to_others() -> None:
     async def scenario() -> None:
-        room = MemoryBudget(10)
-        await room.take(6)
-        large, small = asyncio.create_task(room.take(9)), asyncio.create_task(room.take(4))
-        await settle()
+        budget = MemoryBudget(10)
+        await budget.acquire(6)
+        large, small = (
+            asyncio.create_task(budget.acquire(9)),
+            asyncio.create_task(budget.acquire(4)),
+        )
+        await let_others_run()
         large.cancel()
-        await settle()
+        await let_others_run()
         assert small.done()
-        assert room.held_bytes == 10
+        assert budget.held_bytes == 10
 
     run(scenario())
 
 
-def test_who_is_let_in_while_giving_up_gives_its_room_back() -> None:
+def test_who_is_let_in_while_giving_up_gives_its_memory_back() -> None:
     async def scenario() -> None:
-        room = MemoryBudget(10)
-        await room.take(10)
-        waiting = asyncio.create_task(room.take(10))
-        await settle()
-        room.give(10)  # lets it in
+        budget = MemoryBudget(10)
+        await budget.acquire(10)
+        waiting = asyncio.create_task(budget.acquire(10))
+        await let_others_run()
+        budget.release(10)  # lets it in
         waiting.cancel()  # before it has run
-        await settle()
+        await let_others_run()
         assert waiting.cancelled()
-        assert room.held_bytes == 0
+        assert budget.held_bytes == 0
 
     run(scenario())
 
@@ -100,18 +103,18 @@ def test_who_is_let_in_while_giving_up_gives_its_room_back() -> None:
 @given(st.lists(st.integers(0, 12), min_size=1, max_size=20))
 def test_everyone_gets_in_and_the_limit_holds(sizes: list[int]) -> None:
     async def scenario() -> None:
-        room, entered = MemoryBudget(12), []
+        budget, entered = MemoryBudget(12), []
 
-        async def visit(number: int, size: int) -> None:
-            await room.take(size)
+        async def call(number: int, size: int) -> None:
+            await budget.acquire(size)
             entered.append(number)
             await asyncio.sleep(0)
-            room.give(size)
+            budget.release(size)
 
-        await asyncio.gather(*(visit(n, size) for n, size in enumerate(sizes)))
+        await asyncio.gather(*(call(n, size) for n, size in enumerate(sizes)))
         large = [n for n, size in enumerate(sizes) if size]
         assert [n for n in entered if sizes[n]] == large  # in order of arrival
-        assert room.held_bytes == 0
-        assert room.peak_bytes <= 12
+        assert budget.held_bytes == 0
+        assert budget.peak_bytes <= 12
 
     run(scenario())

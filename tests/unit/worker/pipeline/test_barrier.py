@@ -1,0 +1,518 @@
+"""When an iteration of a stage is over, and when what was counted in it is discarded; an origin's
+report, and the answer that vouches for a sum."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+
+from protos import murmuration_pb2 as pb
+from tests.protocol.virtual_time import run
+from tests.unit.worker.pipeline.members import context_of, members_of
+from worker import wire
+from worker.membership import Health, Member, Phase
+from worker.pipeline.barrier import BarrierReceiver, BarrierSender, IterationTracker, Orphans
+from worker.pipeline.config import StagesConfig
+from worker.pipeline.stage_call import Incarnation, StageCallKey
+from worker.training.inbox import IterationOver
+from worker.transport import Stream
+from worker.transport.memory import MemoryNetwork, MemoryTransport
+
+A, B = Incarnation("a", 1), Incarnation("b", 1)
+AGAIN = Incarnation("b", 2)
+
+
+def origin(
+    peer: str = "a",
+    step: int = 0,
+    phase: Phase = Phase.TRAINING,
+    health: Health = Health.ALIVE,
+) -> Member:
+    return Member(peer, peer, epoch=1, phase=phase, health=health, step=step)
+
+
+def tracker_at(iteration: int = 5, **counted: set[int]) -> IterationTracker:
+    tracker = IterationTracker()
+    tracker.begin(iteration)
+    for peer, microbatches in counted.items():
+        for microbatch in microbatches:
+            tracker.counted(StageCallKey(iteration, Incarnation(peer, 1), microbatch))
+    return tracker
+
+
+def test_over_when_every_origin_has_reported() -> None:
+    tracker = tracker_at(a={0, 1}, b={0})
+    origins = [origin("a"), origin("b")]
+    assert tracker.over(origins, 0.0) is None
+    tracker.reported(5, A, [1, 0])
+    assert tracker.over(origins, 0.0) is None
+    tracker.reported(5, B, [0])
+    assert tracker.ended == 0
+    assert tracker.over(origins, 0.0) == IterationOver(5, discard=False)
+    assert tracker.ended == 5
+
+
+@pytest.mark.parametrize("told", [[], [0], [0, 1, 2]])
+def test_what_was_counted_otherwise_than_told_is_left_out(told: list[int]) -> None:
+    tracker = tracker_at(a={0, 1})
+    tracker.reported(5, A, told)
+    assert tracker.over([origin()], 0.0) == IterationOver(5, discard=True)
+
+
+def test_a_backward_that_failed_is_not_counted() -> None:
+    tracker = tracker_at(a={0, 1})
+    tracker.failed(StageCallKey(5, A, 1))
+    tracker.failed(StageCallKey(5, B, 1))  # nor is one that never was
+    tracker.reported(5, A, [0])
+    assert tracker.over([origin()], 0.0) == IterationOver(5, discard=False)
+
+
+def test_what_is_counted_again_is_nothing_new() -> None:
+    tracker = tracker_at(a={0})
+    assert not tracker.counted(StageCallKey(5, A, 0))
+    assert tracker.counted(StageCallKey(5, A, 1))
+
+
+def test_a_report_may_come_before_the_iteration_begins() -> None:
+    tracker = tracker_at(4)
+    tracker.reported(5, A, [])
+    tracker.reported(4, A, [])
+    tracker.begin(5)
+    assert tracker.over([origin()], 0.0) == IterationOver(5)
+
+
+def test_a_report_from_far_ahead_is_not_kept() -> None:
+    """Nobody is that far ahead of a peer that it waits for; card by card it is told to be."""
+    tracker = tracker_at(5)
+    tracker.reported(5000, A, [])
+    tracker.begin(5000)
+    assert tracker.over([origin(step=4999)], 0.0) is None
+
+
+def test_of_reports_before_this_peer_has_begun_the_latest_is_kept() -> None:
+    tracker = IterationTracker()
+    tracker.reported(4999, A, [])
+    tracker.reported(5000, A, [])
+    tracker.begin(4999)
+    assert tracker.over([origin(step=4998)], 0.0) == IterationOver(4999)  # it is further
+    tracker.begin(5000)
+    assert tracker.over([origin(step=4999)], 0.0) == IterationOver(5000)
+
+
+def test_a_report_on_an_earlier_iteration_says_nothing() -> None:
+    tracker = tracker_at(5)
+    tracker.reported(4, A, [])
+    assert tracker.over([origin()], 0.0) is None
+
+
+@pytest.mark.parametrize("health", [Health.DEAD, Health.LEFT])
+def test_nobody_waits_for_an_origin_that_is_gone(health: Health) -> None:
+    tracker = tracker_at(a={0})
+    tracker.reported(5, A, [0])
+    gone = origin("b", health=health)
+    assert tracker.over([origin("a"), gone], 0.0) == IterationOver(5)
+    assert tracker_at().over([gone], 0.0) is None  # with none left, until one comes
+
+
+def test_a_suspected_origin_is_waited_for() -> None:
+    tracker = tracker_at()
+    tracker.reported(5, A, [])
+    assert tracker.over([origin("a"), origin("b", health=Health.SUSPECT)], 0.0) is None
+
+
+@pytest.mark.parametrize(("step", "waits"), [(0, False), (3, False), (4, True)])
+def test_an_origin_about_to_start_is_waited_for_where_it_will_begin(step: int, waits: bool) -> None:
+    tracker = tracker_at(5)
+    tracker.reported(5, A, [])
+    over = tracker.over([origin("a"), origin("b", step, Phase.READY)], 0.0)
+    assert (over is None) == waits
+
+
+def heard_in_the_call(tracker: IterationTracker) -> None:
+    tracker.began(StageCallKey(5, B, 0))
+
+
+def heard_in_what_is_counted(tracker: IterationTracker) -> None:
+    tracker.counted(StageCallKey(5, B, 0))
+
+
+def heard_in_the_report(tracker: IterationTracker) -> None:
+    tracker.reported(4, B, [])
+
+
+@pytest.mark.parametrize(
+    ("heard", "mine"),
+    [(heard_in_the_call, []), (heard_in_what_is_counted, [0]), (heard_in_the_report, [])],
+)
+def test_an_origin_that_gossip_has_not_yet_told_to_have_started_is_waited_for(
+    heard: Callable[[IterationTracker], None], mine: list[int]
+) -> None:
+    tracker = tracker_at(a=set())
+    heard(tracker)
+    tracker.reported(5, A, [])
+    origins = [origin("a"), origin("b", 0, Phase.READY)]
+    assert tracker.over(origins, 0.0) is None
+    tracker.reported(5, B, mine)
+    assert tracker.over(origins, 0.0) == IterationOver(5)
+
+
+@pytest.mark.parametrize(("heard", "waits"), [(3, False), (4, True), (5, True)])
+def test_an_origin_that_gossip_has_as_not_even_ready_is_waited_for_once_heard(
+    heard: int, waits: bool
+) -> None:
+    tracker = tracker_at(a=set())
+    tracker.heard(heard, B)
+    tracker.reported(5, A, [])
+    over = tracker.over([origin("a"), origin("b", 0, Phase.STARTING)], 0.0)
+    assert (over is None) == waits
+
+
+def test_an_origin_that_is_only_starting_keeps_nobody_from_the_first_iteration() -> None:
+    tracker = tracker_at(1)
+    tracker.reported(1, A, [])
+    origins = [origin("a"), origin("b", 0, Phase.STARTING)]
+    assert tracker.over(origins, 0.0) == IterationOver(1)
+
+
+def test_what_an_origin_said_in_an_earlier_incarnation_says_nothing_of_this_one() -> None:
+    tracker = tracker_at(a=set())
+    tracker.reported(4, B, [])
+    tracker.reported(5, A, [])
+    before = origin("b", 4)
+    assert tracker.over([origin("a"), before], 0.0) is None
+    fetching = replace(before, epoch=2, phase=Phase.READY, step=0)
+    assert tracker.over([origin("a"), fetching], 0.0) == IterationOver(5)
+
+
+def test_an_origin_that_has_started_again_is_waited_for_before_gossip_tells_of_it() -> None:
+    """Its calls are here, and gossip tells of its earlier incarnation."""
+    tracker = tracker_at(a=set())
+    tracker.reported(5, A, [])
+    tracker.counted(StageCallKey(5, AGAIN, 0))
+    tracker.heard(5, B)  # late, and of no account
+    before = origin("b", step=4, health=Health.SUSPECT)
+    assert tracker.over([origin("a"), before], 0.0) is None
+    tracker.reported(5, AGAIN, [0])
+    assert tracker.over([origin("a"), before], 0.0) == IterationOver(5)
+
+
+def goes_on(tracker: IterationTracker, iteration: int) -> IterationOver | None:
+    """What a and b say of it in the incarnations that gossip tells of."""
+    tracker.reported(iteration, A, [])
+    tracker.reported(iteration, B, [])
+    return tracker.over([origin("a", iteration - 1), origin("b", iteration - 1)], 20.0)
+
+
+def test_an_incarnation_that_gossip_never_tells_of_is_waited_for_once() -> None:
+    """Its only word was forged or damaged on the way; the origin itself goes on."""
+    tracker = tracker_at(5)
+    origins = [origin("a", 4), origin("b", 4)]
+    for word in (A, B, Incarnation("b", 2**63), Incarnation("b", 2**62)):
+        tracker.reported(5, word, [])
+    assert tracker.over(origins, 0.0) == IterationOver(5)
+    tracker.begin(6)
+    tracker.reported(6, A, [])
+    tracker.reported(6, B, [])
+    assert tracker.over(origins, 1.9) is None
+    assert tracker.over(origins, 2.0) == IterationOver(6)
+    for iteration in range(7, 20):
+        tracker.begin(iteration)
+        assert goes_on(tracker, iteration) == IterationOver(iteration)
+
+
+def test_an_incarnation_that_gossip_tells_of_late_is_waited_for_on() -> None:
+    tracker = tracker_at(a=set())
+    tracker.reported(5, A, [])
+    tracker.heard(5, AGAIN)
+    assert tracker.over([origin("a"), origin("b", 4)], 0.0) is None
+    again = replace(origin("b", 0, Phase.STARTING), epoch=AGAIN.epoch)
+    assert tracker.over([origin("a"), again], 1.0) is None
+    assert tracker.over([origin("a"), again], 9.0) is None
+
+
+@pytest.mark.parametrize("begun", [0, 5], ids=["before", "after"])
+def test_word_from_far_ahead_holds_nothing_up(begun: int) -> None:
+    """Nor does it have this iteration left out, as that of an origin that has gone on."""
+    tracker = IterationTracker()
+    if begun:
+        tracker.begin(begun)
+    for incarnation in (A, Incarnation("a", 2**63), Incarnation("b", 2**63)):
+        tracker.reported(2**60, incarnation, [])
+    if not begun:
+        tracker.begin(5)
+    tracker.counted(StageCallKey(5, A, 0))
+    origins = [origin("a", 4), origin("b", 4, Phase.STARTING)]
+    assert tracker.over(origins, 0.0) is None
+    tracker.reported(5, A, [0])
+    assert tracker.over(origins, 0.0) == IterationOver(5, discard=False)
+
+
+def test_an_origin_that_has_ended_its_run_is_heard_out() -> None:
+    tracker = tracker_at(5, b={0})
+    tracker.reported(5, A, [])
+    origins = [origin("a"), origin("b", 5, Phase.DONE)]
+    assert tracker.over(origins, 0.0) is None
+    tracker.reported(5, B, [0])
+    assert tracker.over(origins, 0.0) == IterationOver(5)
+
+
+def test_an_origin_further_on_is_not_waited_for_where_nothing_of_it_is_counted() -> None:
+    assert tracker_at(5).over([origin(step=4)], 0.0) is None
+    assert tracker_at(5).over([origin(step=5)], 0.0) == IterationOver(5, discard=False)
+
+
+def test_what_is_counted_of_an_origin_further_on_is_left_out_after_a_while() -> None:
+    tracker = tracker_at(5, a={0}, b={1})
+    origins = [origin("a", step=5), origin("b", step=6)]
+    assert tracker.over(origins, 10.0) is None
+    assert tracker.over(origins, 11.9) is None
+    assert tracker.over(origins, 12.0) == IterationOver(5, discard=True)  # both in the same time
+
+
+def test_the_report_on_a_later_iteration_tells_that_one_was_lost() -> None:
+    tracker = tracker_at(5, a={0})
+    tracker.reported(6, A, [])
+    assert tracker.over([origin(step=4)], 0.0) == IterationOver(5, discard=True)
+
+
+def test_going_back_begins_anew() -> None:
+    """A peer that takes over an earlier state is at an earlier iteration than before."""
+    tracker = tracker_at(5)
+    tracker.reported(5, A, [])
+    assert tracker.over([origin()], 0.0) is not None
+    tracker.begin(3)
+    assert (tracker.iteration, tracker.ended) == (3, 2)
+    tracker.reported(3, A, [])
+    assert tracker.over([origin()], 0.0) == IterationOver(3)
+
+
+# --------------------------------------------------------------------- origins that are gone
+
+
+def orphaned_at(iteration: int = 5) -> IterationTracker:
+    """b had sent microbatches 0 and 1 here, and 2 by way of another; of 1 and 2 it is too late."""
+    tracker = tracker_at(iteration, b={1, 2})
+    for microbatch in (0, 1, 1):
+        tracker.began(StageCallKey(iteration, B, microbatch))
+    tracker.began(StageCallKey(iteration, A, 0))
+    tracker.reported(iteration, A, [])
+    return tracker
+
+
+@pytest.mark.parametrize("health", [Health.DEAD, Health.LEFT])
+def test_what_an_origin_that_is_gone_had_sent_here_is_lost(health: Health) -> None:
+    tracker = orphaned_at()
+    gone = origin("b", step=4, health=health)
+    assert tracker.orphaned == 0
+    assert tracker.over([origin("a"), gone], 0.0) == IterationOver(5, discard=False)
+    assert tracker.orphans(5) == {B: Orphans(frozenset({0, 1}), frozenset({1, 2}))}
+    assert tracker.orphaned == 2
+    tracker.begin(6)
+    assert (tracker.orphaned, tracker.orphans(6)) == (2, {})
+
+
+def test_what_an_origin_had_sent_here_that_serves_another_stage_now_is_lost() -> None:
+    tracker = orphaned_at()
+    assert tracker.over([origin("a")], 0.0) == IterationOver(5, discard=False)
+    assert tracker.orphans(5) == {B: Orphans(frozenset({0, 1}), frozenset({1, 2}))}
+    assert tracker.orphaned == 2
+
+
+def test_an_origin_that_is_back_tells_itself_what_it_has_lost() -> None:
+    tracker = orphaned_at()
+    tracker.over([origin("a"), origin("b", step=4, health=Health.DEAD)], 0.0)
+    tracker.begin(7)
+    tracker.reported(5, B, [1])
+    assert (tracker.orphaned, tracker.orphans(5)) == (0, {})
+
+
+def test_an_incarnation_that_was_killed_has_lost_what_the_next_does_not_know_of() -> None:
+    tracker = orphaned_at()
+    tracker.began(StageCallKey(5, AGAIN, 0))
+    tracker.counted(StageCallKey(5, AGAIN, 0))
+    again = replace(origin("b"), epoch=AGAIN.epoch)
+    assert tracker.over([origin("a"), again], 0.0) is None
+    tracker.reported(5, AGAIN, [0])
+    assert tracker.over([origin("a"), again], 0.0) == IterationOver(5, discard=False)
+    assert tracker.orphans(5) == {B: Orphans(frozenset({0, 1}), frozenset({1, 2}))}
+    tracker.reported(5, AGAIN, [0])
+    assert tracker.orphaned == 2
+
+
+@pytest.mark.parametrize(("told", "discard"), [([1, 2], False), ([1], True)])
+def test_what_an_incarnation_has_said_before_it_was_killed_holds(
+    told: list[int], discard: bool
+) -> None:
+    tracker = orphaned_at()
+    tracker.reported(5, B, told)
+    again = replace(origin("b"), epoch=AGAIN.epoch, phase=Phase.STARTING)
+    assert tracker.over([origin("a"), again], 0.0) == IterationOver(5, discard)
+    assert tracker.orphaned == 0
+
+
+def test_an_origin_that_is_gone_and_has_ended_the_iteration_before_has_lost_nothing() -> None:
+    tracker = tracker_at(5)
+    tracker.began(StageCallKey(5, B, 0))
+    assert tracker.over([origin("b", step=5, health=Health.DEAD)], 0.0) == IterationOver(5)
+    assert tracker.orphaned == 0
+
+
+def test_orphans_in_an_iteration_that_is_left_out_are_in_no_sum() -> None:
+    tracker = orphaned_at()
+    tracker.counted(StageCallKey(5, A, 0))
+    over = tracker.over([origin("a"), origin("b", step=4, health=Health.DEAD)], 0.0)
+    assert over == IterationOver(5, discard=True)
+    assert tracker.orphans(5)[B].counted == frozenset()
+
+
+# ------------------------------------------------------------------------ reports and answers
+
+
+RUN, ITERATION = 7, 5
+
+
+def report(run_id: int = RUN, counted: Sequence[int] = (0,)) -> bytes:
+    request = pb.FinishedRequest(
+        run=run_id, origin="a", epoch=1, iteration=ITERATION, counted=counted
+    )
+    return request.SerializeToString()
+
+
+class Stage:
+    """A listener in iteration 5 that finds it to be over when it is told to."""
+
+    def __init__(self) -> None:
+        self.tracker, self.heard = IterationTracker(ITERATION), 0
+        self.receiver = BarrierReceiver(RUN, self.tracker, self._hear)
+
+    def _hear(self) -> None:
+        self.heard += 1
+
+    def ends(self) -> None:
+        self.tracker.ended = ITERATION
+        self.receiver.turned()
+
+    async def answers(self, request: bytes) -> tuple[bool, float]:
+        """Whether it says that the iteration is over, and after how long (s)."""
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        reply = pb.FinishedReply.FromString(await self.receiver.answer(request))
+        return reply.over, clock() - began
+
+
+def test_an_answer_waits_for_the_end_of_the_iteration() -> None:
+    async def scenario() -> None:
+        stage = Stage()
+        over, waited_s = await stage.answers(report())
+        assert not over
+        assert waited_s > 0
+        asyncio.get_running_loop().call_later(waited_s / 2, stage.ends)
+        over, until_s = await stage.answers(report())
+        assert over
+        assert until_s == pytest.approx(waited_s / 2)
+        assert await stage.answers(report()) == (True, 0)
+        assert stage.heard == 3
+
+    run(scenario())
+
+
+def test_where_nothing_was_counted_the_answer_is_at_once() -> None:
+    async def scenario() -> None:
+        assert await Stage().answers(report(counted=())) == (False, 0)
+
+    run(scenario())
+
+
+def test_a_report_on_another_run_is_refused() -> None:
+    async def scenario() -> None:
+        stage = Stage()
+        with pytest.raises(wire.WireError, match="another run"):
+            await stage.answers(report(run_id=RUN + 1))
+        assert stage.heard == 0
+
+    run(scenario())
+
+
+class Replica:
+    """A peer of stage 1 that answers each call as it is scripted: over, not yet, or not at all."""
+
+    def __init__(self, *script: bool | None) -> None:
+        self.member = members_of(0, 1)[1]
+        self.script, self.calls, self.events = list(script), 0, list[dict[str, object]]()
+        self.last = self.member  # what the origin knows when the script is at its end
+
+    async def on_call(self, method: str, request: bytes) -> bytes:
+        assert method == "Control/Finished"
+        self.calls += 1
+        over = self.script.pop(0)
+        if not self.script:
+            self.member = self.last
+        if over is None:
+            raise wire.WireError("broken")
+        return pb.FinishedReply(over=over).SerializeToString()
+
+    async def on_stream(self, method: str, stream: Stream) -> None:
+        raise AssertionError(method)
+
+    def told(self, counted: Sequence[int]) -> list[object]:
+        """The kinds of events that telling comes to."""
+
+        async def scenario() -> int:
+            network = MemoryNetwork()
+            origin = MemoryTransport(network, "p0")
+            serving = MemoryTransport(network, self.member.address)
+            await serving.listen(self)
+            context = context_of(
+                "p0",
+                lambda: [self.member],
+                run=RUN,
+                config=StagesConfig(count=2),
+                transport=origin,
+                log=self.events.append,
+            )
+            await BarrierSender(context).report(
+                Incarnation("p0", 1), self.member.peer, ITERATION, counted
+            )
+            await serving.close()
+            return context.counts.lost
+
+        lost = run(scenario())
+        assert lost == (len(counted) if "lost" in [e["event"] for e in self.events] else 0)
+        assert all(e["microbatches"] == list(counted) for e in self.events)
+        return [event["event"] for event in self.events]
+
+
+def test_an_origin_asks_until_the_sum_is_complete() -> None:
+    replica = Replica(False, None, False, None, True)
+    assert replica.told([0, 2]) == ["unconfirmed", "confirmed"]
+    assert replica.calls == 5
+
+
+def test_a_peer_that_has_counted_nothing_is_told_once() -> None:
+    replica = Replica(None, False)
+    assert (replica.told([]), replica.calls) == ([], 2)
+
+
+CARD = members_of(0, 1)[1]
+
+
+def test_what_was_unconfirmed_is_lost_where_the_peer_is_gone() -> None:
+    replica = Replica(None)
+    replica.last = replace(CARD, health=Health.DEAD, step=ITERATION - 1)
+    assert replica.told([1]) == ["unconfirmed", "lost"]
+
+
+@pytest.mark.parametrize(
+    ("then", "told"),
+    [
+        (replace(CARD, health=Health.DEAD, step=ITERATION - 1), ["lost"]),
+        (replace(CARD, health=Health.LEFT, step=ITERATION), []),
+        (replace(CARD, epoch=CARD.epoch + 1, step=ITERATION), ["lost"]),
+    ],
+    ids=["dead", "left, with the iteration done", "another life"],
+)
+def test_what_a_peer_has_counted_is_lost_with_its_process(then: Member, told: list[str]) -> None:
+    replica = Replica(False)  # it has the word, and is amid the iteration
+    replica.last = then
+    assert replica.told([1]) == told

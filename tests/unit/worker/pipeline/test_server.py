@@ -1,0 +1,245 @@
+"""Calls at a stage: refused, broken off, failed or repeated; and with whom a peer gossips when one
+names other measurements than it plans with."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from protos import murmuration_pb2 as pb
+from tests.unit.worker.pipeline.members import context_of, members_of, telling
+from worker import wire
+from worker.membership import Health, Member
+from worker.pipeline.barrier import IterationTracker
+from worker.pipeline.config import StagesConfig, TryElsewhere
+from worker.pipeline.context import StageContext
+from worker.pipeline.forwarder import Forwarder
+from worker.pipeline.planner import RoutePlanner, snapshot_name
+from worker.pipeline.profile import Profile
+from worker.pipeline.server import StageServer
+from worker.pipeline.stage_call import (
+    Incarnation,
+    StageCall,
+    StageCallKey,
+    StageReply,
+    call_header,
+)
+from worker.training.inbox import IterationOver, JobKind, StageJob, StageJobDone, Stop, ToTrain
+
+ITERATION = 2
+PLACED = members_of(0, 0, 1, 2)
+"""p0 and p1 are origins; what they begin goes by way of p2 to p3."""
+
+ORIGIN = Incarnation.of(PLACED[0])
+VALUES = memoryview(bytes(16))
+
+
+def measured(seconds: float) -> list[Member]:
+    """p2 has taken so long."""
+    return [*PLACED[:2], telling(PLACED[2], Profile(forward_s=seconds)), PLACED[3]]
+
+
+class Stream:
+    """One call's, whose sender has said this and no more."""
+
+    def __init__(self, messages: Sequence[bytes]) -> None:
+        self._messages, self.answers = list(messages), list[pb.StageCallDown]()
+
+    async def send(self, message: bytes) -> None:
+        self.answers.append(pb.StageCallDown.FromString(message))
+
+    async def done(self) -> None: ...
+
+    async def receive(self) -> bytes | None:
+        return self._messages.pop(0) if self._messages else None
+
+    def cancel(self) -> None: ...
+
+
+class Next(Forwarder):
+    """The rest of a route: fails as often as it is told to."""
+
+    failures = 0
+
+    async def send(self, call: StageCall, values: memoryview) -> StageReply:
+        if self.failures:
+            self.failures -= 1
+            raise TryElsewhere("the link is down")
+        return StageReply(values, ("p3",))
+
+
+class Peer:
+    """In an iteration; its train thread answers at once, as it is told to or with what it got."""
+
+    def __init__(self, me: str = "p2", memory_bytes: int = 1000) -> None:
+        self.members, self.now, self.suspected = measured(0.1), 0.0, list[str]()
+        self.problems: dict[JobKind, str] = {}
+        self.stops = list[Stop]()
+        self.context: StageContext = context_of(
+            me,
+            lambda: self.members,
+            config=StagesConfig(count=3, microbatches=2, memory_mib=memory_bytes / 2**20),
+            suspect=self.suspected.append,
+            clock=lambda: self.now,
+            post=self._post,
+        )
+        self.tracker = IterationTracker(ITERATION)
+        self.next = Next(self.context)
+        planner = RoutePlanner(self.context)
+        self.server = StageServer(self.context, self.tracker, self.next, planner)
+
+    def _post(self, message: ToTrain) -> None:
+        if isinstance(message, Stop):
+            self.stops.append(message)
+            return
+        assert isinstance(message, StageJob)
+        problem = self.problems.get(message.kind, "")
+        answer = StageJobDone(message.number, message.values, problem=problem)
+        self.context.compute.handle(answer)
+
+    async def called(
+        self,
+        microbatch: int = 0,
+        iteration: int = ITERATION,
+        origin: Incarnation = ORIGIN,
+        sender: str = "p0",
+        snapshot: int = 0,
+        whole: bool = True,
+    ) -> str:
+        """With a whole microbatch, or only its header; how the answer ends."""
+        context, payload = self.context, wire.Payload.of(VALUES)
+        key = StageCallKey(iteration, origin, microbatch)
+        call = StageCall(key, context.stage, (), (1, 1, 4), snapshot, sender)
+        messages = [call_header(call, context.run, context.codec, payload)]
+        if whole:
+            messages += [m for m, _, _ in wire.payload_messages(pb.StageCallUp, payload)]
+        stream = Stream(messages)
+        await self.server.serve(stream)
+        last = next(a for a in stream.answers if a.WhichOneof("body") in ("gradient", "failed"))
+        if last.HasField("failed"):
+            return "elsewhere" if last.failed.elsewhere else "dropped"
+        return "gradient"
+
+    def refuses(self, origin: str, sender: str, snapshot: int) -> None:
+        """A call of an iteration that is over, planned with that snapshot."""
+        past = self.called(0, ITERATION - 1, Incarnation(origin, 1), sender, snapshot, whole=False)
+        assert asyncio.run(past) == "elsewhere"
+
+    @property
+    def gossiped(self) -> tuple[list[str], int]:
+        """With whom, and how many origins are said to plan with other measurements."""
+        return self.suspected, self.context.counts.other_snapshots
+
+    def over(self) -> IterationOver | None:
+        return self.tracker.over(PLACED[:1], 0.0)
+
+
+# ------------------------------------------------------------------------------- measurements
+
+
+def test_who_plans_with_the_same_measurements_is_left_in_peace() -> None:
+    peer = Peer("p3")
+    peer.refuses("p0", "p2", snapshot_name(peer.members))
+    assert peer.gossiped == ([], 0)
+
+
+def test_the_origin_is_asked_and_not_who_has_passed_its_call_on() -> None:
+    """p2 only forwards the name; once for each origin and iteration."""
+    peer, others = Peer("p3"), snapshot_name(measured(0.3))
+    for origin in ("p0", "p0", "p1"):
+        peer.refuses(origin, "p2", others)
+    assert peer.gossiped == (["p0", "p1"], 2)
+    asyncio.run(peer.server.begin(ITERATION + 1))
+    peer.refuses("p0", "p2", others)
+    assert peer.gossiped == (["p0", "p1", "p0"], 3)
+
+
+def test_figures_that_change_while_an_iteration_runs_are_no_disagreement() -> None:
+    peer, before = Peer("p3"), snapshot_name(measured(0.1))
+    peer.refuses("p0", "p2", before)
+    peer.members = measured(0.3)
+    peer.refuses("p0", "p2", before)
+    assert peer.gossiped == ([], 0)
+    peer.now = 60.0  # the origin has not heard of it in all this time
+    peer.refuses("p0", "p2", before)
+    assert peer.gossiped == (["p0"], 1)
+
+
+def test_an_origin_does_not_disagree_with_itself() -> None:
+    peer = Peer("p0")
+    peer.refuses("p0", "p3", snapshot_name(measured(0.3)))
+    assert peer.gossiped == ([], 0)
+
+
+# -------------------------------------------------------------------------------------- calls
+
+
+def test_no_loss_is_computed_of_what_an_earlier_incarnation_has_begun() -> None:
+    """Nor asked for by another way: nobody has its labels."""
+    assert asyncio.run(Peer("p0").called(origin=Incarnation("p0", 0), sender="p3")) == "dropped"
+
+
+def test_microbatches_that_are_too_large_for_this_machine_end_its_part_once() -> None:
+    async def scenario() -> None:
+        peer = Peer(memory_bytes=len(VALUES) - 1)
+        assert [await peer.called(n) for n in (0, 1)] == ["elsewhere", "elsewhere"]
+        (stop,) = peer.stops
+        assert "raise memory_mib on this machine" in stop.reason
+
+    asyncio.run(scenario())
+
+
+def test_a_microbatch_that_has_not_arrived_has_not_begun_here() -> None:
+    """Its origin sends it to another replica, and is lost: it is that one's to tell."""
+
+    async def scenario() -> None:
+        peer = Peer()
+        assert await peer.called(0, whole=False) == "elsewhere"
+        assert await peer.called(1) == "gradient"
+        peer.tracker.reported(ITERATION, Incarnation("other", 1), [])
+        gone, other = replace(PLACED[0], health=Health.DEAD), replace(PLACED[0], peer="other")
+        assert peer.tracker.over([gone, other], 0.0) == IterationOver(ITERATION, discard=False)
+        assert peer.tracker.orphans(ITERATION)[ORIGIN].began == {1}
+
+    asyncio.run(scenario())
+
+
+def test_a_call_from_far_ahead_is_not_waited_with() -> None:
+    """Another replica may be there. A little later this one will be."""
+
+    async def scenario() -> None:
+        peer = Peer()
+        assert await peer.called(iteration=5000) == "elsewhere"
+        soon = asyncio.ensure_future(peer.called(iteration=ITERATION + 1))
+        await asyncio.sleep(0)
+        assert not soon.done()
+        peer.tracker.begin(ITERATION + 1)
+        await peer.server.begin(ITERATION + 1)
+        assert await soon == "gradient"
+
+    asyncio.run(scenario())
+
+
+def test_a_call_that_has_failed_is_tried_again_when_it_is_repeated() -> None:
+    async def scenario() -> None:
+        peer = Peer()
+        peer.next.failures = 1
+        assert [await peer.called(0) for _ in range(2)] == ["elsewhere", "gradient"]
+        assert peer.context.counts.repeated == 0
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("before", [(), (0, 1)])
+def test_a_backward_that_fails_leaves_what_was_counted_before(before: tuple[int, ...]) -> None:
+    async def scenario() -> None:
+        peer = Peer(memory_bytes=len(VALUES))  # one answer is kept
+        for microbatch in before:
+            assert await peer.called(microbatch) == "gradient"
+        peer.problems[JobKind.BACKWARD] = "damaged"
+        assert await peer.called(0) == "dropped"
+        peer.tracker.reported(ITERATION, ORIGIN, before)
+        assert peer.over() == IterationOver(ITERATION, discard=False)
+
+    asyncio.run(scenario())
