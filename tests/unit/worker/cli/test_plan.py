@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
-from worker.cli import exit_code_of
+from tests.support import commands
 from worker.cli.plan import Repetitions, plan
 from worker.config import load_config
 
@@ -23,14 +23,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def run(*args: str, link: str = "20mbit") -> Result:
-    return CliRunner().invoke(plan, [*args, *(["--links", link] if link else [])])
+def linked(args: tuple[str, ...], link: str) -> tuple[str, ...]:
+    return (*args, *(("--links", link) if link else ()))
 
 
 def printed(*args: str, link: str = "20mbit") -> str:
-    result = run(*args, link=link)
-    assert result.exit_code == 0, result.output
-    return result.output
+    return commands.printed(plan, *linked(args, link))
 
 
 def document(*args: str, link: str = "20mbit") -> dict[str, Any]:
@@ -38,12 +36,7 @@ def document(*args: str, link: str = "20mbit") -> dict[str, Any]:
 
 
 def refused(code: int, *args: str, link: str = "20mbit") -> str:
-    """The message that refuses these arguments, with the exit code of `murmur`."""
-    result = run(*args, link=link)
-    assert isinstance(result.exception, Exception), result.output
-    assert exit_code_of(result.exception) == code
-    assert "\n" not in str(result.exception)
-    return str(result.exception)
+    return commands.refused(plan, code, *linked(args, link))
 
 
 def test_a_model_given_by_hand_needs_neither_task_nor_clock() -> None:
@@ -201,11 +194,11 @@ def test_bad_input_is_one_line_and_a_documented_exit_code(
     ids=" ".join,
 )
 def test_values_out_of_range_are_usage(args: list[str]) -> None:
-    assert run(*args).exit_code == 2
+    assert CliRunner().invoke(plan, linked(tuple(args), "1mbit")).exit_code == 2
 
 
 def test_a_link_is_required() -> None:
-    result = run(link="")
+    result = CliRunner().invoke(plan, [])
     assert result.exit_code == 2
     assert "Missing option '--links'" in result.output
 

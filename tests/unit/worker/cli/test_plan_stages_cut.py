@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner, Result
 from torch import Tensor, nn
 
-from worker.cli import exit_code_of
+from tests.support import commands
 from worker.cli.plan import plan
 from worker.cli.plan_stages_cut import (
     LayerCost,
@@ -184,22 +183,12 @@ def slow_end(monkeypatch: pytest.MonkeyPatch) -> None:
 ARGS = ("--set", "task.text=text.txt", "--link", "20mbit", "--effort", "0.02")
 
 
-def run(*args: str) -> Result:
-    return CliRunner().invoke(plan, [*ARGS, *args])
-
-
 def document(*args: str) -> dict[str, Any]:
-    result = run(*args, "--json")
-    assert result.exit_code == 0, result.output + repr(result.exception)
-    return json.loads(result.output)
+    return json.loads(commands.printed(plan, *ARGS, *args, "--json"))
 
 
 def refused(*args: str, code: int = 2) -> str:
-    result = run(*args)
-    assert isinstance(result.exception, Exception), result.output
-    assert exit_code_of(result.exception) == code
-    assert "\n" not in str(result.exception)
-    return str(result.exception)
+    return commands.refused(plan, code, *ARGS, *args)
 
 
 @pytest.mark.usefixtures("slow_end")
@@ -215,7 +204,7 @@ def test_the_cut_and_a_better_one_are_told() -> None:
 
 @pytest.mark.usefixtures("slow_end")
 def test_for_people_there_is_a_table_and_the_setting() -> None:
-    lines = run("--stages", "2").output.splitlines()
+    lines = commands.printed(plan, *ARGS, "--stages", "2").splitlines()
     (row,) = [line.split() for line in lines if line.startswith("      0") and " MB" in line]
     assert (row[:4], row[6:9]) == (["0", "1", "140", "ms"], ["2", "240", "ms"])
     assert (
@@ -248,8 +237,8 @@ def test_layers_of_a_run_of_other_stages_are_not_planned_with(
 def test_a_cut_of_the_run_says_nothing_of_skips() -> None:
     given = ("--forward-ms", "9", "--link", "20mbit", "--effort", "0.02", "--json")
     layers = ("--set", "stages.layers=[1,1,1,1]", "--activation-bytes", "9")
-    result = CliRunner().invoke(plan, [*given, "--stages", "4", *layers])
-    assert json.loads(result.output)["skip"] == 0.25
+    found = json.loads(commands.printed(plan, *given, "--stages", "4", *layers))
+    assert found["skip"] == 0.25
 
 
 @pytest.mark.usefixtures("slow_end")

@@ -1,8 +1,8 @@
 """What workers would refuse, said before any of them is started."""
 
+import io
 import json
-import os
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 from typing import Any
@@ -166,19 +166,19 @@ def test_what_a_task_of_ones_own_does_is_left_to_the_workers() -> None:
     assert answer(settings=settings)["stages"] == 1
 
 
-def test_what_a_module_prints_is_not_the_answer(tmp_path: Path) -> None:
-    (tmp_path / "task_of_ones_own.py").write_text(OWN)
+@pytest.mark.usefixtures("own_task")
+def test_what_a_module_prints_is_not_the_answer(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     request = {"config": None, "settings": ["task.name=task_of_ones_own:build"], "flags": {}}
-    done = subprocess.run(
-        [sys.executable, "-m", "worker.cli.preflight"],
-        input=json.dumps({**request, "presets": [None], "resume": []}),
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert json.loads(done.stdout) == {"stages": 1, "held": []}
-    assert "a module may print" in done.stderr
+    asked = json.dumps({**request, "presets": [None], "resume": []})
+    monkeypatch.setattr("sys.stdin", io.StringIO(asked))
+    monkeypatch.delitem(sys.modules, "worker.cli.preflight")
+    monkeypatch.delitem(sys.modules, "task_of_ones_own", raising=False)
+    runpy.run_module("worker.cli.preflight", run_name="__main__")
+    written = capsys.readouterr()
+    assert json.loads(written.out) == {"stages": 1, "held": []}
+    assert "a module may print" in written.err
 
 
 def test_the_stages_that_folders_hold_are_told(tmp_path: Path) -> None:

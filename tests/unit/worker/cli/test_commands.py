@@ -1,4 +1,4 @@
-"""`murmur evaluate`: whose loss it prints, with and without all stages, and what it refuses."""
+"""`murmur evaluate` and `murmur assemble`: the loss of a checkpoint, and one of all stages."""
 
 import math
 import re
@@ -12,13 +12,15 @@ from click.testing import CliRunner
 from torch import nn
 
 from algorithms.fragments import TensorSpec, partition
-from worker.cli import exit_code_of
-from worker.cli.commands import evaluate
+from tests.support import commands
+from worker.cli.commands import assemble, evaluate
 from worker.config import Config, load_config
 from worker.manifest import Manifest
+from worker.pipeline.part import part_of
 from worker.tasks import Cursor, load_task
 from worker.tasks.llama import Llama
 from worker.training import checkpoint
+from worker.training.evaluation import checkpoint_loss, find_checkpoint
 
 LAYERS = 4
 SIZES = (
@@ -72,9 +74,7 @@ def config(tmp_path: Path) -> Config:
 
 
 def printed(*args: str | Path) -> str:
-    result = CliRunner().invoke(evaluate, [str(arg) for arg in args])
-    assert result.exit_code == 0, result.output
-    return result.output.strip()
+    return commands.printed(evaluate, *args).strip()
 
 
 def loss_in(line: str) -> float:
@@ -139,7 +139,7 @@ def test_a_staged_run_is_cut_as_it_was(config: Config, tmp_path: Path) -> None:
     staged = replace(config, stages=replace(config.stages, count=4))
     save(staged, trained(config), tmp_path)
     assert printed(tmp_path, "--omit", "1,3") == printed(tmp_path, "--stages", "4", "--omit", "1,3")
-    assert "cannot be cut into 5" in refusal(2, tmp_path, "--stages", "5")
+    assert "cannot be cut into 5" in commands.refused(evaluate, 2, tmp_path, "--stages", "5")
 
 
 def test_a_run_with_layers_of_its_own_is_cut_as_it_was(config: Config, tmp_path: Path) -> None:
@@ -171,12 +171,12 @@ def test_stages_that_cannot_be_left_out_are_refused(
     config: Config, tmp_path: Path, args: tuple[str, ...], message: str
 ) -> None:
     save(config, trained(config), tmp_path)
-    assert refusal(2, tmp_path, *args).startswith(message)
+    assert commands.refused(evaluate, 2, tmp_path, *args).startswith(message)
 
 
 def test_a_checkpoint_of_a_part_is_refused(config: Config, tmp_path: Path) -> None:
     path = save(config, trained(config), tmp_path, without=1)
-    line = refusal(8, tmp_path)
+    line = commands.refused(evaluate, 8, tmp_path)
     assert line.startswith(f"{path}: does not hold the whole model of its run ('anchor/1'); name ")
 
 
@@ -190,11 +190,110 @@ def test_a_task_without_stages_is_evaluated_whole_only(
     nn.init.constant_(model.weight, 0.25)
     save(config, model, tmp_path)
     assert loss_in(printed(tmp_path)) == 0.25
-    assert refusal(4, tmp_path, "--stages", "2").endswith("cannot be cut into stages: no stage()")
+    assert commands.refused(evaluate, 4, tmp_path, "--stages", "2").endswith(
+        "cannot be cut into stages: no stage()"
+    )
 
 
-def refusal(code: int, *args: str | Path) -> str:
-    result = CliRunner().invoke(evaluate, [str(arg) for arg in args])
-    assert isinstance(result.exception, Exception), result.output
-    assert exit_code_of(result.exception) == code
-    return str(result.exception)
+# --------------------------------------------------------------------------------- assemble
+
+
+@pytest.fixture
+def staged(config: Config) -> Config:
+    """The same in three stages and one fragment."""
+    plan = replace(config.plan, fragments=1)
+    return replace(config, plan=plan, stages=replace(config.stages, count=3))
+
+
+def save_stage(config: Config, model: nn.Module, run: Path, stage: int, step: int) -> None:
+    """As the worker that serves the stage would."""
+    task = load_task(config.task.name, seed=config.run.seed, options=config.task.options)
+    part = part_of(task, config, stage)
+    names = [name for name, _ in part.module.named_parameters()]
+    values = {name: p.detach() for name, p in model.named_parameters() if name in names}
+    schema = [TensorSpec(name, tuple(values[name].shape)) for name in names]
+    fragments = partition(schema, config.plan.fragments, config.plan.pattern)
+    checkpoint.save(
+        run / f"w{stage}" / "checkpoints",
+        step,
+        {f"anchor/{fragment.index}": fragment.flatten(values) for fragment in fragments},
+        {
+            "step": step,
+            "stage": stage,
+            "states": [{} for _ in fragments],
+            "manifest": Manifest.of(config, part.whole).plain(),
+        },
+    )
+
+
+def assembled(*args: str | Path) -> Path:
+    """The folder that it names; nothing else is printed."""
+    return Path(commands.printed(assemble, *args).strip())
+
+
+@pytest.mark.parametrize("layers", [(), (2, 1, 1), (1, 1, 2)])
+def test_the_stages_make_the_model_that_they_were_cut_from(
+    staged: Config, tmp_path: Path, layers: tuple[int, ...]
+) -> None:
+    config = replace(staged, stages=replace(staged.stages, layers=layers))
+    model, run = trained(config), tmp_path / "run"
+    for stage in range(3):
+        save_stage(config, trained(config), run, stage, step=1)
+        save_stage(config, model, run, stage, step=10)
+    path = assembled(run)
+    assert path == run / "assembled" / "step-00000010"
+    saved = find_checkpoint(run)
+    assert saved.path == path
+    parameters = {name: p.detach() for name, p in model.named_parameters()}
+    schema = [TensorSpec(name, tuple(p.shape)) for name, p in parameters.items()]
+    (fragment,) = partition(schema, config.plan.fragments, config.plan.pattern)
+    assert torch.equal(saved.tensors["anchor/0"], fragment.flatten(parameters))
+    assert checkpoint_loss(saved) == pytest.approx(checkpoint_loss(saved, stages=3))
+
+
+def test_stages_of_different_steps_are_told_and_the_least_names_the_model(
+    staged: Config, tmp_path: Path
+) -> None:
+    for stage, step in ((2, 11), (0, 12), (1, 10)):
+        save_stage(staged, trained(staged), tmp_path / "run", stage, step)
+    result = CliRunner().invoke(assemble, [str(tmp_path / "run")])
+    assert result.exit_code == 0
+    assert "(stage -> step: 0 -> 12, 1 -> 10, 2 -> 11)" in result.stderr
+    assert result.stdout.strip() == str(tmp_path / "run" / "assembled" / "step-00000010")
+
+
+def test_it_goes_where_it_is_told(staged: Config, tmp_path: Path) -> None:
+    for stage in range(3):
+        save_stage(staged, trained(staged), tmp_path / "run", stage, 7)
+    out = tmp_path / "elsewhere"
+    assert assembled(tmp_path / "run", "--out", out) == out / "step-00000007"
+    assert assembled(tmp_path / "run", "--out", out) == out / "step-00000007"  # and again
+
+
+def test_a_missing_stage_is_named(staged: Config, tmp_path: Path) -> None:
+    save_stage(staged, trained(staged), tmp_path / "run", 1, 7)
+    assert commands.refused(assemble, 8, tmp_path / "run").endswith(
+        "run: no checkpoint of stage 0, 2"
+    )
+
+
+def test_a_run_that_was_not_cut_has_nothing_to_assemble(tmp_path: Path) -> None:
+    assert "no checkpoint of a stage; name the folder" in commands.refused(assemble, 8, tmp_path)
+
+
+def test_stages_of_several_runs_are_not_mixed(staged: Config, tmp_path: Path) -> None:
+    for stage in range(3):
+        save_stage(staged, trained(staged), tmp_path / "one", stage, 7)
+    other = load_config(None, [f"task.text={tmp_path / 'text.txt'}", "stages.count=3"])
+    save_stage(other, trained(other), tmp_path / "two", 1, 9)
+    assert commands.refused(assemble, 8, tmp_path).endswith(
+        "checkpoints of several runs; name the folder of one"
+    )
+
+
+def test_a_folder_that_cannot_be_written_is_said(staged: Config, tmp_path: Path) -> None:
+    for stage in range(3):
+        save_stage(staged, trained(staged), tmp_path / "run", stage, 7)
+    (tmp_path / "file").write_text("in the way")
+    line = commands.refused(assemble, 2, tmp_path / "run", "--out", tmp_path / "file" / "below")
+    assert line.startswith(f"--out {tmp_path / 'file' / 'below'}: no checkpoint can be written")

@@ -1,0 +1,22 @@
+"""Commands of `murmur` in this process: what they print, and the line that refuses them."""
+
+import click
+from click.testing import CliRunner
+
+from worker.cli import exit_code_of
+
+
+def printed(command: click.Command, *args: object) -> str:
+    """All that it prints; it must end well."""
+    result = CliRunner().invoke(command, [str(arg) for arg in args])
+    assert result.exit_code == 0, result.output + repr(result.exception)
+    return result.output
+
+
+def refused(command: click.Command, code: int, *args: object) -> str:
+    """The one line that refuses these arguments; `murmur` must end with this exit code."""
+    result = CliRunner().invoke(command, [str(arg) for arg in args])
+    assert isinstance(result.exception, Exception), result.output
+    assert exit_code_of(result.exception) == code
+    assert "\n" not in str(result.exception)
+    return str(result.exception)
