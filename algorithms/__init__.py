@@ -1,6 +1,11 @@
 """The mathematics and the decisions of Murmuration: no I/O, clock, threads or global RNG.
 
-Read in this order: `plan` (what a run does), `fragments`, `schedule`, `pseudogradient`, `codecs`,
-`rendezvous`, `mean`, `outer`, `merge`; `reference` puts them together, all peers in one process.
+What a run does      plan, fragments, schedule
+One outer round      diloco (means over all), noloco (small groups), codecs (how values travel)
+Which peers          grouping (groups and reducers)
+All of it            reference: all peers in one process, the executable specification
+Model in stages      skippipe
+Before a run         link, workload, utilization, proposals: how fast it is, and which plan fits
+
 Signs: a pseudo-gradient is always `anchor - local`, so that the outer step descends.
 """

@@ -1,42 +1,29 @@
-"""The outer optimizer: Nesterov momentum over pseudo-gradients, with state per fragment."""
+"""One outer round of DiLoCo, in the order in which a peer goes through it.
+
+    contribution   pseudo_gradient, with_residual; the seeds of what is rounded stochastically
+    mean           mean_in_order: fixed, so that every reducer gets the same bits; keep_residual
+    outer step     Nesterov momentum over pseudo-gradients, with state per fragment
+    going on       merge, or carry_over for a peer whose contribution was not counted
+    eager          others_share, eager_mean: go on from a guess while the round is on its way
+
+Error feedback: what an encoding leaves out comes with the next one.
+
+    e <- decay * e + g; send Q(e); e <- e - Q(e)
+
+Eager updates: the guess takes this peer's fresh pseudo-gradient with what the others contributed to
+the round before. Only the local parameters follow it: the anchor waits for the true mean, so that
+anchors agree bit for bit, and then the local parameters are corrected by the difference.
+
+Ref: arXiv:2311.08105 (DiLoCo), arXiv:2501.18512 (merge); arXiv:2505.23725 (MuLoCo) and
+arXiv:2508.15706 (SparseLoCo) for error feedback, which use a decay of 0.95; arXiv:2502.12996 for
+eager updates, which lets the outer parameters themselves follow the guess.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
 from torch import Tensor
-
-
-@dataclass(frozen=True)
-class Nesterov:
-    """SGD with Nesterov momentum as torch.optim.SGD writes it.
-
-    buf <- momentum * buf + g;  anchor <- anchor - lr * (g + momentum * buf)
-
-    The buffer belongs to one fragment: one optimizer over several fragments would advance the
-    momentum of those that did not exchange.
-
-    Ref: arXiv:2311.08105 section 2 (OuterOpt), arXiv:2501.18512 algorithm 2, line 12.
-    """
-
-    lr: float
-    momentum: float
-
-    def __post_init__(self) -> None:
-        if not self.lr > 0:
-            raise ValueError(f"outer_lr is {self.lr}; it must be above 0 (0.7 is the usual value)")
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"outer_momentum is {self.momentum}; it must be in 0..1, below 1")
-
-    def step(self, anchor: Tensor, buffer: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-        """One outer step; returns fresh (anchor, buffer), all fp32 and of one shape.
-
-        Only single multiplications and additions: a fused kernel could round differently on
-        another peer, and anchors must agree bit for bit.
-        """
-        new_buffer = (buffer * self.momentum).add_(g)
-        direction = (new_buffer * self.momentum).add_(g)
-        return anchor - direction.mul_(self.lr), new_buffer
 
 
 def pseudo_gradient(anchor: Tensor, local: Tensor) -> Tensor:
@@ -49,6 +36,29 @@ def pseudo_gradient(anchor: Tensor, local: Tensor) -> Tensor:
     Ref: arXiv:2311.08105 algorithm 1, line 12.
     """
     return anchor - local
+
+
+def with_residual(g: Tensor, residual: Tensor | None, decay: float) -> Tensor:
+    """What to send instead of `g`: decay * residual + g, fresh; without a residual `g` itself."""
+    if residual is None:
+        return g
+    return (residual * decay).add_(g)
+
+
+def contribution_seed(peer: str, fragment: int, round_: int, start: int) -> int:
+    """Of the noise that rounds a peer's contribution of the shard that starts at value `start`."""
+    return _seed("contribution", peer, fragment, round_, start)
+
+
+def reduction_seed(fragment: int, round_: int, start: int) -> int:
+    """The same for the reduction of that shard, whichever peer reduces it."""
+    return _seed("reduction", "", fragment, round_, start)
+
+
+def _seed(kind: str, peer: str, *numbers: int) -> int:
+    """63 bits."""
+    text = "/".join((kind, peer, *map(str, numbers)))
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
 def mean_in_order(contributions: Iterable[Tensor], weights: Sequence[int] | None = None) -> Tensor:
@@ -86,6 +96,60 @@ def _weighted(contributions: Iterable[Tensor], weights: Sequence[int]) -> Tensor
     return total.div_(sum(weights))
 
 
+def keep_residual(
+    error: Tensor,
+    before: Tensor | None,
+    not_counted: Iterable[tuple[int, int]],
+    share: float = 1.0,
+) -> Tensor:
+    """The residual after a round.
+
+    Args:
+        error: what the encoding of the contribution has left out; it may be written to.
+        before: the residual that went into it, None for zeros.
+        not_counted: the ranges in which the contribution came to nothing. What was learned there is
+            contributed again, and so is the residual as it was.
+        share: how much of the error to keep, 1 - alpha: a merge leaves alpha of what the anchor has
+            not got in the local parameters, and that is contributed again as it is.
+    """
+    kept = error if share == 1 else error * share
+    for start, stop in not_counted:
+        kept[start:stop] = 0.0 if before is None else before[start:stop]
+    return kept
+
+
+@dataclass(frozen=True)
+class Nesterov:
+    """SGD with Nesterov momentum as torch.optim.SGD writes it.
+
+    buf <- momentum * buf + g;  anchor <- anchor - lr * (g + momentum * buf)
+
+    The buffer belongs to one fragment: one optimizer over several fragments would advance the
+    momentum of those that did not exchange.
+
+    Ref: arXiv:2311.08105 section 2 (OuterOpt), arXiv:2501.18512 algorithm 2, line 12.
+    """
+
+    lr: float
+    momentum: float
+
+    def __post_init__(self) -> None:
+        if not self.lr > 0:
+            raise ValueError(f"outer_lr is {self.lr}; it must be above 0 (0.7 is the usual value)")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"outer_momentum is {self.momentum}; it must be in 0..1, below 1")
+
+    def step(self, anchor: Tensor, buffer: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+        """One outer step; returns fresh (anchor, buffer), all fp32 and of one shape.
+
+        Only single multiplications and additions: a fused kernel could round differently on
+        another peer, and anchors must agree bit for bit.
+        """
+        new_buffer = (buffer * self.momentum).add_(g)
+        direction = (new_buffer * self.momentum).add_(g)
+        return anchor - direction.mul_(self.lr), new_buffer
+
+
 def merge(local: Tensor, anchor: Tensor, alpha: float) -> Tensor:
     """alpha * local + (1 - alpha) * anchor, fresh; for a peer that contributed to the round.
 
@@ -116,48 +180,3 @@ def others_share(mean: Tensor, own: Tensor, contributors: int) -> Tensor:
 def eager_mean(own: Tensor, others: Tensor, contributors: int) -> Tensor:
     """The mean to expect: (1/M) [g_m(t) + sum over j != m of g_j(t - H)]."""
     return own * (1 / contributors) + others
-
-
-def with_residual(g: Tensor, residual: Tensor | None, decay: float) -> Tensor:
-    """What to send instead of `g`: decay * residual + g, fresh; without a residual `g` itself."""
-    if residual is None:
-        return g
-    return (residual * decay).add_(g)
-
-
-def keep_residual(
-    error: Tensor,
-    before: Tensor | None,
-    not_counted: Iterable[tuple[int, int]],
-    share: float = 1.0,
-) -> Tensor:
-    """The residual after a round.
-
-    Args:
-        error: what the encoding of the contribution has left out; it may be written to.
-        before: the residual that went into it, None for zeros.
-        not_counted: the ranges in which the contribution came to nothing. What was learned there is
-            contributed again, and so is the residual as it was.
-        share: how much of the error to keep, 1 - alpha: a merge leaves alpha of what the anchor has
-            not got in the local parameters, and that is contributed again as it is.
-    """
-    kept = error if share == 1 else error * share
-    for start, stop in not_counted:
-        kept[start:stop] = 0.0 if before is None else before[start:stop]
-    return kept
-
-
-def contribution_seed(peer: str, fragment: int, round_: int, start: int) -> int:
-    """For a peer's contribution of the shard that starts at value `start` of the fragment."""
-    return _seed("contribution", peer, fragment, round_, start)
-
-
-def reduction_seed(fragment: int, round_: int, start: int) -> int:
-    """For the reduction of that shard, whoever reduces it."""
-    return _seed("reduction", "", fragment, round_, start)
-
-
-def _seed(kind: str, peer: str, *numbers: int) -> int:
-    """63 bits."""
-    text = "/".join((kind, peer, *map(str, numbers)))
-    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") >> 1

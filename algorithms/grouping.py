@@ -1,16 +1,26 @@
-"""Who exchanges with whom when a round is held in small groups: a permutation that all can compute.
+"""Which peers exchange, and which of them reduces what: answers that all compute alike.
 
-Everyone who knows the members computes the same groups, so nobody is asked. Names are ranked by the
-hashes of rendezvous.py, which depend on nothing but the arguments.
+Every peer that knows the members computes the same groups and the same reducers, so no peer is
+asked. Names are ranked by hashes that depend on nothing but the arguments.
+
+groups           of a round in small groups: a permutation, cut
+separated        the same without two that cannot reach each other together
+reached_by_all   of a group of all: the peers that everybody reaches
+reducer_orders   which peer reduces which shard: rendezvous (highest random weight) hashing
+
+A group of n cuts a fragment into chunks_per_peer * n shards, and each peer reduces as many of them.
+So traffic per peer is 2 (n-1)/n of the fragment.
 """
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from hashlib import blake2b
 
+Pair = tuple[str, str]
+
 
 def membership_epoch(peers: Iterable[str]) -> int:
-    """A 64-bit hash of the set of peers: who agrees on it agrees on the groups of every round."""
+    """A 64-bit hash of the set of peers: where it is the same, all groups are the same."""
     digest = blake2b(digest_size=8)
     for peer in sorted(set(peers)):
         name = peer.encode()
@@ -35,9 +45,9 @@ def groups(
     sits out equally often in n rounds, and never in two rounds running. Fewer peers than `size`
     make one group.
 
-    Two that cannot reach each other are not put together: one of them changes places with a member
-    of another group, or else with a peer that would sit out; where no change helps, as many as need
-    be sit out. In such rounds it is not by turns.
+    Two that cannot reach each other are not put together. One of them changes places with a member
+    of another group, or else with a peer that would sit out. Where no change helps, as many as need
+    be sit out; in such rounds it is not by turns.
 
     Args:
         run: 64-bit run id.
@@ -46,7 +56,7 @@ def groups(
         epoch: 64-bit membership epoch.
         peers: the members; their order does not matter.
         size: peers in a group, at least 2.
-        apart: pairs of peers that cannot reach each other, the first name first.
+        unreachable: pairs of peers that cannot reach each other, the first name first.
 
     Returns:
         The groups, each in sorted order; none if there are fewer than two peers.
@@ -96,60 +106,18 @@ def _key(*numbers: int) -> bytes:
     return b"".join(number.to_bytes(8, "big") for number in numbers)
 
 
-def weight(key: bytes, peer: str) -> int:
-    """The 64-bit weight of a peer for a key."""
-    return int.from_bytes(blake2b(peer.encode(), key=key[:64], digest_size=8).digest(), "big")
-
-
-def ranking(key: bytes, peers: Sequence[str]) -> tuple[str, ...]:
-    """The peers by falling weight for this key; ties (never seen) by name."""
-    return tuple(sorted(peers, key=lambda peer: (-weight(key, peer), peer)))
-
-
-def reducer_orders(
-    run: int, fragment: int, group: Sequence[str], chunks_per_peer: int = 1
-) -> tuple[tuple[str, ...], ...]:
-    """For each of the laps * len(group) shards, the peers in the order in which they may reduce it.
-
-    The first is the reducer: going through the shards of a lap, each takes the heaviest peer that
-    has none yet, so that the load is exactly even. The others follow by weight and take over when
-    all before them are gone. As long as the group stays the same a peer reduces the same shards of
-    a fragment in every round: it keeps the residual of their rounding (docs/adr/0006).
-
-    Args:
-        run: 64-bit run id.
-        fragment: fragment index.
-        group: the peers that lay out the round; the order does not matter.
-        laps: how many shards each peer reduces.
-    """
-    taken: set[str] = set()
-    orders = []
-    for shard in range(chunks_per_peer * len(group)):
-        if shard % len(group) == 0:
-            taken.clear()
-        key = b"".join(number.to_bytes(8, "big") for number in (run, fragment, shard))
-        by_weight = ranking(key, group)
-        first = next(peer for peer in by_weight if peer not in taken)
-        taken.add(first)
-        orders.append((first, *(peer for peer in by_weight if peer != first)))
-    return tuple(orders)
-
-
-Pair = tuple[str, str]
-
-
 def separated(
     drawn: Sequence[Sequence[str]], unreachable: Iterable[Pair], bench: Sequence[str] = ()
 ) -> list[list[str]]:
     """Groups in which everybody reaches everybody, as near as may be to those that were drawn.
 
     A member that does not reach another changes places with one of another group, or with one that
-    would sit out, as long as that leaves fewer pairs apart; then who is apart from most of its
-    group leaves it, until nobody is.
+    would sit out, as long as that leaves fewer such pairs. Then the peer that reaches fewest of its
+    group leaves it, until all reach each other. The same groups and pairs give the same answer.
 
     Args:
         drawn: disjoint groups of two peers or more.
-        apart: pairs of peers, the first name first.
+        unreachable: pairs of peers, the first name first.
         bench: peers in no group.
 
     Returns:
@@ -162,19 +130,19 @@ def separated(
         while _change(groups, index, spare, unreached):
             pass
     for group in groups:
-        while (worst := max(group, key=lambda p: _apart_in(p, group, unreached))) and _apart_in(
-            worst, group, unreached
-        ):
+        while (
+            worst := max(group, key=lambda p: _unreached_in(p, group, unreached))
+        ) and _unreached_in(worst, group, unreached):
             group.remove(worst)
     return [group for group in groups if len(group) > 1]
 
 
 def reached_by_all(group: Collection[str], unreachable: Iterable[Pair]) -> frozenset[str]:
-    """Those of a group whom everybody in it reaches.
+    """Those of a group that everybody in it reaches.
 
-    They are at least a third of it, as no more than three times its share may fall to anybody: else
-    whoever is in most pairs does not count, for the fault is its own, and all are named where that
-    is nobody.
+    They are at least a third of it, as no more than three times its share may fall to any peer. If
+    fewer are left, the peer in most pairs does not count, for the fault is its own; where no single
+    peer is in most, all are named.
     """
     inside = frozenset(group)
     pairs = {pair for pair in unreachable if inside.issuperset(pair)}
@@ -198,8 +166,8 @@ def _by_peer(unreachable: Iterable[Pair]) -> Mapping[str, set[str]]:
     return unreached
 
 
-def _apart_in(peer: str, group: Sequence[str], unreached: Mapping[str, set[str]]) -> int:
-    """From how many of the group the peer is apart."""
+def _unreached_in(peer: str, group: Sequence[str], unreached: Mapping[str, set[str]]) -> int:
+    """How many of the group the peer does not reach."""
     return sum(other in unreached[peer] for other in group) if peer in unreached else 0
 
 
@@ -209,18 +177,57 @@ def _change(
     """The first exchange between this group and another that helps, if there is one."""
     mine = groups[index]
     for here, leaves in enumerate(mine):
-        if not (now := _apart_in(leaves, mine, unreached)):
+        if not (now := _unreached_in(leaves, mine, unreached)):
             continue
         rest = mine[:here] + mine[here + 1 :]
         others = [groups[(index + step) % len(groups)] for step in range(1, len(groups))]
         for other in (*others, spare):
             for there, comes in enumerate(other):
-                after = _apart_in(comes, rest, unreached)
+                after = _unreached_in(comes, rest, unreached)
                 before = now
                 if other is not spare:
-                    before += _apart_in(comes, other, unreached)
-                    after += _apart_in(leaves, other[:there] + other[there + 1 :], unreached)
+                    before += _unreached_in(comes, other, unreached)
+                    after += _unreached_in(leaves, other[:there] + other[there + 1 :], unreached)
                 if after < before:
                     mine[here], other[there] = comes, leaves
                     return True
     return False
+
+
+def weight(key: bytes, peer: str) -> int:
+    """The 64-bit weight of a peer for a key."""
+    return int.from_bytes(blake2b(peer.encode(), key=key[:64], digest_size=8).digest(), "big")
+
+
+def ranking(key: bytes, peers: Sequence[str]) -> tuple[str, ...]:
+    """The peers by falling weight for this key; ties (never seen) by name."""
+    return tuple(sorted(peers, key=lambda peer: (-weight(key, peer), peer)))
+
+
+def reducer_orders(
+    run: int, fragment: int, group: Sequence[str], chunks_per_peer: int = 1
+) -> tuple[tuple[str, ...], ...]:
+    """For each of the chunks_per_peer * len(group) shards, the peers that may reduce it, in order.
+
+    The first is the reducer. Of len(group) shards in a row, each takes the heaviest peer that has
+    none yet, so that the load is exactly even. The others follow by weight and take over when all
+    before them are gone. As long as the group stays the same a peer reduces the same shards of a
+    fragment in every round: it keeps the residual of their rounding (docs/adr/0006).
+
+    Args:
+        run: 64-bit run id.
+        fragment: fragment index.
+        group: the peers that lay out the round; the order does not matter.
+        chunks_per_peer: how many shards each peer reduces.
+    """
+    taken: set[str] = set()
+    orders = []
+    for shard in range(chunks_per_peer * len(group)):
+        if shard % len(group) == 0:
+            taken.clear()
+        key = b"".join(number.to_bytes(8, "big") for number in (run, fragment, shard))
+        by_weight = ranking(key, group)
+        first = next(peer for peer in by_weight if peer not in taken)
+        taken.add(first)
+        orders.append((first, *(peer for peer in by_weight if peer != first)))
+    return tuple(orders)

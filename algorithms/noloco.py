@@ -1,8 +1,32 @@
-"""Outer optimizers of replicas that meet in small groups: NoLoCo's, and one that shares momenta.
+"""Outer optimizers of replicas that exchange in small groups, and when they come together.
 
 A group exchanges anchors, which are known as soon as the round before is over and go ahead while
 the peers compute, and contributions, when the round is due. All tensors are of one fragment: fp32,
-1-D, of one length.
+1-D, of one length. Two updates: `SharedMomentum` (ours) and `ModifiedMomentum` (the paper's).
+
+Stability is the exact recursion of the replicas' second moments. Take many replicas in random
+groups of n, and one coordinate of each: anchor phi and outer momentum delta, both counted from the
+mean over all replicas. A round of the paper's update does
+
+    delta_i <- a*delta_i - drive*m - c*(phi_i - m);   phi_i <- phi_i + delta_i
+
+where m is the mean phi of its group, and `drive` is b times the share of the way to the optimum
+that local steps go, so that b times the mean pseudo-gradient is drive*m: 0 where the loss is flat,
+b where local steps converge. Before the round the members of a group are independent, with
+P = E phi^2, X = E phi*delta and D = E delta^2 each. So E (phi_i - m)^2 = qP with q = (n-1)/n,
+E m^2 = P/n, m and phi_i - m are uncorrelated, and with r = qc + drive/n, s = q*c^2 + drive^2/n:
+
+    D' = a^2 D - 2ar X + s P;   X' = aX - rP + D';   P' = P + 2(aX - rP) + D'
+
+The map takes covariance matrices to covariance matrices, so its spectral radius is itself an
+eigenvalue, and it is 1 exactly where s(1 + a) = 2r(1 - a^2) + 2a r^2. The limits below are that
+equation, solved for c and for b.
+
+Without drive, a swarm of N replicas follows the same recursion with q*N/(N - 1) for q, which allows
+more.
+
+Ref: arXiv:2506.10911 eq. 2. Its bound on gamma (our c) differs, and is not safe: see
+tests/bench/stability.py.
 """
 
 import math
@@ -100,7 +124,8 @@ class ModifiedMomentum:
     anchor <- anchor + momentum
 
     The momentum belongs to one fragment of one replica and never leaves it; the means are over the
-    group, the replica included. The paper's 0.5, 0.7, 0.7 are the usual values.
+    group, the replica included. 0.5, 0.7, 0.7 are the usual values: a and b are the paper's, c is
+    that of the official code.
 
     Args:
         a: share of the momentum that lives on, in 0..1, below 1.
@@ -184,7 +209,7 @@ def modified_momentum(
     """The step itself, for any a, b and c; returns fresh (anchor, momentum).
 
     Only single multiplications and additions in this order: a fused kernel could round
-    differently, and whoever repeats the step must get the same bits.
+    differently, and a peer that repeats the step must get the same bits.
     """
     new_momentum = (momentum * a).sub_(mean_g * b)
     new_momentum.sub_((anchor - mean_anchor).mul_(c))
@@ -226,16 +251,6 @@ def largest_stable_step(a: float) -> float:
     return 2 * (1 + a)
 
 
-def shared_spectral_radius(a: float, size: int = 2, drive: float = 0.0) -> float:
-    """`spectral_radius` where a group shares anchor and momentum: each of its members ends a round
-    with one heavy-ball step of the group's mean, whose deviation from the mean over all replicas
-    has 1/size of a member's second moments. Where the mean does not diverge, neither do they.
-
-    Ref: docs/adr/0013.
-    """
-    return mean_spectral_radius(a, drive) / size
-
-
 def largest_stable_c(a: float, size: int = 2) -> float:
     """The limit that c must stay below, for 0 <= a < 1; without drive.
 
@@ -258,17 +273,6 @@ def largest_stable_b(a: float, c: float, size: int = 2) -> float:
     constant = c * c * q * (1 + a) - 2 * c * q * (1 - a * a) - 2 * a * (c * q) ** 2
     root = (-linear + math.sqrt(linear * linear - 4 * square * constant)) / (2 * square)
     return min(root, largest_stable_step(a))
-
-
-def paper_bounds(a: float, size: int = 2) -> tuple[float, float]:
-    """What the paper asks of its gamma: above the first, below the second. Not safe.
-
-    sqrt(n/(2(n-1))) * a < c < sqrt(n/(2(n-1)) * (2 + a^2)). For pairs the upper one meets the exact
-    limit at a = 0.5 only: beyond, it admits what diverges (all that it admits at a = 0.9). The
-    lower one refuses what is stable.
-    """
-    factor = size / (2 * (size - 1))
-    return math.sqrt(factor) * a, math.sqrt(factor * (2 + a * a))
 
 
 def _moments(a: float, r: float, s: float) -> NDArray[np.float64]:

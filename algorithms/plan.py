@@ -17,9 +17,8 @@ Payload = Literal["pseudo_gradient", "gradient"]
 Weighting = Literal["uniform", "work"]
 Rounding = Literal["nearest", "stochastic"]
 
-_LAP_BYTES = 56 * 1024
+_SHARD_BYTES = 56 * 1024
 _MAX_CHUNKS_PER_PEER = 8
-
 
 ANCHOR_CODECS = ("fp32", "bf16")
 
@@ -188,13 +187,13 @@ class Plan:
     def chunks_per_peer(self, elements: int, peers: int) -> int:
         """How many shards of a fragment each peer reduces.
 
-        The reductions of one lap go out while the contributions of the next still come in, so that
-        links stay busy both ways. Each shard is a stream of its own, of about 4 ms of a core: far
-        below 56 KiB, four workers on 100 Mbit/s wait for that and not for the link, and far above
-        it links of 2 Mbit/s stand idle while a lap ends.
+        The reductions of the first shards go out while the contributions to the next still come in,
+        so that links stay busy both ways. Each shard is a stream of its own, of about 4 ms of a
+        core. Far below 56 KiB, four workers on 100 Mbit/s wait for that and not for the link; far
+        above it, links of 2 Mbit/s stand idle at the end of each.
         """
         shard_bytes = codec_by_name(self.codec).encoded_bytes(elements) / max(1, peers)
-        return min(_MAX_CHUNKS_PER_PEER, max(1, round(shard_bytes / _LAP_BYTES)))
+        return min(_MAX_CHUNKS_PER_PEER, max(1, round(shard_bytes / _SHARD_BYTES)))
 
     def shard_bounds(self, elements: int, peers: int) -> tuple[tuple[int, int], ...]:
         """The ranges of a fragment's shards, on blocks of both codecs (powers of two)."""
@@ -203,7 +202,7 @@ class Plan:
         return shard_bounds(elements, peers * self.chunks_per_peer(elements, peers), align)
 
     def schedule(self, *, fragments: int, steps: int) -> Schedule:
-        """The rounds of a run of `steps` inner steps with so many fragments in fact."""
+        """The rounds of a run of `steps` inner steps; `fragments`: how many there are in fact."""
         return Schedule(
             fragments=fragments,
             inner_steps=self.inner_steps,

@@ -1,32 +1,14 @@
-"""The identity: four bytes a value, little-endian."""
+"""The identity, and the two 16-bit floats: little-endian, the latter rounded to nearest even.
+
+fp32   exact, four bytes a value
+bf16   fp32's range, eight bits of precision
+fp16   IEEE half precision: eleven bits of precision, values below 65520 only
+"""
 
 import torch
 from torch import Tensor
 
 from algorithms.codecs.base import check_range, check_size
-
-
-class Half:
-    """Subclasses say which; nothing but the dtype and what it can hold differs."""
-
-    name: str
-    wire_id: int
-    dtype: torch.dtype
-    limit: float
-    block_elements = 1
-    rounds = False
-    unit_bytes = 2
-
-    def encoded_bytes(self, elements: int) -> int:
-        return 2 * elements
-
-    def encode(self, values: Tensor, seed: int | None = None) -> Tensor:
-        check_range(self, values, self.limit)
-        return values.to(self.dtype).view(torch.uint8)
-
-    def decode(self, raw: Tensor, elements: int) -> Tensor:
-        check_size(self, raw, elements)
-        return raw.view(self.dtype).to(torch.float32)
 
 
 class FP32:
@@ -49,6 +31,29 @@ class FP32:
     def decode(self, raw: Tensor, elements: int) -> Tensor:
         check_size(self, raw, elements)
         return raw.view(torch.float32)
+
+
+class Half:
+    """Two bytes a value; subclasses say the dtype and what it can hold."""
+
+    name: str
+    wire_id: int
+    dtype: torch.dtype
+    limit: float
+    block_elements = 1
+    rounds = False
+    unit_bytes = 2
+
+    def encoded_bytes(self, elements: int) -> int:
+        return 2 * elements
+
+    def encode(self, values: Tensor, seed: int | None = None) -> Tensor:
+        check_range(self, values, self.limit)
+        return values.to(self.dtype).view(torch.uint8)
+
+    def decode(self, raw: Tensor, elements: int) -> Tensor:
+        check_size(self, raw, elements)
+        return raw.view(self.dtype).to(torch.float32)
 
 
 class BF16(Half):

@@ -114,7 +114,7 @@ def _turned(stages: Groups) -> Iterator[Groups]:
 
 
 @dataclass(frozen=True)
-class StageMove:
+class MoveDecision:
     """Args: stage: to serve; None to stay. reason: in words."""
 
     stage: int | None
@@ -131,7 +131,7 @@ def stage_to_join(throughput: Sequence[float]) -> int:
 
 def stage_to_move_to(
     peer: int, stages: Sequence[Mapping[int, float]], gain: float = MOVE_GAIN
-) -> StageMove:
+) -> MoveDecision:
     """Whether a peer should leave its stage for the slowest one.
 
     Args:
@@ -142,19 +142,21 @@ def stage_to_move_to(
     totals = [sum(replicas.values()) for replicas in stages]
     there = stage_to_join(totals)
     if there == here:
-        return StageMove(None, f"stage {here} is the slowest")
+        return MoveDecision(None, f"stage {here} is the slowest")
     if len(stages[here]) == 1:
-        return StageMove(None, f"it is the last replica of stage {here}")
+        return MoveDecision(None, f"it is the last replica of stage {here}")
     after = list(totals)
     after[here] -= stages[here][peer]
     after[there] += stages[here][peer]
     if min(after) < gain * min(totals):
-        return StageMove(
+        return MoveDecision(
             None,
             f"the slowest stage would rise from {min(totals):.3g} to {min(after):.3g} "
             f"microbatches/s, by less than a factor of {gain:g}",
         )
-    return StageMove(there, f"stage {there} is the slowest, at {totals[there]:.3g} microbatches/s")
+    return MoveDecision(
+        there, f"stage {there} is the slowest, at {totals[there]:.3g} microbatches/s"
+    )
 
 
 def best_mover(movers: Sequence[int], to: int, stages: Groups, score: PlacementScore) -> int:

@@ -33,8 +33,6 @@ from algorithms.noloco import (
     largest_stable_step,
     mean_spectral_radius,
     modified_momentum,
-    paper_bounds,
-    shared_spectral_radius,
     spectral_radius,
 )
 
@@ -195,6 +193,27 @@ def growth_under(step: Step, members: list[Tensor], *, mean: bool) -> float:
         if round_ >= SETTLING:
             log_growth += 2 * math.log(scale)
     return math.exp(log_growth / MEASURED)
+
+
+def paper_bounds(a: float, size: int = 2) -> tuple[float, float]:
+    """What the paper asks of its gamma: above the first, below the second. Not safe.
+
+    sqrt(n/(2(n-1))) * a < c < sqrt(n/(2(n-1)) * (2 + a^2)). For pairs the upper one meets the exact
+    limit at a = 0.5 only: beyond, it admits what diverges (all that it admits at a = 0.9). The
+    lower one refuses what is stable.
+    """
+    factor = size / (2 * (size - 1))
+    return math.sqrt(factor) * a, math.sqrt(factor * (2 + a * a))
+
+
+def shared_spectral_radius(a: float, size: int = 2, drive: float = 0.0) -> float:
+    """`spectral_radius` where a group shares anchor and momentum: each of its members ends a round
+    with one heavy-ball step of the group's mean, whose deviation from the mean over all replicas
+    has 1/size of a member's second moments. Where the mean does not diverge, neither do they.
+
+    Ref: docs/adr/0013.
+    """
+    return mean_spectral_radius(a, drive) / size
 
 
 def draw(path: Path, points: dict[int, list[Point]], shared: list[Point]) -> None:

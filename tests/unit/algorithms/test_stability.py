@@ -12,12 +12,18 @@ from algorithms.noloco import (
     largest_stable_c,
     largest_stable_step,
     mean_spectral_radius,
-    paper_bounds,
     second_moments,
-    shared_spectral_radius,
     spectral_radius,
 )
-from tests.bench.stability import BAND, Point, growth, members_of_groups, shared_growth
+from tests.bench.stability import (
+    BAND,
+    Point,
+    growth,
+    members_of_groups,
+    paper_bounds,
+    shared_growth,
+    shared_spectral_radius,
+)
 
 MOMENTA = st.floats(0, 0.98)
 SIZES = st.integers(2, 16)
