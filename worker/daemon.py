@@ -21,11 +21,12 @@ from torch import Tensor
 
 from protos.exit_codes import ExitCode
 from protos.manifest import first_difference
+from worker.catchup.start import all_agree
+from worker.component import Environment
 from worker.config import Config, task_of
 from worker.errors import CheckpointError, ConfigError, MurmurError
 from worker.iothread import IOThread
 from worker.manifest import Manifest
-from worker.membership import Phase
 from worker.node import Node, NodeConfig
 from worker.pipeline.lifecycle import StageLifecycle
 from worker.pipeline.part import fragments_of, part_of
@@ -214,8 +215,7 @@ class Worker:
             elements=[fragment.elements for fragment in self._fragments],
             transport=self._transport,
             mailbox=self._mailbox,
-            offload=_offload,
-            log=self._log,
+            environment=Environment(offload=_offload, log=self._log),
         )
 
     def _stage_life(self, io: IOThread) -> StageLifecycle:
@@ -337,21 +337,10 @@ class Worker:
         return code
 
     def _agreed(self) -> bool:
-        """Whether everyone here is done and has what this peer has, where all should. Who has not
-        started yet is waited for only where it alone serves its stage."""
+        """Whether everyone here is done and has what this peer has, where all should."""
         assert self._io is not None
         gossip, plan = self._io.node.gossip, self._config.plan
-        one_anchor = plan.exchange == "mean" or plan.consensus
-        others, me = self._io.ask(lambda: (gossip.others, gossip.me))
-        here = [member for member in others if member.live]
-        begun = [member for member in here if member.phase is not Phase.STARTING]
-        return {member.stage for member in here} <= {
-            member.stage for member in (me, *begun)
-        } and all(
-            member.phase is Phase.DONE
-            and (member.digests == me.digests or not one_anchor or member.stage != me.stage)
-            for member in begun
-        )
+        return self._io.ask(lambda: all_agree(gossip.me, gossip.others, plan))
 
     def _options_for(self, move: StageMove) -> WorkerOptions:
         """This worker's, as a replica of another stage."""

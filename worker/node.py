@@ -1,36 +1,32 @@
-"""What runs on the I/O thread, what this peer answers, and the mailbox's other end."""
+"""What runs on the I/O thread, put together: each component is told of views, time and the end.
+
+Components have one small protocol, `Component`; what a peer answers stands in two tables, by the
+name of the method. The train thread's messages come in by `deliver`, and leave by its mailbox.
+"""
 
 import asyncio
 import random
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Container, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from algorithms.codecs import codec_by_name
 from protos import murmuration_pb2 as pb
 from worker import wire
-from worker.catchup.bootstrap import Bootstrap
+from worker.catchup.bootstrap import Bootstrap, JoinConfig
 from worker.catchup.state_transfer import serve_states
+from worker.component import Component, Environment, Rounds
 from worker.config import Config
 from worker.exchange.allreduce.contributor_io import Contributor
 from worker.exchange.allreduce.final_average import FinalAverage
 from worker.exchange.allreduce.reducer_io import Reducer
 from worker.exchange.compression import Compression
-from worker.exchange.context import Context, Offload
+from worker.exchange.context import Context
 from worker.exchange.pairwise.io import Pairs
 from worker.exchange.types import View
 from worker.manifest import Manifest
-from worker.membership import (
-    Digest,
-    Measured,
-    Member,
-    Membership,
-    Phase,
-    ProbeTick,
-    Suspected,
-    Updated,
-)
+from worker.membership import Digest, Measured, Member, Membership, Phase, Updated
 from worker.membership.coordinator_client import CoordinatorClient
 from worker.membership.io import GossipService
 from worker.pipeline.context import StageContext, StageCounts
@@ -47,6 +43,7 @@ from worker.training.inbox import (
     RoundFailed,
     StageJobDone,
     ToIO,
+    ToTrain,
     TrainingEvent,
 )
 from worker.transport import Stream, Transport, TransportError
@@ -56,31 +53,33 @@ _ROUNDS_TICK_S = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
-class NodeConfig:
+class NodeConfig(JoinConfig):
     """Args:
     peer: this peer's name; advertise: the address others reach it at, None for the bound one.
-    joins: addresses to try, again and again until the run starts.
     coordinator: address, or None.
-    min_peers: how many must be ready before the run starts, None to leave that to the others;
-    wait_s: how long to wait for them.
     stage: which part of the model this peer serves.
-    stage_counts: of visits; they go on where a peer moves to another stage.
-    epoch: tells a life of the peer from its earlier ones; None for the ms from 1970 to its start.
+    stage_counts: they go on where a peer moves to another stage.
+    epoch: tells this process from earlier ones of the peer; None for the ms from 1970 to its start.
     """
 
     peer: str
     advertise: str | None = None
-    joins: tuple[str, ...] = ()
     coordinator: str | None = None
-    min_peers: int | None = 1
     stage: int = 0
-    wait_s: float = 120.0
     stage_counts: StageCounts = field(default_factory=StageCounts)
     epoch: int | None = None
 
 
 class Node:
-    """One peer on the network. io thread only."""
+    """One peer on the network. io thread only.
+
+    Args:
+        elements: number of values of each fragment.
+        transport: to the others; mailbox: to the train thread.
+    """
+
+    gossip: GossipService  # from `listen` on
+    stages: StageNode | None = None  # what serves a stage here, where the model is cut
 
     def __init__(
         self,
@@ -91,14 +90,13 @@ class Node:
         elements: Sequence[int],
         transport: Transport,
         mailbox: Mailbox,
-        offload: Offload,
-        log: Callable[[dict[str, object]], None],
-        clock: Callable[[], float] = time.monotonic,
+        environment: Environment,
     ) -> None:
         self._node, self._config, self._manifest = node, config, manifest
-        self._transport, self._mailbox, self._offload = transport, mailbox, offload
-        self._log_event, self._clock, self._began_s = log, clock, clock()
-        self.lag = LagMonitor(clock)
+        self.transport, self._mailbox, self._environment = transport, mailbox, environment
+        self.offload, self.clock = environment.offload, environment.clock
+        self._began_s = self.clock()
+        self.lag = LagMonitor(self.clock)
         self.context = Context(
             me=node.peer,
             run=manifest.run,
@@ -107,123 +105,131 @@ class Node:
             compression=Compression(config.exchange),
             config=config.rounds,
             detection_s=config.membership.detection_s(max(2, node.min_peers or 2)),
-            clock=clock,
-            offload=offload,
-            log=self._log,
+            clock=self.clock,
+            offload=self.offload,
+            log=self.log,
             most_visits=config.stages.most_visits,
         )
-        means = self.context
+        self.published: Published | None = None  # what the train thread has committed
+        self._components: list[Component] = []
+        self._calls: dict[str, Callable[[bytes], Awaitable[bytes]]] = {
+            "Control/Status": self._on_status,
+            "Control/Measure": self._on_measure,
+        }
+        self._streams: dict[str, Callable[[Stream], Awaitable[None]]] = {
+            "Data/Fetch": lambda stream: serve_states(stream, manifest.run, self.published)
+        }
         self._pairs: Pairs | None = None
-        if config.plan.exchange == "pairs":
-            schedule = config.plan.schedule(fragments=len(elements), steps=config.run.steps)
-            self._pairs = Pairs(
-                self.context,
-                schedule,
-                transport,
-                self._address_of,
-                self._finished,
-                self._mailbox.answer,
-                self._doubt,
-            )
-            means = replace(self.context, plan=config.plan.consensus_plan)
-        self._reducer = Reducer(means)
-        rounds_over_all = Contributor if self._pairs is None else FinalAverage
-        self._contributor: Contributor | FinalAverage = rounds_over_all(
-            means, self._reducer, transport, self._address_of, self._finished, self._doubt
-        )
-        self._gossip: GossipService | None = None
-        self._stages: StageNode | None = None
-        self._introduction: CoordinatorClient | None = None
+        self._coordinator: CoordinatorClient | None = None
         self._inbox: asyncio.Queue[ToIO] = asyncio.Queue()
-        self._published: Published | None = None
         self._progress: dict[str, object] = {}
         self._rounds = {"completed": 0, "failed": 0}
         self._fastest_s = 0.0
         self._closing = asyncio.Event()
         self._group: asyncio.TaskGroup | None = None
 
-    @property
-    def stages(self) -> StageNode | None:
-        """What serves a stage here, where the model is cut."""
-        return self._stages
-
-    @property
-    def gossip(self) -> GossipService:
-        assert self._gossip is not None, "listen() comes first"
-        return self._gossip
-
-    # ------------------------------------------------------------------------------- life cycle
+    # ------------------------------------------------------------------------------- composition
 
     async def listen(self) -> str:
         """Starts serving and returns the advertised address. Raises AddressInUse."""
-        bound = await self._transport.listen(self)
-        node, manifest = self._node, self._manifest
+        bound = await self.transport.listen(self)
+        node = self._node
         epoch = time.time_ns() // 1_000_000 if node.epoch is None else node.epoch
-        member = Member(node.peer, node.advertise or bound, epoch, stage=node.stage)
-        rng = random.Random(wire.hash64(f"{member.peer}/{member.epoch}".encode()))
-        self._gossip = GossipService(
-            Membership(member, self._config.membership, rng),
-            manifest,
-            self._transport,
-            self._clock,
-            self._spawn,
-            self._viewed,
-            self._log,
-            self._timed,
-        )
+        me = Member(node.peer, node.advertise or bound, epoch, stage=node.stage)
+        self._add_membership(me)
+        self._add_rounds()
         if self._config.stages.count > 1:
-            self._stages = self._make_stages()
-        if node.coordinator:
-            self._introduction = CoordinatorClient(
-                node.coordinator,
-                manifest.pack(),
-                self._gossip,
-                self._transport,
-                started=lambda: self._published is not None,
+            self._add_stages()
+        return me.address
+
+    def _add_membership(self, me: Member) -> None:
+        rng = random.Random(wire.hash64(f"{me.peer}/{me.epoch}".encode()))
+        machine = Membership(me, self._config.membership, rng)
+        self.gossip = gossip = GossipService(machine, self._manifest, self)
+        self._calls |= {
+            "Control/Gossip": gossip.on_gossip,
+            "Control/Join": gossip.on_join,
+            "Control/IndirectProbe": gossip.on_indirect_probe,
+        }
+        if self._node.coordinator:
+            manifest = self._manifest.pack()
+            self._coordinator = CoordinatorClient(self._node.coordinator, manifest, gossip, self)
+
+    def _add_rounds(self) -> None:
+        """Means over all; in a plan of pairs, these and one mean at the end."""
+        means, gossip = self.context, self.gossip
+        ways = (self.transport, gossip.address_of, self.finished)
+        mean_rounds: type[Contributor] | type[FinalAverage] = Contributor
+        if means.plan.exchange == "pairs":
+            schedule = means.plan.schedule(
+                fragments=len(means.elements), steps=self._config.run.steps
             )
-        return member.address
+            self._pairs = Pairs(means, schedule, *ways, self.post, gossip.suspect)
+            self._streams["Data/Meet"] = self._pairs.serve
+            means = replace(means, plan=means.plan.consensus_plan)
+            mean_rounds = FinalAverage
+        self._reducer = Reducer(means)
+        self._means: Rounds = mean_rounds(means, self._reducer, *ways, gossip.suspect)
+        self._own_rounds: Rounds = self._pairs or self._means
+        self._streams["Data/Exchange"] = self._reducer.serve
+        self._components += [self._reducer, self._means, *([self._pairs] if self._pairs else [])]
+
+    def _add_stages(self) -> None:
+        config, gossip = self._config, self.gossip
+        context = StageContext(
+            me=self._node.peer,
+            run=self._manifest.run,
+            seed=config.run.seed,
+            stage=self._node.stage,
+            config=config.stages,
+            codec=codec_by_name(config.stages.activations),
+            transport=self.transport,
+            members=lambda: gossip.members,
+            suspect=gossip.suspect,
+            post=self.post,
+            offload=self.offload,
+            clock=self.clock,
+            log=self.log,
+            counts=self._node.stage_counts,
+        )
+        self.stages = StageNode(
+            context,
+            StageExchange.of(config.plan, config.stages, self._manifest.elements),
+            publish=lambda profile: gossip.handle(Measured(profile)),
+        )
+        self._calls["Control/Finished"] = self.stages.on_finished
+        self._streams["Data/StageCall"] = self.stages.serve
+        self._components.append(self.stages)
+
+    # ------------------------------------------------------------------------------- life cycle
 
     async def run(self) -> None:
         """Everything, until `close`. Raises ManifestRefused, PeersUnreachable."""
-        joining = Bootstrap(
-            joins=self._node.joins,
-            min_peers=self._node.min_peers,
-            wait_s=self._node.wait_s,
-            plan=self._config.plan,
-            run=self._manifest.run,
-            gossip=self.gossip,
-            transport=self._transport,
-            mailbox=self._mailbox,
-            offload=self._offload,
-            published=lambda: self._published,
-            give_up=self._give_up,
-            partners=lambda: self._pairs.partners if self._pairs is not None else (),
-            clock=self._clock,
-            log=self._log,
-        )
-        work = [self._tick(), self._tick_rounds(), self._take_mail(), joining.run(), self.lag.run()]
-        if self._introduction is not None:
-            work.append(self._introduction.run(self._log))
+        work = [
+            _repeat([self.gossip.tick], _MEMBERSHIP_TICK_S),
+            _repeat([component.tick for component in self._components], _ROUNDS_TICK_S),
+            self._read_inbox(),
+            Bootstrap(self._node, self._config.plan, self.gossip, self).run(),
+            self.lag.run(),
+        ]
+        if self._coordinator is not None:
+            work.append(self._coordinator.run())
         try:
             async with asyncio.TaskGroup() as group:
                 self._group = group
                 tasks = [group.create_task(each) for each in work]
                 await self._closing.wait()
-                while not self._inbox.empty():  # the result is the last word of the train thread
-                    await self._take(self._inbox.get_nowait())
-                if self._introduction is not None:
-                    await self._introduction.flush()
+                while not self._inbox.empty():  # the result is the train thread's last message
+                    await self._handle(self._inbox.get_nowait())
+                if self._coordinator is not None:
+                    await self._coordinator.flush()
                 await self.gossip.leave()
                 for task in tasks:
                     task.cancel()
         finally:
-            if self._pairs is not None:
-                await self._pairs.close()
-            if self._stages is not None:
-                await self._stages.close()
-            await self._contributor.close()
-            await self._reducer.close()
-            await self._transport.close()
+            for component in reversed(self._components):
+                await component.close()
+            await self.transport.close()
 
     def close(self) -> None:
         """Leaves the swarm and ends `run`."""
@@ -233,36 +239,15 @@ class Node:
 
     async def on_call(self, method: str, request: bytes) -> bytes:
         """Answers one control call. Raises WireError."""
-        match method:
-            case "Control/Gossip":
-                return self.gossip.on_gossip(request)
-            case "Control/Join":
-                return await self.gossip.on_join(request)
-            case "Control/IndirectProbe":
-                return await self.gossip.on_indirect_probe(request)
-            case "Control/Status":
-                return wire.status_reply(self.status())
-            case "Control/Measure":
-                return pb.MeasureReply().SerializeToString()
-            case "Control/Finished" if self._stages is not None:
-                return await self._stages.on_call(method, request)
-            case _:
-                raise wire.WireError(f"no method {method}")
+        if (answer := self._calls.get(method)) is None:
+            raise wire.WireError(f"no method {method}")
+        return await answer(request)
 
     async def on_stream(self, method: str, stream: Stream) -> None:
         """Serves one data stream."""
         with suppress(TransportError, TimeoutError):
-            match method:
-                case "Data/Exchange":
-                    await self._reducer.serve(stream)
-                case "Data/Meet":
-                    if self._pairs is not None:
-                        await self._pairs.serve(stream)
-                case "Data/StageCall":
-                    if self._stages is not None:
-                        await self._stages.serve(method, stream)
-                case _:
-                    await serve_states(stream, self._manifest.run, self._published)
+            if (serve := self._streams.get(method)) is not None:
+                await serve(stream)
 
     def status(self) -> dict[str, object]:
         """What `murmur status` shows: plain values."""
@@ -270,12 +255,18 @@ class Node:
             config=self._config,
             context=self.context,
             gossip=self.gossip,
-            traffic=self._transport.traffic,
+            traffic=self.transport.traffic,
             rounds=self._rounds,
             loss=self._progress.get("loss"),
             lag=self.lag,
-            up_s=self._clock() - self._began_s,
+            up_s=self.clock() - self._began_s,
         )
+
+    async def _on_status(self, _request: bytes) -> bytes:
+        return wire.status_reply(self.status())
+
+    async def _on_measure(self, _request: bytes) -> bytes:
+        return pb.MeasureReply().SerializeToString()
 
     # ------------------------------------------------------------------------- the train thread
 
@@ -283,28 +274,31 @@ class Node:
         """Takes a message of the train thread; on the loop's thread."""
         self._inbox.put_nowait(message)
 
-    async def _take_mail(self) -> None:
-        while True:
-            await self._take(await self._inbox.get())
+    def post(self, message: ToTrain) -> None:
+        """Sends one to the train thread."""
+        self._mailbox.answer(message)
 
-    async def _take(self, message: ToIO) -> None:
+    async def _read_inbox(self) -> None:
+        while True:
+            await self._handle(await self._inbox.get())
+
+    async def _handle(self, message: ToIO) -> None:
         match message:
             case Begin() as begin:
-                rounds = self._contributor if begin.everyone else self._pairs or self._contributor
-                await rounds.begin(begin)
+                await (self._means if begin.everyone else self._own_rounds).begin(begin)
             case Published() as published:
-                await self._take_published(published)
-            case IterationStarted() | StageJobDone() if self._stages is not None:
-                await self._stages.handle(message)
+                await self._publish(published)
+            case IterationStarted() | StageJobDone() if self.stages is not None:
+                await self.stages.handle(message)
             case TrainingEvent(event):
                 if event["event"] == "progress":
                     self._progress = event
-                self._log(event)
+                self.log(event)
 
-    async def _take_published(self, published: Published) -> None:
-        before, self._published = self._published, published
+    async def _publish(self, published: Published) -> None:
+        before, self.published = self.published, published
         digests = tuple(Digest(s.version, s.contributors, s.hash) for s in published.states)
-        self.gossip.step(Updated(published.phase, published.step, digests, published.step_s))
+        self.gossip.handle(Updated(published.phase, published.step, digests, published.step_s))
         old = before.states if before else (None,) * len(published.states)
         for index, (was, state) in enumerate(zip(old, published.states, strict=True)):
             if self._pairs is not None:
@@ -316,89 +310,47 @@ class Node:
                 was is None or (was.version, was.group) != (state.version, state.group)
             ):
                 self._reducer.advanced(index, state.version, state.group)
-                for address in map(self._address_of, state.group):
-                    if address is not None and address != self.gossip.me.address:
-                        self._transport.connect(address)
+                self.gossip.connect(state.group)
 
-    def _finished(self, result: RoundDone | RoundFailed) -> None:
-        self._rounds["completed" if isinstance(result, RoundDone) else "failed"] += 1
-        self._mailbox.answer(result)
+    # ------------------------------------------------------------- what components ask of the node
 
-    # ---------------------------------------------------------------------------------- helpers
-
-    def _make_stages(self) -> StageNode:
-        config = self._config
-        context = StageContext(
-            me=self._node.peer,
-            run=self._manifest.run,
-            seed=config.run.seed,
-            stage=self._node.stage,
-            config=config.stages,
-            codec=codec_by_name(config.stages.activations),
-            transport=self._transport,
-            members=lambda: self.gossip.members,
-            suspect=self._doubt,
-            post=self._mailbox.answer,
-            offload=self._offload,
-            clock=self._clock,
-            log=self._log,
-            counts=self._node.stage_counts,
-        )
-        return StageNode(
-            context,
-            StageExchange.of(config.plan, config.stages, self._manifest.elements),
-            publish=lambda profile: self.gossip.step(Measured(profile)),
-        )
-
-    def _address_of(self, peer: str) -> str | None:
-        return self.gossip.address_of(peer)
-
-    def _timed(self, peer: str, seconds: float) -> None:
-        if self._stages is not None:
-            self._stages.context.measurements.round_trip(peer, seconds)
-
-    def _doubt(self, peer: str) -> None:
-        self.gossip.step(Suspected(peer))
-
-    def _give_up(self, fragment: int, reason: str) -> None:
-        self._contributor.give_up(fragment, reason)
-        if self._pairs is not None:
-            self._pairs.give_up(fragment, reason)
-
-    def _viewed(self, view: View) -> None:
+    def on_view(self, view: View) -> None:
+        """Membership has changed."""
         fastest_s = view.fastest_step_s()
         if self._config.plan.dylu and fastest_s != self._fastest_s:
             self._fastest_s = fastest_s
-            self._mailbox.answer(FastestPace(fastest_s))
-        self._reducer.viewed(view)
-        self._contributor.viewed(view)
-        if self._pairs is not None:
-            self._pairs.viewed(view)
-        if self._stages is not None:
-            self._stages.on_view()
+            self.post(FastestPace(fastest_s))
+        for component in self._components:
+            component.on_view(view)
 
-    async def _tick(self) -> None:
-        while True:
-            self.gossip.step(ProbeTick())
-            await asyncio.sleep(_MEMBERSHIP_TICK_S)
+    def on_round_trip(self, peer: str, seconds: float) -> None:
+        """A small call was answered."""
+        if self.stages is not None:
+            self.stages.context.measurements.round_trip(peer, seconds)
 
-    async def _tick_rounds(self) -> None:
-        while True:
-            self._reducer.tick()
-            self._contributor.tick()
-            if self._pairs is not None:
-                self._pairs.tick()
-            if self._stages is not None:
-                self._stages.tick()
-            await asyncio.sleep(_ROUNDS_TICK_S)
+    def finished(self, result: RoundDone | RoundFailed) -> None:
+        """A round of this peer has ended."""
+        self._rounds["completed" if isinstance(result, RoundDone) else "failed"] += 1
+        self.post(result)
 
-    def _log(self, event: dict[str, object]) -> None:
+    def give_up(self, fragment: int, reason: str) -> None:
+        """Ends this peer's own rounds of a fragment, which a fetched state supersedes."""
+        for rounds in dict.fromkeys((self._means, self._own_rounds)):
+            rounds.give_up(fragment, reason)
+
+    @property
+    def partners(self) -> Container[str]:
+        """In pairs: of the rounds that this peer has come to."""
+        return self._pairs.partners if self._pairs is not None else ()
+
+    def log(self, event: dict[str, object]) -> None:
         """To the log, and to the coordinator if there is one."""
-        self._log_event(event)
-        if self._introduction is not None:
-            self._introduction.add(event)
+        self._environment.log(event)
+        if self._coordinator is not None:
+            self._coordinator.add(event)
 
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+    def spawn(self, work: Coroutine[None, None, None]) -> None:
+        """Runs a coroutine in the background, as long as the node runs."""
         try:
             if self._group is None or self._closing.is_set():
                 work.close()
@@ -406,3 +358,10 @@ class Node:
                 self._group.create_task(work)
         except RuntimeError:  # the group is ending: another of its tasks has failed
             work.close()
+
+
+async def _repeat(ticks: Sequence[Callable[[], None]], period_s: float) -> None:
+    while True:
+        for tick in ticks:
+            tick()
+        await asyncio.sleep(period_s)

@@ -23,6 +23,7 @@ import torch
 from algorithms.fragment_state import FragmentState
 from algorithms.plan import PRESETS
 from tests.support.workers import free_addresses
+from worker.component import Environment
 from worker.config import Config, RunConfig
 from worker.iothread import IOThread
 from worker.manifest import Manifest
@@ -66,8 +67,7 @@ def peer(
             elements=[elements],
             transport=transport,
             mailbox=mailbox,
-            offload=offload,
-            log=lambda event: None,
+            environment=Environment(offload=offload, log=lambda event: None),
         )
 
     io = IOThread(make, mailbox)

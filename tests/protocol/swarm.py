@@ -18,7 +18,8 @@ from tests.protocol.taps import Tap, TappedTransport
 from tests.protocol.train_side import TrainSide
 from tests.protocol.virtual_time import Stalled, VirtualLoop, in_peer
 from tests.support.head_starts import AnchorPrefetch
-from worker.membership import Phase
+from worker.catchup.start import all_agree
+from worker.component import Environment
 from worker.node import Node, NodeConfig
 from worker.status import LagMonitor
 from worker.training.inbox import Stop
@@ -177,9 +178,7 @@ class Swarm:
             elements=[fragment.elements for fragment in held.fragments],
             transport=transport,
             mailbox=train,
-            offload=inline,
-            log=events.append,
-            clock=self.loop.time,
+            environment=Environment(offload=inline, log=events.append, clock=self.loop.time),
         )
         node.lag = Punctual(self.loop.time)
         states = [initial_state(problem.plan, f, held.replica.parameters) for f in held.fragments]
@@ -201,7 +200,9 @@ class Swarm:
             """As the daemon's main thread does."""
             trainer.run()
             if trainer.stopped is None:
-                trainer.settle(lambda: _agreed(node), SETTLE_S)
+                trainer.settle(
+                    lambda: all_agree(node.gossip.me, node.gossip.others, problem.plan), SETTLE_S
+                )
 
         await node.listen()
         train.start(work, node.deliver)
@@ -319,16 +320,6 @@ class Punctual(LagMonitor):
 
     async def run(self) -> None:
         await asyncio.Event().wait()
-
-
-def _agreed(node: Node) -> bool:
-    """Whether everyone here is done and has what this peer has."""
-    return all(
-        member.phase is Phase.DONE
-        and (member.digests == node.gossip.me.digests or member.stage != node.gossip.me.stage)
-        for member in node.gossip.others
-        if member.live and member.phase is not Phase.STARTING
-    )
 
 
 def _pairs(some: Iterable[str], others: Iterable[str]) -> list[tuple[str, str]]:

@@ -63,7 +63,7 @@ def test_one_fragment(case: Case) -> None:
     repair = choose((case.mine,), donor("b", (case.theirs,)), failed=failed)
     assert (repair is not None) is case.repaired
     if repair is not None:
-        assert (repair.peer, repair.address, repair.fragments) == ("b", "b:1", (0,))
+        assert (repair.donor.peer, repair.donor.address, repair.fragments) == ("b", "b:1", (0,))
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
@@ -112,7 +112,7 @@ def test_the_donor_of_most_fragments_is_chosen() -> None:
     for members in ((one, two), (two, one)):
         repair = choose(mine, *members)
         assert repair is not None
-        assert repair.peer == "c"
+        assert repair.donor.peer == "c"
 
 
 def test_of_equal_donors_the_most_advanced_is_chosen() -> None:
@@ -121,7 +121,7 @@ def test_of_equal_donors_the_most_advanced_is_chosen() -> None:
     for members in ((behind, ahead), (ahead, behind)):
         repair = choose(mine, *members)
         assert repair is not None
-        assert repair.peer == "c"
+        assert repair.donor.peer == "c"
 
 
 def test_a_donor_without_digests_gives_nothing() -> None:

@@ -126,7 +126,7 @@ def test_an_origin_that_hears_of_an_earlier_life_with_a_clock_ahead_goes_on() ->
             await swarm.reached(ITERATION)
             gossip = swarm["0b"].node.gossip
             ahead = replace(gossip.me, epoch=gossip.me.epoch + 10_000)
-            gossip.step(Gossiped((ahead,)))
+            gossip.handle(Gossiped((ahead,)))
             assert gossip.me.epoch > ahead.epoch
             await swarm.finished()
             for told in swarm["0b"].replica.iterations:

@@ -13,10 +13,9 @@ from worker.membership import Digest, Health, Member, Phase
 
 @dataclass(frozen=True)
 class Repair:
-    """Fetch these fragments from the peer."""
+    """Fetch these fragments from the donor."""
 
-    peer: str
-    address: str
+    donor: Member
     fragments: tuple[int, ...]
     reason: str
 
@@ -28,7 +27,7 @@ def choose_repair(
 
     Args:
         mine: this peer's digests, by fragment.
-        cards: the other peers.
+        members: the other peers.
         failed: fragments whose current round this peer has given up, and which it therefore cannot
             bring forward by itself. One version of difference is otherwise the normal course.
 
@@ -59,7 +58,7 @@ def choose_repair(
         rank = (len(reasons), [member.digests[index].rank for index in reasons])
         if reasons and (best is None or rank > best_rank):
             first = next(iter(reasons.values()))
-            best, best_rank = Repair(member.peer, member.address, tuple(reasons), first), rank
+            best, best_rank = Repair(member, tuple(reasons), first), rank
     return best
 
 
@@ -70,7 +69,7 @@ def step_of_the_others(
 
     Args:
         mine: this peer's digests, by fragment.
-        cards: the other peers.
+        members: the other peers.
         partners: of the rounds that this peer has come to.
 
     Returns:

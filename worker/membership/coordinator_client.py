@@ -1,7 +1,7 @@
-"""The way to the optional coordinator: who we are and how it goes, who else is there."""
+"""Tells the optional coordinator of this peer and its progress, and learns of others there."""
 
 import asyncio
-from collections.abc import Callable
+from typing import Protocol
 
 from protos import documents
 from protos import murmuration_pb2 as pb
@@ -19,19 +19,25 @@ _MAX_EVENTS = 1024
 _MAX_CALL_BYTES = 48 * 1024
 
 
+class RunHost(Protocol):
+    """What the coordinator's client asks of the node that it runs in."""
+
+    transport: Transport
+
+    @property
+    def published(self) -> object:
+        """What the train thread has committed, None before it has anything."""
+        ...
+
+    def log(self, event: dict[str, object]) -> None: ...
+
+
 class CoordinatorClient:
     """Introduces this peer again and again; the coordinator may come and go. io thread only."""
 
-    def __init__(
-        self,
-        address: str,
-        manifest: bytes,
-        gossip: GossipService,
-        transport: Transport,
-        started: Callable[[], bool],
-    ) -> None:
+    def __init__(self, address: str, manifest: bytes, gossip: GossipService, host: RunHost) -> None:
         self._address, self._manifest = address, manifest
-        self._gossip, self._transport, self._started = gossip, transport, started
+        self._gossip, self._host = gossip, host
         self._events: list[dict[str, object]] = []
         self._silent = False
 
@@ -43,7 +49,7 @@ class CoordinatorClient:
         self._events.append(event)
         del self._events[:-_MAX_EVENTS]
 
-    async def run(self, log: Callable[[dict[str, object]], None]) -> None:
+    async def run(self) -> None:
         """Until cancelled. A refusal ends the run only before it has begun.
 
         Raises:
@@ -54,13 +60,19 @@ class CoordinatorClient:
                 await self._call()
                 self._silent = False
             except (TransportError, wire.WireError, ManifestRefused) as error:
-                if isinstance(error, ManifestRefused) and not self._started():
+                if isinstance(error, ManifestRefused) and not self._started:
                     raise
-                if self._started() and not self._silent:
+                if self._started and not self._silent:
                     self._silent = True
-                    log({"event": "warning", "text": f"coordinator: {error}; going on without"})
-            settled = self._started() and not self._silent
+                    self._host.log(
+                        {"event": "warning", "text": f"coordinator: {error}; going on without"}
+                    )
+            settled = self._started and not self._silent
             await asyncio.sleep(_PERIOD_S if settled else _EAGER_S)
+
+    @property
+    def _started(self) -> bool:
+        return self._host.published is not None
 
     async def flush(self) -> None:
         """Hands over what is queued, as far as a call or a few can."""
@@ -84,11 +96,11 @@ class CoordinatorClient:
         request = pb.IntroduceRequest(
             member=wire.member_to_message(self._gossip.me), manifest=self._manifest, events=packed
         )
-        raw = await self._transport.call(
+        raw = await self._host.transport.call(
             self._address, "Coordinator/Introduce", request.SerializeToString(), _CALL_S
         )
         reply = wire.parse(pb.IntroduceReply, raw)
         if reply.refusal:
             raise ManifestRefused(f"coordinator {self._address} refuses: {reply.refusal}")
         self._events = [event for event in self._events if not any(event is e for e in taken)]
-        self._gossip.step(Gossiped(wire.members_from_messages(reply.members)))
+        self._gossip.handle(Gossiped(wire.members_from_messages(reply.members)))

@@ -1,8 +1,9 @@
 """Carries out membership over the transport: gossip, probes, first contact, leaving."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine, Iterable
 from contextlib import suppress
+from typing import Protocol
 
 from protos import murmuration_pb2 as pb
 from protos.manifest import first_difference
@@ -23,6 +24,8 @@ from worker.membership import (
     Membership,
     Probe,
     Probed,
+    ProbeTick,
+    Suspected,
     Updated,
     ViewChanged,
     with_progress,
@@ -34,35 +37,42 @@ _LEAVE_S = 1.0
 _MAX_PROBE_S = 10.0
 
 
+class Host(Protocol):
+    """What membership asks of the node that it runs in."""
+
+    transport: Transport
+
+    def clock(self) -> float:
+        """Monotonic seconds."""
+        ...
+
+    def spawn(self, work: Coroutine[None, None, None]) -> None:
+        """Runs a coroutine in the background."""
+        ...
+
+    def on_view(self, view: View) -> None: ...
+
+    def on_round_trip(self, peer: str, seconds: float) -> None:
+        """A small call was answered."""
+        ...
+
+    def log(self, event: dict[str, object]) -> None: ...
+
+
 class GossipService:
     """One peer's membership, live. io thread only.
 
     Args:
         membership: the state machine.
-        manifest: of the run; who has another is refused.
-        transport, clock: the outside.
-        spawn: runs a coroutine in the background.
-        viewed: takes every new View.
-        log: takes events as plain values.
-        timed: takes (peer, seconds) of every small call that was answered.
+        manifest: of the run; a peer with another is refused.
+        host: carries out what concerns the whole node.
     """
 
-    def __init__(
-        self,
-        membership: Membership,
-        manifest: Manifest,
-        transport: Transport,
-        clock: Callable[[], float],
-        spawn: Callable[[Coroutine[None, None, None]], None],
-        viewed: Callable[[View], None],
-        log: Callable[[dict[str, object]], None],
-        timed: Callable[[str, float], None] = lambda _peer, _seconds: None,
-    ) -> None:
-        self._membership, self._manifest = membership, manifest
+    def __init__(self, membership: Membership, manifest: Manifest, host: Host) -> None:
+        self._membership, self._manifest, self._host = membership, manifest, host
         self._news = Dissemination(membership.me.peer, membership.config.full_s)
-        self._packed, self._run = manifest.pack(), manifest.run
-        self._transport, self._clock, self._spawn = transport, clock, spawn
-        self._viewed, self._log, self._timed = viewed, log, timed
+        self._packed, self.run = manifest.pack(), manifest.run
+        self._transport, self._clock = host.transport, host.clock
         self._logged: dict[str, str] = {}
         self._unreachable: tuple[str, ...] = ()
 
@@ -97,27 +107,41 @@ class GossipService:
     def address_of(self, peer: str) -> str | None:
         return self._membership.address(peer)
 
-    def step(self, event: Event) -> None:
+    def suspect(self, peer: str) -> None:
+        """A stream to the peer broke: it is probed now."""
+        self.handle(Suspected(peer))
+
+    def connect(self, peers: Iterable[str]) -> None:
+        """Begins to open the data connections to these peers, without waiting."""
+        for address in map(self.address_of, peers):
+            if address is not None and address != self.me.address:
+                self._transport.connect(address)
+
+    def tick(self) -> None:
+        """Time passes."""
+        self.handle(ProbeTick())
+
+    def handle(self, event: Event) -> None:
         """Feeds the state machine and does what it says."""
         changed = isinstance(event, Gossiped | Updated)
-        for action in self._membership.step(event, self._clock()):
+        for action in self._membership.handle(event, self._clock()):
             match action:
                 case Probe(peer, address, timeout_s):
-                    self._spawn(self._probe(peer, address, timeout_s))
+                    self._host.spawn(self._probe(peer, address, timeout_s))
                 case IndirectProbe(via, peer, address, timeout_s):
-                    self._spawn(self._ask_probe(via, peer, address, timeout_s))
+                    self._host.spawn(self._ask_probe(via, peer, address, timeout_s))
                 case ViewChanged():
                     changed = True
                     self._log_members()
         if changed:
-            self._viewed(self.view)
+            self._host.on_view(self.view)
 
     # ---------------------------------------------------------------------------------- serving
 
-    def on_gossip(self, request: bytes) -> bytes:
+    async def on_gossip(self, request: bytes) -> bytes:
         """Takes a peer's news and gives ours; another run gets none."""
         gossip = wire.parse(pb.GossipMessage, request)
-        if gossip.run != self._run:
+        if gossip.run != self.run:
             return self._message(GossipMessage())
         asked = from_gossip_message(gossip)
         self._hear(gossip.sender, asked)
@@ -129,7 +153,7 @@ class GossipService:
         if not join.manifest:
             return pb.JoinReply(manifest=self._packed).SerializeToString()
         theirs = Manifest.unpack(join.manifest)
-        if theirs.run != self._run:
+        if theirs.run != self.run:
             difference = first_difference(theirs.agreed, self._manifest.agreed)
             refusal = f"the manifests differ in {difference}"
             return pb.JoinReply(refusal=refusal, manifest=self._packed).SerializeToString()
@@ -140,7 +164,7 @@ class GossipService:
         if (address := await self._name_taken_at(member)) is not None:
             refusal = f"{member.peer!r} lives at {address}; choose another name with --name"
             return pb.JoinReply(refusal=refusal, manifest=self._packed).SerializeToString()
-        self.step(Gossiped((member,)))
+        self.handle(Gossiped((member,)))
         members = [wire.member_to_message(member) for member in self._news.part(self.members)]
         return pb.JoinReply(members=members).SerializeToString()
 
@@ -171,11 +195,11 @@ class GossipService:
         reply = wire.parse(pb.JoinReply, raw)
         if reply.refusal:
             raise ManifestRefused(f"{address} refuses this run: {reply.refusal}")
-        self.step(Gossiped(wire.members_from_messages(reply.members)))
+        self.handle(Gossiped(wire.members_from_messages(reply.members)))
 
     async def leave(self) -> None:
         """Tells every live peer; waits a moment at most, for gossip will do the rest."""
-        self.step(Leaving())
+        self.handle(Leaving())
         targets = [member for member in self.others if member.live]
         with suppress(TimeoutError):
             async with asyncio.timeout(_LEAVE_S):
@@ -185,7 +209,7 @@ class GossipService:
 
     async def _probe(self, peer: str, address: str, timeout_s: float) -> None:
         sender = await self._exchange(peer, address, timeout_s)
-        self.step(Probed(peer, answered=sender is not None))
+        self.handle(Probed(peer, answered=sender is not None))
 
     async def _ask_probe(self, via: str, peer: str, address: str, timeout_s: float) -> None:
         request = pb.ProbeRequest(peer=peer, address=address, timeout_s=timeout_s)
@@ -195,7 +219,7 @@ class GossipService:
                 via, "Control/IndirectProbe", request.SerializeToString(), 2 * timeout_s
             )
             alive = wire.parse(pb.ProbeReply, raw).alive
-        self.step(IndirectlyProbed(peer, alive))
+        self.handle(IndirectlyProbed(peer, alive))
 
     async def _exchange(self, peer: str, address: str, timeout_s: float) -> str | None:
         """Push-pull with one peer. Returns who has answered: somebody else may have the address by
@@ -205,9 +229,9 @@ class GossipService:
         try:
             raw = await self._transport.call(address, "Control/Gossip", request, timeout_s)
             answer = wire.parse(pb.GossipMessage, raw)
-            sender = answer.sender if answer.run == self._run else None
+            sender = answer.sender if answer.run == self.run else None
             if sender is not None:
-                self._timed(sender, self._clock() - began)
+                self._host.on_round_trip(sender, self._clock() - began)
                 self._hear(sender, from_gossip_message(answer))
         except (TransportError, wire.WireError):
             sender = None
@@ -216,21 +240,21 @@ class GossipService:
         return sender
 
     def _hear(self, sender: str, message: GossipMessage) -> None:
-        self.step(Gossiped(with_progress(message, sender, self.members), sender))
+        self.handle(Gossiped(with_progress(message, sender, self.members), sender))
         self._news.heard(sender, message, self.members)
 
     def _message(self, message: GossipMessage) -> bytes:
-        return to_gossip_message(message, self.me.peer, self._run).SerializeToString()
+        return to_gossip_message(message, self.me.peer, self.run).SerializeToString()
 
     def _log_members(self) -> None:
         for member in self.others:
             health = member.health.name.lower()
             if self._logged.get(member.peer) != health:
                 self._logged[member.peer] = health
-                self._log({"event": "member", "peer_changed": member.peer, "health": health})
+                self._host.log({"event": "member", "peer_changed": member.peer, "health": health})
         if self.me.unreachable != self._unreachable:
             self._unreachable = self.me.unreachable
-            self._log({"event": "unreachable", "peers": list(self._unreachable)})
+            self._host.log({"event": "unreachable", "peers": list(self._unreachable)})
 
 
 def to_gossip_message(message: GossipMessage, sender: str, run: int) -> pb.GossipMessage:

@@ -1,4 +1,4 @@
-"""Membership as a state machine: `step(event, now) -> actions`.
+"""Membership as a state machine: `handle(event, now) -> actions`.
 
 Every `gossip_s` a peer exchanges news of members with others (push-pull); `dissemination` says what
 each message holds. The answer, empty or not, is evidence of life, so this is the probe too. A peer
@@ -199,7 +199,7 @@ class Membership:
         member = self._members.get(peer)
         return member.address if member else None
 
-    def step(self, event: Event, now: float) -> list[Action]:
+    def handle(self, event: Event, now: float) -> list[Action]:
         """Takes one event at monotonic time `now` (s) and says what to do."""
         self._outline_changed = False
         actions: list[Action] = []

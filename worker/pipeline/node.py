@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from protos import murmuration_pb2 as pb
-from worker import wire
 from worker.errors import PeersUnreachable
 from worker.exchange.context import Tasks
+from worker.exchange.types import View
 from worker.membership import Member, Phase
 from worker.pipeline.barrier import BarrierReceiver, IterationTracker
 from worker.pipeline.context import StageContext
@@ -51,18 +51,15 @@ class StageNode:
 
     # ------------------------------------------------------------------------------------ peers
 
-    async def serve(self, method: str, stream: Stream) -> None:
+    async def serve(self, stream: Stream) -> None:
         """Answers `Data/StageCall`."""
-        assert method == "Data/StageCall", method
         await self._server.serve(stream)
 
-    async def on_call(self, method: str, request: bytes) -> bytes:
+    async def on_finished(self, request: bytes) -> bytes:
         """Answers `Control/Finished`. Raises WireError."""
-        if method != "Control/Finished":
-            raise wire.WireError(f"no method {method}")
         return await self._barrier.answer(request)
 
-    def on_view(self) -> None:
+    def on_view(self, view: View) -> None:
         """The swarm has changed."""
         self._forwarder.on_view()
         live = (member for member in self.context.members() if member.live)

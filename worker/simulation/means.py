@@ -140,7 +140,7 @@ class MeanPeer(Peer):
         due = choose_repair((self._digest,), self.swarm.members(self.number), failed)
         if due is None:
             return False
-        donor = self._peers[int(due.peer[1:])]
+        donor = self._peers[int(due.donor.peer[1:])]
         stream = self.swarm.network.open(self.number, donor.number, 1)
         self._fetching = (stream, then)
         stream.send(self.number, lambda: donor.asked(stream))

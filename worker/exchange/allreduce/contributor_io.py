@@ -84,7 +84,7 @@ class Contributor:
         for round_ in list(self._rounds.values()):
             self._step(round_, RoundTick())
 
-    def viewed(self, view: View) -> None:
+    def on_view(self, view: View) -> None:
         """Membership has changed."""
         self._view = view
         for round_ in list(self._rounds.values()):

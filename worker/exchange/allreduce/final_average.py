@@ -71,10 +71,10 @@ class FinalAverage:
         self._contributor.tick()
         self._advance()
 
-    def viewed(self, view: View) -> None:
+    def on_view(self, view: View) -> None:
         """Membership has changed."""
         self._view = view
-        self._contributor.viewed(view)
+        self._contributor.on_view(view)
         self._advance()
 
     def give_up(self, fragment: int, reason: str) -> None:

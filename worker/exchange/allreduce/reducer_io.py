@@ -44,7 +44,7 @@ class Reducer:
         """Time passes."""
         self._step(RoundTick())
 
-    def viewed(self, view: View) -> None:
+    def on_view(self, view: View) -> None:
         """Membership has changed."""
         self._view = view
         self._step(ViewUpdated(view))

@@ -80,7 +80,7 @@ class Pairs:
             self.step(table, RoundTick())
             self.head_starts.look(table)
 
-    def viewed(self, view: View) -> None:
+    def on_view(self, view: View) -> None:
         """Membership has changed."""
         self._view = view
         for table in list(self._tables.values()):

@@ -31,7 +31,7 @@ def member(peer: str, **changes: object) -> Member:
 def machine(*others: str, config: MembershipConfig = CONFIG) -> Membership:
     """`me`, who knows `others` and has not ticked yet."""
     membership = Membership(member("me"), config, random.Random(0))
-    membership.step(Gossiped(tuple(member(other) for other in others)), 0.0)
+    membership.handle(Gossiped(tuple(member(other) for other in others)), 0.0)
     return membership
 
 
@@ -49,13 +49,13 @@ def asked(actions: Sequence[Action]) -> list[IndirectProbe]:
 
 def suspect(membership: Membership, peer: str, now: float) -> None:
     """Probes of `peer` fail, the indirect ones too."""
-    for _ in asked(membership.step(Probed(peer, answered=False), now)):
-        membership.step(IndirectlyProbed(peer, alive=False), now)
+    for _ in asked(membership.handle(Probed(peer, answered=False), now)):
+        membership.handle(IndirectlyProbed(peer, alive=False), now)
     assert health(membership, peer) is Health.SUSPECT
 
 
 def tick_until(membership: Membership, start: float, stop: float) -> None:
     """Ticks ten times a second; every probe is answered."""
     for tenth in range(round(10 * start), round(10 * stop) + 1):
-        for peer in probes(membership.step(ProbeTick(), tenth / 10)):
-            membership.step(Probed(peer, answered=True), tenth / 10)
+        for peer in probes(membership.handle(ProbeTick(), tenth / 10)):
+            membership.handle(Probed(peer, answered=True), tenth / 10)

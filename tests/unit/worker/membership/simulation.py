@@ -185,7 +185,7 @@ class Simulation:
 
     def _step(self, name: str, event: Event) -> None:
         machine = self.processes[name].machine
-        for action in machine.step(event, self.now):
+        for action in machine.handle(event, self.now):
             match action:
                 case Probe(peer, address, timeout_s):
                     self._exchange(

@@ -111,9 +111,9 @@ def tick_with_a_cut(membership: Membership, cut: set[str], start: float, stop: f
     of them is on this peer's card; infinity if that does not come to pass."""
     for tenth in range(round(10 * start), round(10 * stop) + 1):
         now = tenth / 10
-        for peer in probes(membership.step(ProbeTick(), now)):
-            for ask in asked(membership.step(Probed(peer, answered=peer not in cut), now)):
-                membership.step(IndirectlyProbed(ask.peer, alive=True), now)
+        for peer in probes(membership.handle(ProbeTick(), now)):
+            for ask in asked(membership.handle(Probed(peer, answered=peer not in cut), now)):
+                membership.handle(IndirectlyProbed(ask.peer, alive=True), now)
         if membership.me.unreachable:
             return now
     return float("inf")
@@ -134,9 +134,9 @@ def test_a_cut_link_is_told_of_soon_and_the_peer_behind_it_is_not_suspected() ->
 def test_in_a_large_swarm_it_is_told_of_soon_after_the_first_probe_that_fails() -> None:
     """Though it would be long before the peer's next turn."""
     membership = machine(*(f"w{index:02d}" for index in range(100)))
-    membership.step(ProbeTick(), 0.0)
-    for ask in asked(membership.step(Probed("w50", answered=False), 0.0)):
-        membership.step(IndirectlyProbed(ask.peer, alive=True), 0.0)
+    membership.handle(ProbeTick(), 0.0)
+    for ask in asked(membership.handle(Probed("w50", answered=False), 0.0)):
+        membership.handle(IndirectlyProbed(ask.peer, alive=True), 0.0)
     assert tick_with_a_cut(membership, {"w50"}, 0.1, 20.0) <= 3 * CONFIG.probe_timeout_s
 
 
@@ -152,9 +152,9 @@ def test_it_is_taken_back_when_the_peer_has_answered_for_a_while() -> None:
     membership = machine("w1", "w2", "w3")
     now = tick_with_a_cut(membership, {"w2"}, 0.0, 20.0)
     beat = membership.me.heartbeat
-    membership.step(Probed("w2", answered=True), now)
+    membership.handle(Probed("w2", answered=True), now)
     assert membership.me.unreachable == ("w2",)
-    changed = membership.step(Probed("w2", answered=True), now + 4 * CONFIG.probe_timeout_s)
+    changed = membership.handle(Probed("w2", answered=True), now + 4 * CONFIG.probe_timeout_s)
     assert ViewChanged() in changed
     assert membership.me.unreachable == ()
     assert membership.me.heartbeat == beat + 1
@@ -163,8 +163,8 @@ def test_it_is_taken_back_when_the_peer_has_answered_for_a_while() -> None:
 def test_in_a_large_swarm_a_link_that_is_whole_again_is_found_soon() -> None:
     membership = machine(*(f"w{index:02d}" for index in range(100)))
     for now in (0.0, 1.0, 2.0):
-        for ask in asked(membership.step(Probed("w50", answered=False), now)):
-            membership.step(IndirectlyProbed(ask.peer, alive=True), now)
+        for ask in asked(membership.handle(Probed("w50", answered=False), now)):
+            membership.handle(IndirectlyProbed(ask.peer, alive=True), now)
     assert membership.me.unreachable == ("w50",)
     tick_until(membership, 2.1, 2.1 + CONFIG.reconnect_s + 4 * CONFIG.probe_timeout_s + 1)
     assert membership.me.unreachable == ()
@@ -174,9 +174,9 @@ def test_an_answer_to_others_that_took_long_says_nothing_of_the_link() -> None:
     """The own link is slow, to whomever it leads."""
     membership = machine("w1", "w2", "w3")
     for begun in range(0, 40, 4):
-        for ask in asked(membership.step(Probed("w2", answered=False), begun)):
+        for ask in asked(membership.handle(Probed("w2", answered=False), begun)):
             late = begun + CONFIG.probe_timeout_s + 0.1
-            membership.step(IndirectlyProbed(ask.peer, alive=True), late)
+            membership.handle(IndirectlyProbed(ask.peer, alive=True), late)
     assert membership.me.unreachable == ()
     assert health_of_all(membership) == {Health.ALIVE}
 
@@ -189,7 +189,7 @@ def test_an_answer_to_others_that_took_long_says_nothing_of_the_link() -> None:
 def test_who_is_gone_or_another_is_not_out_of_reach(news: Member) -> None:
     membership = machine("w1", "w2", "w3")
     now = tick_with_a_cut(membership, {"w2"}, 0.0, 20.0)
-    membership.step(Gossiped((news,)), now)
+    membership.handle(Gossiped((news,)), now)
     assert membership.me.unreachable == ()
 
 
@@ -201,5 +201,5 @@ def test_of_two_peers_none_is_apart_when_its_own_second_try_succeeds() -> None:
 def test_whom_others_do_not_reach_is_news_of_the_swarm() -> None:
     membership = machine("w1", "w2")
     told: Member = member("w1", heartbeat=1, unreachable=("w2",))
-    assert ViewChanged() in membership.step(Gossiped((told,)), 0.0)
-    assert ViewChanged() not in membership.step(Gossiped((told,)), 1.0)
+    assert ViewChanged() in membership.handle(Gossiped((told,)), 0.0)
+    assert ViewChanged() not in membership.handle(Gossiped((told,)), 1.0)

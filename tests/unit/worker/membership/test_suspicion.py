@@ -22,7 +22,7 @@ from worker.membership import (
 
 def test_a_failed_probe_is_tried_through_others_before_it_means_anything() -> None:
     membership = machine("w1", "w2", "w3", "w4", "w5")
-    actions = asked(membership.step(Probed("w1", answered=False), 0.0))
+    actions = asked(membership.handle(Probed("w1", answered=False), 0.0))
     assert len(actions) == CONFIG.indirect_probes
     assert len({action.via for action in actions}) == CONFIG.indirect_probes
     for action in actions:
@@ -33,39 +33,39 @@ def test_a_failed_probe_is_tried_through_others_before_it_means_anything() -> No
 
 def test_one_indirect_answer_saves() -> None:
     membership = machine("w1", "w2", "w3", "w4")
-    assert len(asked(membership.step(Probed("w1", answered=False), 0.0))) == 3
+    assert len(asked(membership.handle(Probed("w1", answered=False), 0.0))) == 3
     for alive in (False, True, False):
-        membership.step(IndirectlyProbed("w1", alive), 1.0)
+        membership.handle(IndirectlyProbed("w1", alive), 1.0)
     assert health(membership, "w1") is Health.ALIVE
 
 
 def test_suspicion_takes_every_indirect_probe_to_fail() -> None:
     membership = machine("w1", "w2", "w3", "w4")
-    membership.step(Probed("w1", answered=False), 0.0)
-    membership.step(IndirectlyProbed("w1", alive=False), 1.0)
-    membership.step(IndirectlyProbed("w1", alive=False), 1.0)
+    membership.handle(Probed("w1", answered=False), 0.0)
+    membership.handle(IndirectlyProbed("w1", alive=False), 1.0)
+    membership.handle(IndirectlyProbed("w1", alive=False), 1.0)
     assert health(membership, "w1") is Health.ALIVE
-    assert ViewChanged() in membership.step(IndirectlyProbed("w1", alive=False), 1.0)
+    assert ViewChanged() in membership.handle(IndirectlyProbed("w1", alive=False), 1.0)
     assert health(membership, "w1") is Health.SUSPECT
 
 
 def test_of_two_peers_each_tries_once_more_itself() -> None:
     membership = machine("w1")
-    (again,) = asked(membership.step(Probed("w1", answered=False), 0.0))
+    (again,) = asked(membership.handle(Probed("w1", answered=False), 0.0))
     assert (again.via, again.peer) == ("at-me", "w1")
-    membership.step(IndirectlyProbed("w1", alive=False), 1.0)
+    membership.handle(IndirectlyProbed("w1", alive=False), 1.0)
     assert health(membership, "w1") is Health.SUSPECT
 
 
 def test_an_answered_probe_asks_nobody() -> None:
-    assert machine("w1", "w2").step(Probed("w1", answered=True), 0.0) == []
+    assert machine("w1", "w2").handle(Probed("w1", answered=True), 0.0) == []
 
 
 def test_a_late_answer_of_a_helper_that_was_not_asked_does_nothing() -> None:
     membership = machine("w1", "w2")
-    assert membership.step(IndirectlyProbed("w1", alive=False), 0.0) == []
-    assert membership.step(IndirectlyProbed("stranger", alive=False), 0.0) == []
-    assert membership.step(Probed("stranger", answered=False), 0.0) == []
+    assert membership.handle(IndirectlyProbed("w1", alive=False), 0.0) == []
+    assert membership.handle(IndirectlyProbed("stranger", alive=False), 0.0) == []
+    assert membership.handle(Probed("stranger", answered=False), 0.0) == []
     assert health(membership, "w1") is Health.ALIVE
 
 
@@ -82,9 +82,9 @@ def test_a_suspect_dies_when_its_time_is_up_and_not_before() -> None:
 def test_a_higher_incarnation_refutes() -> None:
     membership = machine("w1", "w2", "w3")
     suspect(membership, "w1", 0.0)
-    membership.step(Gossiped((member("w1"),)), 1.0)
+    membership.handle(Gossiped((member("w1"),)), 1.0)
     assert health(membership, "w1") is Health.SUSPECT, "the same incarnation is old news"
-    membership.step(Gossiped((member("w1", incarnation=1),)), 1.0)
+    membership.handle(Gossiped((member("w1", incarnation=1),)), 1.0)
     assert health(membership, "w1") is Health.ALIVE
     tick_until(membership, 1.0, 3 * SUSPICION_S)
     assert health(membership, "w1") is Health.ALIVE
@@ -94,7 +94,7 @@ def test_a_suspicion_of_a_higher_incarnation_starts_its_time_again() -> None:
     membership = machine("w1", "w2", "w3")
     suspect(membership, "w1", 0.0)
     tick_until(membership, 0.0, 3.0)
-    membership.step(Gossiped((member("w1", incarnation=1, health=Health.SUSPECT),)), 3.0)
+    membership.handle(Gossiped((member("w1", incarnation=1, health=Health.SUSPECT),)), 3.0)
     tick_until(membership, 3.1, 2.9 + SUSPICION_S)
     assert health(membership, "w1") is Health.SUSPECT
     tick_until(membership, 3.0 + SUSPICION_S, 3.0 + SUSPICION_S)
@@ -105,7 +105,7 @@ def test_the_same_suspicion_heard_again_does_not() -> None:
     membership = machine("w1", "w2", "w3")
     suspect(membership, "w1", 0.0)
     for second in range(1, 4):
-        membership.step(Gossiped((member("w1", health=Health.SUSPECT),)), float(second))
+        membership.handle(Gossiped((member("w1", health=Health.SUSPECT),)), float(second))
         tick_until(membership, second, second + 0.9)
     tick_until(membership, 4.0, SUSPICION_S)
     assert health(membership, "w1") is Health.DEAD
@@ -116,7 +116,7 @@ def test_a_suspect_that_speaks_gets_its_time_anew() -> None:
     membership = machine("w1", "w2", "w3")
     suspect(membership, "w1", 0.0)
     tick_until(membership, 0.0, 3.0)
-    membership.step(Gossiped((member("w1"),), "w1"), 3.0)
+    membership.handle(Gossiped((member("w1"),), "w1"), 3.0)
     assert health(membership, "w1") is Health.SUSPECT
     tick_until(membership, 3.1, 2.9 + SUSPICION_S)
     assert health(membership, "w1") is Health.SUSPECT
@@ -127,14 +127,14 @@ def test_a_suspect_that_speaks_gets_its_time_anew() -> None:
 def test_somebody_else_speaking_of_a_suspect_does_not() -> None:
     membership = machine("w1", "w2", "w3")
     suspect(membership, "w1", 0.0)
-    membership.step(Gossiped((member("w1"), member("w2")), "w2"), 3.0)
+    membership.handle(Gossiped((member("w1"), member("w2")), "w2"), 3.0)
     tick_until(membership, 3.0, SUSPICION_S)
     assert health(membership, "w1") is Health.DEAD
 
 
 def test_a_suspicion_that_is_only_heard_of_runs_out_too() -> None:
     membership = machine("w1", "w2", "w3")
-    membership.step(Gossiped((member("w1", health=Health.SUSPECT),)), 0.0)
+    membership.handle(Gossiped((member("w1", health=Health.SUSPECT),)), 0.0)
     tick_until(membership, 0.0, SUSPICION_S)
     assert health(membership, "w1") is Health.DEAD
 
@@ -144,7 +144,7 @@ def test_a_new_life_under_suspicion_gets_its_own_time() -> None:
     membership = machine("w1", "w2", "w3")
     suspect(membership, "w1", 0.0)
     tick_until(membership, 0.0, SUSPICION_S - 0.2)
-    membership.step(Gossiped((member("w1", epoch=2, health=Health.SUSPECT),)), SUSPICION_S - 0.1)
+    membership.handle(Gossiped((member("w1", epoch=2, health=Health.SUSPECT),)), SUSPICION_S - 0.1)
     tick_until(membership, SUSPICION_S, SUSPICION_S + 1.0)
     assert health(membership, "w1") is Health.SUSPECT
 
@@ -153,9 +153,9 @@ def test_ones_own_starvation_shifts_the_time_of_the_others() -> None:
     membership = machine("w1", "w2", "w3")
     tick_until(membership, 0.0, 1.0)
     suspect(membership, "w1", 1.0)
-    membership.step(ProbeTick(), 61.0)  # frozen for a minute: nobody could have been heard
+    membership.handle(ProbeTick(), 61.0)  # frozen for a minute: nobody could have been heard
     assert health(membership, "w1") is Health.SUSPECT
-    membership.step(Gossiped((member("w1", incarnation=1),)), 61.0)
+    membership.handle(Gossiped((member("w1", incarnation=1),)), 61.0)
     tick_until(membership, 61.1, 70.0)
     assert health(membership, "w1") is Health.ALIVE
 

@@ -41,9 +41,9 @@ def test_everybody_is_probed_about_once_per_probe_period(others: int) -> None:
     probed: dict[str, list[float]] = {f"w{i}": [0.0] for i in range(others)}
     for tick in range(400):
         now = tick * 0.05
-        for peer in probes(membership.step(ProbeTick(), now)):
+        for peer in probes(membership.handle(ProbeTick(), now)):
             probed[peer].append(now)
-            membership.step(Probed(peer, answered=True), now)
+            membership.handle(Probed(peer, answered=True), now)
     for times in probed.values():
         gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
         assert max(gaps) <= 2 * CONFIG.probe_s + CONFIG.gossip_s
@@ -51,33 +51,33 @@ def test_everybody_is_probed_about_once_per_probe_period(others: int) -> None:
 
 def test_a_peer_is_not_probed_again_before_the_probe_has_ended() -> None:
     membership = machine("w1")
-    assert probes(membership.step(ProbeTick(), 0.0)) == ["w1"]
+    assert probes(membership.handle(ProbeTick(), 0.0)) == ["w1"]
     for tick in range(1, 20):
-        assert probes(membership.step(ProbeTick(), tick / 10)) == []
-    membership.step(Probed("w1", answered=True), 2.0)
-    assert probes(membership.step(ProbeTick(), 2.1)) == ["w1"]
+        assert probes(membership.handle(ProbeTick(), tick / 10)) == []
+    membership.handle(Probed("w1", answered=True), 2.0)
+    assert probes(membership.handle(ProbeTick(), 2.1)) == ["w1"]
 
 
 def test_a_probe_names_the_address_and_the_time_it_may_take() -> None:
-    (action,) = machine("w1").step(ProbeTick(), 0.0)
+    (action,) = machine("w1").handle(ProbeTick(), 0.0)
     assert action == Probe("w1", "at-w1", CONFIG.probe_timeout_s)
 
 
 def test_a_peer_alone_has_nothing_to_do() -> None:
-    assert machine().step(ProbeTick(), 0.0) == []
+    assert machine().handle(ProbeTick(), 0.0) == []
 
 
 def test_who_is_gone_is_tried_now_and_then() -> None:
     """Both the dead and those who left: either may have been started again."""
     membership = machine("w1", "w2")
-    membership.step(
+    membership.handle(
         Gossiped((member("w1", health=Health.LEFT), member("w2", health=Health.DEAD))), 0.0
     )
     tried = []
     for tick in range(200):
-        for peer in probes(membership.step(ProbeTick(), tick / 10)):
+        for peer in probes(membership.handle(ProbeTick(), tick / 10)):
             tried.append((peer, tick / 10))
-            membership.step(Probed(peer, answered=False), tick / 10)
+            membership.handle(Probed(peer, answered=False), tick / 10)
     assert {peer for peer, _ in tried} == {"w1", "w2"}
     assert [at for _, at in tried] == [0.0, 5.0, 10.0, 15.0]
     assert health(membership, "w1") is Health.LEFT
@@ -86,23 +86,23 @@ def test_who_is_gone_is_tried_now_and_then() -> None:
 
 def test_who_goes_while_their_turn_is_still_to_come_is_passed_over() -> None:
     membership = machine("w1", "w2", "w3", "w4")
-    (first,) = probes(membership.step(ProbeTick(), 0.0))
-    membership.step(Probed(first, answered=True), 0.0)
+    (first,) = probes(membership.handle(ProbeTick(), 0.0))
+    membership.handle(Probed(first, answered=True), 0.0)
     rest = {"w1", "w2", "w3", "w4"} - {first}
-    membership.step(Gossiped(tuple(member(peer, health=Health.LEFT) for peer in rest)), 0.1)
+    membership.handle(Gossiped(tuple(member(peer, health=Health.LEFT) for peer in rest)), 0.1)
     for tick in range(2, 30):
-        for peer in probes(membership.step(ProbeTick(), tick / 10)):
+        for peer in probes(membership.handle(ProbeTick(), tick / 10)):
             assert peer == first
-            membership.step(Probed(peer, answered=True), tick / 10)
+            membership.handle(Probed(peer, answered=True), tick / 10)
 
 
 def test_doubt_probes_at_once_and_only_whom_it_may_concern() -> None:
     membership = machine("w1", "w2")
-    assert probes(membership.step(Suspected("w1"), 0.0)) == ["w1"]
-    assert probes(membership.step(Suspected("w1"), 0.0)) == []
-    assert membership.step(Suspected("stranger"), 0.0) == []
-    membership.step(Gossiped((member("w2", health=Health.DEAD),)), 0.0)
-    assert membership.step(Suspected("w2"), 0.0) == []
+    assert probes(membership.handle(Suspected("w1"), 0.0)) == ["w1"]
+    assert probes(membership.handle(Suspected("w1"), 0.0)) == []
+    assert membership.handle(Suspected("stranger"), 0.0) == []
+    membership.handle(Gossiped((member("w2", health=Health.DEAD),)), 0.0)
+    assert membership.handle(Suspected("w2"), 0.0) == []
 
 
 # ------------------------------------------------------------------------------- about oneself
@@ -111,11 +111,11 @@ def test_doubt_probes_at_once_and_only_whom_it_may_concern() -> None:
 @pytest.mark.parametrize("rumour", [Health.SUSPECT, Health.DEAD])
 def test_a_rumour_of_ones_own_end_is_refuted(rumour: Health) -> None:
     membership = machine("w1")
-    membership.step(Gossiped((member("me", incarnation=5, health=rumour),)), 0.0)
+    membership.handle(Gossiped((member("me", incarnation=5, health=rumour),)), 0.0)
     assert membership.me.health is Health.ALIVE
     assert membership.me.incarnation == 6
     assert membership.me.heartbeat == 1
-    membership.step(Gossiped((member("me", incarnation=5, health=rumour),)), 0.0)
+    membership.handle(Gossiped((member("me", incarnation=5, health=rumour),)), 0.0)
     assert membership.me.incarnation == 6, "refuted already"
 
 
@@ -126,27 +126,27 @@ def test_absurd_rumours_and_those_of_another_life_are_passed_over() -> None:
         member("me", epoch=0, incarnation=1, health=Health.DEAD),
         member("me", incarnation=7),
     ):
-        membership.step(Gossiped((rumour,)), 0.0)
+        membership.handle(Gossiped((rumour,)), 0.0)
     assert membership.me == member("me")
 
 
 def test_an_update_is_newer_than_all_before() -> None:
     membership = machine("w1")
     digests = (Digest(3, 2, 99),)
-    assert ViewChanged() in membership.step(Updated(Phase.TRAINING, 30, digests), 0.0)
+    assert ViewChanged() in membership.handle(Updated(Phase.TRAINING, 30, digests), 0.0)
     me = membership.me
     assert (me.phase, me.step, me.digests, me.heartbeat) == (Phase.TRAINING, 30, digests, 1)
-    assert membership.step(Updated(Phase.TRAINING, 31, digests), 0.0) == []
+    assert membership.handle(Updated(Phase.TRAINING, 31, digests), 0.0) == []
     assert membership.me.heartbeat == 2
 
 
 def test_leaving_tells_everyone_who_lives_and_cannot_be_talked_out_of() -> None:
     membership = machine("w1", "w2", "w3")
-    membership.step(Gossiped((member("w3", health=Health.DEAD),)), 0.0)
-    actions = membership.step(Leaving(), 0.0)
+    membership.handle(Gossiped((member("w3", health=Health.DEAD),)), 0.0)
+    actions = membership.handle(Leaving(), 0.0)
     assert sorted(probes(actions)) == ["w1", "w2"]
     assert ViewChanged() in actions
-    membership.step(Gossiped((member("me", health=Health.DEAD),)), 0.0)
+    membership.handle(Gossiped((member("me", health=Health.DEAD),)), 0.0)
     assert membership.me.health is Health.LEFT
     assert membership.me.incarnation == 0
 
@@ -156,7 +156,7 @@ def test_leaving_tells_everyone_who_lives_and_cannot_be_talked_out_of() -> None:
 
 def test_leaving_is_not_death() -> None:
     membership = machine("w1", "w2")
-    assert ViewChanged() in membership.step(Gossiped((member("w1", health=Health.LEFT),)), 0.0)
+    assert ViewChanged() in membership.handle(Gossiped((member("w1", health=Health.LEFT),)), 0.0)
     tick_until(membership, 0.0, 30.0)
     assert health(membership, "w1") is Health.LEFT
 
@@ -164,7 +164,7 @@ def test_leaving_is_not_death() -> None:
 def test_who_left_while_suspected_left() -> None:
     membership = machine("w1", "w2", "w3")
     suspect(membership, "w1", 0.0)
-    membership.step(Gossiped((member("w1", health=Health.LEFT),)), 1.0)
+    membership.handle(Gossiped((member("w1", health=Health.LEFT),)), 1.0)
     tick_until(membership, 1.0, 30.0)
     assert health(membership, "w1") is Health.LEFT
 
@@ -173,28 +173,28 @@ def test_who_left_while_suspected_left() -> None:
 def test_a_new_life_replaces_the_old_and_old_rumours_do_not_win(end: Health) -> None:
     membership = machine("w1", "w2")
     old = member("w1", incarnation=9, heartbeat=99, health=end)
-    membership.step(Gossiped((old,)), 0.0)
+    membership.handle(Gossiped((old,)), 0.0)
     reborn = member("w1", epoch=2, address="elsewhere")
-    assert ViewChanged() in membership.step(Gossiped((reborn,)), 1.0)
-    assert membership.step(Gossiped((old,)), 2.0) == []
+    assert ViewChanged() in membership.handle(Gossiped((reborn,)), 1.0)
+    assert membership.handle(Gossiped((old,)), 2.0) == []
     assert health(membership, "w1") is Health.ALIVE
     assert membership.address("w1") == "elsewhere"
 
 
 def test_the_dead_may_come_back_by_refuting() -> None:
     membership = machine("w1", "w2")
-    membership.step(Gossiped((member("w1", health=Health.DEAD),)), 0.0)
-    assert ViewChanged() in membership.step(Gossiped((member("w1", incarnation=1),)), 60.0)
+    membership.handle(Gossiped((member("w1", health=Health.DEAD),)), 0.0)
+    assert ViewChanged() in membership.handle(Gossiped((member("w1", incarnation=1),)), 60.0)
     assert health(membership, "w1") is Health.ALIVE
 
 
 def test_the_view_changes_with_peers_health_and_phase_and_with_nothing_else() -> None:
     membership = machine("w1")
-    assert ViewChanged() in membership.step(Gossiped((member("w2"),)), 0.0)
-    assert membership.step(Gossiped((member("w2"),)), 0.0) == []
-    assert membership.step(Gossiped((member("w2", heartbeat=1, step=5),)), 0.0) == []
+    assert ViewChanged() in membership.handle(Gossiped((member("w2"),)), 0.0)
+    assert membership.handle(Gossiped((member("w2"),)), 0.0) == []
+    assert membership.handle(Gossiped((member("w2", heartbeat=1, step=5),)), 0.0) == []
     phase = member("w2", heartbeat=2, phase=Phase.TRAINING)
-    assert ViewChanged() in membership.step(Gossiped((phase,)), 0.0)
+    assert ViewChanged() in membership.handle(Gossiped((phase,)), 0.0)
 
 
 def test_cards_are_sorted_and_addresses_known() -> None:
@@ -223,7 +223,7 @@ def test_periods_must_be_above_zero(field: str) -> None:
 
 def test_the_number_of_indirect_probes_may_be_zero_and_not_less() -> None:
     membership = machine("w1", "w2", config=MembershipConfig(indirect_probes=0))
-    (again,) = asked(membership.step(Probed("w1", answered=False), 0.0))
+    (again,) = asked(membership.handle(Probed("w1", answered=False), 0.0))
     assert again.via == "at-me"
     with pytest.raises(ValueError, match="indirect_probes is -1"):
         MembershipConfig(indirect_probes=-1)

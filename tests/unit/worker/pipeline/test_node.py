@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from tests.protocol.stage_swarm import StagedProblem
 from tests.protocol.swarm import inline
+from worker.component import Environment
 from worker.node import Node, NodeConfig
 from worker.pipeline.node import StageNode
 from worker.training.inbox import Mailbox
@@ -22,8 +23,7 @@ async def served_by(options: NodeConfig) -> StageNode:
         elements=[1],
         transport=MemoryTransport(MemoryNetwork(), options.peer),
         mailbox=Mailbox(),
-        offload=inline,
-        log=lambda event: None,
+        environment=Environment(offload=inline, log=lambda event: None),
     )
     await node.listen()
     assert node.stages is not None
