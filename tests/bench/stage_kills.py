@@ -18,8 +18,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.support.held_visits import Held, held
 from tests.support.stage_accounts import Accounts
+from tests.support.stage_tasks import Held, held
 from tests.support.workers import settings_of
 
 SLOWER = 1.5

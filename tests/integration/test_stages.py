@@ -17,8 +17,8 @@ from click.testing import CliRunner
 from coordinator.report.status import ask
 from tests.support.fork_server import MURMUR
 from tests.support.gate import Gate
-from tests.support.held_visits import held
 from tests.support.stage_accounts import Accounts
+from tests.support.stage_tasks import held
 from tests.support.workers import PATIENCE_S, settings_of
 from worker.cli import cli
 
@@ -145,7 +145,7 @@ def test_a_killed_replica_is_gone_round(tmp_path: Path) -> None:
     out, fifo = tmp_path / "run", tmp_path / "gate"
     os.mkfifo(fifo)
     settings = settings_of(
-        task__name='"tests.support.gated_stages:GatedStages"',
+        task__name='"tests.support.stage_tasks:GatedStages"',
         task__gate=f'"{fifo}"',
         task__gate_layer=1,
         task__gate_call=10,
@@ -217,7 +217,7 @@ def test_a_stage_whose_replicas_are_all_killed_is_made_anew(tmp_path: Path) -> N
     out, fifo = tmp_path / "run", tmp_path / "gate"
     os.mkfifo(fifo)
     settings = settings_of(
-        task__name='"tests.support.gated_origins:GatedOrigins"',
+        task__name='"tests.support.stage_tasks:GatedOrigins"',
         task__gate=f'"{fifo}"',
         task__gate_batch=10,
     )
@@ -259,7 +259,7 @@ def test_who_is_done_waits_for_a_stage_that_is_being_made_anew(tmp_path: Path) -
     for fifo in (origins, anew):
         os.mkfifo(fifo)
     settings = settings_of(
-        task__name='"tests.support.gated_origins:GatedRebuild"',
+        task__name='"tests.support.stage_tasks:GatedRebuild"',
         task__gate=f'"{origins}"',
         task__gate_batch=10,
         task__gate_anew=f'"{anew}"',

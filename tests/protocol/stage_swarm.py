@@ -36,7 +36,7 @@ from worker.training.replica import InnerConfig
 
 BATCH, CONTEXT, HIDDEN = 1, 12, 16
 ACTIVATION_BYTES = 4 * BATCH * CONTEXT * HIDDEN  # of a microbatch, as fp32
-HELD_BYTES = 3 * ACTIVATION_BYTES  # by a visit
+HELD_BYTES = 3 * ACTIVATION_BYTES  # by a call
 _MIB = 1 << 20
 
 Origins = Mapping[str, frozenset[int]]  # microbatches, by where they began
@@ -84,8 +84,8 @@ class StagedProblem:
 
     Args:
         cut: layers of each stage; by parameters where none are given.
-        forward_s: virtual seconds of a visit's forward, by peer; 0.01 where none is given.
-        limits: how many visits fit on a peer; many where none is given.
+        forward_s: virtual seconds of a forward, by peer; 0.01 where none is given.
+        limits: how many calls fit on a peer; many where none is given.
     """
 
     count: int = 4
@@ -234,9 +234,9 @@ class StageSwarm(Swarm):
                     self._assert_explained(stage, told.iteration, origin, done)
 
     def _assert_explained(self, stage: int, iteration: int, origin: Peer, done: set[int]) -> None:
-        life = life_of(origin)
-        counted = {n for begun, n in self.counted(stage, iteration) if begun == life}
-        where = (stage, iteration, life)
+        incarnation = incarnation_of(origin)
+        counted = {n for begun, n in self.counted(stage, iteration) if begun == incarnation}
+        where = (stage, iteration, incarnation)
         assert counted <= done, where
         replicas = self.of_stage(stage)
         left_out = any(
@@ -259,19 +259,19 @@ class StageSwarm(Swarm):
         }
         assert not died & counted, where
         for microbatch in done - counted - died if not (left_out or gone) else ():
-            assert self.was_skipped(stage, iteration, life, microbatch), (*where, microbatch)
+            assert self.was_skipped(stage, iteration, incarnation, microbatch), (*where, microbatch)
 
     def _assert_orphans_told(self, origin: Peer) -> None:
-        iteration, life = origin.trainer.step, life_of(origin)
+        iteration, incarnation = origin.trainer.step, incarnation_of(origin)
         told: Counter[int] = Counter()
         for peer in self.alive:
             for event in peer.of_kind("orphaned"):
-                if event["epoch"] != life.epoch:
+                if event["epoch"] != incarnation.epoch:
                     continue
-                assert (event["iteration"], event["origin"]) == (iteration, life.peer)
+                assert (event["iteration"], event["origin"]) == (iteration, incarnation.peer)
                 told.update(numbers_in(event))
                 counted = self._named(peer, peer.replica.iterations[iteration - 1].counted)
-                assert event["counted"] == sorted(n for begun, n in counted if begun == life)
+                assert event["counted"] == sorted(n for begun, n in counted if begun == incarnation)
         assert set(told.values()) <= {1}, "one peer has each straight from its origin"
         entered = {n for job, i, n in origin.replica.jobs if (job, i) == (JobKind.ENTER, iteration)}
         reached = {
@@ -280,9 +280,9 @@ class StageSwarm(Swarm):
             for job, i, n in peer.replica.jobs
             if stage_of(peer.name) > 0 and (job, i) == (JobKind.FORWARD, iteration)
             for begun, number in self._named(peer, [n])
-            if begun == life
+            if begun == incarnation
         }
-        assert reached <= told.keys() <= entered, (iteration, life, reached, told, entered)
+        assert reached <= told.keys() <= entered, (iteration, incarnation, reached, told, entered)
 
     def was_skipped(self, stage: int, iteration: int, origin: Incarnation, microbatch: int) -> bool:
         """Whether a peer has said so; no stage without a replica is planned with."""
@@ -320,17 +320,17 @@ class StageSwarm(Swarm):
 
     def _named(self, peer: Peer, numbers: Iterable[int]) -> Iterable[tuple[Incarnation, int]]:
         if stage_of(peer.name) == 0:
-            return [(life_of(peer), number) for number in numbers]
+            return [(incarnation_of(peer), number) for number in numbers]
         known = {
-            StageCallKey(0, life, n).number: (life, n)
-            for life in map(life_of, self.of_stage(0))
+            StageCallKey(0, incarnation, n).number: (incarnation, n)
+            for incarnation in map(incarnation_of, self.of_stage(0))
             for n in range(self.problem.microbatches)
         }
         return [known[number] for number in numbers]
 
 
-def life_of(peer: Peer) -> Incarnation:
-    """As its visits name it."""
+def incarnation_of(peer: Peer) -> Incarnation:
+    """As its calls name it."""
     assert peer.node.stages is not None
     return peer.node.stages.context.incarnation
 

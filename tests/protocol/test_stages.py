@@ -1,6 +1,7 @@
 """A model in stages learns what the whole model would, whatever way its microbatches take."""
 
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
@@ -8,14 +9,33 @@ import torch
 from torch import Tensor
 
 from algorithms.plan import PRESETS
-from tests.protocol.stage_reference import first_gradients, reference
-from tests.protocol.stage_swarm import HELD_BYTES, StagedProblem, StageSwarm, life_of, stage_of
+from tests.protocol.stage_swarm import (
+    HELD_BYTES,
+    StagedProblem,
+    StageSwarm,
+    incarnation_of,
+    stage_of,
+)
 from tests.protocol.virtual_time import run
-from tests.support.whole_training import distance
+from tests.support.whole_training import Whole, distance, trained_whole
 from worker.pipeline.part import part_of
 from worker.tasks import StageModule
 
 NO_TROUBLE = ("repeated", "rerouted", "skipped", "dropped", "lost", "discarded")
+
+
+def reference(problem: StagedProblem, origins: Iterable[str]) -> Whole:
+    """The whole model, trained on the microbatches of all origins, without stages."""
+    cursors = [problem.cursor(origin) for origin in origins]
+    return trained_whole(problem.task, problem.inner, cursors, problem.microbatches, problem.steps)
+
+
+def first_gradients(swarm: StageSwarm) -> dict[str, Tensor]:
+    """Of the whole model, in the first iteration, as one replica of each stage found them."""
+    found: dict[str, Tensor] = {}
+    for stage in range(swarm.problem.count):
+        found.update(swarm.of_stage(stage)[0].replica.iterations[0].gradient)
+    return found
 
 
 def assert_no_trouble(swarm: StageSwarm) -> None:
@@ -39,7 +59,7 @@ def test_one_replica_a_stage_learns_what_a_single_process_does() -> None:
             for iteration in range(1, swarm.problem.steps + 1):
                 for stage in range(4):
                     begun = range(swarm.problem.microbatches)
-                    every = {(life_of(swarm["0a"]), n): 1 for n in begun}
+                    every = {(incarnation_of(swarm["0a"]), n): 1 for n in begun}
                     assert swarm.counted(stage, iteration) == every
 
     run(scenario())
@@ -157,7 +177,7 @@ def test_a_stages_gradient_is_the_mean_over_its_own_visits() -> None:
         async with StageSwarm(problem) as swarm:
             await swarm.start_all()
             await swarm.finished()
-            origin = life_of(swarm["0a"])
+            origin = incarnation_of(swarm["0a"])
             routes = {
                 n: [stage for stage in range(4) if (origin, n) in swarm.counted(stage, 1)]
                 for n in range(problem.microbatches)
@@ -246,7 +266,7 @@ def test_little_room_defers_forwards_and_changes_nothing(limits: int) -> None:
 
 
 def test_one_stage_with_little_room_holds_the_others_back_only() -> None:
-    """Two origins send to one replica of stage 1, which takes one visit at a time."""
+    """Two origins send to one replica of stage 1, which takes one call at a time."""
     problem = StagedProblem(count=3, layers=3, limits=1, microbatches=3, steps=3)
 
     async def scenario() -> None:

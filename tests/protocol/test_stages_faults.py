@@ -26,7 +26,7 @@ def problem_of(steps: int, **changes: Any) -> StagedProblem:
 
 
 class Answered:
-    """Whether a message is the first of an answer to a visit of that iteration."""
+    """Whether a message is the first of an answer to a call of that iteration."""
 
     def __init__(self, asking: str, asked: str, iteration: int) -> None:
         self._ends, self._iteration = (asking, asked), iteration
@@ -205,7 +205,7 @@ def test_a_frozen_replica_is_gone_round_and_comes_back(victim: str) -> None:
 
 
 def test_what_a_frozen_replica_has_computed_is_left_out() -> None:
-    """Its visits were asked of another meanwhile: it finds that out, and leaves its own out."""
+    """Its calls were made to another meanwhile: it finds that out, and leaves its own out."""
 
     async def scenario() -> None:
         async with StageSwarm(problem_of(25)) as swarm:
@@ -274,7 +274,7 @@ def test_an_origin_that_starts_again_begins_nothing_in_iterations_that_are_over(
 
 
 def test_an_answer_that_is_lost_is_not_counted_twice() -> None:
-    """2a has counted a visit when the link breaks; 1a asks 2b; 2a leaves its iteration out."""
+    """2a has counted a microbatch when the link breaks; 1a asks 2b; 2a leaves its iteration out."""
 
     async def scenario() -> None:
         async with StageSwarm(problem_of(8)) as swarm:
@@ -315,7 +315,7 @@ def test_a_last_stage_that_does_not_reach_the_origin_is_gone_round() -> None:
     run(scenario())
 
 
-def test_a_damaged_visit_is_asked_of_another() -> None:
+def test_a_damaged_call_is_made_to_another() -> None:
     async def scenario() -> None:
         async with StageSwarm(problem_of(4)) as swarm:
             await swarm.start_all(2)

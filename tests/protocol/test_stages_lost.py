@@ -1,5 +1,5 @@
-"""Visits that came back to their origin, and died with the replica that had counted them: told,
-even when the replica dies late in the iteration or the origin soon afterwards."""
+"""Microbatches that came back, and died with the replica that had counted them: told, even when the
+replica dies late in the iteration or the origin soon afterwards."""
 
 from dataclasses import replace
 
@@ -19,8 +19,8 @@ PROBLEM = StagedProblem(
 )
 
 
-def test_visits_that_came_back_and_died_with_their_replica_are_told() -> None:
-    """1a is killed when its answer has left: that visit is done for the origin, and in no sum."""
+def test_microbatches_that_came_back_and_died_with_their_replica_are_told() -> None:
+    """1a is killed when its answer has left: it is done for the origin, and in no sum."""
 
     async def scenario() -> None:
         async with StageSwarm(PROBLEM) as swarm:
@@ -37,7 +37,7 @@ def test_visits_that_came_back_and_died_with_their_replica_are_told() -> None:
     run(scenario())
 
 
-def test_visits_that_died_after_the_last_word_on_them_are_told() -> None:
+def test_microbatches_that_died_after_the_report_on_them_are_told() -> None:
     """0a is through with the iteration, and 1a has its word; then 1a is killed while it computes
     for the slower 0b. What it had of 0a's dies with it, although 0a is further on by then."""
 
@@ -57,7 +57,7 @@ def test_visits_that_died_after_the_last_word_on_them_are_told() -> None:
     run(scenario())
 
 
-def test_visits_are_told_whose_replica_dies_and_then_their_origin() -> None:
+def test_microbatches_are_told_whose_replica_dies_and_then_their_origin() -> None:
     """0a is killed before it is known that 1a is gone: what it knew it has said at once."""
 
     async def scenario() -> None:

@@ -11,7 +11,7 @@ from algorithms.codecs import Codec
 from worker.exchange.context import Offload
 from worker.membership import Member
 from worker.pipeline.config import MicrobatchDropped, StagesConfig
-from worker.pipeline.profile import Measurements
+from worker.pipeline.profile import StageMeasurements
 from worker.pipeline.stage_call import Incarnation, serves
 from worker.training.inbox import JobKind, StageJob, StageJobDone, StageMove, Stop, ToTrain
 from worker.transport import Transport
@@ -60,9 +60,9 @@ class StageContext:
     ended: bool = field(default=False, init=False)
 
     @cached_property
-    def measurements(self) -> Measurements:
+    def measurements(self) -> StageMeasurements:
         """Of this peer's links and stage."""
-        return Measurements(self.config.memory_bytes, self.clock)
+        return StageMeasurements(self.config.memory_bytes, self.clock)
 
     @cached_property
     def budget(self) -> "MemoryBudget":
@@ -163,7 +163,7 @@ class ComputeQueue:
         measurements: learn how long jobs take.
     """
 
-    def __init__(self, post: Callable[[ToTrain], None], measurements: Measurements) -> None:
+    def __init__(self, post: Callable[[ToTrain], None], measurements: StageMeasurements) -> None:
         self._post, self._measurements = post, measurements
         self._numbers = itertools.count()
         self._open: dict[int, asyncio.Future[StageJobDone]] = {}

@@ -99,7 +99,7 @@ class LinkSample:
     alone: bool
 
 
-class Measurements:
+class StageMeasurements:
     """Collects what this peer measures. io thread only.
 
     Args:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from algorithms.plan import PRESETS
 from tests.protocol.stage_swarm import StagedProblem
 from worker.membership import Health, Member, Phase
 from worker.pipeline import lifecycle
@@ -41,13 +42,14 @@ class OneThread:
 
 
 @dataclass
-class Made:
+class Rebuilt:
     """What has become of stage 1."""
 
     events: list[dict[str, Any]]
     before: dict[str, Tensor]
     parameters: Mapping[str, Tensor]
     anchors: list[Tensor]
+    lr: float
 
 
 def member(stage: int, norm: float) -> Member:
@@ -71,14 +73,14 @@ def fetcher(there: list[int]) -> Callable[..., Coroutine[None, None, dict[int, l
 
 
 def lifecycle_of(
-    io: OneThread, events: list[dict[str, Any]], out: Path
+    io: OneThread, events: list[dict[str, Any]], out: Path, problem: StagedProblem = PROBLEM
 ) -> lifecycle.StageLifecycle:
     thread: Any = io
     offload: Any = None
     return lifecycle.StageLifecycle(
-        task=PROBLEM.task,
-        config=PROBLEM.config,
-        manifest=PROBLEM.manifest,
+        task=problem.task,
+        config=problem.config,
+        manifest=problem.manifest,
         io=thread,
         offload=offload,
         out=out,
@@ -86,24 +88,28 @@ def lifecycle_of(
     )
 
 
-def made_from(there: list[int], monkeypatch: pytest.MonkeyPatch) -> Made:
+def made_from(there: list[int], monkeypatch: pytest.MonkeyPatch, plan: str = "diloco") -> Rebuilt:
     """Stage 1 with neighbours 0 and 2, of which only some can be fetched; all values of stage n
     are n + 1, and their norms 1 and 3."""
-    task, config = PROBLEM.task, PROBLEM.config
+    problem = replace(PROBLEM, plan=PRESETS[plan])
     monkeypatch.setattr(lifecycle, "fetch_stages", fetcher(there))
-    part = part_of(task, config, 1)
-    parameters = {name: value.detach() for name, value in part.module.named_parameters()}
-    before = {name: value.clone() for name, value in parameters.items()}
+    part = part_of(problem.task, problem.config, 1)
+    replica = part.replica(problem.task, problem.config, problem.cursor("me"), Mailbox())
+    before = {name: value.clone() for name, value in replica.parameters.items()}
     anchors: list[Tensor] = []
     slots = [
         SimpleNamespace(fragment=fragment, commit=lambda *, anchor: anchors.append(anchor))
-        for fragment in PROBLEM.fragments(part)
+        for fragment in problem.fragments(part)
     ]
-    trainer: Any = SimpleNamespace(replica=SimpleNamespace(parameters=parameters), slots=slots)
+    trainer: Any = SimpleNamespace(replica=replica, slots=slots)
     io = OneThread((member(0, 1.0), member(2, 3.0)))
     events: list[dict[str, Any]] = []
-    lifecycle_of(io, events, Path()).rebuild(trainer, lambda: False)
-    return Made(events, before, parameters, anchors)
+    lifecycle_of(io, events, Path(), problem).rebuild(trainer, lambda: False)
+    parameters = {name: value.clone() for name, value in replica.parameters.items()}
+    step = problem.inner.warmup_steps
+    replica.inner_step(step, {name: torch.ones_like(v) for name, v in before.items()})
+    lr = replica.optimizer.param_groups[0]["lr"] / problem.inner.lr_at(step, problem.steps)
+    return Rebuilt(events, before, parameters, anchors, lr)
 
 
 @pytest.mark.parametrize(
@@ -123,8 +129,17 @@ def test_made_from_the_neighbours_that_came(
     assert sum(map(torch.numel, made.anchors)) == sum(map(torch.numel, made.before.values()))
 
 
+@pytest.mark.parametrize(("plan", "lr"), [("diloco", 1.1), ("noloco", 1.1), ("ddp", 1.0)])
+def test_a_rebuilt_stage_learns_faster(
+    plan: str, lr: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for ddp: its replicas take equal steps, and some of them may not have rebuilt it."""
+    assert made_from([0, 2], monkeypatch, plan).lr == pytest.approx(lr)
+
+
 def test_begins_anew_where_no_neighbour_came(monkeypatch: pytest.MonkeyPatch) -> None:
     made = made_from([], monkeypatch)
+    assert made.lr == 1
     assert [event["event"] for event in made.events] == ["warning"]
     assert "begins anew" in made.events[0]["text"]
     assert not made.anchors

@@ -10,7 +10,7 @@ import pytest
 
 from tests.unit.worker.pipeline.members import members_of
 from worker.membership import Health, Member, Phase
-from worker.pipeline.profile import LinkProber, Measurements, Profile, call_bytes
+from worker.pipeline.profile import LinkProber, Profile, StageMeasurements, call_bytes
 
 FULL = Profile(
     latency_s={"b": 0.01},
@@ -50,7 +50,7 @@ def test_no_peer_has_memory_for_more_calls_than_there_are() -> None:
 
 
 def test_a_latency_is_half_of_the_shortest_round_trip() -> None:
-    measurements = Measurements(1000)
+    measurements = StageMeasurements(1000)
     for seconds in (0.5, 0.2, 0.9):
         measurements.round_trip("b", seconds)
     news = measurements.poll(0.0)
@@ -59,7 +59,7 @@ def test_a_latency_is_half_of_the_shortest_round_trip() -> None:
 
 
 def test_memory_is_how_many_calls_fit_and_at_least_one() -> None:
-    measurements = Measurements(1000)
+    measurements = StageMeasurements(1000)
     measurements.activation_bytes = 100
     news = measurements.poll(0.0)
     assert news is not None
@@ -71,7 +71,7 @@ def test_memory_is_how_many_calls_fit_and_at_least_one() -> None:
 
 
 def test_small_changes_are_no_news() -> None:
-    measurements = Measurements(1000)
+    measurements = StageMeasurements(1000)
     assert measurements.poll(0.0) is None  # nothing is known
     measurements.computed("forward_s", 1.0)
     assert measurements.poll(1.0) is not None
@@ -92,7 +92,7 @@ class Clock:
         return self.now_s
 
 
-def rates(measurements: Measurements, now_s: float) -> dict[str, float]:
+def rates(measurements: StageMeasurements, now_s: float) -> dict[str, float]:
     news = measurements.poll(now_s)
     assert news is not None
     return dict(news.rate_bytes_per_s)
@@ -100,7 +100,7 @@ def rates(measurements: Measurements, now_s: float) -> dict[str, float]:
 
 def test_what_is_sent_before_any_round_trip_tells_no_rate() -> None:
     """Most of the second may be the way there and back."""
-    measurements = Measurements(1000, Clock())
+    measurements = StageMeasurements(1000, Clock())
     measurements.sent("b", 1_000_000, 1.0)
     assert measurements.measured_at("b") is None
     assert measurements.poll(0.0) is None
@@ -113,7 +113,7 @@ def test_what_is_sent_before_any_round_trip_tells_no_rate() -> None:
 def test_of_a_few_rates_the_best_counts_until_it_is_old() -> None:
     """A probe that shared the link with others is no news; a link that has become slow is."""
     clock = Clock()
-    measurements = Measurements(1000, clock)
+    measurements = StageMeasurements(1000, clock)
     for clock.now_s, seconds in ((0.0, 1.1), (300.0, 2.1), (600.0, 2.1)):
         measurements.round_trip("b", 0.1)
         measurements.sent("b", 1_000_000, seconds)
@@ -125,7 +125,7 @@ def test_of_a_few_rates_the_best_counts_until_it_is_old() -> None:
 
 
 def test_messages_alone_on_their_way_tell_so() -> None:
-    measurements = Measurements(1000)
+    measurements = StageMeasurements(1000)
     with measurements.sending() as first:
         assert first.alone
         with measurements.sending() as second:
@@ -136,7 +136,7 @@ def test_messages_alone_on_their_way_tell_so() -> None:
 
 
 def test_rates_of_messages_that_shared_the_uplink_count_while_few_had_it_alone() -> None:
-    measurements = Measurements(1000, Clock())
+    measurements = StageMeasurements(1000, Clock())
     measurements.round_trip("b", 0.1)
     for seconds, alone in [(2.1, False)] * 20 + [(1.1, True)] * 4:
         measurements.sent("b", 1_000_000, seconds, alone=alone)
@@ -147,7 +147,7 @@ def test_rates_of_messages_that_shared_the_uplink_count_while_few_had_it_alone()
 
 def test_a_link_that_is_measured_no_more_is_forgotten_and_that_is_news() -> None:
     clock = Clock()
-    measurements = Measurements(1000, clock)
+    measurements = StageMeasurements(1000, clock)
     measurements.on_view({"b": 1, "c": 1})
     for peer in "bc":
         measurements.round_trip(peer, 0.1)
@@ -164,7 +164,7 @@ def test_a_link_that_is_measured_no_more_is_forgotten_and_that_is_news() -> None
 
 
 def test_who_is_gone_or_has_started_again_is_not_remembered() -> None:
-    measurements = Measurements(1000, Clock())
+    measurements = StageMeasurements(1000, Clock())
     measurements.on_view({"b": 1, "c": 1, "d": 1})
     for peer in "bcd":
         measurements.round_trip(peer, 0.1)
@@ -182,7 +182,7 @@ def test_visits_per_second_are_known_once_both_ways_are_measured() -> None:
 
 
 def test_a_rate_is_among_the_best_and_without_the_way_of_the_answer() -> None:
-    measurements = Measurements(1000)
+    measurements = StageMeasurements(1000)
     measurements.round_trip("b", 0.5)
     for seconds in (1.0, 1.5, 2.5, 3.5, 4.5, 10.5):
         measurements.sent("b", 1_000_000, seconds)

@@ -1,12 +1,12 @@
-"""Peers that start again while an iteration of their earlier life is still under way. An origin
-begins that iteration's microbatches anew, and those of the two lives are told apart."""
+"""Peers that start again while an iteration of their earlier incarnation is under way. Calls of
+the two are told apart: an origin begins all of that iteration's microbatches again."""
 
 from dataclasses import replace
 
 import pytest
 
 from algorithms.plan import PRESETS
-from tests.protocol.stage_swarm import StagedProblem, StageSwarm, life_of, numbers_in
+from tests.protocol.stage_swarm import StagedProblem, StageSwarm, incarnation_of, numbers_in
 from tests.protocol.virtual_time import run
 from worker.membership import Gossiped
 from worker.training.inbox import JobKind
@@ -31,13 +31,13 @@ async def started_again(swarm: StageSwarm) -> None:
 
 
 async def arrived(swarm: StageSwarm, microbatches: int) -> None:
-    """Until 1b has done the forward of so many, of all lives of 0b."""
+    """Until 1b has done the forward of so many, of all incarnations of 0b."""
     jobs, forwards = swarm["1b"].replica.jobs, (JobKind.FORWARD, ITERATION)
     await swarm.until(lambda: len([j for j in jobs if j[:2] == forwards]) >= microbatches, 60)
 
 
 def assert_begun_anew(swarm: StageSwarm) -> None:
-    """The new life's microbatches have come back, and no others' answers with them."""
+    """The new incarnation's microbatches have come back, and no others' answers with them."""
     again = swarm["0b"].replica
     assert again.iterations[ITERATION - 1].counted == {0, 1}
     for job in (JobKind.ENTER, JobKind.LOSS, JobKind.LEAVE):
@@ -45,8 +45,8 @@ def assert_begun_anew(swarm: StageSwarm) -> None:
     assert swarm.total("discarded") == 0
 
 
-def test_what_an_earlier_life_has_said_its_last_word_on_stays() -> None:
-    """It was further on when it was killed: both lives' visits are vouched for, each by its own."""
+def test_what_an_earlier_incarnation_has_reported_stays() -> None:
+    """It was further on when it was killed: the calls of both are vouched for, each by its own."""
 
     async def scenario() -> None:
         async with StageSwarm(SLOW) as swarm:
@@ -62,8 +62,8 @@ def test_what_an_earlier_life_has_said_its_last_word_on_stays() -> None:
             assert swarm.total("dropped") == 0
             for stage in (1, 2):
                 counted = swarm.counted(stage, ITERATION)
-                for life in (life_of(before), life_of(swarm["0b"])):
-                    assert [counted[life, n] for n in range(2)] == [1, 1]
+                for incarnation in (incarnation_of(before), incarnation_of(swarm["0b"])):
+                    assert [counted[incarnation, n] for n in range(2)] == [1, 1]
 
     run(scenario())
 
@@ -73,17 +73,17 @@ def test_what_an_earlier_life_has_said_its_last_word_on_stays() -> None:
     [(0.1, []), (0.4, [0]), (1.0, [0, 1])],
     ids=["forward", "one counted", "all counted"],
 )
-def test_what_an_earlier_life_had_under_way_is_dropped_once(
+def test_what_an_earlier_incarnation_had_under_way_is_dropped_once(
     after_s: float, counted: list[int]
 ) -> None:
-    """Its microbatches are between the stages, or between them and it; they find the new life."""
+    """Its microbatches are between the stages, or between them and it; they find the new one."""
 
     async def scenario() -> None:
         async with StageSwarm(SLOWER) as swarm:
             await swarm.start_all(2)
             await arrived(swarm, 1)
             await swarm.sleep(after_s)
-            before = life_of(swarm["0b"])
+            before = incarnation_of(swarm["0b"])
             await started_again(swarm)
             await swarm.finished()
             swarm.assert_accounted()
@@ -97,19 +97,19 @@ def test_what_an_earlier_life_had_under_way_is_dropped_once(
     run(scenario())
 
 
-def test_each_of_three_lives_in_one_iteration_counts_by_itself() -> None:
+def test_each_of_three_incarnations_in_one_iteration_counts_by_itself() -> None:
     async def scenario() -> None:
         async with StageSwarm(replace(SLOW, forward_s={"0a": 0.9, "2b": 0.4})) as swarm:
             await swarm.start_all(2)
-            for life in (1, 2):
-                await arrived(swarm, 2 * life)
+            for incarnation in (1, 2):
+                await arrived(swarm, 2 * incarnation)
                 await swarm.sleep(0.3)
                 await started_again(swarm)
             await swarm.finished()
             swarm.assert_accounted()
             assert_begun_anew(swarm)
             assert len(swarm["1b"].of_kind("orphaned")) == 2
-            # A life that had not heard yet how far the others are began what is over there.
+            # An incarnation that had not heard yet how far the others are began what is over there.
             late = [e for peer in swarm.peers.values() for e in peer.of_kind("dropped")]
             assert {event["iteration"] for event in late} <= {ITERATION - 1}
             assert swarm.total("dropped") == 4 + len(late)
@@ -117,8 +117,8 @@ def test_each_of_three_lives_in_one_iteration_counts_by_itself() -> None:
     run(scenario())
 
 
-def test_an_origin_that_hears_of_an_earlier_life_with_a_clock_ahead_goes_on() -> None:
-    """It takes a later epoch than that one's amid an iteration, as if it were another life."""
+def test_an_origin_that_hears_of_an_earlier_incarnation_with_a_clock_ahead_goes_on() -> None:
+    """In an iteration it takes a later epoch than that one's, as if it were another incarnation."""
 
     async def scenario() -> None:
         async with StageSwarm(SLOW) as swarm:
@@ -138,7 +138,7 @@ def test_an_origin_that_hears_of_an_earlier_life_with_a_clock_ahead_goes_on() ->
     run(scenario())
 
 
-def test_nobody_waits_for_the_earlier_life_of_a_replica() -> None:
+def test_nobody_waits_for_the_earlier_incarnation_of_a_replica() -> None:
     """Its machine has lost its power: no connection breaks, and the name is back at once."""
 
     async def scenario() -> None:

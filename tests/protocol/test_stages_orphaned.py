@@ -1,8 +1,9 @@
 """Stages whose last replica is gone: told once, rebuilt where a peer can be spared, and the end
-where nobody begins microbatches any more."""
+where nobody begins microbatches any more. And stages whose replicas live and take none."""
 
 from dataclasses import dataclass, replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -11,9 +12,9 @@ from tests.protocol.stage_swarm import StagedProblem, StageSwarm
 from tests.protocol.swarm import Peer
 from tests.protocol.virtual_time import run
 from worker.config import Config
-from worker.errors import PeersUnreachable
+from worker.errors import ConfigError, PeersUnreachable
 from worker.membership import Health, MembershipConfig, Phase
-from worker.training.inbox import StageMove, Stop
+from worker.training.inbox import JobKind, StageMove, Stop
 
 DETECTION_S = MembershipConfig().detection_s(6)
 TOLD_S = DETECTION_S + 5.0
@@ -23,7 +24,7 @@ FORWARD_S = {f"{stage}{letter}": 0.1 for stage in range(3) for letter in "ab"}
 
 @dataclass(frozen=True, kw_only=True)
 class Rebuilding(StagedProblem):
-    """Stages are made anew."""
+    """Stages are rebuilt."""
 
     @property
     def config(self) -> Config:
@@ -59,7 +60,7 @@ def moved(swarm: StageSwarm) -> dict[str, StageMove]:
 
 @pytest.mark.parametrize("leaves", [False, True])
 def test_one_peer_moves_to_a_stage_whose_last_replica_is_gone(leaves: bool) -> None:
-    """Killed or interrupted, the stage is bare; the one who can be spared makes it anew."""
+    """Killed or interrupted, the stage is orphaned; the one that can be spared rebuilds it."""
 
     async def scenario() -> None:
         async with StageSwarm(problem_of(Rebuilding)) as swarm:
@@ -160,5 +161,84 @@ def test_who_has_trained_to_the_end_and_left_is_not_missed() -> None:
             await swarm.sleep(60.0)
             assert not moved(swarm)
             assert not any(warnings(peer) for peer in swarm.peers.values())
+
+    run(scenario())
+
+
+# ------------------------------------------------------ replicas that live, and take nothing
+
+REFUSED = StagedProblem(
+    count=3,
+    layers=3,
+    microbatches=2,
+    steps=10_000,
+    plan=replace(PRESETS["diloco"], inner_steps=10_000),  # replicas of a stage never meet
+    forward_s={"0a": 0.1, "1a": 0.1, "2a": 0.1},
+)
+
+
+def test_a_stage_without_room_for_a_microbatch_ends_and_says_what_to_raise() -> None:
+    async def scenario() -> None:
+        async with StageSwarm(REFUSED) as swarm:
+            await swarm.start_all()
+            refusing = swarm["1a"]
+            refusing.node.stages.context.budget.limit_bytes = 10
+            await swarm.sleep(5.0)
+            assert isinstance(refusing.train.error, ConfigError)
+            told = str(refusing.train.error)
+            assert "raise memory_mib on this machine" in told
+            assert "\n" not in told
+            assert warnings(swarm["0a"]) == [
+                f"a microbatch goes past stage 1, though 1a serves it: {told}"
+            ]
+
+    run(scenario())
+
+
+def test_a_stage_that_an_origin_does_not_reach_is_told_of() -> None:
+    """Others do, so that its replica is not taken to be gone."""
+
+    async def scenario() -> None:
+        async with StageSwarm(REFUSED) as swarm:
+            await swarm.start_all()
+            await swarm.reached(3)
+            swarm.network.cut("0a", "1a")
+            await swarm.sleep(30.0)
+            (told,) = warnings(swarm["0a"])
+            assert str(told).startswith("a microbatch goes past stage 1, though 1a serves it: ")
+            assert not warnings(swarm["1a"])
+
+    run(scenario())
+
+
+def test_an_origin_that_cannot_go_on_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It alone begins its microbatches: the others would wait for its report for ever."""
+
+    async def scenario() -> None:
+        async with StageSwarm(REFUSED) as swarm:
+            await swarm.start_all()
+            await swarm.reached(3)
+            error = ZeroDivisionError("no routes")
+            monkeypatch.setattr(swarm["0a"].node.stages.planner, "routes", Mock(side_effect=error))
+            await swarm.sleep(5.0)
+            assert swarm["0a"].train.error is error
+
+    run(scenario())
+
+
+def test_an_origin_without_a_route_drops_its_microbatches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Stage 0 by itself would learn to be a model of its own."""
+
+    async def scenario() -> None:
+        async with StageSwarm(replace(REFUSED, steps=2)) as swarm:
+            await swarm.start_all()
+            none = Mock(return_value=([()] * 2, 0))
+            monkeypatch.setattr(swarm["0a"].node.stages.planner, "routes", none)
+            await swarm.finished()
+            assert swarm.total("dropped") == 4
+            assert not any(told.counted for told in swarm["0a"].replica.iterations)
+            assert not any(job is JobKind.LOSS for job, _, _ in swarm["0a"].replica.jobs)
 
     run(scenario())
