@@ -3,9 +3,11 @@
 import ipaddress
 import math
 import socket
+import sys
 import time
 import uuid
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -13,12 +15,18 @@ from typing import TYPE_CHECKING
 
 import click
 
+from protos.figures import megabytes, percent
 from worker.cli.options import option, options
 from worker.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
     from worker.config import Config
 
+_AT_THE_END = {
+    "settling": "settling: until the others are done too",
+    "assembling": "assembling the model from its stages",
+    "evaluating": "evaluating",
+}
 _JOIN_S = 10.0
 _STARTED = time.monotonic()
 
@@ -227,7 +235,6 @@ def _run(
 ) -> int:
     import torch
 
-    from worker.cli.terminal import announce_plainly
     from worker.daemon import WorkerOptions, print_line, run_worker
     from worker.node import NodeConfig
 
@@ -275,3 +282,67 @@ def _default_name(out: Path) -> str:
     """The same for every start on this machine with this folder: samples depend on the name."""
     place = f"{uuid.getnode()}/{out.resolve()}"
     return f"{socket.gethostname()}-{zlib.crc32(place.encode()):08x}"
+
+
+def announce_plainly(event: Mapping[str, object]) -> None:
+    """Prints an event for a person: one plain line."""
+    if (line := describe(event)) is not None:
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()
+
+
+def describe(event: Mapping[str, object]) -> str | None:
+    """One line, None for an event that needs none."""
+    match event["event"]:
+        case "listening":
+            return (
+                f"{event['peer']} listens on {event['address']}\n"
+                f"another machine joins with: murmur join {event['address']}"
+            )
+        case "started":
+            group = event["group"]
+            names = ", ".join(group) if isinstance(group, list) else ""
+            return f"started at step {event['step']} with {names}"
+        case "progress" if event.get("state") == "training":
+            sent = megabytes(float(str(event.get("bytes_sent", 0))))
+            loss = event["loss"]
+            learned = f"loss {loss:.3f}  " if isinstance(loss, float) else ""
+            return (
+                f"step {event['step']}/{event['steps']}  {learned}"
+                f"round {event['round']}  sent {sent}"
+            )
+        case "progress" if (words := _AT_THE_END.get(str(event.get("state")))) is not None:
+            return f"step {event['step']}/{event['steps']}  {words}"
+        case "round_failed":
+            return f"round {event['round']} failed: {event['reason']}"
+        case "adopted":
+            return f"took over {event['donor']}'s state at step {event['step']}: {event['reason']}"
+        case "moves":
+            return f"moves from stage {event['stage']} to stage {event['to']}"
+        case "rebuilt":
+            return f"rebuilt stage {event['stage']} from {_parts(event['from'])}"
+        case "member":
+            return f"{event['peer_changed']} is {event['health']}"
+        case "unreachable":
+            if not isinstance(peers := event["peers"], list) or not peers:
+                return "reaches every peer again"
+            return f"does not reach {', '.join(peers)}, though others do: check the link between"
+        case "warning":
+            return f"warning: {event['text']}"
+        case "checkpoint":
+            return f"checkpoint {event['path']}"
+        case "result":
+            loss = event["val_loss"]
+            scored = f"validation loss {loss:.4f}, " if isinstance(loss, float) else ""
+            return (
+                f"{event['reason']} at step {event['step']}: {scored}"
+                f"{event['rounds_completed']} rounds, anchor {event['anchor_hash']}"
+            )
+        case _:
+            return None
+
+
+def _parts(weights: object) -> str:
+    """`25 % of stage 0 and 75 % of stage 2`."""
+    assert isinstance(weights, Mapping)
+    return " and ".join(f"{percent(weight, 0)} of stage {n}" for n, weight in weights.items())
