@@ -3,7 +3,6 @@
 import asyncio
 import concurrent.futures
 import ctypes
-import fcntl
 import json
 import os
 import signal
@@ -17,6 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
+from filelock import FileLock, Timeout
 from torch import Tensor
 
 from protos.exit_codes import ExitCode
@@ -115,13 +115,13 @@ def _alone_in(out: Path) -> Iterator[None]:
     Raises ConfigError: another worker writes there."""
     made = [folder for folder in (out, *out.parents) if not folder.exists()]
     out.mkdir(parents=True, exist_ok=True)
-    with (out / _LOCK).open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ConfigError(
-                f"--out {out}: another worker writes there; choose another folder with --out"
-            ) from error
+    try:
+        lock = FileLock(out / _LOCK).acquire(timeout=0)
+    except Timeout as error:
+        raise ConfigError(
+            f"--out {out}: another worker writes there; choose another folder with --out"
+        ) from error
+    with lock:
         try:
             yield
         except (MurmurError, TaskError, TransportError):

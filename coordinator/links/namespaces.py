@@ -5,32 +5,37 @@
 Each direction of a member's link is shaped by a token bucket (`tbf`): what it sends at its own end
 of the pair, what it receives at the hub's. The bridge has a namespace of its own too, so that the
 host's packet filter (Docker's, say) has no word in it. Needs Linux, root (CAP_NET_ADMIN and
-CAP_SYS_ADMIN), and `ip` and `tc` from iproute2; independent of what runs in the namespaces.
+CAP_SYS_ADMIN) and `nsenter` from util-linux; independent of what runs in the namespaces.
 """
 
-import fcntl
 import ipaddress
 import itertools
-import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from socket import AF_INET
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING
+
+from filelock import FileLock
 
 from algorithms.link import Link
 
+if TYPE_CHECKING:
+    from pyroute2 import NetNS
+
+_FOLDER = Path("/run/netns")
 _BURST_S = 0.005  # of the rate: what a bucket may send at once after a pause
 _LEAST_BURST_BYTES = 3_200  # two full packets
 _QUEUE_S = 0.1  # of the rate: packets that wait, as in a home router
 _LEAST_QUEUE_BYTES = 48_000
-_COMMAND_S = 20.0
+_MOST_BYTES_S = 2**32 - 1  # as the kernel counts them
+_NEEDED = 1 << 12 | 1 << 21  # CAP_NET_ADMIN, CAP_SYS_ADMIN
 _serial = itertools.count()
 
 
@@ -51,7 +56,7 @@ class NamespaceHost:
     """One namespace.
 
     Args:
-        name: of the namespace, as `ip netns` knows it.
+        name: of the namespace, in /run/netns.
         address: the member's IPv4 address, reached by the host and all members.
         prefix: put before a command, runs it there. It replaces itself: same pid, same signals.
     """
@@ -96,11 +101,12 @@ class Namespaces:
         if problem:
             raise NoNamespaces(problem)
         try:
-            with _alone():
-                _remove_leftovers()
-                self._make_hub()
-            for index, link in enumerate(self._links):
-                self._make_member(index, link)
+            with _explained("network namespaces"):
+                with FileLock(_lock_path()):  # one process at a time chooses a subnet
+                    _remove_leftovers()
+                    self._make_hub()
+                for index, link in enumerate(self._links):
+                    self._make_member(index, link)
         except BaseException:
             self._remove()
             raise
@@ -116,51 +122,58 @@ class Namespaces:
 
     def counters(self) -> list[Counters]:
         """Of each member, in order, since entering."""
-        told = json.loads(_run("ip", "-n", self._hub, "-json", "-stats", "link", "show"))
-        statistics = {each["ifname"]: each["stats64"] for each in told}
-        return [
-            # What the hub's end receives, the member has sent.
-            Counters(statistics[f"m{i}"]["rx"]["bytes"], statistics[f"m{i}"]["tx"]["bytes"])
-            for i in range(len(self._links))
-        ]
+        with _explained("counters of links"), _opened(self._hub) as hub:
+            found = {link.get_attr("IFLA_IFNAME"): link for link in hub.get_links()}
+        statistics = [found[f"m{i}"].get_attr("IFLA_STATS64") for i in range(len(self._links))]
+        # What the hub's end receives, the member has sent.
+        return [Counters(each["rx_bytes"], each["tx_bytes"]) for each in statistics]
 
     # --------------------------------------------------------------------------------- inside
 
     def _make_hub(self) -> None:
         """The bridge, and the host's way to it. Alone, lest two choose the same subnet."""
-        subnet = free_subnet(json.loads(_run("ip", "-json", "-4", "route", "show", "table", "all")))
-        if subnet is None:
-            raise NoNamespaces("no subnet is free: routes cover all that may be used")
-        self._subnet = subnet
-        host = subnet[1]
-        self.host_address = str(host)
-        hub = self._hub
-        _run("ip", "netns", "add", hub)
-        _run("ip", "-n", hub, "link", "add", "bridge", "type", "bridge", "forward_delay", "0")
-        _run("ip", "-n", hub, "link", "set", "bridge", "up")
-        end = ("name", "host", "netns", hub)
-        _run("ip", "link", "add", self._host_end, "type", "veth", "peer", *end)
-        _run("ip", "-n", hub, "link", "set", "host", "master", "bridge", "up")
-        _run("ip", "address", "add", f"{host}/{subnet.prefixlen}", "dev", self._host_end)
-        _run("ip", "link", "set", self._host_end, "up")
+        from pyroute2 import IPRoute, netns
+
+        with IPRoute() as host:
+            subnet = free_subnet(
+                f"{route.get_attr('RTA_DST')}/{route['dst_len']}"
+                for route in host.get_routes(family=AF_INET)
+            )
+            if subnet is None:
+                raise NoNamespaces("no subnet is free: routes cover all that may be used")
+            self._subnet = subnet
+            self.host_address = str(subnet[1])
+            netns.create(self._hub)
+            with _opened(self._hub) as hub:
+                hub.link("add", ifname="bridge", kind="bridge", br_forward_delay=0)
+                hub.link("set", index=_index(hub, "bridge"), state="up")
+                end = {"ifname": "host", "net_ns_fd": self._hub}
+                host.link("add", ifname=self._host_end, kind="veth", peer=end)
+                _join_bridge(hub, "host")
+            index = _index(host, self._host_end)
+            host.addr("add", index=index, address=self.host_address, prefixlen=subnet.prefixlen)
+            host.link("set", index=index, state="up")
 
     def _make_member(self, index: int, link: Link | None) -> None:
-        name, address = f"{self._stem}-m{index}", self._subnet[2 + index]
+        from pyroute2 import netns
+
+        name, address = f"{self._stem}-m{index}", str(self._subnet[2 + index])
         port = f"m{index}"
-        _run("ip", "netns", "add", name)
-        self.members.append(NamespaceHost(name, str(address), [_tool("ip"), "netns", "exec", name]))
-        _run("ip", "-n", name, "link", "set", "lo", "up")
-        end = ("name", "eth0", "netns", name)
-        _run("ip", "-n", self._hub, "link", "add", port, "type", "veth", "peer", *end)
-        _run("ip", "-n", self._hub, "link", "set", port, "master", "bridge", "up")
-        _run(
-            "ip", "-n", name, "address", "add", f"{address}/{self._subnet.prefixlen}", "dev", "eth0"
-        )
-        _run("ip", "-n", name, "link", "set", "eth0", "up")
-        _run("ip", "-n", name, "route", "add", "default", "via", self.host_address)
-        if link is not None:
-            _shape(name, "eth0", link)
-            _shape(self._hub, port, link)
+        netns.create(name)
+        prefix = [_nsenter(), f"--net={_FOLDER / name}"]
+        self.members.append(NamespaceHost(name, address, prefix))
+        with _opened(self._hub) as hub, _opened(name) as own:
+            end = {"ifname": "eth0", "net_ns_fd": name}
+            hub.link("add", ifname=port, kind="veth", peer=end)
+            _join_bridge(hub, port)
+            own.link("set", index=_index(own, "lo"), state="up")
+            eth0 = _index(own, "eth0")
+            own.addr("add", index=eth0, address=address, prefixlen=self._subnet.prefixlen)
+            own.link("set", index=eth0, state="up")
+            own.route("add", dst="default", gateway=self.host_address)
+            if link is not None:
+                _shape(own, "eth0", link)
+                _shape(hub, port, link)
 
     def _remove(self) -> None:
         """All that was made, in an order that leaves the host's routes clean at once."""
@@ -178,82 +191,90 @@ def why_not() -> str | None:
         return str(reason)
 
 
-def _shape(namespace: str, interface: str, link: Link) -> None:
+@contextmanager
+def _explained(what: str) -> Iterator[None]:
+    """Raises NoNamespaces: what was tried, and why it cannot be had."""
+    from pyroute2.netlink.exceptions import NetlinkError
+
+    try:
+        yield
+    except (NetlinkError, OSError) as error:
+        code, *details = error.args
+        words = dict.fromkeys([what, *map(str, details), os.strerror(code)])
+        raise NoNamespaces(": ".join(words)) from error
+
+
+@contextmanager
+def _opened(name: str) -> Iterator["NetNS"]:
+    from pyroute2 import NetNS
+
+    with NetNS(name, flags=0) as namespace:
+        yield namespace
+
+
+def _index(namespace: "NetNS", interface: str) -> int:
+    index: int = namespace.link_lookup(ifname=interface)[0]
+    return index
+
+
+def _join_bridge(hub: "NetNS", port: str) -> None:
+    hub.link("set", index=_index(hub, port), master=_index(hub, "bridge"), state="up")
+
+
+def _shape(namespace: "NetNS", interface: str, link: Link) -> None:
     rate_bytes_s = link.rate_mbps * 1e6 / 8
     burst = max(_LEAST_BURST_BYTES, round(rate_bytes_s * _BURST_S))
     queue = burst + max(_LEAST_QUEUE_BYTES, round(rate_bytes_s * _QUEUE_S))
-    rate = f"{round(link.rate_mbps * 1e6)}bit"
-    words = ("rate", rate, "burst", str(burst), "limit", str(queue))
-    _run("tc", "-n", namespace, "qdisc", "add", "dev", interface, "root", "tbf", *words)
+    rate = min(round(rate_bytes_s), _MOST_BYTES_S)
+    namespace.tc("add", "tbf", _index(namespace, interface), rate=rate, burst=burst, limit=queue)
 
 
 def _lacking() -> str | None:
     if not sys.platform.startswith("linux"):
         return "network namespaces need Linux"
-    for tool in ("ip", "tc"):
-        if shutil.which(tool, path=_path()) is None:
-            return f"there is no `{tool}` (on Debian: apt-get install iproute2)"
+    if _capabilities() & _NEEDED != _NEEDED:
+        return "network namespaces need root (CAP_NET_ADMIN and CAP_SYS_ADMIN)"
+    if shutil.which(_nsenter()) is None:
+        return "there is no `nsenter` (on Debian: apt-get install util-linux)"
     return None
 
 
-def _path() -> str:
-    """Where iproute2 may be, though a user's PATH often leaves it out."""
-    return os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"))
+def _capabilities() -> int:
+    """Of this process, a bit for each."""
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(status["CapEff"], 16)
 
 
-def _tool(name: str) -> str:
-    return shutil.which(name, path=_path()) or name
+def _nsenter() -> str:
+    """Where it may be, though a user's PATH often leaves that out."""
+    path = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"))
+    return shutil.which("nsenter", path=path) or "nsenter"
 
 
-def _run(tool: str, *words: str) -> str:
-    """Raises NoNamespaces."""
-    try:
-        done = subprocess.run(
-            [_tool(tool), *words],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_COMMAND_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise NoNamespaces(f"`{tool}` does not run: {error}") from error
-    if done.returncode != 0:
-        said = " ".join(done.stderr.split()) or f"exit status {done.returncode}"
-        hint = "" if os.geteuid() == 0 else " (this needs root)"
-        raise NoNamespaces(f"`{tool} {' '.join(words)}`: {said}{hint}")
-    return done.stdout
+def _lock_path() -> Path:
+    return Path(tempfile.gettempdir()) / f"murmur-links-{os.geteuid()}.lock"
 
 
 def _remove_interface(name: str) -> None:
-    if Path("/sys/class/net", name).exists():
-        with suppress(NoNamespaces):
-            _run("ip", "link", "delete", name)
+    from pyroute2 import IPRoute
+
+    with suppress(NoNamespaces), _explained(name), IPRoute() as host:
+        for index in host.link_lookup(ifname=name):
+            host.link("del", index=index)
 
 
 def _remove_namespace(name: str) -> None:
-    with suppress(NoNamespaces):
-        _run("ip", "netns", "delete", name)
+    from pyroute2 import netns
+
+    with suppress(FileNotFoundError):
+        netns.remove(name)
 
 
 def _remove_leftovers() -> None:
-    folder = Path("/run/netns")
-    found = [each.name for each in folder.iterdir()] if folder.is_dir() else []
+    found = [each.name for each in _FOLDER.iterdir()] if _FOLDER.is_dir() else []
     for namespace, interface in leftovers(found):
         _remove_interface(interface)
         _remove_namespace(namespace)
-
-
-@contextmanager
-def _alone() -> Iterator[None]:
-    """One process at a time chooses a subnet and tidies up."""
-    path = Path(tempfile.gettempdir()) / f"murmur-links-{os.geteuid()}.lock"
-    try:
-        with path.open("a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
-    except OSError as error:
-        raise NoNamespaces(f"{path}: {error}") from error
 
 
 Subnet = ipaddress.IPv4Network
@@ -265,14 +286,13 @@ _PREFIX = 24
 MOST_MEMBERS = 2 ** (32 - _PREFIX) - 4  # network, broadcast, host; the last is kept free
 
 
-def free_subnet(routes: Iterable[Mapping[str, Any]]) -> Subnet | None:
-    """A /24 that overlaps no route (as `ip -json route` tells them); None when all are taken."""
+def free_subnet(routes: Iterable[str]) -> Subnet | None:
+    """A /24 that overlaps no route; None when all are taken. Args: routes: their destinations."""
     taken = []
-    for route in routes:
-        destination = str(route.get("dst", ""))
+    for destination in routes:
         try:
             network = Subnet(destination, strict=False)
-        except ValueError:  # "default", and what is no IPv4
+        except ValueError:  # the default's is none
             continue
         if network.prefixlen > 1:  # those are default routes cut in halves
             taken.append(network)

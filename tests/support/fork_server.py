@@ -30,7 +30,7 @@ _ADDRESS = "TEST_FORK_SERVER"  # in the environment: the processes of a test sha
 _PRELOADED = ("torch._dynamo", "torch.optim", "worker.cli.commands", "worker.daemon")
 _SERVED = ("worker.cli", "worker.cli.preflight", "tests.")
 _LEASH = ("-I", "-S")  # how the launcher starts what dies with it
-_NAMESPACE = ["netns", "exec"]
+_NAMESPACE = "--net="  # of nsenter
 _CLONE_NEWNET = 0x40000000
 _MAX_REQUEST_BYTES = 1 << 20
 
@@ -90,8 +90,8 @@ def _request(command: list[str]) -> dict[str, Any] | None:
     if command[:3] == [sys.executable, *_LEASH]:
         command = command[6:]  # the script, the parent's pid and the cores
     namespace = None
-    if command[1:3] == _NAMESPACE:
-        namespace, command = command[3], command[4:]
+    if command[1].startswith(_NAMESPACE):
+        namespace, command = command[1].removeprefix(_NAMESPACE), command[2:]
     ours = command[:2] == [sys.executable, "-m"] and command[2].startswith(_SERVED)
     return {"argv": command[2:], "namespace": namespace} if ours else None
 
@@ -180,7 +180,7 @@ def _become(request: dict[str, Any], fds: Sequence[int]) -> None:
             os.dup2(fd, standard)
             os.close(fd)
         if request["namespace"] is not None:
-            namespace = os.open(f"/run/netns/{request['namespace']}", os.O_RDONLY)
+            namespace = os.open(request["namespace"], os.O_RDONLY)
             assert ctypes.CDLL(None).setns(namespace, _CLONE_NEWNET) == 0
             os.close(namespace)
         os.chdir(request["cwd"])

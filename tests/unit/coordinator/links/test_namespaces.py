@@ -1,14 +1,17 @@
 """What is chosen and removed, without making a namespace."""
 
+import pytest
+
+from coordinator.links import namespaces
 from coordinator.links.namespaces import free_subnet, leftovers, names, started
 
 
 def test_a_subnet_is_free_of_all_routes() -> None:
-    assert str(free_subnet([{"dst": "default"}, {"dst": "0.0.0.0/1"}])) == "198.18.0.0/24"
-    taken = [{"dst": "198.18.0.0/24"}, {"dst": "198.18.1.7"}, {"dst": "fd00::/8"}]
+    assert str(free_subnet(["None/0", "0.0.0.0/1"])) == "198.18.0.0/24"
+    taken = ["198.18.0.0/24", "198.18.1.7/32", "fd00::/8"]
     assert str(free_subnet(taken)) == "198.18.2.0/24"
-    assert str(free_subnet([{"dst": "198.16.0.0/12"}])) == "10.192.0.0/24"
-    all_of_them = [{"dst": "198.0.0.0/8"}, {"dst": "10.0.0.0/8"}, {"dst": "172.16.0.0/12"}]
+    assert str(free_subnet(["198.16.0.0/12"])) == "10.192.0.0/24"
+    all_of_them = ["198.0.0.0/8", "10.0.0.0/8", "172.16.0.0/12"]
     assert free_subnet(all_of_them) is None
 
 
@@ -23,3 +26,14 @@ def test_only_what_a_dead_process_left_is_removed() -> None:
         (recycled, f"mm{pid}-5"),
         (dead, "mm999999999-0"),
     ]
+
+
+@pytest.mark.parametrize("capabilities", [0, 1 << 12, 1 << 21])
+def test_without_the_capabilities_nothing_is_tried(
+    capabilities: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(namespaces, "_capabilities", lambda: capabilities)
+    monkeypatch.setattr("sys.platform", "linux")
+    assert namespaces.why_not() == (
+        "network namespaces need root (CAP_NET_ADMIN and CAP_SYS_ADMIN)"
+    )

@@ -54,7 +54,7 @@ def test_what_is_wrong_is_said_before_anything_starts(
 @pytest.fixture
 def no_namespaces(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(self: object) -> None:
-        raise NoNamespaces("there is no `tc`")
+        raise NoNamespaces("this needs root")
 
     monkeypatch.setattr("coordinator.links.namespaces.Namespaces.__enter__", refuse)
 
@@ -73,7 +73,7 @@ def test_without_namespaces_the_relay_does_it_all(
     assert report["link_bytes"]["w1"] == {"sent_bytes": 0, "received_bytes": 0}
     assert isinstance(console.file, io.StringIO)
     text = console.file.getvalue()
-    assert "w0=5mbit 20mbit each way, by relay (no namespaces: there is no `tc`)" in text
+    assert "w0=5mbit 20mbit each way, by relay (no namespaces: this needs root)" in text
     assert "links            w0=5mbit 20mbit each way, by relay" in text
     assert not (tmp_path / "out/relay.log").exists()  # nothing was said
 
@@ -84,7 +84,7 @@ def test_namespaces_that_were_asked_for_must_be_had(tmp_path: Path) -> None:
     with pytest.raises(Failure) as failure:
         run_swarm(launch, Console(file=io.StringIO()))
     assert failure.value.exit_code == ExitCode.CONFIGURATION
-    said = "--link-means namespaces: there is no `tc`; use --link-means relay"
+    said = "--link-means namespaces: this needs root; use --link-means relay"
     assert failure.value.message == said
     assert not (tmp_path / "out").exists()
 
