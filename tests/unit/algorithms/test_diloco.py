@@ -1,0 +1,260 @@
+"""Each part of an outer round: closed forms, fresh results, the same bits for whichever peer."""
+
+import math
+from collections.abc import Callable
+from itertools import product
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from algorithms.codecs import codec_by_name
+from algorithms.diloco import (
+    Nesterov,
+    carry_over,
+    contribution_seed,
+    eager_mean,
+    keep_residual,
+    mean_in_order,
+    merge,
+    others_share,
+    pseudo_gradient,
+    reduction_seed,
+    with_residual,
+)
+from algorithms.fragments import shard_bounds
+
+VALUES = st.floats(-100, 100, width=32)
+
+
+@pytest.mark.parametrize(
+    ("operation", "operands"),
+    [
+        (lambda anchor, local: (pseudo_gradient(anchor, local),), 2),
+        (lambda g, residual: (with_residual(g, residual, 0.25),), 2),
+        (lambda one: (mean_in_order([one]),), 1),
+        (lambda one, other: (mean_in_order([one, other]),), 2),
+        (lambda one, other: (mean_in_order([one, other], [1, 2]),), 2),
+        (lambda *three: Nesterov(0.7, 0.9).step(*three), 3),
+        (lambda local, anchor: (merge(local, anchor, 0.5),), 2),
+        (lambda local, anchor: (merge(local, anchor, 0.0),), 2),
+        (lambda *three: (carry_over(*three),), 3),
+    ],
+)
+def test_results_are_fresh_and_inputs_untouched(
+    operation: Callable[..., tuple[Tensor, ...]], operands: int
+) -> None:
+    inputs = [torch.full((3,), float(1 + index)) for index in range(operands)]
+    for result in operation(*inputs):
+        result.zero_()
+    assert [each.tolist() for each in inputs] == [[1.0 + index] * 3 for index in range(operands)]
+
+
+class TestContribution:
+    def test_the_pseudo_gradient_is_anchor_minus_local(self) -> None:
+        anchor, local = torch.tensor([1.0, -2.0, 0.5]), torch.tensor([0.25, -2.0, 1.0])
+        g = pseudo_gradient(anchor, local)
+        assert g.tolist() == [0.75, 0.0, -0.5]
+        landed, _ = Nesterov(lr=1.0, momentum=0.0).step(anchor, torch.zeros(3), g)
+        assert torch.equal(landed, local)
+
+    def test_the_first_is_sent_as_it_is_and_later_ones_with_the_decayed_residual(self) -> None:
+        g, residual = torch.tensor([1.0, -2.0]), torch.tensor([4.0, 8.0])
+        assert with_residual(g, None, 0.5) is g
+        assert with_residual(g, residual, 0.25).tolist() == [2.0, 0.0]
+
+    def test_what_was_not_counted_keeps_its_residual(self) -> None:
+        before = torch.tensor([1.0, 2.0, 3.0, 4.0])
+        error = torch.tensor([0.1, 0.2, 0.3, 0.4])
+        assert keep_residual(error.clone(), before, ()).tolist() == error.tolist()
+        kept = keep_residual(error.clone(), before, [(0, 1), (2, 4)])
+        assert torch.equal(kept, torch.tensor([1.0, 0.2, 3.0, 4.0]))
+        kept = keep_residual(error.clone(), None, [(1, 3)])
+        assert torch.equal(kept, torch.tensor([0.1, 0.0, 0.0, 0.4]))
+
+    @given(
+        st.sampled_from(["bf16", "fp16", "int8", "int4", "e3m0", "topk"]),
+        st.booleans(),
+        st.integers(1, 200),
+    )
+    def test_what_was_sent_and_what_is_left_are_what_was_learned(
+        self, name: str, stochastic: bool, elements: int
+    ) -> None:
+        """Without decay: sum of what others decode + residual = sum of g, whatever the codec."""
+        codec = codec_by_name(name)
+        generator = torch.Generator().manual_seed(elements)
+        learned = sent = torch.zeros(elements, dtype=torch.float64)
+        residual = None
+        for round_ in range(8):
+            g = torch.randn(elements, generator=generator)
+            values = with_residual(g, residual, 1.0)
+            decoded = codec.decode(codec.encode(values, round_ if stochastic else None), elements)
+            residual = keep_residual(values - decoded, residual, ())
+            learned, sent = learned + g, sent + decoded
+        assert residual is not None
+        # Each sum and difference rounds to fp32: a few units in the last place of the largest.
+        assert torch.allclose(sent + residual, learned, rtol=0, atol=1e-5)
+
+    def test_everything_that_is_rounded_has_a_seed_of_63_bits_of_its_own(self) -> None:
+        places = list(product(range(3), range(4), (0, 64, 4096)))
+        seeds = [contribution_seed(peer, *at) for peer in ("a", "b", "a/1") for at in places]
+        seeds += [reduction_seed(*at) for at in places]
+        assert len(set(seeds)) == len(seeds)
+        assert all(0 <= seed < 2**63 for seed in seeds)
+        assert max(seeds).bit_length() == 63
+
+    def test_seeds_are_the_same_on_every_machine_and_version(self) -> None:
+        """Two versions that disagree here would reduce to different bytes."""
+        assert contribution_seed("w0", 1, 2, 64) == 8909972375091197430
+        assert reduction_seed(1, 2, 64) == 5116964113473213834
+
+
+def contributions(count: int, elements: int, seed: int) -> list[Tensor]:
+    """Of very different sizes, so that the order of the sum shows in the last bits."""
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        torch.randn(elements, generator=generator) * 10.0 ** (index % 7 - 3)
+        for index in range(count)
+    ]
+
+
+class TestMean:
+    @given(st.integers(1, 9), st.integers(0, 3))
+    def test_it_is_the_left_to_right_sum_over_the_count(self, count: int, seed: int) -> None:
+        values = contributions(count, 50, seed)
+        expected = values[0].clone()
+        for value in values[1:]:
+            expected = expected + value
+        assert torch.equal(mean_in_order(iter(values)), expected / count)
+
+    @given(
+        st.integers(1, 7),
+        st.integers(1, 5000),
+        st.integers(1, 7),
+        st.integers(1, 64),
+        st.integers(0, 9),
+    )
+    def test_the_mean_of_blocks_is_the_means_blocks_bit_for_bit(
+        self, count: int, elements: int, shards: int, align: int, seed: int
+    ) -> None:
+        values = contributions(count, elements, seed)
+        blocks = [
+            mean_in_order(value[start:stop] for value in values)
+            for start, stop in shard_bounds(elements, shards, align)
+        ]
+        assert torch.equal(torch.cat(blocks), mean_in_order(values))
+
+    def test_the_order_matters_to_the_last_bits_so_it_must_be_fixed(self) -> None:
+        big, small = torch.tensor([1e8]), torch.tensor([1.0])
+        assert mean_in_order([big, small, -big]).item() == 0.0
+        assert mean_in_order([big, -big, small]).item() == pytest.approx(1 / 3)
+
+    def test_there_must_be_something_to_average(self) -> None:
+        with pytest.raises(ValueError, match="the mean of no contributions"):
+            mean_in_order([])
+
+    @given(st.lists(st.integers(1, 50), min_size=1, max_size=6), st.integers(0, 3))
+    def test_weights_count_what_they_say(self, weights: list[int], seed: int) -> None:
+        values = contributions(len(weights), 50, seed)
+        pairs = zip(values, weights, strict=True)
+        repeated = [value for value, weight in pairs for _ in range(weight)]
+        expected = torch.stack(repeated).double().mean(0)
+        found = mean_in_order(values, weights).double()
+        assert torch.allclose(found, expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()))
+
+    @given(st.integers(1, 6), st.integers(1, 50))
+    def test_equal_weights_change_no_bit(self, count: int, weight: int) -> None:
+        values = contributions(count, 50, seed=0)
+        assert torch.equal(mean_in_order(values, [weight] * count), mean_in_order(values))
+
+
+class TestOuterStep:
+    @given(st.floats(0.01, 1.5), st.floats(0, 0.99), st.integers(1, 12), st.integers(0, 99))
+    def test_it_equals_torchs_nesterov(
+        self, lr: float, momentum: float, steps: int, seed: int
+    ) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        anchor = torch.randn(20, generator=generator)
+        # Torch refuses Nesterov without momentum; then it is plain descent.
+        theirs = torch.nn.Parameter(anchor.clone())
+        torchs = torch.optim.SGD([theirs], lr=lr, momentum=momentum, nesterov=momentum > 0)
+        ours, buffer = Nesterov(lr, momentum), torch.zeros(20)
+        for _ in range(steps):
+            g = torch.randn(20, generator=generator)
+            theirs.grad = g.clone()
+            torchs.step()
+            anchor, buffer = ours.step(anchor, buffer, g)
+        assert torch.allclose(anchor, theirs.detach(), rtol=1e-4, atol=1e-4)
+
+    def test_two_steps_by_hand(self) -> None:
+        outer = Nesterov(lr=0.5, momentum=0.5)
+        anchor, buffer = outer.step(torch.tensor([8.0]), torch.tensor([0.0]), torch.tensor([4.0]))
+        assert (anchor.item(), buffer.item()) == (8 - 0.5 * (4 + 0.5 * 4), 4.0)
+        anchor, buffer = outer.step(anchor, buffer, torch.tensor([2.0]))
+        assert (anchor.item(), buffer.item()) == (5 - 0.5 * (2 + 0.5 * 4), 4.0)
+
+    @given(st.integers(1, 3000), st.integers(0, 3000), st.integers(0, 9))
+    def test_a_step_on_a_part_is_the_part_of_a_step(self, size: int, cut: int, seed: int) -> None:
+        """Peers may hold a fragment at other alignments; the bits must not depend on it."""
+        generator = torch.Generator().manual_seed(seed)
+        parts = [torch.randn(size, generator=generator) for _ in range(3)]
+        whole = Nesterov(0.7, 0.9).step(*parts)
+        piece = Nesterov(0.7, 0.9).step(*(part[cut:] for part in parts))
+        assert torch.equal(whole[0][cut:], piece[0])
+        assert torch.equal(whole[1][cut:], piece[1])
+
+    @pytest.mark.parametrize(
+        ("lr", "momentum", "message"),
+        [
+            (0.0, 0.9, r"^outer_lr is 0\.0; it must be above 0"),
+            (-1.0, 0.9, r"^outer_lr is -1\.0"),
+            (math.nan, 0.9, r"^outer_lr is nan"),
+            (0.7, 1.0, r"^outer_momentum is 1\.0; it must be in 0\.\.1, below 1$"),
+            (0.7, -0.1, r"^outer_momentum is -0\.1"),
+            (0.7, math.nan, r"^outer_momentum is nan"),
+        ],
+    )
+    def test_rates_out_of_range_are_refused(self, lr: float, momentum: float, message: str) -> None:
+        with pytest.raises(ValueError, match=message):
+            Nesterov(lr, momentum)
+
+
+class TestGoingOn:
+    @given(VALUES, VALUES, st.floats(0, 0.99))
+    def test_a_merge_is_between_local_and_anchor_by_alpha(
+        self, local: float, anchor: float, alpha: float
+    ) -> None:
+        (merged,) = merge(torch.tensor([local]), torch.tensor([anchor]), alpha).tolist()
+        slack = 1e-5 * (1 + abs(local) + abs(anchor))
+        assert merged == pytest.approx(alpha * local + (1 - alpha) * anchor, abs=slack)
+        assert alpha or merged == anchor
+
+    @given(VALUES, VALUES, VALUES)
+    def test_carry_over_keeps_the_pseudo_gradient(
+        self, local: float, old: float, new: float
+    ) -> None:
+        here, before, after = (torch.tensor([value]) for value in (local, old, new))
+        moved = carry_over(here, before, after)
+        kept = pseudo_gradient(after, moved) - pseudo_gradient(before, here)
+        assert abs(kept.item()) <= 4e-7 * (1 + abs(local) + 2 * abs(old) + 2 * abs(new))
+
+    def test_carry_over_is_exact_where_the_numbers_are(self) -> None:
+        moved = carry_over(torch.tensor([2.0]), torch.tensor([3.0]), torch.tensor([1.5]))
+        assert moved.tolist() == [0.5]
+
+    @pytest.mark.parametrize(
+        ("mean", "own", "g", "contributors", "others", "expected"),
+        [
+            (6.0, 3.0, 8.0, 4, 5.25, 7.25),
+            (1.0, 2.0, 2.0, 2, 0.0, 1.0),  # the same again: the guess is the mean
+            (2.5, 2.5, -1.5, 1, 0.0, -1.5),  # alone: its own
+        ],
+    )
+    def test_the_mean_to_expect_is_ones_own_and_the_others_last(
+        self, mean: float, own: float, g: float, contributors: int, others: float, expected: float
+    ) -> None:
+        share = others_share(torch.tensor([mean]), torch.tensor([own]), contributors)
+        assert share.tolist() == [others]
+        assert eager_mean(torch.tensor([g]), share, contributors).tolist() == [expected]
