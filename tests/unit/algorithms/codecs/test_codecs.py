@@ -1,4 +1,4 @@
-"""Laws of every codec, those that are still to come too."""
+"""Laws of every codec, on every device."""
 
 import math
 
@@ -225,3 +225,18 @@ def test_a_wrong_number_of_bytes_is_refused(codec: Codec, extra: int) -> None:
     expected = codec.encoded_bytes(8)
     with pytest.raises(ValueError, match=f"8 values take {expected} bytes, got {expected + extra}"):
         codec.decode(torch.zeros(expected + extra, dtype=torch.uint8), 8)
+
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+
+@needs_cuda
+@pytest.mark.parametrize("seed", [None, 7])
+@pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.name)
+def test_cuda_gives_what_the_cpu_gives(codec: Codec, seed: int | None) -> None:
+    elements = 3 * 4096 + 77
+    values = torch.randn(elements, generator=torch.Generator().manual_seed(1)) * 1e-3
+    here = codec.encode(values, seed)
+    there = codec.encode(values.cuda(), seed)
+    assert torch.equal(there.cpu(), here)
+    assert torch.equal(codec.decode(there, elements).cpu(), codec.decode(here, elements))

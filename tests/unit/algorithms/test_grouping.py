@@ -1,15 +1,24 @@
-"""Groups of a round: everyone computes the same, all meet, and sitting out goes by turns."""
+"""Groups and reducers: everyone computes the same, loads are even, and turns are kept."""
 
 from collections import Counter
-from itertools import combinations
+from itertools import chain, combinations
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from algorithms.grouping import group_of, groups, membership_epoch
+from algorithms.grouping import (
+    group_of,
+    groups,
+    membership_epoch,
+    ranking,
+    reached_by_all,
+    reducer_orders,
+    separated,
+    weight,
+)
 
-NAMES = st.text(min_size=1, max_size=12)
+NAMES = st.text("abcdé猫 ", min_size=1, max_size=12)
 SWARMS = st.lists(NAMES, min_size=2, max_size=14, unique=True)
 U64 = st.integers(0, 2**64 - 1)
 ROUNDS = st.integers(0, 10**6)
@@ -181,3 +190,175 @@ def test_two_that_do_not_reach_each_other_never_meet(
     for me in peers:
         mine = group_of(me, run, 0, round_, epoch, view(data, peers), size, {pair})
         assert mine == next((group for group in made if me in group), None)
+
+
+PEERS = "abcdefghijkl"
+
+
+@st.composite
+def drawn_groups(draw: st.DrawFn) -> list[list[str]]:
+    size = draw(st.integers(2, 4))
+    order = draw(st.permutations(PEERS[: size * draw(st.integers(1, 3))]))
+    return [list(order[start : start + size]) for start in range(0, len(order), size)]
+
+
+PAIRS = st.frozensets(st.sampled_from(list(combinations(PEERS, 2))), max_size=12)
+
+
+def within(
+    groups: list[list[str]], unreachable: frozenset[tuple[str, str]]
+) -> list[tuple[str, str]]:
+    pairs = chain.from_iterable(combinations(sorted(group), 2) for group in groups)
+    return [pair for pair in pairs if pair in unreachable]
+
+
+@given(drawn_groups(), PAIRS)
+def test_nobody_is_with_whom_it_does_not_reach(
+    groups: list[list[str]], unreachable: frozenset[tuple[str, str]]
+) -> None:
+    before = [list(group) for group in groups]
+    made = separated(groups, unreachable)
+    assert groups == before
+    members = sorted(chain.from_iterable(made))
+    assert within(made, unreachable) == []
+    assert len(set(members)) == len(members)
+    assert set(members) <= set(chain.from_iterable(groups))
+    assert all(1 < len(group) <= len(groups[0]) for group in made)
+
+
+@given(drawn_groups())
+def test_groups_stay_as_they_are_where_all_reach_each_other(groups: list[list[str]]) -> None:
+    assert separated(groups, frozenset()) == groups
+
+
+@given(drawn_groups(), st.data())
+def test_one_cut_link_costs_nobody_a_round_where_there_is_another_group(
+    groups: list[list[str]], data: st.DataObject
+) -> None:
+    pair = data.draw(st.sampled_from(list(combinations(sorted(chain(*groups)), 2))))
+    made = separated(groups, {pair})
+    if len(groups) > 1:
+        assert sorted(chain(*made)) == sorted(chain(*groups))
+    moved = sum(before != after for before, after in zip(groups, made, strict=False))
+    assert moved <= 2
+
+
+@pytest.mark.parametrize(
+    ("drawn", "unreachable", "bench", "made"),
+    [
+        (["ab"], "ab", "", []),  # a pair with nobody else sits out
+        (["abcd"], "ac bc", "", ["abd"]),  # who reaches fewest leaves
+        (["abc"], "ab", "", ["bc"]),  # of two alike, by the order that was drawn
+        (["bac"], "ab", "", ["ac"]),
+        (["ab"], "ab", "c", ["cb"]),  # who would sit out takes a place
+        (["ab"], "ab bc", "c", ["ac"]),
+        (["ab"], "ab bc ac", "c", []),
+        (["ab", "cd"], "ab ac ad", "", ["cd"]),  # who reaches nobody, with its partner alone
+    ],
+)
+def test_who_changes_places_and_who_sits_out(
+    drawn: list[str], unreachable: str, bench: str, made: list[str]
+) -> None:
+    pairs = {(one, other) for one, other in unreachable.split()}
+    assert separated(drawn, pairs, bench) == [list(group) for group in made]
+
+
+def test_members_of_other_groups_change_before_who_would_sit_out() -> None:
+    made = separated(["ab", "cd"], {("a", "b")}, bench="e")
+    assert sorted(chain(*made)) == list("abcd")
+
+
+@pytest.mark.parametrize(
+    ("group", "unreachable", "reached"),
+    [
+        ("abcd", "", "abcd"),
+        ("abcd", "ab", "cd"),
+        ("abc", "ab", "c"),
+        ("ab", "ab", "ab"),
+        ("abcd", "ab cd", "abcd"),
+        ("abcdef", "ab cd", "ef"),
+        ("abcdef", "ab ac ad", "ef"),
+        ("abcdef", "ab ac ad ae", "abcdef"),
+        ("abcdef", "ab ac ad ae ef", "abcd"),
+        ("abcd", "ax bx", "abcd"),
+    ],
+)
+def test_reached_by_all(group: str, unreachable: str, reached: str) -> None:
+    """At least a third of the group: one that hardly anybody reaches does not count."""
+    pairs = {(one, other) for one, other in unreachable.split()}
+    assert reached_by_all(group, pairs) == set(reached)
+
+
+@given(st.integers(1, 12), PAIRS)
+def test_at_least_a_third_is_left(count: int, unreachable: frozenset[tuple[str, str]]) -> None:
+    group = PEERS[:count]
+    left = reached_by_all(group, unreachable)
+    assert 3 * len(left) >= count
+    assert left <= set(group)
+
+
+GROUPS = st.lists(NAMES, min_size=1, max_size=12, unique=True)
+EIGHT = [f"peer-{letter}" for letter in "abcdefgh"]
+
+
+@given(U64, st.integers(0, 10**6), GROUPS)
+def test_each_peer_reduces_one_shard_and_every_order_names_all(
+    run: int, fragment: int, group: list[str]
+) -> None:
+    orders = reducer_orders(run, fragment, group)
+    assert sorted(order[0] for order in orders) == sorted(group)
+    assert all(sorted(order) == sorted(group) for order in orders)
+
+
+@given(U64, st.integers(0, 100), GROUPS, st.data())
+def test_the_order_of_the_group_does_not_matter(
+    run: int, fragment: int, group: list[str], data: st.DataObject
+) -> None:
+    shuffled = data.draw(st.permutations(group))
+    assert reducer_orders(run, fragment, group) == reducer_orders(run, fragment, shuffled)
+
+
+@given(st.binary(max_size=80), GROUPS, st.data())
+def test_a_peer_that_goes_leaves_the_order_of_the_others(
+    key: bytes, group: list[str], data: st.DataObject
+) -> None:
+    gone = data.draw(st.sampled_from(group))
+    rest = tuple(peer for peer in ranking(key, group) if peer != gone)
+    assert ranking(key, [peer for peer in group if peer != gone]) == rest
+
+
+def test_run_and_fragment_each_give_other_reducers() -> None:
+    here = reducer_orders(1, 0, EIGHT)
+    assert here != reducer_orders(2, 0, EIGHT)
+    assert here != reducer_orders(1, 1, EIGHT)
+
+
+def test_over_the_fragments_every_peer_gets_every_shard_about_as_often() -> None:
+    fragments = 800
+    firsts = Counter(
+        (shard, order[0])
+        for fragment in range(fragments)
+        for shard, order in enumerate(reducer_orders(7, fragment, EIGHT))
+    )
+    assert len(firsts) == 64
+    assert all(60 <= count <= 145 for count in firsts.values())  # 100 on average
+
+
+def test_the_shards_of_a_lost_peer_go_to_all_others_in_turn() -> None:
+    heirs: Counter[str] = Counter()
+    for fragment in range(700):
+        for order in reducer_orders(7, fragment, EIGHT):
+            if order[0] == "peer-c":
+                heirs[order[1]] += 1
+    assert set(heirs) == set(EIGHT) - {"peer-c"}
+    assert all(60 <= count <= 145 for count in heirs.values())  # 100 on average
+
+
+def test_weights_are_the_same_on_every_machine_and_version() -> None:
+    """Two versions that disagree here would send one shard to two reducers."""
+    assert weight(b"key", "peer") == 15262365844821319713
+    assert reducer_orders(1, 2, ["a", "b", "c"]) == (
+        ("a", "b", "c"),
+        ("c", "a", "b"),
+        ("b", "c", "a"),
+    )
