@@ -1,13 +1,36 @@
-"""The committed state of one fragment on one peer."""
+"""One fragment on one peer: its committed state, what is contributed of it, and what comes back.
 
-from dataclasses import dataclass
+    contribute ──► in flight ──► apply      a round that closed
+                             ├─► abandon    one that came to nothing
+                             └─► release    one that another peer's state may hold: then adopt
+
+Decides what becomes of the local parameters when a round ends, whichever way it does. Computes
+fresh tensors, and writes none that are known outside.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor
+
+from algorithms.diloco import (
+    Nesterov,
+    carry_over,
+    eager_mean,
+    keep_residual,
+    merge,
+    others_share,
+    with_residual,
+)
+from algorithms.fragments import Ranges, union
+from algorithms.noloco import relative_distance
+from algorithms.plan import Plan
 
 
 @dataclass(frozen=True)
 class FragmentState:
-    """Tensors are never written again.
+    """The committed state; its tensors are never written again.
 
     Args:
         version: counts the rounds applied, so it names the next one.
@@ -22,3 +45,352 @@ class FragmentState:
     anchor: Tensor
     momentum: Tensor
     hash: int
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """This peer's part in a round, on its way.
+
+    Args:
+        step: the inner step after which it was taken.
+        g: the pseudo-gradient, or the gradient; values: what travels, `g` with momentum and
+            residual.
+        guess: the anchor that the local parameters went on from (eager updates).
+        work_steps: the inner steps that it stands for.
+        everyone: it is the anchor, for the final average of a run in pairs.
+    """
+
+    round: int
+    step: int
+    g: Tensor
+    values: Tensor
+    guess: Tensor | None = None
+    work_steps: int = 1
+    everyone: bool = False
+
+    def without_guess(self, old_anchor: Tensor, local: Tensor) -> Tensor:
+        """The local parameters as if they had not gone on from a guess."""
+        if self.guess is None:
+            return local
+        return carry_over(local, self.guess, old_anchor - self.g)
+
+
+@dataclass(frozen=True)
+class RoundResult:
+    """What a round that closed brings.
+
+    Args:
+        mean: of the contributions, which everyone applies.
+        next_group: lays out the next round; empty where that one's is drawn.
+        missed: the ranges in which this peer's contribution is not counted.
+        error: what the encoding of the contribution has left out, where the plan feeds it back.
+        mean_anchor: of the group, in a plan of pairs.
+    """
+
+    round: int
+    mean: Tensor
+    contributors: int
+    next_group: tuple[str, ...]
+    missed: Ranges
+    error: Tensor | None = None
+    mean_anchor: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class _Counted:
+    """What is in the reduction of a round that this peer did not apply. It comes with another
+    peer's state, or with the next try, and must not be contributed again."""
+
+    round: int
+    g: Tensor
+    ranges: Ranges
+    error: Tensor | None
+
+    def after(self, earlier: "_Counted | None") -> "_Counted":
+        """Together with an earlier try of the same round: what that one had counted stays so."""
+        if earlier is None or earlier.round != self.round:
+            return self
+        g, error = self.g.clone(), None if self.error is None else self.error.clone()
+        for start, stop in earlier.ranges:
+            g[start:stop] = earlier.g[start:stop]
+            if error is not None and earlier.error is not None:
+                error[start:stop] = earlier.error[start:stop]
+        return _Counted(self.round, g, union(self.ranges, earlier.ranges), error)
+
+
+class FragmentOptimizer:
+    """The outer optimizer of one fragment on one peer.
+
+    Args:
+        plan: what is exchanged, and how.
+        state: the committed state, fresh or from a checkpoint.
+        state_hash: of an anchor, a momentum and a group.
+
+    Attributes:
+        residual: what encodings have left out and is still owed (error feedback).
+        in_flight: the contribution of the round that is on its way.
+        failed: whether the fragment waits for another peer's state, its last round having failed.
+        work_steps: inner steps since the last contribution.
+        spread: of the anchor from the group's mean, when last met; relative.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        state: FragmentState,
+        state_hash: Callable[[Tensor, Tensor, tuple[str, ...]], int],
+    ) -> None:
+        self.state = state
+        self.residual: Tensor | None = None
+        self.in_flight: Contribution | None = None
+        self.failed = False
+        self.work_steps = 0
+        self.spread: float | None = None
+        self._others: tuple[Tensor, int] | None = None  # their share of the last mean, of how many
+        self._plan, self._state_hash = plan, state_hash
+        self._nesterov = Nesterov(plan.outer_lr, plan.outer_momentum)
+        self._update = plan.group_update() if plan.exchange == "pairs" else None
+        self._start: Tensor | None = None  # that local parameters went on from, not the anchor
+        self._counted: _Counted | None = None
+
+    @property
+    def start(self) -> Tensor:
+        """What the local parameters went on from: the anchor, or the mean of the next group's."""
+        return self.state.anchor if self._start is None else self._start
+
+    def commit(self, **changes: Any) -> None:
+        """Replaces fields of the state, and its hash."""
+        changed = replace(self.state, **changes)
+        hashed = self._state_hash(changed.anchor, changed.momentum, changed.group)
+        self.state = replace(changed, hash=hashed)
+
+    def skip_to(self, round_: int) -> None:
+        """The schedule says which round is next, where nobody makes up for a lost one."""
+        self.state = replace(self.state, version=round_)
+
+    # ------------------------------------------------------------------------------ contributions
+
+    def contribute(self, g: Tensor, step: int) -> Contribution:
+        """This peer's part in the next round.
+
+        Args:
+            g: 1-D fp32, fresh.
+            step: the inner step after which it was taken.
+        """
+        plan, state = self._plan, self.state
+        residual = self.residual if plan.error_feedback else None
+        guess = None
+        if plan.eager and self._others is not None:
+            expected = eager_mean(g, *self._others)
+            guess, _ = self._nesterov.step(state.anchor, state.momentum, expected)
+        values = g if self._update is None else self._update.contribution(g, state.momentum)
+        values = with_residual(values, residual, plan.error_decay)
+        self.in_flight = Contribution(state.version, step, g, values, guess, self.work_steps)
+        self.work_steps = 0
+        return self.in_flight
+
+    def contribute_anchor(self, round_: int, step: int) -> Contribution:
+        """The anchor, for the average over everyone that ends a run in pairs."""
+        self.skip_to(round_)
+        anchor = self.state.anchor
+        self.in_flight = Contribution(round_, step, anchor, anchor, everyone=True)
+        return self.in_flight
+
+    def go_on_from(self, mean_anchor: Tensor, local: Tensor) -> Tensor | None:
+        """The local parameters moved to a start from the next group's mean anchor; None where
+        that comes too late, or the plan has no such start."""
+        if self._update is None or self.in_flight is not None or self._start is not None:
+            return None
+        self._start = self._update.head_start(mean_anchor)
+        return None if self._start is None else carry_over(local, self.state.anchor, self._start)
+
+    def reposition(self, step: int) -> None:
+        """This peer's position in the schedule is another now."""
+        if self.in_flight is not None and self.in_flight.step > step:
+            self.in_flight = replace(self.in_flight, step=step)
+
+    # ------------------------------------------------------------------------- the end of a round
+
+    def apply(self, result: RoundResult, local: Tensor) -> Tensor:
+        """Commits a round that closed, and returns the local parameters to go on from."""
+        old, contribution = self.state, self._ended()
+        own = contribution.without_guess(old.anchor, self._from_anchor(local))
+        self._start = None
+        anchor, momentum = self._outer_step(result)
+        if contribution.guess is not None:
+            merged = carry_over(local, contribution.guess, anchor)
+        else:
+            merged = merge(local, anchor, self._plan.merge_alpha)
+        for start, stop in result.missed:
+            here = slice(start, stop)
+            merged[here] = carry_over(own[here], old.anchor[here], anchor[here])
+        if result.missed:
+            self.work_steps += contribution.work_steps
+        earlier = self._keep_residual(result)
+        if earlier is not None:
+            # These ranges closed in an earlier try, with what was contributed then: what has been
+            # learned since is still to come.
+            for start, stop in earlier.ranges:
+                here = slice(start, stop)
+                since = own[here] + earlier.g[here]
+                merged[here] = carry_over(since, old.anchor[here], anchor[here])
+        if self._plan.eager:
+            share = others_share(result.mean, contribution.g, result.contributors)
+            self._others = share, result.contributors
+        self.commit(
+            version=max(old.version, result.round + 1),  # the schedule's may be further in pairs
+            contributors=result.contributors,
+            group=result.next_group or old.group,
+            anchor=anchor,
+            momentum=momentum,
+        )
+        return merged
+
+    def apply_gradients(self, result: RoundResult) -> None:
+        """Takes note of a round of gradients; the parameters are committed after the inner step."""
+        self._ended()
+        self._keep_residual(result)
+        self.state = replace(
+            self.state,
+            version=result.round + 1,
+            contributors=result.contributors,
+            group=result.next_group,
+        )
+
+    def apply_final_average(self, result: RoundResult) -> Tensor:
+        """Takes the mean of everyone's anchors, and goes on from it."""
+        self._ended()
+        self.spread, self.failed = 0.0, False
+        self.commit(
+            version=result.round + 1,
+            contributors=result.contributors,
+            group=result.next_group or self.state.group,
+            anchor=result.mean,
+            momentum=self.state.momentum.new_zeros(self.state.momentum.shape),
+        )
+        return result.mean
+
+    def abandon(self, counted: Ranges, error: Tensor | None, local: Tensor) -> Tensor | None:
+        """Ends a round that came to nothing.
+
+        Args:
+            counted: the ranges whose reduction is known to have this peer's part.
+            error: as `RoundResult`'s.
+
+        Returns:
+            The local parameters to go on from; None for the same.
+        """
+        contribution, self.failed = self._ended(), True
+        moved, local = self._start is not None, self._from_anchor(local)
+        self._start = None
+        if contribution.everyone:  # nothing was learned that others could have counted
+            return None
+        if self._update is not None:  # this round is not made up for: others have gone on
+            self.skip_to(max(self.state.version, contribution.round + 1))
+            self.failed = False
+        self.work_steps += contribution.work_steps
+        self._count(contribution, counted, error)
+        if contribution.guess is None:
+            return local if moved else None
+        return contribution.without_guess(self.state.anchor, local)
+
+    def release(
+        self,
+        version: int,
+        local: Tensor,
+        counted: Ranges | None = None,
+        error: Tensor | None = None,
+    ) -> Tensor:
+        """Ends a round in flight that another peer's state of this version holds already.
+
+        Args:
+            version: of the state that comes.
+            counted, error: as in `abandon`; None as long as nothing is known of the round's end.
+
+        Returns:
+            The local parameters, a guess or another start taken out of them.
+        """
+        local, self._start = self._from_anchor(local), None
+        if self.in_flight is None or self.in_flight.round >= version:
+            return local
+        contribution = self._ended()
+        if counted is not None and not contribution.everyone:
+            self._count(contribution, counted, error)
+        return contribution.without_guess(self.state.anchor, local)
+
+    def adopt(self, theirs: FragmentState, local: Tensor, *, keep: bool) -> Tensor:
+        """Takes over another peer's state; own progress against the anchor is kept if asked to."""
+        mine, earlier = self.state, self._counted
+        if earlier is not None and earlier.round < theirs.version:
+            self._counted = None
+            # The new state holds already this peer's part in a round that others finished.
+            local = local.clone()
+            for start, stop in earlier.ranges:
+                local[start:stop] += earlier.g[start:stop]
+            self._owe_error_of(earlier)
+        if self.in_flight is not None and self.in_flight.guess is not None:
+            moved = carry_over(self.in_flight.guess, mine.anchor, theirs.anchor)
+            self.in_flight = replace(self.in_flight, guess=moved)
+        self.state, self.failed = theirs, False
+        self._others = None
+        return carry_over(local, mine.anchor, theirs.anchor) if keep else theirs.anchor
+
+    def without_guess(self, local: Tensor) -> Tensor:
+        """The local parameters as if they had not gone on from a guess or another start."""
+        local = self._from_anchor(local)
+        if self.in_flight is None:
+            return local
+        return self.in_flight.without_guess(self.state.anchor, local)
+
+    def _ended(self) -> Contribution:
+        """The round in flight is over."""
+        contribution, self.in_flight = self.in_flight, None
+        assert contribution is not None, "a round that ends is in flight"
+        return contribution
+
+    def _outer_step(self, result: RoundResult) -> tuple[Tensor, Tensor]:
+        """Fresh (anchor, momentum)."""
+        state = self.state
+        if self._update is None or result.mean_anchor is None:
+            return self._nesterov.step(state.anchor, state.momentum, result.mean)
+        if result.contributors > 1:  # a peer that sits out meets nobody
+            self.spread = relative_distance(state.anchor, result.mean_anchor)
+        return self._update.step(state.anchor, state.momentum, result.mean, result.mean_anchor)
+
+    def _from_anchor(self, local: Tensor) -> Tensor:
+        """The local parameters as if they had gone on from the anchor."""
+        if self._start is None:
+            return local
+        return carry_over(local, self._start, self.state.anchor)
+
+    # ------------------------------------------------------------- what is counted, what is owed
+
+    def _count(self, contribution: Contribution, ranges: Ranges, error: Tensor | None) -> None:
+        counted = _Counted(contribution.round, contribution.g, ranges, error)
+        self._counted = counted.after(self._counted)
+
+    def _keep_residual(self, result: RoundResult) -> _Counted | None:
+        """Takes what the round leaves over into the residual; returns what an earlier try of it
+        had counted."""
+        earlier, self._counted = self._counted, None
+        if earlier is not None and earlier.round != result.round:
+            earlier = None
+        if result.error is not None:
+            # The local parameters keep alpha of what the anchor has not got.
+            share = 1 - self._plan.merge_alpha
+            self.residual = keep_residual(result.error, self.residual, result.missed, share)
+            if earlier is not None:
+                self._owe_error_of(earlier)
+        self.failed = False
+        return earlier
+
+    def _owe_error_of(self, counted: _Counted) -> None:
+        """The encoding of an earlier try has left something out of the ranges that counted."""
+        if counted.error is None:
+            return
+        residual = counted.error.new_zeros(counted.error.shape)
+        if self.residual is not None:
+            residual.copy_(self.residual)
+        for start, stop in counted.ranges:
+            residual[start:stop] = counted.error[start:stop]
+        self.residual = residual

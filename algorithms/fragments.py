@@ -2,12 +2,14 @@
 
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
 import torch
 from torch import Tensor
+
+Ranges = tuple[tuple[int, int], ...]  # (start, stop) of values, in order
 
 _LAYERS_EACH = 3
 _FEWEST = 4
@@ -116,3 +118,24 @@ def shard_bounds(elements: int, shards: int, align: int) -> tuple[tuple[int, int
     cuts = [min(elements, round(elements * k / shards / align) * align) for k in range(shards)]
     cuts.append(elements)
     return tuple(itertools.pairwise(cuts))
+
+
+def union(some: Iterable[tuple[int, int]], others: Iterable[tuple[int, int]]) -> Ranges:
+    """The ranges that cover what either covers, in order."""
+    merged: list[tuple[int, int]] = []
+    for start, stop in sorted((*some, *others)):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(stop, merged[-1][1]))
+        else:
+            merged.append((start, stop))
+    return tuple(merged)
+
+
+def complement(ranges: Iterable[tuple[int, int]], elements: int) -> Ranges:
+    """The ranges of 0..elements that are in none of these, which are in order."""
+    at, rest = 0, []
+    for start, stop in ranges:
+        rest.append((at, start))
+        at = stop
+    rest.append((at, elements))
+    return tuple((start, stop) for start, stop in rest if start < stop)

@@ -32,8 +32,7 @@ from worker.exchange.types import RoundConfig
 from worker.membership import MembershipConfig
 from worker.pipeline.config import StagesConfig
 from worker.tasks import Task, TaskError, load_task
-from worker.training.checkpoint import CheckpointConfig
-from worker.training.replica import InnerConfig
+from worker.training.config import CheckpointConfig, InnerConfig
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

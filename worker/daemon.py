@@ -35,7 +35,6 @@ from worker.training import checkpoint
 from worker.training.inbox import Mailbox, StageMove, Stop, TrainingEvent
 from worker.training.loop import Trainer
 from worker.training.result import build_result
-from worker.training.snapshot import initial_state, restore_trainer, snapshot
 from worker.transport import Transport, TransportError
 from worker.transport.grpc import GrpcTransport
 
@@ -236,19 +235,17 @@ class Worker:
             cursor = replace(cursor, stream=restored.values["stream"])
             cursor = cursor.advance(restored.values["position"])
         replica = self._part.replica(self._task, config, cursor, self._mailbox)
-        states = [initial_state(config.plan, f, replica.parameters) for f in self._fragments]
         trainer = Trainer(
             replica=replica,
             fragments=self._fragments,
             plan=config.plan,
             steps=config.run.steps,
-            states=states,
             step=0,
             mailbox=self._mailbox,
             checkpoint=self._checkpoint_now_and_then,
         )
         if restored is not None:
-            restore_trainer(trainer, restored)
+            checkpoint.restore_trainer(trainer, restored)
         return trainer
 
     def _restore(self) -> checkpoint.Checkpoint:
@@ -297,7 +294,7 @@ class Worker:
             self._saving = self._saver.submit(self._save, trainer.step, *self._snapshot(trainer))
 
     def _snapshot(self, trainer: Trainer) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        return snapshot(trainer, self._manifest, self._part.stage)
+        return checkpoint.snapshot(trainer, self._manifest, self._part.stage)
 
     def _save(self, step: int, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         folder = self._options.out / "checkpoints"
@@ -316,7 +313,7 @@ class Worker:
             if stage is not None:
                 stage.settle(trainer, self._agreed, _SETTLE_S)
             elif self._config.plan.exchange != "none":
-                trainer.settle(self._agreed, _SETTLE_S)
+                trainer.await_others(self._agreed, _SETTLE_S)
         if trainer.stopped is not None:  # nobody is to wait for it while it saves and evaluates
             self._io.do(self._io.node.gossip.leave, _LEAVE_S)
         whole = stage.end(trainer) if stage is not None else None

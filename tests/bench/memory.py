@@ -25,7 +25,8 @@ from tests.support.workers import running_swarm, settings_of
 from worker.tasks import Cursor
 from worker.tasks.llama_bytes import LlamaBytes
 from worker.tasks.task import Batch
-from worker.training.replica import InnerConfig, InnerReplica
+from worker.training.config import InnerConfig
+from worker.training.replica import InnerReplica
 
 PRESETS = ("local", "diloco", "streaming")
 LAYERS = (4, 12)  # the smaller has a layer for each of four fragments

@@ -31,8 +31,8 @@ from worker.pipeline.replica import StageJobs
 from worker.pipeline.stage_call import Incarnation, StageCallKey
 from worker.tasks import Cursor
 from worker.tasks.llama_bytes import LlamaBytes
+from worker.training.config import InnerConfig
 from worker.training.inbox import JobKind
-from worker.training.replica import InnerConfig
 
 BATCH, CONTEXT, HIDDEN = 1, 12, 16
 ACTIVATION_BYTES = 4 * BATCH * CONTEXT * HIDDEN  # of a microbatch, as fp32

@@ -24,7 +24,6 @@ from worker.node import Node, NodeConfig
 from worker.status import LagMonitor
 from worker.training.inbox import Stop
 from worker.training.loop import Trainer
-from worker.training.snapshot import initial_state
 from worker.transport.memory import MemoryNetwork
 from worker.wire import tensor_hash
 
@@ -181,13 +180,11 @@ class Swarm:
             environment=Environment(offload=inline, log=events.append, clock=self.loop.time),
         )
         node.lag = Punctual(self.loop.time)
-        states = [initial_state(problem.plan, f, held.replica.parameters) for f in held.fragments]
         trainer = Trainer(
             replica=held.replica,
             fragments=held.fragments,
             plan=problem.plan,
             steps=problem.steps,
-            states=states,
             step=0,
             mailbox=train,
             checkpoint=lambda _: None,
@@ -200,7 +197,7 @@ class Swarm:
             """As the daemon's main thread does."""
             trainer.run()
             if trainer.stopped is None:
-                trainer.settle(
+                trainer.await_others(
                     lambda: all_agree(node.gossip.me, node.gossip.others, problem.plan), SETTLE_S
                 )
 

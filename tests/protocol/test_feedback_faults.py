@@ -79,9 +79,9 @@ def test_after_a_fault_all_agree_and_rounds_go_on(fault: Fault, plan: Plan) -> N
             there = {"c"} & {peer.name for peer in swarm.alive}
             assert swarm["a"].of_kind("round")[-1]["contributors"] == 2 + len(there)
             for peer in swarm.alive:
-                for slot in peer.trainer.slots:
-                    assert slot.residual is not None
-                    assert torch.isfinite(slot.residual).all()
-                    assert (slot.sent, slot.failed) == (None, False)
+                for fragment in peer.trainer.fragments:
+                    assert fragment.residual is not None
+                    assert torch.isfinite(fragment.residual).all()
+                    assert (fragment.in_flight, fragment.failed) == (None, False)
 
     run(scenario())

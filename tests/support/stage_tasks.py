@@ -16,8 +16,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from tests.support.workers import PATIENCE_S, settings_of
+from worker.tasks.llama import LlamaStage
 from worker.tasks.llama_bytes import LlamaBytes
-from worker.tasks.llama_stages import LlamaStage
 from worker.tasks.task import Batch, Cursor
 
 _NAME_BYTES = 4096

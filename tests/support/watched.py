@@ -17,12 +17,12 @@ from pathlib import Path
 from safetensors.torch import save_file
 from torch import Tensor
 
+from algorithms.fragment_state import Contribution, FragmentOptimizer, RoundResult
 from protos import murmuration_pb2 as pb
 from worker import daemon
 from worker.cli import main
 from worker.exchange.pairwise.buffer import CONTRIBUTION
-from worker.training.fragment import FragmentReplica, Sent
-from worker.training.inbox import RoundDone
+from worker.training.fragment import FragmentReplica
 from worker.transport import Stream
 from worker.transport.base import Handler
 from worker.transport.grpc import GrpcTransport
@@ -62,32 +62,31 @@ class Account:
 
     def watch(self) -> None:
         """From now on in this process."""
-        send, apply = FragmentReplica.send, FragmentReplica.apply
+        contribute, apply = FragmentOptimizer.contribute, FragmentOptimizer.apply
 
-        def sends(slot: FragmentReplica, g: Tensor, step: int) -> Sent:
-            sent = send(slot, g, step)
-            self._write("sent", slot, sent.round, 1, sent.values, slot.state.anchor)
+        def contributes(fragment: FragmentReplica, g: Tensor, step: int) -> Contribution:
+            sent = contribute(fragment, g, step)
+            self._write("sent", fragment, sent.round, 1, sent.values, fragment.state.anchor)
             return sent
 
-        def applies(slot: FragmentReplica, sent: Sent, result: RoundDone, local: Tensor) -> Tensor:
+        def applies(fragment: FragmentReplica, result: RoundResult, local: Tensor) -> Tensor:
             assert result.mean_anchor is not None
-            self._write(
-                "applied", slot, result.round, result.contributors, result.mean, result.mean_anchor
-            )
-            return apply(slot, sent, result, local)
+            count = result.contributors
+            self._write("applied", fragment, result.round, count, result.mean, result.mean_anchor)
+            return apply(fragment, result, local)
 
-        FragmentReplica.send, FragmentReplica.apply = sends, applies
+        FragmentReplica.contribute, FragmentReplica.apply = contributes, applies
 
     def _write(
         self,
         kind: str,
-        slot: FragmentReplica,
+        replica: FragmentReplica,
         round_: int,
         count: int,
         values: Tensor,
         anchor: Tensor,
     ) -> None:
-        name = f"{next(self._numbers):06d}-{kind}-{slot.fragment.index}-{round_}-{count}"
+        name = f"{next(self._numbers):06d}-{kind}-{replica.fragment.index}-{round_}-{count}"
         save_file({"values": values, "anchor": anchor}, self._folder / name)
 
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from worker.tasks import Cursor, Task
-from worker.training.replica import InnerConfig, InnerReplica
+from worker.training.config import InnerConfig
+from worker.training.replica import InnerReplica
 
 
 @dataclass(frozen=True)

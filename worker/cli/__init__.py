@@ -82,7 +82,7 @@ def exit_code_of(error: Exception) -> int | None:
         return error.exit_code
     # Known by name, so that a command which needs no torch does not import it for its errors.
     for module, name, code in (
-        ("worker.tasks.errors", "TaskError", ExitCode.TASK),
+        ("worker.tasks.task", "TaskError", ExitCode.TASK),
         ("worker.transport.base", "AddressInUse", ExitCode.ADDRESS_IN_USE),
     ):
         if module in sys.modules and isinstance(

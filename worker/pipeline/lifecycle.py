@@ -82,8 +82,8 @@ class StageLifecycle:
         made = rebuilt_stage(self._task, self._config, stage, anchors, weights)
         for name, parameter in trainer.replica.parameters.items():
             parameter.copy_(made[name])
-        for slot in trainer.slots:
-            slot.commit(anchor=slot.fragment.flatten(trainer.replica.parameters))
+        for each in trainer.fragments:
+            each.commit(anchor=each.local)
         if self._config.plan.payload == "pseudo_gradient":
             # Replicas that average gradients have to take equal steps: there it stays as it is.
             assert isinstance(trainer.replica, StageReplica)
@@ -96,9 +96,9 @@ class StageLifecycle:
     def settle(self, trainer: Trainer, agreed: Callable[[], bool], timeout_s: float) -> None:
         """As the trainer does. A replica of stage 0 that is stopped meanwhile leaves the whole
         model to the next one, and must not look as if it had assembled it and left."""
-        trainer.settle(agreed, timeout_s)
+        trainer.await_others(agreed, timeout_s)
         if trainer.stopped is not None and self._another_may_assemble:
-            trainer.leave_undone()
+            trainer.withdraw_done()
 
     def end(self, trainer: Trainer) -> WholeModel | None:
         """Leaves what was measured, and the whole model if this worker is the one to."""
@@ -144,7 +144,7 @@ class StageLifecycle:
 
     def _assemble(self, trainer: Trainer) -> WholeModel | None:
         """The whole model, left as a checkpoint; None, and a warning, when a stage is missing."""
-        trainer.tells("assembling")
+        trainer.report("assembling")
         config = self._config
         anchors = self._fetched(range(1, config.stages.count))
         anchors[0] = [state.anchor for state in trainer.states]

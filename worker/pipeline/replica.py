@@ -21,6 +21,7 @@ from algorithms.skippipe.gradients import StageGradients
 from worker import wire
 from worker.errors import ConfigError
 from worker.tasks import Batch, Cursor, StageModule, Task, next_batch
+from worker.training.config import InnerConfig
 from worker.training.inbox import (
     IterationOver,
     IterationStarted,
@@ -29,8 +30,8 @@ from worker.training.inbox import (
     StageJob,
     StageJobDone,
 )
-from worker.training.loop_protocol import Loop
-from worker.training.replica import InnerConfig, InnerReplica
+from worker.training.outer import OuterLoop
+from worker.training.replica import InnerReplica
 
 _BACKWARDS = (JobKind.BACKWARD, JobKind.LEAVE, JobKind.LOSS)
 _REBUILT_LR = 1.1  # CheckFree's: a stage that is the mean of its neighbours has to leave them
@@ -281,11 +282,7 @@ class Iterations:
         """Microbatches in the gradient of the latest iteration."""
         return self._stage.visits
 
-    def handle(self, message: StageJob | IterationOver) -> None:
-        """A job, or word that there will be no more of them."""
-        self._stage.handle(message)
-
-    def serve(self, loop: Loop) -> float:
+    def serve(self, loop: OuterLoop) -> float:
         """Does jobs until every microbatch of the loop's step has come back, or another peer's
         state was taken over, in which the iteration is done. Returns how long it waited (s)."""
         stage, waited_s = self._stage, 0.0
@@ -294,7 +291,7 @@ class Iterations:
             return waited_s
         while not (stage.iteration == loop.step and stage.over) and loop.stopped is None:
             while (message := self._mailbox.poll()) is not None:
-                loop.take(message)
+                loop.handle(message)
             if loop.moved:
                 break
             if stage.iteration != loop.step:
@@ -302,7 +299,7 @@ class Iterations:
                 self._mailbox.post(IterationStarted(loop.step, stage.gradient_norm))
             elif not stage.over and not stage.work():
                 started = self._clock()
-                loop.take(self._mailbox.wait())
+                loop.handle(self._mailbox.wait())
                 waited_s += self._clock() - started
         if loop.stopped is None and not loop.moved:
             self._served = loop.step

@@ -1,7 +1,9 @@
 """A Llama-style decoder: RMSNorm, rotary positions, SwiGLU, no biases.
 
 Parameter names, shapes and the order of rotary dimensions are those of Hugging Face's
-`LlamaForCausalLM`, so its state dict is a checkpoint that transformers loads as it is.
+`LlamaForCausalLM`, so its state dict is a checkpoint that transformers loads as it is. A stage of a
+pipeline holds some of its layers under the same names. It finds rotary positions from the length
+of what arrives, so a hop carries hidden states alone and any layer may be left out.
 
 Shape suffixes: B batch, T time (query), S time (key), D hidden size, H query heads, K key and
 value heads, E size of one head, V vocabulary.
@@ -18,16 +20,16 @@ import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import nn
 
 from worker.tasks.llama_config import LlamaConfig
+from worker.tasks.task import Batch, StageModule
 
 __all__ = [
-    "DecoderLayer",
     "KeyValueCache",
     "Llama",
+    "LlamaStage",
     "build_llama",
-    "draw_parameters",
+    "build_llama_stage",
     "empty_llama",
     "next_token_loss",
-    "rotary_table",
 ]
 
 
@@ -43,7 +45,7 @@ def build_llama(config: LlamaConfig, seed: int) -> Llama:
     """
     with torch.random.fork_rng(devices=[]):  # nn.Linear draws values that are replaced below
         model = Llama(config)
-    draw_parameters(config, seed, dict(model.named_parameters()))
+    _draw_parameters(config, seed, dict(model.named_parameters()))
     return model
 
 
@@ -53,7 +55,32 @@ def empty_llama(config: LlamaConfig) -> Llama:
         return Llama(config)
 
 
-def draw_parameters(config: LlamaConfig, seed: int, held: Mapping[str, nn.Parameter]) -> None:
+def build_llama_stage(
+    config: LlamaConfig, seed: int, first: int, last: int, *, outer: bool
+) -> LlamaStage:
+    """Return a part of `build_llama(config, seed)`, bit for bit; nothing else stays in memory.
+
+    Args:
+        config: sizes of the whole decoder.
+        seed: the run's seed.
+        first: the first layer, from 0.
+        last: the last one, included; `first - 1` for no layer.
+        outer: whether the embedding, the final norm and the head come with them.
+
+    Raises:
+        ValueError: layers that the decoder does not have.
+    """
+    if not 0 <= first <= last + 1 <= config.num_hidden_layers:
+        raise ValueError(
+            f"layers {first} to {last} of a model with layers 0 to {config.num_hidden_layers - 1}"
+        )
+    with torch.random.fork_rng(devices=[]):  # nn.Linear draws values that are replaced below
+        stage = LlamaStage(config, range(first, last + 1), outer=outer)
+    _draw_parameters(config, seed, dict(stage.named_parameters()))
+    return stage
+
+
+def _draw_parameters(config: LlamaConfig, seed: int, held: Mapping[str, nn.Parameter]) -> None:
     """Give parameters of a decoder their first values; norms, which begin at one, stay as they are.
 
     Values are uniform, made of a 24-bit draw, one product and one difference: no rounding is left
@@ -159,10 +186,10 @@ class _Decoder(nn.Module):
         super().__init__()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(
-            DecoderLayer(config, index) for index in range(config.num_hidden_layers)
+            _DecoderLayer(config, index) for index in range(config.num_hidden_layers)
         )
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        cos_TE, sin_TE = rotary_table(config)
+        cos_TE, sin_TE = _rotary_table(config)
         self.register_buffer("cos_TE", cos_TE, persistent=False)
         self.register_buffer("sin_TE", sin_TE, persistent=False)
 
@@ -181,7 +208,7 @@ class _Decoder(nn.Module):
         return normed_BTD
 
 
-class DecoderLayer(nn.Module):
+class _DecoderLayer(nn.Module):
     """Attention and SwiGLU, each added to what enters it.
 
     Args:
@@ -258,7 +285,66 @@ class _SwiGLU(nn.Module):
         return result_BTD
 
 
-def rotary_table(config: LlamaConfig) -> tuple[torch.Tensor, torch.Tensor]:
+class LlamaStage(StageModule):
+    """Some layers in a row; stage 0's has the embedding, the final norm and the head as well.
+
+    Args:
+        config: sizes of the whole decoder.
+        layers: numbers of the layers, in order.
+        outer: whether it is stage 0's.
+    """
+
+    def __init__(self, config: LlamaConfig, layers: range, *, outer: bool) -> None:
+        super().__init__()
+        self.model = _HeldLayers(config, layers, outer=outer)
+        self.lm_head = (
+            nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+            if outer and not config.tie_word_embeddings
+            else None
+        )
+
+    def embed(self, batch: Batch) -> torch.Tensor:
+        """Return the embedded bytes: (B, T, D)."""
+        assert self.model.embed_tokens is not None, "only stage 0 embeds"
+        tokens_BT: torch.Tensor = batch.inputs
+        hidden_BTD: torch.Tensor = self.model.embed_tokens(
+            tokens_BT.to(self.model.embed_tokens.weight.device)
+        )
+        return hidden_BTD
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return the hidden states after this stage's layers: (B, T, D), as `hidden`."""
+        T = hidden.shape[1]
+        rotary = self.model.cos_TE[:T], self.model.sin_TE[:T]
+        for layer in self.model.layers.values():
+            hidden = layer(hidden, rotary, None)
+        return hidden
+
+    def loss(self, hidden: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """Return the mean cross-entropy of the batch in nats per byte: scalar, fp32."""
+        assert self.model.embed_tokens is not None, "only stage 0 has the head"
+        assert self.model.norm is not None
+        head_VD = self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
+        return next_token_loss(F.linear(self.model.norm(hidden), head_VD), batch.targets)
+
+
+class _HeldLayers(nn.Module):
+    """What the whole model calls `model`, as far as the stage holds it."""
+
+    cos_TE: torch.Tensor
+    sin_TE: torch.Tensor
+
+    def __init__(self, config: LlamaConfig, layers: range, *, outer: bool) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size) if outer else None
+        self.layers = nn.ModuleDict({str(index): _DecoderLayer(config, index) for index in layers})
+        self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps) if outer else None
+        cos_TE, sin_TE = _rotary_table(config)
+        self.register_buffer("cos_TE", cos_TE, persistent=False)
+        self.register_buffer("sin_TE", sin_TE, persistent=False)
+
+
+def _rotary_table(config: LlamaConfig) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the cosines and the signed sines of every position: TE each.
 
     Hugging Face pairs dimension i with i + E/2 and computes x * cos + rotate_half(x) * sin, where

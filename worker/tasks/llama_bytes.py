@@ -15,17 +15,17 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from worker.tasks.errors import TaskError, TextError
 from worker.tasks.llama import (
     KeyValueCache,
     Llama,
+    LlamaStage,
     build_llama,
+    build_llama_stage,
     empty_llama,
     next_token_loss,
 )
 from worker.tasks.llama_config import llama_config
-from worker.tasks.llama_stages import LlamaStage, build_llama_stage
-from worker.tasks.task import SPLITS, Batch, Cursor
+from worker.tasks.task import SPLITS, Batch, Cursor, TaskError, TextError
 from worker.tasks.text import STDLIB, load_text
 
 __all__ = ["LlamaBytes", "decoded", "window_starts"]
@@ -189,14 +189,6 @@ class LlamaBytes:
             tokens.append(token)
             unread = [token]
             yield token
-
-    def export(self, model: nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, object]]:
-        """Return what Hugging Face's Llama loads: the tensors and the contents of config.json."""
-        tensors = {
-            name: tensor.detach().to("cpu", copy=True).contiguous()
-            for name, tensor in model.state_dict().items()
-        }
-        return tensors, self.config.hf_config()
 
 
 def decoded(values: Iterable[int]) -> Iterator[str]:

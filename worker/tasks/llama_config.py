@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from worker.tasks.errors import TaskError, nearest
+from worker.tasks.task import TaskError, nearest
 
 __all__ = ["PRESETS", "LlamaConfig", "llama_config"]
 
@@ -68,21 +67,6 @@ class LlamaConfig:
     def head_size(self) -> int:
         """Width of one attention head."""
         return self.hidden_size // self.num_attention_heads
-
-    def hf_config(self) -> dict[str, object]:
-        """Return the contents of Hugging Face's `config.json` for this model."""
-        return asdict(self) | {
-            "architectures": ["LlamaForCausalLM"],
-            "model_type": "llama",
-            "hidden_act": "silu",
-            "head_dim": self.head_size,
-            "attention_bias": False,
-            "mlp_bias": False,
-            "initializer_range": self.initializer_range or 1 / math.sqrt(self.hidden_size),
-            "bos_token_id": None,
-            "eos_token_id": None,
-            "torch_dtype": "float32",
-        }
 
 
 def _check_field(name: str, kind: str, value: object) -> None:

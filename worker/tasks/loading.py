@@ -12,9 +12,8 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 
-from worker.tasks.errors import TaskError, nearest
 from worker.tasks.llama_bytes import LlamaBytes
-from worker.tasks.task import Task
+from worker.tasks.task import Task, TaskError, nearest
 
 __all__ = ["BUILT_IN", "load_task", "task_factory"]
 

@@ -1,37 +1,68 @@
 """What a task is: the model, the samples and the loss that a swarm trains with.
 
-A task of your own is an object with three methods and takes about twenty lines; `Generates`,
-`Streams` and `ExportsToHuggingFace` are extras that reports, `murmur generate` and exports use when
-a task has them, and `Staged` is what a pipeline asks for that serves one model from several
-machines.
+A task of your own is an object with three methods and takes about twenty lines; `Generates`
+and `Streams` are extras that reports and `murmur generate` use when a task has them, and `Staged`
+is what a pipeline asks for that serves one model from several machines.
+
+    ValueError
+    └── TaskError       the task's name, its options or its object are not usable
+        └── TextError   the text to learn from is missing, unreadable or too short
+
+Every message is one line: what is wrong, where, and how to put it right.
 """
 
 from __future__ import annotations
 
+import difflib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
 
-from worker.tasks.errors import TaskError
-
 __all__ = [
     "SPLITS",
     "Batch",
     "Cursor",
-    "ExportsToHuggingFace",
     "Generates",
     "StageModule",
     "Staged",
     "Streams",
     "Task",
+    "TaskError",
+    "TextError",
+    "nearest",
     "next_batch",
 ]
 
 SPLITS = ("train", "validation")
+
+
+class TaskError(ValueError):
+    """A task cannot be loaded as asked; the message is meant for the user."""
+
+
+class TextError(TaskError):
+    """The text to learn from cannot be used; the message is meant for the user."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return ``"; did you mean 'x'?"`` for the closest known names, or a list of all of them.
+
+    Args:
+        name: what was asked for.
+        known: the valid names.
+
+    Returns:
+        The end of an error message; empty if nothing is known.
+    """
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=2, cutoff=0.5)
+    if close:
+        return "; did you mean " + " or ".join(repr(match) for match in close) + "?"
+    return "; choose from " + ", ".join(names) if names else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,15 +168,6 @@ class Streams(Protocol):
         self, model: nn.Module, prompt: str, n_tokens: int, temperature: float, seed: int
     ) -> Iterator[str]:
         """Yield pieces of what `generate` returns, as they come."""
-        ...
-
-
-@runtime_checkable
-class ExportsToHuggingFace(Protocol):
-    """A task whose model has a Hugging Face layout."""
-
-    def export(self, model: nn.Module) -> tuple[Mapping[str, torch.Tensor], Mapping[str, object]]:
-        """Return the tensors of `model.safetensors` and the contents of `config.json`."""
         ...
 
 

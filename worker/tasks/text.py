@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from worker.tasks.errors import TextError
+from worker.tasks.task import TextError
 
 __all__ = ["HELD_OUT_SHARE", "STDLIB", "Corpus", "load_text"]
 

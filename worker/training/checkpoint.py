@@ -15,12 +15,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 import xxhash
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from algorithms.fragment_state import FragmentState
 from worker.errors import CheckpointError
+from worker.manifest import Manifest
+from worker.training.loop import Trainer
+from worker.wire import state_hash
 
 _TENSORS = "tensors.safetensors"
 MANIFEST = "manifest.json"
@@ -28,20 +33,6 @@ _HASH_BLOCK_BYTES = 1 << 20
 _EARLIER = "-earlier-"
 _BEFORE = "-before"  # a checkpoint that one of the same step is just replacing
 _NAME = re.compile(rf"step-(\d{{8,}})({_BEFORE}|)")
-
-
-@dataclass(frozen=True, kw_only=True)
-class CheckpointConfig:
-    """Args: every_s: seconds between two checkpoints; keep: how many stay (at least 2)."""
-
-    every_s: float = 30.0
-    keep: int = 2
-
-    def __post_init__(self) -> None:
-        if self.every_s <= 0:
-            raise ValueError(f"every_s is {self.every_s}; it must be above 0")
-        if self.keep < 2:
-            raise ValueError(f"keep is {self.keep}; it must be at least 2, one to fall back on")
 
 
 @dataclass(frozen=True)
@@ -210,3 +201,66 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def snapshot(
+    trainer: Trainer, manifest: Manifest, stage: int | None = None
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """A checkpoint's tensors, independent of what training does next, and its values; `stage` is
+    the one it holds, None for a whole model."""
+    tensors: dict[str, Tensor] = {}
+    for index, fragment in enumerate(trainer.fragments):
+        tensors[f"anchor/{index}"] = fragment.state.anchor
+        tensors[f"momentum/{index}"] = fragment.state.momentum
+        if fragment.residual is not None:
+            tensors[f"residual/{index}"] = fragment.residual
+    for fragment in trainer.fragments:
+        # Without the guess of eager updates: it ends with the round in flight.
+        own = fragment.without_guess(fragment.local)
+        for name, local in fragment.fragment.views(own).items():
+            tensors[f"local/{name}"] = local
+    inner_steps = {}
+    names = trainer.replica.optimizer_names
+    for index, moments in trainer.replica.optimizer.state_dict()["state"].items():
+        name = names[index]
+        tensors[f"exp_avg/{name}"] = moments["exp_avg"].clone()
+        tensors[f"exp_avg_sq/{name}"] = moments["exp_avg_sq"].clone()
+        inner_steps[name] = int(moments["step"])
+    values = {
+        "manifest": manifest.plain(),
+        "step": trainer.step,
+        "position": trainer.replica.cursor.position,
+        "stream": trainer.replica.cursor.stream,
+        "stage": stage,
+        "optimizer_steps": inner_steps,
+        "states": [
+            {"version": s.version, "contributors": s.contributors, "group": list(s.group)}
+            for s in trainer.states
+        ],
+    }
+    return tensors, values
+
+
+def restore_trainer(trainer: Trainer, saved: Checkpoint) -> None:
+    """Puts a snapshot back."""
+    trainer.outer.step = saved.values["step"]
+    pairs = zip(trainer.fragments, saved.values["states"], strict=True)
+    for index, (fragment, values) in enumerate(pairs):
+        anchor, momentum = saved.tensors[f"anchor/{index}"], saved.tensors[f"momentum/{index}"]
+        group = tuple(values["group"])
+        hashed = state_hash(anchor, momentum, group)
+        version, contributors = values["version"], values["contributors"]
+        fragment.state = FragmentState(version, contributors, group, anchor, momentum, hashed)
+        fragment.residual = saved.tensors.get(f"residual/{index}")
+    replica = trainer.replica
+    for name, local in replica.parameters.items():
+        local.copy_(saved.tensors[f"local/{name}"])
+    state = {}
+    for index, name in enumerate(replica.optimizer_names):
+        if name in saved.values["optimizer_steps"]:
+            state[index] = {
+                "step": torch.tensor(float(saved.values["optimizer_steps"][name])),
+                "exp_avg": saved.tensors[f"exp_avg/{name}"],
+                "exp_avg_sq": saved.tensors[f"exp_avg_sq/{name}"],
+            }
+    replica.optimizer.load_state_dict({**replica.optimizer.state_dict(), "state": state})

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from algorithms.fragments import Fragment, TensorSpec, partition
+from algorithms.fragments import TensorSpec, partition
 from worker.config import Config, task_of
 from worker.errors import CheckpointError, UsageError
 from worker.manifest import Manifest
@@ -35,18 +35,16 @@ _SAMPLE_BYTES = 400
 
 
 @contextmanager
-def anchors_loaded(trainer: Trainer, fragments: Sequence[Fragment]) -> Iterator[None]:
+def anchors_loaded(trainer: Trainer) -> Iterator[None]:
     """The model with the anchors as parameters; the local ones come back afterwards."""
-    parameters = trainer.replica.parameters
-    locals_ = {name: local.clone() for name, local in parameters.items()}
-    for fragment, state in zip(fragments, trainer.states, strict=True):
-        for name, value in fragment.views(state.anchor).items():
-            parameters[name].copy_(value)
+    locals_ = [each.local for each in trainer.fragments]
+    for each in trainer.fragments:
+        each.write(each.state.anchor)
     try:
         yield
     finally:
-        for name, local in locals_.items():
-            parameters[name].copy_(local)
+        for each, local in zip(trainer.fragments, locals_, strict=True):
+            each.write(local)
 
 
 def validation_loss(task: Task, model: nn.Module, seed: int, limit_s: float) -> float | None:

@@ -12,7 +12,8 @@ from enum import IntEnum
 
 from torch import Tensor
 
-from algorithms.fragment_state import FragmentState
+from algorithms.fragment_state import FragmentState, RoundResult
+from algorithms.fragments import Ranges
 from worker.membership import Phase
 
 # ------------------------------------------------------------------------- train thread -> I/O
@@ -84,23 +85,14 @@ ToIO = Begin | Published | TrainingEvent | IterationStarted | StageJobDone
 # ------------------------------------------------------------------------- I/O -> train thread
 
 
-@dataclass(frozen=True)
-class RoundDone:
-    """A round has closed. `mean` is what everyone applies; `missed` are the ranges of it in which
-    this peer's contribution is not counted; `exchange_s` is how long it was on its way, and
-    `waited_for` the peer that was last; `error` is what the encoding of the contribution has left
-    out, where the plan feeds it back; `mean_anchor` is the group's, in a plan of pairs."""
+@dataclass(frozen=True, kw_only=True)
+class RoundDone(RoundResult):
+    """A round has closed. `exchange_s` is how long it was on its way, and `waited_for` the peer
+    that was last."""
 
     fragment: int
-    round: int
-    mean: Tensor
-    contributors: int
-    next_group: tuple[str, ...]
-    missed: tuple[tuple[int, int], ...]
     exchange_s: float = 0.0
     waited_for: str = ""
-    error: Tensor | None = None
-    mean_anchor: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -115,7 +107,7 @@ class RoundFailed:
     round: int
     reason: str
     waiting_for: tuple[str, ...]
-    counted: tuple[tuple[int, int], ...] = ()
+    counted: Ranges = ()
     error: Tensor | None = None
 
 
@@ -200,7 +192,7 @@ class AllStarted:
 
 @dataclass(frozen=True)
 class StageMove:
-    """Leave this stage, and serve that one; `bare`: nobody does, so it has to be made anew."""
+    """Leave this stage, and serve that one; `bare`: nobody does, so it has to be rebuilt."""
 
     stage: int
     bare: bool

@@ -1,4 +1,4 @@
-"""What a worker's life came to, measured: steps, seconds, rounds, and whom it waited for."""
+"""What is measured of a worker's training, and what the train thread tells of it meanwhile."""
 
 import heapq
 import math
@@ -6,12 +6,18 @@ import resource
 import statistics
 import sys
 from collections import defaultdict, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+
+from worker.membership import Phase
+from worker.training.fragment import FragmentReplica
+from worker.training.inbox import Mailbox, Published, RoundDone, RoundFailed, TrainingEvent
+from worker.training.replica import InnerReplica, Pace
 
 _REMEMBERED_STEPS = 4096
 _LONGEST = 5
 _CURVE_POINTS = 400
+_PROGRESS_S = 0.5
 
 
 @dataclass(frozen=True, order=True)
@@ -132,6 +138,93 @@ class Metrics:
             "step_s_idle": _median(self._steps[False]),
             "step_s_in_flight": _median(self._steps[True]),
         }
+
+
+class Reporter:
+    """Tells the I/O thread of the training: events, and what is committed. train thread only.
+
+    Args:
+        mailbox: the way to the I/O thread.
+        replica, fragments, pace: what there is to tell of.
+        steps: the run's last step.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        mailbox: Mailbox,
+        replica: InnerReplica,
+        fragments: Sequence[FragmentReplica],
+        pace: Pace,
+        steps: int,
+        clock: Callable[[], float],
+    ) -> None:
+        self.phase = Phase.READY
+        self._mailbox, self._clock = mailbox, clock
+        self._replica, self._fragments, self._pace, self._steps = replica, fragments, pace, steps
+        self._progress_at = -math.inf
+
+    def event(self, kind: str, **fields: object) -> None:
+        """Plain values, for the log."""
+        self._mailbox.post(TrainingEvent({"event": kind, **fields}))
+
+    def publish(self, step: int) -> None:
+        """What is committed at this position in the schedule, for others to see and fetch."""
+        in_flight = (each.in_flight for each in self._fragments if each.in_flight is not None)
+        entry = min((sent.step - 1 for sent in in_flight if not sent.everyone), default=step)
+        done = self.phase is Phase.DONE
+        failed = frozenset(each.fragment.index for each in self._fragments if done or each.failed)
+        states = tuple(each.state for each in self._fragments)
+        self._mailbox.post(Published(self.phase, step, entry, states, failed, self._pace.step_s))
+
+    def progress(self, step: int, state: str = "training") -> None:
+        """Reports now and then where the training is, and publishes; other states, always."""
+        now = self._clock()
+        if now < self._progress_at and state == "training" and step < self._steps:
+            return
+        self._progress_at = now + _PROGRESS_S
+        self.event(
+            "progress",
+            step=step,
+            steps=self._steps,
+            loss=self._loss,
+            round=self._fragments[0].state.version,
+            state=state,
+        )
+        if state == "training":
+            self.publish(step)
+
+    def iteration(self, step: int, visits: int) -> None:
+        """The gradient of a stage's iteration is there, the mean over so many visits."""
+        self.event("iteration", iteration=step, visits=visits, loss=self._loss)
+
+    def round_done(self, result: RoundDone, stall_s: float) -> None:
+        """A round has come back, for which the training has stood still for so long."""
+        self.event(
+            "round",
+            fragment=result.fragment,
+            round=result.round,
+            contributors=result.contributors,
+            missed=bool(result.missed),
+            stall_s=round(stall_s, 4),
+            exchange_s=round(result.exchange_s, 4),
+            waited_for=result.waited_for,
+        )
+
+    def round_failed(self, result: RoundFailed) -> None:
+        """A round has come to nothing."""
+        self.event(
+            "round_failed",
+            fragment=result.fragment,
+            round=result.round,
+            reason=result.reason,
+            waiting_for=list(result.waiting_for),
+        )
+
+    @property
+    def _loss(self) -> float | None:
+        """None on a stage without a loss of its own."""
+        return None if math.isnan(self._replica.loss) else self._replica.loss
 
 
 def _rounded(seconds: Mapping[str, float] | Mapping[int, float]) -> dict[str, float]:

@@ -1,217 +1,358 @@
-"""The outer rounds of one peer: what it sends, what it waits for, and what becomes of it.
+"""The outer loop of one peer: what it sends, what it waits for, and what becomes of it.
 
-When a round fails, the local parameters are kept and the anchor waits for another peer's state;
-when a round closed without this peer, what it has learned is carried over into the next.
+A training loop calls `begin_inner_step`, takes the step, and calls `after_inner_step`; the rest
+happens there. When a round fails, the local parameters are kept and the anchor waits for another
+peer's state. When a round closed without this peer, what it has learned is carried over.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from algorithms.diloco import pseudo_gradient
+from algorithms.fragment_state import Contribution
+from algorithms.fragments import Fragment
 from algorithms.plan import Plan
-from algorithms.schedule import Schedule
-from worker.training.fragment import FragmentReplica, Sent
-from worker.training.inbox import Begin, Mailbox, RoundDone, RoundFailed
-from worker.training.loop_protocol import Loop
-from worker.training.metrics import Metrics, Stall
-from worker.training.replica import InnerReplica
-from worker.training.reporter import Reporter
-from worker.training.turns import Turns
+from algorithms.schedule import Due, Schedule
+from worker.membership import Phase
+from worker.training.fragment import FragmentReplica
+from worker.training.inbox import (
+    Adopt,
+    AllStarted,
+    Begin,
+    FastestPace,
+    IterationOver,
+    Mailbox,
+    PrefetchedAnchor,
+    RoundDone,
+    RoundFailed,
+    SkipAhead,
+    StageJob,
+    StageMove,
+    Started,
+    Stop,
+    ToTrain,
+)
+from worker.training.metrics import Metrics, Reporter, Stall
+from worker.training.replica import InnerReplica, Pace
 from worker.wire import is_finite
 
 
-class OuterRounds:
-    """train thread only. The `loop` that methods take is the one that waits with them.
+class RoundOrder:
+    """Whose round it is: what to apply and to send after an inner step, and in which order.
+
+    The schedule says when and how many. With a mean over all, which round it is follows from the
+    states' versions, so that a round that came to nothing is made up for at the next occasion. In
+    pairs it is the schedule's own, for others do not wait. All peers take the rounds in one order,
+    whatever happened to each: otherwise two could wait for each other's fragments crosswise.
+    """
+
+    def __init__(
+        self, fragments: Sequence[FragmentReplica], plan: Plan, schedule: Schedule
+    ) -> None:
+        self._fragments, self._plan, self._schedule = fragments, plan, schedule
+
+    def to_apply(self, step: int) -> list[FragmentReplica]:
+        """The rounds in flight that have been long enough; at the last step all."""
+        last = step == self._schedule.steps
+        return [each for each in self.in_flight() if last or self._is_ripe(each, step)]
+
+    def to_send(self, steps: range) -> list[tuple[FragmentReplica, int]]:
+        """(fragment, round) of what is due after these steps, which one inner step went over."""
+        due = [each for step in steps for each in self._schedule.sends(step)]
+        if self._plan.exchange == "pairs":
+            latest = {each.fragment: each.round for each in due}
+            return [(self._fragments[index], round_) for index, round_ in latest.items()]
+        idle = [(each, each.state.version) for each in self._fragments if each.in_flight is None]
+        idle.sort(key=lambda turn: self._place(*turn))
+        return idle[: len(due)]
+
+    def in_flight(self) -> list[FragmentReplica]:
+        """Those with a round in flight, in the order of the rounds."""
+        turns = [(f, f.in_flight.round) for f in self._fragments if f.in_flight is not None]
+        return [each for each, _ in sorted(turns, key=lambda turn: self._place(*turn))]
+
+    def _is_ripe(self, each: FragmentReplica, step: int) -> bool:
+        sent = each.in_flight
+        return sent is not None and step - sent.step >= self._plan.overlap_steps
+
+    def _place(self, each: FragmentReplica, round_: int) -> tuple[int, int]:
+        """Where a round stands in the order of all rounds: by its step in an undisturbed run."""
+        index = each.fragment.index
+        return (self._schedule.send_step(Due(index, round_)), index)
+
+
+class OuterLoop:
+    """train thread only.
 
     Args:
-        replica, slots: the local parameters and, for each fragment, what is committed of them.
-        plan, schedule: of the run.
-        mailbox: where rounds are begun; tell: where they are told of.
-        tally: counts them, and how long they were waited for.
+        replica: model, inner optimizer and samples.
+        fragments, plan, steps: what is exchanged, how, and until when.
+        step: position in the schedule to go on from.
+        mailbox: the way to the I/O thread.
         clock: monotonic seconds.
+
+    Attributes:
+        step: position in the schedule; another peer's word may move it.
+        moved: whether that has happened since the inner step began.
+        stopped: why the run ends before the schedule does.
+        moves_to: the stage to serve next, where that is why.
     """
 
     def __init__(
         self,
         *,
         replica: InnerReplica,
-        slots: Sequence[FragmentReplica],
+        fragments: Sequence[Fragment],
         plan: Plan,
-        schedule: Schedule,
+        steps: int,
+        step: int,
         mailbox: Mailbox,
-        tell: Reporter,
-        metrics: Metrics,
         clock: Callable[[], float],
     ) -> None:
-        self._replica, self._slots, self._plan, self._schedule = replica, slots, plan, schedule
-        self._turns = Turns(slots, plan, schedule)
-        self._mailbox, self._tell, self._metrics, self._clock = mailbox, tell, metrics, clock
+        self.step, self.moved = step, False
+        self.stopped: Stop | None = None
+        self.moves_to: StageMove | None = None
+        self.fragments = [FragmentReplica(each, plan, replica.parameters) for each in fragments]
+        self.metrics, self.pace = Metrics(), Pace(plan.inner_steps, unequal=plan.dylu)
+        self.reporter = Reporter(mailbox, replica, self.fragments, self.pace, steps, clock)
+        self._replica, self._plan, self._steps = replica, plan, steps
+        self._mailbox, self._clock = mailbox, clock
+        self._schedule = plan.schedule(fragments=len(fragments), steps=steps)
+        self._order = RoundOrder(self.fragments, plan, self._schedule)
+        self._before = step
         self._pairs, self._gradients = plan.exchange == "pairs", plan.payload == "gradient"
 
-    @property
-    def in_flight(self) -> bool:
-        """Whether a round is on its way whose end is not here yet."""
-        return any(slot.sent is not None and slot.arrived is None for slot in self._slots)
+    def publish(self) -> None:
+        """What is committed, for others to see and fetch."""
+        self.reporter.publish(self.step)
 
-    # --------------------------------------------------------------------------- local parameters
+    # -------------------------------------------------------------------------- around inner steps
 
-    def local(self, slot: FragmentReplica) -> Tensor:
-        """A copy of the slot's local parameters, 1-D."""
-        return slot.fragment.flatten(self._replica.parameters)
+    def begin_inner_step(self) -> None:
+        """Goes on in the schedule, by as many steps as an inner step counts for here."""
+        self._before, self.step = self.step, min(self._steps, self.step + self.pace.stride())
+        self.moved = False
 
-    def write(self, slot: FragmentReplica, values: Tensor) -> None:
-        """Makes these (1-D) the slot's local parameters."""
-        for name, value in slot.fragment.views(values).items():
-            self._replica.parameters[name].copy_(value)
+    def undo_inner_step(self) -> None:
+        """The step that had begun is not taken."""
+        self.step = self._before
+
+    def after_inner_step(self, loss: float) -> None:
+        """Applies and sends what is due, and handles what has come.
+
+        Args:
+            loss: of the step; NaN on a stage without one.
+        """
+        for each in self.fragments:
+            each.work_steps += 1
+        self.metrics.learned(loss, self._before, self.step, self._steps)
+        if self._gradients:
+            self.commit_parameters()
+        elif self._plan.exchange != "none":
+            self._exchange()
+        while (message := self._mailbox.poll()) is not None:
+            self.handle(message)
+        self._take_head_starts()
+
+    def average_gradients(self, gradients: dict[str, Tensor], visits: int) -> None:
+        """In a plan that exchanges gradients, before the inner step: replaces them by their mean
+        over the group; keeps them where a round fails.
+
+        Args:
+            gradients: by parameter; means over `visits` of a stage, 1 of a whole model.
+        """
+        if not self._gradients or self._plan.exchange == "none":
+            return
+        for each in self.fragments:
+            self._begin_round(each, each.fragment.flatten(gradients), visits)
+        for each in self.fragments:
+            result = self._await_round(each)
+            if result is not None:
+                each.apply_gradients(result)
+                gradients.update(each.fragment.views(result.mean))
+
+    def commit_parameters(self) -> None:
+        """Without an outer optimizer the anchor is the local model."""
+        for each in self.fragments:
+            each.commit(anchor=each.local)
+        self.publish()
+
+    def average_anchors(self) -> None:
+        """After the last step of a run in pairs: one anchor for all, the mean of everyone's."""
+        rounds = [self._schedule.rounds(each.fragment.index) for each in self.fragments]
+        # What was taken over from peers that had agreed is the mean already.
+        due = [f for f, end in zip(self.fragments, rounds, strict=True) if f.state.version <= end]
+        for each in due:
+            each.contribute_anchor(rounds[each.fragment.index], self.step)
+        self.publish()
+        for each in due:
+            index, state = each.fragment.index, each.state
+            self._mailbox.post(Begin(index, state.version, (), state.anchor, everyone=True))
+        for each in due:
+            result = self._await_round(each)
+            if result is not None:
+                each.write(each.apply_final_average(result))
+                self.publish()
 
     # ----------------------------------------------------------------- rounds of pseudo-gradients
 
-    def exchange(self, loop: Loop, before: int) -> None:
-        """Applies what is due, then sends what is due since step `before`."""
-        for slot in self._turns.to_apply(loop.step):
-            self._apply(loop, slot)
-        for slot, round_ in self._turns.to_send(range(before + 1, loop.step + 1)):
+    def _exchange(self) -> None:
+        """Applies what is due, then sends what is due since the inner step began."""
+        for each in self._order.to_apply(self.step):
+            self._apply(each)
+        for each, round_ in self._order.to_send(range(self._before + 1, self.step + 1)):
             if self._pairs:  # a round is the schedule's: others do not wait for it
-                self._apply(loop, slot)
-                slot.enter(round_)
-            self._send(slot, loop.step)
-        if self._schedule.applies_at_once(loop.step):
-            applied = self._turns.waiting()
-            for slot in applied:
-                self._apply(loop, slot)
-            for slot in applied:  # anchors go ahead when no round is on its way any more
-                self._await_anchors(loop, slot)
+                self._apply(each)
+                each.skip_to(round_)
+            self._send(each)
+        if self._schedule.applies_at_once(self.step):
+            applied = self._order.in_flight()
+            for each in applied:
+                self._apply(each)
+            for each in applied:  # anchors go ahead when no round is on its way any more
+                self._await_next_anchor(each)
 
-    def _await_anchors(self, loop: Loop, slot: FragmentReplica) -> None:
-        """In pairs: for those of the next round's group, as soon as they can come. Steps that
-        undo what a replica is apart by would undo it twice with a head start after them."""
-        index, round_ = slot.fragment.index, slot.state.version
-        if not self._plan.shared_momentum or round_ >= self._schedule.rounds(index):
-            return
-        started = self._clock()
-        while not slot.knows_ahead and slot.state.version == round_ and loop.stopped is None:
-            loop.take(self._mailbox.wait())
-        self._metrics.stalled(Stall(self._clock() - started, index, round_, "anchors"))
-
-    def go_on_from_groups(self, step: int) -> None:
-        """In pairs: a head start where all anchors of the next round's group are here."""
-        for slot in (each for each in self._slots if each.knows_ahead):
-            moved = slot.go_on_from_group(self.local(slot))
-            if moved is not None:
-                self.write(slot, moved)
-                index, round_ = slot.fragment.index, slot.state.version
-                self._tell.event("head_start", fragment=index, round=round_, step=step)
-
-    def agree(self, loop: Loop) -> None:
-        """After the last step of a run in pairs: one anchor for all, the mean of everyone's."""
-        rounds = [self._schedule.rounds(slot.fragment.index) for slot in self._slots]
-        # What was taken over from peers that had agreed is the mean already.
-        slots = [s for s, last in zip(self._slots, rounds, strict=True) if s.state.version <= last]
-        for slot in slots:
-            slot.send_anchor(rounds[slot.fragment.index], loop.step)
-        self._tell.publish(loop.step)
-        for slot in slots:
-            index, state = slot.fragment.index, slot.state
-            self._mailbox.post(Begin(index, state.version, (), state.anchor, everyone=True))
-        for slot in slots:
-            _, result = self._await_round(loop, slot)
-            if result is not None:
-                self.write(slot, slot.agree(result))
-                self._tell.publish(loop.step)
-
-    def _send(self, slot: FragmentReplica, step: int) -> None:
-        start = slot.start
-        g = pseudo_gradient(start, self.local(slot))
+    def _send(self, each: FragmentReplica) -> None:
+        start = each.start
+        g = pseudo_gradient(start, each.local)
         if not is_finite(g):
             # Others wait for this peer: no movement is a better answer than none.
-            self._tell.event("warning", text="parameters are not finite: going on from the anchor")
-            self.write(slot, start)
+            text = "parameters are not finite: going on from the anchor"
+            self.reporter.event("warning", text=text)
+            each.write(start)
             self._replica.reset_moments()
             g = torch.zeros_like(start)
-        work_steps = min(slot.work_steps, self._plan.inner_steps)
-        sent = self._begin(slot, g, step, max(1, work_steps))
+        work_steps = min(each.work_steps, self._plan.inner_steps)
+        sent = self._begin_round(each, g, max(1, work_steps))
         if sent.guess is not None:
-            self.write(slot, sent.guess)
+            each.write(sent.guess)
 
-    def _apply(self, loop: Loop, slot: FragmentReplica) -> None:
-        """Waits for a round that was sent, and applies its mean."""
-        sent, result = self._await_round(loop, slot)
-        if sent is not None and result is not None:
-            self.write(slot, slot.apply(sent, result, self.local(slot)))
-            self._tell.publish(loop.step)
+    def _apply(self, each: FragmentReplica) -> None:
+        """Waits for a round that was sent, if one was, and applies its mean."""
+        result = self._await_round(each)
+        if result is not None:
+            each.write(each.apply(result, each.local))
+            self.publish()
 
-    # -------------------------------------------------------------------- data-parallel gradients
-
-    def average(self, loop: Loop, gradients: dict[str, Tensor], visits: int) -> None:
-        """Replaces the gradients, means over so many visits of a stage (1 of a whole model), by
-        their mean over the group; keeps them where a round fails."""
-        for slot in self._slots:
-            self._begin(slot, slot.fragment.flatten(gradients), loop.step, visits)
-        for slot in self._slots:
-            sent, result = self._await_round(loop, slot)
-            if sent is not None and result is not None:
-                slot.settle(result)
-                gradients.update(slot.fragment.views(result.mean))
-                # The parameters that come of it are committed after the inner step.
-                slot.state = replace(
-                    slot.state,
-                    version=result.round + 1,
-                    contributors=result.contributors,
-                    group=result.next_group,
-                )
-
-    # ------------------------------------------------------------------------------ there and back
-
-    def _begin(self, slot: FragmentReplica, g: Tensor, step: int, weight: int) -> Sent:
-        sent, state = slot.send(g, step), slot.state
-        self._tell.publish(step)
+    def _begin_round(self, each: FragmentReplica, g: Tensor, weight: int) -> Contribution:
+        sent, state = each.contribute(g, self.step), each.state
+        self.publish()
         anchor = state.anchor if self._pairs else None
-        index, values = slot.fragment.index, sent.values
+        index, values = each.fragment.index, sent.values
         self._mailbox.post(Begin(index, state.version, state.group, values, anchor, weight=weight))
         return sent
 
-    def _await_round(
-        self, loop: Loop, slot: FragmentReplica
-    ) -> tuple[Sent | None, RoundDone | None]:
-        """The result of a slot's round in flight; None when it failed or came to nothing."""
-        sent, index = slot.sent, slot.fragment.index
+    def _await_round(self, each: FragmentReplica) -> RoundDone | None:
+        """The result of a round in flight; None when there is none, or it came to nothing."""
+        sent, index = each.in_flight, each.fragment.index
         if sent is None:
-            return None, None
+            return None
         started = self._clock()
-        if slot.arrived is None:
-            self._tell.progress(loop.step, state="waiting")
-        while _on_its_way(slot, sent) and slot.arrived is None and loop.stopped is None:
-            loop.take(self._mailbox.wait())
+        if each.arrived is None:
+            self.reporter.progress(self.step, state="waiting")
+        while each.in_flight_round == sent.round and each.arrived is None and self.stopped is None:
+            self.handle(self._mailbox.wait())
         stall_s = self._clock() - started
-        now, result = slot.sent, slot.arrived
-        if now is None or now.round != sent.round or result is None:
+        result = each.take_result() if each.in_flight_round == sent.round else None
+        if result is None:
             # Another peer's state took its place, or the run is stopping.
-            self._metrics.stalled(Stall(stall_s, index, sent.round, "?"))
-            return sent, None
-        sent = now  # an adoption may have moved its guess
-        slot.sent = slot.arrived = None
+            self.metrics.stalled(Stall(stall_s, index, sent.round, "?"))
+            return None
         if isinstance(result, RoundFailed):
             waited_for = ",".join(result.waiting_for) or "?"
-            self._metrics.stalled(Stall(stall_s, index, sent.round, waited_for))
-            self._fail(slot, sent, result, loop.step)
-            return sent, None
-        self._metrics.stalled(Stall(stall_s, index, sent.round, result.waited_for))
-        self._metrics.rounds_completed += 1
-        self._tell.round_done(slot, result, stall_s)
-        return sent, result
+            self.metrics.stalled(Stall(stall_s, index, sent.round, waited_for))
+            self._abandon(each, result)
+            return None
+        self.metrics.stalled(Stall(stall_s, index, sent.round, result.waited_for))
+        self.metrics.rounds_completed += 1
+        self.reporter.round_done(result, stall_s)
+        return result
 
-    def _fail(self, slot: FragmentReplica, sent: Sent, result: RoundFailed, step: int) -> None:
+    def _abandon(self, each: FragmentReplica, result: RoundFailed) -> None:
         """A round of this peer's has come to nothing: local parameters are kept."""
-        local = slot.fail(sent, result, self.local(slot))
+        local = each.abandon(result.counted, result.error, each.local)
         if local is not None and not self._gradients:
-            self.write(slot, local)
-        self._metrics.rounds_failed += 1
-        self._tell.round_failed(slot, sent, result)
-        self._tell.publish(step)
+            each.write(local)
+        self.metrics.rounds_failed += 1
+        self.reporter.round_failed(result)
+        self.publish()
 
+    # -------------------------------------------------------------------------- anchors, in pairs
 
-def _on_its_way(slot: FragmentReplica, sent: Sent) -> bool:
-    return slot.sent is not None and slot.sent.round == sent.round
+    def _await_next_anchor(self, each: FragmentReplica) -> None:
+        """Waits for the anchors of the next round's group, as soon as they can come. Steps that
+        undo what a replica is apart by would undo it twice with a head start after them."""
+        index, round_ = each.fragment.index, each.state.version
+        if not self._plan.shared_momentum or round_ >= self._schedule.rounds(index):
+            return
+        started = self._clock()
+        while not each.knows_next_anchor and each.state.version == round_ and self.stopped is None:
+            self.handle(self._mailbox.wait())
+        self.metrics.stalled(Stall(self._clock() - started, index, round_, "anchors"))
+
+    def _take_head_starts(self) -> None:
+        """Goes on from the mean of the next group's anchors, where all of them are here."""
+        for each in (f for f in self.fragments if f.knows_next_anchor):
+            if each.take_head_start():
+                index, round_ = each.fragment.index, each.state.version
+                self.reporter.event("head_start", fragment=index, round=round_, step=self.step)
+
+    # --------------------------------------------------------------------------- from the mailbox
+
+    def handle(self, message: ToTrain | None) -> None:
+        """Acts on a message of the I/O thread."""
+        match message:
+            case RoundDone() | RoundFailed() | PrefetchedAnchor():
+                self.fragments[message.fragment].handle(message)
+            case Adopt():
+                self._adopt(message)
+            case FastestPace(fastest_s):
+                self.pace.told(fastest_s)
+            case SkipAhead(step):
+                self._skip_ahead(step)
+            case StageJob() | IterationOver():
+                self._replica.handle(message)
+            case StageMove(stage):
+                self.moves_to, self.stopped = message, Stop(f"moves to stage {stage}")
+            case Stop():
+                self.stopped = message
+            case Started() | AllStarted() | None:
+                pass
+
+    def _adopt(self, adopt: Adopt) -> None:
+        """Takes over another peer's committed states; own progress against the anchor is kept."""
+        taken, phase = [], self.reporter.phase
+        for index, theirs in sorted(adopt.states.items()):
+            each = self.fragments[index]
+            ranks = [(s.version, s.contributors, s.hash) for s in (each.state, theirs)]
+            # Before the start the others' group wins: theirs is the run under way.
+            joining = phase is Phase.READY and theirs.version >= each.state.version
+            if ranks[1] > ranks[0] or joining:
+                each.take_over(theirs, keep=not self._gradients)
+                taken.append(index)
+        if not taken:
+            return
+        self.metrics.adoptions += 1
+        if len(adopt.states) == len(self.fragments):
+            # All of the other's state belongs to a step of its schedule, even an earlier one than
+            # this peer's: else the two would wait for each other's rounds crosswise from now on.
+            self.step = adopt.step if phase is not Phase.DONE else self.step
+            self.moved = True
+            for each in self.fragments:
+                each.reposition(self.step)
+        self.reporter.event(
+            "adopted", donor=adopt.donor, fragments=taken, step=self.step, reason=adopt.reason
+        )
+        self.publish()
+
+    def _skip_ahead(self, step: int) -> None:
+        """Goes on where the others are in the schedule; rounds on their way are over for them."""
+        if step <= self.step:
+            return
+        self.step, self.moved = min(step, self._steps - 1), True
+        for each in self.fragments:
+            each.skip_to(self._schedule.next_round(each.fragment.index, self.step))
+        self.publish()
+        self.reporter.event("skipped", step=self.step, reason="the others had gone on")

@@ -1,54 +1,22 @@
-"""The inner optimizer: AdamW with warm-up, cosine decay and gradient clipping."""
+"""What a peer does by itself: inner steps, and how far each takes it in the schedule."""
 
 import math
+import statistics
+from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from worker.tasks import Cursor, Task, next_batch
+from worker.training.config import InnerConfig
+from worker.training.inbox import IterationOver, StageJob
 
-
-@dataclass(frozen=True, kw_only=True)
-class InnerConfig:
-    """AdamW on each peer by itself; its moments never travel and are not reset.
-
-    Args:
-        lr: peak learning rate; warmup_steps: linear warm-up from 0; min_lr_ratio: where the cosine
-            ends at the run's last step, as a share of `lr`.
-        weight_decay: of matrices; vectors (norms) are exempt. beta1, beta2: AdamW's.
-        clip: the largest norm of a gradient; 0 clips nothing.
-
-    Ref: arXiv:2311.08105 section 3 (AdamW inside, cosine, weight decay 0.1).
-    """
-
-    lr: float = 3e-3
-    warmup_steps: int = 80
-    min_lr_ratio: float = 0.1
-    weight_decay: float = 0.1
-    beta1: float = 0.9
-    beta2: float = 0.95
-    clip: float = 1.0
-
-    def __post_init__(self) -> None:
-        if self.lr <= 0:
-            raise ValueError(f"lr is {self.lr}; it must be above 0")
-        if self.warmup_steps < 0 or self.weight_decay < 0 or self.clip < 0:
-            raise ValueError("warmup_steps, weight_decay and clip must be at least 0")
-        if not 0 <= self.min_lr_ratio <= 1:
-            raise ValueError(f"min_lr_ratio is {self.min_lr_ratio}; it must be 0 to 1")
-        if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1):
-            raise ValueError("beta1 and beta2 must be in 0..1, below 1")
-
-    def lr_at(self, step: int, steps: int) -> float:
-        """Learning rate of inner step `step` (from 1) of `steps`."""
-        if step <= self.warmup_steps:
-            return self.lr * step / self.warmup_steps
-        done = (step - self.warmup_steps) / max(1, steps - self.warmup_steps)
-        cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
-        return self.lr * (self.min_lr_ratio + (1 - self.min_lr_ratio) * cosine)
+_REMEMBERED_STEPS = 16
+_FIRST_STEPS = 4  # slower than the rest: the machine warms up
+_ALIKE = 0.9  # of the fastest peer's speed, and above, is as fast: speeds are measured with noise
+_NEWS = 0.1  # a change of the own step time that others are told of
 
 
 class InnerReplica:
@@ -86,6 +54,9 @@ class InnerReplica:
         """Local parameters by name, detached: writing into them changes the model."""
         return self._parameters
 
+    def handle(self, message: StageJob | IterationOver) -> None:
+        """A whole model has no jobs to do for others."""
+
     def reset_moments(self) -> None:
         """Forgets what the optimizer knows, after it has led astray."""
         self.optimizer.state.clear()
@@ -110,3 +81,61 @@ class InnerReplica:
         for group in self.optimizer.param_groups:
             group["lr"] = self._config.lr_at(step, self._steps)
         self.optimizer.step()
+
+
+class Pace:
+    """How far in the schedule one inner step takes this peer (DyLU).
+
+    A peer at half the speed of the fastest makes half as many inner steps in a period, each of
+    which counts for two in the schedule; so rounds are due everywhere at about the same time.
+
+    Args:
+        inner_steps: H.
+        unequal: whether peers may differ; else every step counts for one.
+
+    Ref: arXiv:2401.09135: steps_w = floor(v_w / v_max * H).
+    """
+
+    def __init__(self, inner_steps: int, *, unequal: bool) -> None:
+        self._inner_steps, self._unequal = inner_steps, unequal
+        self._seconds: deque[float] = deque(maxlen=_REMEMBERED_STEPS)
+        self._seen = 0
+        self._fastest_s = self._told_s = self._rest = 0.0
+
+    @property
+    def step_s(self) -> float:
+        """What others are told that an inner step takes here; 0 at first."""
+        own_s = self._own_s
+        if abs(own_s - self._told_s) > _NEWS * self._told_s:
+            self._told_s = own_s
+        return self._told_s
+
+    @property
+    def steps_per_period(self) -> int:
+        """H of this peer."""
+        own_s = self._own_s
+        if not (self._unequal and own_s and self._fastest_s):
+            return self._inner_steps
+        speed = self._fastest_s / own_s
+        return self._inner_steps if speed >= _ALIKE else max(1, int(speed * self._inner_steps))
+
+    def stepped(self, seconds: float) -> None:
+        """An inner step has taken so long."""
+        self._seen += 1
+        if self._seen > _FIRST_STEPS:
+            self._seconds.append(seconds)
+
+    def told(self, fastest_s: float) -> None:
+        """The fastest peer's inner step takes so long."""
+        self._fastest_s = fastest_s
+
+    def stride(self) -> int:
+        """Steps of the schedule that the next inner step counts for, at least 1."""
+        ahead = self._inner_steps / self.steps_per_period + self._rest
+        whole = math.floor(ahead + 1e-9)
+        self._rest = max(0.0, ahead - whole)
+        return whole
+
+    @property
+    def _own_s(self) -> float:
+        return statistics.median(self._seconds) if self._seconds else 0.0

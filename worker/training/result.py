@@ -46,7 +46,7 @@ def build_result(
         saved: the last checkpoint.
     """
     node, metrics = io.node, trainer.metrics
-    fragments = [slot.fragment for slot in trainer.slots]
+    fragments = [each.fragment for each in trainer.fragments]
     params = sum(fragment.elements for fragment in fragments)
     members, counts = io.ask(lambda: node.gossip.members), node.context.counts
     peers = sum(part.stage is None or member.stage == part.stage for member in members)
@@ -100,8 +100,8 @@ def _evaluate(
         model = part.module
     else:
         return None, None
-    trainer.tells("evaluating")
-    with anchors_loaded(trainer, [slot.fragment for slot in trainer.slots]):
+    trainer.report("evaluating")
+    with anchors_loaded(trainer):
         loss = validation_loss(task, model, config.run.seed, limit_s)
         return loss, generate_sample(task, model, config.run.seed)
 

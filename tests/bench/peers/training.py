@@ -21,8 +21,9 @@ from algorithms.fragments import TensorSpec, partition
 from algorithms.plan import PRESETS
 from tests.bench.peers.network import LOOPBACK, interface_of, traffic_of
 from worker.tasks import Cursor, load_task
+from worker.training.config import InnerConfig
 from worker.training.evaluation import validation_loss
-from worker.training.replica import InnerConfig, InnerReplica
+from worker.training.replica import InnerReplica
 from worker.wire import tensor_hash
 
 PLAN = PRESETS["diloco"]

@@ -18,9 +18,9 @@ from worker.membership import Health, Member, Phase
 from worker.pipeline import lifecycle
 from worker.pipeline.part import part_of, stage_fragments
 from worker.pipeline.profile import Profile
+from worker.training.fragment import FragmentReplica
 from worker.training.inbox import Mailbox, Published, Started, Stop, ToIO
 from worker.training.loop import Trainer
-from worker.training.snapshot import initial_state
 
 PROBLEM = StagedProblem(count=3, layers=3)
 
@@ -97,14 +97,17 @@ def made_from(there: list[int], monkeypatch: pytest.MonkeyPatch, plan: str = "di
     replica = part.replica(problem.task, problem.config, problem.cursor("me"), Mailbox())
     before = {name: value.clone() for name, value in replica.parameters.items()}
     anchors: list[Tensor] = []
-    slots = [
-        SimpleNamespace(fragment=fragment, commit=lambda *, anchor: anchors.append(anchor))
-        for fragment in problem.fragments(part)
+    fragments = [
+        FragmentReplica(f, problem.plan, replica.parameters) for f in problem.fragments(part)
     ]
-    trainer: Any = SimpleNamespace(replica=replica, slots=slots)
+    trainer: Any = SimpleNamespace(replica=replica, fragments=fragments)
+    first = [each.state for each in fragments]
     io = OneThread((member(0, 1.0), member(2, 3.0)))
     events: list[dict[str, Any]] = []
     lifecycle_of(io, events, Path(), problem).rebuild(trainer, lambda: False)
+    for each, state in zip(fragments, first, strict=True):
+        if each.state is not state:
+            anchors.append(each.state.anchor)
     parameters = {name: value.clone() for name, value in replica.parameters.items()}
     step = problem.inner.warmup_steps
     replica.inner_step(step, {name: torch.ones_like(v) for name, v in before.items()})
@@ -165,7 +168,6 @@ class Ending:
             fragments=fragments,
             plan=PROBLEM.plan,
             steps=PROBLEM.steps,
-            states=[initial_state(PROBLEM.plan, f, replica.parameters) for f in fragments],
             step=PROBLEM.steps,
             mailbox=mailbox,
             checkpoint=lambda _: None,

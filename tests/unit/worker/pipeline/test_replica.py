@@ -316,11 +316,11 @@ class Training:
         assert isinstance(stage, StageReplica)
         self.stage, self.iterations = stage, Iterations(stage, self._mailbox, lambda: self.now)
 
-    def take(self, message: ToTrain | None) -> None:
+    def handle(self, message: ToTrain | None) -> None:
         self.now += 1.0
         match message:
             case StageJob() | IterationOver():
-                self.iterations.handle(message)
+                self.stage.handle(message)
             case SkipAhead(step):
                 self.step, self.moved = step, True
             case Stop():

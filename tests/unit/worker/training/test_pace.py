@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.training.pace import Pace
+from worker.training.replica import Pace
 
 
 def measured(inner_steps: int, own_s: float, fastest_s: float, *, unequal: bool = True) -> Pace:

@@ -14,7 +14,8 @@ import torch
 
 from worker.errors import CheckpointError
 from worker.training import checkpoint
-from worker.training.checkpoint import CheckpointConfig, load, prune, save
+from worker.training.checkpoint import load, prune, save
+from worker.training.config import CheckpointConfig
 
 TENSORS = "tensors.safetensors"
 MANIFEST = "manifest.json"

@@ -3,32 +3,39 @@
 import math
 
 import pytest
+import torch
 from torch import nn
 
-from tests.unit.worker.slots import ANCHOR, LOCAL, PLAIN, failed, send, slot_at
+from algorithms.fragments import Fragment, TensorSpec
+from algorithms.plan import Plan
 from worker.membership import Phase
 from worker.tasks import Cursor
 from worker.tasks.llama_bytes import LlamaBytes
+from worker.training.config import InnerConfig
+from worker.training.fragment import FragmentReplica
 from worker.training.inbox import Mailbox, Published, ToIO, TrainingEvent
-from worker.training.pace import Pace
-from worker.training.replica import InnerConfig, InnerReplica
-from worker.training.reporter import Reporter
+from worker.training.metrics import Reporter
+from worker.training.replica import InnerReplica, Pace
 
 STEPS = 20
 
 
 class Told:
-    """An outbox of one slot, and what has come out of it."""
+    """A reporter of one fragment, and what it has told."""
 
     def __init__(self) -> None:
-        self.slot, self.now = slot_at(PLAIN, ANCHOR), 0.0
+        parameters = {"x": torch.zeros(4)}
+        fragment = Fragment(0, (TensorSpec("x", (4,)),))
+        self.fragment, self.now = FragmentReplica(fragment, Plan(), parameters), 0.0
         task, mailbox = LlamaBytes(seed=0), Mailbox()
         self.posted: list[ToIO] = []
         mailbox.connect(self.posted.append)
         cursor = Cursor(seed=0, stream="w0")
         self.replica = InnerReplica(task, nn.Linear(2, 2), InnerConfig(), cursor, STEPS)
         pace = Pace(3, unequal=False)
-        self.reporter = Reporter(mailbox, self.replica, [self.slot], pace, STEPS, lambda: self.now)
+        self.reporter = Reporter(
+            mailbox, self.replica, [self.fragment], pace, STEPS, lambda: self.now
+        )
 
     def published(self) -> Published:
         last = self.posted[-1]
@@ -43,14 +50,14 @@ def test_a_joiner_enters_before_what_is_in_flight() -> None:
     told = Told()
     told.reporter.publish(7)
     assert (told.published().step, told.published().entry_step) == (7, 7)
-    send(told.slot, LOCAL, step=5)
+    told.fragment.contribute(torch.ones(4), 5)
     told.reporter.publish(7)
     assert (told.published().step, told.published().entry_step) == (7, 4)
 
 
 def test_the_pass_over_all_at_the_end_keeps_no_joiner_back() -> None:
     told = Told()
-    told.slot.send_anchor(3, STEPS)
+    told.fragment.contribute_anchor(3, STEPS)
     told.reporter.publish(STEPS)
     assert told.published().entry_step == STEPS
 
@@ -59,11 +66,11 @@ def test_a_fragment_whose_round_failed_waits_for_others_and_so_do_all_in_the_end
     told = Told()
     told.reporter.publish(1)
     assert told.published().failed == frozenset()
-    sent = told.slot.send(ANCHOR - LOCAL, 1)
-    told.slot.fail(sent, failed(0), LOCAL)
+    told.fragment.contribute(torch.ones(4), 1)
+    told.fragment.abandon((), None, told.fragment.local)
     told.reporter.publish(1)
     assert told.published().failed == {0}
-    told.slot.failed, told.reporter.phase = False, Phase.DONE
+    told.fragment.failed, told.reporter.phase = False, Phase.DONE
     told.reporter.publish(STEPS)
     assert (told.published().phase, told.published().failed) == (Phase.DONE, {0})
 

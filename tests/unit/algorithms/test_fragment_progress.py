@@ -19,10 +19,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from algorithms.fragment_state import Contribution, RoundResult
+from algorithms.fragments import complement, union
 from algorithms.plan import Plan
-from tests.unit.worker.slots import done, end, failed, send, slot_at, state_at, take_over
-from worker.training.fragment import Sent
-from worker.training.inbox import RoundDone, RoundFailed
+from tests.unit.algorithms.four_values import (
+    Failed,
+    done,
+    end,
+    optimizer,
+    send,
+    state_at,
+    take_over,
+)
 
 SHARDS = ((0, 2), (2, 3), (3, 6))
 ELEMENTS = 6
@@ -38,21 +46,21 @@ PLANS = {
 }
 
 
-class Incarnation:
+class Peer:
     """One peer, and what the reducers of its round in flight know."""
 
     def __init__(self, plan: Plan) -> None:
-        self.plan, self.slot = plan, slot_at(plan, torch.zeros(ELEMENTS))
-        self.local = self.slot.state.anchor.clone()
+        self.plan, self.outer = plan, optimizer(plan, torch.zeros(ELEMENTS))
+        self.local = self.outer.state.anchor.clone()
         self.learned, self.counted, self.given_away, self.since_send = (
             torch.zeros(ELEMENTS) for _ in range(4)
         )
         # By shard that has closed: its mean, and whether that is this peer's part.
         self.closed: dict[int, tuple[Tensor, bool]] = {}
         self.earlier: set[int] = set()  # closed before the try in flight
-        self.answer: RoundDone | RoundFailed | None = None
+        self.answer: RoundResult | Failed | None = None
         if plan.eager:  # as after a round with another peer: the first guess is no good one
-            self.slot.others, self.slot.contributors = torch.full((ELEMENTS,), 2.0), 2
+            self.outer._others = torch.full((ELEMENTS,), 2.0), 2
 
     # -------------------------------------------- what may happen; passed over where it cannot
 
@@ -62,41 +70,38 @@ class Incarnation:
         self.since_send += torch.tensor(by)
 
     def contribute(self) -> None:
-        if self.slot.sent is None:
-            self.local, self.answer = send(self.slot, self.local), None
+        if self.outer.in_flight is None:
+            self.local, self.answer = send(self.outer, self.local), None
             self.since_send, self.earlier = torch.zeros(ELEMENTS), set(self.closed)
 
     def succeed(self, others: list[int], with_me: set[int]) -> None:
         """The shards that are still open close, with this peer or without."""
-        sent = self.slot.sent
+        sent = self.outer.in_flight
         if sent is not None and self.answer is None:
             self.close(with_me, sent, others)
             missed = tuple(SHARDS[shard] for shard in range(3) if not self.closed[shard][1])
-            result = done(sent.round, self.mean, missed, self.error(sent), contributors=1)
-            self.answer = result
-            self.slot.take(result)
+            self.answer = done(sent.round, self.mean, missed, self.error(sent), contributors=1)
 
     def fail(self, counts: set[int]) -> None:
         """The round comes to nothing, but some shards have closed, as this peer knows.
 
         A shard that closed in an earlier try keeps that try's part, and is told again or not.
         """
-        sent = self.slot.sent
+        sent = self.outer.in_flight
         if sent is not None and self.answer is None:
             for shard in counts - set(self.closed):
                 self.closed[shard] = (self.decoded(sent)[slice(*SHARDS[shard])], True)
             known = tuple(SHARDS[shard] for shard in sorted(counts))
-            self.answer = failed(sent.round, known, self.error(sent))
-            self.slot.take(self.answer)
+            self.answer = Failed(known, self.error(sent))
 
     def finish(self) -> None:
         """The answer is applied."""
-        if self.slot.sent is None or self.answer is None:
+        if self.outer.in_flight is None or self.answer is None:
             return
         answer, self.answer = self.answer, None
-        guessed = self.slot.sent.guess is not None
-        self.local = end(self.slot, answer, self.local)
-        if isinstance(answer, RoundDone):
+        guessed = self.outer.in_flight.guess is not None
+        self.local = end(self.outer, answer, self.local)
+        if isinstance(answer, RoundResult):
             for shard in self.count():
                 if not guessed and shard not in self.earlier:
                     here = slice(*SHARDS[shard])
@@ -105,14 +110,21 @@ class Incarnation:
 
     def adopt(self, others: list[int], ahead: int) -> None:
         """Another peer has applied the round, and perhaps later ones without this peer."""
-        if self.slot.sent is not None and self.answer is None:
+        if self.outer.in_flight is not None and self.answer is None:
             self.fail(set())  # the I/O thread gives it up before the state comes
         self.close(set(), None, others)
-        version, anchor = self.slot.state.version, self.slot.state.anchor
+        version, anchor = self.outer.state.version, self.outer.state.anchor
         theirs = state_at(version + 1 + ahead, anchor - self.mean - ahead * torch.tensor(others))
-        self.local = take_over(self.slot, theirs, self.local)
+        self.local = take_over(self.outer, theirs, self.local, self.arrived)
         self.count()
         self.closed, self.answer = {}, None
+
+    @property
+    def arrived(self) -> Failed | None:
+        """The answer, as it counts where another state comes before it is applied."""
+        if isinstance(self.answer, RoundResult):
+            return Failed(complement(self.answer.missed, ELEMENTS), self.answer.error)
+        return self.answer
 
     # ----------------------------------------------------------------------- what the reducers do
 
@@ -120,7 +132,7 @@ class Incarnation:
     def mean(self) -> Tensor:
         return torch.cat([self.closed[shard][0] for shard in range(3)])
 
-    def close(self, with_me: set[int], sent: Sent | None, others: list[int]) -> None:
+    def close(self, with_me: set[int], sent: Contribution | None, others: list[int]) -> None:
         for shard in {0, 1, 2} - set(self.closed):
             mine = shard in with_me and sent is not None
             mean = (
@@ -137,11 +149,11 @@ class Incarnation:
             self.counted[slice(*SHARDS[shard])] += self.closed[shard][0]
         return mine
 
-    def decoded(self, sent: Sent) -> Tensor:
+    def decoded(self, sent: Contribution) -> Tensor:
         error = self.error(sent)
         return sent.values if error is None else sent.values - error
 
-    def error(self, sent: Sent) -> Tensor | None:
+    def error(self, sent: Contribution) -> Tensor | None:
         """Of an encoding that knows even numbers only."""
         if not self.plan.error_feedback:
             return None
@@ -150,12 +162,12 @@ class Incarnation:
     # -------------------------------------------------------------------------------- the invariant
 
     def check(self) -> None:
-        sent, local, anchor = self.slot.sent, self.local, self.slot.state.anchor
+        sent, local, anchor = self.outer.in_flight, self.local, self.outer.state.anchor
         if sent is not None and sent.guess is not None:
             local = local - sent.guess + anchor - sent.g
         found = self.counted + (anchor - local) + self.given_away
-        if self.slot.residual is not None:
-            found = found + self.slot.residual
+        if self.outer.residual is not None:
+            found = found + self.outer.residual
         assert (found - self.learned).tolist() == [0] * ELEMENTS
 
 
@@ -175,12 +187,29 @@ EVENTS = st.lists(
 
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
-@settings(max_examples=1000)
+@settings(max_examples=300)
 @given(EVENTS)
 def test_what_is_learned_is_never_dropped_nor_counted_twice(
     plan: Plan, events: list[tuple[Any, ...]]
 ) -> None:
-    life = Incarnation(plan)
+    peer = Peer(plan)
     for name, *arguments in [*events, ("finish",)]:
-        getattr(life, name)(*arguments)
-        life.check()
+        getattr(peer, name)(*arguments)
+        peer.check()
+
+
+RANGES = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)).map(sorted).map(tuple))
+
+
+@given(RANGES, RANGES)
+def test_ranges_cover_what_either_covers_and_the_complement_the_rest(
+    some: list[tuple[int, int]], others: list[tuple[int, int]]
+) -> None:
+    both = union(some, others)
+    assert list(both) == sorted(both)
+    covered = [at for start, stop in both for at in range(start, stop)]
+    assert covered == sorted({at for one in (*some, *others) for at in range(*one)})
+    rest = complement(both, 12)
+    assert all(start < stop for start, stop in rest)
+    uncovered = [at for start, stop in rest for at in range(start, stop)]
+    assert uncovered == [at for at in range(12) if at not in covered]

@@ -1,20 +1,14 @@
 """Sizes of the decoder: presets, and what does not fit."""
 
-import math
-
 import pytest
 
-from worker.tasks.errors import TaskError
 from worker.tasks.llama_config import PRESETS, llama_config
+from worker.tasks.task import TaskError
 
 
-def test_presets_grow_and_export_a_config() -> None:
+def test_presets_grow() -> None:
     sizes = [(config.num_hidden_layers, config.hidden_size) for config in PRESETS.values()]
     assert sizes == sorted(sizes)
-    assert PRESETS["base"].hf_config()["architectures"] == ["LlamaForCausalLM"]
-    assert PRESETS["base"].hf_config()["head_dim"] == 64
-    assert PRESETS["tiny"].hf_config()["initializer_range"] == 1 / math.sqrt(96)
-    assert llama_config("tiny", initializer_range=0.02).hf_config()["initializer_range"] == 0.02
 
 
 @pytest.mark.parametrize(

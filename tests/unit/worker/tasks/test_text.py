@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from worker.tasks.errors import TextError
+from worker.tasks.task import TextError
 from worker.tasks.text import HELD_OUT_SHARE, Corpus, load_text
 
 

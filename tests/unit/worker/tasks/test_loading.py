@@ -9,7 +9,6 @@ import torch
 
 from worker.tasks import (
     Cursor,
-    ExportsToHuggingFace,
     Generates,
     Task,
     TaskError,
@@ -90,7 +89,6 @@ def test_the_built_in_task_has_every_extra() -> None:
     task = load_task("llama-bytes", seed=1)
     assert isinstance(task, Task)
     assert isinstance(task, Generates)
-    assert isinstance(task, ExportsToHuggingFace)
 
 
 def test_a_task_of_ones_own_is_found_in_the_working_directory() -> None:

@@ -5,21 +5,21 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from algorithms.fragments import TensorSpec, partition
 from algorithms.plan import Plan
-from tests.unit.worker.slots import done
+from tests.unit.algorithms.four_values import done
 from worker.config import Config, RunConfig
 from worker.manifest import Manifest
 from worker.tasks import Cursor
 from worker.tasks.llama_bytes import LlamaBytes
 from worker.training import checkpoint
-from worker.training.fragment import FragmentReplica
+from worker.training.checkpoint import restore_trainer, snapshot
+from worker.training.config import InnerConfig
 from worker.training.inbox import Mailbox
 from worker.training.loop import Trainer
-from worker.training.replica import InnerConfig, InnerReplica
-from worker.training.snapshot import initial_state, restore_trainer, snapshot
+from worker.training.replica import InnerReplica
 
 TINY = {
     "hidden_size": 8,
@@ -42,20 +42,10 @@ def trainer_of(plan: Plan = PLAN, *, seed: int = 0) -> Trainer:
         fragments=fragments,
         plan=plan,
         steps=20,
-        states=[initial_state(plan, each, replica.parameters) for each in fragments],
         step=0,
         mailbox=Mailbox(),
         checkpoint=lambda _: None,
     )
-
-
-def local(trainer: Trainer, slot: FragmentReplica) -> Tensor:
-    return slot.fragment.flatten(trainer.replica.parameters)
-
-
-def write(trainer: Trainer, slot: FragmentReplica, values: Tensor) -> None:
-    for name, value in slot.fragment.views(values).items():
-        trainer.replica.parameters[name].copy_(value)
 
 
 def manifest(plan: Plan = PLAN) -> Manifest:
@@ -72,8 +62,8 @@ def test_what_was_saved_comes_back(tmp_path: Path) -> None:
     before = trainer_of()
     for step in (1, 2, 3):
         before.replica.inner_step(step, before.replica.backward(step))
-    before.step = 3
-    before.slots[0].commit(version=7, contributors=3, group=("a", "w0"), momentum=torch.ones(1))
+    before.outer.step = 3
+    before.fragments[0].commit(version=7, contributors=3, group=("a", "w0"), momentum=torch.ones(1))
     after = trainer_of(seed=1)
     restore_trainer(after, saved(before, tmp_path))
     assert after.step == 3
@@ -96,15 +86,15 @@ def test_what_was_saved_comes_back(tmp_path: Path) -> None:
 
 def test_what_encodings_left_out_comes_back_for_each_fragment(tmp_path: Path) -> None:
     before, after = trainer_of(), trainer_of()
-    residual = torch.randn(before.slots[1].fragment.elements)
-    before.slots[1].residual = residual.clone()
-    after.slots[0].residual = torch.ones(before.slots[0].fragment.elements)
+    residual = torch.randn(before.fragments[1].fragment.elements)
+    before.fragments[1].residual = residual.clone()
+    after.fragments[0].residual = torch.ones(before.fragments[0].fragment.elements)
     restore_trainer(after, saved(before, tmp_path))
-    assert after.slots[0].residual is None
-    assert after.slots[1].residual is not None
-    assert torch.equal(after.slots[1].residual, residual)
+    assert after.fragments[0].residual is None
+    assert after.fragments[1].residual is not None
+    assert torch.equal(after.fragments[1].residual, residual)
     g = torch.ones_like(residual)
-    assert torch.equal(after.slots[1].send(g, 1).values, residual * 0.95 + g)
+    assert torch.equal(after.fragments[1].contribute(g, 1).values, residual * 0.95 + g)
 
 
 def test_a_snapshot_does_not_change_with_what_training_does_next() -> None:
@@ -113,7 +103,7 @@ def test_a_snapshot_does_not_change_with_what_training_does_next() -> None:
     tensors, _ = snapshot(trainer, manifest())
     before = {name: tensor.clone() for name, tensor in tensors.items()}
     trainer.replica.inner_step(2, trainer.replica.backward(2))
-    trainer.slots[0].commit(anchor=torch.zeros_like(trainer.states[0].anchor))
+    trainer.fragments[0].commit(anchor=torch.zeros_like(trainer.states[0].anchor))
     for name, tensor in tensors.items():
         assert torch.equal(tensor, before[name]), name
 
@@ -134,18 +124,17 @@ def test_only_an_outer_update_has_a_momentum(changes: dict[str, object], momentu
 def test_a_guess_that_is_out_is_not_in_the_checkpoint(tmp_path: Path) -> None:
     plan = Plan(inner_steps=4, overlap_steps=2, eager=True, outer_lr=1.0, outer_momentum=0.0)
     before, after = trainer_of(plan), trainer_of(plan)
-    (slot,) = before.slots
-    n = slot.fragment.elements
-    one = torch.ones(n)
+    (fragment,) = before.fragments
+    one = torch.ones(fragment.fragment.elements)
     # Round 0: own 1, the other 3, mean 2. Then 1 more is learned and contributed with a guess.
-    sent = slot.send(one, 1)
-    slot.sent = None
-    write(before, slot, slot.apply(sent, done(0, 2 * one), slot.state.anchor - one))
-    write(before, slot, local(before, slot) - one)
-    sent = slot.send(slot.state.anchor - local(before, slot), 2)
-    write(before, slot, sent.guess)
+    fragment.contribute(one, 1)
+    fragment.write(fragment.apply(done(0, 2 * one), fragment.state.anchor - one))
+    fragment.write(fragment.local - one)
+    sent = fragment.contribute(fragment.state.anchor - fragment.local, 2)
+    assert sent.guess is not None
+    fragment.write(sent.guess)
     tensors, values = snapshot(before, manifest(plan))
     checkpoint.save(tmp_path, 2, tensors, values)
     restore_trainer(after, checkpoint.load(tmp_path)[0])
-    learned = after.slots[0].state.anchor - local(after, after.slots[0])
+    learned = after.fragments[0].state.anchor - after.fragments[0].local
     assert torch.allclose(learned, one, atol=1e-5)

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from worker.tasks import Batch, Cursor
-from worker.training.replica import InnerConfig, InnerReplica
+from worker.training.config import InnerConfig
+from worker.training.replica import InnerReplica
 
 
 class Line:

@@ -1,0 +1,97 @@
+"""A fragment of four values to test by hand, and numbers that add up."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from algorithms.fragment_state import FragmentOptimizer, FragmentState, RoundResult
+from algorithms.fragments import Ranges
+from algorithms.plan import Plan
+
+GROUP = ("a", "b")
+PLAIN = Plan(outer_lr=1.0, outer_momentum=0.0)
+EAGER = replace(PLAIN, overlap_steps=1, eager=True)
+FEEDBACK = replace(PLAIN, codec="int4", error_feedback=True, error_decay=0.5)
+
+LEFT = ((0, 2),)
+RIGHT = ((2, 4),)
+BOTH = ((0, 4),)
+
+
+def values(*numbers: float) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.float32)
+
+
+ANCHOR = values(10, 10, 10, 10)
+LOCAL = values(8, 8, 8, 8)  # two steps of 1 down
+MEAN = values(4, 4, 4, 4)
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A round that comes to nothing."""
+
+    counted: Ranges = ()
+    error: Tensor | None = None
+
+
+def hash_of(anchor: Tensor, momentum: Tensor, group: tuple[str, ...]) -> int:
+    return hash((*anchor.tolist(), *momentum.tolist(), *group))
+
+
+def state_at(version: int, anchor: Tensor, momentum: Tensor | None = None) -> FragmentState:
+    momentum = torch.zeros_like(anchor) if momentum is None else momentum
+    hashed = hash_of(anchor, momentum, GROUP)
+    return FragmentState(version, len(GROUP), GROUP, anchor, momentum, hashed)
+
+
+def optimizer(plan: Plan, anchor: Tensor = ANCHOR, version: int = 0) -> FragmentOptimizer:
+    return FragmentOptimizer(plan, state_at(version, anchor), hash_of)
+
+
+def done(
+    round_: int,
+    mean: Tensor = MEAN,
+    missed: Ranges = (),
+    error: Tensor | None = None,
+    contributors: int = 2,
+) -> RoundResult:
+    return RoundResult(round_, mean, contributors, GROUP, missed, error)
+
+
+def send(outer: FragmentOptimizer, local: Tensor, step: int = 1) -> Tensor:
+    """Contributes what was learned; the local parameters to go on from."""
+    sent = outer.contribute(outer.start - local, step)
+    return local if sent.guess is None else sent.guess
+
+
+def end(outer: FragmentOptimizer, result: RoundResult | Failed, local: Tensor) -> Tensor:
+    """The round in flight ends so; the local parameters to go on from."""
+    if isinstance(result, RoundResult):
+        local = outer.apply(result, local)
+    else:
+        kept = outer.abandon(result.counted, result.error, local)
+        local = local if kept is None else kept
+    assert outer.in_flight is None
+    return local
+
+
+def take_over(
+    outer: FragmentOptimizer,
+    theirs: FragmentState,
+    local: Tensor,
+    arrived: Failed | None = None,
+    *,
+    keep: bool = True,
+) -> Tensor:
+    """Another peer's state comes, perhaps after word of the round in flight; the local parameters
+    to go on from."""
+    counted, error = (None, None) if arrived is None else (arrived.counted, arrived.error)
+    return outer.adopt(theirs, outer.release(theirs.version, local, counted, error), keep=keep)
+
+
+def lacks(outer: FragmentOptimizer, local: Tensor) -> list[float]:
+    """What the anchor still lacks of this peer's own: anchor - local."""
+    found: list[float] = (outer.state.anchor - local).tolist()
+    return found

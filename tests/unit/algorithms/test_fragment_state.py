@@ -1,0 +1,379 @@
+"""One fragment by hand: what is contributed, and what becomes of it, however its round ends."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from algorithms.fragment_state import FragmentOptimizer, RoundResult
+from algorithms.plan import Plan
+from tests.unit.algorithms.four_values import (
+    ANCHOR,
+    BOTH,
+    EAGER,
+    FEEDBACK,
+    GROUP,
+    LEFT,
+    LOCAL,
+    MEAN,
+    PLAIN,
+    RIGHT,
+    Failed,
+    done,
+    end,
+    hash_of,
+    lacks,
+    optimizer,
+    send,
+    state_at,
+    take_over,
+    values,
+)
+
+# ------------------------------------------------------------------------------ the outer step
+
+
+def test_a_round_without_overlap_ends_on_the_new_anchor() -> None:
+    outer = optimizer(PLAIN)
+    local = send(outer, LOCAL, step=5)
+    assert outer.in_flight is not None
+    sent = outer.in_flight
+    assert (sent.round, sent.step, sent.guess) == (0, 5, None)
+    assert sent.g.tolist() == sent.values.tolist() == [2, 2, 2, 2]
+    local = end(outer, done(0, contributors=3), local)
+    assert local.tolist() == outer.state.anchor.tolist() == [6, 6, 6, 6]
+    assert outer.state.momentum.tolist() == MEAN.tolist()
+    assert (outer.state.version, outer.state.contributors, outer.state.group) == (1, 3, GROUP)
+    assert outer.state.hash == hash_of(outer.state.anchor, outer.state.momentum, GROUP)
+    assert ANCHOR.tolist() == [10, 10, 10, 10]  # nothing known outside was written
+
+
+def test_the_outer_step_is_nesterovs() -> None:
+    outer = optimizer(replace(PLAIN, outer_lr=0.5, outer_momentum=0.5))
+    local = end(outer, done(0), send(outer, LOCAL))
+    assert outer.state.momentum.tolist() == [4] * 4
+    assert outer.state.anchor.tolist() == [10 - 0.5 * (4 + 0.5 * 4)] * 4 == [7] * 4
+    end(outer, done(1), send(outer, local))
+    assert outer.state.momentum.tolist() == [6] * 4
+    assert outer.state.anchor.tolist() == [7 - 0.5 * (4 + 0.5 * 6)] * 4
+
+
+@pytest.mark.parametrize(("alpha", "expected"), [(0.0, 6.0), (0.5, 6.5), (0.25, 6.25)])
+def test_alpha_is_the_share_of_the_local_parameters_that_stays(
+    alpha: float, expected: float
+) -> None:
+    outer = optimizer(replace(PLAIN, overlap_steps=1, merge_alpha=alpha))
+    local = end(outer, done(0), send(outer, LOCAL) - 1)  # 7 now, and 6 is the anchor
+    assert local.tolist() == [expected] * 4
+
+
+def test_what_was_missed_is_carried_over_with_the_steps_since() -> None:
+    """On the left the round closed without this peer: what it learned moves along."""
+    outer = optimizer(replace(PLAIN, overlap_steps=1, merge_alpha=0.5))
+    local = end(outer, done(0, missed=LEFT), send(outer, LOCAL) - 1)
+    assert lacks(outer, local) == [3, 3, -0.5, -0.5]
+    send(outer, local)
+    assert outer.in_flight is not None
+    assert outer.in_flight.g.tolist() == [3, 3, -0.5, -0.5]
+
+
+def test_a_failed_round_leaves_everything_and_is_sent_again() -> None:
+    outer = optimizer(PLAIN)
+    before = outer.state
+    local = end(outer, Failed(), send(outer, LOCAL))
+    assert outer.failed
+    assert outer.state is before
+    assert local is LOCAL
+    send(outer, local - 1)
+    assert outer.in_flight is not None
+    assert (outer.in_flight.round, outer.in_flight.g.tolist()) == (0, [3] * 4)
+    end(outer, done(0), local - 1)
+    assert not outer.failed
+
+
+def test_a_round_of_gradients_leaves_the_anchor_to_the_inner_step() -> None:
+    outer = optimizer(replace(FEEDBACK, payload="gradient", inner_steps=1))
+    outer.failed = True
+    send(outer, LOCAL)
+    outer.apply_gradients(done(0, error=values(1, 2, 3, 4), contributors=3))
+    assert (outer.state.version, outer.state.contributors, outer.state.group) == (1, 3, GROUP)
+    assert outer.state.anchor is ANCHOR
+    assert outer.residual is not None
+    assert outer.residual.tolist() == [1, 2, 3, 4]
+    assert (outer.in_flight, outer.failed) == (None, False)
+
+
+# ----------------------------------------------------------------------- another peer's state
+
+
+@pytest.mark.parametrize(("keep", "expected"), [(True, [-1, 0, 1, 2]), (False, [1, 2, 3, 4])])
+def test_adopting_keeps_what_was_learned_if_asked_to(keep: bool, expected: list[float]) -> None:
+    outer = optimizer(PLAIN)
+    theirs = state_at(3, values(1, 2, 3, 4), momentum=values(9, 9, 9, 9))
+    assert take_over(outer, theirs, LOCAL, keep=keep).tolist() == expected
+    assert outer.state is theirs
+    assert LOCAL.tolist() == [8] * 4
+
+
+def test_an_older_state_leaves_a_later_round_on_its_way() -> None:
+    outer = optimizer(PLAIN, version=4)
+    send(outer, LOCAL)
+    assert outer.release(3, LOCAL, (), None) is LOCAL
+    assert outer.in_flight is not None
+
+
+@pytest.mark.parametrize(
+    ("arrived", "expected"),
+    [
+        (None, [3, 3, 3, 3]),
+        (Failed(), [3, 3, 3, 3]),
+        (Failed(LEFT), [1, 1, 3, 3]),
+        (Failed(BOTH), [1, 1, 1, 1]),
+    ],
+)
+@pytest.mark.parametrize("plan", [replace(PLAIN, overlap_steps=2), EAGER], ids=["plain", "eager"])
+def test_what_counted_in_a_round_that_was_overtaken_is_not_contributed_again(
+    plan: Plan, arrived: Failed | None, expected: list[float]
+) -> None:
+    """2 contributed, 1 learned since. Where a guess is out it is taken back."""
+    outer = optimizer(plan)
+    if plan.eager:  # as after a round with another peer: there is a guess
+        local = end(outer, done(0), send(outer, LOCAL))
+        outer.state = replace(outer.state, version=0)
+        local = send(outer, local - 2) - 1
+        assert outer.in_flight is not None
+        assert outer.in_flight.guess is not None
+    else:
+        local = send(outer, LOCAL) - 1
+    local = take_over(outer, state_at(2, values(5, 5, 5, 5)), local, arrived)
+    assert outer.in_flight is None
+    assert lacks(outer, local) == expected
+    assert send(outer, local) is local  # what the others brought is not known of that state
+
+
+@pytest.mark.parametrize(
+    ("version", "anchor", "expected"),
+    [(1, 6.0, [1, 1, 3, 3]), (0, 9.0, [3, 3, 3, 3])],
+    ids=["holds the failed round", "does not"],
+)
+def test_adopting_after_a_round_that_has_this_peer_in_it_in_part(
+    version: int, anchor: float, expected: list[float]
+) -> None:
+    """The others' state holds the 2 of the left; the right, and a step since, are still to come.
+    A state of version 0 does not hold round 0."""
+    outer = optimizer(PLAIN)
+    before = end(outer, Failed(LEFT), send(outer, LOCAL)) - 1
+    assert outer.failed
+    local = take_over(outer, state_at(version, torch.full((4,), anchor)), before)
+    assert lacks(outer, local) == expected
+    assert before.tolist() == [7] * 4
+    assert not outer.failed
+
+
+# ------------------------------------------------------------------- a round that is tried again
+
+
+def first_try_counted_left(plan: Plan = PLAIN) -> tuple[FragmentOptimizer, Tensor]:
+    """2 contributed, 1 learned since."""
+    outer = optimizer(plan)
+    return outer, end(outer, Failed(LEFT), send(outer, LOCAL)) - 1
+
+
+@pytest.mark.parametrize(
+    ("missed", "expected"), [((), [1, 1, 0, 0]), (RIGHT, [1, 1, 3, 3])], ids=["in it", "missed"]
+)
+def test_the_second_try_takes_the_part_that_the_first_has_brought_for_granted(
+    missed: tuple[tuple[int, int], ...], expected: list[float]
+) -> None:
+    """On the left the first try's 2 are in the reduction; the 1 learned since is still to come."""
+    outer, local = first_try_counted_left()
+    local = end(outer, done(0, missed=missed), send(outer, local))
+    assert outer.state.anchor.tolist() == [6] * 4
+    assert lacks(outer, local) == expected
+
+
+def test_what_counted_is_forgotten_when_its_round_is_over() -> None:
+    outer = optimizer(PLAIN)
+    local = end(outer, Failed(LEFT), send(outer, LOCAL))
+    local = end(outer, done(0), send(outer, local)) - 1
+    local = end(outer, done(1), send(outer, local))
+    assert lacks(outer, local) == [0] * 4
+    local = take_over(outer, state_at(5, values(1, 1, 1, 1)), local - 1)
+    assert lacks(outer, local) == [1] * 4
+
+
+@pytest.mark.parametrize(
+    ("counted", "expected"),
+    [((), [1, 1, 3, 3]), (RIGHT, [1, 1, 0, 0]), (LEFT, [1, 1, 3, 3]), (BOTH, [1, 1, 0, 0])],
+)
+@pytest.mark.parametrize("overtaken", [True, False])
+def test_a_second_try_does_not_forget_what_the_first_has_counted(
+    counted: tuple[tuple[int, int], ...], expected: list[float], overtaken: bool
+) -> None:
+    """A reducer that is asked again answers with what it closed in the first try: 2, not 3."""
+    outer, local = first_try_counted_left()
+    local, failed = send(outer, local), Failed(counted)
+    if not overtaken:
+        local = end(outer, failed, local)
+    arrived = failed if overtaken else None
+    local = take_over(outer, state_at(1, values(6, 6, 6, 6)), local, arrived)
+    assert lacks(outer, local) == expected
+
+
+# --------------------------------------------------------------------------- error feedback
+
+
+def test_what_the_encoding_left_out_comes_with_the_next_round() -> None:
+    outer = optimizer(FEEDBACK)
+    local = send(outer, LOCAL)
+    assert outer.in_flight is not None
+    assert outer.in_flight.values is outer.in_flight.g
+    local = end(outer, done(0, error=values(0.5, 0.25, 0, -1)), local)
+    assert outer.residual is not None
+    assert outer.residual.tolist() == [0.5, 0.25, 0, -1]
+    send(outer, local - 1)
+    assert outer.in_flight.g.tolist() == [1] * 4
+    assert outer.in_flight.values.tolist() == [1.25, 1.125, 1, 0.5]  # decay 0.5
+
+
+@pytest.mark.parametrize(
+    ("second", "residual", "owed"),
+    [
+        (done(1, missed=LEFT, error=values(3, 3, 3, 3)), [1, 1, 3, 3], [1, 1, 0, 0]),
+        (Failed(error=values(7, 7, 7, 7)), [1, 1, 1, 1], [1, 1, 1, 1]),
+    ],
+    ids=["missed on the left", "failed"],
+)
+def test_where_a_contribution_came_to_nothing_its_residual_is_as_before(
+    second: RoundResult | Failed, residual: list[float], owed: list[float]
+) -> None:
+    outer = optimizer(FEEDBACK)
+    local = end(outer, done(0, error=values(1, 1, 1, 1)), send(outer, LOCAL))
+    local = end(outer, second, send(outer, local - 1))
+    assert outer.residual is not None
+    assert outer.residual.tolist() == residual
+    assert lacks(outer, local) == owed
+    send(outer, local)
+    assert outer.in_flight is not None
+    expected = [0.5 * r + o for r, o in zip(residual, owed, strict=True)]
+    assert outer.in_flight.values.tolist() == expected
+
+
+def test_where_a_failed_try_counted_its_own_error_is_what_is_left() -> None:
+    """Left: of the first try, which closed there. Right: of the second."""
+    outer = optimizer(FEEDBACK)
+    local = end(outer, Failed(LEFT, error=values(1, 1, 1, 1)), send(outer, LOCAL))
+    assert outer.residual is None
+    local = end(outer, done(0, error=values(2, 2, 2, 2)), send(outer, local - 1))
+    assert outer.residual is not None
+    assert outer.residual.tolist() == [1, 1, 2, 2]
+    assert lacks(outer, local) == [1, 1, 0, 0]
+
+
+@pytest.mark.parametrize("before", [None, 4.0])
+@pytest.mark.parametrize("overtaken", [True, False])
+def test_adopting_takes_the_error_where_it_counted(before: float | None, overtaken: bool) -> None:
+    outer = optimizer(FEEDBACK, version=1)
+    outer.residual = None if before is None else torch.full((4,), before)
+    local, failed = send(outer, LOCAL), Failed(LEFT, error=values(1, 2, 3, 4))
+    if not overtaken:
+        local = end(outer, failed, local)
+    theirs = state_at(2, values(6, 6, 6, 6))
+    local = take_over(outer, theirs, local, failed if overtaken else None)
+    assert outer.residual is not None
+    assert outer.residual.tolist() == [1, 2, before or 0, before or 0]
+    assert lacks(outer, local) == [0, 0, 2, 2]
+
+
+def test_without_feedback_there_is_no_residual() -> None:
+    outer = optimizer(PLAIN)
+    local = end(outer, Failed(LEFT), send(outer, LOCAL))
+    end(outer, done(0), send(outer, local))
+    assert outer.residual is None
+
+
+def test_alpha_does_not_keep_what_error_feedback_keeps_already() -> None:
+    """alpha of the error stays in the local parameters, the rest is the residual."""
+    outer = optimizer(replace(FEEDBACK, merge_alpha=0.5, error_decay=1.0))
+    local = send(outer, LOCAL)  # 2 learned, 1 counted: 1 is left
+    local = end(outer, done(0, values(1, 1, 1, 1), (), values(1, 1, 1, 1), 1), local)
+    assert outer.residual is not None
+    assert (values(*lacks(outer, local)) + outer.residual).tolist() == [1] * 4
+
+
+# --------------------------------------------------------------------------- eager updates
+
+
+def after_a_round(plan: Plan = EAGER) -> tuple[FragmentOptimizer, Tensor]:
+    """Of two peers: mean 4, own 2, so the other one has brought 3 to it. Anchor and local are 6."""
+    outer = optimizer(plan)
+    local = send(outer, LOCAL)
+    assert local is LOCAL  # without others to guess from
+    local = end(outer, done(0), local)
+    assert local.tolist() == outer.state.anchor.tolist()
+    return outer, local
+
+
+def test_the_guess_takes_the_own_fresh_part_with_the_others_last() -> None:
+    """Own 1 over 2 peers, and 3: the anchor is expected 3.5 further down, at 2.5."""
+    outer, local = after_a_round()
+    local = send(outer, local - 1)
+    assert local.tolist() == [2.5] * 4
+    assert outer.state.anchor.tolist() == [6] * 4  # waits for the true mean
+    assert outer.without_guess(local - 0.25).tolist() == [4.75] * 4
+
+
+def test_the_true_mean_corrects_the_guess_and_keeps_the_steps_since() -> None:
+    outer, local = after_a_round()
+    local = end(outer, done(1, values(1, 2, 3.5, 5)), send(outer, local - 1) - 0.25)
+    assert outer.state.anchor.tolist() == [5, 4, 2.5, 1]
+    assert lacks(outer, local) == [0.25] * 4
+    # The others' share follows: mean less half of the own 1.
+    local = send(outer, outer.state.anchor - 2)
+    assert local.tolist() == [5 - 1.5, 4 - 2.5, 2.5 - 4, 1 - 5.5]
+
+
+def test_the_guess_goes_through_the_outer_step_with_its_momentum() -> None:
+    outer, local = after_a_round(replace(EAGER, outer_lr=0.5, outer_momentum=0.5))
+    assert local.tolist() == [7] * 4  # momentum 4
+    local = send(outer, local - 1)
+    # Expected 0.5 * 1 + 3 = 3.5: momentum 5.5, and 0.5 * (3.5 + 2.75) down.
+    assert local.tolist() == [7 - 3.125] * 4
+    assert outer.state.momentum.tolist() == [4] * 4
+
+
+def test_a_round_that_fails_takes_the_guess_back() -> None:
+    """6 - 1 - 0.25: as if there had been none."""
+    outer, local = after_a_round()
+    local = end(outer, Failed(), send(outer, local - 1) - 0.25)
+    assert local.tolist() == [4.75] * 4
+    assert lacks(outer, local) == [1.25] * 4
+    assert send(outer, local).tolist() == [6 - 3.625] * 4  # and guesses again
+
+
+def test_where_a_round_missed_this_peer_the_guess_is_taken_back_too() -> None:
+    outer, local = after_a_round()
+    local = end(outer, done(1, missed=LEFT), send(outer, local - 1) - 0.25)
+    assert outer.state.anchor.tolist() == [2] * 4
+    assert lacks(outer, local) == [1.25, 1.25, 0.25, 0.25]
+
+
+def test_a_guess_in_the_second_try_of_a_round_that_counted_in_part() -> None:
+    outer, local = after_a_round()
+    local = end(outer, Failed(LEFT), send(outer, local - 1) - 0.25)
+    local = send(outer, local) - 0.5  # contributes 1.25 now, of which 1 came to the left before
+    assert lacks(outer, end(outer, done(1), local)) == [0.75, 0.75, 0.5, 0.5]
+
+
+def test_a_later_round_keeps_its_guess_when_an_older_state_comes() -> None:
+    outer, local = after_a_round()
+    local = send(outer, local - 1)
+    assert outer.release(0, local) is local
+    before = outer.in_flight
+    outer.adopt(state_at(0, values(7, 7, 7, 7)), local, keep=True)
+    assert before is not None
+    assert outer.in_flight is not None
+    assert outer.in_flight.guess is not None
+    assert before.guess is not None
+    assert (outer.in_flight.guess - before.guess).tolist() == [1] * 4  # it moves with the anchor
