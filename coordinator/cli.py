@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from coordinator import Failure
-from coordinator.links.network import MEANS
+from coordinator.links import MEANS
 from protos.addresses import is_loopback, split_address
 from protos.events import int_of
 from protos.exit_codes import ExitCode

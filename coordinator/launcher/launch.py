@@ -44,7 +44,7 @@ class Launch:
         stages, replicas: of a model that is cut; there are then stages x replicas workers.
         routing, skip: how its microbatches go.
         held: the stage of each worker, where their checkpoints say it.
-        link_means: one of `coordinator.links.network.MEANS`.
+        link_means: one of `coordinator.links.MEANS`.
         program: what runs a worker; tests put their own here.
     """
 

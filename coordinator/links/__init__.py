@@ -4,3 +4,5 @@
 needs root, `relay` shapes everything in a process of its own and needs nothing. What the relay
 does to bytes is decided in `shaping`.
 """
+
+MEANS = ("auto", "namespaces", "relay")

@@ -20,7 +20,6 @@ from algorithms.link import Link, parse_link
 from coordinator.links.namespaces import Counters, Namespaces, NoNamespaces
 from protos.addresses import LOOPBACK_HOST, ReservedPorts
 
-MEANS = ("auto", "namespaces", "relay")
 _NAMED = re.compile(r"(w\d+)=(.*)", re.DOTALL)
 
 
@@ -77,7 +76,7 @@ class LinkNetwork:
 
     Args:
         links: by worker; None is not shaped.
-        means: one of `MEANS`.
+        means: one of `coordinator.links.MEANS`.
         seed: of jitter and broken connections.
         log_path: of the relay, where there is one.
 

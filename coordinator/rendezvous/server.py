@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 from grpc import aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from coordinator import Failure
 from coordinator.rendezvous.registry import Registry
@@ -91,6 +92,8 @@ async def start_server(listen: str, service: CoordinatorService) -> tuple[aio.Se
     rpc.add_CoordinatorServicer_to_server(service, server)
     entry = EntryService(service.registry)  # type: ignore[abstract]  # the rest: unimplemented
     rpc.add_ControlServicer_to_server(entry, server)
+    checks = health.aio.HealthServicer()  # type: ignore[attr-defined]  # not in its stubs
+    health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     try:
         port = server.add_insecure_port(listen)
     except RuntimeError:
@@ -102,6 +105,7 @@ async def start_server(listen: str, service: CoordinatorService) -> tuple[aio.Se
             ExitCode.ADDRESS_IN_USE,
         )
     await server.start()
+    await checks.set("", health_pb2.HealthCheckResponse.SERVING)
     return server, f"{listen.rpartition(':')[0]}:{port}"
 
 
