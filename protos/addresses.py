@@ -15,8 +15,8 @@ def split_address(address: str) -> tuple[str, int]:
         ValueError: with a line that says what is wrong.
     """
     host, colon, port = address.rpartition(":")
-    if not colon or not host or not port.isdecimal() or int(port) > 65535:
-        raise ValueError(f"{address!r} is no address: write HOST:PORT, such as 127.0.0.1:7600")
+    if not colon or not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
+        raise ValueError(f"{address!r} is no HOST:PORT, such as 192.0.2.7:7700")
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 

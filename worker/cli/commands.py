@@ -1,6 +1,5 @@
 """The worker's commands but those that plan. Heavy modules load when a command runs."""
 
-import ipaddress
 import math
 import socket
 import sys
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from protos.addresses import is_loopback, split_address
 from protos.figures import megabytes, percent
 from worker.cli.options import option, options
 from worker.errors import ConfigError, UsageError
@@ -60,12 +60,11 @@ class WorkerFlags:
     def check_addresses(self, *others: str) -> None:
         """Raises UsageError for what is no HOST:PORT, ConfigError for a public one unasked."""
         given = filter(None, (self.advertise, self.coordinator, self.proxy))
-        for address in (self.listen, *given, *others):
-            host, colon, port = address.rpartition(":")
-            number = int(port) if port.isascii() and port.isdigit() else -1
-            if not colon or not host or not 0 <= number <= 65535:
-                raise UsageError(f"{address!r} is no HOST:PORT, such as 192.0.2.7:7700")
-        if not self.insecure and not _is_loopback(self.listen.rpartition(":")[0].strip("[]")):
+        try:
+            host, *_ = [split_address(each)[0] for each in (self.listen, *given, *others)]
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+        if not self.insecure and not is_loopback(host):
             raise ConfigError(
                 f"--listen {self.listen}: reachable from other machines, and this version does not "
                 "encrypt; type --insecure to accept that, or listen on 127.0.0.1"
@@ -75,7 +74,7 @@ class WorkerFlags:
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path), required=False)
 @click.option("--join", "joins", multiple=True, help="HOST:PORT of a peer, tried until the start.")
-@click.option("--min-peers", type=click.IntRange(1), help="Start when so many are here: 1, or 2.")
+@click.option("--min-peers", type=click.IntRange(1), help="Start with this many peers: 1, or 2.")
 @click.option("--wait-s", type=click.FloatRange(min=0.1), default=120.0, show_default=True)
 @click.option("--preset", help="diloco, streaming, noloco, streaming-noloco, ddp or local.")
 @click.option("--set", "settings", multiple=True, metavar="SECTION.KEY=VALUE")
@@ -130,7 +129,7 @@ def join(address: str, config: Path | None, settings: tuple[str, ...], flags: Wo
         flags = replace(flags, coordinator=address)
     merged = join_config(manifest.sections, config, settings, address)
     _check_cut(merged, flags.stage)
-    # A joiner never starts a run by itself; it waits as long as those who are there do.
+    # A joiner never starts a run by itself; it waits as long as the peers that are there do.
     joins = () if coordinated else (address,)
     if merged.stages.count > 1 and flags.stage is None:
         from worker.pipeline.rebalancing import stage_to_serve
@@ -203,7 +202,7 @@ def assemble(run: Path, out: Path | None) -> int:
 
     A run that ends in good order has done so already, in the folder of one of its workers; this is
     for one that was cut off. Where its newest checkpoints are of different steps, a warning says
-    which. `murmur generate` and `murmur evaluate` take what comes of it.
+    which. `murmur generate` and `murmur evaluate` take its result.
     """
     from worker.pipeline.part import assemble as assemble_stages
 
@@ -267,15 +266,6 @@ def _check_cut(config: "Config", stage: int | None) -> None:
             f"--stage {stage}: the model of this run is not cut into stages; leave it out, or set "
             "stages.count"
         )
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _default_name(out: Path) -> str:

@@ -86,7 +86,7 @@ class PlanOptions:
 class StageOptions:
     """The options of `--stages`; None where the file or a default says it."""
 
-    stages: int | None = option("--stages", type=_FROM_1, help="Cut the model into so many.")
+    stages: int | None = option("--stages", type=_FROM_1, help="Cut the model into this many.")
     replicas: int | None = option("--replicas", type=_FROM_1, help="Of each stage; 2.")
     skip: float | None = option(
         "--skip",
@@ -337,7 +337,7 @@ _STEPS = Repetitions(untimed=3, fewest=5, most=100, enough_s=1.0)
 
 @contextmanager
 def torch_threads(threads: int) -> Iterator[None]:
-    """Torch computes with so many meanwhile."""
+    """Torch computes with this many meanwhile."""
     import torch
 
     before = torch.get_num_threads()

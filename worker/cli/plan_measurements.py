@@ -147,7 +147,7 @@ class _Document:
         return values
 
     def _visits(self, origins: Sequence[int]) -> VisitTimes | None:
-        """None if nobody has measured a forward."""
+        """None if no peer has measured a forward."""
         everyone = range(len(self._names))
         forward_s = self._times("forward_s", "forward times", everyone)
         if forward_s is None:
@@ -162,7 +162,7 @@ class _Document:
         )
 
     def _times(self, name: str, what: str, of: Sequence[int]) -> Floats | None:
-        """(P,); None if nobody has measured it. Only gaps of the peers `of` are told."""
+        """(P,); None if no peer has measured it. Only gaps of the peers `of` are told."""
         entries = self._list(name) or []
         named = zip(self._names, entries, strict=False)
         values = np.array(
@@ -202,7 +202,7 @@ class _Document:
         return groups
 
     def _memory(self) -> tuple[int, ...] | None:
-        """None if nobody has measured it."""
+        """None if no peer has measured it."""
         entries = self._list("memory") or []
         for peer, visits in zip(self._names, entries, strict=False):
             if visits is not None and (type(visits) is not int or visits < 1):

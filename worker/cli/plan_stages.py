@@ -234,7 +234,7 @@ def _stages(known: Measurements, count: int | None, options: StageOptions) -> in
 
 
 def _sizes(known: Measurements, rules: Rules, options: StageOptions) -> tuple[int, ...]:
-    """Replicas of each stage; shared out by how often it is visited where nobody says it."""
+    """Replicas of each stage: as the file or an option says, else by how often it is visited."""
     if known.stages is not None:
         return tuple(map(len, known.stages))
     peers = len(known.names)
@@ -272,7 +272,7 @@ def _model(known: Measurements, stages: int, run: StagedRun) -> StagedModel | No
 def _exchange_s(
     known: Measurements, model: StagedModel | None, config: "Config", waves: int
 ) -> Floats:
-    """Of a stage's parameters, as a share of a wave: once in H iterations of so many waves."""
+    """Of a stage's parameters, as a share of a wave: once in H iterations of `waves` waves each."""
     if model is None or config.plan.exchange == "none":
         return np.zeros_like(known.links.latency_s)
     size = codec_by_name(config.plan.codec).encoded_bytes(model.stage_parameters)

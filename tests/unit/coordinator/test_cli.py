@@ -25,9 +25,9 @@ from tests.bench.compare.command import bench
         (cli.swarm, ["--resume", "--out", "nowhere"], 2, "no folder nowhere"),
         (cli.swarm, ["--out", "file/below"], 2, "cannot be made"),
         (cli.coordinator, ["--listen", "0.0.0.0:0"], 3, "add --insecure"),
-        (cli.coordinator, ["--listen", "7600"], 2, "write HOST:PORT"),
-        (cli.coordinator, ["--listen", "127.0.0.1:99999"], 2, "write HOST:PORT"),
-        (cli.status, ["nowhere"], 2, "write HOST:PORT"),
+        (cli.coordinator, ["--listen", "7600"], 2, "is no HOST:PORT"),
+        (cli.coordinator, ["--listen", "127.0.0.1:99999"], 2, "is no HOST:PORT"),
+        (cli.status, ["nowhere"], 2, "is no HOST:PORT"),
     ],
 )
 def test_bad_input_is_one_line_with_its_exit_code(
