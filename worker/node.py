@@ -18,9 +18,9 @@ from worker.catchup.bootstrap import Bootstrap, JoinConfig
 from worker.catchup.state_transfer import serve_states
 from worker.component import Component, Environment, Rounds
 from worker.config import Config
-from worker.exchange.allreduce.contributor_io import Contributor
-from worker.exchange.allreduce.final_average import FinalAverage
-from worker.exchange.allreduce.reducer_io import Reducer
+from worker.exchange.allreduce.contributor_io import ContributorIO
+from worker.exchange.allreduce.final_average_io import FinalAverageIO
+from worker.exchange.allreduce.reducer_io import ReducerIO
 from worker.exchange.compression import Compression
 from worker.exchange.context import Context
 from worker.exchange.pairwise.io import Pairs
@@ -159,7 +159,7 @@ class Node:
         """Means over all; in a plan of pairs, these and one mean at the end."""
         means, gossip = self.context, self.gossip
         ways = (self.transport, gossip.address_of, self.finished)
-        mean_rounds: type[Contributor] | type[FinalAverage] = Contributor
+        mean_rounds: type[ContributorIO] | type[FinalAverageIO] = ContributorIO
         if means.plan.exchange == "pairs":
             schedule = means.plan.schedule(
                 fragments=len(means.elements), steps=self._config.run.steps
@@ -167,9 +167,9 @@ class Node:
             self._pairs = Pairs(means, schedule, *ways, self.post, gossip.suspect)
             self._streams["Data/Meet"] = self._pairs.serve
             means = replace(means, plan=means.plan.consensus_plan)
-            mean_rounds = FinalAverage
-        self._reducer = Reducer(means)
-        self._means: Rounds = mean_rounds(means, self._reducer, *ways, gossip.suspect)
+            mean_rounds = FinalAverageIO
+        self._reducer = ReducerIO(means)
+        self._means: Rounds = mean_rounds(means, self._reducer, self, self)
         self._own_rounds: Rounds = self._pairs or self._means
         self._streams["Data/Exchange"] = self._reducer.serve
         self._components += [self._reducer, self._means, *([self._pairs] if self._pairs else [])]
@@ -327,6 +327,17 @@ class Node:
         """A small call was answered."""
         if self.stages is not None:
             self.stages.context.measurements.round_trip(peer, seconds)
+
+    def open(self, peer: str, method: str) -> Stream:
+        """A stream to a peer. Raises TransportError: no address is known."""
+        address = self.gossip.address_of(peer)
+        if address is None:
+            raise TransportError("no address known")
+        return self.transport.open(address, method)
+
+    def suspect(self, peer: str) -> None:
+        """A stream to the peer broke: membership probes it."""
+        self.gossip.suspect(peer)
 
     def finished(self, result: RoundDone | RoundFailed) -> None:
         """A round of this peer has ended."""

@@ -14,7 +14,7 @@ from tests.protocol.swarm import inline
 from tests.protocol.views import view
 from tests.support.frames import frames
 from worker import wire
-from worker.exchange.allreduce.reducer_io import Reducer
+from worker.exchange.allreduce.reducer_io import ReducerIO
 from worker.exchange.compression import Compression, ExchangeConfig
 from worker.exchange.context import Context
 from worker.exchange.types import RoundConfig
@@ -32,7 +32,7 @@ VALUES = {"a": 1.0, "b": 2.0, "r": 6.0}
 class Bench:
     """A reducer `r` at version 0 of one fragment, in a swarm of a, b and r."""
 
-    reducer: Reducer
+    reducer: ReducerIO
     events: list[dict[str, object]]
     network: MemoryNetwork = field(default_factory=MemoryNetwork)
 
@@ -99,8 +99,8 @@ async def bench() -> Bench:
         offload=inline,
         log=events.append,
     )
-    made = Bench(Reducer(context), events)
-    made.reducer.viewed(view("abr"))
+    made = Bench(ReducerIO(context), events)
+    made.reducer.on_view(view("abr"))
     made.reducer.advanced(0, 0, GROUP)
     await MemoryTransport(made.network, "r").listen(made)
     return made

@@ -206,4 +206,4 @@ def test_no_frame_is_over_1_mib_and_each_shard_is_one_stream() -> None:
     assert 1024 * 1024 <= largest <= 1024 * 1024 + 64
     assert headers == 2 * Plan().chunks_per_peer(
         elements, 2
-    )  # each sends the other one shard a lap
+    )  # each sends the other one shard of each chunk

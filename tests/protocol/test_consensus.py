@@ -12,7 +12,7 @@ from algorithms.plan import PRESETS, Plan
 from tests.protocol.problem import Problem
 from tests.protocol.swarm import Peer, Swarm
 from tests.protocol.virtual_time import run
-from worker.exchange.allreduce.final_average import FinalAverage
+from worker.exchange.allreduce.final_average_io import FinalAverageIO
 from worker.exchange.types import RoundConfig
 from worker.training.inbox import Begin
 
@@ -34,13 +34,13 @@ def steady(plan: Plan = NOLOCO, seed: int = 0, **step_s: float) -> Problem:
 def begun(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Who has come to the pass, once for each fragment; filled as they do."""
     names: list[str] = []
-    begin = FinalAverage.begin
+    begin = FinalAverageIO.begin
 
-    async def noted(self: FinalAverage, message: Begin) -> None:
+    async def noted(self: FinalAverageIO, message: Begin) -> None:
         names.append(self._context.me)
         await begin(self, message)
 
-    monkeypatch.setattr(FinalAverage, "begin", noted)
+    monkeypatch.setattr(FinalAverageIO, "begin", noted)
     return names
 
 

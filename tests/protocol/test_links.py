@@ -21,12 +21,12 @@ SHARD_BYTES = 4 * 400_000
 
 
 @pytest.fixture
-def _one_lap(monkeypatch: pytest.MonkeyPatch) -> None:
+def _one_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     """One shard a peer, however large."""
     monkeypatch.setattr("algorithms.plan._MAX_CHUNKS_PER_PEER", 1)
 
 
-@pytest.mark.usefixtures("_one_lap")
+@pytest.mark.usefixtures("_one_chunk")
 def test_a_link_cut_amid_a_contribution_resumes_and_counts_once() -> None:
     async def scenario() -> None:
         async with Swarm(TWO_FRAMES) as swarm:
@@ -49,7 +49,7 @@ def test_a_link_cut_amid_a_contribution_resumes_and_counts_once() -> None:
     run(scenario())
 
 
-@pytest.mark.usefixtures("_one_lap")
+@pytest.mark.usefixtures("_one_chunk")
 def test_a_link_cut_amid_a_reduction_resumes_at_its_offset() -> None:
     async def scenario() -> None:
         async with Swarm(TWO_FRAMES) as swarm:

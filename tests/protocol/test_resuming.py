@@ -107,7 +107,7 @@ def test_a_round_laid_out_anew_just_before_its_mean_is_computed() -> None:
         made = await bench()
         pending = asyncio.create_task(made.send(contribution("a")))
         await asyncio.sleep(0.1)
-        made.reducer.viewed(view("a", dead="b", done="r"))  # nobody else is awaited any more
+        made.reducer.on_view(view("a", dead="b", done="r"))  # nobody else is awaited any more
         made.reducer.advanced(0, 0, ("a", "r"))
         (answer,) = await pending
         assert answer.WhichOneof("body") == "refusal"
@@ -131,7 +131,7 @@ def test_who_comes_while_the_mean_is_computed_is_not_said_to_have_come_last(
         own = asyncio.create_task(made.reducer.contribute(key, GROUP, payload, weight=1))
         pending = asyncio.create_task(made.send(contribution("a"), "a"))
         await asyncio.sleep(0.1)
-        made.reducer.viewed(view("ar", done="b"))  # nobody else is awaited any more
+        made.reducer.on_view(view("ar", done="b"))  # nobody else is awaited any more
         late, *_ = await made.send(contribution("b"), "b")
         first, *_ = await pending
         await own

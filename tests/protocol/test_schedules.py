@@ -1,143 +1,126 @@
-"""Thousands of random schedules of two rounds among 2 to 5 peers: what must hold in every one.
+"""Random schedules of mean rounds in the simulator: what must hold in every one.
 
-With a crash, 1 to 2 % of the schedules end with two reductions of one shard applied by different
-survivors; with four wrong suspicions in three seconds 12 %, with wrongly declared deaths a third.
-Anti-entropy repairs those (see `test_crashes`); anything else would be a defect.
+With a crash, a few schedules in a hundred end with two reductions of one shard applied by different
+survivors; with wrong suspicions and wrongly declared deaths more. Anti-entropy repairs those (see
+`test_crashes`); anything else would be a defect. `make schedules` plays 100,000 of them.
 """
 
-from collections import defaultdict
+from collections.abc import Callable
+from random import Random
 
 import pytest
 
-from tests.protocol.schedule_parts import Faults, Outcome, Reduction
-from tests.protocol.schedules import ROUND_S, TICK_S, World
-from worker.exchange.types import ShardKey
+from tests.support.mean_schedules import Run, play, random_run, violations
+from worker.membership import Health
+from worker.simulation.faults import BrittleStreams, Crash, Doubt, Fault, Late
 
-SCHEDULES = 250
+SCHEDULES = 40
 PEERS = (2, 3, 4, 5)
 ROUNDS = 2
+DURING_S = 4.0
 
 
-def play(faults: Faults, seed: int) -> World:
-    """Plays one schedule and checks what holds whatever happened in it."""
-    world = World(PEERS[seed % len(PEERS)], seed, faults, ROUNDS)
-    world.play()
-    for close in world.closes:
-        check_close(close)
-    for outcome in world.outcomes:
-        check_outcome(outcome)
-    closers = closers_of(world)
-    for key, reductions in applied(world).items():
-        assert len(reductions) <= len(closers[key])
-    for peer in world.peers.values():
-        ended = [o.round for o in world.outcomes if o.peer == peer.name and o.succeeded]
-        assert ended == sorted(set(ended)), "a round was applied twice"
-    return world
+def crash(rng: Random, peers: int) -> list[Fault]:
+    return [Crash(rng.randrange(peers), rng.uniform(0.0, DURING_S))]
 
 
-def check_close(close: Reduction) -> None:
-    """Sorted, each peer once, its own value, and of no other round or shard."""
-    assert list(close.contributors) == sorted(set(close.contributors))
-    assert [value.peer for value in close.values] == list(close.contributors)
-    assert {value.key for value in close.values} == {close.key}
+def breaking(rng: Random, peers: int) -> list[Fault]:
+    return [BrittleStreams(0.3, 0.0, DURING_S)]
 
 
-def check_outcome(outcome: Outcome) -> None:
-    """It ends by its deadline; who succeeded has one reduction of each shard of that round."""
-    assert outcome.ended_at - outcome.began_at <= ROUND_S + TICK_S
-    if outcome.succeeded:
-        assert sorted(outcome.reductions) == list(range(len(outcome.reductions)))
-        assert {r.key.round for r in outcome.reductions.values()} == {outcome.round}
-        assert {r.key.shard for r in outcome.reductions.values()} == set(outcome.reductions)
+def late(rng: Random, peers: int) -> list[Fault]:
+    """Later than the others' grace."""
+    return [Late(rng.randrange(peers), 0.0, rng.uniform(4.0, 8.0))]
 
 
-def closers_of(world: World) -> dict[ShardKey, list[str]]:
-    """Who computed each shard; a peer never computes one twice."""
-    closers = defaultdict(list)
-    for close in world.closes:
-        assert close.closer not in closers[close.key], "one peer closed a shard twice"
-        closers[close.key].append(close.closer)
-    return closers
+def suspicions(rng: Random, peers: int) -> list[Fault]:
+    plan = list[Fault]()
+    for _ in range(4):
+        observer, peer = rng.sample(range(peers), 2)
+        from_s = rng.uniform(0.0, DURING_S)
+        plan.append(Doubt(observer, peer, from_s, from_s + rng.uniform(0.1, 2.0)))
+    return plan
 
 
-def applied(world: World) -> dict[ShardKey, set[Reduction]]:
-    """The reductions of each shard that somebody applied."""
-    found = defaultdict(set)
-    for outcome in world.outcomes:
-        if outcome.succeeded:
-            for reduction in outcome.reductions.values():
-                found[reduction.key].add(reduction)
-    return found
+def false_deaths(rng: Random, peers: int) -> list[Fault]:
+    plan = suspicions(rng, peers)
+    for each in list(plan):
+        if isinstance(each, Doubt) and rng.random() < 0.5:
+            to_s = each.to_s + rng.uniform(0.1, 2.0)
+            plan.append(Doubt(each.observer, each.peer, each.to_s, to_s, Health.DEAD))
+    return plan
 
 
-def disagrees(world: World) -> bool:
-    return any(len(reductions) > 1 for reductions in applied(world).values())
+Kind = Callable[[Random, int], list[Fault]]
 
 
-@pytest.mark.parametrize("break_rate", [0.0, 0.3], ids=["undisturbed", "streams break"])
-def test_everyone_counts_everyone(break_rate: float) -> None:
+def runs(*kinds: Kind) -> list[Run]:
+    """Schedules with these faults, in each of which all that must hold has held."""
+    played = []
     for seed in range(SCHEDULES):
-        world = play(Faults(break_rate=break_rate), seed)
-        assert len(world.outcomes) == ROUNDS * len(world.peers)
-        assert all(outcome.succeeded for outcome in world.outcomes)
-        for close in world.closes:
-            assert len(close.contributors) == len(world.peers)
-        assert all(len(closers) == 1 for closers in closers_of(world).values())
+        rng, peers = Random(seed), PEERS[seed % len(PEERS)]
+        run = play(peers, tuple(f for kind in kinds for f in kind(rng, peers)), seed, ROUNDS)
+        assert list(violations(run)) == [], seed
+        played.append(run)
+    return played
+
+
+def failures(run: Run) -> int:
+    return sum(bool(outcome.reason) for outcome in run.record.outcomes)
+
+
+@pytest.mark.parametrize("kinds", [(), (breaking,)], ids=["undisturbed", "streams break"])
+def test_everyone_counts_everyone(kinds: tuple[Kind, ...]) -> None:
+    for run in runs(*kinds):
+        assert len(run.record.outcomes) == ROUNDS * len(run.peers)
+        assert not failures(run)
+        assert len(run.record.kept) == ROUNDS * len(run.peers)
+        for close in run.record.closes:
+            assert len(close.reduction.header.contributors) == len(run.peers)
 
 
 def test_a_straggler_is_late_and_takes_the_answer() -> None:
-    """Later than the grace: the others close without it, and it applies what they applied."""
-    for seed in range(SCHEDULES):
-        world = play(Faults(straggler=True), seed)
-        assert all(outcome.succeeded for outcome in world.outcomes)
-        assert not disagrees(world)
+    """The others close without it, and it applies what they applied."""
+    for run in runs(late):
+        assert not failures(run)
+        assert not run.disagrees
 
 
-@pytest.mark.parametrize("break_rate", [0.0, 0.2], ids=["links hold", "streams break"])
-def test_survivors_of_a_crash_finish(break_rate: float) -> None:
-    disagreements = 0
-    for seed in range(SCHEDULES):
-        world = play(Faults(crash=True, break_rate=break_rate), seed)
-        for peer in world.peers.values():
-            assert peer.crashed or peer.done
-        disagreements += disagrees(world)
-        if not disagrees(world):
-            assert all(outcome.succeeded for outcome in world.outcomes)
-    assert disagreements <= 0.03 * SCHEDULES
+@pytest.mark.parametrize("kinds", [(crash,), (crash, breaking)], ids=["links hold", "break"])
+def test_survivors_of_a_crash_finish(kinds: tuple[Kind, ...]) -> None:
+    played = runs(*kinds)
+    assert all(peer.done for run in played for peer in run.live)
+    assert not any(failures(run) for run in played if not run.disagrees)
+    assert sum(run.disagrees for run in played) <= 0.1 * SCHEDULES
 
 
 def test_wrong_suspicions_stop_nobody() -> None:
-    disagreements = 0
-    for seed in range(SCHEDULES):
-        world = play(Faults(suspicions=4), seed)
-        assert all(peer.done for peer in world.peers.values())
-        disagreements += disagrees(world)
-    assert disagreements <= 0.2 * SCHEDULES
+    assert sum(run.disagrees for run in runs(suspicions)) <= 0.3 * SCHEDULES
 
 
 def test_wrongly_declared_deaths_stop_nobody() -> None:
-    disagreements = failures = outcomes = 0
-    for seed in range(SCHEDULES):
-        world = play(Faults(suspicions=4, false_deaths=0.5), seed)
-        assert all(peer.done for peer in world.peers.values())
-        disagreements += disagrees(world)
-        failures += sum(not outcome.succeeded for outcome in world.outcomes)
-        outcomes += len(world.outcomes)
-    assert disagreements <= 0.5 * SCHEDULES
-    assert failures <= 0.02 * outcomes
+    played = runs(false_deaths)
+    assert sum(run.disagrees for run in played) <= 0.5 * SCHEDULES
+    outcomes = sum(len(run.record.outcomes) for run in played)
+    assert sum(failures(run) for run in played) <= 0.04 * outcomes
 
 
 def test_everything_at_once() -> None:
-    faults = Faults(crash=True, break_rate=0.2, suspicions=4, false_deaths=0.3, straggler=True)
-    for seed in range(SCHEDULES):
-        world = play(faults, seed)
-        assert all(peer.crashed or peer.done for peer in world.peers.values())
+    for run in runs(crash, breaking, false_deaths, late):
+        assert all(peer.done for peer in run.live)
+
+
+@pytest.mark.parametrize("seeds", [range(start, start + 30) for start in (0, 30, 60)])
+def test_random_plans_of_faults(seeds: range) -> None:
+    for seed in seeds:
+        assert list(violations(random_run(seed))) == [], seed
 
 
 def test_a_seed_is_a_schedule() -> None:
-    faults = Faults(crash=True, break_rate=0.2, suspicions=2)
     for seed in (5, 6, 7):
-        one, other = play(faults, seed), play(faults, seed)
-        assert one.outcomes == other.outcomes
-        assert one.closes == other.closes
-        assert one.now == other.now
+        one, other = random_run(seed), random_run(seed)
+        assert one.swarm.clock.now == other.swarm.clock.now
+        ended = [(o.peer, o.round, o.ended_at, o.reason) for o in one.record.outcomes]
+        assert ended == [(o.peer, o.round, o.ended_at, o.reason) for o in other.record.outcomes]
+        closed = [(c.closer, c.key, c.reduction.header) for c in one.record.closes]
+        assert closed == [(c.closer, c.key, c.reduction.header) for c in other.record.closes]

@@ -10,12 +10,15 @@ from algorithms.codecs import Codec, codec_by_name
 from algorithms.grouping import reducer_orders
 from algorithms.plan import Plan
 from worker import wire
+from worker.exchange.allreduce.dialogue import ShardRange
 from worker.exchange.compression import Compression
 from worker.exchange.types import RoundConfig
 from worker.transport import Stream
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from worker.training.inbox import RoundDone, RoundFailed
 
 T = TypeVar("T")
 
@@ -28,6 +31,24 @@ class Offload(Protocol):
     """Runs a function of numpy and torch calls off the loop."""
 
     async def __call__(self, work: Callable[[], T], /) -> T: ...
+
+
+class Peers(Protocol):
+    """The other peers, as the I/O of rounds reaches them. io thread only."""
+
+    def open(self, peer: str, method: str) -> Stream:
+        """Raises TransportError: no address is known."""
+        ...
+
+    def suspect(self, peer: str) -> None:
+        """A stream to the peer broke: membership probes it."""
+        ...
+
+
+class Results(Protocol):
+    """Where the ends of rounds go. io thread only."""
+
+    def finished(self, result: "RoundDone | RoundFailed") -> None: ...
 
 
 @dataclass
@@ -172,14 +193,27 @@ class Context:
             raise wire.WireError(f"a contribution of {announced} {of} {most}")
         return announced
 
-    def bounds(self, fragment: int, group: Sequence[str]) -> tuple[tuple[int, int], ...]:
-        """The ranges of a fragment's shards."""
-        return self.plan.shard_bounds(self.elements[fragment], len(group))
+    @property
+    def fragments(self) -> int:
+        """How many there are."""
+        return len(self.elements)
+
+    def shards(self, fragment: int, group: Sequence[str]) -> tuple[ShardRange, ...]:
+        """The ranges of a fragment's shards, and their encoded sizes."""
+        return _shards(self.plan, self.elements[fragment], len(group))
+
+    def group_hash(self, group: tuple[str, ...]) -> int:
+        """What tells a group that lays out a round from another."""
+        return _group_hash(group)
 
     def orders(self, fragment: int, group: Sequence[str]) -> tuple[tuple[str, ...], ...]:
-        """Who may reduce each of them."""
+        """The peers that may reduce each shard, best first."""
         chunks_per_peer = self.plan.chunks_per_peer(self.elements[fragment], len(group))
         return _orders(self.run, fragment, tuple(group), chunks_per_peer)
+
+    def transfer_s(self, fragment: int) -> float:
+        """How long the fragment takes on the slowest link that is planned for."""
+        return self.config.transfer_s(self.codec.encoded_bytes(self.elements[fragment]))
 
     def round_s(self, fragment: int) -> float:
         """How long a round of the fragment may take."""
@@ -192,6 +226,23 @@ def _orders(
     run: int, fragment: int, group: tuple[str, ...], chunks_per_peer: int
 ) -> tuple[tuple[str, ...], ...]:
     return reducer_orders(run, fragment, group, chunks_per_peer)
+
+
+@lru_cache(maxsize=256)
+def _shards(plan: Plan, elements: int, peers: int) -> tuple[ShardRange, ...]:
+    codec, reduction_codec = codec_by_name(plan.codec), codec_by_name(plan.reduction_codec)
+    return tuple(
+        ShardRange(
+            start,
+            stop,
+            codec.encoded_bytes(stop - start),
+            reduction_codec.encoded_bytes(stop - start),
+        )
+        for start, stop in plan.shard_bounds(elements, peers)
+    )
+
+
+_group_hash = lru_cache(maxsize=256)(wire.group_hash)
 
 
 class Tasks:

@@ -9,6 +9,11 @@ from google.protobuf.message import DecodeError, Message
 
 from protos import documents
 from protos import murmuration_pb2 as pb
+from worker.exchange.allreduce.dialogue import (
+    ContributionHeader,
+    ReductionHeader,
+    RefusalKind,
+)
 from worker.exchange.types import ShardKey
 from worker.membership import MAX_UNREACHABLE, Digest, Health, Member, Phase
 from worker.wire.errors import Again, WireError
@@ -33,10 +38,8 @@ def parse(kind: type[T], raw: bytes) -> T:
 class Reduction:
     """The mean of a shard, as the encoded bytes that everyone applies."""
 
-    contributors: tuple[str, ...]
-    next_group: tuple[str, ...]
+    header: ReductionHeader
     payload: Payload
-    last: str  # whose contribution came last
 
 
 def unpack_document(raw: bytes, max_bytes: int) -> dict[str, Any]:
@@ -56,29 +59,85 @@ def key_of(header: pb.ContributionHeader) -> ShardKey:
     return ShardKey(header.fragment, header.round, header.shard)
 
 
-def reduction_header(reduction: Reduction, codec: int) -> bytes:
-    return pb.ExchangeDown(
-        header=pb.ReductionHeader(
-            contributors=reduction.contributors,
-            next_group=reduction.next_group,
-            codec=codec,
-            total_bytes=len(reduction.payload.raw),
-            hash=reduction.payload.hash,
-            last=reduction.last,
+def contribution_to_message(header: ContributionHeader) -> bytes:
+    key = header.key
+    return pb.ExchangeUp(
+        header=pb.ContributionHeader(
+            run=header.run,
+            fragment=key.fragment,
+            round=key.round,
+            shard=key.shard,
+            sender=header.sender,
+            group=header.group,
+            codec=header.codec,
+            elements=header.elements,
+            total_bytes=header.total_bytes,
+            hash=header.hash,
+            reduction_offset=header.reduction_offset,
+            weight=header.weight,
+            resumed=header.resumed,
         )
     ).SerializeToString()
 
 
-REFUSAL_CODES: dict[str, "pb.RefusalCode.ValueType"] = {
+def contribution_from_message(header: pb.ContributionHeader) -> ContributionHeader:
+    return ContributionHeader(
+        run=header.run,
+        key=key_of(header),
+        sender=header.sender,
+        group=header.group,
+        codec=header.codec,
+        elements=header.elements,
+        total_bytes=header.total_bytes,
+        hash=header.hash,
+        reduction_offset=header.reduction_offset,
+        weight=header.weight,
+        resumed=header.resumed,
+    )
+
+
+def reduction_to_message(header: ReductionHeader) -> bytes:
+    return pb.ExchangeDown(
+        header=pb.ReductionHeader(
+            contributors=header.contributors,
+            next_group=header.next_group,
+            codec=header.codec,
+            total_bytes=header.total_bytes,
+            hash=header.hash,
+            last=header.last,
+        )
+    ).SerializeToString()
+
+
+def reduction_from_message(header: pb.ReductionHeader) -> ReductionHeader:
+    return ReductionHeader(
+        contributors=tuple(header.contributors),
+        next_group=tuple(header.next_group),
+        codec=header.codec,
+        total_bytes=header.total_bytes,
+        hash=header.hash,
+        last=header.last,
+    )
+
+
+_REFUSAL_CODES: dict[RefusalKind, "pb.RefusalCode.ValueType"] = {
+    "run": pb.RefusalCode.REFUSAL_RUN,
     "group": pb.RefusalCode.REFUSAL_GROUP,
     "pruned": pb.RefusalCode.REFUSAL_PRUNED,
     "invalid": pb.RefusalCode.REFUSAL_INVALID,
     "again": pb.RefusalCode.REFUSAL_AGAIN,
 }
+_REFUSAL_KINDS = {code: kind for kind, code in _REFUSAL_CODES.items()}
 
 
-def refusal(code: "pb.RefusalCode.ValueType", reason: str) -> bytes:
-    return pb.ExchangeDown(refusal=pb.Refusal(code=code, reason=reason)).SerializeToString()
+def refusal_to_message(kind: RefusalKind, reason: str) -> bytes:
+    refused = pb.Refusal(code=_REFUSAL_CODES[kind], reason=reason)
+    return pb.ExchangeDown(refusal=refused).SerializeToString()
+
+
+def refusal_kind(refused: pb.Refusal) -> RefusalKind:
+    """A code that is not known ends the round, as one that says so."""
+    return _REFUSAL_KINDS.get(refused.code, "invalid")
 
 
 def member_to_message(member: Member) -> pb.Member:

@@ -102,7 +102,6 @@ def payload_messages(
 class Incoming:
     """A payload of known size and hash, arriving in frames; resumes where it broke off.
 
-    `taken_by` is the stream it arrives on: an earlier one that still trickles is passed over.
     `weight` is what its values count in a mean.
     """
 
@@ -111,7 +110,6 @@ class Incoming:
         self.buffer = memoryview(bytearray(total_bytes))
         self.received_bytes = 0
         self.verified = False
-        self.taken_by: object = None
         self.weight = 1
 
     @classmethod

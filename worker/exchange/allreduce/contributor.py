@@ -2,14 +2,41 @@
 
 A shard goes to the first usable peer in its rendezvous order that everybody reaches. A broken
 stream is tried again at the same peer, resuming where it was; when membership doubts that peer, or
-knows that the link to it is cut, the next takes over. The round succeeds when all shards are
-reduced, and fails as a whole at its deadline or when a reducer says that it cannot succeed. The
-machine ends by emitting `Succeeded` or `Failed` once.
+knows that the link to it is cut, the next takes over. The shards for one peer go one after another:
+the first come back while others go. The round succeeds when all shards are reduced, and fails as a
+whole at its deadline or when a reducer says that it cannot succeed. The machine ends by emitting
+`Succeeded` or `Failed` once.
 """
 
-from collections.abc import Sequence
+import math
+from collections import defaultdict
 from dataclasses import dataclass
 
+from worker.exchange.allreduce.dialogue import (
+    ContributionHeader,
+    Group,
+    ReductionHeader,
+    RoundLayout,
+)
+from worker.exchange.allreduce.events import (
+    AnswerDamaged,
+    ContributionRedirected,
+    ContributionRefused,
+    ContributionResumed,
+    ContributionSent,
+    ContributorAction,
+    ContributorEvent,
+    DecodeReduction,
+    EndTry,
+    OpenTry,
+    ReceiveReduction,
+    ReductionBegun,
+    ReductionBytes,
+    ReductionDecoded,
+    SendContribution,
+    TryBroken,
+    UseReduction,
+)
 from worker.exchange.types import (
     Failed,
     GivenUp,
@@ -22,155 +49,305 @@ from worker.exchange.types import (
     ViewUpdated,
 )
 
-# ------------------------------------------------------------------------------------- events
-
 
 @dataclass(frozen=True)
-class Reduced:
-    """The reduction of a shard is here, complete and verified."""
+class OwnRound:
+    """What this peer contributes; `hashes` are those of its encoded shards."""
 
-    shard: int
-    attempt: int
-
-
-@dataclass(frozen=True)
-class Redirected:
-    """The asked peer sees a live peer above itself for this shard."""
-
-    shard: int
-    attempt: int
-    peer: str
-
-
-@dataclass(frozen=True)
-class Broken:
-    """The try ended without an answer; another may succeed. `link`: the link is at fault."""
-
-    shard: int
-    attempt: int
-    reason: str
-    link: bool
-
-
-@dataclass(frozen=True)
-class Refused:
-    """The reducer says that this round cannot succeed for this peer."""
-
-    shard: int
-    attempt: int
-    reason: str
-
-
-Event = RoundTick | ViewUpdated | Reduced | Redirected | Broken | Refused | GivenUp
-
-# ------------------------------------------------------------------------------------ actions
-
-
-@dataclass(frozen=True)
-class OpenExchange:
-    """Send the shard to the peer and await its reduction; `resumed`: a try had begun there."""
-
-    key: ShardKey
-    peer: str
-    attempt: int
-    resumed: bool
-
-
-@dataclass(frozen=True)
-class CancelExchange:
-    key: ShardKey
-    attempt: int
-
-
-Action = OpenExchange | CancelExchange | Suspect | Succeeded | Failed
+    fragment: int
+    round: int
+    group: Group
+    hashes: tuple[int, ...]
+    weight: int = 1
 
 
 @dataclass
-class _Shard:
+class _Part:
+    """One shard on its way; `came_bytes` are of the reduction whose hash is `came_of`."""
+
     target: str = ""
     attempt: int = 0
     open: bool = False
-    reduced: bool = False
+    asked: bool = False  # for frames: they go out, or wait for their turn
+    offset: int = 0
+    receiving: ReductionHeader | None = None
+    reduction: ReductionHeader | None = None
+    came_of: int | None = None
+    came_bytes: int = 0
     retry_at: float = 0.0
     last_reason: str = ""
     tried: str = ""
 
 
-class Contributing:
-    """Round `round` of fragment `fragment` at this peer.
+class Contributor:
+    """One round of one fragment at this peer.
 
     Args:
-        orders: per shard the peers that may reduce it, best first
-            (`algorithms.grouping.reducer_orders`).
+        me, own: this peer, and what it contributes.
+        layout: of rounds.
         deadline: monotonic time (s) at which the round is given up.
     """
 
     def __init__(
         self,
         me: str,
-        fragment: int,
-        round_: int,
-        orders: Sequence[Sequence[str]],
+        own: OwnRound,
+        layout: RoundLayout,
         view: View,
         config: RoundConfig,
         deadline: float,
     ) -> None:
-        self._me, self.fragment, self.round = me, fragment, round_
-        self._orders, self._view, self._config = orders, view, config
-        self._deadline = deadline
-        self._shards = [_Shard() for _ in orders]
+        self._me, self._own, self._layout = me, own, layout
+        self._view, self._config, self._deadline = view, config, deadline
+        self.fragment, self.round = own.fragment, own.round
+        self._orders = layout.orders(own.fragment, own.group)
+        self._ranges = layout.shards(own.fragment, own.group)
+        self._parts = [_Part() for _ in self._orders]
+        self._lanes: defaultdict[str, list[int]] = defaultdict(list)
+        self._slowest = ""
         self._ended = False
+
+    # -------------------------------------------------------------------- what the round came to
 
     @property
     def waiting_for(self) -> tuple[str, ...]:
         """The reducers whose answer is missing."""
-        return tuple(sorted({s.target for s in self._shards if not s.reduced and s.target}))
+        return tuple(sorted({p.target for p in self._parts if p.reduction is None and p.target}))
 
-    def step(self, event: Event, now: float) -> list[Action]:
+    @property
+    def contributors(self) -> int:
+        """The fewest in any shard's mean."""
+        return min(len(each.contributors) for each in self._reductions())
+
+    @property
+    def next_group(self) -> Group:
+        return self._reductions()[0].next_group
+
+    @property
+    def missed(self) -> tuple[tuple[int, int], ...]:
+        """The ranges whose reduction does not have this peer in it."""
+        return self._where(counted=False)
+
+    @property
+    def counted(self) -> tuple[tuple[int, int], ...]:
+        """The ranges whose reduction is here and has this peer in it."""
+        return self._where(counted=True)
+
+    @property
+    def waited_for(self) -> str:
+        """The late peer: the last to contribute to every shard, or else the last to answer."""
+        late = {each.last for each in self._reductions()}
+        return late.pop() if len(late) == 1 else self._slowest
+
+    def wakes_at(self, now: float) -> float:
+        """When a tick may change something; inf once the round has ended."""
+        if self._ended:
+            return math.inf
+        retries = (p.retry_at for p in self._parts if p.reduction is None and not p.open)
+        return min((self._deadline, *(at for at in retries if at > now)))
+
+    def receives(self, shard: int, attempt: int) -> bool:
+        """Whether frames of a reduction are expected on this try."""
+        part = self._current(shard, attempt)
+        return part is not None and part.receiving is not None
+
+    # ------------------------------------------------------------------------------------ events
+
+    def handle(self, event: ContributorEvent, now: float) -> list[ContributorAction]:
         """Takes one event at monotonic time `now` (s) and says what to do."""
         if self._ended:
             return []
-        actions: list[Action] = []
+        actions: list[ContributorAction] = []
         match event:
             case RoundTick():
                 pass
             case ViewUpdated(view):
                 self._view = view
-            case Reduced(shard, attempt):
-                if state := self._current(shard, attempt):
-                    state.reduced, state.open = True, False
-            case Redirected(shard, attempt, peer):
-                if state := self._current(shard, attempt):
-                    state.open = False
-                    state.last_reason = f"{state.target} leaves it to {peer}"
-                    # Our own view decides; where it agrees, go there at once.
-                    best = self._best(shard)
-                    state.retry_at = now if best == peer else now + self._config.retry_s
-            case Broken(shard, attempt, reason, link):
-                if state := self._current(shard, attempt):
-                    state.open, state.last_reason = False, reason
-                    state.retry_at = now + self._config.retry_s
-                    if link:
-                        actions.append(Suspect(state.target))
-            case Refused(shard, attempt, reason):
-                if self._current(shard, attempt):
-                    return actions + self._fail(reason)
             case GivenUp(reason):
                 return self._fail(reason)
+            case ContributionRefused(shard, attempt, kind, reason) if kind != "again":
+                if part := self._current(shard, attempt):
+                    return self._fail(self._said(part, reason))
+            case _:
+                part = self._current(event.shard, event.attempt)
+                if part is None:
+                    return []
+                actions += self._answered(event.shard, part, event, now)
         actions += self._advance(now)
-        if all(state.reduced for state in self._shards):
+        if all(part.reduction is not None for part in self._parts):
             self._ended = True
             actions.append(Succeeded())
         elif now >= self._deadline:
-            reasons = {s.last_reason for s in self._shards if not s.reduced and s.last_reason}
+            reasons = {p.last_reason for p in self._parts if p.reduction is None and p.last_reason}
             actions += self._fail("; ".join(["the round's deadline has passed", *sorted(reasons)]))
         return actions
 
+    def _answered(
+        self, shard: int, part: _Part, event: ContributorEvent, now: float
+    ) -> list[ContributorAction]:
+        """Something has happened to a try that is on its way."""
+        match event:
+            case ContributionResumed(offset=offset):
+                if part.asked or part.target == self._me:
+                    return self._damaged(
+                        shard, part, f"{self._key(shard)}: an unexpected resume", now
+                    )
+                return self._queue(shard, min(offset, self._ranges[shard].contribution_bytes))
+            case ContributionSent():
+                return self._leave_lane(shard, part)
+            case ContributionRedirected(peer=peer):
+                part.last_reason = f"{part.target} leaves it to {peer}"
+                # Our own view decides; where it agrees, go there at once.
+                best = self._best(shard)
+                part.retry_at = now if best == peer else now + self._config.retry_s
+                return self._end(shard, part)
+            case ContributionRefused(reason=reason):
+                return self._break(shard, part, reason, now)
+            case ReductionBegun(header=header, whole=whole):
+                return self._begun(shard, part, header, whole, now)
+            case ReductionBytes(size=size) if part.receiving is not None:
+                part.came_bytes += size
+                return self._decode_if_whole(shard, part)
+            case ReductionDecoded() if part.receiving is not None:
+                part.reduction, self._slowest = part.receiving, part.target
+                use = UseReduction(self._key(shard), part.attempt)
+                return [use, *self._end(shard, part)]
+            case AnswerDamaged(reason=reason):
+                return self._damaged(shard, part, reason, now)
+            case TryBroken(reason=reason):
+                broke_off = "ended without an answer"
+                if part.receiving is not None:
+                    broke_off = f"{self._key(shard)}: the reduction broke off"
+                suspect = Suspect(part.target)
+                return [*self._break(shard, part, reason or broke_off, now), suspect]
+        return []
+
+    # ------------------------------------------------------------------------------- the answer
+
+    def _begun(
+        self, shard: int, part: _Part, header: ReductionHeader, whole: bool, now: float
+    ) -> list[ContributorAction]:
+        key, codec = self._key(shard), self._layout.reduction_codec
+        expected = self._ranges[shard].reduction_bytes
+        if header.codec != codec.wire_id or header.total_bytes != expected:
+            wrong = (
+                f"{key}: a reduction of {header.total_bytes} bytes in codec {header.codec}, "
+                f"expected {expected} in {codec.name}"
+            )
+            return self._damaged(shard, part, wrong, now)
+        if header.last and header.last not in header.contributors:
+            wrong = f"{key}: {header.last!r} came last, but is no contributor"
+            return self._damaged(shard, part, wrong, now)
+        fresh = part.came_of is None
+        if part.came_of not in (None, header.hash):
+            return self._damaged(
+                shard, part, f"{key}: the reduction is another one than before", now
+            )
+        part.receiving, part.came_of = header, header.hash
+        if whole:
+            part.came_bytes = expected
+        receive = ReceiveReduction(key, part.attempt, header, fresh)
+        return [receive, *self._decode_if_whole(shard, part)]
+
+    def _decode_if_whole(self, shard: int, part: _Part) -> list[ContributorAction]:
+        if part.came_bytes < self._ranges[shard].reduction_bytes:
+            return []
+        return [DecodeReduction(self._key(shard), part.attempt)]
+
+    # ------------------------------------------------------------------------- the end of a try
+
+    def _damaged(self, shard: int, part: _Part, reason: str, now: float) -> list[ContributorAction]:
+        """Nothing that came is to be used."""
+        part.came_of, part.came_bytes = None, 0
+        return self._break(shard, part, reason, now)
+
+    def _break(self, shard: int, part: _Part, reason: str, now: float) -> list[ContributorAction]:
+        """Another try may succeed."""
+        part.last_reason = self._said(part, reason)
+        part.retry_at = now + self._config.retry_s
+        return self._end(shard, part)
+
+    def _end(self, shard: int, part: _Part, *, taken_over: bool = False) -> list[ContributorAction]:
+        part.open, part.receiving = False, None
+        ended = EndTry(self._key(shard), part.attempt, taken_over)
+        return [ended, *self._leave_lane(shard, part)]
+
+    def _fail(self, reason: str) -> list[ContributorAction]:
+        self._ended = True
+        failed = Failed(reason, self.waiting_for)
+        actions: list[ContributorAction] = [
+            EndTry(self._key(shard), part.attempt)
+            for shard, part in enumerate(self._parts)
+            if part.open
+        ]
+        return [*actions, failed]
+
+    # ------------------------------------------------------------------------------- the way out
+
+    def _queue(self, shard: int, offset: int) -> list[ContributorAction]:
+        """The frames go out when those before them to the same peer have."""
+        part = self._parts[shard]
+        part.asked, part.offset = True, offset
+        lane = self._lanes[part.target]
+        lane.append(shard)
+        return [self._send(shard)] if lane[0] == shard else []
+
+    def _leave_lane(self, shard: int, part: _Part) -> list[ContributorAction]:
+        lane = self._lanes[part.target]
+        if shard not in lane:
+            return []
+        first = lane[0] == shard
+        lane.remove(shard)
+        return [self._send(lane[0])] if first and lane else []
+
+    def _send(self, shard: int) -> SendContribution:
+        part = self._parts[shard]
+        return SendContribution(self._key(shard), part.attempt, part.offset)
+
+    def _advance(self, now: float) -> list[ContributorAction]:
+        """Moves what its reducer will not answer, and begins what is due."""
+        actions: list[ContributorAction] = []
+        for shard, part in enumerate(self._parts):
+            if part.reduction is not None or (part.open and not self._lost(part.target)):
+                continue
+            best = self._best(shard)
+            if part.open and best != part.target:
+                actions += self._end(shard, part, taken_over=True)
+                part.retry_at = now
+            if part.open or best is None or now < part.retry_at:
+                continue
+            actions += self._open(shard, part, best)
+        return actions
+
+    def _open(self, shard: int, part: _Part, peer: str) -> list[ContributorAction]:
+        resumed, part.tried = part.tried == peer, peer
+        if not resumed:
+            part.came_of, part.came_bytes = None, 0
+        part.target, part.open, part.asked = peer, True, False
+        part.attempt += 1
+        own, range_ = self._own, self._ranges[shard]
+        header = ContributionHeader(
+            run=self._layout.run,
+            key=self._key(shard),
+            sender=self._me,
+            group=self._layout.group_hash(own.group),
+            codec=self._layout.codec.wire_id,
+            elements=range_.stop - range_.start,
+            total_bytes=range_.contribution_bytes,
+            hash=own.hashes[shard],
+            weight=own.weight,
+            reduction_offset=part.came_bytes,
+            resumed=resumed,
+        )
+        opened: list[ContributorAction] = [OpenTry(peer, part.attempt, header)]
+        sends = not resumed and peer != self._me
+        return opened + (self._queue(shard, 0) if sends else [])
+
     # --------------------------------------------------------------------------------- inside
 
-    def _current(self, shard: int, attempt: int) -> _Shard | None:
-        state = self._shards[shard]
-        return state if state.open and state.attempt == attempt else None
+    def _current(self, shard: int, attempt: int) -> _Part | None:
+        part = self._parts[shard]
+        return part if part.open and part.attempt == attempt else None
 
     def _best(self, shard: int) -> str | None:
         return self._view.reducer(self._orders[shard])
@@ -183,33 +360,15 @@ class Contributing:
     def _key(self, shard: int) -> ShardKey:
         return ShardKey(self.fragment, self.round, shard)
 
-    def _advance(self, now: float) -> list[Action]:
-        actions: list[Action] = []
-        for shard, state in enumerate(self._shards):
-            if state.reduced:
-                continue
-            if state.open and not self._lost(state.target):
-                continue
-            best = self._best(shard)
-            if state.open and best != state.target:
-                actions.append(CancelExchange(self._key(shard), state.attempt))
-                state.open, state.retry_at = False, now
-            if state.open or best is None or now < state.retry_at:
-                continue
-            state.target, state.open = best, True
-            state.attempt += 1
-            actions.append(
-                OpenExchange(self._key(shard), best, state.attempt, resumed=state.tried == best)
-            )
-            state.tried = best
-        return actions
+    def _said(self, part: _Part, reason: str) -> str:
+        return reason if part.target == self._me else f"{part.target}: {reason}"
 
-    def _fail(self, reason: str) -> list[Action]:
-        self._ended = True
-        waiting_for = self.waiting_for
-        actions: list[Action] = [
-            CancelExchange(self._key(shard), state.attempt)
-            for shard, state in enumerate(self._shards)
-            if state.open
-        ]
-        return [*actions, Failed(reason, waiting_for)]
+    def _reductions(self) -> list[ReductionHeader]:
+        return [part.reduction for part in self._parts if part.reduction is not None]
+
+    def _where(self, *, counted: bool) -> tuple[tuple[int, int], ...]:
+        return tuple(
+            range_.bounds
+            for range_, part in zip(self._ranges, self._parts, strict=True)
+            if part.reduction is not None and (self._me in part.reduction.contributors) is counted
+        )

@@ -1,8 +1,6 @@
-"""The contributing side: this peer's rounds, each shard to its reducer and each reduction back."""
+"""The contributing side on the network: carries out what `Contributor` says."""
 
 import asyncio
-from collections import defaultdict
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -10,11 +8,31 @@ from typing import TYPE_CHECKING
 from algorithms.diloco import contribution_seed
 from protos import murmuration_pb2 as pb
 from worker import wire
-from worker.exchange.allreduce import contributor as machine
-from worker.exchange.allreduce import reducer as reducing
-from worker.exchange.allreduce.contributor import Contributing
-from worker.exchange.allreduce.reducer_io import Reducer
-from worker.exchange.context import Context, Tasks
+from worker.exchange.allreduce.contributor import Contributor, OwnRound
+from worker.exchange.allreduce.dialogue import ReductionHeader, ShardRange
+from worker.exchange.allreduce.events import (
+    AnswerDamaged,
+    ContributionRedirected,
+    ContributionRefused,
+    ContributionResumed,
+    ContributionSent,
+    ContributorAction,
+    ContributorEvent,
+    DecodeReduction,
+    EndTry,
+    OpenTry,
+    ReceiveReduction,
+    RedirectStream,
+    ReductionBegun,
+    ReductionBytes,
+    ReductionDecoded,
+    RefuseStream,
+    SendContribution,
+    TryBroken,
+    UseReduction,
+)
+from worker.exchange.allreduce.reducer_io import ReducerIO
+from worker.exchange.context import Context, Peers, Results, Tasks
 from worker.exchange.types import (
     Failed,
     GivenUp,
@@ -26,104 +44,108 @@ from worker.exchange.types import (
     ViewUpdated,
 )
 from worker.training.inbox import Begin, RoundDone, RoundFailed
-from worker.transport import Stream, Transport, TransportError
+from worker.transport import Stream, TransportError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-@dataclass
-class _Round:
-    """One of this peer's rounds on its way."""
+@dataclass(eq=False)
+class _Try:
+    """One try of one shard at one peer; `taken` is what the reduction decoded to."""
 
-    machine: Contributing
-    group: tuple[str, ...]
-    bounds: tuple[tuple[int, int], ...]
+    over: bool = False
+    stream: Stream | None = None
+    header_sent: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[None] | None = None
+    sending: asyncio.Task[None] | None = None
+    header: ReductionHeader | None = None
+    incoming: wire.Incoming | None = None
+    is_whole: bool = False
+    taken: "tuple[wire.Reduction, Tensor] | None" = None
+
+
+@dataclass(eq=False)
+class _OwnRound:
+    """One of this peer's rounds on its way; `away` are the shards that others reduce."""
+
+    machine: Contributor
+    begin: Begin
+    shards: tuple[ShardRange, ...]
     payloads: list[wire.Payload]
     error: "Tensor | None"
-    weight: int
     mean: "Tensor"
     began: float
-    away: set[int] = field(default_factory=set)  # the shards that others reduce
-    lanes: defaultdict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
-    slowest: str = ""  # the reducer whose answer came last
-    streams: dict[tuple[int, int], asyncio.Task[None]] = field(default_factory=dict)
+    away: set[int] = field(default_factory=set)
+    tries: dict[tuple[int, int], _Try] = field(default_factory=dict)
     partial: dict[int, wire.Incoming] = field(default_factory=dict)
-    reductions: dict[int, wire.Reduction] = field(default_factory=dict)
 
 
-class Contributor:
+class ContributorIO:
     """This peer's own rounds, at most one per fragment. io thread only.
 
     Args:
         context: what both sides share.
         reducer: this peer's own, for the shard that falls to itself.
-        transport, address_of: how to reach a peer.
-        finished: takes each RoundDone and RoundFailed.
-        doubt: takes a peer whose stream broke.
+        peers: how to reach the others.
+        results: takes each RoundDone and RoundFailed.
     """
 
     def __init__(
-        self,
-        context: Context,
-        reducer: Reducer,
-        transport: Transport,
-        address_of: Callable[[str], str | None],
-        finished: Callable[[RoundDone | RoundFailed], None],
-        doubt: Callable[[str], None],
+        self, context: Context, reducer: ReducerIO, peers: Peers, results: Results
     ) -> None:
         self._context, self._reducer = context, reducer
-        self._transport, self._address_of = transport, address_of
-        self._finished, self._doubt = finished, doubt
+        self._peers, self._results = peers, results
         self._view = View()
-        self._rounds: dict[int, _Round] = {}
+        self._rounds: dict[int, _OwnRound] = {}
         self._tasks = Tasks()
 
     def tick(self) -> None:
         """Time passes."""
         for round_ in list(self._rounds.values()):
-            self._step(round_, RoundTick())
+            self._handle(round_, RoundTick())
 
     def on_view(self, view: View) -> None:
         """Membership has changed."""
         self._view = view
         for round_ in list(self._rounds.values()):
-            self._step(round_, ViewUpdated(view))
+            self._handle(round_, ViewUpdated(view))
 
     async def begin(self, begin: Begin) -> None:
-        """Starts a round; it ends with `finished`. A round of the fragment still on its way is
-        given up: its result could not be applied any more."""
+        """Starts a round; its end is a result. A round of the fragment still on its way is given
+        up: its result could not be applied any more."""
         fragment, context = begin.fragment, self._context
-        bounds = context.bounds(fragment, begin.group)
+        shards = context.shards(fragment, begin.group)
         began = context.clock()
         try:
             payloads, error = await context.worked(
-                begin.values.numel(), lambda: self._encode(begin, bounds)
+                begin.values.numel(), lambda: self._encode(begin, shards)
             )
         except ValueError as failure:  # too large for the codec; nobody is told of it
-            self._finished(RoundFailed(fragment, begin.round, str(failure), (context.me,)))
+            failed = RoundFailed(fragment, begin.round, str(failure), (context.me,))
+            self._results.finished(failed)
             return
-        own = Contributing(
+        hashes = tuple(payload.hash for payload in payloads)
+        machine = Contributor(
             context.me,
-            fragment,
-            begin.round,
-            context.orders(fragment, begin.group),
+            OwnRound(fragment, begin.round, begin.group, hashes, begin.weight),
+            context,
             self._view,
             context.config,
             deadline=context.clock() + context.round_s(fragment),
         )
         if earlier := self._rounds.pop(fragment, None):
-            for task in earlier.streams.values():
-                task.cancel()
+            for each in earlier.tries.values():
+                self._end(each)
         mean = begin.values.new_empty(begin.values.shape)
-        round_ = _Round(own, begin.group, bounds, payloads, error, begin.weight, mean, began)
+        round_ = _OwnRound(machine, begin, shards, payloads, error, mean, began)
         self._rounds[fragment] = round_
-        self._step(round_, RoundTick())
+        self._handle(round_, RoundTick())
 
     def give_up(self, fragment: int, reason: str) -> None:
         """Ends the fragment's round on its way, if there is one, as failed."""
         if round_ := self._rounds.get(fragment):
-            self._step(round_, GivenUp(reason))
+            self._handle(round_, GivenUp(reason))
 
     async def close(self) -> None:
         await self._tasks.close()
@@ -131,268 +153,211 @@ class Contributor:
     # --------------------------------------------------------------------------------- inside
 
     def _encode(
-        self, begin: Begin, bounds: tuple[tuple[int, int], ...]
+        self, begin: Begin, shards: tuple[ShardRange, ...]
     ) -> tuple[list[wire.Payload], "Tensor | None"]:
         """The payload of each shard, and what their encoding has left out. Runs off the loop."""
         context, values = self._context, begin.values
         codec, plan = context.codec, context.plan
         if plan.rounding == "stochastic":
-            shards = [
+            raws = [
                 wire.encode(
                     codec,
-                    values[start:stop],
-                    contribution_seed(context.me, begin.fragment, begin.round, start),
+                    values[shard.start : shard.stop],
+                    contribution_seed(context.me, begin.fragment, begin.round, shard.start),
                 )
-                for start, stop in bounds
+                for shard in shards
             ]
         else:  # shards lie on whole blocks, so the encoding of all is theirs, one after another
             whole = wire.encode(codec, values)
-            shards = [
-                whole[codec.encoded_bytes(start) : codec.encoded_bytes(stop)]
-                for start, stop in bounds
+            raws = [
+                whole[codec.encoded_bytes(shard.start) : codec.encoded_bytes(shard.stop)]
+                for shard in shards
             ]
         error = values.new_empty(values.shape) if plan.error_feedback else None
         if error is not None:
-            for raw, (start, stop) in zip(shards, bounds, strict=True):
-                error[start:stop] = wire.encoding_error(codec, raw, values[start:stop])
-        return [context.compression.payload(codec, raw) for raw in shards], error
+            for raw, shard in zip(raws, shards, strict=True):
+                part = values[shard.start : shard.stop]
+                error[shard.start : shard.stop] = wire.encoding_error(codec, raw, part)
+        return [context.compression.payload(codec, raw) for raw in raws], error
 
-    def _step(self, round_: _Round, event: machine.Event) -> None:
-        if self._rounds.get(round_.machine.fragment) is not round_:
+    def _handle(self, round_: _OwnRound, event: ContributorEvent) -> None:
+        fragment, machine = round_.machine.fragment, round_.machine
+        if self._rounds.get(fragment) is not round_:
             return
-        actions = round_.machine.step(event, self._context.clock())
-        ended = any(isinstance(action, Failed) for action in actions)
+        actions = machine.handle(event, self._context.clock())
         for action in actions:
             match action:
-                case machine.OpenExchange(key, peer, attempt, resumed):
-                    work = (
-                        self._contribute_here(round_, key, attempt)
-                        if peer == self._context.me
-                        else self._contribute_there(round_, key, peer, attempt, resumed)
-                    )
-                    round_.streams[key.shard, attempt] = self._tasks.spawn(work)
-                case machine.CancelExchange(key, attempt):
-                    if task := round_.streams.pop((key.shard, attempt), None):
-                        task.cancel()
-                        self._context.counts.takeovers += not ended
-                case Suspect(peer):
-                    self._doubt(peer)
                 case Succeeded():
-                    del self._rounds[round_.machine.fragment]
-                    self._finished(self._result(round_))
+                    del self._rounds[fragment]
+                    self._results.finished(self._result(round_))
                 case Failed(reason, waiting_for):
-                    del self._rounds[round_.machine.fragment]
-                    self._finished(
+                    del self._rounds[fragment]
+                    counted = machine.counted
+                    self._results.finished(
                         RoundFailed(
-                            round_.machine.fragment,
-                            round_.machine.round,
-                            reason,
-                            waiting_for,
-                            self._counted(round_),
-                            round_.error,
+                            fragment, machine.round, reason, waiting_for, counted, round_.error
                         )
                     )
+                case _:
+                    self._carry_out(round_, action)
 
-    def _counted(self, round_: _Round) -> tuple[tuple[int, int], ...]:
-        """The ranges whose reduction is here and has this peer in it."""
-        return tuple(
-            round_.bounds[shard]
-            for shard, reduction in sorted(round_.reductions.items())
-            if self._context.me in reduction.contributors
-        )
+    def _carry_out(self, round_: _OwnRound, action: ContributorAction) -> None:
+        match action:
+            case OpenTry(peer, attempt, header):
+                shard, each = header.key.shard, _Try()
+                round_.tries[shard, attempt] = each
+                if peer == self._context.me:
+                    work = self._contribute_here(round_, header.key, attempt, each)
+                else:
+                    round_.away.add(shard)
+                    work = self._contribute_there(round_, action, each)
+                each.task = self._tasks.spawn(work)
+            case SendContribution(key, attempt, offset):
+                each = round_.tries[key.shard, attempt]
+                each.sending = self._tasks.spawn(self._send(round_, key, attempt, offset))
+            case ReceiveReduction(key, attempt, header, fresh):
+                each = round_.tries[key.shard, attempt]
+                if fresh:
+                    round_.partial[key.shard] = wire.Incoming(header.total_bytes, header.hash)
+                each.header, each.incoming = header, round_.partial[key.shard]
+            case DecodeReduction(key, attempt):
+                round_.tries[key.shard, attempt].is_whole = True
+            case UseReduction(key, attempt):
+                taken, shard_range = (
+                    round_.tries[key.shard, attempt].taken,
+                    round_.shards[key.shard],
+                )
+                assert taken is not None, "a reduction is used when it is decoded"
+                round_.mean[shard_range.start : shard_range.stop] = taken[1]
+                self._reducer.learned(key, taken[0])
+            case EndTry(key, attempt, taken_over):
+                self._context.counts.takeovers += taken_over
+                self._end(round_.tries.pop((key.shard, attempt)))
+            case Suspect(peer):
+                self._peers.suspect(peer)
 
-    def _result(self, round_: _Round) -> RoundDone:
-        shards = [round_.reductions[index] for index in range(len(round_.bounds))]
-        missed = tuple(
-            bounds
-            for bounds, shard in zip(round_.bounds, shards, strict=True)
-            if self._context.me not in shard.contributors
-        )
-        self._context.counts.late += bool(missed)
+    def _end(self, each: _Try) -> None:
+        each.over = True
+        if each.sending is not None:
+            each.sending.cancel()
+        if each.task is not None and each.task is not asyncio.current_task():
+            each.task.cancel()
+
+    def _result(self, round_: _OwnRound) -> RoundDone:
+        context, machine = self._context, round_.machine
+        context.counts.late += bool(machine.missed)
         sent_bytes = sum(round_.payloads[shard].packed_bytes for shard in round_.away)
-        exchange_s = self._context.clock() - round_.began
+        exchange_s = context.clock() - round_.began
         # Reductions for the others, of about as many bytes, went out in the same time.
-        self._context.compression.exchanged(2 * sent_bytes, exchange_s)
+        context.compression.exchanged(2 * sent_bytes, exchange_s)
         return RoundDone(
-            fragment=round_.machine.fragment,
-            round=round_.machine.round,
+            fragment=machine.fragment,
+            round=machine.round,
             mean=round_.mean,
-            contributors=min(len(shard.contributors) for shard in shards),
-            next_group=shards[0].next_group,
-            missed=missed,
+            contributors=machine.contributors,
+            next_group=machine.next_group,
+            missed=machine.missed,
             exchange_s=exchange_s,
-            waited_for=_waited_for(round_),
+            waited_for=machine.waited_for,
             error=round_.error,
         )
 
-    async def _contribute_here(self, round_: _Round, key: ShardKey, attempt: int) -> None:
-        """This peer is the shard's reducer itself."""
-        answer = await self._reducer.contribute(
-            key, round_.group, round_.payloads[key.shard], round_.weight
-        )
-        event: machine.Event
-        match answer:
-            case reducing.RedirectTo(peer):
-                event = machine.Redirected(key.shard, attempt, peer)
-            case reducing.Refuse("again", reason):
-                event = machine.Broken(key.shard, attempt, reason, link=False)
-            case reducing.Refuse(_, reason):
-                event = machine.Refused(key.shard, attempt, reason)
-            case reduction:
-                await self._take(round_, key, reduction, self._context.me)
-                event = machine.Reduced(key.shard, attempt)
-        round_.streams.pop((key.shard, attempt), None)
-        self._step(round_, event)
+    # ----------------------------------------------------------------------------------- one try
 
-    async def _contribute_there(
-        self, round_: _Round, key: ShardKey, peer: str, attempt: int, resumed: bool
+    async def _contribute_here(
+        self, round_: _OwnRound, key: ShardKey, attempt: int, each: _Try
     ) -> None:
+        """This peer is the shard's reducer itself."""
+        shard, begin = key.shard, round_.begin
+        answer = await self._reducer.contribute(
+            key, begin.group, round_.payloads[shard], begin.weight
+        )
+        match answer:
+            case RedirectStream(_, peer):
+                self._handle(round_, ContributionRedirected(shard, attempt, peer))
+            case RefuseStream(_, kind, reason):
+                self._handle(round_, ContributionRefused(shard, attempt, kind, reason))
+            case reduction:
+                self._handle(round_, ReductionBegun(shard, attempt, reduction.header, whole=True))
+                await self._decode(round_, key, attempt, each, reduction)
+
+    async def _contribute_there(self, round_: _OwnRound, opened: OpenTry, each: _Try) -> None:
         """Another peer reduces the shard."""
-        round_.away.add(key.shard)
-        event: machine.Event
+        key, attempt = opened.header.key, opened.attempt
         try:
-            address = self._address_of(peer)
-            if address is None:
-                raise TransportError(f"{peer}: no address known")
-            stream = self._transport.open(address, "Data/Exchange")
+            stream = each.stream = self._peers.open(opened.peer, "Data/Exchange")
             try:
-                event = await self._converse(round_, key, peer, attempt, resumed, stream)
+                await stream.send(wire.contribution_to_message(opened.header))
+                each.header_sent.set()
+                while not each.over:
+                    raw = await stream.receive()
+                    if raw is None:
+                        self._handle(round_, TryBroken(key.shard, attempt))
+                        return
+                    self._take(round_, key, attempt, wire.parse(pb.ExchangeDown, raw))
+                    if each.is_whole and each.incoming is not None and each.header is not None:
+                        each.incoming.verify()
+                        payload = wire.Payload(each.incoming.buffer, each.header.hash)
+                        reduction = wire.Reduction(each.header, payload)
+                        await self._decode(round_, key, attempt, each, reduction)
             finally:
                 stream.cancel()
         except TransportError as error:
-            event = machine.Broken(key.shard, attempt, f"{peer}: {error}", link=True)
+            self._handle(round_, TryBroken(key.shard, attempt, str(error)))
         except wire.WireError as error:
-            round_.partial.pop(key.shard, None)
-            event = machine.Broken(key.shard, attempt, f"{peer}: {error}", link=False)
-        round_.streams.pop((key.shard, attempt), None)
-        self._step(round_, event)
+            self._handle(round_, AnswerDamaged(key.shard, attempt, str(error)))
 
-    async def _converse(
-        self,
-        round_: _Round,
-        key: ShardKey,
-        peer: str,
-        attempt: int,
-        resumed: bool,
-        stream: Stream,
-    ) -> machine.Event:
-        """One try: header and contribution up, reduction down."""
-        payload, shard = round_.payloads[key.shard], key.shard
-        partial = round_.partial.get(shard) if resumed else None
-        start, stop = round_.bounds[shard]
-        header = pb.ContributionHeader(
-            run=self._context.run,
-            fragment=key.fragment,
-            round=key.round,
-            shard=shard,
-            sender=self._context.me,
-            group=wire.group_hash(round_.group),
-            codec=self._context.codec.wire_id,
-            elements=stop - start,
-            total_bytes=len(payload.raw),
-            hash=payload.hash,
-            reduction_offset=partial.received_bytes if partial else 0,
-            weight=round_.weight,
-            resumed=resumed,
-        )
-        await stream.send(pb.ExchangeUp(header=header).SerializeToString())
-        sending: asyncio.Task[None] | None = None
-        if not resumed:
-            sending = self._tasks.spawn(self._send(round_, peer, stream, payload, 0))
-        try:
-            while (raw := await stream.receive()) is not None:
-                answer = wire.parse(pb.ExchangeDown, raw)
-                match answer.WhichOneof("body"):
-                    case "resume" if sending is None:
-                        offset = min(answer.resume.offset, len(payload.raw))
-                        sending = self._tasks.spawn(
-                            self._send(round_, peer, stream, payload, offset)
-                        )
-                    case "redirect":
-                        return machine.Redirected(shard, attempt, answer.redirect.peer)
-                    case "refusal":
-                        reason = f"{peer}: {answer.refusal.reason}"
-                        if answer.refusal.code == pb.RefusalCode.REFUSAL_AGAIN:
-                            return machine.Broken(shard, attempt, reason, link=False)
-                        return machine.Refused(shard, attempt, reason)
-                    case "header":
-                        reduction = await self._receive(round_, key, answer.header, partial, stream)
-                        await self._take(round_, key, reduction, peer)
-                        return machine.Reduced(shard, attempt)
-                    case other:
-                        raise wire.WireError(f"{key}: an unexpected {other}")
-        finally:
-            if sending is not None:
-                sending.cancel()
-        return machine.Broken(shard, attempt, f"{peer}: ended without an answer", link=True)
-
-    async def _send(
-        self, round_: _Round, peer: str, stream: Stream, payload: wire.Payload, offset: int
+    def _take(
+        self, round_: _OwnRound, key: ShardKey, attempt: int, answer: pb.ExchangeDown
     ) -> None:
-        """The shards for one peer go one after another: the first come back while others go."""
-        context = self._context
+        """One message of the reducer's. Raises WireError."""
+        shard, context = key.shard, self._context
+        event: ContributorEvent
+        if round_.machine.receives(shard, attempt):
+            size, stands_for = round_.partial[shard].add(answer.frame)
+            context.counts.reductions_received.add(size, stands_for, context.reduction_codec)
+            event = ReductionBytes(shard, attempt, stands_for)
+        else:
+            match answer.WhichOneof("body"):
+                case "resume":
+                    event = ContributionResumed(shard, attempt, answer.resume.offset)
+                case "redirect":
+                    event = ContributionRedirected(shard, attempt, answer.redirect.peer)
+                case "refusal":
+                    kind, reason = wire.refusal_kind(answer.refusal), answer.refusal.reason
+                    event = ContributionRefused(shard, attempt, kind, reason)
+                case "header":
+                    header = wire.reduction_from_message(answer.header)
+                    event = ReductionBegun(shard, attempt, header)
+                case other:
+                    raise wire.WireError(f"{key}: an unexpected {other}")
+        self._handle(round_, event)
+
+    async def _send(self, round_: _OwnRound, key: ShardKey, attempt: int, offset: int) -> None:
+        context, each = self._context, round_.tries[key.shard, attempt]
+        payload = round_.payloads[key.shard]
+        await each.header_sent.wait()
+        assert each.stream is not None, "the header went out on it"
         with suppress(TransportError):  # the receiving side of the stream reports it
-            async with round_.lanes[peer]:
-                for message, size, raw in wire.payload_messages(pb.ExchangeUp, payload, offset):
-                    context.counts.contributions_sent.add(size, raw, context.codec)
-                    await context.sent(stream, message)
-            await stream.done()
+            for message, size, raw in wire.payload_messages(pb.ExchangeUp, payload, offset):
+                context.counts.contributions_sent.add(size, raw, context.codec)
+                await context.sent(each.stream, message)
+            self._handle(round_, ContributionSent(key.shard, attempt))
+            await each.stream.done()
 
-    async def _receive(
+    async def _decode(
         self,
-        round_: _Round,
+        round_: _OwnRound,
         key: ShardKey,
-        header: pb.ReductionHeader,
-        partial: wire.Incoming | None,
-        stream: Stream,
-    ) -> wire.Reduction:
-        """The frames of a reduction, verified. Raises WireError, TransportError."""
-        start, stop = round_.bounds[key.shard]
-        codec = self._context.reduction_codec
-        expected = codec.encoded_bytes(stop - start)
-        if header.codec != codec.wire_id or header.total_bytes != expected:
-            raise wire.WireError(
-                f"{key}: a reduction of {header.total_bytes} bytes in codec {header.codec}, "
-                f"expected {expected} in {codec.name}"
-            )
-        incoming = partial
-        if incoming is None:
-            incoming = round_.partial[key.shard] = wire.Incoming(expected, header.hash)
-        elif incoming.hash != header.hash:
-            raise wire.WireError(f"{key}: the reduction is another one than before")
-        while not incoming.complete:
-            raw = await stream.receive()
-            if raw is None:
-                raise TransportError(f"{key}: the reduction broke off")
-            size, stands_for = incoming.add(wire.parse(pb.ExchangeDown, raw).frame)
-            self._context.counts.reductions_received.add(size, stands_for, codec)
-        incoming.verify()
-        if header.last and header.last not in header.contributors:
-            raise wire.WireError(f"{key}: {header.last!r} came last, but is no contributor")
-        return wire.Reduction(
-            tuple(header.contributors),
-            tuple(header.next_group),
-            wire.Payload(incoming.buffer, header.hash),
-            header.last,
-        )
-
-    async def _take(
-        self, round_: _Round, key: ShardKey, reduction: wire.Reduction, reducer: str
+        attempt: int,
+        each: _Try,
+        reduction: wire.Reduction,
     ) -> None:
-        """Decodes a reduction into the round's mean, and keeps it for others who may ask."""
-        start, stop = round_.bounds[key.shard]
-        codec = self._context.reduction_codec
+        shard, codec = round_.shards[key.shard], self._context.reduction_codec
+        elements = shard.stop - shard.start
         # Into a tensor of its own: an attempt that is cancelled meanwhile must not write here.
         mean = await self._context.worked(
-            stop - start, lambda: wire.decode(codec, reduction.payload.raw, stop - start)
+            elements, lambda: wire.decode(codec, reduction.payload.raw, elements)
         )
-        round_.mean[start:stop] = mean
-        round_.reductions[key.shard] = reduction
-        round_.slowest = reducer
-        self._reducer.learned(key, reduction)
-
-
-def _waited_for(round_: _Round) -> str:
-    """The peer that was late: who contributed last to every shard, or else who answered last."""
-    late = {reduction.last for reduction in round_.reductions.values()}
-    return late.pop() if len(late) == 1 else round_.slowest
+        each.taken = (reduction, mean)
+        self._handle(round_, ReductionDecoded(key.shard, attempt))

@@ -1,312 +1,324 @@
-"""The shards that this peer reduces: who may contribute, when the mean closes, who gets the answer.
+"""What a reducer says to each contributor: it holds, takes, redirects, refuses, and answers.
 
-A shard closes when everyone awaited has contributed, or when a quorum has and the grace is over.
-It closes once: later offers get the same answer. A successor takes over a shard when it sees nobody
-before itself in the shard's order who may reduce it, and hands it back as long as it has not closed
-it.
-
-A peer remembers the reductions that it received as a contributor too, so that a successor of a
-reducer which died while answering gives the answer that others may already have applied.
+A stream begins with a header. It is held until this peer has come to that round, and then taken,
+redirected to the peer that is to reduce the shard, or refused. What has been taken counts once,
+however often it is sent; a broken one goes on where it was. The answer goes out once the shard has
+closed (`closing`), to the late ones too.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from itertools import takewhile
+from dataclasses import dataclass
 
-from worker.exchange.types import RoundConfig, RoundTick, ShardKey, View, ViewUpdated
+from worker.exchange.allreduce.closing import KEPT_ROUNDS, Contribution, OpenShard, ReducedShards
+from worker.exchange.allreduce.dialogue import (
+    ContributionHeader,
+    Group,
+    RefusalKind,
+    RoundLayout,
+)
+from worker.exchange.allreduce.events import (
+    Advanced,
+    AnswerStream,
+    AskToResume,
+    ContributionBytes,
+    ContributionDamaged,
+    ContributionOffered,
+    ContributionVerified,
+    ContributorDone,
+    ContributorGone,
+    OwnOffered,
+    RedirectStream,
+    ReducerAction,
+    ReducerEvent,
+    ReductionLearned,
+    RefuseStream,
+    Reply,
+    ShardComputed,
+    TakeContribution,
+    VerifyContribution,
+)
+from worker.exchange.types import RoundConfig, RoundTick, ShardKey, ViewUpdated
 
-Orders = Callable[[int, tuple[str, ...]], Sequence[Sequence[str]]]
-
-# ------------------------------------------------------------------------------------- events
-
-
-@dataclass(frozen=True)
-class Advanced:
-    """This peer's own state of a fragment is at `version` now, and `group` lays out that round."""
-
-    fragment: int
-    version: int
-    group: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Contributed:
-    """A contribution is here, complete and verified."""
-
-    key: ShardKey
-    peer: str
-
-
-@dataclass(frozen=True)
-class Withdrawn:
-    """The peer is sending another contribution in place of the one that was here."""
-
-    key: ShardKey
-    peer: str
-
-
-@dataclass(frozen=True)
-class Closed:
-    """The reduction of the shard is known: computed here, or received from its reducer."""
-
-    key: ShardKey
+HEADER_S = 10.0  # how long a contributor that has opened a stream may take to begin
 
 
-@dataclass(frozen=True)
-class NotReduced:
-    """A `Compute` has failed; nothing that was contributed is here any more."""
+@dataclass(eq=False)
+class _Offer:
+    """A stream of a contributor: held, until `held_until`, or else part of `shard`."""
 
-    key: ShardKey
+    stream: int
+    header: ContributionHeader
+    own: bool
+    held_until: float
+    shard: OpenShard | None = None
+    contribution: Contribution | None = None
 
-
-Event = RoundTick | ViewUpdated | Advanced | Contributed | Withdrawn | Closed | NotReduced
-
-# -------------------------------------------------------------------------- actions, decisions
-
-
-@dataclass(frozen=True)
-class Compute:
-    """Average the contributions in this order, then report `Closed`."""
-
-    key: ShardKey
-    contributors: tuple[str, ...]
-    next_group: tuple[str, ...]
+    @property
+    def waits(self) -> bool:
+        """For the shard to close: all bytes are here."""
+        return self.contribution is not None and self.contribution.whole
 
 
-@dataclass(frozen=True)
-class Abandon:
-    """Tell those who wait for this shard to go to `peer`."""
-
-    key: ShardKey
-    peer: str
-
-
-@dataclass(frozen=True)
-class Discard:
-    """Forget all contributions and reductions of a round: it is laid out anew."""
-
-    fragment: int
-    round: int
-
-
-@dataclass(frozen=True)
-class Prune:
-    """Forget what is kept about rounds of the fragment before `round`."""
-
-    fragment: int
-    round: int
-
-
-Action = Compute | Abandon | Discard | Prune
-
-
-@dataclass(frozen=True)
-class Hold:
-    """Too early to say: ask again when this peer's state has changed."""
-
-
-@dataclass(frozen=True)
-class Accept:
-    """Take the contribution; the group lays out the shards."""
-
-    group: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Answer:
-    """The shard is closed: give the reduction, take nothing."""
-
-
-@dataclass(frozen=True)
-class RedirectTo:
-    peer: str
-
-
-@dataclass(frozen=True)
-class Refuse:
-    """`kind`: `group`, `pruned`: the sender must repair its state first; `invalid`: it does not
-    fit; `again`: trying again helps."""
-
-    kind: str
-    reason: str
-
-
-Decision = Hold | Accept | Answer | RedirectTo | Refuse
-
-
-@dataclass
-class _Open:
-    contributors: set[str] = field(default_factory=set)
-    quorum_at: float | None = None
-    computing: bool = False
-
-
-class Reducing:
+class Reducer:
     """All shards that this peer reduces.
 
     Args:
         me: this peer.
-        orders: (fragment, round, group) -> per shard the peers that may reduce it, best first.
+        layout: of rounds.
         config: closing rules.
-        transfer_s: time that one fragment takes at the floor bandwidth, by fragment index.
-        keep_rounds: how many closed rounds of a fragment are kept for late peers.
     """
 
-    def __init__(
-        self,
-        me: str,
-        orders: Orders,
-        config: RoundConfig,
-        transfer_s: Sequence[float],
-        keep_rounds: int = 2,
-    ) -> None:
-        self._me, self._orders, self._config = me, orders, config
-        self._transfer_s, self._keep = transfer_s, keep_rounds
-        self._view = View()
-        self._versions: dict[int, int] = {}
-        self._groups: dict[tuple[int, int], tuple[str, ...]] = {}
-        self._open: dict[ShardKey, _Open] = {}
-        self._closed: set[ShardKey] = set()
+    def __init__(self, me: str, layout: RoundLayout, config: RoundConfig) -> None:
+        self._me, self._layout = me, layout
+        self._shards = ReducedShards(me, layout, config)
+        self._offers: dict[int, _Offer] = {}
 
-    def offer(self, key: ShardKey, group: tuple[str, ...] | None) -> Decision:
-        """What to do with a peer that wants to contribute to a shard.
+    def takes(self, stream: int) -> bool:
+        """Whether a frame on this stream is to be kept: not where a later stream took over."""
+        offer = self._offers.get(stream)
+        return offer is not None and self._is_current(offer)
 
-        Args:
-            key: the shard.
-            group: the sender's group if it is ours too (the caller compares hashes), else None.
-        """
-        if key in self._closed:
-            return Answer() if group is not None else self._other_group()
-        version = self._versions.get(key.fragment)
-        if version is None or key.round > version:
-            return Hold()
-        if key.round < version - self._keep:
-            return Refuse("pruned", f"round {key.round} closed long ago, this peer is at {version}")
-        if group is None:
-            return self._other_group()
-        shards = len(self._orders(key.fragment, group))
-        if key.shard >= shards:
-            return Refuse("invalid", f"shard {key.shard} of {shards}")
-        above = self._above(key, group)
-        if above is not None:
-            return RedirectTo(above)
-        if key.round < version and key not in self._open:
-            # Applied here through others, and nobody left who knows the answer.
-            return Refuse("pruned", f"round {key.round} is over, this peer is at {version}")
-        return Accept(group)
-
-    def group(self, fragment: int, round_: int) -> tuple[str, ...] | None:
-        """The group that lays out a round, as far as this peer knows it."""
-        return self._groups.get((fragment, round_))
+    def group(self, key: ShardKey) -> Group | None:
+        """The group that lays out the round, as far as this peer knows it."""
+        return self._shards.group(key)
 
     def awaited(self, key: ShardKey) -> tuple[str, ...]:
-        """Who has not contributed yet to an open shard."""
-        entry = self._open.get(key)
-        group = self._groups.get((key.fragment, key.round))
-        if entry is None or group is None:
-            return ()
-        return tuple(sorted(self._expected(key, group) - entry.contributors))
+        """The peers that have not contributed yet to an open shard."""
+        return tuple(sorted(self._shards.awaited(key)))
 
-    def step(self, event: Event, now: float) -> list[Action]:
+    @property
+    def has_open(self) -> bool:
+        """Whether something that this peer reduces has begun, and is not closed."""
+        return self._shards.has_open
+
+    def wakes_at(self, now: float) -> float:
+        """When a tick may change something; inf while nothing is under way."""
+        held = (offer.held_until for offer in self._offers.values() if offer.shard is None)
+        return min((at for at in (*held, self._shards.closes_at) if at > now), default=math.inf)
+
+    # ------------------------------------------------------------------------------------ events
+
+    def handle(self, event: ReducerEvent, now: float) -> list[ReducerAction]:
         """Takes one event at monotonic time `now` (s) and says what to do."""
-        actions: list[Action] = []
+        actions: list[ReducerAction] = []
         match event:
             case RoundTick():
-                pass
+                late = [o for o in self._offers.values() if o.shard is None and now >= o.held_until]
+                reason = "this peer has not come to that round in time"
+                actions += (self._refuse(offer, "pruned", reason) for offer in late)
             case ViewUpdated(view):
-                self._view = view
-                for key, entry in list(self._open.items()):
-                    group = self._groups.get((key.fragment, key.round), ())
-                    if group and not entry.computing and (above := self._above(key, group)):
-                        del self._open[key]
-                        actions.append(Abandon(key, above))
+                actions += self._shards.on_view(view)
             case Advanced(fragment, version, group):
-                actions += self._advanced(fragment, version, group)
-            case Contributed(key, peer):
-                if key not in self._closed:
-                    self._open.setdefault(key, _Open()).contributors.add(peer)
-            case Withdrawn(key, peer):
-                if (tried := self._open.get(key)) and not tried.computing:
-                    tried.contributors.discard(peer)
-            case NotReduced(key):
-                self._open.pop(key, None)
-            case Closed(key):
-                self._open.pop(key, None)
-                self._closed.add(key)
-        for key in sorted(self._open):
-            actions += self._close_if_due(key, now)
+                actions += self._shards.advanced(fragment, version, group)
+            case ContributionOffered(stream, header):
+                actions += self._offered(_Offer(stream, header, own=False, held_until=now))
+            case OwnOffered(stream, key, group, hash_, weight):
+                hash_of_group = self._layout.group_hash(group)
+                header = ContributionHeader(
+                    run=self._layout.run,
+                    key=key,
+                    sender=self._me,
+                    group=hash_of_group,
+                    codec=self._layout.codec.wire_id,
+                    elements=0,
+                    total_bytes=0,
+                    hash=hash_,
+                    weight=weight,
+                )
+                actions += self._offered(_Offer(stream, header, own=True, held_until=now))
+            case ReductionLearned() | ShardComputed():
+                actions += self._shards.reduced(event)
+            case ContributorGone(stream):
+                self._offers.pop(stream, None)
+            case _:
+                if offer := self._offers.get(event.stream):
+                    actions += self._came(offer, event)
+        actions += self._shards.close(now)
+        if isinstance(event, ViewUpdated | Advanced | ReductionLearned | ShardComputed):
+            for offer in list(self._offers.values()):
+                if offer.shard is None:
+                    actions += self._decide(offer)
+                elif offer.waits:
+                    actions += self._answer(offer)
         return actions
 
-    # --------------------------------------------------------------------------------- inside
-
-    @staticmethod
-    def _other_group() -> Refuse:
-        return Refuse("group", "the groups of this round differ")
-
-    def _above(self, key: ShardKey, group: tuple[str, ...]) -> str | None:
-        """The peer that is to reduce the shard in place of this one, if any.
-
-        That somebody does not reach this peer moves nothing which has begun here, unless that one
-        is awaited.
-        """
-        order = self._orders(key.fragment, group)[key.shard]
-        best, view = self._view.reducer(order), self._view
-        if best is None or best == self._me:
-            return None
-        if (begun := self._open.get(key)) is not None:
-            before = takewhile(lambda peer: peer != self._me, order)
-            awaited = self._expected(key, group) - begun.contributors
-            moves = any(view.usable(peer) for peer in before)
-            if not moves and all(view.reach(self._me, peer) for peer in awaited):
-                return None
-        return best
-
-    def _expected(self, key: ShardKey, group: tuple[str, ...]) -> set[str]:
-        return {peer for peer in group if self._view.will_contribute(peer, key.fragment, key.round)}
-
-    def _advanced(self, fragment: int, version: int, group: tuple[str, ...]) -> list[Action]:
-        actions: list[Action] = []
-        if self._groups.get((fragment, version), group) != group:
-            self._open = {k: e for k, e in self._open.items() if not _of(k, fragment, version)}
-            self._closed = {k for k in self._closed if not _of(k, fragment, version)}
-            actions.append(Discard(fragment, version))
-        self._versions[fragment] = version
-        self._groups[(fragment, version)] = group
-        oldest = version - self._keep
-        for key in [k for k in self._open if k.fragment == fragment and k.round < oldest]:
-            del self._open[key]
-        self._closed = {k for k in self._closed if k.fragment != fragment or k.round >= oldest}
-        self._groups = {
-            at: group for at, group in self._groups.items() if at[0] != fragment or at[1] >= oldest
-        }
-        return [*actions, Prune(fragment, oldest)]
-
-    def _close_if_due(self, key: ShardKey, now: float) -> list[Action]:
-        entry = self._open[key]
-        group = self._groups.get((key.fragment, key.round))
-        if entry.computing or not entry.contributors or group is None:
+    def _came(self, offer: _Offer, event: ReducerEvent) -> list[ReducerAction]:
+        """Something has happened on the stream of an offer that was accepted."""
+        key, sender, contribution = offer.header.key, offer.header.sender, offer.contribution
+        if contribution is None or offer.shard is None:
             return []
-        expected = self._expected(key, group)
-        awaited = expected - entry.contributors
-        if awaited:
-            enough = math.ceil(self._config.quorum * len(expected | entry.contributors))
-            if len(entry.contributors) < enough:
-                entry.quorum_at = None
-                return []
-            if entry.quorum_at is None:
-                entry.quorum_at = now
-            grace_s = self._config.grace_s + self._transfer_s[key.fragment]
-            if now < entry.quorum_at + grace_s:
-                return []
-        entry.computing = True
-        next_group = {
-            peer
-            for peer in self._view.joinable() | entry.contributors
-            if self._view.live(peer) or peer == self._me
-        }
-        return [Compute(key, tuple(sorted(entry.contributors)), tuple(sorted(next_group)))]
+        match event:
+            case ContributionDamaged(_, reason, again):
+                damaged = self._refuse(offer, "again" if again else "invalid", reason, faulty=True)
+                if contribution.received_bytes < contribution.total_bytes:
+                    return [damaged]  # what came before this frame is good
+                if offer.shard.contributions.get(sender) is contribution:
+                    del offer.shard.contributions[sender]
+                return [damaged]
+            case ContributorDone():
+                broke_off = f"{key} from {sender} broke off"
+                return [self._refuse(offer, "again", broke_off, faulty=True)]
+            case _ if not self._is_current(offer):
+                taken_over = f"{key} from {sender}: a later stream took over"
+                return [self._refuse(offer, "again", taken_over, faulty=True)]
+            case ContributionBytes(_, size):
+                contribution.received_bytes += size
+                return self._verify_if_all_is_here(offer, contribution)
+            case ContributionVerified():
+                contribution.whole = True
+                if self._shards.get(key) is offer.shard:
+                    offer.shard.contributed(sender)
+                return self._answer(offer)
+        return []
 
+    # ------------------------------------------------------------------------------ an admission
 
-def _of(key: ShardKey, fragment: int, round_: int) -> bool:
-    return (key.fragment, key.round) == (fragment, round_)
+    def _offered(self, offer: _Offer) -> list[ReducerAction]:
+        header = offer.header
+        self._offers[offer.stream] = offer
+        if header.run != self._layout.run:
+            return [self._refuse(offer, "run", "this is another run")]
+        if header.key.fragment >= self._layout.fragments:
+            reason = f"fragment {header.key.fragment} of {self._layout.fragments}"
+            return [self._refuse(offer, "invalid", reason, faulty=True)]
+        offer.held_until += self._layout.round_s(header.key.fragment)
+        return self._decide(offer)
+
+    def _decide(self, offer: _Offer) -> list[ReducerAction]:
+        """Holds, takes or ends a stream that has not been accepted."""
+        header = offer.header
+        mine = self._shards.group(header.key)
+        agreed = mine is not None and self._layout.group_hash(mine) == header.group
+        decision = self._decision(offer, mine if agreed else None)
+        if decision is None:
+            return []
+        if isinstance(decision, Reply):
+            return [decision]
+        return self._accept(offer, decision)
+
+    def _decision(self, offer: _Offer, group: Group | None) -> Reply | Group | None:
+        """The group to take the contribution with, what to reply, or None to hold.
+
+        Args:
+            offer: what somebody wants to contribute.
+            group: the sender's if it is ours too, else None.
+        """
+        key = offer.header.key
+        if key in self._shards.closed and group is not None:
+            self._offers.pop(offer.stream, None)
+            return AnswerStream(offer.stream, key, offer.header.reduction_offset)
+        version = self._shards.version(key.fragment)
+        if key not in self._shards.closed:
+            if version is None or key.round > version:
+                return None
+            if key.round < version - KEPT_ROUNDS:
+                reason = f"round {key.round} closed long ago, this peer is at {version}"
+                return self._refuse(offer, "pruned", reason)
+        if group is None:
+            return self._refuse(offer, "group", "the groups of this round differ")
+        shards = len(self._layout.orders(key.fragment, group))
+        if key.shard >= shards:
+            return self._refuse(offer, "invalid", f"shard {key.shard} of {shards}")
+        above = self._shards.above(key, group)
+        if above is not None:
+            self._offers.pop(offer.stream, None)
+            return RedirectStream(offer.stream, above)
+        if version is not None and key.round < version and not self._shards.begun(key):
+            # Applied here through others, and nobody left who knows the answer.
+            return self._refuse(
+                offer, "pruned", f"round {key.round} is over, this peer is at {version}"
+            )
+        return group
+
+    def _accept(self, offer: _Offer, group: Group) -> list[ReducerAction]:
+        """Takes one contribution; counts it once however often it is sent.
+
+        Other values than before come from a peer that gave the round up and tries it again later:
+        the newer ones count.
+        """
+        header, key, sender = offer.header, offer.header.key, offer.header.sender
+        try:
+            if not offer.own and (early := self._misfit(header, group)):
+                return [self._refuse(offer, "again", early, faulty=True)]
+            weight = self._layout.weight(header.weight)
+        except ValueError as error:
+            return [self._refuse(offer, "invalid", str(error), faulty=True)]
+        entry = offer.shard = self._shards.open(key)
+        earlier = entry.contributions.get(sender)
+        if not offer.own and earlier is not None and earlier.hash != header.hash:
+            entry.withdrawn(sender)
+            earlier = None
+        if earlier is not None and earlier.whole and not offer.own:
+            offer.contribution = earlier
+            return []
+        fresh = offer.own or earlier is None or not header.resumed
+        if fresh or earlier is None:
+            earlier = Contribution(offer.stream, header.hash, header.total_bytes, weight)
+            entry.contributions[sender] = earlier
+        earlier.stream, offer.contribution = offer.stream, earlier
+        actions: list[ReducerAction] = []
+        if header.resumed:
+            actions.append(AskToResume(offer.stream, earlier.received_bytes))
+        actions.append(TakeContribution(offer.stream, key, sender, fresh))
+        if offer.own:
+            earlier.whole = True
+            entry.contributed(sender)
+            return actions
+        return actions + self._verify_if_all_is_here(offer, earlier)
+
+    def _misfit(self, header: ContributionHeader, group: Group) -> str:
+        """Why the header comes too early, if it does. Raises ValueError: it never fits."""
+        key, codec = header.key, self._layout.codec
+        shard = self._layout.shards(key.fragment, group)[key.shard]
+        elements = shard.stop - shard.start
+        announced = (header.codec, header.elements, header.total_bytes)
+        if announced != (codec.wire_id, elements, shard.contribution_bytes):
+            raise ValueError(
+                f"{key} from {header.sender}: {header.elements} values in {header.total_bytes} "
+                f"bytes of codec {header.codec}; expected {elements} in {shard.contribution_bytes} "
+                f"bytes of {codec.name}"
+            )
+        known = self._shards.view.live(header.sender)  # gossip may not have told of it yet
+        return "" if known else f"{key}: {header.sender} is not a member"
+
+    def _verify_if_all_is_here(
+        self, offer: _Offer, contribution: Contribution
+    ) -> list[ReducerAction]:
+        if contribution.received_bytes < contribution.total_bytes:
+            return []
+        key = offer.header.key
+        group = self._shards.group(key)
+        if group is None:
+            return self._moved(offer)
+        shard = self._layout.shards(key.fragment, group)[key.shard]
+        return [VerifyContribution(offer.stream, shard)]
+
+    def _is_current(self, offer: _Offer) -> bool:
+        if offer.shard is None or offer.contribution is None:
+            return False
+        mine = offer.shard.contributions.get(offer.header.sender) is offer.contribution
+        return mine and offer.contribution.stream == offer.stream
+
+    # -------------------------------------------------------------------------------- the answer
+
+    def _answer(self, offer: _Offer) -> list[ReducerAction]:
+        """What a contributor whose bytes are all here is told, if the time has come."""
+        key = offer.header.key
+        if key in self._shards.closed:
+            self._offers.pop(offer.stream, None)
+            return [AnswerStream(offer.stream, key, offer.header.reduction_offset)]
+        return [] if self._shards.get(key) is offer.shard else self._moved(offer)
+
+    def _moved(self, offer: _Offer) -> list[ReducerAction]:
+        """What it has contributed counts for nothing here."""
+        key = offer.header.key
+        decision = self._decision(offer, self._shards.group(key))
+        if isinstance(decision, Reply):
+            return [decision]
+        return [self._refuse(offer, "again", "the shard has moved to another reducer")]
+
+    def _refuse(
+        self, offer: _Offer, kind: RefusalKind, reason: str, *, faulty: bool = False
+    ) -> RefuseStream:
+        self._offers.pop(offer.stream, None)
+        return RefuseStream(offer.stream, kind, reason, faulty)

@@ -1,14 +1,47 @@
-"""The reducing side: takes contributions, averages when the round closes, answers everyone."""
+"""The reducing side on the network: carries out what `Reducer` says, and keeps the values."""
 
 import asyncio
+from collections import defaultdict
+from dataclasses import dataclass, field
+from itertools import count
 from typing import TYPE_CHECKING
 
 from algorithms.diloco import reduction_seed
 from protos import murmuration_pb2 as pb
 from worker import wire
-from worker.exchange.allreduce import reducer as machine
-from worker.exchange.allreduce.reducer import Reducing
-from worker.exchange.allreduce.residuals import Residuals
+from worker.exchange.allreduce.closing import Residuals
+from worker.exchange.allreduce.dialogue import (
+    ContributionHeader,
+    Group,
+    ReductionHeader,
+    RefusalKind,
+    ShardRange,
+)
+from worker.exchange.allreduce.events import (
+    Advanced,
+    AnswerStream,
+    AskToResume,
+    ComputeShard,
+    ContributionBytes,
+    ContributionDamaged,
+    ContributionOffered,
+    ContributionVerified,
+    ContributorDone,
+    ContributorGone,
+    ForgetContributions,
+    ForgetShard,
+    KeepReduction,
+    OwnOffered,
+    RedirectStream,
+    ReducerAction,
+    ReducerEvent,
+    ReductionLearned,
+    RefuseStream,
+    ShardComputed,
+    TakeContribution,
+    VerifyContribution,
+)
+from worker.exchange.allreduce.reducer import HEADER_S, Reducer
 from worker.exchange.context import Context, Tasks
 from worker.exchange.types import RoundTick, ShardKey, View, ViewUpdated
 from worker.transport import Stream
@@ -16,290 +49,259 @@ from worker.transport import Stream
 if TYPE_CHECKING:
     from torch import Tensor
 
-_HEADER_S = 10.0
+_Said = AskToResume | TakeContribution | VerifyContribution | RedirectStream | RefuseStream
+_Orders = asyncio.Queue[_Said | wire.Reduction]
 
 
-class Reducer:
+@dataclass(eq=False)
+class _Served:
+    """A contributor on its stream, or this peer itself with its `own` payload."""
+
+    own: wire.Payload | None = None
+    header: ContributionHeader | None = None
+    incoming: wire.Incoming | None = None
+    offset: int = 0  # of the reduction, to give it from
+    orders: _Orders = field(default_factory=asyncio.Queue)
+
+
+@dataclass(frozen=True)
+class _Computed:
+    """A reduction that is done; `residual` is what its encoding has left out."""
+
+    reduction: wire.Reduction
+    shard: ShardRange | None = None
+    before: "Tensor | None" = None
+    residual: "Tensor | None" = None
+
+
+class ReducerIO:
     """All shards that this peer reduces, and the reductions that it knows. io thread only."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._machine = Reducing(
-            context.me,
-            context.orders,
-            context.config,
-            [context.config.transfer_s(context.codec.encoded_bytes(n)) for n in context.elements],
-        )
-        self._view = View()
-        self._arriving: dict[ShardKey, dict[str, wire.Incoming]] = {}
+        self._machine = Reducer(context.me, context, context.config)
+        self._numbers = count(1)
+        self._served: dict[int, _Served] = {}
+        self._contributions: defaultdict[ShardKey, dict[str, wire.Incoming]] = defaultdict(dict)
+        self._candidates: dict[ShardKey, _Computed] = {}
         self._reductions: dict[ShardKey, wire.Reduction] = {}
-        self._last: dict[ShardKey, str] = {}
-        self._residuals = Residuals()
-        self._changed = asyncio.Event()
+        self._residuals: Residuals[Tensor] = Residuals()
         self._tasks = Tasks()
 
     # ------------------------------------------------------------------------ events from outside
 
     def tick(self) -> None:
         """Time passes."""
-        self._step(RoundTick())
+        self._handle(RoundTick())
 
     def on_view(self, view: View) -> None:
         """Membership has changed."""
-        self._view = view
-        self._step(ViewUpdated(view))
+        self._handle(ViewUpdated(view))
 
-    def advanced(self, fragment: int, version: int, group: tuple[str, ...]) -> None:
+    def advanced(self, fragment: int, version: int, group: Group) -> None:
         """This peer has committed a version of a fragment."""
-        self._step(machine.Advanced(fragment, version, group))
+        self._handle(Advanced(fragment, version, group))
 
     def learned(self, key: ShardKey, reduction: wire.Reduction) -> None:
         """A reduction came from its reducer: keep it for others who may ask."""
-        if key not in self._reductions:
-            self._reductions[key] = reduction
-            self._step(machine.Closed(key))
+        self._candidates[key] = _Computed(reduction)
+        self._handle(ReductionLearned(key))
+        self._candidates.pop(key, None)
 
     async def close(self) -> None:
         await self._tasks.close()
 
-    # -------------------------------------------------------------------------------- the answer
+    # --------------------------------------------------------------------------------- the streams
 
     async def contribute(
-        self, key: ShardKey, group: tuple[str, ...], payload: wire.Payload, weight: int
-    ) -> machine.RedirectTo | machine.Refuse | wire.Reduction:
+        self, key: ShardKey, group: Group, payload: wire.Payload, weight: int
+    ) -> RedirectStream | RefuseStream | wire.Reduction:
         """This peer's own contribution to a shard that it reduces itself."""
-        decision = await self._decide(key, wire.group_hash(group))
-        if isinstance(decision, machine.Accept):
-            arriving = self._arriving.setdefault(key, {})
-            arriving[self._context.me] = wire.Incoming.held(
-                payload.raw, payload.hash, self._context.weight(weight)
-            )
-            self._contributed(key, self._context.me)
-            decision = await self._closed(key)
-        if isinstance(decision, machine.RedirectTo | machine.Refuse):
-            return decision
-        return self._reductions[key]
+        number = next(self._numbers)
+        served = self._served[number] = _Served(own=payload)
+        try:
+            self._handle(OwnOffered(number, key, group, payload.hash, weight))
+            while True:
+                order = await served.orders.get()
+                if isinstance(order, RedirectStream | RefuseStream | wire.Reduction):
+                    return order
+        finally:
+            self._ended(number)
 
     async def serve(self, stream: Stream) -> None:
         """Serves one contributor's stream."""
-        async with asyncio.timeout(_HEADER_S):
+        async with asyncio.timeout(HEADER_S):
             raw = await stream.receive()
         if raw is None:
             return
-        up = pb.ExchangeUp()
         try:
             up = wire.parse(pb.ExchangeUp, raw)
             if up.WhichOneof("body") != "header":
                 raise wire.WireError("a contribution must begin with its header")
-            await self._serve(up.header, stream)
         except wire.WireError as error:
-            kind = "again" if isinstance(error, wire.Again) else "invalid"
-            self._context.refused(error, up.header.sender, up.header.round)
-            await stream.send(wire.refusal(wire.REFUSAL_CODES[kind], str(error)))
-
-    async def _serve(self, header: pb.ContributionHeader, stream: Stream) -> None:
-        key = wire.key_of(header)
-        if header.run != self._context.run:
-            await stream.send(wire.refusal(pb.RefusalCode.REFUSAL_RUN, "this is another run"))
+            self._context.refused(error, "", 0)
+            kind: RefusalKind = "again" if isinstance(error, wire.Again) else "invalid"
+            await stream.send(wire.refusal_to_message(kind, str(error)))
             return
-        if key.fragment >= len(self._context.elements):
-            raise wire.WireError(f"fragment {key.fragment} of {len(self._context.elements)}")
-        decision = await self._decide(key, header.group)
-        if isinstance(decision, machine.Accept):
-            await self._receive(key, header, decision.group, stream)
-            decision = await self._closed(key)
-        match decision:
-            case machine.RedirectTo(peer):
-                redirect = pb.ExchangeDown(redirect=pb.Redirect(peer=peer))
-                await stream.send(redirect.SerializeToString())
-            case machine.Refuse(kind, reason):
-                self._context.counts.refuse(kind)
-                await stream.send(wire.refusal(wire.REFUSAL_CODES[kind], reason))
-            case _:
-                await self._answer(self._reductions[key], header.reduction_offset, stream)
+        header = wire.contribution_from_message(up.header)
+        number = next(self._numbers)
+        served = self._served[number] = _Served(header=header, offset=header.reduction_offset)
+        try:
+            self._handle(ContributionOffered(number, header))
+            await self._converse(number, served, stream)
+        finally:
+            self._ended(number)
+
+    async def _converse(self, number: int, served: _Served, stream: Stream) -> None:
+        """Does what the machine says for this stream, to its end."""
+        while True:
+            match await served.orders.get():
+                case AskToResume(_, offset):
+                    resume = pb.ExchangeDown(resume=pb.Resume(offset=offset))
+                    await stream.send(resume.SerializeToString())
+                case TakeContribution():
+                    await self._receive(number, served, stream)
+                case VerifyContribution(_, shard):
+                    await self._verify(number, served, shard)
+                case RedirectStream(_, peer):
+                    redirect = pb.ExchangeDown(redirect=pb.Redirect(peer=peer))
+                    return await stream.send(redirect.SerializeToString())
+                case RefuseStream() as refused:
+                    return await self._refuse(served, refused, stream)
+                case reduction:
+                    return await self._answer(reduction, served.offset, stream)
+
+    async def _receive(self, number: int, served: _Served, stream: Stream) -> None:
+        """Takes frames until the machine has something to say."""
+        incoming, context = served.incoming, self._context
+        assert incoming is not None, "frames are taken for a contribution"
+        while served.orders.empty():
+            raw = await stream.receive()
+            if raw is None:
+                self._handle(ContributorDone(number))
+                return
+            try:
+                frame, stands_for = wire.parse(pb.ExchangeUp, raw).frame, 0
+                if self._machine.takes(number):
+                    size, stands_for = incoming.add(frame)
+                    context.counts.contributions_received.add(size, stands_for, context.codec)
+                self._handle(ContributionBytes(number, stands_for))
+            except wire.WireError as error:
+                self._damaged(number, error)
+
+    async def _verify(self, number: int, served: _Served, shard: ShardRange) -> None:
+        incoming, context, elements = served.incoming, self._context, shard.stop - shard.start
+        assert incoming is not None, "a contribution that is here is verified"
+        codec, limit = context.codec, context.reduction_codec.limit
+        try:
+            incoming.verify()
+            await context.worked(
+                elements, lambda: wire.check_values(codec, incoming.buffer, elements, limit)
+            )
+        except wire.WireError as error:
+            self._damaged(number, error)
+            return
+        self._handle(ContributionVerified(number))
+
+    def _damaged(self, number: int, error: wire.WireError) -> None:
+        again = isinstance(error, wire.Again)
+        self._handle(ContributionDamaged(number, str(error), again))
+
+    async def _refuse(self, served: _Served, refused: RefuseStream, stream: Stream) -> None:
+        kind, reason, header = refused.kind, refused.reason, served.header
+        if refused.faulty and header is not None:
+            error = wire.Again(reason) if kind == "again" else wire.WireError(reason)
+            self._context.refused(error, header.sender, header.key.round)
+        elif kind != "run":
+            self._context.counts.refuse(kind)
+        await stream.send(wire.refusal_to_message(kind, reason))
 
     async def _answer(self, reduction: wire.Reduction, offset: int, stream: Stream) -> None:
-        await stream.send(wire.reduction_header(reduction, self._context.reduction_codec.wire_id))
         context = self._context
+        await stream.send(wire.reduction_to_message(reduction.header))
         frames = wire.payload_messages(pb.ExchangeDown, reduction.payload, offset)
         for message, size, raw in frames:
             context.counts.reductions_sent.add(size, raw, context.reduction_codec)
             await context.sent(stream, message)
 
-    async def _decide(self, key: ShardKey, group: int) -> machine.Decision:
-        """Asks the machine; while it says `Hold`, again whenever something has changed."""
-        deadline = self._context.clock() + self._context.round_s(key.fragment)
-        while True:
-            mine = self._machine.group(key.fragment, key.round)
-            agreed = mine if mine is not None and wire.group_hash(mine) == group else None
-            decision = self._machine.offer(key, agreed)
-            if not isinstance(decision, machine.Hold):
-                return decision
-            if self._context.clock() > deadline:
-                return machine.Refuse("pruned", "this peer has not come to that round in time")
-            await self._change()
-
-    async def _closed(self, key: ShardKey) -> machine.Decision:
-        """Waits until an accepted shard is closed, or goes to another reducer."""
-        while key not in self._reductions:
-            if key not in self._arriving:
-                decision = self._machine.offer(key, self._machine.group(key.fragment, key.round))
-                if isinstance(decision, machine.RedirectTo | machine.Refuse):
-                    return decision
-                return machine.Refuse("again", "the shard has moved to another reducer")
-            await self._change()
-        return machine.Answer()
-
-    async def _change(self) -> None:
-        await self._changed.wait()
-
-    # -------------------------------------------------------------------------------- the intake
-
-    async def _receive(
-        self, key: ShardKey, header: pb.ContributionHeader, group: tuple[str, ...], stream: Stream
-    ) -> None:
-        """Takes one contribution; counts it once however often it is sent. Raises WireError.
-
-        Other values than before come from a peer that gave the round up and tries it again later:
-        the newer ones count.
-        """
-        elements, total_bytes = self._expect(key, header, group)
-        weight = self._context.weight(header.weight)
-        arriving = self._arriving.setdefault(key, {})
-        incoming = arriving.get(header.sender)
-        if incoming is not None and incoming.hash != header.hash:
-            self._step(machine.Withdrawn(key, header.sender))
-            incoming = None
-        if incoming is not None and incoming.verified:
-            return
-        if incoming is None or not header.resumed:
-            incoming = arriving[header.sender] = wire.Incoming(total_bytes, header.hash)
-            incoming.weight = weight
-        incoming.taken_by = stream
-        if header.resumed:
-            resume = pb.ExchangeDown(resume=pb.Resume(offset=incoming.received_bytes))
-            await stream.send(resume.SerializeToString())
-        while not incoming.complete:
-            raw = await stream.receive()
-            if raw is None:
-                raise wire.Again(f"{key} from {header.sender} broke off")
-            if arriving.get(header.sender) is not incoming or incoming.taken_by is not stream:
-                raise wire.Again(f"{key} from {header.sender}: a later stream took over")
-            size, stands_for = incoming.add(wire.parse(pb.ExchangeUp, raw).frame)
-            self._context.counts.contributions_received.add(size, stands_for, self._context.codec)
-        try:
-            incoming.verify()
-            codec, limit = self._context.codec, self._context.reduction_codec.limit
-            await self._context.worked(
-                elements, lambda: wire.check_values(codec, incoming.buffer, elements, limit)
-            )
-        except wire.WireError:
-            arriving.pop(header.sender, None)
-            raise
-        if self._arriving.get(key) is arriving:
-            self._contributed(key, header.sender)
-
-    def _expect(
-        self, key: ShardKey, header: pb.ContributionHeader, group: tuple[str, ...]
-    ) -> tuple[int, int]:
-        """(elements, bytes) that the manifest and the group imply. Raises WireError."""
-        bounds = self._context.bounds(key.fragment, group)
-        if key.shard >= len(bounds):
-            raise wire.WireError(f"{key}: the group has {len(bounds)} shards")
-        start, stop = bounds[key.shard]
-        elements, codec = stop - start, self._context.codec
-        total_bytes = codec.encoded_bytes(elements)
-        announced = (header.codec, header.elements, header.total_bytes)
-        if announced != (codec.wire_id, elements, total_bytes):
-            raise wire.WireError(
-                f"{key} from {header.sender}: {header.elements} values in {header.total_bytes} "
-                f"bytes of codec {header.codec}; expected {elements} in {total_bytes} bytes of "
-                f"{codec.name}"
-            )
-        if not self._view.live(header.sender):
-            # It may be one that gossip has not told of yet.
-            raise wire.Again(f"{key}: {header.sender} is not a member")
-        return elements, total_bytes
+    def _ended(self, number: int) -> None:
+        del self._served[number]
+        self._handle(ContributorGone(number))
 
     # ------------------------------------------------------------------------------- the machine
 
-    def _contributed(self, key: ShardKey, peer: str) -> None:
-        self._last[key] = peer
-        self._step(machine.Contributed(key, peer))
+    def _handle(self, event: ReducerEvent) -> None:
+        for action in self._machine.handle(event, self._context.clock()):
+            self._carry_out(action)
 
-    def _step(self, event: machine.Event) -> None:
-        for action in self._machine.step(event, self._context.clock()):
-            match action:
-                case machine.Compute(key, contributors, next_group):
-                    # The payloads as they are now: a peer may begin to send others in their place.
-                    inputs = [self._arriving[key][peer] for peer in contributors]
-                    last = self._last.pop(key, "")  # one that comes from here on is too late
-                    named = last if last in contributors else ""
-                    self._tasks.spawn(self._reduce(key, inputs, contributors, next_group, named))
-                case machine.Abandon(key, _):
-                    self._arriving.pop(key, None)
-                case machine.Prune(fragment, round_):
-                    self._forget(fragment, range(round_))
-                case machine.Discard(fragment, round_):
-                    self._forget(fragment, range(round_, round_ + 1))
-        if not isinstance(event, RoundTick):
-            self._changed.set()
-            self._changed = asyncio.Event()
-
-    def _forget(self, fragment: int, rounds: range) -> None:
-        for key in {*self._arriving, *self._reductions, *self._last}:
-            if key.fragment == fragment and key.round in rounds:
-                self._arriving.pop(key, None)
+    def _carry_out(self, action: ReducerAction) -> None:
+        match action:
+            case TakeContribution(number, key, peer, fresh):
+                served, kept = self._served[number], self._contributions[key]
+                if served.own is not None:
+                    kept[peer] = wire.Incoming.held(served.own.raw, served.own.hash, weight=1)
+                elif fresh and served.header is not None:
+                    kept[peer] = wire.Incoming(served.header.total_bytes, served.header.hash)
+                served.incoming = kept[peer]
+                served.orders.put_nowait(action)
+            case AnswerStream(number, key):
+                self._served[number].orders.put_nowait(self._reductions[key])
+            case ComputeShard(key, contributors=contributors):
+                # The payloads as they are now: a peer may begin to send others in their place.
+                inputs = [self._contributions[key][peer].buffer for peer in contributors]
+                self._tasks.spawn(self._compute(action, inputs))
+            case KeepReduction(key):
+                self._keep(key, self._candidates[key])
+            case ForgetContributions(key):
+                self._contributions.pop(key, None)
+            case ForgetShard(key):
+                self._contributions.pop(key, None)
                 self._reductions.pop(key, None)
-                self._last.pop(key, None)
+            case _:
+                self._served[action.stream].orders.put_nowait(action)
 
-    async def _reduce(
-        self,
-        key: ShardKey,
-        inputs: list[wire.Incoming],
-        contributors: tuple[str, ...],
-        next_group: tuple[str, ...],
-        last: str,
-    ) -> None:
+    def _keep(self, key: ShardKey, computed: _Computed) -> None:
+        shard = computed.shard
+        if shard is not None and computed.residual is not None:
+            before, after = computed.before, computed.residual
+            self._residuals.keep(key, shard.start, shard.stop, before, after)
+        self._reductions[key] = computed.reduction
+
+    # ------------------------------------------------------------------------------------ the mean
+
+    async def _compute(self, action: ComputeShard, inputs: list[memoryview]) -> None:
         """Averages in the order given, block by block, into the bytes that everyone applies."""
-        context, group = self._context, self._machine.group(key.fragment, key.round)
-        assert group is not None, "a shard closes only when its group is known"
-        start, stop = context.bounds(key.fragment, group)[key.shard]
-        arriving = self._arriving.get(key)
-        if arriving is None:
-            return  # laid out anew since
-
-        before = self._residuals.before(key, start, stop)
+        context, key, shard = self._context, action.key, action.shard
+        before = self._residuals.before(key, shard.start, shard.stop)
         try:
             payload, residual = await context.worked(
-                len(inputs) * (stop - start),
-                lambda: self._average(key, start, stop, inputs, before),
+                len(inputs) * (shard.stop - shard.start),
+                lambda: self._average(action, inputs, before),
             )
         except Exception as failure:  # the shard must not stay closed to those who try again
             context.log({"event": "warning", "text": f"{key} was not reduced: {failure}"})
-            self._arriving.pop(key, None)
-            self._step(machine.NotReduced(key))
+            self._handle(ShardComputed(key, action.attempt, failed=True))
             return
-        if self._arriving.get(key) is not arriving:
-            return  # laid out anew meanwhile
-        if residual is not None:
-            self._residuals.keep(key, start, stop, before, residual)
-        self._reductions[key] = wire.Reduction(contributors, next_group, payload, last)
-        self._arriving.pop(key, None)
-        self._step(machine.Closed(key))
+        header = ReductionHeader(
+            contributors=action.contributors,
+            next_group=action.next_group,
+            codec=context.reduction_codec.wire_id,
+            total_bytes=len(payload.raw),
+            hash=payload.hash,
+            last=action.last,
+        )
+        reduction = wire.Reduction(header, payload)
+        self._candidates[key] = _Computed(reduction, shard, before, residual)
+        self._handle(ShardComputed(key, action.attempt))
+        self._candidates.pop(key, None)
 
     def _average(
-        self,
-        key: ShardKey,
-        start: int,
-        stop: int,
-        inputs: list[wire.Incoming],
-        residual: "Tensor | None",
+        self, action: ComputeShard, inputs: list[memoryview], residual: "Tensor | None"
     ) -> tuple[wire.Payload, "Tensor | None"]:
         """The bytes that everyone applies, and what their encoding has left out. Off the loop."""
-        context, codec = self._context, self._context.reduction_codec
-        buffers, weights = [i.buffer for i in inputs], [i.weight for i in inputs]
-        mean = wire.average(context.codec, buffers, stop - start, weights)
+        context, codec, key = self._context, self._context.reduction_codec, action.key
+        start, stop = action.shard.bounds
+        mean = wire.average(context.codec, inputs, stop - start, list(action.weights))
         if residual is not None:
             mean.add_(residual)
         seed = None

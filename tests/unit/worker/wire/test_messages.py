@@ -4,6 +4,7 @@ import os
 import pickle
 from contextlib import suppress
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import zstandard
@@ -13,6 +14,11 @@ from hypothesis import strategies as st
 from protos import murmuration_pb2 as pb
 from protos.documents import pack
 from worker import wire
+from worker.exchange.allreduce.dialogue import (
+    ContributionHeader,
+    ReductionHeader,
+    RefusalKind,
+)
 from worker.exchange.types import ShardKey
 from worker.manifest import Manifest
 from worker.membership import MAX_UNREACHABLE, Digest, Health, Member, Phase
@@ -41,28 +47,38 @@ def test_what_is_no_message_is_refused_by_name(kind: type) -> None:
         parse(kind, b"\x0f\xff\xff")
 
 
-def test_a_shard_key_comes_from_the_header() -> None:
-    header = pb.ContributionHeader(fragment=3, round=2**40, shard=7)
-    assert wire.key_of(header) == ShardKey(3, 2**40, 7)
-
-
-def test_a_refusal_says_why() -> None:
-    raw = wire.refusal(wire.REFUSAL_CODES["pruned"], "closed long ago")
-    down = parse(pb.ExchangeDown, raw)
-    assert (down.refusal.code, down.refusal.reason) == (pb.REFUSAL_PRUNED, "closed long ago")
-    assert wire.REFUSAL_CODES["group"] == pb.REFUSAL_GROUP
-
-
-def test_a_reduction_is_announced_by_its_size_and_hash() -> None:
-    payload = wire.Payload.of(memoryview(b"mean"))
-    reduction = wire.Reduction(("a", "b"), ("a", "b", "c"), payload, last="b")
-    header = parse(pb.ExchangeDown, wire.reduction_header(reduction, codec=2)).header
-    assert (reduction.contributors, reduction.next_group) == (
-        tuple(header.contributors),
-        tuple(header.next_group),
+def test_headers_of_both_sides_come_back_as_they_went() -> None:
+    contribution = ContributionHeader(
+        run=2**63,
+        key=ShardKey(3, 2**40, 7),
+        sender="a",
+        group=2**62,
+        codec=2,
+        elements=10,
+        total_bytes=40,
+        hash=9,
+        weight=5,
+        reduction_offset=12,
+        resumed=True,
     )
-    assert (header.codec, header.total_bytes, header.hash) == (2, 4, hash64(b"mean"))
-    assert header.last == "b"
+    up = parse(pb.ExchangeUp, wire.contribution_to_message(contribution)).header
+    assert wire.key_of(up) == contribution.key
+    assert wire.contribution_from_message(up) == contribution
+    reduction = ReductionHeader(("a", "b"), ("a", "b", "c"), 2, 4, hash64(b"mean"), "b")
+    down = parse(pb.ExchangeDown, wire.reduction_to_message(reduction)).header
+    assert wire.reduction_from_message(down) == reduction
+
+
+@pytest.mark.parametrize("kind", get_args(RefusalKind))
+def test_a_refusal_says_why(kind: RefusalKind) -> None:
+    down = parse(pb.ExchangeDown, wire.refusal_to_message(kind, "closed long ago"))
+    assert down.refusal.reason == "closed long ago"
+    assert pb.RefusalCode.Name(down.refusal.code) == f"REFUSAL_{kind.upper()}"
+    assert wire.refusal_kind(down.refusal) == kind
+
+
+def test_a_refusal_of_a_later_version_is_one_that_ends_the_round() -> None:
+    assert wire.refusal_kind(pb.Refusal()) == "invalid"
 
 
 class Malicious:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from worker.exchange.allreduce.residuals import Residuals
+from worker.exchange.allreduce.closing import Residuals
 from worker.exchange.types import ShardKey
 
 
@@ -15,7 +15,9 @@ def left(value: float, elements: int = 4) -> Tensor:
     return torch.full((elements,), value)
 
 
-def closed(each: Residuals, at: ShardKey, start: int, stop: int, value: float) -> Tensor | None:
+def closed(
+    each: Residuals[Tensor], at: ShardKey, start: int, stop: int, value: float
+) -> Tensor | None:
     """The round closes and leaves `value` out; what was added to it."""
     before = each.before(at, start, stop)
     each.keep(at, start, stop, before, left(value, stop - start))
@@ -27,7 +29,7 @@ def test_the_first_reduction_has_nothing_to_add() -> None:
 
 
 def test_each_round_takes_what_the_one_before_has_left() -> None:
-    each = Residuals()
+    each: Residuals[Tensor] = Residuals()
     assert closed(each, key(0), 0, 4, 1.0) is None
     for round_ in range(1, 5):
         before = closed(each, key(round_), 0, 4, round_ + 1.0)
@@ -36,7 +38,7 @@ def test_each_round_takes_what_the_one_before_has_left() -> None:
 
 
 def test_a_round_that_is_done_over_takes_the_residual_from_before_it() -> None:
-    each = Residuals()
+    each: Residuals[Tensor] = Residuals()
     assert closed(each, key(0), 0, 4, 1.0) is None
     assert closed(each, key(0), 0, 4, 1.5) is None
     closed(each, key(1), 0, 4, 2.0)
@@ -50,7 +52,7 @@ def test_a_round_that_is_done_over_takes_the_residual_from_before_it() -> None:
 
 
 def test_a_round_without_this_peer_in_between_loses_nothing() -> None:
-    each = Residuals()
+    each: Residuals[Tensor] = Residuals()
     closed(each, key(3), 0, 4, 1.0)
     after = each.before(key(9), 0, 4)
     assert after is not None
@@ -58,7 +60,7 @@ def test_a_round_without_this_peer_in_between_loses_nothing() -> None:
 
 
 def test_another_layout_gives_up_what_overlaps_and_nothing_else() -> None:
-    each = Residuals()
+    each: Residuals[Tensor] = Residuals()
     closed(each, key(0), 0, 64, 1.0)
     closed(each, key(0, shard=1), 64, 128, 2.0)
     closed(each, key(0, shard=2), 128, 192, 3.0)
@@ -77,14 +79,14 @@ def test_another_layout_gives_up_what_overlaps_and_nothing_else() -> None:
 
 
 def test_ranges_that_only_touch_do_not_overlap() -> None:
-    each = Residuals()
+    each: Residuals[Tensor] = Residuals()
     closed(each, key(0), 0, 64, 1.0)
     closed(each, key(0, shard=1), 64, 128, 2.0)
     assert each.before(key(1), 0, 64) is not None
 
 
 def test_a_layout_that_comes_back_after_another_begins_anew() -> None:
-    each = Residuals()
+    each: Residuals[Tensor] = Residuals()
     closed(each, key(0), 0, 4, 1.0)
     closed(each, key(1), 0, 2, 2.0)
     assert each.before(key(2), 0, 4) is None

@@ -1,0 +1,285 @@
+"""The shards that a peer reduces: whose contributions they wait for, and when their means close.
+
+A shard closes when everyone awaited has contributed, or when a quorum has and the grace is over.
+It closes once: later offers get the same answer. A successor takes over a shard when it sees nobody
+before itself in the shard's order who may reduce it, and hands it back as long as it has not closed
+it.
+
+A peer remembers the reductions that it received as a contributor too, so that a successor of a
+reducer which died while answering gives the answer that others may already have applied.
+"""
+
+import math
+from dataclasses import dataclass, field
+from itertools import count, takewhile
+from typing import Generic, TypeVar
+
+from worker.exchange.allreduce.dialogue import Group, RoundLayout
+from worker.exchange.allreduce.events import (
+    ComputeShard,
+    ForgetContributions,
+    ForgetShard,
+    KeepReduction,
+    ReductionLearned,
+    ShardComputed,
+)
+from worker.exchange.types import RoundConfig, ShardKey, View
+
+KEPT_ROUNDS = 2  # closed rounds of a fragment that are kept for late peers
+
+T = TypeVar("T")
+
+
+@dataclass(eq=False)
+class Contribution:
+    """What one peer gives to one shard; `stream` is the one that it comes on, `whole` when its
+    values are verified."""
+
+    stream: int
+    hash: int
+    total_bytes: int
+    weight: int
+    received_bytes: int = 0
+    whole: bool = False
+
+
+@dataclass(eq=False)
+class OpenShard:
+    """`begun`: a contribution has been whole here; `computing` numbers the mean on its way."""
+
+    contributions: dict[str, Contribution] = field(default_factory=dict)
+    contributors: set[str] = field(default_factory=set)
+    begun: bool = False
+    quorum_at: float | None = None
+    computing: int | None = None
+    last: str = ""
+
+    def contributed(self, peer: str) -> None:
+        """All that the peer gives is here and verified."""
+        self.begun, self.last = True, peer
+        self.contributors.add(peer)
+
+    def withdrawn(self, peer: str) -> None:
+        """The peer sends something else in place of what was here."""
+        if self.computing is None:
+            self.contributors.discard(peer)
+
+
+class ReducedShards:
+    """The open and the closed shards of a peer, and the state of its own that decides on them.
+
+    Args:
+        me: this peer.
+        layout: of rounds.
+        config: closing rules.
+    """
+
+    def __init__(self, me: str, layout: RoundLayout, config: RoundConfig) -> None:
+        self._me, self._layout, self._config = me, layout, config
+        self.view = View()
+        self.closed: set[ShardKey] = set()
+        self._versions: dict[int, int] = {}
+        self._groups: dict[tuple[int, int], Group] = {}
+        self._open: dict[ShardKey, OpenShard] = {}
+        self._attempts = count(1)
+
+    def version(self, fragment: int) -> int | None:
+        """Of this peer's own state; None as long as it has none."""
+        return self._versions.get(fragment)
+
+    def group(self, key: ShardKey) -> Group | None:
+        """The group that lays out the round, as far as this peer knows it."""
+        return self._groups.get((key.fragment, key.round))
+
+    def get(self, key: ShardKey) -> OpenShard | None:
+        return self._open.get(key)
+
+    def open(self, key: ShardKey) -> OpenShard:
+        """The shard, open from now on if it was not."""
+        return self._open.setdefault(key, OpenShard())
+
+    @property
+    def has_open(self) -> bool:
+        return bool(self._open)
+
+    def begun(self, key: ShardKey) -> bool:
+        """Whether something that counts is here."""
+        return (entry := self._open.get(key)) is not None and entry.begun
+
+    def awaited(self, key: ShardKey) -> set[str]:
+        """The peers that have not contributed yet to an open shard."""
+        entry, group = self._open.get(key), self.group(key)
+        if entry is None or group is None:
+            return set()
+        return self._expected(key, group) - entry.contributors
+
+    def above(self, key: ShardKey, group: Group) -> str | None:
+        """The peer that is to reduce the shard in place of this one, if any.
+
+        That somebody does not reach this peer moves nothing which has begun here, unless that one
+        is awaited.
+        """
+        order, view = self._layout.orders(key.fragment, group)[key.shard], self.view
+        best = view.reducer(order)
+        if best is None or best == self._me:
+            return None
+        if (entry := self._open.get(key)) is not None and entry.begun:
+            before = takewhile(lambda peer: peer != self._me, order)
+            awaited = self._expected(key, group) - entry.contributors
+            moves = any(view.usable(peer) for peer in before)
+            if not moves and all(view.reach(self._me, peer) for peer in awaited):
+                return None
+        return best
+
+    # ------------------------------------------------------------------------------------ changes
+
+    def on_view(self, view: View) -> list[ForgetContributions]:
+        """Hands back what another peer is to reduce."""
+        self.view = view
+        handed_back = [
+            key
+            for key, entry in self._open.items()
+            if (group := self.group(key)) is not None
+            and entry.begun
+            and entry.computing is None
+            and self.above(key, group)
+        ]
+        for key in handed_back:
+            del self._open[key]
+        return [ForgetContributions(key) for key in handed_back]
+
+    def advanced(self, fragment: int, version: int, group: Group) -> list[ForgetShard]:
+        """This peer's state is at `version`, and `group` lays out that round."""
+        afresh = self._groups.get((fragment, version), group) != group
+        oldest = version - KEPT_ROUNDS
+        forgotten = [
+            key
+            for key in (*self._open, *self.closed)
+            if key.fragment == fragment
+            and (key.round < oldest or (afresh and key.round == version))
+        ]
+        for key in forgotten:
+            self._open.pop(key, None)
+            self.closed.discard(key)
+        self._versions[fragment] = version
+        self._groups[fragment, version] = group
+        self._groups = {
+            at: group for at, group in self._groups.items() if at[0] != fragment or at[1] >= oldest
+        }
+        return [ForgetShard(key) for key in forgotten]
+
+    def reduced(
+        self, event: ReductionLearned | ShardComputed
+    ) -> list[KeepReduction | ForgetContributions]:
+        """The first reduction that is known here is the shard's: others may have it by now."""
+        key = event.key
+        if key in self.closed:
+            return []
+        if isinstance(event, ShardComputed):
+            entry = self._open.get(key)
+            if entry is None or entry.computing != event.attempt:
+                return []  # laid out afresh, or handed back
+            if event.failed:  # the shard must not stay closed to those who try again
+                del self._open[key]
+                return [ForgetContributions(key)]
+        self._open.pop(key, None)
+        self.closed.add(key)
+        return [KeepReduction(key), ForgetContributions(key)]
+
+    # ------------------------------------------------------------------------------------ closing
+
+    @property
+    def closes_at(self) -> float:
+        """When the first grace is over; inf while none runs."""
+        return min(
+            (
+                entry.quorum_at + self._grace_s(key)
+                for key, entry in self._open.items()
+                if entry.quorum_at is not None and entry.computing is None
+            ),
+            default=math.inf,
+        )
+
+    def close(self, now: float) -> list[ComputeShard]:
+        """The means that are due at monotonic time `now` (s)."""
+        return [
+            self._compute(key, entry, group)
+            for key, entry in sorted(self._open.items(), key=lambda item: item[0])
+            if (group := self.group(key)) is not None and self._is_due(key, entry, group, now)
+        ]
+
+    def _is_due(self, key: ShardKey, entry: OpenShard, group: Group, now: float) -> bool:
+        if entry.computing is not None or not entry.contributors:
+            return False
+        expected = self._expected(key, group)
+        if not expected - entry.contributors:
+            return True
+        enough = math.ceil(self._config.quorum * len(expected | entry.contributors))
+        if len(entry.contributors) < enough:
+            entry.quorum_at = None
+            return False
+        if entry.quorum_at is None:
+            entry.quorum_at = now
+        return now >= entry.quorum_at + self._grace_s(key)
+
+    def _compute(self, key: ShardKey, entry: OpenShard, group: Group) -> ComputeShard:
+        entry.computing = next(self._attempts)
+        contributors = tuple(sorted(entry.contributors))
+        next_group = {
+            peer
+            for peer in self.view.joinable() | entry.contributors
+            if self.view.live(peer) or peer == self._me
+        }
+        return ComputeShard(
+            key=key,
+            attempt=entry.computing,
+            shard=self._layout.shards(key.fragment, group)[key.shard],
+            contributors=contributors,
+            weights=tuple(entry.contributions[peer].weight for peer in contributors),
+            next_group=tuple(sorted(next_group)),
+            last=entry.last if entry.last in entry.contributors else "",
+        )
+
+    def _expected(self, key: ShardKey, group: Group) -> set[str]:
+        return {peer for peer in group if self.view.will_contribute(peer, key.fragment, key.round)}
+
+    def _grace_s(self, key: ShardKey) -> float:
+        return self._config.grace_s + self._layout.transfer_s(key.fragment)
+
+
+@dataclass(frozen=True)
+class _Kept(Generic[T]):
+    """After `round`; `before` is what went into it, for the case that it is done over."""
+
+    round: int
+    before: T | None
+    after: T
+
+
+class Residuals(Generic[T]):
+    """What the requantization of this peer's reductions has left out, for its next ones.
+
+    A shard is the same range as long as the group is the same. What belongs to another layout is
+    given up: one rounding error of one round. The values are opaque here.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[int, int, int], _Kept[T]] = {}
+
+    def before(self, key: ShardKey, start: int, stop: int) -> T | None:
+        """What to add to the mean of a round; None for nothing."""
+        kept = self._kept.get((key.fragment, start, stop))
+        if kept is None:
+            return None
+        return kept.before if kept.round >= key.round else kept.after
+
+    def keep(self, key: ShardKey, start: int, stop: int, before: T | None, after: T) -> None:
+        """The round has closed, with `before` in its mean and `after` left out."""
+        stale = [
+            place
+            for place in self._kept
+            if place[0] == key.fragment and place[1] < stop and start < place[2]
+        ]
+        for place in stale:
+            del self._kept[place]
+        self._kept[key.fragment, start, stop] = _Kept(key.round, before, after)
