@@ -10,11 +10,14 @@ Ref: arXiv:2506.10911, the section on latency.
 import math
 import re
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
+# Commands that only read a link do not wait for numpy to load.
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
-Times = NDArray[np.float64]
+    Times = NDArray[np.float64]
 
 _UNITS_MBPS = {"kbit": 1e-3, "mbit": 1.0, "gbit": 1e3}
 _UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
@@ -132,7 +135,7 @@ class MessageTime:
         """Mean of the logarithm."""
         return math.log(self.mean_s) - self.s**2 / 2
 
-    def draw(self, shape: tuple[int, ...], rng: np.random.Generator) -> Times:
+    def draw(self, shape: tuple[int, ...], rng: "np.random.Generator") -> "Times":
         """Independent times in seconds."""
         return rng.lognormal(self.mu, self.s, shape)
 
@@ -147,7 +150,7 @@ def pair_s(message: MessageTime) -> float:
     return 2 * message.later_of_two_s
 
 
-def tree_s(message: MessageTime, peers: int, runs: int, rng: np.random.Generator) -> Times:
+def tree_s(message: MessageTime, peers: int, runs: int, rng: "np.random.Generator") -> "Times":
     """Times of `runs` all-reduces over a binary tree whose leaves are the peers.
 
     On the way up, an inner node goes on when the messages of both its children are there; the way
@@ -161,12 +164,14 @@ def tree_s(message: MessageTime, peers: int, runs: int, rng: np.random.Generator
     return _rise(message, peers, runs, rng) + _rise(message, peers, runs, rng)
 
 
-def _rise(message: MessageTime, peers: int, runs: int, rng: np.random.Generator) -> Times:
+def _rise(message: MessageTime, peers: int, runs: int, rng: "np.random.Generator") -> "Times":
     """The time of one way.
 
     From leaves to root or from root to leaves, it is the slowest of the paths, and both are the
     same in distribution; upwards there is less to keep.
     """
+    import numpy as np
+
     arrived: Times = np.zeros((runs, peers))
     while arrived.shape[1] > 1:
         arrived = arrived + message.draw(arrived.shape, rng)
