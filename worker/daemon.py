@@ -223,7 +223,6 @@ class Worker:
             config=self._config,
             manifest=self._manifest,
             io=io,
-            offload=_offload,
             out=self._options.out,
             log=self._log,
         )

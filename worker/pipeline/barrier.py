@@ -254,9 +254,7 @@ class BarrierSender:
         return member if member is not None and member.epoch == epoch else None
 
     def _log(self, kind: str, iteration: int, peer: str, counted: Sequence[int]) -> None:
-        self._context.log(
-            {"event": kind, "iteration": iteration, "replica": peer, "microbatches": list(counted)}
-        )
+        self._context.event(kind, iteration=iteration, replica=peer, microbatches=list(counted))
 
 
 class BarrierReceiver:

@@ -84,11 +84,17 @@ class StageContext:
         assert member is not None, "a peer knows itself"
         return Incarnation.of(member)
 
+    def serving(self) -> list[Member]:
+        """The members to which calls may be sent."""
+        return list(filter(serves, self.members()))
+
     def replicas(self, stage: int) -> list[str]:
         """The peers that serve a stage now, sorted."""
-        return sorted(
-            member.peer for member in self.members() if member.stage == stage and serves(member)
-        )
+        return sorted(member.peer for member in self.serving() if member.stage == stage)
+
+    def event(self, kind: str, **fields: object) -> None:
+        """Logs an event."""
+        self.log({"event": kind, **fields})
 
     def end(self, why: Exception | StageMove) -> None:
         """Ends this peer's part in the run, or on this stage; once."""

@@ -74,18 +74,10 @@ class Forwarder:
                     rest.pop(0)
                     counts.skipped += 1
                     self._warn_of_skip(hop.stage, error)
-                self._context.log(
-                    {
-                        "event": "rerouted",
-                        "iteration": call.key.iteration,
-                        "microbatch": call.key.microbatch,
-                        "origin": origin.peer,
-                        "epoch": origin.epoch,
-                        "stage": hop.stage,
-                        "lost": hop.peer,
-                        "instead": rest[0].peer if left else None,
-                        "reason": str(error),
-                    }
+                where = {"stage": hop.stage, "lost": hop.peer}
+                instead = rest[0].peer if left else None
+                self._context.event(
+                    "rerouted", **call.key.plain(), **where, instead=instead, reason=str(error)
                 )
                 if not rest and origin.peer == self._context.me:
                     # Stage 0 by itself would learn to be a model of its own.
@@ -106,7 +98,7 @@ class Forwarder:
             f"a microbatch goes past stage {stage}, though {', '.join(replicas)} "
             f"{'serves' if len(replicas) == 1 else 'serve'} it: {error}"
         )
-        context.log({"event": "warning", "text": text, "stage": stage})
+        context.event("warning", text=text, stage=stage)
 
     def _lost_at_origin(self, origin: Incarnation, error: Exception) -> Exception:
         """Asked in vain for the loss: another peer may reach an origin that lives."""

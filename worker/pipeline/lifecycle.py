@@ -12,7 +12,6 @@ from pathlib import Path
 from torch import Tensor
 
 from worker.config import Config
-from worker.exchange.context import Offload
 from worker.iothread import IOThread
 from worker.manifest import Manifest
 from worker.membership import Health, Member, Phase
@@ -42,7 +41,6 @@ class StageLifecycle:
     Args:
         task, config, manifest: of the run.
         io: what the stage is served with, listening already.
-        offload: where heavy work runs.
         out: this worker's folder.
         log: takes events as plain values.
     """
@@ -54,14 +52,13 @@ class StageLifecycle:
         config: Config,
         manifest: Manifest,
         io: IOThread,
-        offload: Offload,
         out: Path,
         log: Callable[[dict[str, object]], None],
     ) -> None:
         assert io.node.stages is not None, "the model is cut"
         self._stages = io.node.stages
         self._task, self._config, self._manifest = task, config, manifest
-        self._io, self._offload, self._out, self._log = io, offload, out, log
+        self._io, self._out, self._log = io, out, log
 
     # ----------------------------------------------------------------------------- the beginning
 
@@ -104,9 +101,7 @@ class StageLifecycle:
         """Leaves what was measured, and the whole model if this worker is the one to."""
         self._leave_links()
         if trainer.stopped is None:
-            self.settle(
-                trainer, lambda: self._assembles or not self._assembler_is_here, _PATIENCE_S
-            )
+            self.settle(trainer, self._is_assembled, _PATIENCE_S)
         if trainer.stopped is not None or not self._assembles:
             return None
         return self._assemble(trainer)
@@ -130,10 +125,10 @@ class StageLifecycle:
         assembler = self._assembler
         return assembler is not None and assembler.peer == self._context.me
 
-    @property
-    def _assembler_is_here(self) -> bool:
+    def _is_assembled(self) -> bool:
+        """Whether nobody else that is here has still to put the model together."""
         assembler = self._assembler
-        return assembler is not None and assembler.live
+        return assembler is None or not assembler.live or assembler.peer == self._context.me
 
     @property
     def _another_may_assemble(self) -> bool:
@@ -181,11 +176,6 @@ class StageLifecycle:
             for stage in stages
         }
         try:
-            return self._io.do(
-                lambda: fetch_stages(
-                    context.transport, context.members(), context.run, expected, self._offload
-                ),
-                _PATIENCE_S,
-            )
+            return self._io.do(lambda: fetch_stages(context, expected), _PATIENCE_S)
         except TimeoutError:
             return {}

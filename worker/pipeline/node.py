@@ -49,8 +49,6 @@ class StageNode:
         """What this peer has planned with at last, for `murmur plan --links`."""
         return self.planner.document
 
-    # ------------------------------------------------------------------------------------ peers
-
     async def serve(self, stream: Stream) -> None:
         """Answers `Data/StageCall`."""
         await self._server.serve(stream)
@@ -66,8 +64,6 @@ class StageNode:
         self.context.measurements.on_view({member.peer: member.epoch for member in live})
         self.tick()
 
-    # ------------------------------------------------------------------------- the train thread
-
     async def handle(self, message: IterationStarted | StageJobDone) -> None:
         """The train thread has begun an iteration, or done a job."""
         if isinstance(message, StageJobDone):
@@ -81,15 +77,13 @@ class StageNode:
             self._origin.begin(message.iteration)
         self.tick()
 
-    # ----------------------------------------------------------------------------------- the time
-
     def tick(self) -> None:
         """Whether the iteration is over, a link is to be measured, or a profile to be published."""
         context = self.context
         self.planner.on_view()
         if self.tracker.iteration > self.tracker.ended:
             self._end_iteration()
-        if self._trains and not context.ended:
+        if self.tracker.iteration > 0 and not context.ended:
             self._watch_stages()
         if member := self._prober.next(context.members(), context.clock()):
             self._tasks.spawn(self._probe(member))
@@ -115,21 +109,18 @@ class StageNode:
             self._barrier.turned()
             if over.discard:
                 context.counts.discarded += 1
-                context.log({"event": "discarded", "iteration": over.iteration})
+                context.event("discarded", iteration=over.iteration)
             context.post(over)
-
-    @property
-    def _trains(self) -> bool:
-        member = self.context.member(self.context.me)
-        training = member is not None and member.live and member.phase is Phase.TRAINING
-        return training and self.tracker.iteration > 0
 
     def _watch_stages(self) -> None:
         """Warns of stages without a replica. Ends this peer's part on its stage when it is to move,
         and in the run when stage 0 is gone."""
         context, members, now = self.context, self.context.members(), self.context.clock()
+        me = context.member(context.me)
+        if me is None or not me.live or me.phase is not Phase.TRAINING:
+            return
         for stage, line in self._orphaned.tick(members, now).items():
-            context.log({"event": "warning", "text": line, "stage": stage})
+            context.event("warning", text=line, stage=stage)
         if self._orphaned.ends(now):
             reason = (
                 "stage 0 has no replica left, so nobody begins microbatches; start a worker with "
@@ -137,10 +128,8 @@ class StageNode:
             )
             context.end(PeersUnreachable(reason))
         elif context.config.rebuild and (move := self._rebalancer.tick(members, now)) is not None:
-            context.log({"event": "moves", "stage": context.stage, "to": move.stage})
+            context.event("moves", stage=context.stage, to=move.stage)
             context.end(move)
-
-    # --------------------------------------------------------------------------------- the links
 
     async def _probe(self, member: Member) -> None:
         """Measures the link to a peer: small calls for its latency, a large one for its rate."""
@@ -161,7 +150,6 @@ class StageNode:
         """Until the peer has it and says so (s). Raises TransportError."""
         request = pb.MeasureRequest(payload=payload).SerializeToString()
         began = self.context.clock()
-        await self.context.transport.call(
-            member.address, "Control/Measure", request, _PROBE_LIMIT_S
-        )
+        transport = self.context.transport
+        await transport.call(member.address, "Control/Measure", request, _PROBE_LIMIT_S)
         return self.context.clock() - began

@@ -16,7 +16,6 @@ from worker.pipeline.stage_call import (
     StageCall,
     StageCallKey,
     call_bytes,
-    serves,
 )
 from worker.training.inbox import JobKind
 
@@ -61,7 +60,7 @@ class RouteOrigin:
     async def _iterate(self, iteration: int) -> None:
         await self._someone_serves()
         if self._is_late(iteration):
-            self._context.log({"event": "late", "iteration": iteration})
+            self._context.event("late", iteration=iteration)
             self._tracker.reported(iteration, self.incarnation, [])
             return
         routes, snapshot = self._planner.routes(iteration)
@@ -96,9 +95,9 @@ class RouteOrigin:
     async def _someone_serves(self) -> None:
         """Waits while there is no other stage: stage 0 by itself would learn to be a model."""
         warned = False
-        while not any(member.stage > 0 and serves(member) for member in self._context.members()):
+        while not any(member.stage > 0 for member in self._context.serving()):
             if not warned:
-                self._context.log({"event": "warning", "text": "no other stage is served: waiting"})
+                self._context.event("warning", text="no other stage is served: waiting")
             warned = True
             await asyncio.sleep(_AGAIN_S)
 
@@ -126,14 +125,8 @@ class RouteOrigin:
             )
         except MicrobatchDropped as error:
             self._context.counts.dropped += 1
-            self._context.log(
-                {
-                    "event": "dropped",
-                    "iteration": iteration,
-                    "microbatch": number,
-                    "reason": str(error),
-                }
-            )
+            lost = {"iteration": iteration, "microbatch": number}
+            self._context.event("dropped", **lost, reason=str(error))
             return None
         finally:
             self._shown.set()

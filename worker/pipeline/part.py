@@ -18,17 +18,17 @@ from algorithms.fragments import Fragment, TensorSpec, partition
 from worker.catchup.state_transfer import fetch_states
 from worker.config import Config, task_of
 from worker.errors import CheckpointError, ConfigError
-from worker.exchange.context import Offload
 from worker.manifest import Manifest
 from worker.membership import Member, Phase
 from worker.pipeline.config import cut_of
+from worker.pipeline.context import StageContext
 from worker.pipeline.profile import Profile
 from worker.pipeline.replica import StageJobs, StageReplica
 from worker.tasks import Cursor, Staged, StageModule, Task
 from worker.training import checkpoint
 from worker.training.inbox import Mailbox
 from worker.training.replica import InnerReplica
-from worker.transport import Transport, TransportError
+from worker.transport import TransportError
 from worker.wire import WireError
 
 
@@ -119,7 +119,7 @@ def part_of(task: Task, config: Config, stage: int) -> Part:
 
 def stage_fragments(task: Task, config: Config, stage: int) -> tuple[Fragment, ...]:
     """The fragments of one stage, as the peers that serve it lay them out."""
-    return _fragments(part_of(task, config, stage).module.named_parameters(), config)
+    return fragments_of(part_of(task, config, stage), config)
 
 
 def whole_model(
@@ -142,17 +142,14 @@ def save_whole(
     folder: Path, step: int, manifest: Manifest, config: Config, whole: Mapping[str, Tensor]
 ) -> Path:
     """Writes a checkpoint that `murmur generate` and `murmur evaluate` take. Raises OSError."""
-    fragments = _fragments(whole.items(), config)
+    schema = [TensorSpec(name, tuple(values.shape)) for name, values in whole.items()]
+    fragments = partition(schema, config.plan.fragments, config.plan.pattern)
     tensors = {f"anchor/{fragment.index}": fragment.flatten(whole) for fragment in fragments}
     return checkpoint.save(folder, step, tensors, {"manifest": manifest.plain(), "step": step})
 
 
 async def fetch_stages(
-    transport: Transport,
-    members: Sequence[Member],
-    run: int,
-    expected: Mapping[int, Mapping[int, tuple[int, int]]],
-    offload: Offload,
+    context: StageContext, expected: Mapping[int, Mapping[int, tuple[int, int]]]
 ) -> dict[int, list[Tensor]]:
     """The anchors of stages from their replicas, by stage; of those that answer.
 
@@ -161,10 +158,12 @@ async def fetch_stages(
     """
     fetched: dict[int, list[Tensor]] = {}
     for stage, sizes in expected.items():
-        replicas = [member for member in members if member.stage == stage and member.live]
-        for member in sorted(replicas, key=lambda c: (c.phase is not Phase.DONE, -c.step, c.peer)):
+        replicas = [m for m in context.members() if m.stage == stage and m.live]
+        for member in sorted(replicas, key=lambda m: (m.phase is not Phase.DONE, -m.step, m.peer)):
             try:
-                _, states = await fetch_states(transport, member.address, run, sizes, offload)
+                _, states = await fetch_states(
+                    context.transport, member.address, context.run, sizes, context.offload
+                )
             except (TransportError, WireError):
                 continue
             fetched[stage] = [states[index].anchor for index in sorted(states)]
@@ -216,11 +215,6 @@ def assemble(run: Path, out: Path) -> Assembled:
     steps = {stage: int(newest[stage].values["step"]) for stage in sorted(newest)}
     whole = whole_model(task, config, anchors)
     return Assembled(save_whole(out, min(steps.values()), manifest, config, whole), steps)
-
-
-def _fragments(parameters: Any, config: Config) -> tuple[Fragment, ...]:
-    schema = [TensorSpec(name, tuple(values.shape)) for name, values in parameters]
-    return partition(schema, config.plan.fragments, config.plan.pattern)
 
 
 # ---------------------------------------------------------------------- a stage made of others

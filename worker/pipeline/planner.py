@@ -15,6 +15,7 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import xxhash
@@ -40,7 +41,7 @@ _LAG_S = 10.0  # for which calls may still name an earlier snapshot
 _MOST_BEFORE = 256  # snapshots in that time
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class NetworkSnapshot:
     """The peers that serve and their measurements, as routes are planned on them.
 
@@ -61,13 +62,9 @@ class NetworkSnapshot:
 def snapshot_name(members: Iterable[Member]) -> int:
     """A hash of who serves what, and of what each has measured."""
     digest = xxhash.xxh3_64()
-    for member in sorted(
-        (member for member in members if serves(member)), key=lambda member: member.peer
-    ):
-        digest.update(
-            f"{member.peer}/{member.epoch}/{member.stage}/{len(member.profile)}/".encode()
-        )
-        digest.update(member.profile)
+    for each in sorted(filter(serves, members), key=lambda member: member.peer):
+        digest.update(f"{each.peer}/{each.epoch}/{each.stage}/{len(each.profile)}/".encode())
+        digest.update(each.profile)
     return digest.intdigest()
 
 
@@ -91,22 +88,13 @@ def snapshot_of(members: Sequence[Member]) -> NetworkSnapshot | None:
     )
     memories = [profile.memory for profile in profiles if profile.memory]
     usual = statistics.median_low(memories) if memories else _USUAL_MEMORY
-    numbered = {
-        stage: tuple(n for n, member in enumerate(members) if member.stage == stage)
-        for stage in stages
-    }
+    replicas = (tuple(n for n, m in enumerate(members) if m.stage == stage) for stage in stages)
     pipeline = Pipeline(
-        stages=tuple(numbered.values()),
+        stages=tuple(replicas),
         memory=tuple(profile.memory or usual for profile in profiles),
         costs=costs,
     )
-    return NetworkSnapshot(
-        peers=peers,
-        profiles=profiles,
-        stages=tuple(stages),
-        pipeline=pipeline,
-        name=snapshot_name(members),
-    )
+    return NetworkSnapshot(peers, profiles, tuple(stages), pipeline, snapshot_name(members))
 
 
 def links_of(peers: Sequence[str], profiles: Sequence[Profile]) -> Links:
@@ -216,10 +204,8 @@ class RoutePlanner:
 
     def on_view(self) -> None:
         """Profiles may have changed."""
-        members = _serving(self._context.members())
-        heard = tuple(
-            (member.peer, member.epoch, member.stage, member.profile) for member in members
-        )
+        members = self._context.serving()
+        heard = tuple((each.peer, each.epoch, each.stage, each.profile) for each in members)
         if heard == self._heard:
             return
         if self._heard is not None:
@@ -262,7 +248,7 @@ class RoutePlanner:
         """What was told last; None while no replica of stage 0 is there."""
         name = self.name
         if self._snapshot is None or self._snapshot.name != name:
-            self._snapshot = snapshot_of(_serving(self._context.members()))
+            self._snapshot = snapshot_of(self._context.serving())
         return self._snapshot
 
     def _planned(self, snapshot: NetworkSnapshot, iteration: int) -> _Planned:
@@ -291,35 +277,20 @@ class RoutePlanner:
         self, kind: int, snapshot: NetworkSnapshot, rules: Rules, origins: Sequence[int], seed: int
     ) -> None:
         try:
-            found = await self._context.offload(
-                lambda: search_routes(
-                    snapshot.pipeline,
-                    rules,
-                    origins,
-                    seed=seed,
-                    effort_s=SEARCH_S,
-                    shared_uplinks=True,
-                )
-            )
+            search = partial(search_routes, seed=seed, effort_s=SEARCH_S, shared_uplinks=True)
+            found = await self._context.offload(partial(search, snapshot.pipeline, rules, origins))
         except Exception as error:  # whatever it is, training goes on with the routes it has
             self._failed[kind] = snapshot.name
             text = f"no routes were searched: {type(error).__name__}: {error}"
-            self._context.log({"event": "warning", "text": text})
+            self._context.event("warning", text=text)
         else:
             self._found[kind] = _Planned(snapshot, found.routes)
 
 
-def _serving(members: Sequence[Member]) -> list[Member]:
-    return [member for member in members if serves(member)]
-
-
 def _served_alike(before: NetworkSnapshot, now: NetworkSnapshot) -> bool:
     """Whether the same peers serve the same stages, so that nobody refuses a hop."""
-    return (before.peers, before.stages, before.pipeline.stages) == (
-        now.peers,
-        now.stages,
-        now.pipeline.stages,
-    )
+    first, second = ((each.peers, each.stages, each.pipeline.stages) for each in (before, now))
+    return first == second
 
 
 def _hops(snapshot: NetworkSnapshot, route: Route) -> tuple[Hop, ...]:

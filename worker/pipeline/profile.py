@@ -36,6 +36,8 @@ _MOST_PEERS = 32
 _AGAIN_S = 300.0
 _RETRY_S = 30.0  # after a failure; a peer that is gone is known to be so by then
 
+_TIMES = ("forward_s", "backward_s", "loss_s")
+
 _Kept = dict[str, deque[tuple[float, float]]]  # (when, what) by peer
 
 
@@ -81,12 +83,9 @@ class Profile:
             return cls(
                 latency_s=_numbers(plain.get("latency_s", {})),
                 rate_bytes_per_s=_numbers(plain.get("rate_bytes_per_s", {})),
-                forward_s=_number(plain.get("forward_s", 0.0)),
-                backward_s=_number(plain.get("backward_s", 0.0)),
-                loss_s=_number(plain.get("loss_s", 0.0)),
                 activation_bytes=int(_number(plain.get("activation_bytes", 0))),
                 memory=min(_MOST_MEMORY, int(_number(plain.get("memory", 0)))),
-                gradient_norm=_number(plain.get("gradient_norm", 0.0)),
+                **{name: _number(plain.get(name, 0.0)) for name in (*_TIMES, "gradient_norm")},
             )
         except (ValueError, TypeError, AttributeError, msgpack.UnpackException):
             return cls()
@@ -279,7 +278,7 @@ def _differs(told: Profile, now: Profile) -> bool:
     pairs = [
         *((told.latency_s.get(p, 0.0), s) for p, s in now.latency_s.items() if s > 1e-3),
         *((told.rate_bytes_per_s.get(p, 0.0), r) for p, r in now.rate_bytes_per_s.items()),
-        *((getattr(told, n), getattr(now, n)) for n in ("forward_s", "backward_s", "loss_s")),
+        *((getattr(told, n), getattr(now, n)) for n in _TIMES),
         (told.activation_bytes, now.activation_bytes),
         (told.memory, now.memory),
     ]

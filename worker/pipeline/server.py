@@ -99,24 +99,15 @@ class StageServer:
             if key.iteration <= iteration:
                 task.cancel()
         for origin, left in self._tracker.orphans(iteration).items():
-            self._context.log(
-                {
-                    "event": "orphaned",
-                    "iteration": iteration,
-                    "origin": origin.peer,
-                    "epoch": origin.epoch,
-                    "microbatches": sorted(left.began),
-                    "counted": sorted(left.counted),
-                }
-            )
+            where = {"iteration": iteration, "origin": origin.peer, "epoch": origin.epoch}
+            microbatches, counted = sorted(left.began), sorted(left.counted)
+            self._context.event("orphaned", **where, microbatches=microbatches, counted=counted)
         self._count_orphans()
 
     async def close(self) -> None:
         for task in self._calls.values():
             task.cancel()
         await asyncio.gather(*self._calls.values(), return_exceptions=True)
-
-    # ----------------------------------------------------------------------------------- inside
 
     def _count_orphans(self) -> None:
         """Microbatches that are lost with their origin were dropped; unless it was only away."""
@@ -230,9 +221,8 @@ class StageServer:
         # From here on the train thread may have counted it, before its answer is back.
         new = self._tracker.counted(key)
         try:
-            done = await compute.do(
-                JobKind.BACKWARD, key.iteration, key.number, shape, values, reply.gradient
-            )
+            backward = (JobKind.BACKWARD, key.iteration, key.number, shape)
+            done = await compute.do(*backward, values, reply.gradient)
         except MicrobatchDropped:
             if new:  # else an earlier call has put it into the sum
                 self._tracker.failed(key)

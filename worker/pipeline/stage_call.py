@@ -34,6 +34,11 @@ class StageCallKey:
     origin: Incarnation
     microbatch: int
 
+    def plain(self) -> dict[str, object]:
+        """As events name it."""
+        origin = {"origin": self.origin.peer, "epoch": self.origin.epoch}
+        return {"iteration": self.iteration, "microbatch": self.microbatch, **origin}
+
     @property
     def number(self) -> int:
         """Of the microbatch among all origins', by which its gradient is counted once."""

@@ -76,13 +76,11 @@ def lifecycle_of(
     io: OneThread, events: list[dict[str, Any]], out: Path, problem: StagedProblem = PROBLEM
 ) -> lifecycle.StageLifecycle:
     thread: Any = io
-    offload: Any = None
     return lifecycle.StageLifecycle(
         task=problem.task,
         config=problem.config,
         manifest=problem.manifest,
         io=thread,
-        offload=offload,
         out=out,
         log=events.append,
     )
