@@ -19,7 +19,7 @@ from tests.support.fork_server import MURMUR
 from tests.support.gate import Gate
 from tests.support.stage_accounts import Accounts
 from tests.support.stage_tasks import held
-from tests.support.workers import PATIENCE_S, settings_of
+from tests.support.workers import PATIENCE_S, QUICK, settings_of
 from worker.cli import cli
 
 SMALL = (
@@ -151,7 +151,7 @@ def test_a_killed_replica_is_gone_round(tmp_path: Path) -> None:
         task__gate_call=10,
     )
     held = Gate(fifo, tuple(settings))
-    with swarm(out, "--steps", "6", *held.settings) as process:
+    with swarm(out, "--steps", "6", *QUICK, *held.settings) as process:
         assert process.stdout is not None
         for line in process.stdout:
             if "starts training" in line:
@@ -174,11 +174,11 @@ def test_a_killed_replica_is_gone_round(tmp_path: Path) -> None:
     assert f"validation loss {report['val_loss']:.4f}" in evaluated
 
 
-def test_a_replica_of_each_stage_is_killed_in_turn_amid_a_visit(tmp_path: Path) -> None:
-    """Each stops in the middle of a visit, and is killed there: of the last stage first, so that
+def test_a_replica_of_each_stage_is_killed_in_turn_amid_a_call(tmp_path: Path) -> None:
+    """Each stops in the middle of a call, and is killed there: of the last stage first, so that
     the others' shares stay as they were. An iteration is eight passes of a replica."""
     out, steps, microbatches = tmp_path / "run", 8, 4
-    flags = ["--steps", str(steps), "--inner-steps", str(steps)]
+    flags = ["--steps", str(steps), "--inner-steps", str(steps), *QUICK]
     flags += settings_of(stages__rebuild="false", inner__warmup_steps=2)
     calls, killed = {"w5": 1 * 8 + 6, "w4": 3 * 8 + 3, "w3": 4 * 8 + 6}, []
     with (
@@ -213,7 +213,7 @@ def test_a_replica_of_each_stage_is_killed_in_turn_amid_a_visit(tmp_path: Path) 
     assert f"validation loss {report['val_loss']:.4f}" in murmur("evaluate", str(out))
 
 
-def test_a_stage_whose_replicas_are_all_killed_is_made_anew(tmp_path: Path) -> None:
+def test_a_stage_whose_replicas_are_all_killed_is_rebuilt(tmp_path: Path) -> None:
     out, fifo = tmp_path / "run", tmp_path / "gate"
     os.mkfifo(fifo)
     settings = settings_of(
@@ -222,7 +222,7 @@ def test_a_stage_whose_replicas_are_all_killed_is_made_anew(tmp_path: Path) -> N
         task__gate_batch=10,
     )
     held, printed = Gate(fifo, tuple(settings)), []
-    with swarm(out, "--steps", "6", *held.settings) as process:
+    with swarm(out, "--steps", "6", *QUICK, *held.settings) as process:
         assert process.stdout is not None
         kill_stage_1(process.stdout, out)
         for line in process.stdout:
@@ -253,7 +253,7 @@ def test_a_stage_whose_replicas_are_all_killed_is_made_anew(tmp_path: Path) -> N
     assert f"validation loss {report['val_loss']:.4f}" in murmur("evaluate", str(out))
 
 
-def test_who_is_done_waits_for_a_stage_that_is_being_made_anew(tmp_path: Path) -> None:
+def test_who_is_done_waits_for_a_stage_that_is_being_rebuilt(tmp_path: Path) -> None:
     out = tmp_path / "run"
     origins, anew = tmp_path / "origins", tmp_path / "anew"
     for fifo in (origins, anew):
@@ -265,7 +265,7 @@ def test_who_is_done_waits_for_a_stage_that_is_being_made_anew(tmp_path: Path) -
         task__gate_anew=f'"{anew}"',
         task__gate_layer=1,
     )
-    with swarm(out, "--steps", "6", *settings) as process:
+    with swarm(out, "--steps", "6", *QUICK, *settings) as process:
         assert process.stdout is not None
         kill_stage_1(process.stdout, out)
         addresses = [listening(out, name)["address"] for name in ("w0", "w3")]
