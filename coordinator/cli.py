@@ -105,7 +105,7 @@ def status(address: str, as_json: bool) -> None:
 @click.option("--seed", type=int, metavar="S")
 @click.option("--text", metavar="PATH", help="A file, folder or glob to learn from.")
 @click.option("--model", metavar="NAME", help="tiny, small, ...")
-@click.option("--stages", type=click.IntRange(2), metavar="S", help="Cut the model into so many.")
+@click.option("--stages", type=click.IntRange(2), metavar="S", help="Stages to cut the model into.")
 @click.option("--replicas", type=click.IntRange(1), metavar="R", help="Workers of each stage.")
 @click.option("--routing", metavar="NAME", help="full, random, stochastic or skip.")
 @click.option("--skip", type=float, metavar="SHARE", help="Of the stages, left out by each route.")
@@ -130,7 +130,7 @@ def status(address: str, as_json: bool) -> None:
     "break a minute); w0=LINK for one.",
 )
 @link_means_option
-def swarm(out: Path | None, json_path: str | None, **asked: Any) -> None:
+def swarm(out: Path | None, json_path: str | None, **options: Any) -> None:
     """Train on worker processes of this machine, and report.
 
     Real processes and real sockets on loopback, or on links as slow as --link says. Ctrl-C saves,
@@ -138,16 +138,16 @@ def swarm(out: Path | None, json_path: str | None, **asked: Any) -> None:
     """
     from coordinator.launcher.launch import Launch
 
-    if asked["resume"] and out is None:
+    if options["resume"] and out is None:
         raise Failure(
             "--resume: name the folder of the run to go on with, as --out DIR", ExitCode.USAGE
         )
-    config = asked["config"]
-    asked["workers"] = _worker_count(asked)
+    config = options["config"]
+    options["workers"] = _worker_count(options)
     launch = Launch(
-        out=out or _new_folder(asked["preset"] or (config.stem if config else "diloco")),
-        threads=Launch.fair_threads(asked["workers"]),
-        **asked,
+        out=out or _new_folder(options["preset"] or (config.stem if config else "diloco")),
+        threads=Launch.fair_threads(options["workers"]),
+        **options,
     )
     launch.check()
     launch = _checked_by_worker(launch)
@@ -182,12 +182,12 @@ def _checked_by_worker(launch: "Launch") -> "Launch":
     return launch.resumed(answer["held"])
 
 
-def _worker_count(asked: Mapping[str, Any]) -> int:
+def _worker_count(options: Mapping[str, Any]) -> int:
     """As many as the stages take. Raises Failure: options that do not fit one another."""
-    workers, stages, replicas = asked["workers"], asked["stages"], asked["replicas"]
+    workers, stages, replicas = options["workers"], options["stages"], options["replicas"]
     if stages is None:
         for flag in ("replicas", "routing", "skip"):
-            if asked[flag] is not None:
+            if options[flag] is not None:
                 raise Failure(
                     f"--{flag}: of a model in stages; add --stages, such as --stages 4",
                     ExitCode.USAGE,
@@ -213,9 +213,9 @@ def _check_listen(listen: str, insecure: bool) -> None:
     host, _ = _check_address(listen)
     if not insecure and not is_loopback(host):
         raise Failure(
-            f"--listen {listen} opens the run to whoever reaches this machine, and this version "
-            "does not encrypt yet: add --insecure where the network is trusted, or listen on "
-            "127.0.0.1",
+            f"--listen {listen} opens the run to everybody that reaches this machine, and this "
+            "version does not encrypt yet: add --insecure where the network is trusted, or listen "
+            "on 127.0.0.1",
             ExitCode.CONFIGURATION,
         )
 

@@ -3,7 +3,6 @@
 import ipaddress
 import socket
 import sys
-from types import TracebackType
 
 LOOPBACK_HOST = "127.0.0.1"
 
@@ -62,10 +61,5 @@ class ReservedPorts:
     def __enter__(self) -> "ReservedPorts":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -47,7 +47,7 @@ _MAX_TEXT = 20_000
 
 
 def event(kind: Kind, **fields: object) -> dict[str, object]:
-    """One event, to which the worker adds who it is and when."""
+    """One event, to which the worker adds its name and the time."""
     return {"event": kind, **fields}
 
 

@@ -24,7 +24,7 @@ def main(arguments: list[str]) -> None:
         import ctypes
 
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:  # it had died before it could be said
+        if os.getppid() != parent:  # it had died before the call
             os.kill(os.getpid(), signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background job is born deaf to it
     os.execvp(command[0], command)

@@ -1,4 +1,4 @@
-"""What `murmur swarm` was asked for, and the command lines that it becomes."""
+"""The options of `murmur swarm`, and the command lines that they become."""
 
 import json
 import os
@@ -100,8 +100,8 @@ class Launch:
     def _check_routing(self) -> None:
         """A skip that the routing leaves no room for, where flags alone say so: the fix is a flag
         too. Raises Failure."""
-        said = {setting.partition("=")[0].strip() for setting in self.settings}
-        elsewhere = "stages.routing" in said or (self.config and self.routing is None)
+        keys = {setting.partition("=")[0].strip() for setting in self.settings}
+        elsewhere = "stages.routing" in keys or (self.config and self.routing is None)
         if not self.skip or elsewhere:
             return
         from algorithms.skippipe.routing import NEVER_SKIP
@@ -115,7 +115,7 @@ class Launch:
             )
 
     def link_of(self) -> dict[str, Link | None]:
-        """The link of each worker; empty where none was asked for. Raises Failure."""
+        """The link of each worker; empty where there is no --link. Raises Failure."""
         if not self.links:
             return {}
         try:
@@ -134,7 +134,7 @@ class Launch:
             Failure: they are not of all stages, or not every worker has one.
         """
         assert self.stages is not None, "the model is cut"
-        told = ", ".join(
+        stages = ", ".join(
             f"{name} of {'none' if stage is None else stage}"
             for name, stage in zip(self.names, held, strict=True)
         )
@@ -143,7 +143,7 @@ class Launch:
         if len(own) < len(held) or set(own) != set(range(self.stages)):
             raise Failure(
                 f"--resume: the checkpoints in {self.out} are not of stages 0 to "
-                f"{self.stages - 1}, one of each worker's: {told}; {fix}",
+                f"{self.stages - 1}, one of each worker's: {stages}; {fix}",
                 ExitCode.CHECKPOINT,
             )
         return replace(self, held=tuple(own))
@@ -159,8 +159,8 @@ class Launch:
             "resume": [str(self.out / name) for name in self.names] if self.resume else [],
         }
 
-    def asked(self) -> dict[str, object]:
-        """The settings that stand in the report where no worker has told them."""
+    def settings_typed(self) -> dict[str, object]:
+        """The settings that stand in the report where no worker has reported them."""
         return {key: getattr(self, key) for key in ("preset", "steps", "inner_steps", "seed")}
 
     def commands(
@@ -265,8 +265,8 @@ def ask_worker(
     except ValueError:
         answer = None
     if done.returncode != 0 or not isinstance(answer, dict):
-        said = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-        raise Failure(f"no worker can be started here: {said}", ExitCode.FAILED)
+        cause = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        raise Failure(f"no worker can be started here: {cause}", ExitCode.FAILED)
     if (refused := text_of(answer, "refused")) is not None:
         preset = text_of(answer, "preset")
         several = len(request["presets"]) > 1 and preset and not refused.startswith("--preset ")

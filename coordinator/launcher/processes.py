@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import IO, Any
 
 _WRAPPER = Path(__file__).with_name("die_with_parent.py")
@@ -165,12 +165,7 @@ class Interrupts:
         self._before = {number: signal.signal(number, self._press) for number in _SIGNALS}
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             # After one, this process is about to end: another must not spoil its exit code.
             signal.signal(number, signal.SIG_IGN if self._pressed else handler)

@@ -90,7 +90,7 @@ class Supervisor:
             selector.select(_POLL_S)
 
     def _follow(self, process: WorkerProcess, now: float) -> None:
-        code = process.poll()  # before reading: what was said before the end is then all there
+        code = process.poll()  # before reading: what it wrote before the end is then all there
         for line in process.read():
             self._handle_line(process, line, now)
         if code is not None:
@@ -166,7 +166,7 @@ def _early_failure(process: WorkerProcess, code: int) -> Outcome:
 
 
 def _last_words(process: WorkerProcess) -> str:
-    """What a failed worker said of it: its own line, else its last."""
+    """The last words of a failed worker: its own line, else its last."""
     lines = [line for line in process.errors if line.strip()]
     own = [line.removeprefix("murmur: ") for line in lines if line.startswith("murmur: ")]
     return (own or lines or [""])[-1]
@@ -214,7 +214,7 @@ def _run(
         list(records.values()),
         launch.out,
         console,
-        settings=launch.asked() | settings,
+        settings=launch.settings_typed() | settings,
         elapsed_s=time.monotonic() - began_s,
         json_path=json_path,
     )

@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from algorithms.link import Link, parse_link
@@ -81,7 +80,7 @@ class LinkNetwork:
         log_path: of the relay, where there is one.
 
     Raises:
-        NoNamespaces: on entering, when they were asked for and cannot be had.
+        NoNamespaces: on entering, when `means` says so and they cannot be had.
     """
 
     host: str  # the address of this machine that workers reach
@@ -97,7 +96,7 @@ class LinkNetwork:
         log_path: Path | None = None,
     ) -> None:
         self._links, self._seed, self._log_path = dict(links), seed, log_path
-        self._asked = means
+        self._means = means
         self._stack = ExitStack()
         self._namespaces: Namespaces | None = None
         self._relay: RelayProcess | None = None
@@ -105,24 +104,19 @@ class LinkNetwork:
         self.host, self.means, self.fallback = LOOPBACK_HOST, "relay", None
 
     def __enter__(self) -> "LinkNetwork":
-        if self._asked != "relay":
+        if self._means != "relay":
             try:
                 self._make_namespaces()
                 return self
             except NoNamespaces as reason:
-                if self._asked == "namespaces":
+                if self._means == "namespaces":
                     raise
                 self.fallback = str(reason)
         ports = self._stack.enter_context(ReservedPorts(len(self._links)))
         self._addresses = ports.addresses
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stack.close()
 
     def reserve(self) -> str:
@@ -159,7 +153,7 @@ class LinkNetwork:
         """What has passed each worker's link: Ethernet frames in namespaces, else TCP payload.
 
         Raises:
-            RuntimeError: it cannot be told any more.
+            RuntimeError: it is not known any more.
         """
         if self._namespaces is not None:
             return dict(zip(self._links, self._namespaces.counters(), strict=True))
@@ -230,22 +224,22 @@ class RelayProcess:
             name: (address, asdict(link) if link else None)
             for name, (address, link) in members.items()
         }
-        asked = {"host": host, "seed": seed, "limit_rate": limit_rate}
+        options = {"host": host, "seed": seed, "limit_rate": limit_rate}
         try:
             self.proxies = self._ask(
-                json.dumps({**asked, "members": described, "others": list(others)})
+                json.dumps({**options, "members": described, "others": list(others)})
             )
         except BaseException:
             self.close()
             raise
 
-    def cut(self, *who: str) -> None:
+    def cut(self, *names: str) -> None:
         """Between two workers, or of one from all others; connections stand still, none ends.
 
         Raises:
             ValueError: no such worker.
         """
-        self._command("cut", *who)
+        self._command("cut", *names)
 
     def heal(self) -> None:
         """All links pass again."""
@@ -279,12 +273,7 @@ class RelayProcess:
     def __enter__(self) -> "RelayProcess":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _command(self, *words: str) -> dict[str, Any]:

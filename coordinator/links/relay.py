@@ -1,8 +1,8 @@
 """A slow network in one process: an HTTP CONNECT proxy with a port of its own for each worker.
 
-Who connects is known by the port, who is meant by the CONNECT. What passes between them is shaped
-as `shaping` decides. No root needed. Run as a process (`python -m coordinator.links.relay`) it is
-told on stdin, by lines, and answers each with a line of JSON; `RelayProcess` speaks that:
+The port says which worker connects, the CONNECT to which one. What passes between them is shaped
+as `shaping` decides. No root needed. Run as a process (`python -m coordinator.links.relay`) it
+reads commands from stdin and answers each with a line of JSON; `RelayProcess` speaks that:
 
     {"host": ..., "seed": ..., "limit_rate": ..., "members": ..., "others": ...}    first
     cut w0 w1 | cut w2 | heal | counters | broken                                      then
@@ -77,7 +77,7 @@ class Connection:
         if task.cancelled():
             self._reset()
         elif error := task.exception():
-            self._reset()  # whoever is left must not take it for a regular end
+            self._reset()  # the other end must not take it for a regular end
             _raise_unless_lost(error)
 
     def break_off(self) -> None:
@@ -353,17 +353,17 @@ async def _main() -> None:
     reader = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    asked = json.loads(await reader.readline())
+    options = json.loads(await reader.readline())
     members = {
-        name: LinkedPeer(name, Link(**link) if link else None, limit_rate=asked["limit_rate"])
-        for name, (_, link) in asked["members"].items()
+        name: LinkedPeer(name, Link(**link) if link else None, limit_rate=options["limit_rate"])
+        for name, (_, link) in options["members"].items()
     }
-    targets: dict[str, str | None] = dict.fromkeys(asked["others"])
-    targets |= {address: name for name, (address, _) in asked["members"].items()}
-    listeners = {name: listen(asked["host"], member) for name, member in members.items()}
+    targets: dict[str, str | None] = dict.fromkeys(options["others"])
+    targets |= {address: name for name, (address, _) in options["members"].items()}
+    listeners = {name: listen(options["host"], member) for name, member in members.items()}
     ports = {name: listener.getsockname()[1] for name, listener in listeners.items()}
-    _answer({name: f"{asked['host']}:{port}" for name, port in ports.items()})
-    relay = Relay(members, targets, asked["seed"])
+    _answer({name: f"{options['host']}:{port}" for name, port in ports.items()})
+    relay = Relay(members, targets, options["seed"])
     serving = asyncio.create_task(relay.serve(listeners))
     while line := (await reader.readline()).decode().strip():
         _answer(relay.handle(line))

@@ -71,7 +71,7 @@ class LinkedPeer:
 
     @property
     def rate_bytes_s(self) -> float:
-        """What the link carries, whoever limits it."""
+        """What the link carries, whatever limits it."""
         return math.inf if self.link is None else self.link.rate_mbps * 1e6 / 8
 
     @property
@@ -82,7 +82,7 @@ class LinkedPeer:
 class ShapedPipe:
     """One direction of one connection, from `source` to `target`.
 
-    It holds what is under way, bounded by what fits on such a link, so that whoever sends faster is
+    It holds what is under way, bounded by what fits on such a link, so that a faster sender is
     held back.
 
     Args:
@@ -137,19 +137,19 @@ class CutLinks:
         self._names = names
         self._pairs: set[frozenset[str]] = set()
 
-    def cut(self, *who: str) -> None:
+    def cut(self, *names: str) -> None:
         """Between two workers, or of one from all others.
 
         Raises:
             ValueError: nobody of that name, or not one or two names.
         """
-        if len(who) not in (1, 2) or len(set(who)) != len(who):
+        if len(names) not in (1, 2) or len(set(names)) != len(names):
             raise ValueError("cut takes one worker, or two different ones")
-        for name in who:
+        for name in names:
             if name not in self._names:
                 raise ValueError(f"there is no {name!r}; there are {', '.join(self._names)}")
-        others = who[1:] or [name for name in self._names if name != who[0]]
-        self._pairs |= {frozenset((who[0], other)) for other in others}
+        others = names[1:] or [name for name in self._names if name != names[0]]
+        self._pairs |= {frozenset((names[0], other)) for other in others}
 
     def heal(self) -> None:
         self._pairs.clear()

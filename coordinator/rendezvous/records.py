@@ -6,7 +6,7 @@ from protos.events import Curve, Event, curve_of, float_of, int_of, names_of, te
 from protos.exit_codes import exit_words
 
 SILENT_AFTER_S = 10.0  # workers report about twice a second while they train
-ENDING = ("settling", "assembling", "evaluating")  # states told once, however long they take
+ENDING = ("settling", "assembling", "evaluating")  # states reported once, however long
 _MAX_CURVE_POINTS = 4096
 _MAX_FRAGMENTS = 4096
 _MAX_UNCONFIRMED = 4096
@@ -36,7 +36,7 @@ class Record:
     rounds_completed: int = 0
     rounds_failed: int = 0
     moves: int = 0  # to another stage
-    rebuilds: int = 0  # of a stage, made anew after such a move
+    rebuilds: int = 0  # of a stage, after such a move
     started: bool = False
     heard_s: float = 0.0
     exit_code: int | None = None
@@ -46,7 +46,7 @@ class Record:
     _last_round: dict[int, int] = field(default_factory=dict)
     _last_failed: dict[int, int] = field(default_factory=dict)
     _last_move: tuple[int | None, int | None] | None = None
-    _rebuilt_after: int | None = None  # of so many moves
+    _rebuilt_after: int | None = None  # the number of moves at the last rebuild
     _unconfirmed: dict[tuple[int, str], int] = field(default_factory=dict)
 
     def apply(self, event: Event, now_s: float) -> None:
@@ -83,7 +83,7 @@ class Record:
     @property
     def unconfirmed(self) -> int:
         """Visits of this worker's microbatches that a replica had counted when it fell silent; none
-        once the worker has reported, for then it has said which of them were lost."""
+        once the worker has reported, for then it has counted those that were lost."""
         return 0 if self.result is not None else sum(self._unconfirmed.values())
 
     def shown_state(self, now_s: float) -> str:

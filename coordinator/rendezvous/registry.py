@@ -107,7 +107,7 @@ class Registry:
         return found
 
     def mark_lost(self, now: float) -> None:
-        """Writes into the records who is lost: the last word on them."""
+        """Writes into the records which workers are lost: the last word on them."""
         for known in self.members.values():
             if known.health(now) == "lost":
                 known.record.state = "lost"

@@ -39,7 +39,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
     """Answers workers and `murmur status`.
 
     Args:
-        on_event: is told each event that a worker sends.
+        on_event: called with each event that a worker sends.
         clock: monotonic seconds.
     """
 
@@ -114,7 +114,7 @@ class Session:
 
     Args:
         progress: None prints events as JSON on stdout instead.
-        expect: the run is over when so many workers are through; None: when told to stop.
+        expect: the run is over when this many workers are through; None: when a signal comes.
     """
 
     def __init__(self, progress: ProgressScreen | None, expect: int | None) -> None:
@@ -154,7 +154,7 @@ class Session:
         self._say(event, self._formatter.line(event))
 
     def _poll_health(self) -> None:
-        """Tells who came, was lost or came back, and shows progress."""
+        """Says which worker came, was lost or came back, and shows progress."""
         now = time.monotonic()
         for name, member in self.registry.members.items():
             health = member.health(now)

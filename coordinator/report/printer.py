@@ -74,7 +74,7 @@ def headline(report: Report) -> str:
 
 
 def figure_lines(report: Report) -> list[tuple[str, str]]:
-    """(label, value) of each headline figure; what nobody reported is said, not left out."""
+    """(label, value) of each headline figure; what nobody reported stands as not known."""
     lines = [("validation loss", _validation(report))]
     if curve := report["train_loss_curve"]:
         lines.append(("training loss", f"{curve[0][1]:.2f} {sparkline(curve)} {curve[-1][1]:.2f}"))
@@ -226,17 +226,17 @@ def _rounds(report: Report) -> str:
 def _replicas(report: Report) -> str:
     if "stages" in report:
         return _staged_replicas(report["stages"], report["preset"])
-    told = sum(1 for peer in report["peers"] if peer["anchor_hash"])
+    reported = sum(1 for peer in report["peers"] if peer["anchor_hash"])
     if report["hashes_agree"] is None:
-        return f"nothing to compare: {count(told, 'worker')} reported to the end"
+        return f"nothing to compare: {count(reported, 'worker')} reported to the end"
     if report["hashes_agree"]:
-        return f"all {told} that reported hold identical anchors and momenta, bit for bit"
+        return f"all {reported} that reported hold identical anchors and momenta, bit for bit"
     if report["preset"] == "local":
         return "differ, as they must: with preset local nothing is exchanged"
     if report["spread"] is not None:
         apart = f"{100 * report['spread']:.2g} % from the mean of their pair"
         return f"{apart} when they last met; diloco.consensus=true ends with one"
-    return f"DIFFER: the {told} that reported do not hold the same anchor and momentum"
+    return f"DIFFER: the {reported} that reported do not hold the same anchor and momentum"
 
 
 def _style(label: str, report: Report) -> str:
@@ -309,7 +309,7 @@ def stage_lines(report: dict[str, Any]) -> list[tuple[str, str]]:
         lines.append(("microbatches", ", ".join(parts)))
     if stages["moves"]:
         moved = f"{count(stages['moves'], 'move')} of a worker to another stage"
-        made = f", {count(stages['rebuilds'], 'stage')} made anew" if stages["rebuilds"] else ""
+        made = f", {count(stages['rebuilds'], 'stage')} rebuilt" if stages["rebuilds"] else ""
         lines.append(("moves", moved + made))
     if report["checkpoint"] is None and any(peer["checkpoint"] for peer in report["peers"]):
         lines.append(("checkpoints", "of single stages; `murmur assemble` makes one of a run's"))

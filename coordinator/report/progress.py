@@ -178,13 +178,13 @@ _WORSE = ("alive", "suspect", "dead")
 
 
 class EventFormatter:
-    """Turns events into lines for people. What several workers report alike is said once."""
+    """Turns events into lines for people. What several workers report alike is one line."""
 
     def __init__(self) -> None:
         self._starts: set[tuple[str, ...]] = set()
         self._health: dict[str, int] = {}
         self._refusals: set[tuple[str | None, str | None, int | None]] = set()
-        self._warned: dict[str, set[str]] = {}  # by text, who has said so since it was last a line
+        self._warned: dict[str, set[str]] = {}  # peers by text, since it was last a line
         self._writers: dict[str, Callable[[Event], str | None]] = {
             "started": self._started,
             "round_failed": _round_failed,
@@ -241,10 +241,10 @@ class EventFormatter:
         """Doubts, deaths and returns; that a peer joins or leaves in good order is ordinary."""
         changed = text_of(event, "peer_changed") or "?"
         health = (text_of(event, "health") or "").lower()
-        told = self._health.get(changed, 0)
+        known = self._health.get(changed, 0)
         rank = _WORSE.index(health) if health in _WORSE else 0
-        if rank == told or 0 < rank < told or len(self._health) >= _MAX_SEEN:
-            return None  # known, or a slower witness of what was already said
+        if rank == known or 0 < rank < known or len(self._health) >= _MAX_SEEN:
+            return None  # known, or a slower witness of what is a line already
         self._health[changed] = rank
         return f"sees {changed} {'alive again' if rank == 0 else health}"
 
@@ -267,14 +267,14 @@ def _adopted(event: Event) -> str:
 
 
 def _rebuilt(event: Event) -> str:
-    told = event.get("from")
-    weights = {str(n): told[n] for n in told} if isinstance(told, Mapping) else {}
+    parts_of = event.get("from")
+    weights = {str(n): parts_of[n] for n in parts_of} if isinstance(parts_of, Mapping) else {}
     parts = [
         f"{100 * weight:.0f} % of stage {printable(stage)}"
         for stage in weights
         if (weight := float_of(weights, stage)) is not None
     ]
-    return f"has made stage {_stage(event, 'stage')} anew, from {' and '.join(parts) or 'nothing'}"
+    return f"has rebuilt stage {_stage(event, 'stage')} from {' and '.join(parts) or 'nothing'}"
 
 
 def _stage(event: Event, key: str) -> str:

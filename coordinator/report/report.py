@@ -1,4 +1,4 @@
-"""The final report: what all workers said, as one JSON document."""
+"""The final report: the results of all workers, as one JSON document."""
 
 import json
 import os
@@ -48,26 +48,26 @@ def build_report(
 
     Args:
         records: one per worker.
-        settings: preset, steps, inner_steps and seed as asked for, where no worker has told; link,
-            link_means and link_bytes (sent and received of each worker) of shaped links.
+        settings: preset, steps, inner_steps and seed as typed, where no worker has reported them;
+            link, link_means and link_bytes (sent and received of each worker) of shaped links.
         elapsed_s: from the command's start to its end.
     """
     results = [record.result for record in records if record.result is not None]
-    told = dict(settings)
+    known = dict(settings)
     for result in results:
-        told |= _settings(result)
+        known |= _settings(result)
     peers = [_peer(record) for record in records]
     sent = _mean([float(peer["bytes_sent"]) for peer in peers if peer["anchor_hash"]])
     ddp = _mean([float(peer["ddp_bytes"]) for peer in peers if peer["ddp_bytes"] is not None])
     return {
-        "preset": told.get("preset"),
+        "preset": known.get("preset"),
         "workers": len(records),
-        "steps": max((record.steps for record in records), default=0) or told.get("steps"),
+        "steps": max((record.steps for record in records), default=0) or known.get("steps"),
         "step": max((record.step for record in records), default=0),
-        "inner_steps": told.get("inner_steps"),
-        "seed": told.get("seed"),
-        "params": told.get("params"),
-        **{key: told.get(key) for key in _LINK_KEYS},
+        "inner_steps": known.get("inner_steps"),
+        "seed": known.get("seed"),
+        "params": known.get("params"),
+        **{key: known.get(key) for key in _LINK_KEYS},
         **{key: _mean([p[key] for p in peers if p[key] is not None]) for key in _MEAN_MEASURES},
         **_step_times(peers),
         "elapsed_s": round(elapsed_s, 3),
@@ -145,9 +145,9 @@ def _peer(record: Record) -> dict[str, Any]:
 
 def _settings(result: Mapping[str, object]) -> dict[str, object]:
     """The run's settings as a worker tells them."""
-    told: dict[str, object] = {key: int_of(result, key) for key in _SETTING_COUNTS}
-    told["preset"] = text_of(result, "preset")
-    return {key: value for key, value in told.items() if value is not None}
+    reported: dict[str, object] = {key: int_of(result, key) for key in _SETTING_COUNTS}
+    reported["preset"] = text_of(result, "preset")
+    return {key: value for key, value in reported.items() if value is not None}
 
 
 def _bits(results: Sequence[Mapping[str, object]], kind: str) -> dict[str, float] | None:
@@ -168,13 +168,13 @@ def _bits(results: Sequence[Mapping[str, object]], kind: str) -> dict[str, float
 
 def _step_times(peers: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
     """The workers' median inner steps, by the number of steps that each is the median of."""
-    told = [peer for peer in peers if peer["steps_in_flight"] is not None]
+    reporting = [peer for peer in peers if peer["steps_in_flight"] is not None]
     counts = {
-        "step_s_idle": [peer["steps"] - peer["steps_in_flight"] for peer in told],
-        "step_s_in_flight": [peer["steps_in_flight"] for peer in told],
+        "step_s_idle": [peer["steps"] - peer["steps_in_flight"] for peer in reporting],
+        "step_s_in_flight": [peer["steps_in_flight"] for peer in reporting],
     }
     return {
-        key: sum(count * (peer[key] or 0.0) for count, peer in zip(weights, told, strict=True))
+        key: sum(count * (peer[key] or 0.0) for count, peer in zip(weights, reporting, strict=True))
         / sum(weights)
         if sum(weights)
         else None
@@ -183,7 +183,7 @@ def _step_times(peers: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
 
 
 def _stalls(results: Sequence[Mapping[str, object]]) -> dict[str, float]:
-    """Seconds that workers have waited for each peer, over all who waited."""
+    """Seconds that workers have waited for each peer, over all that waited."""
     total: defaultdict[str, float] = defaultdict(float)
     for result in results:
         for peer, seconds in _numbers(result.get("stall_s_by_peer")).items():
@@ -192,7 +192,7 @@ def _stalls(results: Sequence[Mapping[str, object]]) -> dict[str, float]:
 
 
 def _longest(records: Sequence[Record]) -> list[dict[str, object]]:
-    """The longest waits of all: who, how long, for which round of which fragment, for whom."""
+    """The longest waits of all: of which peer, how long, for which round, for which peer."""
     waits = [
         (stall_s, record.peer, wait)
         for record in records
@@ -269,8 +269,8 @@ def staged_figures(records: Sequence[Record]) -> dict[str, Any]:
     gradients, on average; the peak in flight is that of the worker nearest to its limit. `counts`
     are sums: `unconfirmed` of workers that have not reported, the others of those that have.
     `rest` are shares of the time from first to last inner step in which nothing was computed, on
-    average: waiting for microbatches, waiting for rounds, and what is not told apart. `moves` and
-    `rebuilds` count the peers that went to another stage and the stages that they made anew.
+    average: waiting for microbatches, waiting for rounds, and the rest. `moves` and
+    `rebuilds` count the peers that went to another stage and the stages that they rebuilt.
     """
     if all(record.stage is None for record in records):
         return {}
@@ -279,12 +279,12 @@ def staged_figures(records: Sequence[Record]) -> dict[str, Any]:
     count = max((int_of(r, "stages") or 0 for r in results), default=0)
     count = max(count, 1 + max(stage["stage"] for stage in by_stage))
     known = [stage["params"] for stage in by_stage if stage["params"] is not None]
-    told = [stage["hashes_agree"] for stage in by_stage if stage["hashes_agree"] is not None]
+    agreements = [stage["hashes_agree"] for stage in by_stage if stage["hashes_agree"] is not None]
     exchanged = _mean_of(results, "exchange_bytes_sent")
     ddp = _mean_of(results, "ddp_bytes")
     return {
         "params": sum(known) if len(known) == count else None,
-        "hashes_agree": all(told) if told else None,
+        "hashes_agree": all(agreements) if agreements else None,
         "bytes_ratio": ddp / exchanged if ddp and exchanged else None,
         "checkpoint": next((path for r in results if (path := text_of(r, "assembled"))), None),
         "stages": {
@@ -332,12 +332,12 @@ def _by_stage(records: Sequence[Record]) -> list[dict[str, Any]]:
 
 
 def _rest(results: Sequence[Result]) -> dict[str, float] | None:
-    """Where the time went that was not computed in, by share; None where nobody has told."""
+    """Where the time went that was not computed in, by share; None where nobody has reported it."""
     shares: dict[str, list[float]] = {"microbatches": [], "rounds": [], "other": []}
     for result in results:
-        told = [float_of(result, key) for key in _REST]
-        visits_s, rounds_s, compute_s, wall_s = (value or 0.0 for value in told)
-        if None in told or wall_s <= 0:
+        reported = [float_of(result, key) for key in _REST]
+        visits_s, rounds_s, compute_s, wall_s = (value or 0.0 for value in reported)
+        if None in reported or wall_s <= 0:
             continue
         other_s = max(0.0, wall_s - compute_s - visits_s - rounds_s)  # rounded, each by itself
         for share, seconds in zip(shares.values(), (visits_s, rounds_s, other_s), strict=True):
@@ -347,17 +347,17 @@ def _rest(results: Sequence[Result]) -> dict[str, float] | None:
 
 def _per_iteration(results: Sequence[Result]) -> float | None:
     """Bytes of visits that a worker has sent in an iteration, on average."""
-    told = [(int_of(r, "activation_bytes_sent"), int_of(r, "steps")) for r in results]
-    means = [sent / steps for sent, steps in told if sent is not None and steps]
+    reported = [(int_of(r, "activation_bytes_sent"), int_of(r, "steps")) for r in results]
+    means = [sent / steps for sent, steps in reported if sent is not None and steps]
     return fmean(means) if means else None
 
 
 def _fullest(results: Sequence[Result]) -> dict[str, int | None]:
     """Peak and limit of the worker nearest to its limit."""
-    told = [
+    reported = [
         (int_of(r, "in_flight_peak_bytes"), int_of(r, "in_flight_limit_bytes")) for r in results
     ]
-    pairs = [(peak, limit) for peak, limit in told if peak is not None and limit]
+    pairs = [(peak, limit) for peak, limit in reported if peak is not None and limit]
     peak, limit = max(pairs, key=lambda pair: pair[0] / pair[1], default=(None, None))
     return {"in_flight_peak_bytes": peak, "in_flight_limit_bytes": limit}
 

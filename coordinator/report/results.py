@@ -26,7 +26,7 @@ def leave_results(
 ) -> Report:
     """Writes OUT/report.json and OUT/loss.png, and prints the report. Never raises OSError.
 
-    What cannot be written is said; the printed report comes all the same, unless `console` is None.
+    What cannot be written is a warning. The report is printed all the same, if there is a console.
     """
     report = build_report(records, settings=settings, elapsed_s=elapsed_s)
     problems = []

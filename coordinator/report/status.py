@@ -32,7 +32,7 @@ _OPTIONS = (
 
 
 def ask(address: str, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
-    """The status document of whoever answers at `address`: a worker, else a coordinator.
+    """The status document of the worker or coordinator that answers at `address`.
 
     Raises:
         Failure: nobody answered in time, or not with a status; says what was tried.
@@ -109,13 +109,13 @@ def print_status(document: Document, console: "Console") -> None:
 
 def fact_lines(document: Document) -> list[tuple[str, str]]:
     """(label, value) of what is no table."""
-    told = {key: value for key, value in document.items() if not _is_table(value)}
-    told.pop("members", None)  # none are known
-    if told.get("step") is not None and told.get("steps") is not None:
-        told["step"] = f"{shown('step', told['step'])} of {shown('steps', told.pop('steps'))}"
-    if isinstance(traffic := told.pop("traffic", None), Mapping):
-        told |= {f"traffic_{key}": traffic[key] for key in traffic if _flow(key) is None}
-    return [(_words(key), shown(key, value)) for key, value in told.items()]
+    facts = {key: value for key, value in document.items() if not _is_table(value)}
+    facts.pop("members", None)  # none are known
+    if facts.get("step") is not None and facts.get("steps") is not None:
+        facts["step"] = f"{shown('step', facts['step'])} of {shown('steps', facts.pop('steps'))}"
+    if isinstance(traffic := facts.pop("traffic", None), Mapping):
+        facts |= {f"traffic_{key}": traffic[key] for key in traffic if _flow(key) is None}
+    return [(_words(key), shown(key, value)) for key, value in facts.items()]
 
 
 def traffic_rows(document: Document) -> list[dict[str, object]]:
@@ -125,10 +125,10 @@ def traffic_rows(document: Document) -> list[dict[str, object]]:
     if not isinstance(traffic, Mapping):
         return []
     flows: dict[str, dict[str, float]] = {}
-    for key, told in traffic.items():
+    for key, value in traffic.items():
         if (flow := _flow(key)) is not None:
             name, way = flow
-            counts = told if isinstance(told, Mapping) else {name: told}
+            counts = value if isinstance(value, Mapping) else {name: value}
             for each in counts:
                 flows.setdefault(str(each), {})[way] = float_of(counts, each) or 0.0
     up_s = float_of(document, "up_s")

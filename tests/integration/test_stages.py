@@ -227,7 +227,7 @@ def test_a_stage_whose_replicas_are_all_killed_is_rebuilt(tmp_path: Path) -> Non
         kill_stage_1(process.stdout, out)
         for line in process.stdout:
             printed.append(line)
-            if "has made stage 1 anew" in line:
+            if "has rebuilt stage 1" in line:
                 break
         for name in ("w0", "w3"):
             wait_for_stage(1, listening(out, name)["address"], "ready", "training")

@@ -192,14 +192,14 @@ def test_what_does_not_fit_is_refused() -> None:
     assert EventFormatter().line(event) == "w0 refused: part 7"
 
 
-def test_a_move_and_a_stage_made_anew_have_lines() -> None:
+def test_a_move_and_a_rebuilt_stage_have_lines() -> None:
     formatter = EventFormatter()
     assert formatter.line({"event": "moves", "peer": "w5", "stage": 2, "to": 1}) == (
         "w5 moves from stage 2 to 1"
     )
     rebuilt = {"event": "rebuilt", "peer": "w5", "stage": 1, "from": {"0": 0.25, "2": 0.75}}
     assert formatter.line(rebuilt) == (
-        "w5 has made stage 1 anew, from 25 % of stage 0 and 75 % of stage 2"
+        "w5 has rebuilt stage 1 from 25 % of stage 0 and 75 % of stage 2"
     )
 
 
@@ -210,10 +210,10 @@ def test_what_is_missing_or_strange_is_left_open() -> None:
     )
     odd = {"event": "rebuilt", "peer": "w5", "stage": 1, "from": {"\x1b": 1.0, "2": "x"}}
     assert formatter.line(odd) == (
-        "w5 has made stage 1 anew, from 100 % of stage \N{REPLACEMENT CHARACTER}"
+        "w5 has rebuilt stage 1 from 100 % of stage \N{REPLACEMENT CHARACTER}"
     )
     assert formatter.line({"event": "rebuilt", "peer": "w5", "from": 3}) == (
-        "w5 has made stage ? anew, from nothing"
+        "w5 has rebuilt stage ? from nothing"
     )
 
 

@@ -190,7 +190,7 @@ def test_without_every_stage_there_is_no_whole(staged) -> None:
     assert "of single stages; `murmur assemble` makes one of a run's" in text
 
 
-def test_moves_and_stages_made_anew_are_counted(staged) -> None:
+def test_moves_and_rebuilt_stages_are_counted(staged) -> None:
     still, moved = staged(0), Record("w1")
     for stage, to in ((1, 2), (2, 1)):
         for event in ("moves", "moves", "rebuilt", "rebuilt"):  # reports may come twice
@@ -199,7 +199,7 @@ def test_moves_and_stages_made_anew_are_counted(staged) -> None:
     moved.apply({"event": "progress", "step": 90, "steps": 100, "stage": 2}, 0.0)
     report = report_of(still, moved)
     assert (report["stages"]["moves"], report["stages"]["rebuilds"]) == (3, 2)
-    assert line_of(report, "moves") == "3 moves of a worker to another stage, 2 stages made anew"
+    assert line_of(report, "moves") == "3 moves of a worker to another stage, 2 stages rebuilt"
     calm = report_of(still)
     assert (calm["stages"]["moves"], calm["stages"]["rebuilds"]) == (0, 0)
     assert "moves" not in printed(calm)
