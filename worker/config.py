@@ -17,6 +17,7 @@ machine's own, and so are `diloco.overlap_steps` and `stages.memory_mib`.
 import dataclasses
 import difflib
 import math
+import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -27,8 +28,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from algorithms.codecs import CODECS
 from algorithms.plan import PRESETS, Plan
 from worker.errors import ConfigError, ManifestRefused
-from worker.exchange.compression import ExchangeConfig
-from worker.exchange.types import RoundConfig
+from worker.exchange.types import ExchangeConfig, RoundConfig
 from worker.membership import MembershipConfig
 from worker.pipeline.config import StagesConfig
 from worker.tasks import Task, TaskError, load_task
@@ -36,7 +36,10 @@ from worker.training.config import CheckpointConfig, InnerConfig
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
-import re
+
+T = TypeVar("T", bound="DataclassInstance")
+
+CODEC_NAMES = tuple(codec.name for codec in CODECS)
 
 
 @dataclass(frozen=True)
@@ -67,11 +70,6 @@ class ConfigOrigin:
         """Who has said what is wrong: the flag of the key that the error begins with, else all."""
         first = said.split(maxsplit=1)[0]
         return self.of(section, [first] if (section, first) in self.typed else keys)
-
-
-T = TypeVar("T", bound="DataclassInstance")
-
-CODEC_NAMES = tuple(codec.name for codec in CODECS)
 
 
 @dataclass(frozen=True, kw_only=True)

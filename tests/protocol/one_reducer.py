@@ -15,9 +15,9 @@ from tests.protocol.views import view
 from tests.support.frames import frames
 from worker import wire
 from worker.exchange.allreduce.reducer_io import ReducerIO
-from worker.exchange.compression import Compression, ExchangeConfig
+from worker.exchange.compression import Compression
 from worker.exchange.context import Context
-from worker.exchange.types import RoundConfig
+from worker.exchange.types import ExchangeConfig, RoundConfig
 from worker.transport import Stream
 from worker.transport.memory import MemoryNetwork, MemoryTransport
 

@@ -12,8 +12,7 @@ from algorithms import reference
 from algorithms.fragments import Fragment, TensorSpec, partition
 from algorithms.plan import Plan
 from worker.config import Config, RunConfig
-from worker.exchange.compression import ExchangeConfig
-from worker.exchange.types import RoundConfig
+from worker.exchange.types import ExchangeConfig, RoundConfig
 from worker.manifest import Manifest
 from worker.membership import MembershipConfig
 

@@ -21,8 +21,7 @@ from tests.protocol.timed_stage import TimedStage
 from tests.protocol.train_side import TrainSide
 from tests.protocol.virtual_time import VirtualLoop
 from worker.config import Config, RunConfig
-from worker.exchange.compression import ExchangeConfig
-from worker.exchange.types import RoundConfig
+from worker.exchange.types import ExchangeConfig, RoundConfig
 from worker.manifest import Manifest
 from worker.membership import MembershipConfig
 from worker.pipeline.config import StagesConfig

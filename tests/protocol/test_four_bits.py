@@ -11,7 +11,7 @@ from tests.protocol.problem import Problem
 from tests.protocol.swarm import Swarm
 from tests.protocol.taps import Passing, once
 from tests.protocol.virtual_time import run
-from worker.exchange.compression import ExchangeConfig
+from worker.exchange.types import ExchangeConfig
 from worker.wire import Payload, hash64
 
 NAMES = "abc"

@@ -11,22 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from algorithms.codecs import Codec
+from worker.exchange.types import ExchangeConfig
 from worker.wire import MAX_FRAME_BYTES, Payload
 
 _TRY_AGAIN = 32  # payloads, after which a codec that did not pay is measured again
 _REMEMBERED_ROUNDS = 16
 _DECOMPRESSION = 2.0  # compressing and decompressing, and neither while sending
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExchangeConfig:
-    """Args: compression: `auto` measures whether zstd pays, `always` or `never` do not ask."""
-
-    compression: str = "auto"
-
-    def __post_init__(self) -> None:
-        if self.compression not in ("auto", "always", "never"):
-            raise ValueError(f"compression is {self.compression!r}; use one of auto, always, never")
 
 
 @dataclass

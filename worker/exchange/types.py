@@ -201,3 +201,14 @@ class RoundConfig:
     def round_s(self, payload_bytes: int, detection_s: float) -> float:
         """Deadline of a whole round: both directions, a dead reducer, a straggler, and slack."""
         return 2 * self.transfer_s(payload_bytes) + detection_s + self.grace_s + self.slack_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExchangeConfig:
+    """Args: compression: `auto` measures whether zstd pays, `always` or `never` do not ask."""
+
+    compression: str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.compression not in ("auto", "always", "never"):
+            raise ValueError(f"compression is {self.compression!r}; use one of auto, always, never")

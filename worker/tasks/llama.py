@@ -22,16 +22,6 @@ from torch import nn
 from worker.tasks.llama_config import LlamaConfig
 from worker.tasks.task import Batch, StageModule
 
-__all__ = [
-    "KeyValueCache",
-    "Llama",
-    "LlamaStage",
-    "build_llama",
-    "build_llama_stage",
-    "empty_llama",
-    "next_token_loss",
-]
-
 
 def build_llama(config: LlamaConfig, seed: int) -> Llama:
     """Return a decoder whose parameters depend on the config and the seed alone.

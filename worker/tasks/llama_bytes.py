@@ -28,8 +28,6 @@ from worker.tasks.llama_config import llama_config
 from worker.tasks.task import SPLITS, Batch, Cursor, TaskError, TextError
 from worker.tasks.text import STDLIB, load_text
 
-__all__ = ["LlamaBytes", "decoded", "window_starts"]
-
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio: splitmix64's increment
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)

@@ -7,8 +7,6 @@ from typing import Any
 
 from worker.tasks.task import TaskError, nearest
 
-__all__ = ["PRESETS", "LlamaConfig", "llama_config"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaConfig:

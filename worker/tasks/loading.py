@@ -15,8 +15,6 @@ from collections.abc import Callable, Mapping
 from worker.tasks.llama_bytes import LlamaBytes
 from worker.tasks.task import Task, TaskError, nearest
 
-__all__ = ["BUILT_IN", "load_task", "task_factory"]
-
 BUILT_IN: Mapping[str, Callable[..., Task]] = {"llama-bytes": LlamaBytes}
 
 

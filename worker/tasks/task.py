@@ -22,21 +22,6 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import nn
 
-__all__ = [
-    "SPLITS",
-    "Batch",
-    "Cursor",
-    "Generates",
-    "StageModule",
-    "Staged",
-    "Streams",
-    "Task",
-    "TaskError",
-    "TextError",
-    "nearest",
-    "next_batch",
-]
-
 SPLITS = ("train", "validation")
 
 

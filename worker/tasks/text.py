@@ -21,8 +21,6 @@ import numpy.typing as npt
 
 from worker.tasks.task import TextError
 
-__all__ = ["HELD_OUT_SHARE", "STDLIB", "Corpus", "load_text"]
-
 STDLIB = "stdlib"
 HELD_OUT_SHARE = 0.1
 
@@ -42,38 +40,10 @@ Bytes = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Corpus:
-    """Text in two parts that share no byte.
+    """Text in two parts that share no byte: uint8, 1-D; may be a read-only map of a file."""
 
-    Attributes:
-        source: what the user named.
-        train: uint8, shape (train_bytes,); may be a read-only map of a file.
-        validation: uint8, shape (validation_bytes,); held out.
-        train_files: files that `train` is made of.
-        validation_files: files that `validation` is made of; equal to `train_files` (1) when a
-            single file was cut in two.
-    """
-
-    source: str
     train: Bytes
     validation: Bytes
-    train_files: int
-    validation_files: int
-
-    @property
-    def train_bytes(self) -> int:
-        """Size of the text to train on."""
-        return int(self.train.size)
-
-    @property
-    def validation_bytes(self) -> int:
-        """Size of the held-out text."""
-        return int(self.validation.size)
-
-    def __str__(self) -> str:
-        return (
-            f"{self.source}: {self.train_bytes:,} bytes to train on, "
-            f"{self.validation_bytes:,} held out"
-        )
 
 
 def load_text(source: str, *, min_bytes: int = 1) -> Corpus:
@@ -100,7 +70,7 @@ def load_text(source: str, *, min_bytes: int = 1) -> Corpus:
     else:
         root, names = _list_files(source, path)
         corpus = _load_files(source, root, names)
-    for part, size in (("train on", corpus.train_bytes), ("hold out", corpus.validation_bytes)):
+    for part, size in (("train on", corpus.train.size), ("hold out", corpus.validation.size)):
         if size < min_bytes:
             raise TextError(
                 f"text {source!r}: too short: {size:,} bytes to {part}, but one sample takes "
@@ -118,13 +88,7 @@ def _load_file(source: str, path: Path) -> Corpus:
     except OSError as error:
         raise _unreadable(source, path, error) from error
     cut = size - int(size * HELD_OUT_SHARE)
-    return Corpus(
-        source=source,
-        train=text[:cut],
-        validation=text[cut:],
-        train_files=1,
-        validation_files=1,
-    )
+    return Corpus(text[:cut], text[cut:])
 
 
 def _list_files(source: str, path: Path) -> tuple[Path, list[str]]:
@@ -209,11 +173,8 @@ def _load_files(source: str, root: Path, names: Sequence[str]) -> Corpus:
         cut = len(whole) - int(len(whole) * HELD_OUT_SHARE)
         train, validation = [whole[:cut]], [whole[cut:]]
     return Corpus(
-        source=source,
         train=np.frombuffer(b"".join(train), dtype=np.uint8),
         validation=np.frombuffer(b"".join(validation), dtype=np.uint8),
-        train_files=len(train),
-        validation_files=len(validation),
     )
 
 

@@ -7,7 +7,8 @@ import torch
 
 from algorithms.codecs import codec_by_name
 from worker import wire
-from worker.exchange.compression import Compression, ExchangeConfig
+from worker.exchange.compression import Compression
+from worker.exchange.types import ExchangeConfig
 from worker.wire import Payload
 
 INT4, FP32, BF16 = (codec_by_name(name) for name in ("int4", "fp32", "bf16"))

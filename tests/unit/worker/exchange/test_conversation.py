@@ -9,12 +9,12 @@ from algorithms.codecs import codec_by_name
 from algorithms.plan import Plan
 from protos import murmuration_pb2 as pb
 from worker import wire
-from worker.exchange.compression import Compression, ExchangeConfig
+from worker.exchange.compression import Compression
 from worker.exchange.context import Context, Tasks
 from worker.exchange.pairwise.buffer import ANCHOR, CONTRIBUTION, PairBuffer
 from worker.exchange.pairwise.round import Event, PairRound
 from worker.exchange.pairwise.stream import PairStream
-from worker.exchange.types import RoundConfig, View
+from worker.exchange.types import ExchangeConfig, RoundConfig, View
 
 ELEMENTS = 100
 

@@ -10,11 +10,11 @@ from algorithms.plan import Plan
 from protos import murmuration_pb2 as pb
 from tests.support.frames import frames_of
 from worker import wire
-from worker.exchange.compression import Compression, ExchangeConfig
+from worker.exchange.compression import Compression
 from worker.exchange.context import Context
 from worker.exchange.pairwise.buffer import ANCHOR, CONTRIBUTION, PairBuffer, codec_of
 from worker.exchange.pairwise.round import Broken, Declined, Met, PairRound, Received
-from worker.exchange.types import RoundConfig, View
+from worker.exchange.types import ExchangeConfig, RoundConfig, View
 from worker.wire import Payload
 
 FP32 = codec_by_name("fp32")
