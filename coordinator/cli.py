@@ -15,7 +15,7 @@ import click
 from coordinator import Failure
 from coordinator.links import MEANS
 from protos.addresses import is_loopback, split_address
-from protos.events import int_of
+from protos.events import int_of, new_event
 from protos.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def coordinator(listen: str, expect: int | None, out: Path, as_json: bool, insec
         elapsed_s=time.monotonic() - began_s,
     )
     if as_json:
-        click.echo(json.dumps({"event": "report", **report}))
+        click.echo(json.dumps(new_event("report", **report)))
 
 
 @click.command()

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import Literal
 
-Kind = Literal[
+EventKind = Literal[
     "listening",  # address, pid
     "started",  # group, step
     "progress",  # step, steps, loss, round, state, bytes_sent, bytes_received
@@ -18,7 +18,7 @@ Kind = Literal[
     "head_start",  # fragment, round, step: an anchor that was fetched early is used
     "refused",  # reason, again, sender, round: a message that was not taken
     "member",  # peer_changed, health
-    "apart",  # peers: that this one does not reach, and others do
+    "unreachable",  # peers: that this one does not reach, and others do
     "adopted",  # donor, step, reason: another peer's state was taken over
     "skipped",  # step, reason
     "checkpoint",  # path, step
@@ -35,6 +35,7 @@ Kind = Literal[
     "orphaned",  # iteration, microbatch, stage
     "unconfirmed",  # iteration, replica, microbatches: that may be lost with the replica
     "confirmed",  # iteration, replica, microbatches
+    "lost",  # iteration, replica, microbatches
     "moves",  # stage, to
     "rebuilt",  # stage, from: the weight of each stage that it was made of
     "assembled",  # path, step
@@ -46,7 +47,7 @@ Curve = list[tuple[int, float]]  # (inner step, training loss in nats)
 _MAX_TEXT = 20_000
 
 
-def event(kind: Kind, **fields: object) -> dict[str, object]:
+def new_event(kind: EventKind, **fields: object) -> dict[str, object]:
     """One event, to which the worker adds its name and the time."""
     return {"event": kind, **fields}
 

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from filelock import FileLock, Timeout
 from torch import Tensor
 
+from protos.events import new_event
 from protos.exit_codes import ExitCode
 from protos.manifest import first_difference
 from worker.catchup.start import all_agree
@@ -184,7 +185,7 @@ class Worker:
         try:
             with self._signals():
                 address = io.start()
-                self._log({"event": "listening", "address": address, "pid": os.getpid()})
+                self._log(new_event("listening", address=address, pid=os.getpid()))
                 stage = self._stage_life(io) if self._part.stage is not None else None
                 if stage is not None and self._options.rebuilds:
                     stage.rebuild(trainer, lambda: self._interrupted_by is not None)
@@ -250,7 +251,7 @@ class Worker:
     def _restore(self) -> checkpoint.Checkpoint:
         restored, problems = checkpoint.load(self._options.out / "checkpoints")
         for problem in problems:
-            self._log({"event": "warning", "text": problem})
+            self._log(new_event("warning", text=problem))
         there = Manifest(restored.values["manifest"])
         difference = first_difference(there.agreed, self._manifest.agreed)
         if difference:
@@ -300,9 +301,9 @@ class Worker:
         try:
             self._saved_path = checkpoint.save(folder, step, tensors, values)
             checkpoint.prune(folder, self._config.checkpoint.keep)
-            self._log({"event": "checkpoint", "path": str(self._saved_path), "step": step})
+            self._log(new_event("checkpoint", path=str(self._saved_path), step=step))
         except OSError as error:
-            self._log({"event": "warning", "text": f"no checkpoint at step {step}: {error}"})
+            self._log(new_event("warning", text=f"no checkpoint at step {step}: {error}"))
 
     # ------------------------------------------------------------------------------- the end
 
@@ -329,7 +330,7 @@ class Worker:
         )
         result["exit_code"] = code
         (self._options.out / "result.json").write_text(json.dumps(result, indent=1))
-        self._mailbox.post(TrainingEvent({"event": "result", **result}))
+        self._mailbox.post(TrainingEvent(new_event("result", **result)))
         return code
 
     def _agreed(self) -> bool:

@@ -20,7 +20,7 @@ from coordinator.report.progress import EventFormatter, ProgressScreen, progress
 from coordinator.report.report import Report
 from coordinator.report.results import leave_results
 from protos.addresses import LOOPBACK_HOST, ReservedPorts
-from protos.events import Event
+from protos.events import Event, new_event
 from protos.exit_codes import ExitCode, exit_words
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ class Supervisor:
             for other in self._running:
                 other.kill()
         text = _last_words(process) if code > 0 else ""
-        self._handle({"event": "exit", "peer": process.name, "exit_code": code, "text": text}, now)
+        self._handle(new_event("exit", peer=process.name, exit_code=code, text=text), now)
 
     def _follow_helper(self, now: float) -> None:
         if self._helper is None:

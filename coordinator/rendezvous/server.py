@@ -18,7 +18,7 @@ from coordinator.report.progress import EventFormatter, ProgressScreen
 from protos import murmuration_pb2 as pb
 from protos import murmuration_pb2_grpc as rpc
 from protos.documents import pack
-from protos.events import Event
+from protos.events import Event, new_event
 from protos.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class Session:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._stop.set)
-        self._say({"event": "listening", "address": address}, f"listening on {address}")
+        self._say(new_event("listening", address=address), f"listening on {address}")
         try:
             while not (self._stop.is_set() or self._over()):
                 self._poll_health()
@@ -161,7 +161,7 @@ class Session:
             if self._told.get(name) != health:
                 self._told[name] = health
                 line = f"{name} at {member.member.address} is {health}"
-                self._say({"event": "member", "peer": name, "health": health}, line)
+                self._say(new_event("member", peer=name, health=health), line)
         records = self.registry.records()
         if records and self._progress is not None:
             self._progress.update(records, now)

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from algorithms.plan import Plan
 from protos import murmuration_pb2 as pb
+from protos.events import new_event
 from worker import wire
 from worker.catchup.repair import choose_repair, step_of_the_others
 from worker.catchup.start import TakeOver, choose_take_over, have_started, may_follow
@@ -209,7 +210,7 @@ class Bootstrap:
                 host.transport, donor.address, self._gossip.run, expected, host.offload
             )
         except (TransportError, wire.WireError) as error:
-            host.log({"event": "warning", "text": f"fetching from {donor.peer}: {error}"})
+            host.log(new_event("warning", text=f"fetching from {donor.peer}: {error}"))
             return False
         for index, state in states.items():
             if state.version > published.states[index].version:

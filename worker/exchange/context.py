@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from algorithms.codecs import Codec, codec_by_name
 from algorithms.grouping import reducer_orders
 from algorithms.plan import Plan
+from protos.events import new_event
 from worker import wire
 from worker.exchange.allreduce.dialogue import ShardRange
 from worker.exchange.compression import Compression
@@ -136,7 +137,7 @@ class Context:
         """Counts and tells of what came from a peer and does not fit."""
         again = isinstance(error, wire.Again)
         self.counts.refuse("again" if again else "invalid")
-        event = {"event": "refused", "reason": str(error), "again": again}
+        event = new_event("refused", reason=str(error), again=again)
         self.log({**event, "sender": sender, "round": round_})
 
     @property

@@ -5,6 +5,7 @@ from typing import Protocol
 
 from protos import documents
 from protos import murmuration_pb2 as pb
+from protos.events import new_event
 from worker import wire
 from worker.errors import ManifestRefused
 from worker.membership import Gossiped
@@ -65,7 +66,7 @@ class CoordinatorClient:
                 if self._started and not self._silent:
                     self._silent = True
                     self._host.log(
-                        {"event": "warning", "text": f"coordinator: {error}; going on without"}
+                        new_event("warning", text=f"coordinator: {error}; going on without")
                     )
             settled = self._started and not self._silent
             await asyncio.sleep(_PERIOD_S if settled else _EAGER_S)

@@ -6,6 +6,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from protos import murmuration_pb2 as pb
+from protos.events import new_event
 from protos.manifest import first_difference
 from worker import wire
 from worker.errors import ManifestRefused
@@ -251,10 +252,10 @@ class GossipService:
             health = member.health.name.lower()
             if self._logged.get(member.peer) != health:
                 self._logged[member.peer] = health
-                self._host.log({"event": "member", "peer_changed": member.peer, "health": health})
+                self._host.log(new_event("member", peer_changed=member.peer, health=health))
         if self.me.unreachable != self._unreachable:
             self._unreachable = self.me.unreachable
-            self._host.log({"event": "unreachable", "peers": list(self._unreachable)})
+            self._host.log(new_event("unreachable", peers=list(self._unreachable)))
 
 
 def to_gossip_message(message: GossipMessage, sender: str, run: int) -> pb.GossipMessage:

@@ -20,6 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from protos import murmuration_pb2 as pb
+from protos.events import EventKind
 from worker import wire
 from worker.membership import Member, Phase
 from worker.pipeline.context import StageContext
@@ -253,7 +254,7 @@ class BarrierSender:
         member = self._context.member(peer)
         return member if member is not None and member.epoch == epoch else None
 
-    def _log(self, kind: str, iteration: int, peer: str, counted: Sequence[int]) -> None:
+    def _log(self, kind: EventKind, iteration: int, peer: str, counted: Sequence[int]) -> None:
         self._context.event(kind, iteration=iteration, replica=peer, microbatches=list(counted))
 
 

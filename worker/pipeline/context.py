@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from algorithms.codecs import Codec
+from protos.events import EventKind, new_event
 from worker.exchange.context import Offload
 from worker.membership import Member
 from worker.pipeline.config import MicrobatchDropped, StagesConfig
@@ -92,9 +93,9 @@ class StageContext:
         """The peers that serve a stage now, sorted."""
         return sorted(member.peer for member in self.serving() if member.stage == stage)
 
-    def event(self, kind: str, **fields: object) -> None:
+    def event(self, kind: EventKind, **fields: object) -> None:
         """Logs an event."""
-        self.log({"event": kind, **fields})
+        self.log(new_event(kind, **fields))
 
     def end(self, why: Exception | StageMove) -> None:
         """Ends this peer's part in the run, or on this stage; once."""

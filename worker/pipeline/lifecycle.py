@@ -11,6 +11,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from protos.events import new_event
 from worker.config import Config
 from worker.iothread import IOThread
 from worker.manifest import Manifest
@@ -74,7 +75,7 @@ class StageLifecycle:
         weights = weights_of(anchors, weights)
         if not weights:
             text = f"stage {stage} begins anew: its neighbours cannot be fetched"
-            self._log({"event": "warning", "text": text})
+            self._log(new_event("warning", text=text))
             return
         made = rebuilt_stage(self._task, self._config, stage, anchors, weights)
         for name, parameter in trainer.replica.parameters.items():
@@ -86,7 +87,7 @@ class StageLifecycle:
             assert isinstance(trainer.replica, StageReplica)
             trainer.replica.raise_learning_rate()
         rounded = {n: round(weight, 3) for n, weight in weights.items()}
-        self._log({"event": "rebuilt", "stage": stage, "from": rounded})
+        self._log(new_event("rebuilt", stage=stage, **{"from": rounded}))
 
     # ----------------------------------------------------------------------------------- the end
 
@@ -146,13 +147,13 @@ class StageLifecycle:
         missing = [stage for stage in range(config.stages.count) if stage not in anchors]
         if missing:
             text = f"no whole model: stage {missing[0]} cannot be fetched from anyone"
-            self._log({"event": "warning", "text": text})
+            self._log(new_event("warning", text=text))
             return None
         whole = whole_model(self._task, config, anchors)
         folder = self._out / "assembled"
         checkpoint.set_aside(folder)
         path = save_whole(folder, trainer.step, self._manifest, config, whole)
-        self._log({"event": "assembled", "path": str(path), "step": trainer.step})
+        self._log(new_event("assembled", path=str(path), step=trainer.step))
         return WholeModel(anchors=whole, path=path)
 
     # ------------------------------------------------------------------------------ other stages

@@ -9,6 +9,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
+from protos.events import EventKind, new_event
 from worker.membership import Phase
 from worker.training.fragment import FragmentReplica
 from worker.training.inbox import Mailbox, Published, RoundDone, RoundFailed, TrainingEvent
@@ -164,9 +165,9 @@ class Reporter:
         self._replica, self._fragments, self._pace, self._steps = replica, fragments, pace, steps
         self._progress_at = -math.inf
 
-    def event(self, kind: str, **fields: object) -> None:
+    def event(self, kind: EventKind, **fields: object) -> None:
         """Plain values, for the log."""
-        self._mailbox.post(TrainingEvent({"event": kind, **fields}))
+        self._mailbox.post(TrainingEvent(new_event(kind, **fields)))
 
     def publish(self, step: int) -> None:
         """What is committed at this position in the schedule, for others to see and fetch."""

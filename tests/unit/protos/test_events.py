@@ -2,7 +2,7 @@
 
 import pytest
 
-from protos.events import event, printable
+from protos.events import new_event, printable
 from protos.exit_codes import exit_words
 
 
@@ -25,4 +25,4 @@ def test_text_cannot_steer_a_terminal() -> None:
 
 
 def test_an_event_is_its_kind_and_fields() -> None:
-    assert event("moves", stage=1, to=2) == {"event": "moves", "stage": 1, "to": 2}
+    assert new_event("moves", stage=1, to=2) == {"event": "moves", "stage": 1, "to": 2}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from algorithms.diloco import reduction_seed
 from protos import murmuration_pb2 as pb
+from protos.events import new_event
 from worker import wire
 from worker.exchange.allreduce.closing import Residuals
 from worker.exchange.allreduce.dialogue import (
@@ -279,7 +280,7 @@ class ReducerIO:
                 lambda: self._average(action, inputs, before),
             )
         except Exception as failure:  # the shard must not stay closed to those who try again
-            context.log({"event": "warning", "text": f"{key} was not reduced: {failure}"})
+            context.log(new_event("warning", text=f"{key} was not reduced: {failure}"))
             self._handle(ShardComputed(key, action.attempt, failed=True))
             return
         header = ReductionHeader(
