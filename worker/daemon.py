@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -16,7 +15,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
-from filelock import FileLock, Timeout
 from torch import Tensor
 
 from protos.events import new_event
@@ -25,23 +23,23 @@ from protos.manifest import first_difference
 from worker.catchup.start import all_agree
 from worker.component import Environment
 from worker.config import Config, task_of
-from worker.errors import CheckpointError, ConfigError, MurmurError
+from worker.errors import CheckpointError, MurmurError
+from worker.folder import Announce, EventLog, alone_in
 from worker.iothread import IOThread
 from worker.manifest import Manifest
 from worker.node import Node, NodeConfig
 from worker.pipeline.lifecycle import StageLifecycle
 from worker.pipeline.part import fragments_of, part_of
-from worker.tasks import Cursor, TaskError
+from worker.tasks import Cursor
 from worker.training import checkpoint
 from worker.training.inbox import Mailbox, StageMove, Stop, TrainingEvent
 from worker.training.loop import Trainer
 from worker.training.result import build_result
-from worker.transport import Transport, TransportError
+from worker.transport import Transport
 from worker.transport.grpc import GrpcTransport
 
 T = TypeVar("T")
 
-_LOCK, _EVENTS = ".lock", "events.jsonl"
 _SETTLE_S = 30.0
 _LEAVE_S = 5.0
 
@@ -62,33 +60,9 @@ class WorkerOptions:
     listen: str
     out: Path
     resume: bool
-    announce: Callable[[dict[str, object]], None]
+    announce: Announce
     proxy: str | None = None
     rebuilds: bool = False
-
-
-class EventLog:
-    """`events.jsonl`, always; and on to whoever listens. any thread."""
-
-    def __init__(self, options: WorkerOptions, enrich: Callable[[dict[str, object]], None]) -> None:
-        self._options, self._enrich = options, enrich
-        self._started_at = time.monotonic()
-        self._lock = threading.Lock()
-        options.out.mkdir(parents=True, exist_ok=True)
-        self._file = (options.out / _EVENTS).open("a", buffering=1)
-
-    def __call__(self, event: dict[str, object]) -> None:
-        event.setdefault("peer", self._options.node.peer)
-        event.setdefault("time_s", round(time.monotonic() - self._started_at, 3))
-        self._enrich(event)
-        with self._lock:
-            if not self._file.closed:
-                self._file.write(json.dumps(event) + "\n")
-            self._options.announce(event)
-
-    def close(self) -> None:
-        with self._lock:
-            self._file.close()
 
 
 def run_worker(config: Config, options: WorkerOptions) -> int:
@@ -98,49 +72,13 @@ def run_worker(config: Config, options: WorkerOptions) -> int:
         MurmurError, TaskError, TransportError: one line for the user.
     """
     return_large_blocks()
-    with _alone_in(options.out):
+    with alone_in(options.out):
         while True:
             worker = Worker(config, options)
             code = worker.run()
             if worker.goes_on is None:
                 return code
             options = worker.goes_on
-
-
-@contextmanager
-def _alone_in(out: Path) -> Iterator[None]:
-    """Two workers in one folder would have one name, and take each other's checkpoints away.
-    Folders made for a worker that is refused before it has anything to keep do not stay.
-
-    Raises ConfigError: another worker writes there."""
-    made = [folder for folder in (out, *out.parents) if not folder.exists()]
-    out.mkdir(parents=True, exist_ok=True)
-    try:
-        lock = FileLock(out / _LOCK).acquire(timeout=0)
-    except Timeout as error:
-        raise ConfigError(
-            f"--out {out}: another worker writes there; choose another folder with --out"
-        ) from error
-    with lock:
-        try:
-            yield
-        except (MurmurError, TaskError, TransportError):
-            if made and _never_began(out):
-                (out / _EVENTS).unlink(missing_ok=True)
-                (out / _LOCK).unlink()
-                with suppress(OSError):  # another has put something beside it
-                    for folder in made:
-                        folder.rmdir()
-            raise
-
-
-def _never_began(out: Path) -> bool:
-    """Whether nothing in a worker's folder tells of training."""
-    if {path.name for path in out.iterdir()} - {_LOCK, _EVENTS}:
-        return False
-    log = out / _EVENTS
-    lines = log.read_text().splitlines() if log.exists() else []
-    return all(json.loads(line)["event"] != "started" for line in lines)
 
 
 class Worker:
@@ -154,7 +92,7 @@ class Worker:
         schema = self._part.schema
         self._fragments = fragments_of(self._part, config)
         self._manifest = Manifest.of(config, self._part.whole or schema)
-        self._log = EventLog(options, self._add_traffic)
+        self._log = EventLog(options.out, options.announce, self._enrich)
         self._saver = concurrent.futures.ThreadPoolExecutor(1, "murmur-save")
         self._saving: concurrent.futures.Future[None] | None = None
         self._saved_at = time.monotonic()
@@ -348,7 +286,8 @@ class Worker:
         moved = replace(node, stage=move.stage, joins=joins, min_peers=None)
         return replace(self._options, node=moved, resume=False, rebuilds=move.bare)
 
-    def _add_traffic(self, event: dict[str, object]) -> None:
+    def _enrich(self, event: dict[str, object]) -> None:
+        event.setdefault("peer", self._options.node.peer)
         if event["event"] in ("progress", "result"):
             event["bytes_sent"] = self._transport.traffic.sent_bytes
             event["bytes_received"] = self._transport.traffic.received_bytes
@@ -358,15 +297,6 @@ class Worker:
 
 async def _offload(work: Callable[[], T], /) -> T:
     return await asyncio.get_running_loop().run_in_executor(None, work)
-
-
-def print_line(event: Mapping[str, object]) -> None:
-    """One JSON event a line on stdout; a reader that went away is no error."""
-    try:
-        sys.stdout.write(json.dumps(event) + "\n")
-        sys.stdout.flush()
-    except BrokenPipeError:
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (stays open until the end)
 
 
 _M_MMAP_THRESHOLD = -3  # glibc's malloc.h

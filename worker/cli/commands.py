@@ -234,7 +234,8 @@ def _run(
 ) -> int:
     import torch
 
-    from worker.daemon import WorkerOptions, print_line, run_worker
+    from worker.daemon import WorkerOptions, run_worker
+    from worker.folder import print_line
     from worker.node import NodeConfig
 
     if flags.threads is not None:
