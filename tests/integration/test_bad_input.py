@@ -29,23 +29,12 @@ def refused(*args: str) -> tuple[int, str]:
     return done.returncode, lines[0]
 
 
-@pytest.mark.parametrize(
-    ("args", "code", "says"),
-    [
-        (["--set", "diloco.inner_step=5"], 3, ["inner_step", "'inner_steps'"]),
-        (["--set", "diloco.inner_steps=0"], 3, ["inner_steps", "at least 1"]),
-        (["--set", 'task.text="/nowhere/at/all"'], 4, ["/nowhere/at/all"]),
-        (["--listen", "0.0.0.0:0"], 3, ["--insecure"]),
-    ],
-    ids=["key", "H", "text", "public"],
-)
-def test_a_worker_says_what_is_wrong(
-    tmp_path: Path, args: list[str], code: int, says: list[str]
-) -> None:
-    seen, line = refused("up", "--out", str(tmp_path), *args)
-    assert seen == code
+def test_a_worker_says_what_is_wrong(tmp_path: Path) -> None:
+    """Of the many ways, one in a process of its own: the others are cases of the unit tests."""
+    code, line = refused("up", "--out", str(tmp_path), "--set", 'task.text="/nowhere/at/all"')
+    assert code == 4
     assert line.startswith("murmur: ")
-    assert all(part in line for part in says)
+    assert "/nowhere/at/all" in line
 
 
 def test_more_workers_than_make_sense() -> None:
