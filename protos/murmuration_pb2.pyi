@@ -976,7 +976,7 @@ class ReductionHeader(_message.Message):
 Global___ReductionHeader: _TypeAlias = ReductionHeader  # noqa: Y015
 
 @_typing.final
-class MeetMessage(_message.Message):
+class PairMessage(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     HEADER_FIELD_NUMBER: _builtins.int
@@ -985,7 +985,7 @@ class MeetMessage(_message.Message):
     STAGED_FIELD_NUMBER: _builtins.int
     REFUSAL_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def header(self) -> Global___MeetHeader: ...
+    def header(self) -> Global___PairHeader: ...
     @_builtins.property
     def part(self) -> Global___PartHeader: ...
     @_builtins.property
@@ -997,7 +997,7 @@ class MeetMessage(_message.Message):
     def __init__(
         self,
         *,
-        header: Global___MeetHeader | None = ...,
+        header: Global___PairHeader | None = ...,
         part: Global___PartHeader | None = ...,
         frame: Global___Frame | None = ...,
         staged: Global___Staged | None = ...,
@@ -1011,10 +1011,10 @@ class MeetMessage(_message.Message):
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
-Global___MeetMessage: _TypeAlias = MeetMessage  # noqa: Y015
+Global___PairMessage: _TypeAlias = PairMessage  # noqa: Y015
 
 @_typing.final
-class MeetHeader(_message.Message):
+class PairHeader(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     RUN_FIELD_NUMBER: _builtins.int
@@ -1049,7 +1049,7 @@ class MeetHeader(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___MeetHeader: _TypeAlias = MeetHeader  # noqa: Y015
+Global___PairHeader: _TypeAlias = PairHeader  # noqa: Y015
 
 @_typing.final
 class Held(_message.Message):

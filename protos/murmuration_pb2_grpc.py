@@ -345,10 +345,10 @@ class DataStub:
                 request_serializer=protos_dot_murmuration__pb2.ExchangeUp.SerializeToString,
                 response_deserializer=protos_dot_murmuration__pb2.ExchangeDown.FromString,
                 _registered_method=True)
-        self.Meet = channel.stream_stream(
-                '/murmuration.v1.Data/Meet',
-                request_serializer=protos_dot_murmuration__pb2.MeetMessage.SerializeToString,
-                response_deserializer=protos_dot_murmuration__pb2.MeetMessage.FromString,
+        self.PairRound = channel.stream_stream(
+                '/murmuration.v1.Data/PairRound',
+                request_serializer=protos_dot_murmuration__pb2.PairMessage.SerializeToString,
+                response_deserializer=protos_dot_murmuration__pb2.PairMessage.FromString,
                 _registered_method=True)
         self.Fetch = channel.unary_stream(
                 '/murmuration.v1.Data/Fetch',
@@ -376,7 +376,7 @@ class DataServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Meet(self, request_iterator, context):
+    def PairRound(self, request_iterator, context):
         """A round between two peers: each gives the other its parts and says when it holds all it needs.
         Both sides speak alike; a repeated call goes on where an earlier one broke off.
         """
@@ -408,10 +408,10 @@ def add_DataServicer_to_server(servicer, server):
                     request_deserializer=protos_dot_murmuration__pb2.ExchangeUp.FromString,
                     response_serializer=protos_dot_murmuration__pb2.ExchangeDown.SerializeToString,
             ),
-            'Meet': grpc.stream_stream_rpc_method_handler(
-                    servicer.Meet,
-                    request_deserializer=protos_dot_murmuration__pb2.MeetMessage.FromString,
-                    response_serializer=protos_dot_murmuration__pb2.MeetMessage.SerializeToString,
+            'PairRound': grpc.stream_stream_rpc_method_handler(
+                    servicer.PairRound,
+                    request_deserializer=protos_dot_murmuration__pb2.PairMessage.FromString,
+                    response_serializer=protos_dot_murmuration__pb2.PairMessage.SerializeToString,
             ),
             'Fetch': grpc.unary_stream_rpc_method_handler(
                     servicer.Fetch,
@@ -464,7 +464,7 @@ class Data:
             _registered_method=True)
 
     @staticmethod
-    def Meet(request_iterator,
+    def PairRound(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -477,9 +477,9 @@ class Data:
         return grpc.experimental.stream_stream(
             request_iterator,
             target,
-            '/murmuration.v1.Data/Meet',
-            protos_dot_murmuration__pb2.MeetMessage.SerializeToString,
-            protos_dot_murmuration__pb2.MeetMessage.FromString,
+            '/murmuration.v1.Data/PairRound',
+            protos_dot_murmuration__pb2.PairMessage.SerializeToString,
+            protos_dot_murmuration__pb2.PairMessage.FromString,
             options,
             channel_credentials,
             insecure,

@@ -150,7 +150,7 @@ class DataStub:
     stream. Both directions resume at an offset; the key (run, fragment, round, shard, sender) makes
     a repeated call harmless.
     """
-    Meet: _grpc.StreamStreamMultiCallable[_murmuration_pb2.MeetMessage, _murmuration_pb2.MeetMessage]
+    PairRound: _grpc.StreamStreamMultiCallable[_murmuration_pb2.PairMessage, _murmuration_pb2.PairMessage]
     """A round between two peers: each gives the other its parts and says when it holds all it needs.
     Both sides speak alike; a repeated call goes on where an earlier one broke off.
     """
@@ -172,7 +172,7 @@ class DataAsyncStub(DataStub):
     stream. Both directions resume at an offset; the key (run, fragment, round, shard, sender) makes
     a repeated call harmless.
     """
-    Meet: _aio.StreamStreamMultiCallable[_murmuration_pb2.MeetMessage, _murmuration_pb2.MeetMessage]  # type: ignore[assignment]
+    PairRound: _aio.StreamStreamMultiCallable[_murmuration_pb2.PairMessage, _murmuration_pb2.PairMessage]  # type: ignore[assignment]
     """A round between two peers: each gives the other its parts and says when it holds all it needs.
     Both sides speak alike; a repeated call goes on where an earlier one broke off.
     """
@@ -199,11 +199,11 @@ class DataServicer(metaclass=_abc_1.ABCMeta):
         """
 
     @_abc_1.abstractmethod
-    def Meet(
+    def PairRound(
         self,
-        request_iterator: _MaybeAsyncIterator[_murmuration_pb2.MeetMessage],
+        request_iterator: _MaybeAsyncIterator[_murmuration_pb2.PairMessage],
         context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_murmuration_pb2.MeetMessage], _abc.AsyncIterator[_murmuration_pb2.MeetMessage]]:
+    ) -> _typing.Union[_abc.Iterator[_murmuration_pb2.PairMessage], _abc.AsyncIterator[_murmuration_pb2.PairMessage]]:
         """A round between two peers: each gives the other its parts and says when it holds all it needs.
         Both sides speak alike; a repeated call goes on where an earlier one broke off.
         """

@@ -165,7 +165,7 @@ class Node:
                 fragments=len(means.elements), steps=self._config.run.steps
             )
             self._pairs = Pairs(means, schedule, *ways, self.post, gossip.suspect)
-            self._streams["Data/Meet"] = self._pairs.serve
+            self._streams["Data/PairRound"] = self._pairs.serve
             means = replace(means, plan=means.plan.consensus_plan)
             mean_rounds = FinalAverageIO
         self._reducer = ReducerIO(means)

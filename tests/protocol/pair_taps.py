@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from protos import murmuration_pb2 as pb
 from tests.protocol.taps import Passing, Tap
-from worker.exchange.pairwise.buffer import ANCHOR, CONTRIBUTION
+from worker.exchange.pairwise.stream import ANCHOR, CONTRIBUTION
 
 PARTS = {ANCHOR: "anchor", CONTRIBUTION: "contribution"}
 
@@ -21,7 +21,7 @@ class GossipMessage:
     speaker: str
     listener: str
     kind: str
-    message: pb.MeetMessage
+    message: pb.PairMessage
 
     @property
     def ends(self) -> frozenset[str]:
@@ -33,9 +33,9 @@ def meetings(act: Callable[[GossipMessage], bytes | None]) -> Tap:
     parts: dict[tuple[str, str, bool], int] = {}
 
     def tap(passing: Passing) -> bytes:
-        if passing.method != "Data/Meet":
+        if passing.method != "Data/PairRound":
             return passing.message
-        message = pb.MeetMessage.FromString(passing.message)
+        message = pb.PairMessage.FromString(passing.message)
         kind = message.WhichOneof("body") or ""
         direction = (passing.source, passing.target, passing.up)
         if kind == "part":

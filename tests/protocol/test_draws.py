@@ -14,12 +14,11 @@ from algorithms.grouping import groups as drawn
 from algorithms.grouping import membership_epoch
 from algorithms.plan import PRESETS
 from tests.protocol.problem import Problem
-from tests.protocol.swarm import Swarm, inline
+from tests.protocol.swarm import Swarm
 from tests.protocol.views import member
 from tests.protocol.virtual_time import run
-from worker.exchange.compression import Compression
-from worker.exchange.context import Context
-from worker.exchange.pairwise import groups
+from worker.exchange.pairwise.rounds import draw_group
+from worker.exchange.pairwise.stream import PairSettings
 from worker.exchange.types import View
 from worker.membership import Phase
 
@@ -47,19 +46,10 @@ def with_the_same_pairs_in_the_end(how_many: int) -> list[Problem]:
 
 def group(problem: Problem, me: str, view: View, round_: int) -> Group:
     """As the peer draws it."""
-    context = Context(
-        me=me,
-        run=problem.manifest.run,
-        elements=[sum(problem.layers)],
-        plan=problem.plan,
-        compression=Compression(problem.exchange),
-        config=problem.rounds,
-        detection_s=1.0,
-        clock=float,
-        offload=inline,
-        log=lambda _: None,
+    settings = PairSettings(
+        me=me, run=problem.manifest.run, forms=[], rounds=[ROUNDS], config=problem.rounds
     )
-    return groups.group(context, view, 0, round_)
+    return draw_group(settings, view, 0, round_)
 
 
 @pytest.mark.parametrize("problem", with_the_same_pairs_in_the_end(4), ids=lambda p: str(p.seed))

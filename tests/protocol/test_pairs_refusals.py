@@ -121,7 +121,7 @@ def test_a_contribution_that_does_not_fit_costs_the_pair_that_round(
 # ----------------------------------------------------------------------- who calls without a right
 
 
-def header(swarm: Swarm, **changes: object) -> pb.MeetMessage:
+def header(swarm: Swarm, **changes: object) -> pb.PairMessage:
     """A header for a round of `c`, who is at version 1."""
     fields: dict[str, object] = {
         "run": swarm.problem.manifest.run,
@@ -130,7 +130,7 @@ def header(swarm: Swarm, **changes: object) -> pb.MeetMessage:
         "sender": "a",
         "group": wire.group_hash(("a", "c")),
     }
-    return pb.MeetMessage(header=pb.MeetHeader(**{**fields, **changes}))
+    return pb.PairMessage(header=pb.PairHeader(**{**fields, **changes}))
 
 
 HEADERS = {
@@ -182,10 +182,10 @@ def test_a_header_that_does_not_fit_is_refused(
 @pytest.mark.parametrize(
     ("message", "code", "reason"),
     [
-        (b"\xff\xff\xff", CODES.REFUSAL_AGAIN, "not a MeetMessage"),
+        (b"\xff\xff\xff", CODES.REFUSAL_AGAIN, "not a PairMessage"),
         (b"", CODES.REFUSAL_INVALID, "begin with its header"),
         (
-            pb.MeetMessage(staged=pb.Staged()).SerializeToString(),
+            pb.PairMessage(staged=pb.Staged()).SerializeToString(),
             CODES.REFUSAL_INVALID,
             "begin with its header",
         ),
@@ -208,11 +208,11 @@ def test_what_is_no_header_is_refused(message: bytes, code: int, reason: str) ->
 
 async def asked(swarm: Swarm, message: bytes) -> pb.Refusal:
     """The refusal that this first message meets at `c`, at once."""
-    stream = MemoryTransport(swarm.network, "elsewhere").open("c", "Data/Meet")
+    stream = MemoryTransport(swarm.network, "elsewhere").open("c", "Data/PairRound")
     async with asyncio.timeout(1):
         await stream.send(message)
         raw = await stream.receive()
     assert raw is not None
-    answer = pb.MeetMessage.FromString(raw)
+    answer = pb.PairMessage.FromString(raw)
     assert answer.WhichOneof("body") == "refusal", answer
     return answer.refusal

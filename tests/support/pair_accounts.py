@@ -16,7 +16,8 @@ from torch import Tensor
 
 from algorithms.plan import Plan
 from worker import wire
-from worker.exchange.pairwise.buffer import ANCHOR, CONTRIBUTION, codec_of
+from worker.exchange.pairwise.messages import codec_of
+from worker.exchange.pairwise.stream import ANCHOR, CONTRIBUTION
 
 Key = tuple[int, int]  # fragment, round
 

@@ -21,7 +21,7 @@ from algorithms.fragment_state import Contribution, FragmentOptimizer, RoundResu
 from protos import murmuration_pb2 as pb
 from worker import daemon
 from worker.cli import main
-from worker.exchange.pairwise.buffer import CONTRIBUTION
+from worker.exchange.pairwise.stream import CONTRIBUTION
 from worker.training.fragment import FragmentReplica
 from worker.transport import Stream
 from worker.transport.base import Handler
@@ -98,7 +98,7 @@ class HeldStream:
         self._partner, self._due, self._part = "", False, None
 
     async def send(self, message: bytes) -> None:
-        said = pb.MeetMessage.FromString(message)
+        said = pb.PairMessage.FromString(message)
         kind = said.WhichOneof("body")
         if kind == "header":
             self._due = (said.header.fragment, said.header.round) == (0, self._hold.round)
@@ -112,7 +112,7 @@ class HeldStream:
     async def receive(self) -> bytes | None:
         message = await self._stream.receive()
         if message is not None:
-            said = pb.MeetMessage.FromString(message)
+            said = pb.PairMessage.FromString(message)
             if said.WhichOneof("body") == "header":
                 self._partner = said.header.sender
         return message
@@ -133,7 +133,7 @@ class _HeldHandler:
         return await self.handler.on_call(method, request)
 
     async def on_stream(self, method: str, stream: Stream) -> None:
-        meets = method == "Data/Meet"
+        meets = method == "Data/PairRound"
         await self.handler.on_stream(method, HeldStream(stream, self.hold) if meets else stream)
 
 
@@ -146,7 +146,7 @@ def held_transport(hold: Hold) -> type[GrpcTransport]:
 
         def open(self, address: str, method: str) -> Stream:
             stream = super().open(address, method)
-            return HeldStream(stream, hold) if method == "Data/Meet" else stream
+            return HeldStream(stream, hold) if method == "Data/PairRound" else stream
 
     return HeldTransport
 

@@ -135,7 +135,7 @@ class Stream:
             message = unsent[0]
             here = partial(self._here, sender, message)
             if not network.connected(self.caller, self.callee):
-                network.stall(self)
+                network.stall(self, network.found_s(self.caller, self.callee))
                 return
             if message.size > 0:
                 ends, sent = (sender, self.other(sender)), partial(self._sent, sender, message)
@@ -229,6 +229,7 @@ class Network:
         self._dead: set[int] = set()
         self._half: frozenset[int] = frozenset()
         self._cut: Counter[frozenset[int]] = Counter()
+        self._found_s: dict[frozenset[int], float] = {}
         self._slow_s: dict[frozenset[int], float] = {}
         self._brittle = 0.0
 
@@ -250,6 +251,11 @@ class Network:
         if self._cut and self._cut[frozenset((one, other))]:
             return False
         return (one in self._half) == (other in self._half)
+
+    def found_s(self, one: int, other: int) -> float:
+        """How long the ends of a stream take to find out that nothing comes through."""
+        link = frozenset((one, other))
+        return self._found_s.get(link, STALL_S) if self._cut[link] else STALL_S
 
     def open(self, caller: int, callee: int, attempt: int) -> Stream:
         """A stream that is used at once; it breaks if nobody can be reached."""
@@ -303,6 +309,7 @@ class Network:
     def cut(self, one: int, other: int, found_s: float) -> None:
         """The link between the two carries nothing until it is mended as often as it was cut."""
         self._cut[frozenset((one, other))] += 1
+        self._found_s[frozenset((one, other))] = found_s
         for stream in list(self._streams.values()):
             if {one, other} == {stream.caller, stream.callee}:
                 self.stall(stream, found_s)

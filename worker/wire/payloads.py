@@ -14,7 +14,7 @@ from worker.wire.tensors import hash64
 Kind = (
     type[pb.ExchangeUp]
     | type[pb.ExchangeDown]
-    | type[pb.MeetMessage]
+    | type[pb.PairMessage]
     | type[pb.FetchReply]
     | type[pb.StageCallUp]
     | type[pb.StageCallDown]

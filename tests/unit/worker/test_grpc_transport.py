@@ -46,7 +46,7 @@ def test_to_send_on_a_stream_that_has_ended_meanwhile_is_a_broken_stream() -> No
     async def scenario() -> None:
         server, client = GrpcTransport("127.0.0.1:0"), GrpcTransport("127.0.0.1:0")
         try:
-            stream = client.open(await server.listen(Ends()), "Data/Meet")
+            stream = client.open(await server.listen(Ends()), "Data/PairRound")
             assert await stream.receive() is None
             with pytest.raises(TransportError):
                 await stream.send(b"late")

@@ -35,21 +35,21 @@ from worker.exchange.types import (
 
 
 @dataclass(frozen=True)
-class Met:
+class PartnerCame:
     """The partner has come to this round: what it contributes is on its way."""
 
     peer: str
 
 
 @dataclass(frozen=True)
-class Heard:
+class PartnerHeard:
     """Something of the partner's is arriving: it is not late, its link is slow."""
 
     peer: str
 
 
 @dataclass(frozen=True)
-class Received:
+class PartnerComplete:
     """All values of the partner are here, verified."""
 
     peer: str
@@ -63,7 +63,7 @@ class PartnerStaged:
 
 
 @dataclass(frozen=True)
-class Broken:
+class PartnerLost:
     """The stream to the partner has ended too early."""
 
     peer: str
@@ -72,7 +72,7 @@ class Broken:
 
 
 @dataclass(frozen=True)
-class Declined:
+class PartnerDeclined:
     """The partner will not hold this round with this peer."""
 
     peer: str
@@ -80,26 +80,34 @@ class Declined:
 
 
 Event = (
-    RoundTick | ViewUpdated | Met | Heard | Received | PartnerStaged | Broken | Declined | GivenUp
+    RoundTick
+    | ViewUpdated
+    | PartnerCame
+    | PartnerHeard
+    | PartnerComplete
+    | PartnerStaged
+    | PartnerLost
+    | PartnerDeclined
+    | GivenUp
 )
 
 # ------------------------------------------------------------------------------------ actions
 
 
 @dataclass(frozen=True)
-class Open:
-    """Open the stream to the partner."""
+class CallPartner:
+    """CallPartner the stream to the partner."""
 
     peer: str
     attempt: int
 
 
 @dataclass(frozen=True)
-class Stage:
+class StageRound:
     """Tell every partner that the values of all are here, on its stream of now or of later."""
 
 
-Action = Open | Stage | Suspect | Succeeded | Failed
+Action = CallPartner | StageRound | Suspect | Succeeded | Failed
 
 
 @dataclass
@@ -126,7 +134,7 @@ class PairRound:
     Args:
         me: this peer.
         group: the peers of the round, this one included; alone it succeeds at once.
-        fragment, round_: which round it is.
+        key: which round it is: (fragment, round).
         began_at: monotonic time (s) at which this peer has come to it.
         payload_bytes: what goes to each partner.
         lead_s: how far this peer may be ahead of its partners (`ArrivalSkew`).
@@ -142,14 +150,13 @@ class PairRound:
         view: View,
         config: RoundConfig,
         *,
-        fragment: int,
-        round_: int,
+        key: tuple[int, int],
         began_at: float,
         payload_bytes: int,
         lead_s: float = 0.0,
     ) -> None:
         self.me, self.group = me, tuple(group)
-        self.fragment, self.round = fragment, round_
+        self.fragment, self.round = key
         self._view, self._config = view, config
         self._round_s = config.patience_s + config.transfer_s(payload_bytes) + config.slack_s
         self.deadline = began_at + self._round_s
@@ -171,22 +178,22 @@ class PairRound:
         match event:
             case ViewUpdated(view):
                 self._view = view
-            case Met(peer):
+            case PartnerCame(peer):
                 self._come(peer, now)
-            case Heard(peer):
+            case PartnerHeard(peer):
                 self._heard(peer, now)
-            case Received(peer):
+            case PartnerComplete(peer):
                 self._come(peer, now).received = True
             case PartnerStaged(peer):
                 self._come(peer, now).staged = True
-            case Broken(peer, attempt, reason):
+            case PartnerLost(peer, attempt, reason):
                 partner = self._partners[peer]
                 if attempt == partner.attempt:
                     partner.open, partner.reason = False, reason
                     partner.broken_at = min(partner.broken_at, now)
                     partner.retry_at = now + self._config.retry_s
                     actions.append(Suspect(peer))
-            case Declined(peer, reason):
+            case PartnerDeclined(peer, reason):
                 # What has staged counts, even if it lost patience then: others may have applied it.
                 if not (self._staged and self._partners[peer].staged):
                     return [self._fail(f"{peer} declines: {reason}")]
@@ -199,7 +206,7 @@ class PairRound:
         if not self._staged and complete and (now < self.deadline or not self._partners):
             self._staged = True
             if self._partners:
-                actions.append(Stage())
+                actions.append(StageRound())
         if self._staged and not self.waiting_for:
             self._ended = True
             # Some may still miss this peer's word, and would wait for a stream in vain.
@@ -207,6 +214,22 @@ class PairRound:
         if hopeless := self._hopeless(now):
             return [*actions, self._fail(hopeless)]
         return actions + self._open_streams(now)
+
+    def due_at(self, now: float) -> float:
+        """When time alone may change something next, after `now`; infinite if never."""
+        if self._ended:
+            return math.inf
+        times = [self._limit()]
+        for peer, partner in self._partners.items():
+            if peer > self.me and not partner.open:
+                times.append(partner.retry_at)
+            if partner.staged:
+                continue
+            times.append(partner.gone_at + (self._config.patience_s if self._staged else 0.0))
+            times += (self._cut_off_at(peer), self._frozen_at(peer))
+            if not partner.met:
+                times.append(self._given_up_at(peer))
+        return min((time_s for time_s in times if time_s > now), default=math.inf)
 
     # --------------------------------------------------------------------------------- inside
 
@@ -235,21 +258,39 @@ class PairRound:
         partner, patience_s = self._partners[peer], self._config.patience_s
         if partner.staged:
             return None
-        if now - partner.gone_at >= (patience_s if self._staged else 0.0):
+        if now >= partner.gone_at + (patience_s if self._staged else 0.0):
             return f"{peer} is gone"
         silent = not partner.met or partner.broken_at < math.inf
         if not self._staged and silent and not self._view.reach(self.me, peer):
             return f"the link to {peer} is cut"
-        if not self._view.usable(peer):
-            cut_off_s = patience_s / 2
-        else:
-            cut_off_s = 2 * patience_s if self._staged else patience_s
-        if partner.met and now - partner.broken_at >= cut_off_s:
+        if now >= self._cut_off_at(peer):
             return f"{partner.reason}, and it has not come back"
-        frozen = partner.met and not self._view.usable(peer) and partner.broken_at == math.inf
-        if frozen and not self._staged and now - partner.heard_at >= cut_off_s:
+        if now >= self._frozen_at(peer):
             return f"{peer} does not answer any more"
         return None
+
+    def _cut_off_s(self, peer: str) -> float:
+        """How long a partner that is cut off is waited for."""
+        if not self._view.usable(peer):
+            return self._config.patience_s / 2
+        return self._config.patience_s * (2 if self._staged else 1)
+
+    def _cut_off_at(self, peer: str) -> float:
+        """When a partner whose stream broke is not expected back any more."""
+        partner = self._partners[peer]
+        return partner.broken_at + self._cut_off_s(peer) if partner.met else math.inf
+
+    def _frozen_at(self, peer: str) -> float:
+        """When a partner in doubt is held for frozen, as nothing comes on its stream."""
+        partner = self._partners[peer]
+        frozen = partner.met and not self._view.usable(peer) and partner.broken_at == math.inf
+        if not frozen or self._staged:
+            return math.inf
+        return partner.heard_at + self._cut_off_s(peer)
+
+    def _given_up_at(self, peer: str) -> float:
+        """When a partner that has not come is not waited for any more."""
+        return max(self.patience_until, self._partners[peer].heard_at + self._patience_s)
 
     def _hopeless(self, now: float) -> str | None:
         """Why waiting any longer is no use, if it is not."""
@@ -262,7 +303,7 @@ class PairRound:
                 return f"{peer} does not answer"
             if not self._view.will_contribute(peer, self.fragment, self.round):
                 return f"{peer} is past this round"
-            if now >= max(self.patience_until, partner.heard_at + self._patience_s):
+            if now >= self._given_up_at(peer):
                 return f"{peer} has not come to the round in time"
         if now < self._limit():
             return None
@@ -284,30 +325,9 @@ class PairRound:
             # One that has said everything may still miss this peer's word.
             if peer > self.me and not partner.open and now >= partner.retry_at:
                 partner.open, partner.attempt = True, partner.attempt + 1
-                actions.append(Open(peer, partner.attempt))
+                actions.append(CallPartner(peer, partner.attempt))
         return actions
 
     def _fail(self, reason: str) -> Failed:
         self._ended = True
         return Failed(reason, self.waiting_for)
-
-
-class ArrivalSkew:
-    """By how long values of partners have lately taken to arrive here."""
-
-    def __init__(self, config: RoundConfig) -> None:
-        self._s_per_byte = 0.0
-        self._config = config
-
-    def came(self, size_bytes: int, took_s: float) -> None:
-        """So many bytes of a partner's have arrived one after the other. What was slow counts half
-        as much with each that follows: the next pair's link may be as slow again."""
-        if size_bytes > 0:
-            self._s_per_byte = max(took_s / size_bytes, self._s_per_byte / 2)
-
-    def lead_s(self, payload_bytes: int) -> float:
-        """What a round takes in which everybody gives a partner so many bytes; on the slowest link
-        that is planned for, as long as nothing has come."""
-        if self._s_per_byte == 0.0:
-            return self._config.transfer_s(payload_bytes)
-        return payload_bytes * self._s_per_byte

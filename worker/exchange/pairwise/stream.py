@@ -1,198 +1,374 @@
-"""One stream of a round in a small group: what either partner gives, both ways at once."""
+"""What two partners of a pair round say to each other, and what each of them holds of the other.
 
-from collections.abc import Callable
-from contextlib import suppress
-from typing import Protocol
+Between every two peers of a group there is one stream, called by the one whose name comes first.
+Each side begins with a `PairHeader` that says what it holds already of the other's parts. Then each
+gives its anchor and, when that is due, its contribution: a `PartHeader` and the bytes from where an
+earlier stream has left off. Its last word is `Staged`, or a `Refusal`. No I/O, no clock, no tensors
+here: what a part is made of is an opaque handle of whoever carries the messages.
+"""
 
-from algorithms.codecs import Codec
-from protos import murmuration_pb2 as pb
-from worker import wire
-from worker.exchange.context import Context, Tasks
-from worker.exchange.pairwise import round as machine
-from worker.exchange.pairwise.buffer import ANCHOR, CONTRIBUTION, PARTS, PairBuffer, codec_of
-from worker.exchange.pairwise.prefetch import AnchorPrefetch
-from worker.exchange.pairwise.round import ArrivalSkew
-from worker.exchange.types import GivenUp
-from worker.transport import Stream, TransportError
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
 
+from worker.exchange.pairwise.round import PairRound
+from worker.exchange.types import Failed, RoundConfig, Succeeded, Suspect
 
-class Rounds(Protocol):
-    """What a conversation needs of the peer's rounds."""
+ANCHOR, CONTRIBUTION = PARTS = (0, 1)  # on the wire: PartHeader.part
 
-    context: Context
-    tasks: Tasks
-    lead: ArrivalSkew
-    head_starts: AnchorPrefetch
-
-    def step(self, table: PairBuffer, event: machine.Event) -> None:
-        """Something has happened in the round."""
-
-    def busy(self) -> bool:
-        """Whether what is sent ahead must wait."""
-
-    async def changed(self) -> None:
-        """Waits until something is another than it was."""
+Group = tuple[str, ...]
 
 
-class _Over(Exception):
-    """This peer has given the round up."""
+class RefusalKind(StrEnum):
+    """Why a stream is refused."""
+
+    RUN = "run"  # another run
+    GROUP = "group"  # another group
+    PRUNED = "pruned"  # the round is over here, or given up
+    AGAIN = "again"  # trying again helps
+    INVALID = "invalid"  # it does not fit
 
 
+# ----------------------------------------------------------------------------------- settings
+
+
+@dataclass(frozen=True)
+class PartForm:
+    """How a part is encoded."""
+
+    codec: int
+    name: str
+    total_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairSettings:
+    """Args:
+    me, run: this peer and the run's id.
+    forms: by fragment and part, how it travels.
+    rounds: by fragment, how many the run has.
+    config: when rounds are given up.
+    group_size: 2 is a pair.
+    group_key: how a header names a group.
+    anchors_told, anchors_awaited: whether the train side uses anchors that come ahead, and waits.
+    """
+
+    me: str
+    run: int
+    forms: Sequence[tuple[PartForm, PartForm]]
+    rounds: Sequence[int]
+    config: RoundConfig
+    group_size: int = 2
+    group_key: Callable[[Group], object] = lambda group: group
+    anchors_told: bool = False
+    anchors_awaited: bool = False
+
+
+# ----------------------------------------------------------------------------------- messages
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairHeader:
+    """The first message of either side.
+
+    `group` names the group as `PairSettings.group_key` has it. `held` is, by part, the hash of what
+    is here of the other's and how many bytes of it.
+    """
+
+    run: int
+    fragment: int
+    round: int
+    sender: str
+    group: object
+    held: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartHeader:
+    """A part follows, in bytes from `offset` on."""
+
+    part: int
+    codec: int
+    total_bytes: int
+    hash: int
+    offset: int
+    weight: int
+
+
+@dataclass(frozen=True)
+class Staged:
+    """Everything that this peer needs of its partners is here."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """This stream, or this round, is not to be."""
+
+    kind: RefusalKind
+    reason: str
+
+
+# --------------------------------------------------------------- what else happens on a stream
+
+
+@dataclass(frozen=True)
+class PartProgress:
+    """So many bytes of the part that is arriving are here, in all."""
+
+    received_bytes: int
+
+
+@dataclass(frozen=True)
+class PartValid:
+    """A part that `CheckPart` named is what it should be."""
+
+    part: "PairPart"
+
+
+@dataclass(frozen=True)
+class Unfit:
+    """What came cannot be used; nothing is kept of `part`."""
+
+    again: bool
+    reason: str
+    part: "PairPart | None" = None
+
+
+@dataclass(frozen=True)
+class StreamClosed:
+    """Nothing more comes: the other side has ended the stream, or it broke off for this reason."""
+
+    reason: str | None
+
+
+Message = PairHeader | PartHeader | Staged | Refusal
+StreamEvent = Message | PartProgress | PartValid | Unfit | StreamClosed
+
+
+# ----------------------------------------------------------------------------------- buffers
+
+
+@dataclass(eq=False)
+class PairPart:
+    """An anchor or a contribution, this peer's own or as much of a partner's as is here.
+
+    Args:
+        hash: of all of it.
+        values: what it is made of; opaque.
+    """
+
+    hash: int
+    total_bytes: int
+    weight: int = 1
+    received: int = 0  # bytes
+    checked: bool = False
+    values: object = None
+
+    @property
+    def complete(self) -> bool:
+        return self.received >= self.total_bytes
+
+
+@dataclass(eq=False)
 class PairStream:
-    """With one partner of a table, from the headers on."""
+    """One stream to a partner, from this peer's side.
 
-    def __init__(self, rounds: Rounds, table: PairBuffer, peer: str, stream: Stream) -> None:
-        self._rounds, self._context = rounds, rounds.context
-        self._table, self._peer, self._stream = table, peer, stream
-        self._coming_since, self._here_before = 0.0, 0
+    Args:
+        buffer: the round that it belongs to; None until the partner is admitted.
+        attempt: of the caller's; 0 on a stream that was accepted.
+        calls: whether this peer has opened it.
+        link: what carries it; opaque.
+    """
 
-    async def hold(self, theirs: pb.MeetHeader) -> None:
-        """Until both sides hold everything, or one of them has given the round up and said so.
+    peer: str = ""
+    buffer: "PairBuffer | None" = None
+    attempt: int = 0
+    calls: bool = False
+    link: object = None
+    held: tuple[tuple[int, int], ...] | None = None  # what the partner holds; None before it says
+    said: set[int] = field(default_factory=set)  # parts
+    last_said: bool = False
+    drained: bool = False  # all has been said that matters: only the end is missing
+    over: bool = False
+    arriving: PairPart | None = None
+    arriving_index: int = ANCHOR
+    arriving_since: float = 0.0
+    here_before: int = 0
+    checking: set[PairPart] = field(default_factory=set)
+    header_by: float = 0.0  # an accepted stream without a header ends then
 
-        Raises:
-            TransportError: the stream has ended before.
-            WireError: what came does not fit.
-        """
-        table, peer = self._table, self._peer
-        table.heard = self._context.clock()
-        self._rounds.step(table, machine.Heard(peer))
-        saying = self._rounds.tasks.spawn(self._say(theirs))
-        try:
-            while not self._said_all():
-                raw = await self._stream.receive()
-                if raw is None:
-                    raise TransportError(f"{peer}: the stream broke off")
-                try:
-                    await self._hear(wire.parse(pb.MeetMessage, raw))
-                except wire.Again:
-                    raise
-                except wire.WireError as error:  # and would be the same the next time
-                    self._rounds.step(table, GivenUp(f"{peer}: {error}"))
-                    if not table.ended:
-                        raise
-                    self._context.refused(error, peer, table.round)
-            if peer not in table.declined:
-                await saying
-        finally:
-            saying.cancel()
-
-    def _said_all(self) -> bool:
-        """Whether the partner has nothing more to say that matters."""
-        table, peer = self._table, self._peer
-        over = table.failed or peer in table.declined
-        return bool(over) or (peer in table.staged and table.received(peer))
-
-    # ------------------------------------------------------------------------------------- saying
-
-    async def _say(self, theirs: pb.MeetHeader) -> None:
-        """Each part as soon as there is one, then that everything is here."""
-        with suppress(TransportError):  # the receiving side of the stream reports it
-            try:
-                for part in PARTS:
-                    await self._give(part, theirs)
-                await self._until(lambda: self._table.complete)
-                await self._stream.send(pb.MeetMessage(staged=pb.Staged()).SerializeToString())
-            except _Over:
-                reason = f"given up there: {self._table.failed}"
-                refusal = pb.Refusal(code=pb.RefusalCode.REFUSAL_PRUNED, reason=reason)
-                await self._stream.send(pb.MeetMessage(refusal=refusal).SerializeToString())
-            await self._stream.done()
-
-    async def _give(self, part: int, theirs: pb.MeetHeader) -> None:
-        """A part, from where an earlier stream has left it."""
-        table, context, codec = self._table, self._context, self._codec(part)
-        await self._until(
-            lambda: part in table.own and (table.meeting is not None or not self._rounds.busy())
-        )
-        payload = table.own[part]
-        held = theirs.held[part] if part < len(theirs.held) else pb.Held()
-        offset = held.offset if held.hash == payload.hash else 0
-        await self._stream.send(table.part_header(part, codec, offset))
-        for message, size, raw in wire.payload_messages(pb.MeetMessage, payload, offset):
-            if table.failed:
-                raise _Over
-            context.counts.contributions_sent.add(size, raw, codec)
-            await context.sent(self._stream, message)
-
-    async def _until(self, ready: Callable[[], bool]) -> None:
-        while not self._table.failed:
-            if ready():
-                return
-            await self._rounds.changed()
-        raise _Over  # even if all that was to be said is there: the partner must not count on it
-
-    # ------------------------------------------------------------------------------------ hearing
-
-    async def _hear(self, message: pb.MeetMessage) -> None:
-        context, table, peer = self._context, self._table, self._peer
-        match message.WhichOneof("body"):
-            case "part":
-                part = message.part.part
-                if part not in PARTS:
-                    raise wire.WireError(f"{table.name} from {peer}: part {part}")
-                weight = context.weight(message.part.weight) if part == CONTRIBUTION else 1
-                elements = context.elements[table.fragment]
-                table.expect(peer, message.part, self._codec(part), elements, weight)
-                self._coming_since = context.clock()
-                self._here_before = table.theirs[peer][part].received_bytes
-                if part == CONTRIBUTION:
-                    self._rounds.step(table, machine.Met(peer))
-            case "frame":
-                part, incoming = table.arriving(peer)
-                size, stands_for = incoming.add(message.frame)
-                table.heard = context.clock()
-                if incoming.complete:
-                    came_bytes = incoming.received_bytes - self._here_before
-                    self._rounds.lead.came(came_bytes, table.heard - self._coming_since)
-                context.counts.contributions_received.add(size, stands_for, self._codec(part))
-                self._rounds.step(table, machine.Heard(peer))
-            case "staged":
-                table.staged.add(peer)
-                self._rounds.step(table, machine.PartnerStaged(peer))
-            case "refusal":
-                event = declined(peer, message.refusal)
-                table.declined[peer] = event.reason
-                self._rounds.step(table, event)
-            case other:
-                raise wire.WireError(f"{table.name} from {peer}: an unexpected {other}")
-        await self._verify()
-
-    async def _verify(self) -> None:
-        """Checks a part that has just become complete."""
-        table, peer = self._table, self._peer
-        for part, incoming in table.unchecked(peer):
-            try:
-                incoming.verify()
-                await self._check(incoming, self._codec(part))
-            except wire.WireError:
-                table.drop(peer, part)
-                raise
-            table.checked.add((peer, part))
-            if part == ANCHOR:
-                self._rounds.head_starts.came(table)
-            if table.received(peer):
-                table.last = peer
-                self._rounds.step(table, machine.Received(peer))
-
-    async def _check(self, incoming: wire.Incoming, codec: Codec) -> None:
-        elements, buffer = self._context.elements[self._table.fragment], incoming.buffer
-        await self._context.worked(
-            elements, lambda: wire.check_values(codec, buffer, elements, codec.limit)
-        )
-
-    def _codec(self, part: int) -> Codec:
-        return codec_of(self._context.plan, part)
+    def offset(self, own: PairPart) -> int:
+        """From where the partner needs this part."""
+        return next((offset for hash_, offset in self.held or () if hash_ == own.hash), 0)
 
 
-def declined(peer: str, refusal: pb.Refusal) -> machine.Declined:
-    """Raises TransportError: the partner only wants it again."""
-    if refusal.code == pb.RefusalCode.REFUSAL_AGAIN:
-        raise TransportError(refusal.reason)
-    return machine.Declined(peer, refusal.reason)
+@dataclass(eq=False)
+class PairBuffer:
+    """One round as one of its peers sees it.
+
+    Args:
+        group: the peers of the round, this one included.
+        own: by part, what this peer gives; the contribution comes when the round has begun.
+        laid: when (s) the buffer was laid out.
+    """
+
+    fragment: int
+    round: int
+    group: Group
+    own: dict[int, PairPart]
+    laid: float
+    theirs: defaultdict[str, dict[int, PairPart]] = field(default_factory=lambda: defaultdict(dict))
+    staged: set[str] = field(default_factory=set)  # partners that hold everything
+    declined: dict[str, str] = field(default_factory=dict)  # partners that have given up, and why
+    complete: bool = False  # everything is here
+    machine: PairRound | None = None  # from the beginning of the round
+    began: float = 0.0
+    succeeded: bool = False
+    failed: str = ""  # why
+    leave_at: float | None = None  # when a round that is given up is left
+    last: str = ""  # whose values came last
+    heard: float = 0.0  # when bytes of a partner came last
+    told: bool = False  # whether the train side has the anchors' mean, or is about to
+    let_go: bool = False  # whether it knows that it need not wait for that
+    streams: dict[str, PairStream] = field(default_factory=dict)
+    recalls: dict[str, tuple[float, int]] = field(default_factory=dict)  # when, which attempt
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.fragment, self.round
+
+    @property
+    def name(self) -> str:
+        return f"round {self.round} of fragment {self.fragment}"
+
+    @property
+    def ended(self) -> bool:
+        return self.succeeded or bool(self.failed)
+
+    @property
+    def weight(self) -> int:
+        """Of this peer's contribution."""
+        contribution = self.own.get(CONTRIBUTION)
+        return contribution.weight if contribution else 1
+
+    def held(self, peer: str) -> tuple[tuple[int, int], ...]:
+        """What is here of the partner's, as a header says it."""
+        parts = (self.theirs[peer].get(part) for part in PARTS)
+        return tuple((part.hash, part.received) if part else (0, 0) for part in parts)
+
+    def received(self, peer: str) -> bool:
+        """Whether all of the partner's values are here, and valid."""
+        parts = self.theirs[peer]
+        return all(part in parts and parts[part].checked for part in PARTS)
+
+    def holds_anchors(self, me: str) -> bool:
+        """Whether every partner's anchor is here, and valid."""
+        anchors = (self.theirs[peer].get(ANCHOR) for peer in self.group if peer != me)
+        return all(anchor is not None and anchor.checked for anchor in anchors)
+
+    def parts(self, part: int, me: str) -> list[PairPart]:
+        """A part of every peer, in the order of the group, which is sorted."""
+        return [self.own[part] if peer == me else self.theirs[peer][part] for peer in self.group]
 
 
-def refusal(error: wire.WireError) -> pb.Refusal:
-    """What a partner hears of that which came and does not fit."""
-    again = isinstance(error, wire.Again)
-    code = pb.RefusalCode.REFUSAL_AGAIN if again else pb.RefusalCode.REFUSAL_INVALID
-    return pb.Refusal(code=code, reason=str(error))
+# ------------------------------------------------------------------------------------ actions
+
+
+@dataclass(frozen=True)
+class OpenStream:
+    """Call the stream's partner."""
+
+    stream: PairStream
+
+
+@dataclass(frozen=True)
+class Send:
+    """After all that is to be sent before. A `Refusal` overtakes what has not left, and it and
+    `Staged` are the last words of this side."""
+
+    stream: PairStream
+    message: Message
+
+
+@dataclass(frozen=True)
+class SendPart:
+    """Send the header, then the part's bytes from its offset on."""
+
+    stream: PairStream
+    header: PartHeader
+    part: PairPart
+
+
+@dataclass(frozen=True)
+class EndStream:
+    """End an accepted stream, once all has been sent."""
+
+    stream: PairStream
+
+
+@dataclass(frozen=True)
+class DropStream:
+    """End the stream at once, whatever is under way."""
+
+    stream: PairStream
+
+
+@dataclass(frozen=True)
+class CheckPart:
+    """Check a part that is complete; report `PartValid`, or `Unfit`."""
+
+    stream: PairStream
+    part: PairPart
+    index: int  # ANCHOR or CONTRIBUTION
+
+
+@dataclass(frozen=True)
+class AverageAnchors:
+    """Average all anchors of the buffer, then report `anchors_averaged`."""
+
+    buffer: PairBuffer
+
+
+@dataclass(frozen=True)
+class TellAnchor:
+    """The train side may start from this mean of the next round's anchors, or without it."""
+
+    fragment: int
+    round: int
+    mean_anchor: object | None
+
+
+@dataclass(frozen=True)
+class RoundEnded:
+    """The round is to be applied, or is given up."""
+
+    buffer: PairBuffer
+    outcome: Succeeded | Failed
+
+
+@dataclass(frozen=True)
+class Misfit:
+    """What came from a peer did not fit: count it. `again`: it may the next time. `counted` as
+    declined, not as a misfit, is a stream for another round or group."""
+
+    sender: str
+    round: int
+    again: bool
+    reason: str
+    declined: bool = False
+
+
+Action = (
+    OpenStream
+    | Send
+    | SendPart
+    | EndStream
+    | DropStream
+    | CheckPart
+    | AverageAnchors
+    | TellAnchor
+    | RoundEnded
+    | Misfit
+    | Suspect
+)

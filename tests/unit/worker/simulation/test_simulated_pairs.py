@@ -8,6 +8,8 @@ from torch import Tensor
 
 import worker.simulation.pairs as pairs
 from algorithms.link import Link
+from worker.exchange.pairwise.stream import ANCHOR, CONTRIBUTION, PairBuffer
+from worker.exchange.types import Failed, Succeeded
 from worker.simulation import Figures, Scenario, simulate
 from worker.simulation.peer import Account
 from worker.simulation.swarm import Swarm
@@ -124,28 +126,25 @@ def test_who_has_succeeded_calls_until_its_partner_knows(lasts_s: float) -> None
 def test_a_group_applies_the_same_means_and_every_peer_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    applied: dict[tuple[int, tuple[str, ...]], list[tuple[Tensor, Tensor]]] = {}
+    applied: dict[tuple[int, tuple[str, ...]], list[tuple[Tensor, ...]]] = {}
     times: Counter[tuple[str, int]] = Counter()
-    end = pairs.PairPeer._end
+    ended = pairs.PairPeer.ended
 
-    def watched(self: pairs.PairPeer, table: pairs.Table, reason: str) -> None:
-        if not reason:
-            assert set(table.contributions) == set(table.anchors) == set(table.group)
-            first = table.group[0]
-            kept = applied.setdefault((table.round, table.group), [])
-            kept.append((table.contributions[first], table.anchors[first]))
-            times[self.me, table.round] += 1
-        end(self, table, reason)
+    def watched(self: pairs.PairPeer, buffer: PairBuffer, outcome: Succeeded | Failed) -> None:
+        if isinstance(outcome, Succeeded):
+            means = tuple(self._mean(buffer, part) for part in (ANCHOR, CONTRIBUTION))
+            applied.setdefault((buffer.round, buffer.group), []).append(means)
+            times[self.me, buffer.round] += 1
+        ended(self, buffer, outcome)
 
-    monkeypatch.setattr(pairs.PairPeer, "_end", watched)
+    monkeypatch.setattr(pairs.PairPeer, "ended", watched)
     link = Link(rate_mbps=20.0, delay_s=0.05, loss=2.0)
     found = simulate(calm(peers=12, link=link, crash_share=0.1, freeze_share=0.1, freeze_s=8.0))
     assert found.rounds_failed > 0
     assert set(times.values()) == {1}
-    for values in applied.values():
-        for g, anchor in values:
-            assert torch.equal(g, values[0][0])
-            assert torch.equal(anchor, values[0][1])
+    for of_group in applied.values():
+        for means in of_group:
+            assert all(map(torch.equal, means, of_group[0]))
 
 
 def test_stragglers_with_fewer_steps_cost_nobody_time() -> None:

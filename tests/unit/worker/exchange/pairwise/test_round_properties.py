@@ -1,4 +1,4 @@
-"""Meeting: what holds for any events in any order."""
+"""One pair round: what holds for any events in any order."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -6,18 +6,18 @@ from hypothesis import strategies as st
 from tests.protocol.views import view
 from worker.exchange.pairwise.round import (
     Action,
-    Broken,
-    Declined,
+    CallPartner,
     Event,
     Failed,
-    Heard,
-    Met,
-    Open,
     PairRound,
+    PartnerCame,
+    PartnerComplete,
+    PartnerDeclined,
+    PartnerHeard,
+    PartnerLost,
     PartnerStaged,
-    Received,
     RoundTick,
-    Stage,
+    StageRound,
     Succeeded,
     ViewUpdated,
 )
@@ -37,8 +37,7 @@ def begin(me: str, group: str) -> PairRound:
         group,
         view(group),
         CONFIG,
-        fragment=0,
-        round_=0,
+        key=(0, 0),
         began_at=0.0,
         payload_bytes=0,
     )
@@ -62,14 +61,14 @@ def courses(draw: st.DrawFn) -> tuple[str, str, list[tuple[Event, float]]]:
     event: st.SearchStrategy[Event] = st.one_of(
         st.just(RoundTick()),
         st.builds(ViewUpdated, views),
-        st.builds(Met, partner),
-        st.builds(Heard, partner),
-        st.builds(Received, partner),
-        st.builds(Received, partner),
+        st.builds(PartnerCame, partner),
+        st.builds(PartnerHeard, partner),
+        st.builds(PartnerComplete, partner),
+        st.builds(PartnerComplete, partner),
         st.builds(PartnerStaged, partner),
         st.builds(PartnerStaged, partner),
-        st.builds(Broken, partner, st.integers(0, 3), st.just("reset")),
-        st.builds(Declined, partner, st.just("no")),
+        st.builds(PartnerLost, partner, st.integers(0, 3), st.just("reset")),
+        st.builds(PartnerDeclined, partner, st.just("no")),
     )
     steps = draw(st.lists(st.tuples(event, st.floats(0.0, 5.0)), max_size=40))
     now, timed = 0.0, []
@@ -92,7 +91,7 @@ def test_a_round_ends_once_and_says_nothing_more(
     ends = [action for action in actions if isinstance(action, Succeeded | Failed)]
     assert len(ends) == 1
     assert actions[-1] is ends[0]
-    assert actions.count(Stage()) <= 1
+    assert actions.count(StageRound()) <= 1
 
 
 @steady
@@ -106,12 +105,12 @@ def test_it_succeeds_only_with_all_values_and_the_word_of_all(
     staged: set[str] = set()
     for event, now in timed:
         match event:
-            case Received(peer):
+            case PartnerComplete(peer):
                 received.add(peer)
             case PartnerStaged(peer):
                 staged.add(peer)
         actions = machine.step(event, now)
-        if Stage() in actions:
+        if StageRound() in actions:
             assert received == partners
         if Succeeded() in actions:
             assert received == staged == partners
@@ -128,10 +127,10 @@ def test_a_stream_is_opened_again_only_after_it_broke_and_counts_up(
     running: set[str] = set()
     for event, now in timed:
         match event:
-            case Broken(peer, attempt, _) if attempt in (0, attempts.get(peer)):
+            case PartnerLost(peer, attempt, _) if attempt in (0, attempts.get(peer)):
                 running.discard(peer)
         for action in machine.step(event, now):
-            if isinstance(action, Open):
+            if isinstance(action, CallPartner):
                 assert action.peer not in running
                 assert action.attempt == attempts.get(action.peer, 0) + 1
                 attempts[action.peer] = action.attempt

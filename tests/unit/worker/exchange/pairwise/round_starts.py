@@ -1,7 +1,13 @@
 """Rounds in small groups to begin with, for tests of the machine alone."""
 
 from tests.protocol.views import view
-from worker.exchange.pairwise.round import Met, PairRound, Received, RoundTick, Stage
+from worker.exchange.pairwise.round import (
+    PairRound,
+    PartnerCame,
+    PartnerComplete,
+    RoundTick,
+    StageRound,
+)
 from worker.exchange.types import RoundConfig, View
 
 CONFIG = RoundConfig(patience_s=2.0, retry_s=0.25, slack_s=58.0)
@@ -21,8 +27,7 @@ def begin(
         group,
         view(group) if seen is None else seen,
         CONFIG,
-        fragment=0,
-        round_=round_,
+        key=(0, round_),
         began_at=0.0,
         payload_bytes=0,
         lead_s=lead_s,
@@ -35,12 +40,12 @@ def met(me: str = "a", group: str = "ab") -> PairRound:
     machine.step(RoundTick(), 0.0)
     for peer in group:
         if peer != me:
-            machine.step(Met(peer), 0.1)
+            machine.step(PartnerCame(peer), 0.1)
     return machine
 
 
 def staged() -> PairRound:
     """Of a pair; the partner's word is missing."""
     machine = met()
-    assert machine.step(Received("b"), 1.0) == [Stage()]
+    assert machine.step(PartnerComplete("b"), 1.0) == [StageRound()]
     return machine

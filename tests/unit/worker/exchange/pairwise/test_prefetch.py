@@ -1,0 +1,125 @@
+"""Between two rounds: how far partners are apart, and when anchors are told or not waited for."""
+
+import pytest
+
+from worker.exchange.pairwise.prefetch import AnchorPrefetch, ArrivalSkew
+from worker.exchange.pairwise.stream import ANCHOR, PairBuffer, PairPart
+from worker.exchange.types import RoundConfig
+
+CONFIG = RoundConfig(floor_mbps=1e-5)  # 12 bytes take 9.6 s
+LAID_S = 100.0
+
+
+class Prefetch(AnchorPrefetch):
+    """That of peer `b`, whose partners send 24 bytes a round at 1 MB/s."""
+
+    def __init__(self, *, told: bool = True, awaited: bool = True) -> None:
+        self.skew = ArrivalSkew(CONFIG)
+        self.skew.came(100, 0.0001)
+        super().__init__(CONFIG, self.skew, [24], told=told, awaited=awaited)
+
+
+def buffer(group: str = "abc") -> PairBuffer:
+    return PairBuffer(0, 7, tuple(group), {ANCHOR: PairPart(1, 12)}, LAID_S)
+
+
+def came(prefetch: AnchorPrefetch, laid: PairBuffer, peers: str) -> list[bool]:
+    said = []
+    for peer in peers:
+        laid.theirs[peer][ANCHOR] = PairPart(2, 12, received=12, checked=True)
+        said.append(prefetch.came(laid, "b"))
+    return said
+
+
+def test_it_is_told_once_when_all_anchors_are_there() -> None:
+    prefetch, laid = Prefetch(), buffer()
+    assert not prefetch.laid(laid, 9)
+    assert came(prefetch, laid, "acc") == [False, True, False]
+    assert prefetch.due_at(laid) is None
+    assert not prefetch.overdue(laid, LAID_S + 99)
+
+
+def test_nobody_waits_for_a_partner_of_which_nothing_comes() -> None:
+    prefetch, laid = Prefetch(), buffer()
+    assert prefetch.due_at(laid) == LAID_S + 1.0
+    assert not prefetch.overdue(laid, LAID_S + 0.9)
+    laid.heard = LAID_S + 0.9
+    assert not prefetch.overdue(laid, LAID_S + 1.8)
+    assert prefetch.overdue(laid, LAID_S + 1.9)
+    assert not prefetch.overdue(laid, LAID_S + 2.1), "said once"
+    assert came(prefetch, laid, "ac") == [False, True], "what comes later is told all the same"
+
+
+def test_a_partner_that_trickles_is_not_waited_for_for_ever() -> None:
+    prefetch, laid = Prefetch(), buffer()
+    until = LAID_S + 1.0 + CONFIG.transfer_s(12)
+    now = LAID_S
+    while now < until - 0.9:
+        now += 0.9
+        laid.heard = now - 0.1
+        assert not prefetch.overdue(laid, now)
+    laid.heard = until - 0.1
+    assert prefetch.overdue(laid, until)
+
+
+def test_with_overlap_nobody_waits_and_what_comes_late_is_told() -> None:
+    prefetch, laid = Prefetch(awaited=False), buffer()
+    assert not prefetch.overdue(laid, LAID_S + 60)
+    assert came(prefetch, laid, "ac") == [False, True]
+
+
+def test_who_has_not_exchanged_waits_for_as_long_as_the_others_do() -> None:
+    prefetch, alone = Prefetch(), buffer("b")
+    alone.succeeded = True
+    prefetch.ended(alone)
+    prefetch.skew.came(100, 200.0)  # 24 bytes take 48 s
+    laid = buffer()
+    laid.own[ANCHOR].total_bytes = 120
+    assert prefetch.due_at(laid) == LAID_S + 49.0
+    assert not prefetch.overdue(laid, LAID_S + 48.9)
+    assert prefetch.overdue(laid, LAID_S + 49.0)
+
+
+@pytest.mark.parametrize("awaited", [True, False])
+def test_who_sits_out_waits_for_nobody(awaited: bool) -> None:
+    assert Prefetch(awaited=awaited).laid(buffer("b"), 9) is awaited
+
+
+@pytest.mark.parametrize(
+    ("succeeded", "members", "said"), [(True, 2, True), (True, 3, False), (False, 2, False)]
+)
+def test_where_all_are_one_group_they_have_one_anchor_if_the_last_round_was_held(
+    succeeded: bool, members: int, said: bool
+) -> None:
+    prefetch, before = Prefetch(), buffer("ab")
+    before.succeeded, before.failed = succeeded, "" if succeeded else "lost"
+    prefetch.ended(before)
+    assert prefetch.laid(buffer("ab"), members) is said
+
+
+def test_without_a_shared_momentum_there_is_nothing_to_tell() -> None:
+    prefetch, laid = Prefetch(told=False), buffer()
+    assert came(prefetch, laid, "ac") == [False, False]
+    assert not prefetch.overdue(laid, LAID_S + 9)
+
+
+def test_before_anything_has_come_the_slowest_link_is_assumed() -> None:
+    assert ArrivalSkew(RoundConfig(floor_mbps=8.0)).lead_s(3_000_000) == 3.0
+
+
+def test_a_round_takes_as_long_as_values_have_taken_last() -> None:
+    skew = ArrivalSkew(CONFIG)
+    skew.came(1_000_000, 0.5)
+    assert skew.lead_s(3_000_000) == 1.5
+    skew.came(0, 9.0)
+    assert skew.lead_s(3_000_000) == 1.5
+
+
+def test_what_was_slow_is_forgotten_by_halves() -> None:
+    skew = ArrivalSkew(CONFIG)
+    for took_s in (8.0, 1.0, 1.0, 1.0, 1.0):
+        skew.came(1_000_000, took_s)
+    assert skew.lead_s(1_000_000) == 1.0
+    skew.came(1_000_000, 16.0)
+    skew.came(1_000_000, 1.0)
+    assert skew.lead_s(1_000_000) == 8.0

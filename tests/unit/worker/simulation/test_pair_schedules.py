@@ -1,0 +1,218 @@
+"""Random fault schedules of pair rounds in the simulator: what must hold in every one.
+
+Each check is also shown to fail, on a machine that is spoiled in one place. Many more schedules are
+played by `tests/bench/pair_schedules.py`.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from tests.support.pair_schedules import (
+    EXCUSES,
+    PairWorld,
+    endings,
+    left_behind,
+    random_world,
+    undisturbed,
+    violations,
+)
+from worker.exchange.pairwise.round import (
+    Action,
+    Event,
+    PairRound,
+    PartnerStaged,
+    StageRound,
+)
+from worker.exchange.pairwise.rounds import PairRounds
+from worker.exchange.pairwise.stream import PairBuffer, PairStream
+from worker.exchange.types import Succeeded
+from worker.simulation.faults import BreakStreams, Cut, FaultPlan, Late
+from worker.simulation.scenario import Scenario
+
+SCHEDULES = 400
+SPOILED_SCHEDULES = 150
+PAIR = Scenario(peers=2, rounds=3, inner_steps=20, params=1_000)
+
+
+def test_nothing_is_violated_whatever_happens() -> None:
+    """And somebody is left behind in a few of them, or the faults would be too tame."""
+    causes, ends, calm = Counter[str](), Counter[str](), 0
+    for seed in range(SCHEDULES):
+        world = random_world(seed).play()
+        assert violations(world) == [], f"seed {seed}"
+        causes.update(cause for _, cause in left_behind(world))
+        ends.update(endings(world))
+        calm += sum(1 for _ in undisturbed(world))
+    assert causes.keys() <= EXCUSES
+    assert causes
+    assert min(ends["applied"], ends["failed"], ends["alone"], calm) > SCHEDULES / 5
+
+
+def test_without_faults_everything_is_applied() -> None:
+    for seed in range(30):
+        calm = random_world(seed).swarm.scenario
+        world = PairWorld(calm, ()).play()
+        assert violations(world) == []
+        assert all(part.applied for part in world.attendances), f"seed {seed}"
+
+
+def test_a_seed_is_a_schedule() -> None:
+    def ends(seed: int) -> list[tuple[str, int, float | None, str]]:
+        world = random_world(seed).play()
+        return [(p.peer, p.round, p.ended_at, p.failed) for p in world.attendances]
+
+    assert ends(5) == ends(5)
+    assert ends(5) != ends(13)
+
+
+# ------------------------------------------------------------------------------- two generals
+
+
+def last_word_lost(lasts_s: float) -> Iterator[tuple[PairWorld, str, str]]:
+    """Pairs whose link is cut just when one has heard the other's last word, so that its own is
+    lost: with who has applied, and who misses its word."""
+    for late in (0, 1):
+        calm = PairWorld(PAIR, (Late(late, 2.9, 0.3),)).play()
+        firsts = [part for part in calm.attendances if part.round == 1]
+        first, other = sorted(firsts, key=lambda part: part.ended_at or 0.0)
+        assert first.ended_at is not None
+        assert other.ended_at is not None
+        at_s = (first.ended_at + other.ended_at) / 2
+        plan: FaultPlan = (Late(late, 2.9, 0.3), Cut(0, 1, at_s, at_s + lasts_s, 0.1))
+        yield PairWorld(PAIR, plan).play(), first.peer, other.peer
+
+
+def test_one_applies_and_the_other_misses_its_word_and_gives_up() -> None:
+    """The case that no protocol between two can settle: the other cannot know whether it was heard,
+    and nothing else is harmed."""
+    for world, first, other in last_word_lost(60.0):
+        parts = {part.peer: part for part in world.attendances if part.round == 1}
+        assert parts[first].applied
+        assert parts[other].failed
+        assert parts[other].staged_at is not None
+        assert parts[other].waiting_for == (first,)
+        assert [(part.peer, part.round) for part, _ in left_behind(world)] == [(other, 1)]
+        assert violations(world) == []
+
+
+def test_a_lost_word_is_said_again_when_the_link_is_back_before_the_limit() -> None:
+    for world, _, _ in last_word_lost(1.0):
+        assert left_behind(world) == []
+        assert violations(world) == []
+        assert all(part.applied for part in world.attendances)
+
+
+def test_broken_streams_are_opened_again_and_the_round_goes_on() -> None:
+    """Half of the bytes are there when it breaks, and do not come again."""
+    scenario = replace(PAIR, rounds=1, params=1_000_000)
+    breaks = tuple(BreakStreams(0, 2.0 + tenth / 2) for tenth in range(5))
+    world = PairWorld(scenario, breaks).play()
+    assert all(part.applied for part in world.attendances)
+    assert len(world.breaks) > 4
+    calm = PairWorld(scenario, ()).play()
+    assert world.swarm.network.sent_bytes < 1.3 * calm.swarm.network.sent_bytes
+
+
+# ------------------------------------------------------------- the checks find what is wrong
+
+
+class Spoiled(PairRounds):
+    """Its rounds are held by a machine of another kind."""
+
+    round_kind: type[PairRound]
+
+    def _step(self, buffer: PairBuffer, event: Event) -> None:
+        if buffer.machine is not None and type(buffer.machine) is PairRound:
+            buffer.machine.__class__ = self.round_kind
+        super()._step(buffer, event)
+
+
+class Hasty(PairRound):
+    """Applies as soon as it holds everything, without a word of the others."""
+
+    def step(self, event: Event, now: float) -> list[Action]:
+        actions = super().step(event, now)
+        if StageRound() in actions and Succeeded() not in actions:
+            self._ended = True
+            actions.append(Succeeded())
+        return actions
+
+
+class Deaf(PairRound):
+    """Never hears that a partner holds everything, but knows its limit."""
+
+    def step(self, event: Event, now: float) -> list[Action]:
+        return [] if isinstance(event, PartnerStaged) else super().step(event, now)
+
+
+class Stubborn(PairRound):
+    """Its clock is slow where it counts."""
+
+    def _hopeless(self, now: float) -> str | None:
+        return super()._hopeless(now - 3.0)
+
+    def due_at(self, now: float) -> float:
+        return min(super().due_at(now), now + 0.5)
+
+
+class Nervous(PairRound):
+    """Gives up when anybody is doubted, of its group or not."""
+
+    def _hopeless(self, now: float) -> str | None:
+        doubted = [peer for peer in self._view.members if not self._view.usable(peer)]
+        return f"{doubted} may be gone" if doubted else super()._hopeless(now)
+
+
+class Sleepy(PairRound):
+    """Forgets time."""
+
+    def _hopeless(self, now: float) -> str | None:
+        return None
+
+
+class Impatient(PairRound):
+    """Gives up as soon as it has staged and is ticked."""
+
+    def _hopeless(self, now: float) -> str | None:
+        soon = self._staged and now > self.patience_until - 8.0
+        return "this takes too long" if soon else super()._hopeless(now)
+
+
+class Careless(PairRounds):
+    """Lets a partner in whatever its round, and never forgets one."""
+
+    def _decide(self, stream: PairStream) -> None:
+        header = self._waiting[stream]
+        for buffer in self._buffers.values():
+            if stream.peer in buffer.group and buffer.round != header.round:
+                del self._waiting[stream]
+                self._seat(stream, buffer, header)
+                return
+        super()._decide(stream)
+
+
+def spoiled(kind: type[PairRound]) -> type[PairRounds]:
+    return type("Spoiled", (Spoiled,), {"round_kind": kind})
+
+
+@pytest.mark.parametrize(
+    ("check", "kind"),
+    [
+        ("unstaged", spoiled(Hasty)),
+        ("overdue", spoiled(Stubborn)),
+        ("delayed", spoiled(Nervous)),
+        ("delayed", spoiled(Deaf)),
+        ("unfinished", spoiled(Sleepy)),
+        ("torn", spoiled(Impatient)),
+        ("mixed", Careless),
+    ],
+)
+def test_a_spoiled_machine_is_caught(check: str, kind: type[PairRounds]) -> None:
+    for seed in range(SPOILED_SCHEDULES):
+        found = violations(random_world(seed, kind).play())
+        if any(text.startswith(check) for text in found):
+            return
+    pytest.fail(f"{check} has found nothing")
