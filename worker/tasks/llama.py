@@ -24,15 +24,8 @@ from worker.tasks.task import Batch, StageModule
 
 
 def build_llama(config: LlamaConfig, seed: int) -> Llama:
-    """Return a decoder whose parameters depend on the config and the seed alone.
-
-    Args:
-        config: its sizes.
-        seed: the run's seed.
-
-    Returns:
-        A model on the CPU, fp32. Torch's global random generator is left as it was.
-    """
+    """A decoder whose parameters depend on the config and the run's seed alone: CPU, fp32.
+    Torch's global random generator is left as it was."""
     with torch.random.fork_rng(devices=[]):  # nn.Linear draws values that are replaced below
         model = Llama(config)
     _draw_parameters(config, seed, dict(model.named_parameters()))
@@ -50,15 +43,7 @@ def build_llama_stage(
 ) -> LlamaStage:
     """Return a part of `build_llama(config, seed)`, bit for bit; nothing else stays in memory.
 
-    Args:
-        config: sizes of the whole decoder.
-        seed: the run's seed.
-        first: the first layer, from 0.
-        last: the last one, included; `first - 1` for no layer.
-        outer: whether the embedding, the final norm and the head come with them.
-
-    Raises:
-        ValueError: layers that the decoder does not have.
+    Arguments and errors are those of `Staged.stage`.
     """
     if not 0 <= first <= last + 1 <= config.num_hidden_layers:
         raise ValueError(
@@ -78,8 +63,6 @@ def _draw_parameters(config: LlamaConfig, seed: int, held: Mapping[str, nn.Param
     decoder are drawn in its own order, one parameter at a time, and those not held are dropped.
 
     Args:
-        config: sizes of the decoder.
-        seed: the run's seed.
         held: some or all of the decoder's parameters by name, which are written to.
     """
     generator = torch.Generator().manual_seed(seed)
@@ -134,11 +117,7 @@ class KeyValueCache:
 
 
 class Llama(nn.Module):
-    """Decoder with a head: tokens to logits.
-
-    Args:
-        config: its sizes.
-    """
+    """Decoder with a head: tokens to logits."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
@@ -202,7 +181,6 @@ class _DecoderLayer(nn.Module):
     """Attention and SwiGLU, each added to what enters it.
 
     Args:
-        config: sizes of the decoder.
         index: its place in the decoder, from 0; where a cache keeps its keys and values.
     """
 

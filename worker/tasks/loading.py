@@ -26,11 +26,7 @@ def load_task(name: str, *, seed: int, options: Mapping[str, object] | None = No
 
     Args:
         name: a built-in task, or "package.module:factory".
-        seed: the run's seed.
         options: keywords for the factory, as the run's TOML gives them.
-
-    Returns:
-        The task.
 
     Raises:
         TaskError: the name, an option or the factory's result is not usable.

@@ -34,15 +34,8 @@ class TextError(TaskError):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return ``"; did you mean 'x'?"`` for the closest known names, or a list of all of them.
-
-    Args:
-        name: what was asked for.
-        known: the valid names.
-
-    Returns:
-        The end of an error message; empty if nothing is known.
-    """
+    """The end of an error message: ``"; did you mean 'x'?"`` for the closest of the known names,
+    or a list of all of them."""
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=2, cutoff=0.5)
     if close:

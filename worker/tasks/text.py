@@ -58,9 +58,6 @@ def load_text(source: str, *, min_bytes: int = 1) -> Corpus:
         source: a file, a folder, a glob, or "stdlib".
         min_bytes: what each part must at least hold.
 
-    Returns:
-        The two parts.
-
     Raises:
         TextError: nothing is there, it cannot be read, or a part is shorter than `min_bytes`.
     """

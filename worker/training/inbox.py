@@ -1,8 +1,8 @@
 """What the train thread and the I/O thread tell each other.
 
 What is large is bounded by construction: a fragment has at most one round in flight, and there is
-at most one adoption on its way. Putting never blocks the train
-thread; it waits only in `Mailbox.wait`, and that wait is what the report calls stall.
+at most one adoption on its way. Putting never blocks the train thread; it waits only in
+`Mailbox.wait`, and that wait is what the report calls stall.
 """
 
 import queue
@@ -132,7 +132,7 @@ class Adopt:
 
 @dataclass(frozen=True)
 class FastestPace:
-    """An inner step of the fastest peer takes so long."""
+    """How long an inner step of the fastest peer takes (s)."""
 
     fastest_s: float
 

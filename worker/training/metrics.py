@@ -49,7 +49,7 @@ class Metrics:
     curve: list[tuple[int, float]] = field(default_factory=list)
     stall_s_by_peer: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     stall_s_by_fragment: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
-    _waited_s: tuple[float, float] = (0.0, 0.0)  # up to the last step: for visits, for rounds
+    _waited_s: tuple[float, float] = (0.0, 0.0)  # up to the last step: for microbatches, for rounds
     _recent: list[float] = field(default_factory=list)
     _stepped_at: float | None = None
     _iterations: deque[float] = field(default_factory=lambda: deque(maxlen=_REMEMBERED_STEPS))
@@ -89,7 +89,7 @@ class Metrics:
             self._recent.clear()
 
     def stepped(self, seconds: float, *, in_flight: bool) -> None:
-        """An inner step has taken so long, with or without a round on its way."""
+        """Takes the time of an inner step, with or without a round on its way."""
         self.inner_steps += 1
         self.steps_in_flight += in_flight
         self.compute_s += seconds
@@ -101,8 +101,8 @@ class Metrics:
         self._waited_s = self.visits_wait_s, self.stall_s
 
     def waits(self) -> dict[str, float]:
-        """Of the time from the first inner step to the last, what went into waiting (s): for the
-        visits of microbatches, and for rounds. The rest was computed, or is not told apart."""
+        """Of the time from the first inner step to the last, what went into waiting (s): of a
+        stage for microbatches, and for rounds. The rest was computed, or is not told apart."""
         visits_s, rounds_s = self._waited_s
         return {"visits_wait_s": round(visits_s, 3), "rounds_wait_s": round(rounds_s, 3)}
 
@@ -196,11 +196,11 @@ class Reporter:
             self.publish(step)
 
     def iteration(self, step: int, visits: int) -> None:
-        """The gradient of a stage's iteration is there, the mean over so many visits."""
+        """The gradient of a stage's iteration is there, the mean over `visits` microbatches."""
         self.event("iteration", iteration=step, visits=visits, loss=self._loss)
 
     def round_done(self, result: RoundDone, stall_s: float) -> None:
-        """A round has come back, for which the training has stood still for so long."""
+        """A round has come back, for which the training stood still for `stall_s`."""
         self.event(
             "round",
             fragment=result.fragment,

@@ -1,4 +1,4 @@
-"""The outer loop of one peer: what it sends, what it waits for, and what becomes of it.
+"""The outer loop of one peer: what it sends, what it waits for, and how each round ends.
 
 A training loop calls `begin_inner_step`, takes the step, and calls `after_inner_step`; the rest
 happens there. When a round fails, the local parameters are kept and the anchor waits for another
@@ -156,17 +156,18 @@ class OuterLoop:
             self.handle(message)
         self._take_head_starts()
 
-    def average_gradients(self, gradients: dict[str, Tensor], visits: int) -> None:
+    def average_gradients(self, gradients: dict[str, Tensor], weight: int) -> None:
         """In a plan that exchanges gradients, before the inner step: replaces them by their mean
         over the group; keeps them where a round fails.
 
         Args:
-            gradients: by parameter; means over `visits` of a stage, 1 of a whole model.
+            gradients: by parameter.
+            weight: of a stage, the microbatches that they are the mean of; else 1.
         """
         if not self._gradients or self._plan.exchange == "none":
             return
         for each in self.fragments:
-            self._begin_round(each, each.fragment.flatten(gradients), visits)
+            self._begin_round(each, each.fragment.flatten(gradients), weight)
         for each in self.fragments:
             result = self._await_round(each)
             if result is not None:
@@ -309,7 +310,7 @@ class OuterLoop:
             case Adopt():
                 self._adopt(message)
             case FastestPace(fastest_s):
-                self.pace.told(fastest_s)
+                self.pace.fastest_s = fastest_s
             case SkipAhead(step):
                 self._skip_ahead(step)
             case StageJob() | IterationOver():

@@ -16,7 +16,7 @@ from worker.training.inbox import IterationOver, StageJob
 _REMEMBERED_STEPS = 16
 _FIRST_STEPS = 4  # slower than the rest: the machine warms up
 _ALIKE = 0.9  # of the fastest peer's speed, and above, is as fast: speeds are measured with noise
-_NEWS = 0.1  # a change of the own step time that others are told of
+_NEWS = 0.1  # a change of the own step time that is published
 
 
 class InnerReplica:
@@ -100,34 +100,31 @@ class Pace:
         self._inner_steps, self._unequal = inner_steps, unequal
         self._seconds: deque[float] = deque(maxlen=_REMEMBERED_STEPS)
         self._seen = 0
-        self._fastest_s = self._told_s = self._rest = 0.0
+        self.fastest_s = 0.0  # an inner step of the fastest peer's; 0 at first
+        self._published_s = self._rest = 0.0
 
     @property
     def step_s(self) -> float:
-        """What others are told that an inner step takes here; 0 at first."""
+        """What an inner step takes here, as it is published; 0 at first."""
         own_s = self._own_s
-        if abs(own_s - self._told_s) > _NEWS * self._told_s:
-            self._told_s = own_s
-        return self._told_s
+        if abs(own_s - self._published_s) > _NEWS * self._published_s:
+            self._published_s = own_s
+        return self._published_s
 
     @property
     def steps_per_period(self) -> int:
         """H of this peer."""
         own_s = self._own_s
-        if not (self._unequal and own_s and self._fastest_s):
+        if not (self._unequal and own_s and self.fastest_s):
             return self._inner_steps
-        speed = self._fastest_s / own_s
+        speed = self.fastest_s / own_s
         return self._inner_steps if speed >= _ALIKE else max(1, int(speed * self._inner_steps))
 
     def stepped(self, seconds: float) -> None:
-        """An inner step has taken so long."""
+        """Takes the time of an inner step."""
         self._seen += 1
         if self._seen > _FIRST_STEPS:
             self._seconds.append(seconds)
-
-    def told(self, fastest_s: float) -> None:
-        """The fastest peer's inner step takes so long."""
-        self._fastest_s = fastest_s
 
     def stride(self) -> int:
         """Steps of the schedule that the next inner step counts for, at least 1."""

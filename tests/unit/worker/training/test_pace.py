@@ -11,7 +11,7 @@ def measured(inner_steps: int, own_s: float, fastest_s: float, *, unequal: bool 
     pace = Pace(inner_steps, unequal=unequal)
     for _ in range(30):
         pace.stepped(own_s)
-    pace.told(fastest_s)
+    pace.fastest_s = fastest_s
     return pace
 
 
