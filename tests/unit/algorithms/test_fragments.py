@@ -82,11 +82,18 @@ def test_the_layer_is_the_first_numeric_component(name: str, layer: int | None) 
     assert layer_of(name) == layer
 
 
-@pytest.mark.parametrize("fragments", [-1, 3])
-def test_more_fragments_than_layers_are_refused(fragments: int) -> None:
+@pytest.mark.parametrize(
+    ("fragments", "pattern", "message"),
+    [
+        (-1, "strided", "^-1 fragments of 2 layers; use 1 to 2$"),
+        (3, "strided", "^3 fragments of 2 layers; use 1 to 2$"),
+        (2, "random", "unknown fragment pattern 'random'"),
+    ],
+)
+def test_fragments_that_cannot_be_are_refused(fragments: int, pattern: str, message: str) -> None:
     schema = [TensorSpec("layers.0.w", (1,)), TensorSpec("layers.1.w", (1,))]
-    with pytest.raises(ValueError, match=f"^{fragments} fragments of 2 layers; use 1 to 2$"):
-        partition(schema, fragments)
+    with pytest.raises(ValueError, match=message):
+        partition(schema, fragments, pattern)
 
 
 @pytest.mark.parametrize(
@@ -97,12 +104,6 @@ def test_auto_takes_three_layers_a_fragment_but_four_fragments_at_least(
 ) -> None:
     schema = [TensorSpec(f"layers.{layer}.w", (1,)) for layer in range(layers)]
     assert len(partition(schema, 0)) == fragments
-
-
-def test_an_unknown_pattern_is_refused() -> None:
-    schema = [TensorSpec("layers.0.w", (1,)), TensorSpec("layers.1.w", (1,))]
-    with pytest.raises(ValueError, match="unknown fragment pattern 'random'"):
-        partition(schema, 2, "random")
 
 
 @given(st.lists(SHAPES, min_size=1, max_size=6))
@@ -147,12 +148,6 @@ def test_shards_cover_each_element_once_aligned_and_evenly(
         assert start <= stop
         assert start % align == 0 or start == elements
         assert abs(stop - start - elements / shards) <= align
-
-
-@given(st.integers(0, 60), st.integers(1, 9), st.integers(1, 9))
-def test_small_shards_name_each_index_once(elements: int, shards: int, align: int) -> None:
-    ranges = [range(*bounds) for bounds in shard_bounds(elements, shards, align)]
-    assert [index for each in ranges for index in each] == list(range(elements))
 
 
 @pytest.mark.parametrize(("elements", "shards", "align"), [(-1, 1, 1), (1, 0, 1), (1, 1, 0)])

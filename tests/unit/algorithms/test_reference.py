@@ -129,24 +129,19 @@ def test_the_order_in_which_replicas_are_named_does_not_matter() -> None:
     assert all(torch.equal(run[0].anchor, runs[0][0].anchor) for run in runs)
 
 
-def test_a_plain_outer_step_of_one_replica_is_plain_training() -> None:
-    plan = Plan(inner_steps=4, outer_lr=1.0, outer_momentum=0.0)
-    anchor, _ = only(train(plan, fragments_of("x"), {"a": slope("x")}, steps=11))
-    assert anchor == 4.0 - 11 * 0.25
-
-
-def test_ddp_is_training_on_the_mean_of_the_gradients_bit_for_bit() -> None:
+def test_ddp_is_training_all_parameters_on_the_mean_of_the_gradients_bit_for_bit() -> None:
     targets = {"a": 1.1, "b": -7.3, "c": 0.2}
-    replicas = {peer: bowl(target) for peer, target in targets.items()}
+    replicas = {peer: bowl(target, "x", "y") for peer, target in targets.items()}
     plan = Plan(inner_steps=1, payload="gradient")
-    (state,) = train(plan, fragments_of("x"), replicas, steps=9)
-    expected = torch.full((2,), 4.0)
+    both = [Fragment(0, (TensorSpec("y", (2,)), TensorSpec("x", (2,))))]
+    (state,) = train(plan, both, replicas, steps=9)
+    expected = torch.full((4,), 4.0)
     for _ in range(9):
-        gradients = [expected - torch.full((2,), targets[peer]) for peer in "abc"]
+        gradients = [expected - torch.full((4,), targets[peer]) for peer in "abc"]
         expected = expected - 0.25 * mean_in_order(gradients)
     assert torch.equal(state.anchor, expected)
-    assert torch.equal(state.momentum, torch.zeros(2))
-    assert all(torch.equal(each.parameters["x"], expected) for each in replicas.values())
+    assert torch.equal(state.momentum, torch.zeros(4))
+    assert all(torch.equal(each.parameters["x"], expected[2:]) for each in replicas.values())
 
 
 class Doubling(Bowl):
@@ -165,35 +160,30 @@ def test_in_ddp_no_replica_sees_what_another_does_to_its_gradients() -> None:
         assert each.parameters["x"].tolist() == pytest.approx([1 + 3 * 0.5**4] * 2)
 
 
-def test_ddp_covers_every_parameter() -> None:
-    replicas = {"a": bowl(0.0, "x", "y"), "b": bowl(2.0, "x", "y")}
-    both = [Fragment(0, (TensorSpec("y", (2,)), TensorSpec("x", (2,))))]
-    (state,) = train(Plan(inner_steps=1, payload="gradient"), both, replicas, steps=30)
-    assert state.anchor.tolist() == pytest.approx([1 + 3 * 0.75**30] * 4, rel=1e-5)
-
-
-def test_two_fragments_with_overlap_by_hand() -> None:
-    """H=4, tau=1, 10 steps: x is sent after 2, 6, 10 and y after 4, 8, 10.
-
-    The step taken during the overlap is discarded (alpha 0); the closing round has no overlap.
-    """
-    plan = Plan(inner_steps=4, fragments=2, overlap_steps=1, outer_lr=0.5, outer_momentum=0.5)
-    replicas = {"a": slope("x", "y"), "b": slope("x", "y")}
-    outer = train(plan, fragments_of("x", "y"), replicas, steps=10)
-    steps_learned = {"x": [2, 3, 3], "y": [4, 3, 1]}
-    for state, steps in zip(outer, steps_learned.values(), strict=True):
-        anchor, buffer = nesterov([0.25 * n for n in steps], lr=0.5, momentum=0.5, start=4.0)
-        assert (state.anchor[0].item(), state.momentum[0].item()) == (anchor, buffer)
-
-
-def test_momentum_advances_only_where_a_fragment_was_exchanged() -> None:
-    """x has four rounds, y one and the closing one: each as if it were trained alone."""
-    plan = Plan(inner_steps=6, fragments=3, outer_lr=0.5, outer_momentum=0.5)
-    names = ("x", "y", "z")
-    outer = train(plan, fragments_of(*names), {"a": slope(*names)}, steps=7)
-    steps_learned = {"x": [2, 5], "y": [4, 3], "z": [6, 1]}
-    for state, steps in zip(outer, steps_learned.values(), strict=True):
-        anchor, buffer = nesterov([0.25 * n for n in steps], lr=0.5, momentum=0.5, start=4.0)
+@pytest.mark.parametrize(
+    ("plan", "steps", "steps_learned"),
+    [
+        # H=4, tau=1: x is sent after 2, 6, 10 and y after 4, 8, 10. The step taken during the
+        # overlap is discarded (alpha 0); the closing round has no overlap.
+        (
+            Plan(inner_steps=4, fragments=2, overlap_steps=1, outer_lr=0.5, outer_momentum=0.5),
+            10,
+            {"x": [2, 3, 3], "y": [4, 3, 1]},
+        ),
+        # Momentum advances only where a fragment was exchanged: each as if it were trained alone.
+        (
+            Plan(inner_steps=6, fragments=3, outer_lr=0.5, outer_momentum=0.5),
+            7,
+            {"x": [2, 5], "y": [4, 3], "z": [6, 1]},
+        ),
+    ],
+)
+def test_fragments_by_hand(plan: Plan, steps: int, steps_learned: dict[str, list[int]]) -> None:
+    names = tuple(steps_learned)
+    replicas = {peer: slope(*names) for peer in "ab"}
+    outer = train(plan, fragments_of(*names), replicas, steps)
+    for state, learned in zip(outer, steps_learned.values(), strict=True):
+        anchor, buffer = nesterov([0.25 * n for n in learned], lr=0.5, momentum=0.5, start=4.0)
         assert (state.anchor[0].item(), state.momentum[0].item()) == (anchor, buffer)
 
 
@@ -368,21 +358,16 @@ def stochastic(peers: list[str], **changes: object) -> Tensor:
     return state.anchor
 
 
-def test_stochastic_rounding_repeats_bit_for_bit() -> None:
+def test_the_noise_goes_by_the_names_of_the_peers_and_repeats_bit_for_bit() -> None:
     assert torch.equal(stochastic(["a", "b"]), stochastic(["a", "b"]))
     both = {"reduction_codec": "e3m0", "error_feedback": True}
     assert torch.equal(stochastic(["a", "b"], **both), stochastic(["a", "b"], **both))
-
-
-def test_the_noise_goes_by_the_names_of_the_peers() -> None:
     assert not torch.equal(stochastic(["a", "b"]), stochastic(["a", "c"]))
-    assert torch.equal(
-        stochastic(["a", "b"], rounding="nearest"), stochastic(["a", "c"], rounding="nearest")
-    )
+    nearest = {"rounding": "nearest"}
+    assert torch.equal(stochastic(["a", "b"], **nearest), stochastic(["a", "c"], **nearest))
 
 
-def test_the_noise_of_a_reduction_does_not() -> None:
-    """Whoever reduces, the bytes are the same."""
+def test_the_noise_of_a_reduction_is_the_same_whichever_peer_reduces() -> None:
     changes = {"codec": "fp32", "reduction_codec": "int4"}
     assert torch.equal(stochastic(["a", "b"], **changes), stochastic(["a", "c"], **changes))
     nearest = stochastic(["a", "b"], rounding="nearest", **changes)

@@ -94,17 +94,16 @@ def test_nothing_happens_outside_the_run(schedule: Schedule) -> None:
         assert schedule.sends(step) == ()
 
 
-def test_the_closing_round_takes_the_steps_left_over() -> None:
-    schedule = plan(steps=10)
-    assert send_steps(schedule, 0) == [4, 8, 10]
-    assert schedule.rounds(0) == 3
-    assert schedule.sends(10) == (Due(0, 2),)
-
-
-def test_a_run_that_ends_with_a_period_has_no_round_more() -> None:
-    schedule = plan(steps=8)
-    assert send_steps(schedule, 0) == [4, 8]
-    assert schedule.rounds(0) == 2
+@pytest.mark.parametrize(
+    ("steps", "sent"),
+    [(10, [4, 8, 10]), (8, [4, 8])],
+    ids=["the closing round takes the steps left over", "no round more"],
+)
+def test_how_a_run_ends(steps: int, sent: list[int]) -> None:
+    schedule = plan(steps=steps)
+    assert send_steps(schedule, 0) == sent
+    assert schedule.rounds(0) == len(sent)
+    assert schedule.sends(steps) == (Due(0, len(sent) - 1),)
 
 
 def test_a_run_shorter_than_the_period_syncs_once() -> None:

@@ -34,20 +34,21 @@ def rules(draw: st.DrawFn) -> Rules:
     return Rules(stages=stages, visited=visited, spread=spread, max_jump=11)
 
 
-@given(st.integers(1, 40), rules(), st.integers(0, 100))
-def test_sets_are_allowed_and_meet_the_quota(routes: int, rules: Rules, seed: int) -> None:
-    chosen = even_stage_sets(routes, rules, seed)
-    assert all(stage_refusals(stages, rules) == () for stages in chosen)
-    visits = Counter(stage for stages in chosen for stage in stages)
-    assert tuple(visits[stage] for stage in range(rules.stages)) == stage_quota(routes, rules, seed)
-
-
-@given(st.integers(1, 40), rules(), st.integers(0, 100))
-def test_the_quota_is_even_and_adds_up(routes: int, rules: Rules, seed: int) -> None:
-    first, *others = stage_quota(routes, rules, seed)
+@given(st.integers(1, 40), rules(), st.integers(0, 100), st.booleans())
+def test_sets_are_allowed_and_meet_a_quota_that_is_even(
+    routes: int, rules: Rules, seed: int, shortest_jumps: bool
+) -> None:
+    """The shortest jumps that reach the last stage are enough."""
+    if shortest_jumps and rules.visited > 1:
+        rules = replace(rules, max_jump=-(-(rules.stages - 1) // (rules.shortest - 1)))
+    first, *others = quota = stage_quota(routes, rules, seed)
     assert first == routes
     assert sum(others) == routes * (rules.visited - 1)
     assert not others or max(others) - min(others) <= 1
+    chosen = even_stage_sets(routes, rules, seed)
+    assert all(stage_refusals(stages, rules) == () for stages in chosen)
+    visits = Counter(stage for stages in chosen for stage in stages)
+    assert tuple(visits[stage] for stage in range(rules.stages)) == tuple(quota)
 
 
 @given(st.integers(1, 40), rules())
@@ -57,18 +58,6 @@ def test_over_as_many_seeds_as_stages_every_stage_is_visited_equally_often(
     others = max(1, rules.stages - 1)
     quotas = [stage_quota(routes, rules, seed)[1:] for seed in range(others)]
     assert len({sum(each) for each in zip(*quotas, strict=True)}) <= 1
-
-
-@given(st.integers(1, 40), rules(), st.integers(0, 100))
-def test_the_shortest_jumps_that_reach_the_last_stage_are_enough(
-    routes: int, rules: Rules, seed: int
-) -> None:
-    if rules.visited > 1:
-        rules = replace(rules, max_jump=-(-(rules.stages - 1) // (rules.shortest - 1)))
-    chosen = even_stage_sets(routes, rules, seed)
-    assert all(stage_refusals(stages, rules) == () for stages in chosen)
-    visits = Counter(stage for stages in chosen for stage in stages)
-    assert tuple(visits[stage] for stage in range(rules.stages)) == stage_quota(routes, rules, seed)
 
 
 @pytest.mark.parametrize(("stages", "visited", "spread"), [(6, 4, 1), (8, 5, 2), (12, 8, 1)])
@@ -96,13 +85,15 @@ def test_which_stages_go_together_changes_with_the_seed() -> None:
         assert len(drawn) >= 6
 
 
-def test_a_peer_may_be_visited_as_often_as_it_has_memory() -> None:
-    assert peer_limits(even_pipeline((2, 2), memory=3), (4, 4)) == (3, 3, 3, 3)
-
-
-def test_no_peer_is_visited_more_often_than_its_stage() -> None:
-    assert peer_limits(even_pipeline((1, 2), memory=2**40), (4, 3)) == (4, 3, 3)
-
-
-def test_peers_share_evenly_what_memory_does_not_hold() -> None:
-    assert peer_limits(even_pipeline((1, 2), memory=1), (5, 5)) == (5, 3, 2)
+@pytest.mark.parametrize(
+    ("sizes", "memory", "quota", "limits"),
+    [
+        ((2, 2), 3, (4, 4), (3, 3, 3, 3)),  # as often as it has memory
+        ((1, 2), 2**40, (4, 3), (4, 3, 3)),  # not more often than its stage
+        ((1, 2), 1, (5, 5), (5, 3, 2)),  # evenly what memory does not hold
+    ],
+)
+def test_how_often_a_peer_may_be_visited(
+    sizes: tuple[int, ...], memory: int, quota: tuple[int, ...], limits: tuple[int, ...]
+) -> None:
+    assert peer_limits(even_pipeline(sizes, memory=memory), quota) == limits

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
@@ -23,15 +24,20 @@ from algorithms.skippipe.routing import (
     rules_of,
     stochastic,
 )
+from algorithms.skippipe.search import search_routes
 from algorithms.skippipe.simulator import simulate
 from tests.unit.algorithms.skippipe.pipelines import cases, even_pipeline, whole_waves
 
 Case = tuple[Pipeline, Rules, list[int], int]
 COMPLETE = Rules(stages=3, visited=3)
+EFFORT_S = 0.02
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_every_preset_routes_every_microbatch_the_same_way_each_time(name: str) -> None:
+def test_every_preset_routes_every_microbatch_the_same_way_each_time(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routings, "search_routes", partial(search_routes, effort_s=EFFORT_S))
     pipeline = even_pipeline((2, 3, 2))
     origins = [0, 1, 0, 1]
     routes = PRESETS[name](pipeline, COMPLETE, origins, 7)
@@ -85,10 +91,12 @@ def test_how_much_is_drawn_is_no_matter_of_memory(monkeypatch: pytest.MonkeyPatc
 
 
 @given(cases())
-def test_random_keeps_the_rules_and_even_loads(case: Case) -> None:
+def test_random_keeps_the_rules_and_is_not_below_the_bound(case: Case) -> None:
     pipeline, rules, origins, seed = case
     routes = random(pipeline, rules, origins, seed)
     assert all(stage_refusals(route.stages(pipeline), rules) == () for route in routes)
+    bound_s = lower_bound_s(pipeline, rules, origins)
+    assert simulate(pipeline, routes).iteration_s >= bound_s - 1e-9
 
 
 def test_stochastic_sends_slow_replicas_less() -> None:
@@ -101,17 +109,11 @@ def test_stochastic_sends_slow_replicas_less() -> None:
     assert Counter(routes) == {Route((0, 1)): 2, Route((0, 2)): 8}
 
 
-def test_microbatches_follow_throughput() -> None:
+def test_microbatches_follow_throughput_and_ties_go_to_the_lower_peer() -> None:
     queue = ReplicaQueue({1: 1.0, 2: 3.0})
     assert Counter(queue.choose() for _ in range(40)) == {1: 30, 2: 10}
-
-
-def test_ties_go_to_the_lower_peer() -> None:
     queue = ReplicaQueue({5: 1.0, 2: 1.0, 9: 1.0})
     assert [queue.choose() for _ in range(6)] == [2, 5, 9, 2, 5, 9]
-
-
-EFFORT_S = 0.02
 
 
 @given(whole_waves(), st.sampled_from(sorted(PRESETS)), st.booleans())
@@ -132,18 +134,14 @@ def test_every_routing_is_told_as_it_is_and_not_below_the_bound(
     assert all(0 <= share <= 1 + 1e-9 for share in told.utilization)
 
 
-def test_utilization_is_the_share_of_computing() -> None:
-    """One microbatch on two stages: 2.75 s of stage 0 and 2.5 s of stage 1 in 6.25 s or so."""
-    pipeline = even_pipeline((1, 1))
-    told = predict(pipeline, Rules(stages=2, visited=2), [0], "full")
+def test_utilization_is_the_share_of_computing_and_waves_follow_where_memory_is_short() -> None:
+    """One microbatch on two stages: 2.75 s of stage 0 and 2.5 s of stage 1."""
+    rules = Rules(stages=2, visited=2)
+    told = predict(even_pipeline((1, 1)), rules, [0], "full")
     assert told.iteration_s == 7.25
     assert told.utilization == (2.75 / 7.25, 2.5 / 7.25)
     assert told.of_bound == 1.0
-
-
-def test_waves_follow_one_another_where_memory_is_short() -> None:
-    pipeline = even_pipeline((1, 1), memory=1)
-    told = predict(pipeline, Rules(stages=2, visited=2), [0] * 4, "full")
+    told = predict(even_pipeline((1, 1), memory=1), rules, [0] * 4, "full")
     assert told.iteration_s == 4 * 7.25
     assert told.timeline.peak == (1, 1)
 
