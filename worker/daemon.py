@@ -284,7 +284,7 @@ class Worker:
         live = self._io.ask(lambda: [member.address for member in gossip.others if member.live])
         joins = (*dict.fromkeys((*live, *node.joins)),)
         moved = replace(node, stage=move.stage, joins=joins, min_peers=None)
-        return replace(self._options, node=moved, resume=False, rebuilds=move.bare)
+        return replace(self._options, node=moved, resume=False, rebuilds=move.orphaned)
 
     def _enrich(self, event: dict[str, object]) -> None:
         event.setdefault("peer", self._options.node.peer)

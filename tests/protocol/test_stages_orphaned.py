@@ -72,7 +72,7 @@ def test_one_peer_moves_to_a_stage_whose_last_replica_is_gone(leaves: bool) -> N
                 swarm.kill("1a")
             await swarm.until(lambda: bool(moved(swarm)), TOLD_S)
             await swarm.sleep(3.0)
-            assert moved(swarm) == {"2b": StageMove(1, bare=True)}
+            assert moved(swarm) == {"2b": StageMove(1, orphaned=True)}
             (event,) = swarm["2b"].of_kind("moves")
             assert (event["stage"], event["to"]) == (2, 1)
 

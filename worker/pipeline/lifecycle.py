@@ -70,11 +70,11 @@ class StageLifecycle:
         while not (weights := neighbour_weights(stage, self._members())):
             if interrupted() or time.monotonic() > deadline:
                 break
-            time.sleep(_POLL_S)  # gossip has not told of the neighbours yet
+            time.sleep(_POLL_S)  # gossip does not know of the neighbours yet
         anchors = self._fetched(weights)
         weights = weights_of(anchors, weights)
         if not weights:
-            text = f"stage {stage} begins anew: its neighbours cannot be fetched"
+            text = f"stage {stage} begins afresh: its neighbours cannot be fetched"
             self._log(new_event("warning", text=text))
             return
         made = rebuilt_stage(self._task, self._config, stage, anchors, weights)

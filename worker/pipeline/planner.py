@@ -60,7 +60,7 @@ class NetworkSnapshot:
 
 
 def snapshot_name(members: Iterable[Member]) -> int:
-    """A hash of who serves what, and of what each has measured."""
+    """A hash of which peer serves what, and of what each has measured."""
     digest = xxhash.xxh3_64()
     for each in sorted(filter(serves, members), key=lambda member: member.peer):
         digest.update(f"{each.peer}/{each.epoch}/{each.stage}/{len(each.profile)}/".encode())
@@ -135,15 +135,15 @@ def links_document(snapshot: NetworkSnapshot, config: StagesConfig) -> dict[str,
 
 
 def _known_latency_s(peers: Sequence[str], profiles: Sequence[Profile]) -> Floats:
-    """(P, P), NaN where nothing is told. Both ends measure, and the shorter time is the link's."""
-    told = np.array([[p.latency_s.get(peer, math.nan) for peer in peers] for p in profiles])
-    latency_s: Floats = np.fmin(told, told.T)
+    """(P, P), NaN where nothing is known. Both ends measure; the shorter time is the link's."""
+    known = np.array([[p.latency_s.get(peer, math.nan) for peer in peers] for p in profiles])
+    latency_s: Floats = np.fmin(known, known.T)
     np.fill_diagonal(latency_s, math.nan)
     return latency_s
 
 
 def _known_rate(peers: Sequence[str], profiles: Sequence[Profile]) -> Floats:
-    """(P, P) in bytes/s, NaN where the sender has told nothing."""
+    """(P, P) in bytes/s, NaN where the sender has measured nothing."""
     rate = np.array(
         [[each.rate_bytes_per_s.get(peer) or math.nan for peer in peers] for each in profiles]
     )
@@ -162,9 +162,9 @@ def _filled(seconds: Sequence[float], usual_s: float) -> list[float]:
     return [s or usual_s for s in seconds]
 
 
-def _without_gaps(told: Floats, usual: float) -> Floats:
-    gaps = np.isnan(told)
-    return np.where(gaps, usual if gaps.all() else np.median(told[~gaps]), told)
+def _without_gaps(known: Floats, usual: float) -> Floats:
+    gaps = np.isnan(known)
+    return np.where(gaps, usual if gaps.all() else np.median(known[~gaps]), known)
 
 
 def _plain(matrix: Floats) -> list[list[float | None]]:
@@ -245,7 +245,7 @@ class RoutePlanner:
             await asyncio.gather(self._searching, return_exceptions=True)
 
     def _current(self) -> NetworkSnapshot | None:
-        """What was told last; None while no replica of stage 0 is there."""
+        """Of the latest profiles; None while no replica of stage 0 is there."""
         name = self.name
         if self._snapshot is None or self._snapshot.name != name:
             self._snapshot = snapshot_of(self._context.serving())

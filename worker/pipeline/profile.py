@@ -274,13 +274,13 @@ class LinkProber:
         return max(again_s, self._failed.get(member.peer, -math.inf) + _RETRY_S)
 
 
-def _differs(told: Profile, now: Profile) -> bool:
+def _differs(before: Profile, now: Profile) -> bool:
     pairs = [
-        *((told.latency_s.get(p, 0.0), s) for p, s in now.latency_s.items() if s > 1e-3),
-        *((told.rate_bytes_per_s.get(p, 0.0), r) for p, r in now.rate_bytes_per_s.items()),
-        *((getattr(told, n), getattr(now, n)) for n in _TIMES),
-        (told.activation_bytes, now.activation_bytes),
-        (told.memory, now.memory),
+        *((before.latency_s.get(p, 0.0), s) for p, s in now.latency_s.items() if s > 1e-3),
+        *((before.rate_bytes_per_s.get(p, 0.0), r) for p, r in now.rate_bytes_per_s.items()),
+        *((getattr(before, n), getattr(now, n)) for n in _TIMES),
+        (before.activation_bytes, now.activation_bytes),
+        (before.memory, now.memory),
     ]
     return any(max(a, b) > _CHANGE * min(a, b) for a, b in pairs if max(a, b) > 0)
 

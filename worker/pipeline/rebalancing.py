@@ -46,9 +46,6 @@ _ENOUGH = 0.5  # of the links, measured, to choose by them
 _NEAR_S = 0.01  # hops that take less count alike: such figures tell of machines, not of links
 
 
-# --------------------------------------------------------------------------------- a newcomer
-
-
 def stage_to_serve(address: str, stages: StagesConfig, proxy: str | None = None) -> int:
     """Asks a peer, or by way of a coordinator one, who serves what. Raises PeersUnreachable."""
     try:
@@ -96,8 +93,8 @@ async def members_at(transport: Transport, address: str) -> Sequence[object]:
             there = [m for m in members if isinstance(m, Mapping) and m.get("health") == "alive"]
             for member in there[:_MOST_ASKED]:
                 with suppress(TransportError, wire.WireError):
-                    if told := _listed(await _status(transport, str(member.get("address")))):
-                        return told
+                    if known := _listed(await _status(transport, str(member.get("address")))):
+                        return known
         return members
     finally:
         await transport.close()
@@ -112,9 +109,6 @@ async def _status(transport: Transport, address: str) -> object:
     request = pb.StatusRequest().SerializeToString()
     raw = await transport.call(address, "Control/Status", request, _ASK_S)
     return wire.unpack_document(wire.parse(pb.StatusReply, raw).document, STATUS_BYTES)
-
-
-# ------------------------------------------------------------------- stages without a replica
 
 
 def served_stages(members: Sequence[Member]) -> set[int]:
@@ -147,9 +141,6 @@ class OrphanedStages:
     def ends(self, now: float) -> bool:
         """Whether stage 0 has been gone for so long, as of the last tick, that the run is over."""
         return now - self._since.get(0, now) >= _END_S
-
-
-# ---------------------------------------------------------------------------------- who moves
 
 
 @dataclass(frozen=True)
@@ -314,7 +305,7 @@ class Rebalancer:
         self._turns = turns
         for stage, turn in turns.items():
             if turn.mover == self._me and now - turn.since >= _PATIENCE_S:
-                return StageMove(stage, bare=True)
+                return StageMove(stage, orphaned=True)
         stable = len(training) == len(live) and all(m.health is Health.ALIVE for m in live)
         return self._even_out(choice.even if stable and not orphaned else None, now)
 
@@ -338,5 +329,5 @@ class Rebalancer:
         if self._even is None or self._even.mover != mover:
             self._even = _Turn(mover, now)
         if mover == self._me and now - self._even.since >= _EVEN_S:
-            return StageMove(stage, bare=False)
+            return StageMove(stage, orphaned=False)
         return None

@@ -192,10 +192,10 @@ class AllStarted:
 
 @dataclass(frozen=True)
 class StageMove:
-    """Leave this stage, and serve that one; `bare`: nobody does, so it has to be rebuilt."""
+    """Leave this stage, and serve that one; `orphaned`: nobody does, so it has to be rebuilt."""
 
     stage: int
-    bare: bool
+    orphaned: bool
 
 
 @dataclass(frozen=True)

@@ -117,7 +117,7 @@ def edges(peers: int, near: list[tuple[int, int]]) -> np.ndarray:
 
 
 def test_a_bare_stage_gets_the_peer_that_is_near_its_neighbours() -> None:
-    """Stage 1 is bare between 0, where peer 0 is, and 2, which peers 1 and 2 share; 3 is peer 3."""
+    """Stage 1 is orphaned. Peer 0 serves stage 0, peers 1 and 2 serve 2, peer 3 serves 3."""
     stages = ((0,), (), (1, 2), (3,))
     for near, expected in (([(0, 1), (2, 3)], 1), ([(0, 2), (1, 3)], 2)):
         edge_s = edges(4, near)

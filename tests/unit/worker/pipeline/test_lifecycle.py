@@ -1,5 +1,5 @@
-"""A stage is made from whichever of its neighbours can be fetched; else it begins anew. In the end
-one replica of stage 0 puts the whole model together, also where another was stopped meanwhile."""
+"""A stage is rebuilt from the neighbours that can be fetched; else it begins afresh. In the end one
+replica of stage 0 puts the whole model together, also where another was stopped meanwhile."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
@@ -138,11 +138,11 @@ def test_a_rebuilt_stage_learns_faster(
     assert made_from([0, 2], monkeypatch, plan).lr == pytest.approx(lr)
 
 
-def test_begins_anew_where_no_neighbour_came(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_begins_afresh_where_no_neighbour_came(monkeypatch: pytest.MonkeyPatch) -> None:
     made = made_from([], monkeypatch)
     assert made.lr == 1
     assert [event["event"] for event in made.events] == ["warning"]
-    assert "begins anew" in made.events[0]["text"]
+    assert "begins afresh" in made.events[0]["text"]
     assert not made.anchors
     for name, values in made.parameters.items():
         assert torch.equal(values, made.before[name])

@@ -64,7 +64,7 @@ def movers(members: list[Member], *times: float) -> dict[str, StageMove]:
 def test_one_peer_moves_to_an_orphaned_stage_once_it_has_been_so_for_a_while(gone: Member) -> None:
     members = [member("0a"), gone, member("2a"), member("2b")]
     assert movers(members, 0.0, 1.9) == {}
-    assert movers(members, 0.0, 2.0) == {"2b": StageMove(1, bare=True)}
+    assert movers(members, 0.0, 2.0) == {"2b": StageMove(1, orphaned=True)}
 
 
 def test_a_stage_that_has_ended_its_run_is_not_orphaned() -> None:
@@ -103,8 +103,8 @@ def test_two_orphaned_stages_get_one_peer_each() -> None:
         member("2a", Health.DEAD),
     ]
     assert movers(members, 0.0, 2.0) == {
-        "0c": StageMove(1, bare=True),
-        "0b": StageMove(2, bare=True),
+        "0c": StageMove(1, orphaned=True),
+        "0b": StageMove(2, orphaned=True),
     }
 
 
@@ -115,7 +115,7 @@ def test_a_stage_that_is_served_in_between_is_orphaned_again() -> None:
     assert rebalancer.tick(orphaned, 0.0) is None
     assert rebalancer.tick(served, 1.0) is None
     assert rebalancer.tick(orphaned, 2.0) is None
-    assert rebalancer.tick(orphaned, 4.0) == StageMove(1, bare=True)
+    assert rebalancer.tick(orphaned, 4.0) == StageMove(1, orphaned=True)
 
 
 def test_who_does_not_go_in_its_turn_is_passed_over_for_another() -> None:
@@ -125,7 +125,7 @@ def test_who_does_not_go_in_its_turn_is_passed_over_for_another() -> None:
     frozen = [*members[:-1], member("2b", Health.DEAD)]
     assert rebalancer.tick(frozen, 10.0) is None
     assert rebalancer.tick(frozen, 20.5) is None
-    assert rebalancer.tick(frozen, 23.0) == StageMove(1, bare=True)
+    assert rebalancer.tick(frozen, 23.0) == StageMove(1, orphaned=True)
 
 
 def test_one_peer_leaves_a_fast_stage_for_a_slow_one() -> None:
@@ -133,7 +133,7 @@ def test_one_peer_leaves_a_fast_stage_for_a_slow_one() -> None:
     members = [member("0a"), member("1a", visit_s=0.4), *numbered]
     assert movers(members, 0.0, 19.0) == {}
     found = movers(members, 0.0, 20.0)
-    assert list(found.values()) == [StageMove(1, bare=False)]
+    assert list(found.values()) == [StageMove(1, orphaned=False)]
     assert movers([*members[:-1], member("2c", Health.SUSPECT, visit_s=0.1)], 0.0, 20.0) == {}
 
 
@@ -157,7 +157,7 @@ def test_who_is_to_move_is_so_by_two_choices() -> None:
     assert rebalancer.tick(later, 1.0) is None
     assert rebalancer.tick(later, 2.5) is None  # from here on it is this peer's
     assert rebalancer.tick(later, 4.4) is None
-    assert rebalancer.tick(later, 4.5) == StageMove(1, bare=True)
+    assert rebalancer.tick(later, 4.5) == StageMove(1, orphaned=True)
     assert {peer: to.stage for peer, to in movers(first, 0.0, 2.0).items()} == {"2a": 1}
 
 
