@@ -1,12 +1,14 @@
-"""What a node is made of: the protocol of its components, and the process around them."""
+"""What a node is made of: the protocols of its components, its settings, the process around it."""
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
+from worker.catchup.bootstrap import JoinConfig
 from worker.exchange.context import Offload
 from worker.exchange.types import View
+from worker.pipeline.context import StageCounts
 from worker.training.inbox import Begin
 
 
@@ -34,6 +36,24 @@ class Rounds(Component, Protocol):
     def give_up(self, fragment: int, reason: str) -> None:
         """Ends the fragment's round on its way, if there is one, as failed."""
         ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeConfig(JoinConfig):
+    """Args:
+    peer: this peer's name; advertise: the address others reach it at, None for the bound one.
+    coordinator: address, or None.
+    stage: which part of the model this peer serves.
+    stage_counts: they go on where a peer moves to another stage.
+    epoch: tells this process from earlier ones of the peer; None for the ms from 1970 to its start.
+    """
+
+    peer: str
+    advertise: str | None = None
+    coordinator: str | None = None
+    stage: int = 0
+    stage_counts: StageCounts = field(default_factory=StageCounts)
+    epoch: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,13 +21,13 @@ from protos.events import new_event
 from protos.exit_codes import ExitCode
 from protos.manifest import first_difference
 from worker.catchup.start import all_agree
-from worker.component import Environment
+from worker.component import Environment, NodeConfig
 from worker.config import Config, task_of
 from worker.errors import CheckpointError, MurmurError
 from worker.folder import Announce, EventLog, alone_in
 from worker.iothread import IOThread
 from worker.manifest import Manifest
-from worker.node import Node, NodeConfig
+from worker.node import Node
 from worker.pipeline.lifecycle import StageLifecycle
 from worker.pipeline.part import fragments_of, part_of
 from worker.tasks import Cursor

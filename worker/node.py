@@ -9,14 +9,14 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Container, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from algorithms.codecs import codec_by_name
 from protos import murmuration_pb2 as pb
 from worker import wire
-from worker.catchup.bootstrap import Bootstrap, JoinConfig
+from worker.catchup.bootstrap import Bootstrap
 from worker.catchup.state_transfer import serve_states
-from worker.component import Component, Environment, Rounds
+from worker.component import Component, Environment, NodeConfig, Rounds
 from worker.config import Config
 from worker.exchange.allreduce.contributor_io import ContributorIO
 from worker.exchange.allreduce.final_average_io import FinalAverageIO
@@ -29,7 +29,7 @@ from worker.manifest import Manifest
 from worker.membership import Digest, Measured, Member, Membership, Phase, Updated
 from worker.membership.coordinator_client import CoordinatorClient
 from worker.membership.io import GossipService
-from worker.pipeline.context import StageContext, StageCounts
+from worker.pipeline.context import StageContext
 from worker.pipeline.node import StageNode
 from worker.pipeline.rebalancing import StageExchange
 from worker.status import LagMonitor, status_document
@@ -50,24 +50,6 @@ from worker.transport import Stream, Transport, TransportError
 
 _MEMBERSHIP_TICK_S = 0.1
 _ROUNDS_TICK_S = 0.05
-
-
-@dataclass(frozen=True, kw_only=True)
-class NodeConfig(JoinConfig):
-    """Args:
-    peer: this peer's name; advertise: the address others reach it at, None for the bound one.
-    coordinator: address, or None.
-    stage: which part of the model this peer serves.
-    stage_counts: they go on where a peer moves to another stage.
-    epoch: tells this process from earlier ones of the peer; None for the ms from 1970 to its start.
-    """
-
-    peer: str
-    advertise: str | None = None
-    coordinator: str | None = None
-    stage: int = 0
-    stage_counts: StageCounts = field(default_factory=StageCounts)
-    epoch: int | None = None
 
 
 class Node:
@@ -169,7 +151,7 @@ class Node:
             means = replace(means, plan=means.plan.consensus_plan)
             mean_rounds = FinalAverageIO
         self._reducer = ReducerIO(means)
-        self._means: Rounds = mean_rounds(means, self._reducer, self, self)
+        self._means: Rounds = mean_rounds(means, self._reducer, gossip, self)
         self._own_rounds: Rounds = self._pairs or self._means
         self._streams["Data/Exchange"] = self._reducer.serve
         self._components += [self._reducer, self._means, *([self._pairs] if self._pairs else [])]
@@ -327,17 +309,6 @@ class Node:
         """A small call was answered."""
         if self.stages is not None:
             self.stages.context.measurements.round_trip(peer, seconds)
-
-    def open(self, peer: str, method: str) -> Stream:
-        """A stream to a peer. Raises TransportError: no address is known."""
-        address = self.gossip.address_of(peer)
-        if address is None:
-            raise TransportError("no address known")
-        return self.transport.open(address, method)
-
-    def suspect(self, peer: str) -> None:
-        """A stream to the peer broke: membership probes it."""
-        self.gossip.suspect(peer)
 
     def finished(self, result: RoundDone | RoundFailed) -> None:
         """A round of this peer has ended."""

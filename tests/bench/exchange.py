@@ -23,12 +23,12 @@ import torch
 from algorithms.fragment_state import FragmentState
 from algorithms.plan import PRESETS
 from tests.support.workers import free_addresses
-from worker.component import Environment
+from worker.component import Environment, NodeConfig
 from worker.config import Config, RunConfig
 from worker.iothread import IOThread
 from worker.manifest import Manifest
 from worker.membership import Phase
-from worker.node import Node, NodeConfig
+from worker.node import Node
 from worker.training.inbox import (
     Begin,
     Mailbox,

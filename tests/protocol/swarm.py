@@ -19,8 +19,8 @@ from tests.protocol.train_side import TrainSide
 from tests.protocol.virtual_time import Stalled, VirtualLoop, in_peer
 from tests.support.head_starts import AnchorPrefetch
 from worker.catchup.start import all_agree
-from worker.component import Environment
-from worker.node import Node, NodeConfig
+from worker.component import Environment, NodeConfig
+from worker.node import Node
 from worker.status import LagMonitor
 from worker.training.inbox import Stop
 from worker.training.loop import Trainer

@@ -234,9 +234,9 @@ def _run(
 ) -> int:
     import torch
 
+    from worker.component import NodeConfig
     from worker.daemon import WorkerOptions, run_worker
     from worker.folder import print_line
-    from worker.node import NodeConfig
 
     if flags.threads is not None:
         torch.set_num_threads(flags.threads)

@@ -31,7 +31,7 @@ from worker.membership import (
     ViewChanged,
     with_progress,
 )
-from worker.transport import Transport, TransportError
+from worker.transport import Stream, Transport, TransportError
 
 _JOIN_S = 2.0
 _LEAVE_S = 1.0
@@ -107,6 +107,12 @@ class GossipService:
 
     def address_of(self, peer: str) -> str | None:
         return self._membership.address(peer)
+
+    def open(self, peer: str, method: str) -> Stream:
+        """A stream to a peer. Raises TransportError: no address is known."""
+        if (address := self.address_of(peer)) is None:
+            raise TransportError("no address known")
+        return self._transport.open(address, method)
 
     def suspect(self, peer: str) -> None:
         """A stream to the peer broke: it is probed now."""

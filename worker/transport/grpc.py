@@ -1,6 +1,7 @@
 """The transport over gRPC: one server, and per peer one channel for control and one for data.
 
-Messages are bytes here; `protos/murmuration.proto` says what they are. The settings were measured:
+Messages are bytes here; `protos/murmuration.proto` says what they are. Health checks of gRPC are
+answered too. The settings were measured:
 without BDP probing and a large look-ahead one stream over a 100 ms link stays at a
 tenth of what it can carry, and without keepalive a dead link is noticed after many minutes.
 """
@@ -11,6 +12,7 @@ from collections.abc import Callable
 
 import grpc
 from grpc import aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from worker.transport.base import (
     CONTROL_METHODS,
@@ -76,6 +78,8 @@ class GrpcTransport:
     async def listen(self, handler: Handler) -> str:
         server = aio.server(options=_SERVER_OPTIONS)
         server.add_generic_rpc_handlers((_Router(handler, self._traffic),))
+        checks = health.aio.HealthServicer()  # type: ignore[attr-defined]  # not in its stubs
+        health_pb2_grpc.add_HealthServicer_to_server(checks, server)
         host = self._listen_address.rpartition(":")[0]
         try:
             port = server.add_insecure_port(self._listen_address)
@@ -87,6 +91,7 @@ class GrpcTransport:
                 "this machine's; choose another with --listen HOST:PORT (port 0 takes a free one)"
             )
         await server.start()
+        await checks.set("", health_pb2.HealthCheckResponse.SERVING)
         self._server = server
         return f"{host}:{port}"
 

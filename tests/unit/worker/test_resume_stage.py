@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from worker.component import NodeConfig
 from worker.config import load_config
 from worker.daemon import WorkerOptions, run_worker
 from worker.errors import CheckpointError
 from worker.manifest import Manifest
-from worker.node import NodeConfig
 from worker.pipeline.part import part_of
 from worker.tasks import load_task
 from worker.training import checkpoint

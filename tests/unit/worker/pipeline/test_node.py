@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from tests.protocol.stage_swarm import StagedProblem
 from tests.protocol.swarm import inline
-from worker.component import Environment
-from worker.node import Node, NodeConfig
+from worker.component import Environment, NodeConfig
+from worker.node import Node
 from worker.pipeline.node import StageNode
 from worker.training.inbox import Mailbox
 from worker.transport.memory import MemoryNetwork, MemoryTransport

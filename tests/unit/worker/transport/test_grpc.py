@@ -3,6 +3,8 @@
 import asyncio
 
 import pytest
+from grpc import aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from worker.transport import Stream, TransportError
 from worker.transport.grpc import GrpcTransport
@@ -55,3 +57,17 @@ def test_to_send_on_a_stream_that_has_ended_meanwhile_is_a_broken_stream() -> No
             await server.close()
 
     asyncio.run(scenario())
+
+
+def test_probes_learn_that_it_serves() -> None:
+    async def scenario() -> int:
+        transport = GrpcTransport("127.0.0.1:0")
+        address = await transport.listen(Ends())
+        try:
+            async with aio.insecure_channel(address) as channel:
+                stub = health_pb2_grpc.HealthStub(channel)
+                return (await stub.Check(health_pb2.HealthCheckRequest(), timeout=10)).status
+        finally:
+            await transport.close()
+
+    assert asyncio.run(scenario()) == health_pb2.HealthCheckResponse.SERVING
