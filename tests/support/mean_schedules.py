@@ -10,7 +10,7 @@ from torch import Tensor
 
 from algorithms.diloco import mean_in_order
 from algorithms.link import Link
-from worker.exchange.allreduce import events as said
+from worker.exchange.allreduce import events
 from worker.exchange.allreduce.contributor import Contributor
 from worker.exchange.types import RoundConfig, ShardKey
 from worker.simulation.allreduce import SimulatedReduction
@@ -103,18 +103,18 @@ class WatchedMeanPeer(MeanPeer):
         self.record.versions[self.me].append(version)
         super().commit(version, contributors, group)
 
-    def do_as_contributor(self, action: said.ContributorAction) -> None:
-        self._opened += isinstance(action, said.OpenTry)
+    def do_as_contributor(self, action: events.ContributorAction) -> None:
+        self._opened += isinstance(action, events.OpenTry)
         super().do_as_contributor(action)
 
-    def do_as_reducer(self, action: said.ReducerAction) -> None:
+    def do_as_reducer(self, action: events.ReducerAction) -> None:
         super().do_as_reducer(action)
         closes = self.record.closes
-        if isinstance(action, said.ComputeShard):
+        if isinstance(action, events.ComputeShard):
             group = self.reducer.group(action.key)
             assert group is not None, "a shard closes when its group is known"
             closes.append(Close(self.me, action.key, group, self._candidates[action.key]))
-        elif isinstance(action, said.KeepReduction):
+        elif isinstance(action, events.KeepReduction):
             kept = self._reductions[action.key]
             self.record.kept += (c for c in closes if c.closer == self.me and c.reduction is kept)
 

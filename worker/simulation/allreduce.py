@@ -19,7 +19,7 @@ from algorithms.codecs import codec_by_name
 from algorithms.diloco import mean_in_order
 from algorithms.fragments import shard_bounds
 from algorithms.grouping import reducer_orders
-from worker.exchange.allreduce import events as said
+from worker.exchange.allreduce import events
 from worker.exchange.allreduce.contributor import Contributor, OwnRound
 from worker.exchange.allreduce.dialogue import ContributionHeader, ReductionHeader, ShardRange
 from worker.exchange.allreduce.reducer import Reducer
@@ -151,7 +151,7 @@ class MeanRounds(Peer):
 
     def advanced(self, version: int, group: Group) -> None:
         """This peer's own state is at that version. The others know at once."""
-        self._reduce(said.Advanced(0, version, group))
+        self._reduce(events.Advanced(0, version, group))
         for other in self._rounds:
             if other is not self and other.reducer.has_open:
                 self.swarm.act(other.number, other.tick)
@@ -165,13 +165,13 @@ class MeanRounds(Peer):
 
     def broken(self, stream: Stream) -> None:
         if stream.caller != self.number:
-            self._reduce(said.ContributorGone(stream.number))
+            self._reduce(events.ContributorGone(stream.number))
             return
         for link in [link for link in self._links.values() if link.stream is stream]:
-            broken = said.TryBroken(link.key.shard, link.attempt, "a stream broke")
+            broken = events.TryBroken(link.key.shard, link.attempt, "a stream broke")
             self.told(link, broken)
 
-    def offered(self, link: _Link, event: said.ContributionOffered | said.OwnOffered) -> None:
+    def offered(self, link: _Link, event: events.ContributionOffered | events.OwnOffered) -> None:
         """A contributor has come."""
         self._served[link.number] = link
         self._reduce(event)
@@ -182,30 +182,30 @@ class MeanRounds(Peer):
         if link.is_read:
             kept, link.unread_bytes = link.unread_bytes, 0
             kept = kept if self.reducer.takes(link.number) else 0
-            self._reduce(said.ContributionBytes(link.number, kept))
+            self._reduce(events.ContributionBytes(link.number, kept))
 
-    def told(self, link: _Link, event: said.ContributorEvent) -> None:
+    def told(self, link: _Link, event: events.ContributorEvent) -> None:
         """Something has happened to one of this peer's tries."""
         if self._links.get((link.key.shard, link.attempt)) is link:
             self._contribute(event)
 
     # ---------------------------------------------------------------------------------- machines
 
-    def _contribute(self, event: said.ContributorEvent) -> None:
+    def _contribute(self, event: events.ContributorEvent) -> None:
         self._handle(partial(self._contribute_now, self.contributor, event))
 
-    def _contribute_now(self, machine: Contributor | None, event: said.ContributorEvent) -> None:
+    def _contribute_now(self, machine: Contributor | None, event: events.ContributorEvent) -> None:
         if machine is not None and machine is self.contributor:
             for action in machine.handle(event, self.now):
                 self.do_as_contributor(action)
 
-    def _reduce(self, event: said.ReducerEvent) -> None:
+    def _reduce(self, event: events.ReducerEvent) -> None:
         self._handle(partial(self._reduce_now, event))
 
-    def _reduce_now(self, event: said.ReducerEvent) -> None:
+    def _reduce_now(self, event: events.ReducerEvent) -> None:
         for action in self.reducer.handle(event, self.now):
             self.do_as_reducer(action)
-        if isinstance(event, said.ContributorGone):
+        if isinstance(event, events.ContributorGone):
             self._served.pop(event.stream, None)
 
     def _handle(self, act: Act) -> None:
@@ -232,21 +232,21 @@ class MeanRounds(Peer):
 
     # -------------------------------------------------------------------------- contributing side
 
-    def do_as_contributor(self, action: said.ContributorAction) -> None:
+    def do_as_contributor(self, action: events.ContributorAction) -> None:
         """Carries out what the contributor says."""
         match action:
-            case said.OpenTry(peer, attempt, header):
+            case events.OpenTry(peer, attempt, header):
                 self._open(self._rounds[int(peer[1:])], attempt, header)
-            case said.SendContribution(key, attempt, offset):
+            case events.SendContribution(key, attempt, offset):
                 self._send(self._links[key.shard, attempt], offset)
-            case said.DecodeReduction(key, attempt):
-                self._contribute(said.ReductionDecoded(key.shard, attempt))
-            case said.UseReduction(key, attempt):
+            case events.DecodeReduction(key, attempt):
+                self._contribute(events.ReductionDecoded(key.shard, attempt))
+            case events.UseReduction(key, attempt):
                 reduction = self._links[key.shard, attempt].reduction
                 assert reduction is not None, "a reduction is used when it is here"
                 self.got[key.shard] = self._candidates[key] = reduction
-                self._reduce(said.ReductionLearned(key))
-            case said.EndTry(key, attempt):
+                self._reduce(events.ReductionLearned(key))
+            case events.EndTry(key, attempt):
                 self._close(self._links.pop((key.shard, attempt)))
             case Succeeded():
                 self.ended("")
@@ -258,16 +258,16 @@ class MeanRounds(Peer):
         self._links[header.key.shard, attempt] = link
         if peer is self:
             link.number = next(self._own_numbers)
-            own = said.OwnOffered(link.number, header.key, self._group, header.hash, 1)
+            own = events.OwnOffered(link.number, header.key, self._group, header.hash, 1)
             self.later(0.0, lambda: self.offered(link, own))
             return
         link.stream = stream = self.swarm.network.open(self.number, peer.number, attempt)
         link.number = stream.number
-        offered = said.ContributionOffered(link.number, header)
+        offered = events.ContributionOffered(link.number, header)
         stream.send(self.number, lambda: peer.offered(link, offered))
 
     def _send(self, link: _Link, offset: int) -> None:
-        sent = said.ContributionSent(link.key.shard, link.attempt)
+        sent = events.ContributionSent(link.key.shard, link.attempt)
         assert link.stream is not None, "this peer sends nothing to itself"
         reducer = self._rounds[link.stream.callee]
         size = self.layout.shards(0, self._group)[link.key.shard].contribution_bytes - offset
@@ -283,7 +283,7 @@ class MeanRounds(Peer):
 
     def _close(self, link: _Link) -> None:
         if link.stream is None:
-            self._reduce(said.ContributorGone(link.number))
+            self._reduce(events.ContributorGone(link.number))
         elif link.answered:
             link.stream.close()
         else:
@@ -291,41 +291,41 @@ class MeanRounds(Peer):
 
     # ------------------------------------------------------------------------------ reducing side
 
-    def do_as_reducer(self, action: said.ReducerAction) -> None:
+    def do_as_reducer(self, action: events.ReducerAction) -> None:
         """Carries out what the reducer says."""
         match action:
-            case said.TakeContribution(number, key, peer):
+            case events.TakeContribution(number, key, peer):
                 link = self._contributions[key][peer] = self._served[number]
                 link.is_read = True
                 if link.unread_bytes:
                     self.came(link, 0)
-            case said.VerifyContribution(number):
-                self._reduce(said.ContributionVerified(number))
-            case said.ComputeShard():
+            case events.VerifyContribution(number):
+                self._reduce(events.ContributionVerified(number))
+            case events.ComputeShard():
                 self._compute(action)
-            case said.KeepReduction(key):
+            case events.KeepReduction(key):
                 self._reductions[key] = self._candidates[key]
-            case said.ForgetContributions(key):
+            case events.ForgetContributions(key):
                 self._contributions.pop(key, None)
-            case said.ForgetShard(key):
+            case events.ForgetShard(key):
                 self._contributions.pop(key, None)
                 self._reductions.pop(key, None)
-            case said.AnswerStream(number, key, offset):
+            case events.AnswerStream(number, key, offset):
                 self._answer(self._served.pop(number), self._reductions[key], offset)
-            case said.AskToResume(number, offset):
+            case events.AskToResume(number, offset):
                 link = self._served[number]
-                resumed = said.ContributionResumed(link.key.shard, link.attempt, offset)
+                resumed = events.ContributionResumed(link.key.shard, link.attempt, offset)
                 self._say(link, resumed)
-            case said.RedirectStream(number, peer):
+            case events.RedirectStream(number, peer):
                 link = self._served.pop(number)
-                redirected = said.ContributionRedirected(link.key.shard, link.attempt, peer)
+                redirected = events.ContributionRedirected(link.key.shard, link.attempt, peer)
                 self._say(link, redirected, last=True)
-            case said.RefuseStream(number, kind, reason):
+            case events.RefuseStream(number, kind, reason):
                 link = self._served.pop(number)
-                refused = said.ContributionRefused(link.key.shard, link.attempt, kind, reason)
+                refused = events.ContributionRefused(link.key.shard, link.attempt, kind, reason)
                 self._say(link, refused, last=True)
 
-    def _compute(self, action: said.ComputeShard) -> None:
+    def _compute(self, action: events.ComputeShard) -> None:
         links = [self._contributions[action.key][peer] for peer in action.contributors]
         mean = mean_in_order(link.values for link in links)
         header = ReductionHeader(
@@ -338,18 +338,18 @@ class MeanRounds(Peer):
         )
         inputs = tuple(link.tried for link in links)
         self._candidates[action.key] = SimulatedReduction(header, mean, inputs)
-        self._reduce(said.ShardComputed(action.key, action.attempt))
+        self._reduce(events.ShardComputed(action.key, action.attempt))
 
     def _answer(self, link: _Link, reduction: SimulatedReduction, offset: int) -> None:
         link.reduction, shard, attempt = reduction, link.key.shard, link.attempt
         header, size = reduction.header, reduction.header.total_bytes - offset
         here = link.stream is None
-        begun = said.ReductionBegun(shard, attempt, header, whole=here)
+        begun = events.ReductionBegun(shard, attempt, header, whole=here)
         self._say(link, begun, last=here or not size)
         if link.stream is not None and size:
 
             def came(bytes_: float) -> None:
-                link.contributor.told(link, said.ReductionBytes(shard, attempt, int(bytes_)))
+                link.contributor.told(link, events.ReductionBytes(shard, attempt, int(bytes_)))
 
             def arrived() -> None:
                 link.answered = True
@@ -357,12 +357,12 @@ class MeanRounds(Peer):
 
             link.stream.send(self.number, arrived, size, came)
 
-    def _say(self, link: _Link, event: said.ContributorEvent, *, last: bool = False) -> None:
-        def said_() -> None:
+    def _say(self, link: _Link, event: events.ContributorEvent, *, last: bool = False) -> None:
+        def deliver() -> None:
             link.answered |= last
             link.contributor.told(link, event)
 
         if link.stream is None:
-            self.later(0.0, said_)
+            self.later(0.0, deliver)
         else:
-            link.stream.send(self.number, said_)
+            link.stream.send(self.number, deliver)

@@ -14,15 +14,8 @@ from dataclasses import dataclass, field
 from itertools import count, takewhile
 from typing import Generic, TypeVar
 
+from worker.exchange.allreduce import events
 from worker.exchange.allreduce.dialogue import Group, RoundLayout
-from worker.exchange.allreduce.events import (
-    ComputeShard,
-    ForgetContributions,
-    ForgetShard,
-    KeepReduction,
-    ReductionLearned,
-    ShardComputed,
-)
 from worker.exchange.types import RoundConfig, ShardKey, View
 
 KEPT_ROUNDS = 2  # closed rounds of a fragment that are kept for late peers
@@ -133,7 +126,7 @@ class ReducedShards:
 
     # ------------------------------------------------------------------------------------ changes
 
-    def on_view(self, view: View) -> list[ForgetContributions]:
+    def on_view(self, view: View) -> list[events.ForgetContributions]:
         """Hands back what another peer is to reduce."""
         self.view = view
         handed_back = [
@@ -146,9 +139,9 @@ class ReducedShards:
         ]
         for key in handed_back:
             del self._open[key]
-        return [ForgetContributions(key) for key in handed_back]
+        return [events.ForgetContributions(key) for key in handed_back]
 
-    def advanced(self, fragment: int, version: int, group: Group) -> list[ForgetShard]:
+    def advanced(self, fragment: int, version: int, group: Group) -> list[events.ForgetShard]:
         """This peer's state is at `version`, and `group` lays out that round."""
         afresh = self._groups.get((fragment, version), group) != group
         oldest = version - KEPT_ROUNDS
@@ -166,25 +159,25 @@ class ReducedShards:
         self._groups = {
             at: group for at, group in self._groups.items() if at[0] != fragment or at[1] >= oldest
         }
-        return [ForgetShard(key) for key in forgotten]
+        return [events.ForgetShard(key) for key in forgotten]
 
     def reduced(
-        self, event: ReductionLearned | ShardComputed
-    ) -> list[KeepReduction | ForgetContributions]:
+        self, event: events.ReductionLearned | events.ShardComputed
+    ) -> list[events.KeepReduction | events.ForgetContributions]:
         """The first reduction that is known here is the shard's: others may have it by now."""
         key = event.key
         if key in self.closed:
             return []
-        if isinstance(event, ShardComputed):
+        if isinstance(event, events.ShardComputed):
             entry = self._open.get(key)
             if entry is None or entry.computing != event.attempt:
                 return []  # laid out afresh, or handed back
             if event.failed:  # the shard must not stay closed to those who try again
                 del self._open[key]
-                return [ForgetContributions(key)]
+                return [events.ForgetContributions(key)]
         self._open.pop(key, None)
         self.closed.add(key)
-        return [KeepReduction(key), ForgetContributions(key)]
+        return [events.KeepReduction(key), events.ForgetContributions(key)]
 
     # ------------------------------------------------------------------------------------ closing
 
@@ -200,7 +193,7 @@ class ReducedShards:
             default=math.inf,
         )
 
-    def close(self, now: float) -> list[ComputeShard]:
+    def close(self, now: float) -> list[events.ComputeShard]:
         """The means that are due at monotonic time `now` (s)."""
         return [
             self._compute(key, entry, group)
@@ -222,7 +215,7 @@ class ReducedShards:
             entry.quorum_at = now
         return now >= entry.quorum_at + self._grace_s(key)
 
-    def _compute(self, key: ShardKey, entry: OpenShard, group: Group) -> ComputeShard:
+    def _compute(self, key: ShardKey, entry: OpenShard, group: Group) -> events.ComputeShard:
         entry.computing = next(self._attempts)
         contributors = tuple(sorted(entry.contributors))
         next_group = {
@@ -230,7 +223,7 @@ class ReducedShards:
             for peer in self.view.joinable() | entry.contributors
             if self.view.live(peer) or peer == self._me
         }
-        return ComputeShard(
+        return events.ComputeShard(
             key=key,
             attempt=entry.computing,
             shard=self._layout.shards(key.fragment, group)[key.shard],

@@ -12,30 +12,12 @@ import math
 from collections import defaultdict
 from dataclasses import dataclass
 
+from worker.exchange.allreduce import events
 from worker.exchange.allreduce.dialogue import (
     ContributionHeader,
     Group,
     ReductionHeader,
     RoundLayout,
-)
-from worker.exchange.allreduce.events import (
-    AnswerDamaged,
-    ContributionRedirected,
-    ContributionRefused,
-    ContributionResumed,
-    ContributionSent,
-    ContributorAction,
-    ContributorEvent,
-    DecodeReduction,
-    EndTry,
-    OpenTry,
-    ReceiveReduction,
-    ReductionBegun,
-    ReductionBytes,
-    ReductionDecoded,
-    SendContribution,
-    TryBroken,
-    UseReduction,
 )
 from worker.exchange.types import (
     Failed,
@@ -153,11 +135,11 @@ class Contributor:
 
     # ------------------------------------------------------------------------------------ events
 
-    def handle(self, event: ContributorEvent, now: float) -> list[ContributorAction]:
+    def handle(self, event: events.ContributorEvent, now: float) -> list[events.ContributorAction]:
         """Takes one event at monotonic time `now` (s) and says what to do."""
         if self._ended:
             return []
-        actions: list[ContributorAction] = []
+        actions: list[events.ContributorAction] = []
         match event:
             case RoundTick():
                 pass
@@ -165,7 +147,7 @@ class Contributor:
                 self._view = view
             case GivenUp(reason):
                 return self._fail(reason)
-            case ContributionRefused(shard, attempt, kind, reason) if kind != "again":
+            case events.ContributionRefused(shard, attempt, kind, reason) if kind != "again":
                 if part := self._current(shard, attempt):
                     return self._fail(self._said(part, reason))
             case _:
@@ -183,38 +165,38 @@ class Contributor:
         return actions
 
     def _answered(
-        self, shard: int, part: _Part, event: ContributorEvent, now: float
-    ) -> list[ContributorAction]:
+        self, shard: int, part: _Part, event: events.ContributorEvent, now: float
+    ) -> list[events.ContributorAction]:
         """Something has happened to a try that is on its way."""
         match event:
-            case ContributionResumed(offset=offset):
+            case events.ContributionResumed(offset=offset):
                 if part.asked or part.target == self._me:
                     return self._damaged(
                         shard, part, f"{self._key(shard)}: an unexpected resume", now
                     )
                 return self._queue(shard, min(offset, self._ranges[shard].contribution_bytes))
-            case ContributionSent():
+            case events.ContributionSent():
                 return self._leave_lane(shard, part)
-            case ContributionRedirected(peer=peer):
+            case events.ContributionRedirected(peer=peer):
                 part.last_reason = f"{part.target} leaves it to {peer}"
                 # Our own view decides; where it agrees, go there at once.
                 best = self._best(shard)
                 part.retry_at = now if best == peer else now + self._config.retry_s
                 return self._end(shard, part)
-            case ContributionRefused(reason=reason):
+            case events.ContributionRefused(reason=reason):
                 return self._break(shard, part, reason, now)
-            case ReductionBegun(header=header, whole=whole):
+            case events.ReductionBegun(header=header, whole=whole):
                 return self._begun(shard, part, header, whole, now)
-            case ReductionBytes(size=size) if part.receiving is not None:
+            case events.ReductionBytes(size=size) if part.receiving is not None:
                 part.came_bytes += size
                 return self._decode_if_whole(shard, part)
-            case ReductionDecoded() if part.receiving is not None:
+            case events.ReductionDecoded() if part.receiving is not None:
                 part.reduction, self._slowest = part.receiving, part.target
-                use = UseReduction(self._key(shard), part.attempt)
+                use = events.UseReduction(self._key(shard), part.attempt)
                 return [use, *self._end(shard, part)]
-            case AnswerDamaged(reason=reason):
+            case events.AnswerDamaged(reason=reason):
                 return self._damaged(shard, part, reason, now)
-            case TryBroken(reason=reason):
+            case events.TryBroken(reason=reason):
                 broke_off = "ended without an answer"
                 if part.receiving is not None:
                     broke_off = f"{self._key(shard)}: the reduction broke off"
@@ -226,7 +208,7 @@ class Contributor:
 
     def _begun(
         self, shard: int, part: _Part, header: ReductionHeader, whole: bool, now: float
-    ) -> list[ContributorAction]:
+    ) -> list[events.ContributorAction]:
         key, codec = self._key(shard), self._layout.reduction_codec
         expected = self._ranges[shard].reduction_bytes
         if header.codec != codec.wire_id or header.total_bytes != expected:
@@ -246,37 +228,43 @@ class Contributor:
         part.receiving, part.came_of = header, header.hash
         if whole:
             part.came_bytes = expected
-        receive = ReceiveReduction(key, part.attempt, header, fresh)
+        receive = events.ReceiveReduction(key, part.attempt, header, fresh)
         return [receive, *self._decode_if_whole(shard, part)]
 
-    def _decode_if_whole(self, shard: int, part: _Part) -> list[ContributorAction]:
+    def _decode_if_whole(self, shard: int, part: _Part) -> list[events.ContributorAction]:
         if part.came_bytes < self._ranges[shard].reduction_bytes:
             return []
-        return [DecodeReduction(self._key(shard), part.attempt)]
+        return [events.DecodeReduction(self._key(shard), part.attempt)]
 
     # ------------------------------------------------------------------------- the end of a try
 
-    def _damaged(self, shard: int, part: _Part, reason: str, now: float) -> list[ContributorAction]:
+    def _damaged(
+        self, shard: int, part: _Part, reason: str, now: float
+    ) -> list[events.ContributorAction]:
         """Nothing that came is to be used."""
         part.came_of, part.came_bytes = None, 0
         return self._break(shard, part, reason, now)
 
-    def _break(self, shard: int, part: _Part, reason: str, now: float) -> list[ContributorAction]:
+    def _break(
+        self, shard: int, part: _Part, reason: str, now: float
+    ) -> list[events.ContributorAction]:
         """Another try may succeed."""
         part.last_reason = self._said(part, reason)
         part.retry_at = now + self._config.retry_s
         return self._end(shard, part)
 
-    def _end(self, shard: int, part: _Part, *, taken_over: bool = False) -> list[ContributorAction]:
+    def _end(
+        self, shard: int, part: _Part, *, taken_over: bool = False
+    ) -> list[events.ContributorAction]:
         part.open, part.receiving = False, None
-        ended = EndTry(self._key(shard), part.attempt, taken_over)
+        ended = events.EndTry(self._key(shard), part.attempt, taken_over)
         return [ended, *self._leave_lane(shard, part)]
 
-    def _fail(self, reason: str) -> list[ContributorAction]:
+    def _fail(self, reason: str) -> list[events.ContributorAction]:
         self._ended = True
         failed = Failed(reason, self.waiting_for)
-        actions: list[ContributorAction] = [
-            EndTry(self._key(shard), part.attempt)
+        actions: list[events.ContributorAction] = [
+            events.EndTry(self._key(shard), part.attempt)
             for shard, part in enumerate(self._parts)
             if part.open
         ]
@@ -284,7 +272,7 @@ class Contributor:
 
     # ------------------------------------------------------------------------------- the way out
 
-    def _queue(self, shard: int, offset: int) -> list[ContributorAction]:
+    def _queue(self, shard: int, offset: int) -> list[events.ContributorAction]:
         """The frames go out when those before them to the same peer have."""
         part = self._parts[shard]
         part.asked, part.offset = True, offset
@@ -292,7 +280,7 @@ class Contributor:
         lane.append(shard)
         return [self._send(shard)] if lane[0] == shard else []
 
-    def _leave_lane(self, shard: int, part: _Part) -> list[ContributorAction]:
+    def _leave_lane(self, shard: int, part: _Part) -> list[events.ContributorAction]:
         lane = self._lanes[part.target]
         if shard not in lane:
             return []
@@ -300,13 +288,13 @@ class Contributor:
         lane.remove(shard)
         return [self._send(lane[0])] if first and lane else []
 
-    def _send(self, shard: int) -> SendContribution:
+    def _send(self, shard: int) -> events.SendContribution:
         part = self._parts[shard]
-        return SendContribution(self._key(shard), part.attempt, part.offset)
+        return events.SendContribution(self._key(shard), part.attempt, part.offset)
 
-    def _advance(self, now: float) -> list[ContributorAction]:
+    def _advance(self, now: float) -> list[events.ContributorAction]:
         """Moves what its reducer will not answer, and begins what is due."""
-        actions: list[ContributorAction] = []
+        actions: list[events.ContributorAction] = []
         for shard, part in enumerate(self._parts):
             if part.reduction is not None or (part.open and not self._lost(part.target)):
                 continue
@@ -319,7 +307,7 @@ class Contributor:
             actions += self._open(shard, part, best)
         return actions
 
-    def _open(self, shard: int, part: _Part, peer: str) -> list[ContributorAction]:
+    def _open(self, shard: int, part: _Part, peer: str) -> list[events.ContributorAction]:
         resumed, part.tried = part.tried == peer, peer
         if not resumed:
             part.came_of, part.came_bytes = None, 0
@@ -339,7 +327,7 @@ class Contributor:
             reduction_offset=part.came_bytes,
             resumed=resumed,
         )
-        opened: list[ContributorAction] = [OpenTry(peer, part.attempt, header)]
+        opened: list[events.ContributorAction] = [events.OpenTry(peer, part.attempt, header)]
         sends = not resumed and peer != self._me
         return opened + (self._queue(shard, 0) if sends else [])
 

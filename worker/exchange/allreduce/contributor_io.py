@@ -8,29 +8,9 @@ from typing import TYPE_CHECKING
 from algorithms.diloco import contribution_seed
 from protos import murmuration_pb2 as pb
 from worker import wire
+from worker.exchange.allreduce import events
 from worker.exchange.allreduce.contributor import Contributor, OwnRound
 from worker.exchange.allreduce.dialogue import ReductionHeader, ShardRange
-from worker.exchange.allreduce.events import (
-    AnswerDamaged,
-    ContributionRedirected,
-    ContributionRefused,
-    ContributionResumed,
-    ContributionSent,
-    ContributorAction,
-    ContributorEvent,
-    DecodeReduction,
-    EndTry,
-    OpenTry,
-    ReceiveReduction,
-    RedirectStream,
-    ReductionBegun,
-    ReductionBytes,
-    ReductionDecoded,
-    RefuseStream,
-    SendContribution,
-    TryBroken,
-    UseReduction,
-)
 from worker.exchange.allreduce.reducer_io import ReducerIO
 from worker.exchange.context import Context, Peers, Results, Tasks
 from worker.exchange.types import (
@@ -180,7 +160,7 @@ class ContributorIO:
                 error[shard.start : shard.stop] = wire.encoding_error(codec, raw, part)
         return [context.compression.payload(codec, raw) for raw in raws], error
 
-    def _handle(self, round_: _OwnRound, event: ContributorEvent) -> None:
+    def _handle(self, round_: _OwnRound, event: events.ContributorEvent) -> None:
         fragment, machine = round_.machine.fragment, round_.machine
         if self._rounds.get(fragment) is not round_:
             return
@@ -201,9 +181,9 @@ class ContributorIO:
                 case _:
                     self._carry_out(round_, action)
 
-    def _carry_out(self, round_: _OwnRound, action: ContributorAction) -> None:
+    def _carry_out(self, round_: _OwnRound, action: events.ContributorAction) -> None:
         match action:
-            case OpenTry(peer, attempt, header):
+            case events.OpenTry(peer, attempt, header):
                 shard, each = header.key.shard, _Try()
                 round_.tries[shard, attempt] = each
                 if peer == self._context.me:
@@ -212,17 +192,17 @@ class ContributorIO:
                     round_.away.add(shard)
                     work = self._contribute_there(round_, action, each)
                 each.task = self._tasks.spawn(work)
-            case SendContribution(key, attempt, offset):
+            case events.SendContribution(key, attempt, offset):
                 each = round_.tries[key.shard, attempt]
                 each.sending = self._tasks.spawn(self._send(round_, key, attempt, offset))
-            case ReceiveReduction(key, attempt, header, fresh):
+            case events.ReceiveReduction(key, attempt, header, fresh):
                 each = round_.tries[key.shard, attempt]
                 if fresh:
                     round_.partial[key.shard] = wire.Incoming(header.total_bytes, header.hash)
                 each.header, each.incoming = header, round_.partial[key.shard]
-            case DecodeReduction(key, attempt):
+            case events.DecodeReduction(key, attempt):
                 round_.tries[key.shard, attempt].is_whole = True
-            case UseReduction(key, attempt):
+            case events.UseReduction(key, attempt):
                 taken, shard_range = (
                     round_.tries[key.shard, attempt].taken,
                     round_.shards[key.shard],
@@ -230,7 +210,7 @@ class ContributorIO:
                 assert taken is not None, "a reduction is used when it is decoded"
                 round_.mean[shard_range.start : shard_range.stop] = taken[1]
                 self._reducer.learned(key, taken[0])
-            case EndTry(key, attempt, taken_over):
+            case events.EndTry(key, attempt, taken_over):
                 self._context.counts.takeovers += taken_over
                 self._end(round_.tries.pop((key.shard, attempt)))
             case Suspect(peer):
@@ -273,15 +253,19 @@ class ContributorIO:
             key, begin.group, round_.payloads[shard], begin.weight
         )
         match answer:
-            case RedirectStream(_, peer):
-                self._handle(round_, ContributionRedirected(shard, attempt, peer))
-            case RefuseStream(_, kind, reason):
-                self._handle(round_, ContributionRefused(shard, attempt, kind, reason))
+            case events.RedirectStream(_, peer):
+                self._handle(round_, events.ContributionRedirected(shard, attempt, peer))
+            case events.RefuseStream(_, kind, reason):
+                self._handle(round_, events.ContributionRefused(shard, attempt, kind, reason))
             case reduction:
-                self._handle(round_, ReductionBegun(shard, attempt, reduction.header, whole=True))
+                self._handle(
+                    round_, events.ReductionBegun(shard, attempt, reduction.header, whole=True)
+                )
                 await self._decode(round_, key, attempt, each, reduction)
 
-    async def _contribute_there(self, round_: _OwnRound, opened: OpenTry, each: _Try) -> None:
+    async def _contribute_there(
+        self, round_: _OwnRound, opened: events.OpenTry, each: _Try
+    ) -> None:
         """Another peer reduces the shard."""
         key, attempt = opened.header.key, opened.attempt
         try:
@@ -292,7 +276,7 @@ class ContributorIO:
                 while not each.over:
                     raw = await stream.receive()
                     if raw is None:
-                        self._handle(round_, TryBroken(key.shard, attempt))
+                        self._handle(round_, events.TryBroken(key.shard, attempt))
                         return
                     self._take(round_, key, attempt, wire.parse(pb.ExchangeDown, raw))
                     if each.is_whole and each.incoming is not None and each.header is not None:
@@ -303,32 +287,32 @@ class ContributorIO:
             finally:
                 stream.cancel()
         except TransportError as error:
-            self._handle(round_, TryBroken(key.shard, attempt, str(error)))
+            self._handle(round_, events.TryBroken(key.shard, attempt, str(error)))
         except wire.WireError as error:
-            self._handle(round_, AnswerDamaged(key.shard, attempt, str(error)))
+            self._handle(round_, events.AnswerDamaged(key.shard, attempt, str(error)))
 
     def _take(
         self, round_: _OwnRound, key: ShardKey, attempt: int, answer: pb.ExchangeDown
     ) -> None:
         """One message of the reducer's. Raises WireError."""
         shard, context = key.shard, self._context
-        event: ContributorEvent
+        event: events.ContributorEvent
         if round_.machine.receives(shard, attempt):
             size, stands_for = round_.partial[shard].add(answer.frame)
             context.counts.reductions_received.add(size, stands_for, context.reduction_codec)
-            event = ReductionBytes(shard, attempt, stands_for)
+            event = events.ReductionBytes(shard, attempt, stands_for)
         else:
             match answer.WhichOneof("body"):
                 case "resume":
-                    event = ContributionResumed(shard, attempt, answer.resume.offset)
+                    event = events.ContributionResumed(shard, attempt, answer.resume.offset)
                 case "redirect":
-                    event = ContributionRedirected(shard, attempt, answer.redirect.peer)
+                    event = events.ContributionRedirected(shard, attempt, answer.redirect.peer)
                 case "refusal":
                     kind, reason = wire.refusal_kind(answer.refusal), answer.refusal.reason
-                    event = ContributionRefused(shard, attempt, kind, reason)
+                    event = events.ContributionRefused(shard, attempt, kind, reason)
                 case "header":
                     header = wire.reduction_from_message(answer.header)
-                    event = ReductionBegun(shard, attempt, header)
+                    event = events.ReductionBegun(shard, attempt, header)
                 case other:
                     raise wire.WireError(f"{key}: an unexpected {other}")
         self._handle(round_, event)
@@ -342,7 +326,7 @@ class ContributorIO:
             for message, size, raw in wire.payload_messages(pb.ExchangeUp, payload, offset):
                 context.counts.contributions_sent.add(size, raw, context.codec)
                 await context.sent(each.stream, message)
-            self._handle(round_, ContributionSent(key.shard, attempt))
+            self._handle(round_, events.ContributionSent(key.shard, attempt))
             await each.stream.done()
 
     async def _decode(
@@ -360,4 +344,4 @@ class ContributorIO:
             elements, lambda: wire.decode(codec, reduction.payload.raw, elements)
         )
         each.taken = (reduction, mean)
-        self._handle(round_, ReductionDecoded(key.shard, attempt))
+        self._handle(round_, events.ReductionDecoded(key.shard, attempt))

@@ -9,33 +9,13 @@ closed (`closing`), to the late ones too.
 import math
 from dataclasses import dataclass
 
+from worker.exchange.allreduce import events
 from worker.exchange.allreduce.closing import KEPT_ROUNDS, Contribution, OpenShard, ReducedShards
 from worker.exchange.allreduce.dialogue import (
     ContributionHeader,
     Group,
     RefusalKind,
     RoundLayout,
-)
-from worker.exchange.allreduce.events import (
-    Advanced,
-    AnswerStream,
-    AskToResume,
-    ContributionBytes,
-    ContributionDamaged,
-    ContributionOffered,
-    ContributionVerified,
-    ContributorDone,
-    ContributorGone,
-    OwnOffered,
-    RedirectStream,
-    ReducerAction,
-    ReducerEvent,
-    ReductionLearned,
-    RefuseStream,
-    Reply,
-    ShardComputed,
-    TakeContribution,
-    VerifyContribution,
 )
 from worker.exchange.types import RoundConfig, RoundTick, ShardKey, ViewUpdated
 
@@ -98,9 +78,9 @@ class Reducer:
 
     # ------------------------------------------------------------------------------------ events
 
-    def handle(self, event: ReducerEvent, now: float) -> list[ReducerAction]:
+    def handle(self, event: events.ReducerEvent, now: float) -> list[events.ReducerAction]:
         """Takes one event at monotonic time `now` (s) and says what to do."""
-        actions: list[ReducerAction] = []
+        actions: list[events.ReducerAction] = []
         match event:
             case RoundTick():
                 late = [o for o in self._offers.values() if o.shard is None and now >= o.held_until]
@@ -108,11 +88,11 @@ class Reducer:
                 actions += (self._refuse(offer, "pruned", reason) for offer in late)
             case ViewUpdated(view):
                 actions += self._shards.on_view(view)
-            case Advanced(fragment, version, group):
+            case events.Advanced(fragment, version, group):
                 actions += self._shards.advanced(fragment, version, group)
-            case ContributionOffered(stream, header):
+            case events.ContributionOffered(stream, header):
                 actions += self._offered(_Offer(stream, header, own=False, held_until=now))
-            case OwnOffered(stream, key, group, hash_, weight):
+            case events.OwnOffered(stream, key, group, hash_, weight):
                 hash_of_group = self._layout.group_hash(group)
                 header = ContributionHeader(
                     run=self._layout.run,
@@ -126,15 +106,17 @@ class Reducer:
                     weight=weight,
                 )
                 actions += self._offered(_Offer(stream, header, own=True, held_until=now))
-            case ReductionLearned() | ShardComputed():
+            case events.ReductionLearned() | events.ShardComputed():
                 actions += self._shards.reduced(event)
-            case ContributorGone(stream):
+            case events.ContributorGone(stream):
                 self._offers.pop(stream, None)
             case _:
                 if offer := self._offers.get(event.stream):
                     actions += self._came(offer, event)
         actions += self._shards.close(now)
-        if isinstance(event, ViewUpdated | Advanced | ReductionLearned | ShardComputed):
+        if isinstance(
+            event, ViewUpdated | events.Advanced | events.ReductionLearned | events.ShardComputed
+        ):
             for offer in list(self._offers.values()):
                 if offer.shard is None:
                     actions += self._decide(offer)
@@ -142,29 +124,29 @@ class Reducer:
                     actions += self._answer(offer)
         return actions
 
-    def _came(self, offer: _Offer, event: ReducerEvent) -> list[ReducerAction]:
+    def _came(self, offer: _Offer, event: events.ReducerEvent) -> list[events.ReducerAction]:
         """Something has happened on the stream of an offer that was accepted."""
         key, sender, contribution = offer.header.key, offer.header.sender, offer.contribution
         if contribution is None or offer.shard is None:
             return []
         match event:
-            case ContributionDamaged(_, reason, again):
+            case events.ContributionDamaged(_, reason, again):
                 damaged = self._refuse(offer, "again" if again else "invalid", reason, faulty=True)
                 if contribution.received_bytes < contribution.total_bytes:
                     return [damaged]  # what came before this frame is good
                 if offer.shard.contributions.get(sender) is contribution:
                     del offer.shard.contributions[sender]
                 return [damaged]
-            case ContributorDone():
+            case events.ContributorDone():
                 broke_off = f"{key} from {sender} broke off"
                 return [self._refuse(offer, "again", broke_off, faulty=True)]
             case _ if not self._is_current(offer):
                 taken_over = f"{key} from {sender}: a later stream took over"
                 return [self._refuse(offer, "again", taken_over, faulty=True)]
-            case ContributionBytes(_, size):
+            case events.ContributionBytes(_, size):
                 contribution.received_bytes += size
                 return self._verify_if_all_is_here(offer, contribution)
-            case ContributionVerified():
+            case events.ContributionVerified():
                 contribution.whole = True
                 if self._shards.get(key) is offer.shard:
                     offer.shard.contributed(sender)
@@ -173,7 +155,7 @@ class Reducer:
 
     # ------------------------------------------------------------------------------ an admission
 
-    def _offered(self, offer: _Offer) -> list[ReducerAction]:
+    def _offered(self, offer: _Offer) -> list[events.ReducerAction]:
         header = offer.header
         self._offers[offer.stream] = offer
         if header.run != self._layout.run:
@@ -184,7 +166,7 @@ class Reducer:
         offer.held_until += self._layout.round_s(header.key.fragment)
         return self._decide(offer)
 
-    def _decide(self, offer: _Offer) -> list[ReducerAction]:
+    def _decide(self, offer: _Offer) -> list[events.ReducerAction]:
         """Holds, takes or ends a stream that has not been accepted."""
         header = offer.header
         mine = self._shards.group(header.key)
@@ -192,11 +174,11 @@ class Reducer:
         decision = self._decision(offer, mine if agreed else None)
         if decision is None:
             return []
-        if isinstance(decision, Reply):
+        if isinstance(decision, events.Reply):
             return [decision]
         return self._accept(offer, decision)
 
-    def _decision(self, offer: _Offer, group: Group | None) -> Reply | Group | None:
+    def _decision(self, offer: _Offer, group: Group | None) -> events.Reply | Group | None:
         """The group to take the contribution with, what to reply, or None to hold.
 
         Args:
@@ -206,7 +188,7 @@ class Reducer:
         key = offer.header.key
         if key in self._shards.closed and group is not None:
             self._offers.pop(offer.stream, None)
-            return AnswerStream(offer.stream, key, offer.header.reduction_offset)
+            return events.AnswerStream(offer.stream, key, offer.header.reduction_offset)
         version = self._shards.version(key.fragment)
         if key not in self._shards.closed:
             if version is None or key.round > version:
@@ -222,7 +204,7 @@ class Reducer:
         above = self._shards.above(key, group)
         if above is not None:
             self._offers.pop(offer.stream, None)
-            return RedirectStream(offer.stream, above)
+            return events.RedirectStream(offer.stream, above)
         if version is not None and key.round < version and not self._shards.begun(key):
             # Applied here through others, and nobody left who knows the answer.
             return self._refuse(
@@ -230,7 +212,7 @@ class Reducer:
             )
         return group
 
-    def _accept(self, offer: _Offer, group: Group) -> list[ReducerAction]:
+    def _accept(self, offer: _Offer, group: Group) -> list[events.ReducerAction]:
         """Takes one contribution; counts it once however often it is sent.
 
         Other values than before come from a peer that gave the round up and tries it again later:
@@ -256,10 +238,10 @@ class Reducer:
             earlier = Contribution(offer.stream, header.hash, header.total_bytes, weight)
             entry.contributions[sender] = earlier
         earlier.stream, offer.contribution = offer.stream, earlier
-        actions: list[ReducerAction] = []
+        actions: list[events.ReducerAction] = []
         if header.resumed:
-            actions.append(AskToResume(offer.stream, earlier.received_bytes))
-        actions.append(TakeContribution(offer.stream, key, sender, fresh))
+            actions.append(events.AskToResume(offer.stream, earlier.received_bytes))
+        actions.append(events.TakeContribution(offer.stream, key, sender, fresh))
         if offer.own:
             earlier.whole = True
             entry.contributed(sender)
@@ -283,7 +265,7 @@ class Reducer:
 
     def _verify_if_all_is_here(
         self, offer: _Offer, contribution: Contribution
-    ) -> list[ReducerAction]:
+    ) -> list[events.ReducerAction]:
         if contribution.received_bytes < contribution.total_bytes:
             return []
         key = offer.header.key
@@ -291,7 +273,7 @@ class Reducer:
         if group is None:
             return self._moved(offer)
         shard = self._layout.shards(key.fragment, group)[key.shard]
-        return [VerifyContribution(offer.stream, shard)]
+        return [events.VerifyContribution(offer.stream, shard)]
 
     def _is_current(self, offer: _Offer) -> bool:
         if offer.shard is None or offer.contribution is None:
@@ -301,24 +283,24 @@ class Reducer:
 
     # -------------------------------------------------------------------------------- the answer
 
-    def _answer(self, offer: _Offer) -> list[ReducerAction]:
+    def _answer(self, offer: _Offer) -> list[events.ReducerAction]:
         """What a contributor whose bytes are all here is told, if the time has come."""
         key = offer.header.key
         if key in self._shards.closed:
             self._offers.pop(offer.stream, None)
-            return [AnswerStream(offer.stream, key, offer.header.reduction_offset)]
+            return [events.AnswerStream(offer.stream, key, offer.header.reduction_offset)]
         return [] if self._shards.get(key) is offer.shard else self._moved(offer)
 
-    def _moved(self, offer: _Offer) -> list[ReducerAction]:
+    def _moved(self, offer: _Offer) -> list[events.ReducerAction]:
         """What it has contributed counts for nothing here."""
         key = offer.header.key
         decision = self._decision(offer, self._shards.group(key))
-        if isinstance(decision, Reply):
+        if isinstance(decision, events.Reply):
             return [decision]
         return [self._refuse(offer, "again", "the shard has moved to another reducer")]
 
     def _refuse(
         self, offer: _Offer, kind: RefusalKind, reason: str, *, faulty: bool = False
-    ) -> RefuseStream:
+    ) -> events.RefuseStream:
         self._offers.pop(offer.stream, None)
-        return RefuseStream(offer.stream, kind, reason, faulty)
+        return events.RefuseStream(offer.stream, kind, reason, faulty)

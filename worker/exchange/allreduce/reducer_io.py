@@ -10,6 +10,7 @@ from algorithms.diloco import reduction_seed
 from protos import murmuration_pb2 as pb
 from protos.events import new_event
 from worker import wire
+from worker.exchange.allreduce import events
 from worker.exchange.allreduce.closing import Residuals
 from worker.exchange.allreduce.dialogue import (
     ContributionHeader,
@@ -17,30 +18,6 @@ from worker.exchange.allreduce.dialogue import (
     ReductionHeader,
     RefusalKind,
     ShardRange,
-)
-from worker.exchange.allreduce.events import (
-    Advanced,
-    AnswerStream,
-    AskToResume,
-    ComputeShard,
-    ContributionBytes,
-    ContributionDamaged,
-    ContributionOffered,
-    ContributionVerified,
-    ContributorDone,
-    ContributorGone,
-    ForgetContributions,
-    ForgetShard,
-    KeepReduction,
-    OwnOffered,
-    RedirectStream,
-    ReducerAction,
-    ReducerEvent,
-    ReductionLearned,
-    RefuseStream,
-    ShardComputed,
-    TakeContribution,
-    VerifyContribution,
 )
 from worker.exchange.allreduce.reducer import HEADER_S, Reducer
 from worker.exchange.context import Context, Tasks
@@ -50,7 +27,13 @@ from worker.transport import Stream
 if TYPE_CHECKING:
     from torch import Tensor
 
-_Said = AskToResume | TakeContribution | VerifyContribution | RedirectStream | RefuseStream
+_Said = (
+    events.AskToResume
+    | events.TakeContribution
+    | events.VerifyContribution
+    | events.RedirectStream
+    | events.RefuseStream
+)
 _Orders = asyncio.Queue[_Said | wire.Reduction]
 
 
@@ -101,12 +84,12 @@ class ReducerIO:
 
     def advanced(self, fragment: int, version: int, group: Group) -> None:
         """This peer has committed a version of a fragment."""
-        self._handle(Advanced(fragment, version, group))
+        self._handle(events.Advanced(fragment, version, group))
 
     def learned(self, key: ShardKey, reduction: wire.Reduction) -> None:
         """A reduction came from its reducer: keep it for others who may ask."""
         self._candidates[key] = _Computed(reduction)
-        self._handle(ReductionLearned(key))
+        self._handle(events.ReductionLearned(key))
         self._candidates.pop(key, None)
 
     async def close(self) -> None:
@@ -116,15 +99,15 @@ class ReducerIO:
 
     async def contribute(
         self, key: ShardKey, group: Group, payload: wire.Payload, weight: int
-    ) -> RedirectStream | RefuseStream | wire.Reduction:
+    ) -> events.RedirectStream | events.RefuseStream | wire.Reduction:
         """This peer's own contribution to a shard that it reduces itself."""
         number = next(self._numbers)
         served = self._served[number] = _Served(own=payload)
         try:
-            self._handle(OwnOffered(number, key, group, payload.hash, weight))
+            self._handle(events.OwnOffered(number, key, group, payload.hash, weight))
             while True:
                 order = await served.orders.get()
-                if isinstance(order, RedirectStream | RefuseStream | wire.Reduction):
+                if isinstance(order, events.RedirectStream | events.RefuseStream | wire.Reduction):
                     return order
         finally:
             self._ended(number)
@@ -148,7 +131,7 @@ class ReducerIO:
         number = next(self._numbers)
         served = self._served[number] = _Served(header=header, offset=header.reduction_offset)
         try:
-            self._handle(ContributionOffered(number, header))
+            self._handle(events.ContributionOffered(number, header))
             await self._converse(number, served, stream)
         finally:
             self._ended(number)
@@ -157,17 +140,17 @@ class ReducerIO:
         """Does what the machine says for this stream, to its end."""
         while True:
             match await served.orders.get():
-                case AskToResume(_, offset):
+                case events.AskToResume(_, offset):
                     resume = pb.ExchangeDown(resume=pb.Resume(offset=offset))
                     await stream.send(resume.SerializeToString())
-                case TakeContribution():
+                case events.TakeContribution():
                     await self._receive(number, served, stream)
-                case VerifyContribution(_, shard):
+                case events.VerifyContribution(_, shard):
                     await self._verify(number, served, shard)
-                case RedirectStream(_, peer):
+                case events.RedirectStream(_, peer):
                     redirect = pb.ExchangeDown(redirect=pb.Redirect(peer=peer))
                     return await stream.send(redirect.SerializeToString())
-                case RefuseStream() as refused:
+                case events.RefuseStream() as refused:
                     return await self._refuse(served, refused, stream)
                 case reduction:
                     return await self._answer(reduction, served.offset, stream)
@@ -179,14 +162,14 @@ class ReducerIO:
         while served.orders.empty():
             raw = await stream.receive()
             if raw is None:
-                self._handle(ContributorDone(number))
+                self._handle(events.ContributorDone(number))
                 return
             try:
                 frame, stands_for = wire.parse(pb.ExchangeUp, raw).frame, 0
                 if self._machine.takes(number):
                     size, stands_for = incoming.add(frame)
                     context.counts.contributions_received.add(size, stands_for, context.codec)
-                self._handle(ContributionBytes(number, stands_for))
+                self._handle(events.ContributionBytes(number, stands_for))
             except wire.WireError as error:
                 self._damaged(number, error)
 
@@ -202,13 +185,13 @@ class ReducerIO:
         except wire.WireError as error:
             self._damaged(number, error)
             return
-        self._handle(ContributionVerified(number))
+        self._handle(events.ContributionVerified(number))
 
     def _damaged(self, number: int, error: wire.WireError) -> None:
         again = isinstance(error, wire.Again)
-        self._handle(ContributionDamaged(number, str(error), again))
+        self._handle(events.ContributionDamaged(number, str(error), again))
 
-    async def _refuse(self, served: _Served, refused: RefuseStream, stream: Stream) -> None:
+    async def _refuse(self, served: _Served, refused: events.RefuseStream, stream: Stream) -> None:
         kind, reason, header = refused.kind, refused.reason, served.header
         if refused.faulty and header is not None:
             error = wire.Again(reason) if kind == "again" else wire.WireError(reason)
@@ -227,17 +210,17 @@ class ReducerIO:
 
     def _ended(self, number: int) -> None:
         del self._served[number]
-        self._handle(ContributorGone(number))
+        self._handle(events.ContributorGone(number))
 
     # ------------------------------------------------------------------------------- the machine
 
-    def _handle(self, event: ReducerEvent) -> None:
+    def _handle(self, event: events.ReducerEvent) -> None:
         for action in self._machine.handle(event, self._context.clock()):
             self._carry_out(action)
 
-    def _carry_out(self, action: ReducerAction) -> None:
+    def _carry_out(self, action: events.ReducerAction) -> None:
         match action:
-            case TakeContribution(number, key, peer, fresh):
+            case events.TakeContribution(number, key, peer, fresh):
                 served, kept = self._served[number], self._contributions[key]
                 if served.own is not None:
                     kept[peer] = wire.Incoming.held(served.own.raw, served.own.hash, weight=1)
@@ -245,17 +228,17 @@ class ReducerIO:
                     kept[peer] = wire.Incoming(served.header.total_bytes, served.header.hash)
                 served.incoming = kept[peer]
                 served.orders.put_nowait(action)
-            case AnswerStream(number, key):
+            case events.AnswerStream(number, key):
                 self._served[number].orders.put_nowait(self._reductions[key])
-            case ComputeShard(key, contributors=contributors):
+            case events.ComputeShard(key, contributors=contributors):
                 # The payloads as they are now: a peer may begin to send others in their place.
                 inputs = [self._contributions[key][peer].buffer for peer in contributors]
                 self._tasks.spawn(self._compute(action, inputs))
-            case KeepReduction(key):
+            case events.KeepReduction(key):
                 self._keep(key, self._candidates[key])
-            case ForgetContributions(key):
+            case events.ForgetContributions(key):
                 self._contributions.pop(key, None)
-            case ForgetShard(key):
+            case events.ForgetShard(key):
                 self._contributions.pop(key, None)
                 self._reductions.pop(key, None)
             case _:
@@ -270,7 +253,7 @@ class ReducerIO:
 
     # ------------------------------------------------------------------------------------ the mean
 
-    async def _compute(self, action: ComputeShard, inputs: list[memoryview]) -> None:
+    async def _compute(self, action: events.ComputeShard, inputs: list[memoryview]) -> None:
         """Averages in the order given, block by block, into the bytes that everyone applies."""
         context, key, shard = self._context, action.key, action.shard
         before = self._residuals.before(key, shard.start, shard.stop)
@@ -281,7 +264,7 @@ class ReducerIO:
             )
         except Exception as failure:  # the shard must not stay closed to those who try again
             context.log(new_event("warning", text=f"{key} was not reduced: {failure}"))
-            self._handle(ShardComputed(key, action.attempt, failed=True))
+            self._handle(events.ShardComputed(key, action.attempt, failed=True))
             return
         header = ReductionHeader(
             contributors=action.contributors,
@@ -293,11 +276,11 @@ class ReducerIO:
         )
         reduction = wire.Reduction(header, payload)
         self._candidates[key] = _Computed(reduction, shard, before, residual)
-        self._handle(ShardComputed(key, action.attempt))
+        self._handle(events.ShardComputed(key, action.attempt))
         self._candidates.pop(key, None)
 
     def _average(
-        self, action: ComputeShard, inputs: list[memoryview], residual: "Tensor | None"
+        self, action: events.ComputeShard, inputs: list[memoryview], residual: "Tensor | None"
     ) -> tuple[wire.Payload, "Tensor | None"]:
         """The bytes that everyone applies, and what their encoding has left out. Off the loop."""
         context, codec, key = self._context, self._context.reduction_codec, action.key

@@ -6,7 +6,7 @@ import pytest
 
 from tests.protocol.views import view
 from tests.unit.worker.exchange.allreduce.layouts import ByName
-from worker.exchange.allreduce import events as said
+from worker.exchange.allreduce import events
 from worker.exchange.allreduce.contributor import Contributor, OwnRound
 from worker.exchange.allreduce.dialogue import ReductionHeader
 from worker.exchange.types import (
@@ -44,31 +44,31 @@ def header(contributors: str = "abc", last: str = "c", hash_: int = 9) -> Reduct
     return ReductionHeader(tuple(contributors), ("a", "b", "c", "d"), codec, SIZE, hash_, last)
 
 
-def opened(actions: list[said.ContributorAction]) -> list[tuple[int, str, int, bool]]:
+def opened(actions: list[events.ContributorAction]) -> list[tuple[int, str, int, bool]]:
     """(shard, peer, attempt, resumed) of each try that begins."""
     return [
         (a.header.key.shard, a.peer, a.attempt, a.header.resumed)
         for a in actions
-        if isinstance(a, said.OpenTry)
+        if isinstance(a, events.OpenTry)
     ]
 
 
-def others(actions: list[said.ContributorAction]) -> list[said.ContributorAction]:
-    return [action for action in actions if not isinstance(action, said.OpenTry)]
+def others(actions: list[events.ContributorAction]) -> list[events.ContributorAction]:
+    return [action for action in actions if not isinstance(action, events.OpenTry)]
 
 
 def reduce(
     machine: Contributor, shard: int, attempt: int, now: float, head: ReductionHeader | None = None
-) -> list[said.ContributorAction]:
+) -> list[events.ContributorAction]:
     """The whole answer comes; what follows from it."""
-    machine.handle(said.ReductionBegun(shard, attempt, head or header()), now)
-    came = machine.handle(said.ReductionBytes(shard, attempt, SIZE), now)
-    assert said.DecodeReduction(key(shard), attempt) in came
-    return machine.handle(said.ReductionDecoded(shard, attempt), now)
+    machine.handle(events.ReductionBegun(shard, attempt, head or header()), now)
+    came = machine.handle(events.ReductionBytes(shard, attempt, SIZE), now)
+    assert events.DecodeReduction(key(shard), attempt) in came
+    return machine.handle(events.ReductionDecoded(shard, attempt), now)
 
 
-def used(shard: int, attempt: int) -> list[said.ContributorAction]:
-    return [said.UseReduction(key(shard), attempt), said.EndTry(key(shard), attempt)]
+def used(shard: int, attempt: int) -> list[events.ContributorAction]:
+    return [events.UseReduction(key(shard), attempt), events.EndTry(key(shard), attempt)]
 
 
 # --------------------------------------------------------------------------------- where shards go
@@ -78,14 +78,14 @@ def test_every_shard_goes_to_the_first_of_its_order() -> None:
     machine = begin()
     actions = machine.handle(TICK, 0.0)
     assert opened(actions) == [(0, "a", 1, False), (1, "b", 1, False), (2, "c", 1, False)]
-    assert others(actions) == [said.SendContribution(key(k), 1, 0) for k in (1, 2)]
+    assert others(actions) == [events.SendContribution(key(k), 1, 0) for k in (1, 2)]
     assert machine.handle(TICK, 0.1) == []
     assert machine.waiting_for == ("a", "b", "c")
 
 
 def test_the_header_says_what_comes() -> None:
     (first, *_) = begin().handle(TICK, 0.0)
-    assert isinstance(first, said.OpenTry)
+    assert isinstance(first, events.OpenTry)
     found = first.header
     assert (found.run, found.key, found.sender, found.weight) == (7, key(0), "a", 5)
     assert (found.elements, found.total_bytes, found.hash) == (10, 40, 100)
@@ -109,28 +109,28 @@ def test_a_shard_waits_while_nobody_can_take_it() -> None:
 
 def test_shards_for_one_peer_go_one_after_another() -> None:
     machine = begin(view("b", suspect="ac"))
-    assert others(machine.handle(TICK, 0.0)) == [said.SendContribution(key(0), 1, 0)]
-    sent = machine.handle(said.ContributionSent(0, 1), 1.0)
-    assert sent == [said.SendContribution(key(1), 1, 0)]
+    assert others(machine.handle(TICK, 0.0)) == [events.SendContribution(key(0), 1, 0)]
+    sent = machine.handle(events.ContributionSent(0, 1), 1.0)
+    assert sent == [events.SendContribution(key(1), 1, 0)]
     reduced = reduce(machine, 1, 1, 2.0)  # the answer came before all was sent
-    assert reduced == [*used(1, 1), said.SendContribution(key(2), 1, 0)]
-    assert machine.handle(said.ContributionSent(2, 1), 3.0) == []
+    assert reduced == [*used(1, 1), events.SendContribution(key(2), 1, 0)]
+    assert machine.handle(events.ContributionSent(2, 1), 3.0) == []
 
 
 def test_a_waiting_shard_that_ends_leaves_the_others_their_turn() -> None:
     machine = begin(view("b", suspect="ac"))
     machine.handle(TICK, 0.0)
-    broken = machine.handle(said.ContributionRefused(1, 1, "again", "no room"), 1.0)
-    assert broken == [said.EndTry(key(1), 1)]
-    sent = machine.handle(said.ContributionSent(0, 1), 1.0)
-    assert sent == [said.SendContribution(key(2), 1, 0)]
+    broken = machine.handle(events.ContributionRefused(1, 1, "again", "no room"), 1.0)
+    assert broken == [events.EndTry(key(1), 1)]
+    sent = machine.handle(events.ContributionSent(0, 1), 1.0)
+    assert sent == [events.SendContribution(key(2), 1, 0)]
 
 
 def test_the_next_in_order_takes_over_at_once_when_the_reducer_is_suspected() -> None:
     machine = begin()
     machine.handle(TICK, 0.0)
     actions = machine.handle(ViewUpdated(view("bc", suspect="a")), 2.0)
-    assert said.EndTry(key(0), 1, taken_over=True) in actions
+    assert events.EndTry(key(0), 1, taken_over=True) in actions
     assert opened(actions) == [(0, "b", 2, False)]
 
 
@@ -147,47 +147,47 @@ def test_a_stream_at_a_usable_peer_goes_on_when_a_better_one_appears() -> None:
 @pytest.mark.parametrize(
     ("ending", "suspects"),
     [
-        (said.TryBroken(0, 1, "reset"), True),
-        (said.TryBroken(0, 1), True),
-        (said.ContributionRefused(0, 1, "again", "no room"), False),
-        (said.AnswerDamaged(0, 1, "not a message"), False),
+        (events.TryBroken(0, 1, "reset"), True),
+        (events.TryBroken(0, 1), True),
+        (events.ContributionRefused(0, 1, "again", "no room"), False),
+        (events.AnswerDamaged(0, 1, "not a message"), False),
     ],
 )
 def test_a_try_that_came_to_nothing_is_resumed_at_the_same_peer(
-    ending: said.ContributorEvent, suspects: bool
+    ending: events.ContributorEvent, suspects: bool
 ) -> None:
     machine = begin(orders=FROM_AFAR)
     machine.handle(TICK, 0.0)
     ended = machine.handle(ending, 1.0)
-    assert ended == [said.EndTry(key(0), 1), *([Suspect("b")] if suspects else [])]
+    assert ended == [events.EndTry(key(0), 1), *([Suspect("b")] if suspects else [])]
     assert machine.wakes_at(1.0) == 1.25
     assert machine.handle(TICK, 1.2) == []
     again = machine.handle(TICK, 1.25)
     assert opened(again) == [(0, "b", 2, True)]
     assert others(again) == []  # it waits for the reducer to say what is there
-    resumed = machine.handle(said.ContributionResumed(0, 2, 12), 1.4)
-    assert resumed == [said.SendContribution(key(0), 2, 12)]
+    resumed = machine.handle(events.ContributionResumed(0, 2, 12), 1.4)
+    assert resumed == [events.SendContribution(key(0), 2, 12)]
 
 
 def test_more_than_all_cannot_be_there() -> None:
     machine = begin(orders=FROM_AFAR)
     machine.handle(TICK, 0.0)
-    machine.handle(said.TryBroken(0, 1), 1.0)
+    machine.handle(events.TryBroken(0, 1), 1.0)
     machine.handle(TICK, 1.25)
-    resumed = machine.handle(said.ContributionResumed(0, 2, 999), 1.4)
-    assert resumed == [said.SendContribution(key(0), 2, 40)]
+    resumed = machine.handle(events.ContributionResumed(0, 2, 999), 1.4)
+    assert resumed == [events.SendContribution(key(0), 2, 40)]
 
 
 def test_a_resume_that_nobody_has_asked_for_ends_the_try() -> None:
     machine = begin(orders=FROM_AFAR)
     machine.handle(TICK, 0.0)
-    assert machine.handle(said.ContributionResumed(0, 1, 4), 1.0) == [said.EndTry(key(0), 1)]
+    assert machine.handle(events.ContributionResumed(0, 1, 4), 1.0) == [events.EndTry(key(0), 1)]
 
 
 def test_a_retry_pause_ends_early_when_the_reducer_is_suspected_meanwhile() -> None:
     machine = begin(orders=ONE)
     machine.handle(TICK, 0.0)
-    machine.handle(said.TryBroken(0, 1, "reset"), 1.0)
+    machine.handle(events.TryBroken(0, 1, "reset"), 1.0)
     actions = machine.handle(ViewUpdated(view("bc", suspect="a")), 1.1)
     actions += machine.handle(TICK, 1.25)
     assert opened(actions) == [(0, "b", 2, False)]
@@ -198,7 +198,7 @@ def test_a_try_elsewhere_makes_the_next_try_a_fresh_one() -> None:
     machine.handle(TICK, 0.0)
     machine.handle(ViewUpdated(view("bc", suspect="a")), 1.0)
     machine.handle(ViewUpdated(view("abc")), 1.1)
-    actions = machine.handle(said.ContributionRedirected(0, 2, "a"), 1.2)
+    actions = machine.handle(events.ContributionRedirected(0, 2, "a"), 1.2)
     assert opened(actions) == [(0, "a", 3, False)]
 
 
@@ -206,15 +206,15 @@ def test_a_redirect_that_our_view_agrees_with_is_followed_at_once() -> None:
     machine = begin(view("bc", suspect="a"), ONE)
     machine.handle(TICK, 0.0)
     machine.handle(ViewUpdated(view("abc")), 0.9)
-    actions = machine.handle(said.ContributionRedirected(0, 1, "a"), 1.0)
+    actions = machine.handle(events.ContributionRedirected(0, 1, "a"), 1.0)
     assert opened(actions) == [(0, "a", 2, False)]
 
 
 def test_a_redirect_to_a_peer_that_we_doubt_is_not_followed_but_asked_again() -> None:
     machine = begin(view("bc", suspect="a"), ONE)
     machine.handle(TICK, 0.0)
-    redirected = machine.handle(said.ContributionRedirected(0, 1, "a"), 1.0)
-    assert redirected == [said.EndTry(key(0), 1)]
+    redirected = machine.handle(events.ContributionRedirected(0, 1, "a"), 1.0)
+    assert redirected == [events.EndTry(key(0), 1)]
     assert opened(machine.handle(TICK, 1.25)) == [(0, "b", 2, True)]
 
 
@@ -224,18 +224,18 @@ def test_a_redirect_to_a_peer_that_we_doubt_is_not_followed_but_asked_again() ->
 def test_a_reduction_goes_on_where_it_broke_off() -> None:
     machine = begin(orders=FROM_AFAR)
     machine.handle(TICK, 0.0)
-    begun = machine.handle(said.ReductionBegun(0, 1, header()), 1.0)
-    assert begun == [said.ReceiveReduction(key(0), 1, header(), fresh=True)]
+    begun = machine.handle(events.ReductionBegun(0, 1, header()), 1.0)
+    assert begun == [events.ReceiveReduction(key(0), 1, header(), fresh=True)]
     assert machine.receives(0, 1)
-    assert machine.handle(said.ReductionBytes(0, 1, 15), 1.0) == []
-    machine.handle(said.TryBroken(0, 1), 1.1)
+    assert machine.handle(events.ReductionBytes(0, 1, 15), 1.0) == []
+    machine.handle(events.TryBroken(0, 1), 1.1)
     (again,) = machine.handle(TICK, 1.35)
-    assert isinstance(again, said.OpenTry)
+    assert isinstance(again, events.OpenTry)
     assert again.header.reduction_offset == 15
-    begun = machine.handle(said.ReductionBegun(0, 2, header()), 1.4)
-    assert begun == [said.ReceiveReduction(key(0), 2, header(), fresh=False)]
-    came = machine.handle(said.ReductionBytes(0, 2, 5), 1.4)
-    assert came == [said.DecodeReduction(key(0), 2)]
+    begun = machine.handle(events.ReductionBegun(0, 2, header()), 1.4)
+    assert begun == [events.ReceiveReduction(key(0), 2, header(), fresh=False)]
+    came = machine.handle(events.ReductionBytes(0, 2, 5), 1.4)
+    assert came == [events.DecodeReduction(key(0), 2)]
 
 
 @pytest.mark.parametrize(
@@ -252,13 +252,13 @@ def test_what_was_kept_of_a_reduction_is_dropped_when_the_next_does_not_fit(
 ) -> None:
     machine = begin(orders=FROM_AFAR)
     machine.handle(TICK, 0.0)
-    machine.handle(said.ReductionBegun(0, 1, header()), 1.0)
-    machine.handle(said.ReductionBytes(0, 1, 15), 1.0)
-    machine.handle(said.TryBroken(0, 1), 1.1)
+    machine.handle(events.ReductionBegun(0, 1, header()), 1.0)
+    machine.handle(events.ReductionBytes(0, 1, 15), 1.0)
+    machine.handle(events.TryBroken(0, 1), 1.1)
     machine.handle(TICK, 1.35)
-    assert machine.handle(said.ReductionBegun(0, 2, wrong), 1.4) == [said.EndTry(key(0), 2)]
+    assert machine.handle(events.ReductionBegun(0, 2, wrong), 1.4) == [events.EndTry(key(0), 2)]
     (again,) = machine.handle(TICK, 1.65)
-    assert isinstance(again, said.OpenTry)
+    assert isinstance(again, events.OpenTry)
     assert again.header.reduction_offset == 0
 
 
@@ -266,15 +266,15 @@ def test_an_empty_reduction_is_whole_with_its_header() -> None:
     own = OwnRound(2, 7, ("a", "b"), (1,))
     machine = Contributor("a", own, ByName(("ba",), elements=0), view("ab"), CONFIG, DEADLINE)
     machine.handle(TICK, 0.0)
-    begun = machine.handle(said.ReductionBegun(0, 1, replace(header(), total_bytes=0)), 1.0)
-    assert said.DecodeReduction(key(0), 1) in begun
+    begun = machine.handle(events.ReductionBegun(0, 1, replace(header(), total_bytes=0)), 1.0)
+    assert events.DecodeReduction(key(0), 1) in begun
 
 
 def test_a_reduction_of_the_own_is_here_at_once() -> None:
     machine = begin(orders=ONE)
     machine.handle(TICK, 0.0)
-    begun = machine.handle(said.ReductionBegun(0, 1, header(), whole=True), 1.0)
-    assert said.DecodeReduction(key(0), 1) in begun
+    begun = machine.handle(events.ReductionBegun(0, 1, header(), whole=True), 1.0)
+    assert events.DecodeReduction(key(0), 1) in begun
 
 
 # ------------------------------------------------------------------------------- how rounds end
@@ -287,7 +287,7 @@ def test_it_succeeds_once_all_shards_are_reduced_and_then_stays_silent() -> None
     assert reduce(machine, 2, 1, 1.0) == used(2, 1)
     assert machine.waiting_for == ("b",)
     assert reduce(machine, 1, 1, 1.0)[-1] == Succeeded()
-    assert machine.handle(said.ReductionDecoded(1, 1), 1.0) == []
+    assert machine.handle(events.ReductionDecoded(1, 1), 1.0) == []
     assert machine.handle(TICK, DEADLINE + 1) == []
     assert machine.wakes_at(1.0) == float("inf")
 
@@ -318,8 +318,8 @@ def test_a_refusal_ends_the_round_and_the_other_streams(kind: str) -> None:
     machine = begin()
     machine.handle(TICK, 0.0)
     reduce(machine, 1, 1, 0.5)
-    refused = said.ContributionRefused(2, 1, kind, "no")  # type: ignore[arg-type]
-    ended = [said.EndTry(key(0), 1), said.EndTry(key(2), 1)]
+    refused = events.ContributionRefused(2, 1, kind, "no")  # type: ignore[arg-type]
+    ended = [events.EndTry(key(0), 1), events.EndTry(key(2), 1)]
     assert machine.handle(refused, 1.0) == [*ended, Failed("c: no", ("a", "c"))]
     assert machine.handle(TICK, 2.0) == []
 
@@ -328,19 +328,19 @@ def test_a_round_that_is_given_up_fails() -> None:
     machine = begin(orders=ONE)
     machine.handle(TICK, 0.0)
     ended = machine.handle(GivenUp("another state is better"), 1.0)
-    assert ended == [said.EndTry(key(0), 1), Failed("another state is better", ("a",))]
+    assert ended == [events.EndTry(key(0), 1), Failed("another state is better", ("a",))]
 
 
 def test_the_deadline_ends_the_round_with_the_reasons_and_who_did_not_answer() -> None:
     machine = begin()
     machine.handle(TICK, 0.0)
     reduce(machine, 0, 1, 1.0)
-    machine.handle(said.TryBroken(1, 1, "reset"), 1.0)
+    machine.handle(events.TryBroken(1, 1, "reset"), 1.0)
     machine.handle(TICK, 1.25)
     assert machine.handle(TICK, DEADLINE - 0.01) == []
     assert machine.handle(TICK, DEADLINE) == [
-        said.EndTry(key(1), 2),
-        said.EndTry(key(2), 1),
+        events.EndTry(key(1), 2),
+        events.EndTry(key(2), 1),
         Failed("the round's deadline has passed; b: reset", ("b", "c")),
     ]
 
@@ -348,25 +348,25 @@ def test_the_deadline_ends_the_round_with_the_reasons_and_who_did_not_answer() -
 def test_an_answer_at_the_deadline_still_counts() -> None:
     machine = begin(orders=ONE)
     machine.handle(TICK, 0.0)
-    machine.handle(said.ReductionBegun(0, 1, header(), whole=True), 1.0)
-    assert machine.handle(said.ReductionDecoded(0, 1), DEADLINE)[-1] == Succeeded()
+    machine.handle(events.ReductionBegun(0, 1, header(), whole=True), 1.0)
+    assert machine.handle(events.ReductionDecoded(0, 1), DEADLINE)[-1] == Succeeded()
 
 
 @pytest.mark.parametrize(
     "late",
     [
-        said.ContributionResumed(0, 1, 3),
-        said.ContributionSent(0, 1),
-        said.ContributionRedirected(0, 1, "c"),
-        said.ContributionRefused(0, 1, "group", "too late"),
-        said.ReductionBegun(0, 1, header()),
-        said.ReductionBytes(0, 1, SIZE),
-        said.ReductionDecoded(0, 1),
-        said.AnswerDamaged(0, 1, "what"),
-        said.TryBroken(0, 1, "reset"),
+        events.ContributionResumed(0, 1, 3),
+        events.ContributionSent(0, 1),
+        events.ContributionRedirected(0, 1, "c"),
+        events.ContributionRefused(0, 1, "group", "too late"),
+        events.ReductionBegun(0, 1, header()),
+        events.ReductionBytes(0, 1, SIZE),
+        events.ReductionDecoded(0, 1),
+        events.AnswerDamaged(0, 1, "what"),
+        events.TryBroken(0, 1, "reset"),
     ],
 )
-def test_what_an_earlier_try_reports_is_ignored(late: said.ContributorEvent) -> None:
+def test_what_an_earlier_try_reports_is_ignored(late: events.ContributorEvent) -> None:
     machine = begin(orders=ONE)
     machine.handle(TICK, 0.0)
     machine.handle(ViewUpdated(view("bc", suspect="a")), 1.0)

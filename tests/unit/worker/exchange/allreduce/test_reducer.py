@@ -8,7 +8,7 @@ import pytest
 
 from tests.protocol.views import view
 from tests.unit.worker.exchange.allreduce.layouts import ROUND_S, TRANSFER_S, ByName
-from worker.exchange.allreduce import events as said
+from worker.exchange.allreduce import events
 from worker.exchange.allreduce.dialogue import ContributionHeader, Group
 from worker.exchange.allreduce.reducer import Reducer
 from worker.exchange.types import RoundConfig, RoundTick, ShardKey, View, ViewUpdated
@@ -27,7 +27,7 @@ def reducer(me: str = "a", seen: View | None = None, version: int | None = 0) ->
     machine = Reducer(me, ByName(), CONFIG)
     machine.handle(ViewUpdated(view("abcd") if seen is None else seen), 0.0)
     if version is not None:
-        machine.handle(said.Advanced(0, version, GROUP), 0.0)
+        machine.handle(events.Advanced(0, version, GROUP), 0.0)
     return machine
 
 
@@ -54,29 +54,29 @@ def offer(
     group: Group = GROUP,
     now: float = 0.0,
     **changes: object,
-) -> tuple[int, list[said.ReducerAction]]:
+) -> tuple[int, list[events.ReducerAction]]:
     """A peer wants to contribute: the number of its stream, and what it is told."""
     stream = next(numbers)
     return stream, machine.handle(
-        said.ContributionOffered(stream, header(peer, key, group, **changes)), now
+        events.ContributionOffered(stream, header(peer, key, group, **changes)), now
     )
 
 
 def answer(machine: Reducer, key: ShardKey = KEY, group: Group = GROUP) -> object:
     """What a peer that offers a contribution is told at once, without its stream; None: hold."""
     stream, actions = offer(machine, "d", key, group)
-    machine.handle(said.ContributorGone(stream), 0.0)
+    machine.handle(events.ContributorGone(stream), 0.0)
     if not actions:
         return None
     (action,) = actions
     match action:
-        case said.TakeContribution():
+        case events.TakeContribution():
             return "take"
-        case said.AnswerStream():
+        case events.AnswerStream():
             return "answer"
-        case said.RedirectStream(_, peer):
+        case events.RedirectStream(_, peer):
             return f"to {peer}"
-        case said.RefuseStream(_, kind, reason):
+        case events.RefuseStream(_, kind, reason):
             assert reason
             return kind
     raise AssertionError(action)
@@ -84,31 +84,31 @@ def answer(machine: Reducer, key: ShardKey = KEY, group: Group = GROUP) -> objec
 
 def contribute(
     machine: Reducer, peers: str, now: float = 0.0, group: Group = GROUP
-) -> list[said.ReducerAction]:
+) -> list[events.ReducerAction]:
     """Whole contributions; what follows beside their being taken."""
     actions = []
     for peer in peers:
         stream, taken = offer(machine, peer, group=group, now=now)
-        assert said.TakeContribution(stream, KEY, peer, fresh=True) in taken
-        came = machine.handle(said.ContributionBytes(stream, BYTES), now)
-        assert any(isinstance(each, said.VerifyContribution) for each in came)
-        actions += machine.handle(said.ContributionVerified(stream), now)
+        assert events.TakeContribution(stream, KEY, peer, fresh=True) in taken
+        came = machine.handle(events.ContributionBytes(stream, BYTES), now)
+        assert any(isinstance(each, events.VerifyContribution) for each in came)
+        actions += machine.handle(events.ContributionVerified(stream), now)
     return actions
 
 
-def computed(actions: list[said.ReducerAction]) -> list[tuple[str, str]]:
+def computed(actions: list[events.ReducerAction]) -> list[tuple[str, str]]:
     """(contributors, next group) of the means that are due."""
     return [
         ("".join(action.contributors), "".join(action.next_group))
         for action in actions
-        if isinstance(action, said.ComputeShard)
+        if isinstance(action, events.ComputeShard)
     ]
 
 
-def close(machine: Reducer, actions: list[said.ReducerAction]) -> list[said.ReducerAction]:
+def close(machine: Reducer, actions: list[events.ReducerAction]) -> list[events.ReducerAction]:
     """The mean that is due is computed."""
-    (due,) = [action for action in actions if isinstance(action, said.ComputeShard)]
-    return machine.handle(said.ShardComputed(due.key, due.attempt), 1.0)
+    (due,) = [action for action in actions if isinstance(action, events.ComputeShard)]
+    return machine.handle(events.ShardComputed(due.key, due.attempt), 1.0)
 
 
 def closed() -> Reducer:
@@ -127,7 +127,7 @@ def test_a_shard_closes_when_everyone_has_contributed() -> None:
     actions = contribute(machine, "c")
     assert computed(actions) == [("abcd", "abcd")]
     (due,) = actions
-    assert isinstance(due, said.ComputeShard)
+    assert isinstance(due, events.ComputeShard)
     assert (due.last, due.weights, due.shard.bounds) == ("c", (1, 1, 1, 1), (0, 10))
 
 
@@ -152,8 +152,8 @@ def test_it_is_computed_exactly_once() -> None:
     for event in (TICK, ViewUpdated(view("abcd"))):
         assert machine.handle(event, 1.0) == []
     answered = close(machine, actions)
-    assert answered[:2] == [said.KeepReduction(KEY), said.ForgetContributions(KEY)]
-    assert len([each for each in answered if isinstance(each, said.AnswerStream)]) == 4
+    assert answered[:2] == [events.KeepReduction(KEY), events.ForgetContributions(KEY)]
+    assert len([each for each in answered if isinstance(each, events.AnswerStream)]) == 4
     assert close(machine, actions) == []
     assert machine.handle(TICK, 1000.0) == []
 
@@ -217,9 +217,9 @@ def test_the_next_group_is_of_those_that_can_join_it() -> None:
 def test_a_shard_that_could_not_be_reduced_is_open_to_those_that_try_again() -> None:
     machine = reducer()
     (due,) = contribute(machine, "abcd")
-    assert isinstance(due, said.ComputeShard)
-    failed = machine.handle(said.ShardComputed(KEY, due.attempt, failed=True), 1.0)
-    kinds = [each.kind for each in failed if isinstance(each, said.RefuseStream)]
+    assert isinstance(due, events.ComputeShard)
+    failed = machine.handle(events.ShardComputed(KEY, due.attempt, failed=True), 1.0)
+    kinds = [each.kind for each in failed if isinstance(each, events.RefuseStream)]
     assert kinds == ["again"] * 4
     assert computed(contribute(machine, "abcd")) == [("abcd", "abcd")]
 
@@ -230,32 +230,32 @@ def test_a_shard_that_could_not_be_reduced_is_open_to_those_that_try_again() -> 
 def test_a_resumed_contribution_goes_on_where_it_broke_off() -> None:
     machine = reducer()
     first, _ = offer(machine, "b")
-    machine.handle(said.ContributionBytes(first, 15), 0.0)
-    machine.handle(said.ContributorGone(first), 0.0)
+    machine.handle(events.ContributionBytes(first, 15), 0.0)
+    machine.handle(events.ContributorGone(first), 0.0)
     again, actions = offer(machine, "b", resumed=True)
-    taken = said.TakeContribution(again, KEY, "b", fresh=False)
-    assert actions == [said.AskToResume(again, 15), taken]
-    (verify,) = machine.handle(said.ContributionBytes(again, BYTES - 15), 0.0)
-    assert isinstance(verify, said.VerifyContribution)
+    taken = events.TakeContribution(again, KEY, "b", fresh=False)
+    assert actions == [events.AskToResume(again, 15), taken]
+    (verify,) = machine.handle(events.ContributionBytes(again, BYTES - 15), 0.0)
+    assert isinstance(verify, events.VerifyContribution)
 
 
 def test_a_resumed_one_of_which_nothing_is_here_begins_at_the_first_byte() -> None:
     stream, actions = offer(reducer(), "b", resumed=True)
-    taken = said.TakeContribution(stream, KEY, "b", fresh=True)
-    assert actions == [said.AskToResume(stream, 0), taken]
+    taken = events.TakeContribution(stream, KEY, "b", fresh=True)
+    assert actions == [events.AskToResume(stream, 0), taken]
 
 
 def test_a_later_stream_takes_over_from_an_earlier() -> None:
     machine = reducer()
     first, _ = offer(machine, "b")
-    machine.handle(said.ContributionBytes(first, 15), 0.0)
+    machine.handle(events.ContributionBytes(first, 15), 0.0)
     later, _ = offer(machine, "b", resumed=True)
     assert (machine.takes(first), machine.takes(later)) == (False, True)
-    (refused,) = machine.handle(said.ContributionBytes(first, 0), 0.0)
-    assert isinstance(refused, said.RefuseStream)
+    (refused,) = machine.handle(events.ContributionBytes(first, 0), 0.0)
+    assert isinstance(refused, events.RefuseStream)
     assert (refused.stream, refused.kind, refused.faulty) == (first, "again", True)
-    (verify,) = machine.handle(said.ContributionBytes(later, BYTES - 15), 0.0)
-    assert isinstance(verify, said.VerifyContribution)
+    (verify,) = machine.handle(events.ContributionBytes(later, BYTES - 15), 0.0)
+    assert isinstance(verify, events.VerifyContribution)
 
 
 def test_other_values_withdraw_what_was_here() -> None:
@@ -264,8 +264,8 @@ def test_other_values_withdraw_what_was_here() -> None:
     stream, _ = offer(machine, "b", hash=1)
     assert machine.awaited(KEY) == ("b", "d")
     assert contribute(machine, "d") == []
-    machine.handle(said.ContributionBytes(stream, BYTES), 1.0)
-    actions = machine.handle(said.ContributionVerified(stream), 1.0)
+    machine.handle(events.ContributionBytes(stream, BYTES), 1.0)
+    actions = machine.handle(events.ContributionVerified(stream), 1.0)
     assert computed(actions) == [("abcd", "abcd")]
 
 
@@ -274,10 +274,10 @@ def test_values_that_were_replaced_while_they_were_verified_do_not_count() -> No
     machine = reducer()
     contribute(machine, "acd")
     first, _ = offer(machine, "b")
-    machine.handle(said.ContributionBytes(first, BYTES), 0.0)
+    machine.handle(events.ContributionBytes(first, BYTES), 0.0)
     offer(machine, "b", hash=1)
-    (refused,) = machine.handle(said.ContributionVerified(first), 0.0)
-    assert isinstance(refused, said.RefuseStream)
+    (refused,) = machine.handle(events.ContributionVerified(first), 0.0)
+    assert isinstance(refused, events.RefuseStream)
     assert machine.awaited(KEY) == ("b",)
 
 
@@ -285,9 +285,9 @@ def test_nothing_can_be_withdrawn_while_the_mean_is_computed() -> None:
     machine = reducer()
     actions = contribute(machine, "abcd")
     stream, _ = offer(machine, "b", hash=1)
-    machine.handle(said.ContributionBytes(stream, BYTES), 1.0)
-    assert machine.handle(said.ContributionVerified(stream), 1.0) == []
-    assert said.AnswerStream(stream, KEY, 0) in close(machine, actions)
+    machine.handle(events.ContributionBytes(stream, BYTES), 1.0)
+    assert machine.handle(events.ContributionVerified(stream), 1.0) == []
+    assert events.AnswerStream(stream, KEY, 0) in close(machine, actions)
 
 
 def test_a_shard_without_contributions_never_closes() -> None:
@@ -302,40 +302,40 @@ def test_the_own_contribution_is_here_at_once_and_the_newest_counts() -> None:
     machine = reducer()
     contribute(machine, "bcd")
     stream = next(numbers)
-    actions = machine.handle(said.OwnOffered(stream, KEY, GROUP, hash=5, weight=3), 1.0)
-    assert said.TakeContribution(stream, KEY, "a", fresh=True) in actions
+    actions = machine.handle(events.OwnOffered(stream, KEY, GROUP, hash=5, weight=3), 1.0)
+    assert events.TakeContribution(stream, KEY, "a", fresh=True) in actions
     assert computed(actions) == [("abcd", "abcd")]
-    (due,) = [each for each in actions if isinstance(each, said.ComputeShard)]
+    (due,) = [each for each in actions if isinstance(each, events.ComputeShard)]
     assert due.weights == (3, 1, 1, 1)
 
 
 def test_a_damaged_frame_loses_nothing_of_what_came_before_it() -> None:
     machine = reducer()
     stream, _ = offer(machine, "b")
-    machine.handle(said.ContributionBytes(stream, 15), 0.0)
-    (refused,) = machine.handle(said.ContributionDamaged(stream, "damaged", again=True), 0.0)
-    assert isinstance(refused, said.RefuseStream)
+    machine.handle(events.ContributionBytes(stream, 15), 0.0)
+    (refused,) = machine.handle(events.ContributionDamaged(stream, "damaged", again=True), 0.0)
+    assert isinstance(refused, events.RefuseStream)
     assert (refused.kind, refused.faulty) == ("again", True)
     again, actions = offer(machine, "b", resumed=True)
-    assert said.AskToResume(again, 15) in actions
+    assert events.AskToResume(again, 15) in actions
 
 
 def test_nothing_is_left_of_values_that_cannot_be_averaged() -> None:
     machine = reducer()
     stream, _ = offer(machine, "b")
-    machine.handle(said.ContributionBytes(stream, BYTES), 0.0)
-    (refused,) = machine.handle(said.ContributionDamaged(stream, "NaN", again=False), 0.0)
-    assert isinstance(refused, said.RefuseStream)
+    machine.handle(events.ContributionBytes(stream, BYTES), 0.0)
+    (refused,) = machine.handle(events.ContributionDamaged(stream, "NaN", again=False), 0.0)
+    assert isinstance(refused, events.RefuseStream)
     assert refused.kind == "invalid"
     again, actions = offer(machine, "b", resumed=True)
-    assert said.AskToResume(again, 0) in actions
+    assert events.AskToResume(again, 0) in actions
 
 
 def test_who_ends_before_all_is_here_may_come_again() -> None:
     machine = reducer()
     stream, _ = offer(machine, "b")
-    (refused,) = machine.handle(said.ContributorDone(stream), 0.0)
-    assert isinstance(refused, said.RefuseStream)
+    (refused,) = machine.handle(events.ContributorDone(stream), 0.0)
+    assert isinstance(refused, events.RefuseStream)
     assert (refused.kind, refused.faulty) == ("again", True)
     assert "broke off" in refused.reason
 
@@ -345,9 +345,9 @@ def test_who_comes_while_the_mean_is_computed_gets_the_answer_and_is_not_in_it()
     actions = machine.handle(ViewUpdated(view("abd", done="c")), 0.0)
     actions = contribute(machine, "abd")
     assert contribute(machine, "c") == []
-    (due,) = [each for each in actions if isinstance(each, said.ComputeShard)]
+    (due,) = [each for each in actions if isinstance(each, events.ComputeShard)]
     assert (due.contributors, due.last) == (("a", "b", "d"), "d")
-    answers = [each for each in close(machine, actions) if isinstance(each, said.AnswerStream)]
+    answers = [each for each in close(machine, actions) if isinstance(each, events.AnswerStream)]
     assert len(answers) == 4
 
 
@@ -371,7 +371,7 @@ def test_a_header_that_does_not_fit_is_refused(
     machine = reducer()
     stream, actions = offer(machine, **wrong)  # type: ignore[arg-type]
     (refused,) = actions
-    assert isinstance(refused, said.RefuseStream)
+    assert isinstance(refused, events.RefuseStream)
     assert (refused.stream, refused.kind, refused.faulty) == (stream, kind, faulty)
     assert computed(contribute(machine, "abcd")) == [("abcd", "abcd")]
 
@@ -383,16 +383,16 @@ def test_it_holds_back_until_it_knows_its_own_state() -> None:
     machine = reducer(version=None)
     stream, held = offer(machine)
     assert held == []
-    taken = machine.handle(said.Advanced(0, 0, GROUP), 1.0)
-    assert taken == [said.TakeContribution(stream, KEY, "d", fresh=True)]
+    taken = machine.handle(events.Advanced(0, 0, GROUP), 1.0)
+    assert taken == [events.TakeContribution(stream, KEY, "d", fresh=True)]
 
 
 def test_it_holds_a_round_that_it_has_not_come_to() -> None:
     machine, next_key = reducer(version=3), ShardKey(0, 4, 0)
     stream, held = offer(machine, key=next_key)
     assert held == []
-    taken = machine.handle(said.Advanced(0, 4, GROUP), 1.0)
-    assert said.TakeContribution(stream, next_key, "d", fresh=True) in taken
+    taken = machine.handle(events.Advanced(0, 4, GROUP), 1.0)
+    assert events.TakeContribution(stream, next_key, "d", fresh=True) in taken
 
 
 def test_it_holds_nobody_for_longer_than_a_round_may_take() -> None:
@@ -401,7 +401,7 @@ def test_it_holds_nobody_for_longer_than_a_round_may_take() -> None:
     assert machine.wakes_at(1.0) == 1.0 + ROUND_S
     assert machine.handle(TICK, 1.0 + ROUND_S - 0.01) == []
     (refused,) = machine.handle(TICK, 1.0 + ROUND_S)
-    assert isinstance(refused, said.RefuseStream)
+    assert isinstance(refused, events.RefuseStream)
     assert (refused.stream, refused.kind) == (stream, "pruned")
 
 
@@ -413,15 +413,15 @@ def test_another_group_is_refused(is_closed: bool) -> None:
 
 def test_the_late_get_the_answer_from_where_they_have_it() -> None:
     stream, actions = offer(closed(), "d", reduction_offset=12)
-    assert actions == [said.AnswerStream(stream, KEY, 12)]
+    assert actions == [events.AnswerStream(stream, KEY, 12)]
 
 
 def test_a_learned_reduction_is_answered_and_ends_the_own_attempt() -> None:
     machine = reducer("b", view("bcd", suspect="a"))
     contribute(machine, "b")
-    learned = machine.handle(said.ReductionLearned(KEY), 1.0)
-    assert learned[0] == said.KeepReduction(KEY)
-    assert any(isinstance(each, said.AnswerStream) for each in learned)
+    learned = machine.handle(events.ReductionLearned(KEY), 1.0)
+    assert learned[0] == events.KeepReduction(KEY)
+    assert any(isinstance(each, events.AnswerStream) for each in learned)
     assert answer(machine) == "answer"
     machine.handle(ViewUpdated(view("bcd", dead="a")), 2.0)
     assert answer(machine) == "answer"
@@ -433,37 +433,37 @@ def test_a_mean_that_is_ready_after_another_was_learned_is_dropped() -> None:
     """Others have got the learned one from here: all later ones must get the same."""
     machine = reducer("b", view("bcd", dead="a"))
     actions = contribute(machine, "bcd")
-    machine.handle(said.ReductionLearned(KEY), 1.0)
+    machine.handle(events.ReductionLearned(KEY), 1.0)
     assert close(machine, actions) == []
 
 
 def test_answers_are_kept_for_two_rounds_and_then_pruned() -> None:
     machine = closed()
     for version in (1, 2):
-        assert machine.handle(said.Advanced(0, version, GROUP), 1.0) == []
+        assert machine.handle(events.Advanced(0, version, GROUP), 1.0) == []
         assert answer(machine) == "answer"
-    assert machine.handle(said.Advanced(0, 3, GROUP), 1.0) == [said.ForgetShard(KEY)]
+    assert machine.handle(events.Advanced(0, 3, GROUP), 1.0) == [events.ForgetShard(KEY)]
     assert answer(machine) == "pruned"
 
 
 def test_pruning_leaves_other_fragments_alone() -> None:
     machine, other = reducer(), ShardKey(1, 0, 0)
-    machine.handle(said.Advanced(1, 0, GROUP), 0.0)
-    machine.handle(said.ReductionLearned(other), 1.0)
-    machine.handle(said.Advanced(0, 9, GROUP), 1.0)
+    machine.handle(events.Advanced(1, 0, GROUP), 0.0)
+    machine.handle(events.ReductionLearned(other), 1.0)
+    machine.handle(events.Advanced(0, 9, GROUP), 1.0)
     assert answer(machine, other) == "answer"
 
 
 def test_a_round_that_was_applied_through_others_is_over() -> None:
     machine = reducer()
-    machine.handle(said.Advanced(0, 1, GROUP), 1.0)
+    machine.handle(events.Advanced(0, 1, GROUP), 1.0)
     assert answer(machine) == "pruned"
 
 
 def test_a_shard_that_others_still_fill_stays_open_after_it_advanced() -> None:
     machine = reducer()
     contribute(machine, "abc")
-    machine.handle(said.Advanced(0, 1, GROUP), 1.0)
+    machine.handle(events.Advanced(0, 1, GROUP), 1.0)
     assert answer(machine) == "take"
 
 
@@ -491,8 +491,8 @@ def test_a_successor_gives_the_shard_back_when_the_reducer_returns() -> None:
     machine = reducer("b", view("bcd", suspect="a"))
     contribute(machine, "bc")
     forgotten, *told = machine.handle(ViewUpdated(view("abcd")), 2.0)
-    assert forgotten == said.ForgetContributions(KEY)
-    assert [each.peer for each in told if isinstance(each, said.RedirectStream)] == ["a", "a"]
+    assert forgotten == events.ForgetContributions(KEY)
+    assert [each.peer for each in told if isinstance(each, events.RedirectStream)] == ["a", "a"]
     assert answer(machine) == "to a"
     assert machine.handle(TICK, 1000.0) == []
 
@@ -519,9 +519,9 @@ def test_what_comes_for_a_shard_that_was_handed_back_meanwhile_goes_on_elsewhere
     stream, _ = offer(machine, "d")
     contribute(machine, "c")
     machine.handle(ViewUpdated(view("abcd")), 2.0)
-    machine.handle(said.ContributionBytes(stream, BYTES), 2.0)
-    assert machine.handle(said.ContributionVerified(stream), 2.0) == [
-        said.RedirectStream(stream, "a")
+    machine.handle(events.ContributionBytes(stream, BYTES), 2.0)
+    assert machine.handle(events.ContributionVerified(stream), 2.0) == [
+        events.RedirectStream(stream, "a")
     ]
 
 
@@ -532,8 +532,8 @@ def test_another_group_for_the_same_round_never_closes_what_the_first_laid_out()
     """A state adopted while a shard is open may bring another group, and with it other shards."""
     machine = reducer(seen=view("abcde"))
     contribute(machine, "abc")
-    actions = machine.handle(said.Advanced(0, 0, OTHER_GROUP), 1.0)
-    assert said.ForgetShard(KEY) in actions
+    actions = machine.handle(events.Advanced(0, 0, OTHER_GROUP), 1.0)
+    assert events.ForgetShard(KEY) in actions
     assert computed(actions + machine.handle(TICK, 1000.0)) == []
     assert machine.awaited(KEY) == ()
 
@@ -541,8 +541,8 @@ def test_another_group_for_the_same_round_never_closes_what_the_first_laid_out()
 def test_another_group_begins_again() -> None:
     machine = reducer(seen=view("abcde"))
     contribute(machine, "abcd")
-    machine.handle(said.ReductionLearned(KEY), 1.0)
-    machine.handle(said.Advanced(0, 0, OTHER_GROUP), 2.0)
+    machine.handle(events.ReductionLearned(KEY), 1.0)
+    machine.handle(events.Advanced(0, 0, OTHER_GROUP), 2.0)
     assert contribute(machine, "abcd", 3.0, OTHER_GROUP) == []
     assert computed(contribute(machine, "e", 3.0, OTHER_GROUP)) == [("abcde", "abcde")]
 
@@ -550,22 +550,22 @@ def test_another_group_begins_again() -> None:
 def test_a_mean_of_the_former_layout_is_dropped() -> None:
     machine = reducer()
     actions = contribute(machine, "abcd")
-    machine.handle(said.Advanced(0, 0, OTHER_GROUP), 1.0)
+    machine.handle(events.Advanced(0, 0, OTHER_GROUP), 1.0)
     assert close(machine, actions) == []
 
 
 def test_the_same_group_again_forgets_nothing() -> None:
     machine = reducer()
     contribute(machine, "abc")
-    assert machine.handle(said.Advanced(0, 0, GROUP), 1.0) == []
+    assert machine.handle(events.Advanced(0, 0, GROUP), 1.0) == []
     assert computed(contribute(machine, "d")) == [("abcd", "abcd")]
 
 
 def test_another_group_leaves_other_rounds_and_fragments_alone() -> None:
     machine, other = closed(), ShardKey(1, 0, 0)
-    machine.handle(said.Advanced(1, 0, GROUP), 0.0)
-    machine.handle(said.ReductionLearned(other), 1.0)
-    machine.handle(said.Advanced(0, 1, GROUP), 1.0)
-    machine.handle(said.Advanced(0, 1, OTHER_GROUP), 1.0)
+    machine.handle(events.Advanced(1, 0, GROUP), 0.0)
+    machine.handle(events.ReductionLearned(other), 1.0)
+    machine.handle(events.Advanced(0, 1, GROUP), 1.0)
+    machine.handle(events.Advanced(0, 1, OTHER_GROUP), 1.0)
     assert answer(machine) == "answer"
     assert answer(machine, other) == "answer"
