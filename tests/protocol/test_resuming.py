@@ -7,7 +7,16 @@ from typing import TypeVar
 import pytest
 
 from protos import murmuration_pb2 as pb
-from tests.protocol.one_reducer import GROUP, bench, contribution, encoded, header, received, up
+from tests.protocol.one_reducer import (
+    GROUP,
+    KEY,
+    bench,
+    contribution,
+    encoded,
+    header,
+    received,
+    up,
+)
 from tests.protocol.views import view
 from tests.protocol.virtual_time import run
 from worker import wire
@@ -127,8 +136,8 @@ def test_who_comes_while_the_mean_is_computed_is_not_said_to_have_come_last(
     async def scenario() -> None:
         made = await bench()
         monkeypatch.setattr(Context, "worked", slow)
-        key, payload = wire.key_of(header("r")), wire.Payload.of(encoded("r"))
-        own = asyncio.create_task(made.reducer.contribute(key, GROUP, payload, weight=1))
+        payload = wire.Payload.of(encoded("r"))
+        own = asyncio.create_task(made.reducer.contribute(KEY, GROUP, payload, weight=1))
         pending = asyncio.create_task(made.send(contribution("a"), "a"))
         await asyncio.sleep(0.1)
         made.reducer.on_view(view("ar", done="b"))  # nobody else is awaited any more

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError, Message
@@ -14,7 +14,6 @@ from worker.exchange.allreduce.dialogue import (
     ReductionHeader,
     RefusalKind,
 )
-from worker.exchange.types import ShardKey
 from worker.membership import MAX_UNREACHABLE, Digest, Health, Member, Phase
 from worker.wire.errors import Again, WireError
 from worker.wire.payloads import Payload
@@ -55,69 +54,24 @@ def status_reply(document: object) -> bytes:
     return pb.StatusReply(document=documents.pack(document)).SerializeToString()
 
 
-def key_of(header: pb.ContributionHeader) -> ShardKey:
-    return ShardKey(header.fragment, header.round, header.shard)
-
-
 def contribution_to_message(header: ContributionHeader) -> bytes:
-    key = header.key
-    return pb.ExchangeUp(
-        header=pb.ContributionHeader(
-            run=header.run,
-            fragment=key.fragment,
-            round=key.round,
-            shard=key.shard,
-            sender=header.sender,
-            group=header.group,
-            codec=header.codec,
-            elements=header.elements,
-            total_bytes=header.total_bytes,
-            hash=header.hash,
-            reduction_offset=header.reduction_offset,
-            weight=header.weight,
-            resumed=header.resumed,
-        )
-    ).SerializeToString()
+    return pb.ExchangeUp(header=pb.ContributionHeader(**vars(header))).SerializeToString()
 
 
 def contribution_from_message(header: pb.ContributionHeader) -> ContributionHeader:
-    return ContributionHeader(
-        run=header.run,
-        key=key_of(header),
-        sender=header.sender,
-        group=header.group,
-        codec=header.codec,
-        elements=header.elements,
-        total_bytes=header.total_bytes,
-        hash=header.hash,
-        reduction_offset=header.reduction_offset,
-        weight=header.weight,
-        resumed=header.resumed,
-    )
+    named = (each.name for each in fields(ContributionHeader))
+    return ContributionHeader(**{name: getattr(header, name) for name in named})
 
 
 def reduction_to_message(header: ReductionHeader) -> bytes:
-    return pb.ExchangeDown(
-        header=pb.ReductionHeader(
-            contributors=header.contributors,
-            next_group=header.next_group,
-            codec=header.codec,
-            total_bytes=header.total_bytes,
-            hash=header.hash,
-            last=header.last,
-        )
-    ).SerializeToString()
+    return pb.ExchangeDown(header=pb.ReductionHeader(**vars(header))).SerializeToString()
 
 
 def reduction_from_message(header: pb.ReductionHeader) -> ReductionHeader:
-    return ReductionHeader(
-        contributors=tuple(header.contributors),
-        next_group=tuple(header.next_group),
-        codec=header.codec,
-        total_bytes=header.total_bytes,
-        hash=header.hash,
-        last=header.last,
-    )
+    named = (each.name for each in fields(ReductionHeader))
+    plain = {name: getattr(header, name) for name in named}
+    groups = {name: tuple(plain[name]) for name in ("contributors", "next_group")}
+    return ReductionHeader(**(plain | groups))
 
 
 _REFUSAL_CODES: dict[RefusalKind, "pb.RefusalCode.ValueType"] = {

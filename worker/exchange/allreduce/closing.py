@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 @dataclass(eq=False)
-class Contribution:
+class PeerContribution:
     """What one peer gives to one shard; `stream` is the one that it comes on, `whole` when its
     values are verified."""
 
@@ -40,7 +40,7 @@ class Contribution:
 class OpenShard:
     """`begun`: a contribution has been whole here; `computing` numbers the mean on its way."""
 
-    contributions: dict[str, Contribution] = field(default_factory=dict)
+    contributions: dict[str, PeerContribution] = field(default_factory=dict)
     contributors: set[str] = field(default_factory=set)
     begun: bool = False
     quorum_at: float | None = None

@@ -316,7 +316,9 @@ class Contributor:
         own, range_ = self._own, self._ranges[shard]
         header = ContributionHeader(
             run=self._layout.run,
-            key=self._key(shard),
+            fragment=self.fragment,
+            round=self.round,
+            shard=shard,
             sender=self._me,
             group=self._layout.group_hash(own.group),
             codec=self._layout.codec.wire_id,

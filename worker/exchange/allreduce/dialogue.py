@@ -39,7 +39,9 @@ class ContributionHeader:
     """
 
     run: int
-    key: ShardKey
+    fragment: int
+    round: int
+    shard: int
     sender: str
     group: int
     codec: int
@@ -49,6 +51,10 @@ class ContributionHeader:
     weight: int = 1
     reduction_offset: int = 0
     resumed: bool = False
+
+    @property
+    def key(self) -> ShardKey:
+        return ShardKey(self.fragment, self.round, self.shard)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,12 @@ import math
 from dataclasses import dataclass
 
 from worker.exchange.allreduce import events
-from worker.exchange.allreduce.closing import KEPT_ROUNDS, Contribution, OpenShard, ReducedShards
+from worker.exchange.allreduce.closing import (
+    KEPT_ROUNDS,
+    OpenShard,
+    PeerContribution,
+    ReducedShards,
+)
 from worker.exchange.allreduce.dialogue import (
     ContributionHeader,
     Group,
@@ -31,7 +36,7 @@ class _Offer:
     own: bool
     held_until: float
     shard: OpenShard | None = None
-    contribution: Contribution | None = None
+    contribution: PeerContribution | None = None
 
     @property
     def waits(self) -> bool:
@@ -96,7 +101,9 @@ class Reducer:
                 hash_of_group = self._layout.group_hash(group)
                 header = ContributionHeader(
                     run=self._layout.run,
-                    key=key,
+                    fragment=key.fragment,
+                    round=key.round,
+                    shard=key.shard,
                     sender=self._me,
                     group=hash_of_group,
                     codec=self._layout.codec.wire_id,
@@ -113,7 +120,8 @@ class Reducer:
             case _:
                 if offer := self._offers.get(event.stream):
                     actions += self._came(offer, event)
-        actions += self._shards.close(now)
+        if not isinstance(event, events.ContributionBytes | events.ContributorGone):
+            actions += self._shards.close(now)
         if isinstance(
             event, ViewUpdated | events.Advanced | events.ReductionLearned | events.ShardComputed
         ):
@@ -235,7 +243,7 @@ class Reducer:
             return []
         fresh = offer.own or earlier is None or not header.resumed
         if fresh or earlier is None:
-            earlier = Contribution(offer.stream, header.hash, header.total_bytes, weight)
+            earlier = PeerContribution(offer.stream, header.hash, header.total_bytes, weight)
             entry.contributions[sender] = earlier
         earlier.stream, offer.contribution = offer.stream, earlier
         actions: list[events.ReducerAction] = []
@@ -264,7 +272,7 @@ class Reducer:
         return "" if known else f"{key}: {header.sender} is not a member"
 
     def _verify_if_all_is_here(
-        self, offer: _Offer, contribution: Contribution
+        self, offer: _Offer, contribution: PeerContribution
     ) -> list[events.ReducerAction]:
         if contribution.received_bytes < contribution.total_bytes:
             return []

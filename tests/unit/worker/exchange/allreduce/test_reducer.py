@@ -36,7 +36,9 @@ def header(
 ) -> ContributionHeader:
     plain = ContributionHeader(
         run=ByName.run,
-        key=key,
+        fragment=key.fragment,
+        round=key.round,
+        shard=key.shard,
         sender=peer,
         group=hash(group),
         codec=ByName.codec.wire_id,
