@@ -235,7 +235,7 @@ class _Run:
     def meet(
         self, index: int, round_: int, own: Mapping[str, Tensor]
     ) -> dict[tuple[str, int], Means]:
-        """Each group's means; who sits out takes its own."""
+        """Each group's means; a peer that sits out takes its own."""
         update, means = self.plan.group_update(), {}
         for group in self.groups(index):
             arrived = []
@@ -249,7 +249,7 @@ class _Run:
         return means
 
     def groups(self, index: int) -> tuple[tuple[str, ...], ...]:
-        """The groups of the fragment's next round; who sits it out is one by itself."""
+        """The groups of the fragment's next round; a peer that sits it out is one by itself."""
         epoch, size = membership_epoch(self.peers), self.plan.group_size
         drawn = groups(self.run, index, self.rounds[index], epoch, self.peers, size)
         alone = set(self.peers).difference(*drawn)

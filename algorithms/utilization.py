@@ -36,7 +36,7 @@ class PlanPrediction:
     """What one worker may expect of a plan on its link.
 
     Left out: encoding and outer updates (CPU time), message framing (below 1 %), lost connections,
-    and peers of unequal speed, whom a round waits for.
+    and peers of unequal speed, for which a round waits.
 
     Args:
         utilization: computing time over all time.

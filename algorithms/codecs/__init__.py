@@ -1,10 +1,17 @@
-"""Wire codecs: how fp32 values travel. Each name here has one wire id, and each id one codec."""
+"""Wire codecs: how fp32 values travel. Each name here has one wire id, and each id one codec.
+
+floats.py     fp32, and bf16 and fp16 in 16 bits
+integers.py   int8, and int4 in four bits
+e3m0.py       four bits: a sign and three exponent bits, as in Streaming DiLoCo
+topk.py       the largest 64 of every 4096 values
+blocks.py     what the codecs with a scale for every 128 values have in common
+base.py       the interface
+"""
 
 from algorithms.codecs.base import Codec
 from algorithms.codecs.e3m0 import E3M0
 from algorithms.codecs.floats import BF16, FP16, FP32
-from algorithms.codecs.int4 import Int4
-from algorithms.codecs.int8 import Int8
+from algorithms.codecs.integers import Int4, Int8
 from algorithms.codecs.topk import TopK
 
 __all__ = ["CODECS", "Codec", "codec_by_name"]

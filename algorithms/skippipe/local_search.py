@@ -80,8 +80,8 @@ class LocalSearch:
         if not self._scores.knows(result):
             more_s = self._scores.score(result)[0] - self._scores.score(routes)[0]
             if more_s > 0:
-                who = " and ".join(map(str, changes))
-                self._journal.reject("trades", f"routes {who}: {more_s:+.3f} s")
+                changed = " and ".join(map(str, changes))
+                self._journal.reject("trades", f"routes {changed}: {more_s:+.3f} s")
         return result
 
 

@@ -98,7 +98,7 @@ def place(
 
 @dataclass(frozen=True)
 class _Guided:
-    """Args: guide_s: what decides who survives; falls with each replica that is better placed."""
+    """Args: guide_s: the lower, the longer it survives; falls with each better placed replica."""
 
     placement: Placement
     guide_s: float

@@ -217,5 +217,5 @@ def rules_of(routing: str, rules: Rules) -> Rules:
 
 
 def origins_in_turns(pipeline: Pipeline, microbatches: int) -> list[int]:
-    """The origins of an iteration: each replica of stage 0 in turn begins so many microbatches."""
+    """Of an iteration: the replicas of stage 0 in turns, each for that many microbatches."""
     return [origin for _ in range(microbatches) for origin in pipeline.stages[0]]

@@ -1,4 +1,4 @@
-"""One iteration, event by event: who computes what when, who waits, and whether it ends.
+"""One iteration, event by event: which peer computes what when, what waits, and whether it ends.
 
 Every peer computes one visit at a time. Backwards (and the loss) go first, in order of arrival, and
 always may run: they free memory. A forward starts when nothing else is ready and the peer holds
