@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.rendezvous.registry import MAX_MEMBERS, Registry
+from coordinator.rendezvous.registry import Registry
 from protos import murmuration_pb2 as pb
 from protos.documents import pack
 
@@ -138,13 +138,14 @@ def test_junk_is_counted_not_believed() -> None:
     assert status["refused"] == {"bad event": 2}
 
 
-def test_members_are_bounded() -> None:
+def test_members_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coordinator.rendezvous.registry.MAX_MEMBERS", 8)
     registry = Registry()
-    for index in range(MAX_MEMBERS):
-        registry.introduce(call(f"w{index}"), float(index) / MAX_MEMBERS)
-    assert registry.introduce(call("more"), 2.0).reply.refusal.startswith("full")
+    for index in range(8):
+        registry.introduce(call(f"w{index}"), index / 8)
+    assert registry.introduce(call("more"), 2.0).reply.refusal == "full: 8 workers are here"
     assert registry.introduce(call("more"), 15.5).reply.refusal == ""
-    assert len(registry.members) == MAX_MEMBERS
+    assert len(registry.members) == 8
     assert "w0" not in registry.members
 
 
