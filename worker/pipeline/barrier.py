@@ -18,9 +18,9 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 from protos import murmuration_pb2 as pb
-from protos.events import EventKind
 from worker import wire
 from worker.membership import Member, Phase
 from worker.pipeline.context import StageContext
@@ -201,61 +201,56 @@ class IterationTracker:
         return now - self._missed_since.setdefault(Incarnation.of(member), now) >= _PATIENCE_S
 
 
-class BarrierSender:
-    """An origin's side. io thread only."""
+async def report_iteration(
+    context: StageContext,
+    origin: Incarnation,
+    peer: str,
+    iteration: int,
+    counted: Sequence[int],
+) -> None:
+    """Reports to a peer until it has the report, and has ended the iteration if it has counted
+    something in it; or until the peer is gone, and with it what it has counted. io thread only.
 
-    def __init__(self, context: StageContext) -> None:
-        self._context = context
+    A peer that does not answer is known to be gone only seconds later. What it has counted is
+    logged as `unconfirmed` at once, for this origin may be gone itself by then. Later it is logged
+    as `lost` or `confirmed`.
 
-    async def report(
-        self, origin: Incarnation, peer: str, iteration: int, counted: Sequence[int]
-    ) -> None:
-        """Reports to a peer until it has the report, and has ended the iteration if it has counted
-        something in it; or until the peer is gone, and with it what it has counted.
-
-        A peer that does not answer is known to be gone only seconds later. What it has counted is
-        logged as `unconfirmed` at once, for this origin may be gone itself by then. Later it is
-        logged as `lost` or `confirmed`.
-
-        Args:
-            origin: this peer, as its calls of the iteration have named it.
-            counted: the microbatches that came back by way of the peer.
-        """
-        context, first = self._context, self._context.member(peer)
-        epoch = first.epoch if first is not None else None
-        request = pb.FinishedRequest(
-            run=context.run,
-            origin=origin.peer,
-            epoch=origin.epoch,
-            iteration=iteration,
-            counted=counted,
-        ).SerializeToString()
-        unconfirmed = over = False
-        while not over and (member := self._member(peer, epoch)) is not None and member.live:
-            try:
-                answer = await context.transport.call(
-                    member.address, "Control/Finished", request, _REPORT_S
-                )
-                over = not counted or wire.parse(pb.FinishedReply, answer).over
-            except (TransportError, wire.WireError):
-                context.suspect(peer)
-                if counted and not unconfirmed:
-                    self._log("unconfirmed", iteration, peer, counted)
-                    unconfirmed = True
-                await asyncio.sleep(_AGAIN_S)
-        if counted and not over and (member is None or member.step < iteration):
-            context.counts.lost += len(counted)
-            self._log("lost", iteration, peer, counted)
-        elif unconfirmed:
-            self._log("confirmed", iteration, peer, counted)
-
-    def _member(self, peer: str, epoch: int | None) -> Member | None:
-        """Of that incarnation; a later one has counted nothing."""
-        member = self._context.member(peer)
-        return member if member is not None and member.epoch == epoch else None
-
-    def _log(self, kind: EventKind, iteration: int, peer: str, counted: Sequence[int]) -> None:
-        self._context.event(kind, iteration=iteration, replica=peer, microbatches=list(counted))
+    Args:
+        origin: this peer, as its calls of the iteration have named it.
+        counted: the microbatches that came back by way of the peer.
+    """
+    first = member = context.member(peer)
+    request = pb.FinishedRequest(
+        run=context.run,
+        origin=origin.peer,
+        epoch=origin.epoch,
+        iteration=iteration,
+        counted=counted,
+    ).SerializeToString()
+    log_event = partial(
+        context.event, iteration=iteration, replica=peer, microbatches=list(counted)
+    )
+    unconfirmed = over = False
+    while not over and member is not None and member.live:
+        try:
+            answer = await context.transport.call(
+                member.address, "Control/Finished", request, _REPORT_S
+            )
+            over = not counted or wire.parse(pb.FinishedReply, answer).over
+        except (TransportError, wire.WireError):
+            context.suspect(peer)
+            if counted and not unconfirmed:
+                log_event("unconfirmed")
+                unconfirmed = True
+            await asyncio.sleep(_AGAIN_S)
+        member = context.member(peer)
+        if member is not None and first is not None and member.epoch != first.epoch:
+            member = None  # a later incarnation has counted nothing
+    if counted and not over and (member is None or member.step < iteration):
+        context.counts.lost += len(counted)
+        log_event("lost")
+    elif unconfirmed:
+        log_event("confirmed")
 
 
 class BarrierReceiver:

@@ -5,7 +5,7 @@ from collections import defaultdict
 
 from worker.exchange.context import Tasks
 from worker.membership import Phase
-from worker.pipeline.barrier import BarrierSender, IterationTracker
+from worker.pipeline.barrier import IterationTracker, report_iteration
 from worker.pipeline.config import MicrobatchDropped
 from worker.pipeline.context import StageContext, values_of
 from worker.pipeline.forwarder import Forwarder
@@ -37,7 +37,6 @@ class RouteOrigin:
         self.incarnation = Incarnation(context.me, 0)  # that has begun the latest iteration
         self._held_bytes = 0  # by a microbatch in flight, as the last one has shown
         self._shown = asyncio.Event()  # the first one has
-        self._barrier = BarrierSender(context)
         self._tasks = Tasks()
         self._iterating: asyncio.Task[None] | None = None
 
@@ -76,8 +75,10 @@ class RouteOrigin:
             member.peer for member in self._context.members() if member.live and member.stage > 0
         ]
         for peer in dict.fromkeys((*others, *counted)):
-            report = self._barrier.report(self.incarnation, peer, iteration, counted.get(peer, []))
-            self._tasks.spawn(report)
+            came = counted.get(peer, [])
+            self._tasks.spawn(
+                report_iteration(self._context, self.incarnation, peer, iteration, came)
+            )
         done = [n for n, path in enumerate(paths) if path is not None]
         for microbatch in done:
             self._tracker.counted(StageCallKey(iteration, self.incarnation, microbatch))

@@ -12,7 +12,7 @@ from tests.protocol.virtual_time import run
 from tests.unit.worker.pipeline.members import context_of, members_of
 from worker import wire
 from worker.membership import Health, Member, Phase
-from worker.pipeline.barrier import BarrierReceiver, BarrierSender, IterationTracker, Orphans
+from worker.pipeline.barrier import BarrierReceiver, IterationTracker, Orphans, report_iteration
 from worker.pipeline.config import StagesConfig
 from worker.pipeline.stage_call import Incarnation, StageCallKey
 from worker.training.inbox import IterationOver
@@ -471,8 +471,8 @@ class Replica:
                 transport=origin,
                 log=self.events.append,
             )
-            await BarrierSender(context).report(
-                Incarnation("p0", 1), self.member.peer, ITERATION, counted
+            await report_iteration(
+                context, Incarnation("p0", 1), self.member.peer, ITERATION, counted
             )
             await serving.close()
             return context.counts.lost
