@@ -1,4 +1,4 @@
-"""What a worker tells of itself: JSON lines on stdout and in its log, documents on the wire.
+"""What a worker reports of itself: JSON lines on stdout and in its log, documents on the wire.
 
 Each is a map with `event`, its kind, `peer` and `time_s`, and the fields of its kind. What is read
 was written by another process, perhaps on another machine, perhaps of another version: it is
@@ -23,9 +23,9 @@ EventKind = Literal[
     "skipped",  # step, reason
     "checkpoint",  # path, step
     "warning",  # text; stage
-    "result",  # the worker's last word: see worker/training/result.py
-    "exit",  # exit_code, text: the launcher's word on a process
-    "report",  # the coordinator's last word: see coordinator/report/report.py
+    "result",  # the final event of a worker: see worker/training/result.py
+    "exit",  # exit_code, text: of a process, by its launcher
+    "report",  # the final event of the coordinator: see coordinator/report/report.py
     # Of a model in stages:
     "iteration",  # iteration, visits, loss
     "late",  # iteration
