@@ -19,7 +19,7 @@ OLD, NEW = (Digest(1, 2, 11),), (Digest(2, 2, 22),)
 
 
 class Peer:
-    """A peer's cards, merged as membership merges them, and its `Dissemination`."""
+    """A peer's members, merged as membership merges them, and its `Dissemination`."""
 
     def __init__(self, name: str, *others: str, full_s: float = 1e9) -> None:
         self.name = name

@@ -1,4 +1,4 @@
-"""Which of two tellings about a peer is the newer: a merge that gossip may do in any order."""
+"""Which of two records of a peer is the newer: a merge that gossip may do in any order."""
 
 from dataclasses import replace
 from functools import reduce
@@ -49,7 +49,7 @@ def test_what_is_known_absorbs_what_went_into_it(one: Member, other: Member) -> 
 
 
 @given(st.lists(members(), min_size=1, max_size=6), st.data())
-def test_rumours_give_the_same_card_in_whatever_order_and_number(
+def test_rumours_give_the_same_member_in_whatever_order_and_number(
     rumours: list[Member], data: st.DataObject
 ) -> None:
     again = data.draw(st.permutations(rumours + rumours[:2]))

@@ -45,7 +45,7 @@ def test_two_failures_are_chance_however_long_the_time_between() -> None:
     assert reach.unreachable == ()
 
 
-def test_an_answer_begins_the_account_anew() -> None:
+def test_an_answer_restarts_the_account() -> None:
     reach = Reachability(brief_s=2.0)
     missed(reach, "a", 0.0, 1.0)
     reach.answered("a", 1.5)
@@ -56,7 +56,7 @@ def test_an_answer_begins_the_account_anew() -> None:
     assert reach.unreachable == ("a",)
 
 
-def test_who_is_apart_is_so_until_it_has_answered_for_a_while() -> None:
+def test_who_is_unreachable_is_so_until_it_has_answered_for_a_while() -> None:
     reach = Reachability(brief_s=2.0)
     missed(reach, "a", 0.0, 1.0, 2.0)
     assert reach.in_question == []
@@ -72,7 +72,7 @@ def test_who_is_apart_is_so_until_it_has_answered_for_a_while() -> None:
     assert reach.unreachable == ()
 
 
-def test_a_link_that_fails_again_and_again_is_apart_for_longer_each_time() -> None:
+def test_a_link_that_fails_again_and_again_is_unreachable_for_longer_each_time() -> None:
     reach, now, steady = Reachability(brief_s=2.0), 0.0, []
     for _ in range(7):
         missed(reach, "a", now, now + 1, now + 2)
@@ -95,7 +95,7 @@ def test_what_was_of_an_earlier_life_is_forgotten() -> None:
     assert reach.unreachable == ()
 
 
-def test_no_more_are_named_than_a_card_holds() -> None:
+def test_no_more_are_named_than_a_member_may_name() -> None:
     reach = Reachability(brief_s=0.0)
     names = [f"w{index:02d}" for index in range(MAX_UNREACHABLE + 5)]
     for name in reversed(names):
@@ -108,7 +108,7 @@ def test_no_more_are_named_than_a_card_holds() -> None:
 
 def tick_with_a_cut(membership: Membership, cut: set[str], start: float, stop: float) -> float:
     """Ticks ten times a second; probes of whom is cut off fail, others reach them. When the first
-    of them is on this peer's card; infinity if that does not come to pass."""
+    of them is named by this peer; infinity if that does not come to pass."""
     for tenth in range(round(10 * start), round(10 * stop) + 1):
         now = tenth / 10
         for peer in probes(membership.handle(ProbeTick(), now)):
@@ -193,7 +193,7 @@ def test_who_is_gone_or_another_is_not_out_of_reach(news: Member) -> None:
     assert membership.me.unreachable == ()
 
 
-def test_of_two_peers_none_is_apart_when_its_own_second_try_succeeds() -> None:
+def test_of_two_peers_none_is_unreachable_when_its_own_second_try_succeeds() -> None:
     membership = machine("w1")
     assert tick_with_a_cut(membership, {"w1"}, 0.0, 20.0) == float("inf")
 

@@ -10,7 +10,7 @@ from worker.membership import Health, MembershipConfig
 CONFIG = MembershipConfig()
 
 
-@pytest.mark.parametrize("peers", range(2, 11))
+@pytest.mark.parametrize("peers", [2, 3, 4, 7, 10])
 def test_a_crash_is_noticed_by_all_in_the_documented_time(peers: int) -> None:
     for seed in range(6):
         swarm = Simulation(peers, seed)
@@ -52,7 +52,7 @@ def keep_busy(swarm: Simulation, until: float, free_s: tuple[float, float]) -> N
         holds_at[name] = swarm.now + 2.0 + rng.uniform(*free_s)
 
 
-@pytest.mark.parametrize("peers", [2, 3, 5])
+@pytest.mark.parametrize("peers", [2, 5])
 @pytest.mark.parametrize("free_s", [(1.0, 5.0), (0.3, 1.5)], ids=["now and then", "mostly"])
 def test_a_busy_trainer_is_not_a_dead_one(peers: int, free_s: tuple[float, float]) -> None:
     """All of them are busy, and 1 % of the messages are lost."""

@@ -111,7 +111,7 @@ def test_the_same_suspicion_heard_again_does_not() -> None:
     assert health(membership, "w1") is Health.DEAD
 
 
-def test_a_suspect_that_speaks_gets_its_time_anew() -> None:
+def test_a_suspect_that_speaks_gets_its_time_again() -> None:
     """It has not heard of the suspicion yet; its answer takes another message."""
     membership = machine("w1", "w2", "w3")
     suspect(membership, "w1", 0.0)
