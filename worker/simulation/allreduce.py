@@ -85,7 +85,7 @@ class SimulatedReduction:
 
 
 @dataclass(eq=False)
-class _Link:
+class _SimulatedTry:
     """One try of a contributor, `tried` in all, at a reducer. No `stream`: at itself."""
 
     number: int
@@ -122,10 +122,10 @@ class MeanRounds(Peer):
         self.contributor: Contributor | None = None
         self.got: dict[int, SimulatedReduction] = {}
         self._values, self._group, self.tries = self.anchor, swarm.names, 0
-        self._links: dict[tuple[int, int], _Link] = {}  # of this peer's own tries
-        self._served: dict[int, _Link] = {}
+        self._links: dict[tuple[int, int], _SimulatedTry] = {}  # of this peer's own tries
+        self._served: dict[int, _SimulatedTry] = {}
         self._own_numbers = count(-1, -1)
-        self._contributions: defaultdict[ShardKey, dict[str, _Link]] = defaultdict(dict)
+        self._contributions: defaultdict[ShardKey, dict[str, _SimulatedTry]] = defaultdict(dict)
         self._candidates: dict[ShardKey, SimulatedReduction] = {}
         self._reductions: dict[ShardKey, SimulatedReduction] = {}
         self._events: deque[Act] = deque()
@@ -171,12 +171,14 @@ class MeanRounds(Peer):
             broken = events.TryBroken(link.key.shard, link.attempt, "a stream broke")
             self.told(link, broken)
 
-    def offered(self, link: _Link, event: events.ContributionOffered | events.OwnOffered) -> None:
+    def offered(
+        self, link: _SimulatedTry, event: events.ContributionOffered | events.OwnOffered
+    ) -> None:
         """A contributor has come."""
         self._served[link.number] = link
         self._reduce(event)
 
-    def came(self, link: _Link, size: float) -> None:
+    def came(self, link: _SimulatedTry, size: float) -> None:
         """So many more bytes of a contribution are here; they wait until they are taken."""
         link.unread_bytes += int(size)
         if link.is_read:
@@ -184,7 +186,7 @@ class MeanRounds(Peer):
             kept = kept if self.reducer.takes(link.number) else 0
             self._reduce(events.ContributionBytes(link.number, kept))
 
-    def told(self, link: _Link, event: events.ContributorEvent) -> None:
+    def told(self, link: _SimulatedTry, event: events.ContributorEvent) -> None:
         """Something has happened to one of this peer's tries."""
         if self._links.get((link.key.shard, link.attempt)) is link:
             self._contribute(event)
@@ -254,7 +256,7 @@ class MeanRounds(Peer):
                 self.ended(reason)
 
     def _open(self, peer: "MeanRounds", attempt: int, header: ContributionHeader) -> None:
-        link = _Link(0, self, header.key, attempt, self._values, self.tries)
+        link = _SimulatedTry(0, self, header.key, attempt, self._values, self.tries)
         self._links[header.key.shard, attempt] = link
         if peer is self:
             link.number = next(self._own_numbers)
@@ -266,7 +268,7 @@ class MeanRounds(Peer):
         offered = events.ContributionOffered(link.number, header)
         stream.send(self.number, lambda: peer.offered(link, offered))
 
-    def _send(self, link: _Link, offset: int) -> None:
+    def _send(self, link: _SimulatedTry, offset: int) -> None:
         sent = events.ContributionSent(link.key.shard, link.attempt)
         assert link.stream is not None, "this peer sends nothing to itself"
         reducer = self._rounds[link.stream.callee]
@@ -281,7 +283,7 @@ class MeanRounds(Peer):
 
         link.stream.send(self.number, arrived, size, partial(reducer.came, link))
 
-    def _close(self, link: _Link) -> None:
+    def _close(self, link: _SimulatedTry) -> None:
         if link.stream is None:
             self._reduce(events.ContributorGone(link.number))
         elif link.answered:
@@ -340,7 +342,7 @@ class MeanRounds(Peer):
         self._candidates[action.key] = SimulatedReduction(header, mean, inputs)
         self._reduce(events.ShardComputed(action.key, action.attempt))
 
-    def _answer(self, link: _Link, reduction: SimulatedReduction, offset: int) -> None:
+    def _answer(self, link: _SimulatedTry, reduction: SimulatedReduction, offset: int) -> None:
         link.reduction, shard, attempt = reduction, link.key.shard, link.attempt
         header, size = reduction.header, reduction.header.total_bytes - offset
         here = link.stream is None
@@ -357,7 +359,9 @@ class MeanRounds(Peer):
 
             link.stream.send(self.number, arrived, size, came)
 
-    def _say(self, link: _Link, event: events.ContributorEvent, *, last: bool = False) -> None:
+    def _say(
+        self, link: _SimulatedTry, event: events.ContributorEvent, *, last: bool = False
+    ) -> None:
         def deliver() -> None:
             link.answered |= last
             link.contributor.told(link, event)

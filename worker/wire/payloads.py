@@ -100,26 +100,19 @@ def payload_messages(
 
 
 class Incoming:
-    """A payload of known size and hash, arriving in frames; resumes where it broke off.
-
-    `weight` is what its values count in a mean.
-    """
+    """A payload of known size and hash, arriving in frames; resumes where it broke off."""
 
     def __init__(self, total_bytes: int, whole_hash: int) -> None:
         self.total_bytes, self.hash = total_bytes, whole_hash
         self.buffer = memoryview(bytearray(total_bytes))
         self.received_bytes = 0
-        self.verified = False
-        self.weight = 1
 
     @classmethod
-    def held(cls, payload: memoryview, whole_hash: int, weight: int) -> "Incoming":
+    def held(cls, payload: memoryview, whole_hash: int) -> "Incoming":
         """A payload that is here already: this peer's own."""
         incoming = cls(0, whole_hash)
-        incoming.weight = weight
         incoming.buffer = payload
         incoming.total_bytes = incoming.received_bytes = len(payload)
-        incoming.verified = True
         return incoming
 
     @property
@@ -155,7 +148,6 @@ class Incoming:
             raise Again(f"{self.received_bytes} of {self.total_bytes} bytes arrived")
         if hash64(self.buffer) != self.hash:
             raise Again("the payload is damaged: its hash differs")
-        self.verified = True
 
 
 def frame_message(

@@ -223,7 +223,7 @@ class ReducerIO:
             case events.TakeContribution(number, key, peer, fresh):
                 served, kept = self._served[number], self._contributions[key]
                 if served.own is not None:
-                    kept[peer] = wire.Incoming.held(served.own.raw, served.own.hash, weight=1)
+                    kept[peer] = wire.Incoming.held(served.own.raw, served.own.hash)
                 elif fresh and served.header is not None:
                     kept[peer] = wire.Incoming(served.header.total_bytes, served.header.hash)
                 served.incoming = kept[peer]
