@@ -11,7 +11,6 @@ from functools import partial
 from random import Random
 from typing import Protocol
 
-from algorithms.grouping import Pair, groups, membership_epoch
 from worker.exchange.types import RoundConfig, View
 from worker.membership import Digest, Health, Member, MembershipConfig, Phase
 from worker.simulation.beliefs import Beliefs
@@ -35,7 +34,6 @@ from worker.simulation.scenario import Scenario
 
 RUN = 1
 _NEWS_S = 1.0  # the longest that news of a change takes to a peer
-_MOST_DRAWS = 16
 
 Group = tuple[str, ...]
 
@@ -84,7 +82,6 @@ class Swarm:
         self._members = {name: replace(member, peer=name) for name in self.names}
         self._beliefs = Beliefs(self._members)
         self._views = [self._beliefs.view(peer) for peer in range(count)]
-        self._draws: dict[tuple[int, frozenset[str], frozenset[Pair]], dict[str, Group]] = {}
         self._at_version = {0: count}
         self._late: list[Late] = []
         self.network = Network(
@@ -145,19 +142,6 @@ class Swarm:
         """Whether so many are two versions further that it is worth while to look who."""
         ahead = sum(count for at, count in self._at_version.items() if at >= version + 2)
         return 2 * ahead >= len(self.view(peer).in_draw(0))
-
-    def group(self, peer: int, round_: int) -> Group:
-        """The peer's group of a round as it knows the members; itself alone if it sits out."""
-        name, view = self.names[peer], self.view(peer)
-        drawn, apart = view.in_draw(0), view.unreachable
-        key = (round_, drawn | {name} if name not in drawn else drawn, apart)
-        if key not in self._draws:
-            while len(self._draws) >= _MOST_DRAWS:
-                del self._draws[next(iter(self._draws))]
-            size = self.scenario.group_size
-            dealt = groups(RUN, 0, round_, membership_epoch(key[1]), key[1], size, apart)
-            self._draws[key] = {each: group for group in dealt for each in group}
-        return self._draws[key].get(name, (name,))
 
     def detection_s(self) -> float:
         """How long a dead peer takes to be noticed."""

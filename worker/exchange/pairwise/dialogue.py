@@ -30,6 +30,7 @@ from worker.exchange.pairwise.stream import (
     PairHeader,
     PairPart,
     PairSettings,
+    PairStaged,
     PairStream,
     PartHeader,
     PartProgress,
@@ -38,7 +39,6 @@ from worker.exchange.pairwise.stream import (
     RefusalKind,
     Send,
     SendPart,
-    Staged,
     StreamClosed,
     StreamEvent,
     Unfit,
@@ -104,7 +104,7 @@ class PairDialogue(ABC):
                     pass
                 case Unfit(again, reason, part):
                     if part is not None and stream.buffer is not None:
-                        self._drop_part(stream, part)
+                        stream.buffer.drop(stream, part)
                     raise _Unfitting(reason, again=again)
                 case _ if stream.buffer is None:
                     self._admit(stream, event)
@@ -176,15 +176,7 @@ class PairDialogue(ABC):
             self._send_header(stream, buffer)
 
     def _send_header(self, stream: PairStream, buffer: PairBuffer) -> None:
-        header = PairHeader(
-            run=self._settings.run,
-            fragment=buffer.fragment,
-            round=buffer.round,
-            sender=self._me,
-            group=self._settings.group_key(buffer.group),
-            held=buffer.held(stream.peer),
-        )
-        self._do(Send(stream, header))
+        self._do(Send(stream, buffer.header(self._settings, stream.peer)))
 
     def _answered(self, stream: PairStream, buffer: PairBuffer, event: StreamEvent) -> None:
         """The first word of a partner that was called."""
@@ -217,7 +209,11 @@ class PairDialogue(ABC):
             self._step(buffer, PartnerLost(stream.peer, stream.attempt, text))
 
     def _closed(self, stream: PairStream, reason: str | None) -> None:
-        buffer = stream.buffer
+        buffer, peer = stream.buffer, stream.peer
+        silent = buffer is not None and peer in buffer.staged and buffer.received(peer)
+        if reason is None and silent and not stream.drained:
+            stream.heard_all = True  # this side has still to say so
+            return
         if not self._remove(stream) or buffer is None or (stream.drained and reason is None):
             return
         unanswered = stream.calls and stream.held is None
@@ -272,9 +268,9 @@ class PairDialogue(ABC):
             )
             self._do(SendPart(stream, header, own))
         if buffer.complete:
-            self._say_last(stream, Staged())
+            self._say_last(stream, PairStaged())
 
-    def _say_last(self, stream: PairStream, message: Staged | Refusal) -> None:
+    def _say_last(self, stream: PairStream, message: PairStaged | Refusal) -> None:
         stream.last_said = True
         self._do(Send(stream, message))
         self._drain(stream)
@@ -302,7 +298,7 @@ class PairDialogue(ABC):
                 if buffer.received(peer):
                     buffer.last = peer
                     self._step(buffer, PartnerComplete(peer))
-            case Staged():
+            case PairStaged():
                 buffer.staged.add(peer)
                 self._step(buffer, PartnerStaged(peer))
             case Refusal(RefusalKind.AGAIN, reason):
@@ -348,15 +344,6 @@ class PairDialogue(ABC):
                 stream.checking.add(part)
                 self._do(CheckPart(stream, part, index))
 
-    def _drop_part(self, stream: PairStream, part: PairPart) -> None:
-        """Nothing of the part is kept."""
-        assert stream.buffer is not None, "parts belong to a round"
-        parts = stream.buffer.theirs[stream.peer]
-        for index in [index for index, each in parts.items() if each is part]:
-            del parts[index]
-        if stream.arriving is part:
-            stream.arriving = None
-
     def _drain(self, stream: PairStream) -> None:
         """Ends the stream if nothing that matters is to be said any more, or leaves that to the
         partner that was called."""
@@ -367,7 +354,7 @@ class PairDialogue(ABC):
         all_said = stream.last_said and peer in buffer.staged and buffer.received(peer)
         if not (given_up or all_said or peer in buffer.declined):
             return
-        if stream.calls:
+        if stream.calls and not stream.heard_all:
             stream.drained = True
         elif peer in buffer.declined:
             self._drop(stream)

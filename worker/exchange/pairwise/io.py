@@ -31,12 +31,12 @@ from worker.exchange.pairwise.stream import (
     OpenStream,
     PairBuffer,
     PairSettings,
+    PairStaged,
     PairStream,
     Refusal,
     RoundEnded,
     Send,
     SendPart,
-    Staged,
     StreamClosed,
     StreamEvent,
     TellAnchor,
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(eq=False)
-class _Link:
+class _StreamLink:
     """What carries a `PairStream`: its transport stream, and what is still to be done on it."""
 
     transport: Stream | None  # None: no address is known
@@ -180,10 +180,10 @@ class Pairs:
 
     async def serve(self, stream: Stream) -> None:
         """Serves a partner's stream."""
-        link = _Link(stream)
+        link = _StreamLink(stream)
         await self._run(self._rounds.accept(self._now(), link), link)
 
-    async def _run(self, stream: PairStream, link: _Link) -> None:
+    async def _run(self, stream: PairStream, link: _StreamLink) -> None:
         """Hears and says what is to be heard and said, until the stream is over."""
         work = [self._tasks.spawn(self._hear(stream, link)), self._tasks.spawn(self._say(link))]
         try:
@@ -195,7 +195,7 @@ class Pairs:
             if stream.calls and link.transport is not None:
                 link.transport.cancel()
 
-    async def _say(self, link: _Link) -> None:
+    async def _say(self, link: _StreamLink) -> None:
         with suppress(TransportError):  # the receiving side of the stream reports it
             while link.transport is not None:
                 if not link.outbox:
@@ -209,13 +209,13 @@ class Pairs:
                         await self._send_part(link, link.transport, action)
                     case Send(_, message):
                         await link.transport.send(encoded(message))
-                        if isinstance(message, Staged | Refusal):
+                        if isinstance(message, PairStaged | Refusal):
                             await link.transport.done()
         link.broken = True
         if link.ending:
             link.finished.set()
 
-    async def _send_part(self, link: _Link, transport: Stream, action: SendPart) -> None:
+    async def _send_part(self, link: _StreamLink, transport: Stream, action: SendPart) -> None:
         context, codec = self._context, self._values.codec(action.header.part)
         await transport.send(encoded(action.header))
         payload, offset = payload_of(action.part), action.header.offset
@@ -225,7 +225,7 @@ class Pairs:
             context.counts.contributions_sent.add(size, raw, codec)
             await context.sent(transport, message)
 
-    async def _hear(self, stream: PairStream, link: _Link) -> None:
+    async def _hear(self, stream: PairStream, link: _StreamLink) -> None:
         try:
             if link.transport is None:
                 raise TransportError("no address known")
@@ -236,9 +236,8 @@ class Pairs:
             self._handle(stream, StreamClosed(None))
         except TransportError as error:
             self._handle(stream, StreamClosed(str(error)))
-        finally:
-            if not link.ending:
-                link.finished.set()
+        if stream.over and not link.ending:
+            link.finished.set()
 
     # ------------------------------------------------------------------------------- the machine
 
@@ -280,7 +279,7 @@ class Pairs:
 
     def _open(self, stream: PairStream) -> None:
         address = self._address_of(stream.peer)
-        link = _Link(self._transport.open(address, "Data/PairRound") if address else None)
+        link = _StreamLink(self._transport.open(address, "Data/PairRound") if address else None)
         stream.link = link
         self._tasks.spawn(self._run(stream, link))
 
@@ -327,6 +326,6 @@ class Pairs:
         return self._context.clock()
 
 
-def _link(stream: PairStream) -> _Link:
-    assert isinstance(stream.link, _Link), "a stream that this peer carries"
+def _link(stream: PairStream) -> _StreamLink:
+    assert isinstance(stream.link, _StreamLink), "a stream that this peer carries"
     return stream.link

@@ -16,6 +16,7 @@ from worker.exchange.pairwise.stream import (
     PairBuffer,
     PairHeader,
     PairPart,
+    PairStaged,
     PairStream,
     PartForm,
     PartHeader,
@@ -23,7 +24,6 @@ from worker.exchange.pairwise.stream import (
     PartValid,
     Refusal,
     RefusalKind,
-    Staged,
     StreamEvent,
     Unfit,
 )
@@ -58,7 +58,7 @@ def encoded(message: Message) -> bytes:
         case PartHeader():
             part = pb.PartHeader(**asdict(message))
             return pb.PairMessage(part=part).SerializeToString()
-        case Staged():
+        case PairStaged():
             return pb.PairMessage(staged=pb.Staged()).SerializeToString()
         case Refusal(kind, reason):
             refusal = pb.Refusal(code=_CODES[kind], reason=reason)
@@ -133,7 +133,7 @@ class PairValues:
                 case "frame":
                     return self._frame(stream, message.frame)
                 case "staged":
-                    return Staged()
+                    return PairStaged()
                 case "refusal":
                     kind = _KINDS.get(message.refusal.code, RefusalKind.INVALID)
                     return Refusal(kind, message.refusal.reason)

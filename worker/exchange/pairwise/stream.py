@@ -3,8 +3,8 @@
 Between every two peers of a group there is one stream, called by the one whose name comes first.
 Each side begins with a `PairHeader` that says what it holds already of the other's parts. Then each
 gives its anchor and, when that is due, its contribution: a `PartHeader` and the bytes from where an
-earlier stream has left off. Its last word is `Staged`, or a `Refusal`. No I/O, no clock, no tensors
-here: what a part is made of is an opaque handle of whoever carries the messages.
+earlier stream has left off. Its last word is `PairStaged`, or a `Refusal`. There is no I/O, clock
+or tensor here: what a part is made of is an opaque handle of whoever carries the messages.
 """
 
 from collections import defaultdict
@@ -97,7 +97,7 @@ class PartHeader:
 
 
 @dataclass(frozen=True)
-class Staged:
+class PairStaged:
     """Everything that this peer needs of its partners is here."""
 
 
@@ -142,7 +142,7 @@ class StreamClosed:
     reason: str | None
 
 
-Message = PairHeader | PartHeader | Staged | Refusal
+Message = PairHeader | PartHeader | PairStaged | Refusal
 StreamEvent = Message | PartProgress | PartValid | Unfit | StreamClosed
 
 
@@ -190,6 +190,7 @@ class PairStream:
     said: set[int] = field(default_factory=set)  # parts
     last_said: bool = False
     drained: bool = False  # all has been said that matters: only the end is missing
+    heard_all: bool = False  # the partner has ended its side, after its last word
     over: bool = False
     arriving: PairPart | None = None
     arriving_index: int = ANCHOR
@@ -252,10 +253,25 @@ class PairBuffer:
         contribution = self.own.get(CONTRIBUTION)
         return contribution.weight if contribution else 1
 
-    def held(self, peer: str) -> tuple[tuple[int, int], ...]:
-        """What is here of the partner's, as a header says it."""
+    def header(self, settings: PairSettings, peer: str) -> PairHeader:
+        """This peer's first message to the partner."""
         parts = (self.theirs[peer].get(part) for part in PARTS)
-        return tuple((part.hash, part.received) if part else (0, 0) for part in parts)
+        return PairHeader(
+            run=settings.run,
+            fragment=self.fragment,
+            round=self.round,
+            sender=settings.me,
+            group=settings.group_key(self.group),
+            held=tuple((part.hash, part.received) if part else (0, 0) for part in parts),
+        )
+
+    def drop(self, stream: PairStream, part: PairPart) -> None:
+        """Nothing of a part that the stream has brought is kept."""
+        parts = self.theirs[stream.peer]
+        for index in [index for index, each in parts.items() if each is part]:
+            del parts[index]
+        if stream.arriving is part:
+            stream.arriving = None
 
     def received(self, peer: str) -> bool:
         """Whether all of the partner's values are here, and valid."""
@@ -285,7 +301,7 @@ class OpenStream:
 @dataclass(frozen=True)
 class Send:
     """After all that is to be sent before. A `Refusal` overtakes what has not left, and it and
-    `Staged` are the last words of this side."""
+    `PairStaged` are the last words of this side."""
 
     stream: PairStream
     message: Message

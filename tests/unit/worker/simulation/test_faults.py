@@ -5,6 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
+from worker.exchange.pairwise.rounds import draw_group
+from worker.exchange.pairwise.stream import PairSettings
 from worker.membership import Health
 from worker.simulation import Scenario
 from worker.simulation.faults import (
@@ -22,7 +24,7 @@ from worker.simulation.faults import (
     random_faults,
 )
 from worker.simulation.network import Stream
-from worker.simulation.swarm import Swarm
+from worker.simulation.swarm import RUN, Swarm
 
 
 class Watcher:
@@ -179,15 +181,23 @@ def test_who_is_late_takes_longer_for_its_steps_of_that_time() -> None:
     assert swarm.late_s(0, 0.0, 3.1) == 0.0
 
 
+def group(swarm: Swarm, peer: int) -> tuple[str, ...]:
+    """That of round 3, as the peer draws it."""
+    settings = PairSettings(
+        me=swarm.names[peer], run=RUN, forms=[], rounds=[9], config=swarm.config
+    )
+    return draw_group(settings, swarm.view(peer), 0, 3)
+
+
 def test_who_is_only_suspected_stays_in_the_draw_and_who_is_dead_does_not() -> None:
     swarm, _ = watched(Freeze(3, 1.0, 120.0), peers=8)
-    name, draw = swarm.names[3], [swarm.group(peer, 3) for peer in range(8)]
+    name, draw = swarm.names[3], [group(swarm, peer) for peer in range(8)]
     run(swarm, 6.0)
     assert not swarm.view(0).usable(name)
     assert swarm.view(0).live(name)
-    assert [swarm.group(peer, 3) for peer in range(8)] == draw
+    assert [group(swarm, peer) for peer in range(8)] == draw
     run(swarm, 20.0)
     assert not swarm.view(0).live(name)
-    others = [swarm.group(peer, 3) for peer in range(8) if peer != 3]
+    others = [group(swarm, peer) for peer in range(8) if peer != 3]
     assert not any(name in group for group in others)
     assert [len(group) for group in others].count(1) == 1

@@ -20,6 +20,7 @@ from worker.exchange.pairwise.stream import (
     PairHeader,
     PairPart,
     PairSettings,
+    PairStaged,
     PairStream,
     PartForm,
     PartHeader,
@@ -30,7 +31,6 @@ from worker.exchange.pairwise.stream import (
     RoundEnded,
     Send,
     SendPart,
-    Staged,
     StreamClosed,
     TellAnchor,
     Unfit,
@@ -125,8 +125,8 @@ def test_the_callee_answers_with_its_header_and_its_anchor_and_holds_the_rest_ba
     assert pair.said(actions) == ["PairHeader", ANCHOR]
     assert pair.said(pair.begin()) == [CONTRIBUTION]
     pair.give(stream, ANCHOR)
-    assert pair.said(pair.give(stream, CONTRIBUTION)) == ["Staged"]
-    last = pair.hear(stream, Staged())
+    assert pair.said(pair.give(stream, CONTRIBUTION)) == ["PairStaged"]
+    last = pair.hear(stream, PairStaged())
     assert [type(action) for action in last] == [RoundEnded, EndStream]
     assert last[0].outcome == Succeeded()
 
@@ -141,7 +141,7 @@ def test_the_caller_calls_when_the_round_is_laid_out_and_leaves_the_end_to_the_c
     assert of(OpenStream, pair.begin()) == []
     pair.give(stream, ANCHOR)
     pair.give(stream, CONTRIBUTION)
-    last = pair.hear(stream, Staged())
+    last = pair.hear(stream, PairStaged())
     assert of(RoundEnded, last)
     assert not of(EndStream, last)
     assert pair.hear(stream, PartProgress(1)) == [], "nothing more matters"
@@ -205,7 +205,7 @@ def test_a_header_that_does_not_fit_is_refused(
     assert isinstance(sent.message, Refusal)
     assert sent.message.kind is kind
     assert actions[-1] == EndStream(stream)
-    assert pair.hear(stream, Staged()) == []
+    assert pair.hear(stream, PairStaged()) == []
 
 
 def test_a_caller_waits_until_this_peer_has_come_to_its_round() -> None:
@@ -232,7 +232,7 @@ def test_a_stream_that_does_not_say_what_it_is_for_is_ended() -> None:
 def test_what_is_no_header_is_refused() -> None:
     pair = Pair("b")
     for event, kind in (
-        (Staged(), RefusalKind.INVALID),
+        (PairStaged(), RefusalKind.INVALID),
         (Unfit(True, "garbage"), RefusalKind.AGAIN),
     ):
         actions = pair.hear(pair.machine.accept(pair.now), event)
@@ -361,7 +361,7 @@ def test_who_has_succeeded_calls_again_until_its_partner_knows() -> None:
     pair.begin()
     pair.give(stream, ANCHOR)
     pair.give(stream, CONTRIBUTION)
-    pair.hear(stream, Staged())
+    pair.hear(stream, PairStaged())
     assert pair.hear(stream, StreamClosed("reset")) == []
     pair.machine.on_view(view("a", dead="b"), pair.now)
     at = pair.machine.timer_at
@@ -371,7 +371,7 @@ def test_who_has_succeeded_calls_again_until_its_partner_knows() -> None:
     (opened,) = of(OpenStream, pair.machine.elapse(at + CONFIG.retry_s))
     pair.now = at + CONFIG.retry_s
     answer = pair.hear(opened.stream, pair.header("b"))
-    assert pair.said(answer) == [ANCHOR, CONTRIBUTION, "Staged"]
+    assert pair.said(answer) == [ANCHOR, CONTRIBUTION, "PairStaged"]
 
 
 def test_who_gives_up_says_so_instead_of_the_rest_and_leaves_after_a_while() -> None:
@@ -444,10 +444,10 @@ def test_a_round_that_was_skipped_is_over_and_a_kept_one_is_said_again() -> None
     pair.begin()
     for index in (ANCHOR, CONTRIBUTION):
         pair.give(stream, index)
-    pair.hear(stream, Staged())
+    pair.hear(stream, PairStaged())
     pair.machine.advanced(0, 2, pair.now)
     _, again = pair.call()
-    assert pair.said(again) == ["PairHeader", ANCHOR, CONTRIBUTION, "Staged"]
+    assert pair.said(again) == ["PairHeader", ANCHOR, CONTRIBUTION, "PairStaged"]
     pair.machine.advanced(0, 3, pair.now)
     _, over = pair.call()
     assert pair.said(over) == ["Refusal"]
@@ -461,3 +461,24 @@ def test_forgetting_a_stream_blames_nobody() -> None:
     assert pair.hear(stream, StreamClosed("reset")) == []
     _, actions = pair.call()
     assert of(DropStream, actions) == []
+
+
+@pytest.mark.parametrize("me", ["a", "c"], ids=["calls", "is called"])
+def test_a_partner_that_has_ended_its_side_still_hears_the_last_word(me: str) -> None:
+    """Of three, one is missing yet when another has said all that it has to say."""
+    pair = Pair(me, "abc")
+    if me == "a":
+        stream = of(OpenStream, pair.first)[0].stream
+        pair.hear(stream, pair.header("b"))
+        other = of(OpenStream, pair.first)[1].stream
+        pair.hear(other, pair.header("c"))
+    else:
+        stream, other = pair.call("b")[0], pair.call("a")[0]
+    pair.begin()
+    for index in (ANCHOR, CONTRIBUTION):
+        pair.give(stream, index)
+    assert pair.hear(stream, PairStaged(), StreamClosed(None)) == []
+    pair.give(other, ANCHOR)
+    actions = pair.give(other, CONTRIBUTION)
+    assert [a.stream for a in of(Send, actions)] == [stream, other]
+    assert of(EndStream, actions) == [EndStream(stream)]
