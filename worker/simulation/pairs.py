@@ -211,10 +211,10 @@ class PairPeer(Peer):
                 self._send_part(_link(stream), header, part)
             case EndStream(stream):
                 link = _link(stream)
-                del self._streams[link.number]
+                self._streams.pop(link.number, None)
                 link.send(self.number, partial(self._other(link).hears_end, link))
             case DropStream(stream):
-                del self._streams[_link(stream).number]
+                self._streams.pop(_link(stream).number, None)
                 self.swarm.network.abort(_link(stream), self.number)
             case CheckPart(stream, part):
                 self._handle(stream, PartValid(part))
