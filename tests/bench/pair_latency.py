@@ -18,8 +18,11 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from algorithms.link import MessageTime, Times, pair_s, tree_s
+from algorithms.link import MessageTime, pair_s, tree_s
+
+Times = NDArray[np.float64]
 
 TOLERANCE = 0.03
 SEED = 1
