@@ -112,6 +112,7 @@ class PairPeer(Peer):
         self._carry(self.rounds.advanced(0, round_, self.now))
         if wanted:
             self._carry(self.rounds.lay(0, round_, self._part(ANCHOR, self.anchor), self.now))
+            self.later(0.0, lambda: self._carry(self.rounds.poll(self.now)))
 
     def begin(self) -> None:
         self._catch_up()

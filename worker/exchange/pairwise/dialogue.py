@@ -72,7 +72,7 @@ class PairDialogue(ABC):
         self._over: set[tuple[int, int]] = set()
         self._waiting: dict[PairStream, PairHeader] = {}  # for a round that is still to come
         self._headless: dict[PairStream, None] = {}
-        self._changed = False
+        self._changed = self._just_laid = False
         self._actions: list[Action] = []
 
     @abstractmethod
@@ -392,7 +392,7 @@ class PairDialogue(ABC):
             for stream in list(self._waiting):
                 self._decide(stream)
             buffers = [*self._buffers.values(), *self._leaving]
-            busy = any(b.machine is not None and not b.ended for b in buffers)
+            busy = self._just_laid or any(b.machine and not b.ended for b in buffers)
             for buffer in buffers:
                 for stream in list(buffer.streams.values()):
                     self._pump(stream, buffer, busy=busy)

@@ -144,6 +144,10 @@ class Pairs:
             self._carry(self._rounds.cannot_lay(fragment, state.version))
             return
         self._carry(self._rounds.lay(fragment, state.version, anchor, self._now()))
+        asyncio.get_running_loop().call_soon(self._poll)
+
+    def _poll(self) -> None:
+        self._carry(self._rounds.poll(self._now()))
 
     async def begin(self, begin: Begin) -> None:
         """Starts a round; it ends with `finished`."""

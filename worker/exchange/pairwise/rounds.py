@@ -141,10 +141,17 @@ class PairRounds(PairDialogue):
         return news and version < self._settings.rounds[fragment]
 
     def lay(self, fragment: int, round_: int, anchor: PairPart, now: float) -> list[Action]:
-        """The anchor for a round to come is there, unless this peer has gone on meanwhile."""
+        """The anchor for a round to come is there, unless this peer has gone on meanwhile. It goes
+        ahead with the next `poll`: a round that begins in the same instant comes first."""
         self._now = now
         if self._versions.get(fragment) == round_:
             self._lay(fragment, round_, {ANCHOR: anchor})
+            self._just_laid = True
+        return self._flush()
+
+    def poll(self, now: float) -> list[Action]:
+        """Nothing else happens in the instant of a `lay`."""
+        self._now, self._just_laid, self._changed = now, False, True
         return self._flush()
 
     def cannot_lay(self, fragment: int, round_: int) -> list[Action]:
