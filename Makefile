@@ -94,7 +94,7 @@ simulate: $(READY)  ## noloco to 4,096 peers on a virtual clock: docs/simulate.p
 	$(BIN)/murmur simulate --peers 4,64,1024,4096 --params 1000 --link 100mbit,delay=50ms --latency-spread 1 --plot docs/simulate.png $(ARGS)
 
 schedules: $(READY)  ## 100,000 random schedules of faults for rounds in pairs, and as many for means
-	$(RUN) tests/bench/pair_schedules.py $(ARGS)
+	$(RUN) tests/bench/pair_schedules.py --processes 2 $(ARGS)
 	$(RUN) tests/bench/mean_schedules.py $(ARGS)
 
 skippipe-routes: $(READY)  ## SkipPipe's routes in the event simulator, and the search's speed
