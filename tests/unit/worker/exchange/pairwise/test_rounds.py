@@ -69,6 +69,7 @@ class Pair:
         self.first = self.machine.advanced(0, 0, self.now)
         if lay:
             self.first += self.machine.lay(0, 0, self.part(ANCHOR), self.now)
+            self.first += self.machine.poll(self.now)
 
     def part(self, index: int) -> PairPart:
         return PairPart(self.hash(self.me, index), SIZE)
@@ -176,10 +177,30 @@ def test_an_anchor_goes_ahead_only_while_no_round_is_busy() -> None:
         pair.machine.advanced(fragment, 0, pair.now)
         pair.machine.lay(fragment, 0, pair.part(ANCHOR), pair.now)
     pair.begin()
+    pair.machine.poll(pair.now)
     stream, actions = pair.call(fragment=1)
     assert pair.said(actions) == ["PairHeader"]
     assert pair.said(pair.machine.give_up(0, "enough", pair.now)) == [ANCHOR]
     assert stream.held is not None
+
+
+def test_an_anchor_lets_a_round_go_first_that_begins_in_the_same_instant() -> None:
+    pair = Pair("b", lay=False)
+    form = PartForm(1, "fp32", SIZE)
+    pair.machine = PairRounds(
+        PairSettings(me="b", run=77, forms=[(form, form)] * 2, rounds=[9, 9], config=CONFIG)
+    )
+    pair.machine.on_view(view("ab"), pair.now)
+    pair.machine.advanced(0, 0, pair.now)
+    pair.machine.lay(0, 0, pair.part(ANCHOR), pair.now)
+    pair.machine.poll(pair.now)
+    _, actions = pair.call(fragment=1)
+    assert pair.said(actions) == []  # this peer has not come to that round
+    pair.machine.advanced(1, 0, pair.now)
+    assert pair.said(pair.machine.lay(1, 0, pair.part(ANCHOR), pair.now)) == ["PairHeader"]
+    pair.begin()
+    assert pair.said(pair.machine.poll(pair.now)) == []
+    assert pair.said(pair.machine.give_up(0, "enough", pair.now)) == [ANCHOR]
 
 
 # ------------------------------------------------------------------------------------- admission
@@ -213,7 +234,8 @@ def test_a_caller_waits_until_this_peer_has_come_to_its_round() -> None:
     stream, actions = pair.call()
     assert actions == []
     later = pair.machine.lay(0, 0, pair.part(ANCHOR), pair.now)
-    assert pair.said(later) == ["PairHeader", ANCHOR]
+    assert pair.said(later) == ["PairHeader"]
+    assert pair.said(pair.machine.poll(pair.now)) == [ANCHOR]
     early, actions = pair.call(round=3)
     assert actions == []
     gone = pair.machine.advanced(0, 4, pair.now)
