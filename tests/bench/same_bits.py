@@ -4,11 +4,9 @@
 
 Real nodes and trainers on the virtual clock, so that a run takes the same course every time. A
 change that means to keep the mathematics keeps every line; compare the output of two commits. The
-run's id is fixed, since a new wire format would draw other pairs; so is the text that stages learn.
-Routes are drawn, not searched.
+run's id is fixed, since a new wire format would draw other pairs. Routes are drawn, not searched.
 """
 
-import os
 from dataclasses import replace
 from unittest.mock import PropertyMock, patch
 
@@ -47,8 +45,7 @@ STAGED = {
 
 
 def main() -> int:
-    text = patch("tests.protocol.stage_swarm.__file__", os.__file__)
-    with text, patch.object(Manifest, "run", PropertyMock(return_value=RUN)):
+    with patch.object(Manifest, "run", PropertyMock(return_value=RUN)):
         for name, plan in PLANS.items():
             run(_flat(name, Problem(layers=LAYERS, plan=plan, steps=48)))
         for name, problem in STAGED.items():

@@ -31,7 +31,7 @@ from worker.simulation.faults import (
     Partition,
     random_faults,
 )
-from worker.simulation.network import Stream
+from worker.simulation.network import SimulatedStream
 from worker.simulation.pairs import PairPeer
 from worker.simulation.peer import Account
 from worker.simulation.scenario import Scenario
@@ -108,7 +108,7 @@ class WatchedPeer(PairPeer):
             }
         super().ended(buffer, outcome)
 
-    def broken(self, stream: Stream) -> None:
+    def broken(self, stream: SimulatedStream) -> None:
         ends = frozenset((self.me, self.swarm.names[stream.other(self.number)]))
         self.world.breaks.append((ends, self.now))
         super().broken(stream)

@@ -25,7 +25,7 @@ from worker.exchange.allreduce.dialogue import ContributionHeader, ReductionHead
 from worker.exchange.allreduce.reducer import Reducer
 from worker.exchange.types import Failed, RoundTick, ShardKey, Succeeded, ViewUpdated
 from worker.simulation.clock import Act
-from worker.simulation.network import Stream
+from worker.simulation.network import SimulatedStream
 from worker.simulation.peer import Account, Peer
 from worker.simulation.swarm import RUN, Group, Swarm
 from worker.simulation.task import Quadratic
@@ -94,7 +94,7 @@ class _SimulatedTry:
     attempt: int
     values: Tensor
     tried: int
-    stream: Stream | None = None
+    stream: SimulatedStream | None = None
     is_read: bool = False
     unread_bytes: int = 0
     answered: bool = False
@@ -163,7 +163,7 @@ class MeanRounds(Peer):
         self._reduce(view)
         self._contribute(view)
 
-    def broken(self, stream: Stream) -> None:
+    def broken(self, stream: SimulatedStream) -> None:
         if stream.caller != self.number:
             self._reduce(events.ContributorGone(stream.number))
             return

@@ -13,7 +13,7 @@ from worker.catchup.repair import choose_repair
 from worker.membership import Digest, Phase
 from worker.simulation.allreduce import MeanRounds
 from worker.simulation.clock import Act
-from worker.simulation.network import Stream
+from worker.simulation.network import SimulatedStream
 from worker.simulation.peer import Account
 from worker.simulation.swarm import Group, Swarm
 from worker.simulation.task import VALUES, Quadratic
@@ -40,7 +40,7 @@ class MeanPeer(MeanRounds):
         self._outer = Nesterov(outer.outer_lr, outer.outer_momentum)
         self._digest = Digest(0, 0, 0)
         self._failed = False
-        self._fetching: tuple[Stream, Act] | None = None
+        self._fetching: tuple[SimulatedStream, Act] | None = None
 
     def start(self) -> None:
         """From the beginning of the run."""
@@ -48,7 +48,7 @@ class MeanPeer(MeanRounds):
         self.advanced(0, self._group)
         self.compute()
 
-    def broken(self, stream: Stream) -> None:
+    def broken(self, stream: SimulatedStream) -> None:
         if self._fetching is None or self._fetching[0] is not stream:
             return super().broken(stream)
         then, self._fetching = self._fetching[1], None
@@ -116,13 +116,13 @@ class MeanPeer(MeanRounds):
         stream.send(self.number, lambda: donor.asked(stream))
         return True
 
-    def asked(self, stream: Stream) -> None:
+    def asked(self, stream: SimulatedStream) -> None:
         """Somebody fetches this peer's state: anchor and momentum, as they are now."""
         state = (self._digest, self._group, self.anchor, self.momentum)
         fetcher, size = self._peers[stream.caller], 8 * self.swarm.scenario.params
         stream.send(self.number, lambda: fetcher.fetched(stream, state), size)
 
-    def fetched(self, stream: Stream, state: _State) -> None:
+    def fetched(self, stream: SimulatedStream, state: _State) -> None:
         """The other's state is here; what was learned since the own anchor is kept."""
         stream.close()
         assert self._fetching is not None, "one state is fetched at a time"

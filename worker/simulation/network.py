@@ -80,7 +80,7 @@ class _Message:
         self.transfer: Transfer | None = None
 
 
-class Stream:
+class SimulatedStream:
     """Messages both ways between two peers, in order, until an end closes it or it breaks.
 
     `attempt` is the caller's count of its tries.
@@ -215,7 +215,7 @@ class Network:
         latency_spread: float,
         rng: Random,
         act: Callable[[int, Act], None],
-        on_break: Callable[[int, Stream], None],
+        on_break: Callable[[int, SimulatedStream], None],
     ) -> None:
         self.clock, self.act = clock, act
         bytes_per_s = link.rate_mbps * 1e6 / 8
@@ -224,7 +224,7 @@ class Network:
         self.sent_bytes = 0.0
         self._link, self._rng, self._on_break = link, rng, on_break
         self._time = MessageTime(link.delay_s, latency_spread) if latency_spread else None
-        self._streams: dict[int, Stream] = {}
+        self._streams: dict[int, SimulatedStream] = {}
         self._opened = 0
         self._dead: set[int] = set()
         self._half: frozenset[int] = frozenset()
@@ -257,10 +257,10 @@ class Network:
         link = frozenset((one, other))
         return self._found_s.get(link, STALL_S) if self._cut[link] else STALL_S
 
-    def open(self, caller: int, callee: int, attempt: int) -> Stream:
+    def open(self, caller: int, callee: int, attempt: int) -> SimulatedStream:
         """A stream that is used at once; it breaks if nobody can be reached."""
         self._opened += 1
-        stream = Stream(self, self._opened, (caller, callee), attempt)
+        stream = SimulatedStream(self, self._opened, (caller, callee), attempt)
         self._streams[stream.number] = stream
         if callee in self._dead:
             self.clock.after(2 * self.delay_s(caller, callee), lambda: self.break_off(stream))
@@ -271,25 +271,25 @@ class Network:
             stream.break_after(self._rng.randrange(_FIRST_MESSAGES))
         return stream
 
-    def break_off(self, stream: Stream) -> None:
+    def break_off(self, stream: SimulatedStream) -> None:
         """Both ends find out."""
         if not stream.ended:
             stream.close()
             for end in (stream.caller, stream.callee):
                 self._tell(end, stream)
 
-    def abort(self, stream: Stream, by: int) -> None:
+    def abort(self, stream: SimulatedStream, by: int) -> None:
         """One end drops the stream; the other finds out a delay later."""
         if not stream.ended:
             stream.close()
             other = stream.other(by)
             self.clock.after(self.delay_s(by, other), lambda: self._tell(other, stream))
 
-    def stall(self, stream: Stream, found_s: float = STALL_S) -> None:
+    def stall(self, stream: SimulatedStream, found_s: float = STALL_S) -> None:
         """Nothing comes through any more."""
         self.clock.after(found_s, lambda: self.break_off(stream))
 
-    def forget(self, stream: Stream) -> None:
+    def forget(self, stream: SimulatedStream) -> None:
         self._streams.pop(stream.number, None)
 
     def die(self, peer: int) -> None:
@@ -331,5 +331,5 @@ class Network:
             if peer in (stream.caller, stream.callee):
                 self.break_off(stream)
 
-    def _tell(self, end: int, stream: Stream) -> None:
+    def _tell(self, end: int, stream: SimulatedStream) -> None:
         self.act(end, lambda: self._on_break(end, stream))

@@ -46,7 +46,7 @@ from worker.exchange.pairwise.stream import (
 )
 from worker.exchange.types import Failed, Succeeded
 from worker.membership import Digest, Phase
-from worker.simulation.network import Stream
+from worker.simulation.network import SimulatedStream
 from worker.simulation.peer import Account, Peer
 from worker.simulation.swarm import RUN, Swarm
 from worker.simulation.task import Quadratic
@@ -226,7 +226,7 @@ class PairPeer(Peer):
             case RoundEnded(buffer, outcome):
                 self.ended(buffer, outcome)
 
-    def _send_part(self, link: Stream, header: PartHeader, part: PairPart) -> None:
+    def _send_part(self, link: SimulatedStream, header: PartHeader, part: PairPart) -> None:
         other, offset = self._other(link), header.offset
 
         def came(size: float) -> None:
@@ -242,7 +242,7 @@ class PairPeer(Peer):
 
     # ------------------------------------------------------------------------------- the streams
 
-    def hears(self, link: Stream, message: Message, values: object = None) -> None:
+    def hears(self, link: SimulatedStream, message: Message, values: object = None) -> None:
         """A message has come, with what a part is made of."""
         stream = self._streams.get(link.number)
         if stream is None and isinstance(message, PairHeader):
@@ -252,30 +252,30 @@ class PairPeer(Peer):
             if stream.arriving is not None and values is not None:
                 stream.arriving.values = values
 
-    def hears_all(self, link: Stream) -> None:
+    def hears_all(self, link: SimulatedStream) -> None:
         """The bytes of a part are here, all of them."""
         stream = self._streams.get(link.number)
         if stream is not None and (part := stream.arriving) is not None:
             self._handle(stream, PartProgress(part.total_bytes))
 
-    def hears_end(self, link: Stream) -> None:
+    def hears_end(self, link: SimulatedStream) -> None:
         """The partner that was called has ended the stream."""
         link.close()
         self._close(link, None)
 
-    def broken(self, stream: Stream) -> None:
+    def broken(self, stream: SimulatedStream) -> None:
         self._close(stream, "a stream broke")
 
-    def _close(self, link: Stream, reason: str | None) -> None:
+    def _close(self, link: SimulatedStream, reason: str | None) -> None:
         if (stream := self._streams.pop(link.number, None)) is not None:
             self._handle(stream, StreamClosed(reason))
 
-    def _other(self, link: Stream) -> "PairPeer":
+    def _other(self, link: SimulatedStream) -> "PairPeer":
         return self._peers[link.other(self.number)]
 
 
-def _link(stream: PairStream) -> Stream:
-    assert isinstance(stream.link, Stream), "a stream of this network"
+def _link(stream: PairStream) -> SimulatedStream:
+    assert isinstance(stream.link, SimulatedStream), "a stream of this network"
     return stream.link
 
 

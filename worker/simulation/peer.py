@@ -10,7 +10,7 @@ from torch import Tensor
 
 from algorithms.link import MessageTime
 from worker.simulation.clock import Act
-from worker.simulation.network import Stream
+from worker.simulation.network import SimulatedStream
 from worker.simulation.swarm import Swarm
 from worker.simulation.task import VALUES, Quadratic
 
@@ -71,7 +71,7 @@ class Peer(ABC):
         """The inner steps are done: hold a round."""
 
     @abstractmethod
-    def broken(self, stream: Stream) -> None:
+    def broken(self, stream: SimulatedStream) -> None:
         """A stream has broken, and this end has found out."""
 
     @abstractmethod

@@ -29,7 +29,7 @@ from worker.simulation.faults import (
     Partition,
     scenario_faults,
 )
-from worker.simulation.network import Network, Stream
+from worker.simulation.network import Network, SimulatedStream
 from worker.simulation.scenario import Scenario
 
 RUN = 1
@@ -47,7 +47,7 @@ class Endpoint(Protocol):
     def died(self) -> None:
         """It has crashed."""
 
-    def broken(self, stream: Stream) -> None:
+    def broken(self, stream: SimulatedStream) -> None:
         """A stream has broken, and this end has found out."""
 
 

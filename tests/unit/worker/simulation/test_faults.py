@@ -23,7 +23,7 @@ from worker.simulation.faults import (
     last_s,
     random_faults,
 )
-from worker.simulation.network import Stream
+from worker.simulation.network import SimulatedStream
 from worker.simulation.swarm import RUN, Swarm
 
 
@@ -43,7 +43,7 @@ class Watcher:
     def died(self) -> None:
         self.dead_at = self._swarm.clock.now
 
-    def broken(self, stream: Stream) -> None:
+    def broken(self, stream: SimulatedStream) -> None:
         self.breaks.append(self._swarm.clock.now)
 
 

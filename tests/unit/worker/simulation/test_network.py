@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from algorithms.link import Link
 from worker.simulation.clock import Act, Clock
-from worker.simulation.network import Network, Pipe, Stream
+from worker.simulation.network import Network, Pipe, SimulatedStream
 
 MBIT = 125_000  # bytes per second
 
@@ -36,7 +36,7 @@ class World:
     def run(self, limit_s: float = 1e6) -> None:
         self.clock.run(lambda: False, limit_s)
 
-    def open(self, caller: int, callee: int) -> Stream:
+    def open(self, caller: int, callee: int) -> SimulatedStream:
         return self.network.open(caller, callee, 1)
 
 
