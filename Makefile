@@ -25,7 +25,7 @@ swarm: $(READY)  ## train on four local worker processes and report; ARGS="--ste
 check: lint quick-test  ## format, lint, types, import rules, freshness of the generated code, quick tests
 
 test: quick-test  ## all tests that gate
-	$(BIN)/pytest tests/integration
+	$(BIN)/pytest -n $(TEST_PROCESSES) tests/integration
 
 lint: $(READY)
 	$(BIN)/ruff format --check .

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.fork_server import MURMUR
+from tests.support.fork_server import MURMUR, WORKER, ForkedPopen
 from tests.support.gate import gate
 from tests.support.workers import (
     PATIENCE_S,
@@ -21,12 +21,17 @@ from tests.support.workers import (
 
 def refused(*args: str) -> tuple[int, str]:
     """(exit code, the one line on stderr)."""
-    done = subprocess.run(
-        [*MURMUR, *args], capture_output=True, text=True, timeout=PATIENCE_S, check=False
-    )
-    lines = done.stderr.strip().splitlines()
-    assert len(lines) == 1, done.stderr
-    return done.returncode, lines[0]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    swarm = args[0] == "swarm"
+    with (
+        subprocess.Popen([*MURMUR, *args], **pipes)
+        if swarm
+        else ForkedPopen([*WORKER, *args], **pipes) as process
+    ):
+        _, errors = process.communicate(timeout=PATIENCE_S)
+    lines = errors.strip().splitlines()
+    assert len(lines) == 1, errors
+    return process.returncode, lines[0]
 
 
 def test_a_worker_says_what_is_wrong(tmp_path: Path) -> None:

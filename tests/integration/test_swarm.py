@@ -5,14 +5,16 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.fork_server import MURMUR
 from tests.support.workers import PATIENCE_S, SMALL, settings_of
 
-MURMUR = [sys.executable, "-m", "worker.cli"]
+AS_INSTALLED = (sys.executable, "-m", "worker.cli")
 REPORT_KEYS = {
     "preset", "workers", "steps", "inner_steps", "seed", "params", "val_loss", "train_loss_curve",
     "wall_s", "compute_s", "stall_s", "compute_utilization", "rounds_completed", "rounds_failed",
@@ -24,9 +26,9 @@ PEER_KEYS = {
 }  # fmt: skip
 
 
-def murmur(*args: str) -> "subprocess.CompletedProcess[str]":
+def murmur(*args: str, program: Sequence[str] = AS_INSTALLED) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        [*MURMUR, *args], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        [*program, *args], capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
 
 
@@ -50,6 +52,7 @@ def test_a_swarm_trains_and_reports(tmp_path: Path, preset: str) -> None:
         "swarm", "--workers", "2", "--preset", preset, "--steps", "24", "--inner-steps", "10",
         "--set", "exchange.compression=never",  # bytes are counted below
         "--seed", "5", "--out", str(out), "--json", str(report_path), *SMALL,
+        program=AS_INSTALLED if preset == "diloco" else MURMUR,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     report: dict[str, Any] = json.loads(report_path.read_text())
@@ -76,8 +79,8 @@ def test_a_swarm_trains_and_reports(tmp_path: Path, preset: str) -> None:
 
 def test_ctrl_c_saves_and_still_reports(tmp_path: Path) -> None:
     command = [
-        *MURMUR, "swarm", "--workers", "2", "--inner-steps", "10", "--out", str(tmp_path / "out"),
-        *SMALL, *settings_of(run__steps=10_000_000),
+        *AS_INSTALLED, "swarm", "--workers", "2", "--inner-steps", "10",
+        "--out", str(tmp_path / "out"), *SMALL, *settings_of(run__steps=10_000_000),
     ]  # fmt: skip
     swarm = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert swarm.stdout is not None

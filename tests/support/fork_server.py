@@ -25,7 +25,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-MURMUR = (sys.executable, "-m", "tests.support.fork_server")
+WORKER = (sys.executable, "-m", "worker.cli")  # for `ForkedPopen`
+MURMUR = (sys.executable, "-m", "tests.support.fork_server")  # its children are forked
 _ADDRESS = "TEST_FORK_SERVER"  # in the environment: the processes of a test share one server
 _PRELOADED = ("torch._dynamo", "torch.optim", "worker.cli.commands", "worker.daemon")
 _SERVED = ("worker.cli", "worker.cli.preflight", "tests.")
@@ -107,7 +108,7 @@ def start() -> None:
         process = subprocess.Popen(
             [sys.executable, "-c", f"import {__name__} as m; m.serve({listening.fileno()})"],
             pass_fds=[listening.fileno()],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": "1", "GRPC_VERBOSITY": "NONE"},
         )
         listening.close()
 
