@@ -1,8 +1,9 @@
 """Random schedules of mean rounds in the simulator: what must hold in every one.
 
-With a crash, a few schedules in a hundred end with two reductions of one shard applied by different
-survivors; with wrong suspicions and wrongly declared deaths more. Anti-entropy repairs those (see
-`test_crashes`); anything else would be a defect. `make schedules` plays 100,000 of them.
+With a crash, 1 to 2 % of the schedules end with two reductions of one shard applied by different
+survivors; with four wrong suspicions in four seconds 17 %, with wrongly declared deaths 26 %.
+Anti-entropy repairs those (see `test_crashes`); anything else would be a defect. `make schedules`
+plays 100,000 of them.
 """
 
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from tests.support.mean_schedules import Run, play, random_run, violations
 from worker.membership import Health
 from worker.simulation.faults import BrittleStreams, Crash, Doubt, Fault, Late
 
-SCHEDULES = 40
+SCHEDULES = 250
 PEERS = (2, 3, 4, 5)
 ROUNDS = 2
 DURING_S = 4.0
@@ -91,18 +92,18 @@ def test_survivors_of_a_crash_finish(kinds: tuple[Kind, ...]) -> None:
     played = runs(*kinds)
     assert all(peer.done for run in played for peer in run.live)
     assert not any(failures(run) for run in played if not run.disagrees)
-    assert sum(run.disagrees for run in played) <= 0.1 * SCHEDULES
+    assert sum(run.disagrees for run in played) <= 0.03 * SCHEDULES
 
 
 def test_wrong_suspicions_stop_nobody() -> None:
-    assert sum(run.disagrees for run in runs(suspicions)) <= 0.3 * SCHEDULES
+    assert sum(run.disagrees for run in runs(suspicions)) <= 0.2 * SCHEDULES
 
 
 def test_wrongly_declared_deaths_stop_nobody() -> None:
     played = runs(false_deaths)
     assert sum(run.disagrees for run in played) <= 0.5 * SCHEDULES
     outcomes = sum(len(run.record.outcomes) for run in played)
-    assert sum(failures(run) for run in played) <= 0.04 * outcomes
+    assert sum(failures(run) for run in played) <= 0.02 * outcomes
 
 
 def test_everything_at_once() -> None:
