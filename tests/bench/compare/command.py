@@ -124,3 +124,7 @@ def _bench(
         out=out or Path("runs") / f"bench-{time.strftime('%Y%m%d-%H%M%S')}",
         **others,
     )
+
+
+if __name__ == "__main__":
+    bench()

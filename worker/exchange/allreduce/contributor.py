@@ -1,10 +1,10 @@
 """One of this peer's own rounds: every shard to its reducer, and every reduction back.
 
 A shard goes to the first usable peer in its rendezvous order that everybody reaches. A broken
-stream is tried again at the same peer, resuming where it was; when membership doubts that peer, or
+stream is tried again at the same peer, resuming where it was. If membership suspects that peer, or
 knows that the link to it is cut, the next takes over. The shards for one peer go one after another:
-the first come back while others go. The round succeeds when all shards are reduced, and fails as a
-whole at its deadline or when a reducer says that it cannot succeed. The machine ends by emitting
+the first come back while others go. The round succeeds when all shards are reduced. It fails as a
+whole at its deadline, or when a reducer says that it cannot succeed. The machine ends by emitting
 `Succeeded` or `Failed` once.
 """
 

@@ -85,7 +85,7 @@ class Pairs:
         transport, address_of: how to reach a peer.
         finished: takes each RoundDone and RoundFailed.
         prefetched: takes the anchors' mean of a round to come, or that it will not come in time.
-        doubt: takes a peer whose stream broke.
+        suspect: takes a peer whose stream broke.
     """
 
     def __init__(
@@ -96,10 +96,10 @@ class Pairs:
         address_of: Callable[[str], str | None],
         finished: Callable[[RoundDone | RoundFailed], None],
         prefetched: Callable[[PrefetchedAnchor], None],
-        doubt: Callable[[str], None],
+        suspect: Callable[[str], None],
     ) -> None:
         self._context, self._transport, self._address_of = context, transport, address_of
-        self._finished, self._prefetched, self._doubt = finished, prefetched, doubt
+        self._finished, self._prefetched, self._suspect = finished, prefetched, suspect
         self._tasks, self._values = Tasks(), PairValues(context)
         plan, fragments = context.plan, range(len(context.elements))
         self._rounds = PairRounds(
@@ -278,7 +278,7 @@ class Pairs:
                     kind = wire.Again if again else wire.WireError
                     self._context.refused(kind(reason), sender, round_)
                 case Suspect(peer):
-                    self._doubt(peer)
+                    self._suspect(peer)
         self._set_timer()
 
     def _open(self, stream: PairStream) -> None:
