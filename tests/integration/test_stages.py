@@ -86,14 +86,20 @@ def listening(out: Path, name: str) -> dict[str, Any]:
     return event
 
 
+KILLED = ("w1", "w4")
+
+
 def wait_for_stage(stage: int, address: str, *phases: str) -> None:
-    """Until the worker there knows of somebody alive in that stage, and in one of the phases."""
+    """Until the worker there knows of a peer in that stage and in one of the phases.
+
+    Not of one that was killed: for a while the others still take it to be alive."""
     deadline = time.monotonic() + PATIENCE_S
     known: list[tuple[int, str]] = []
     while not any((stage, phase) in known for phase in phases):
         assert time.monotonic() < deadline, f"{address} knows of {known}"
         members = ask(address)["members"]
-        known = [(m["stage"], m["phase"]) for m in members if m["health"] == "alive"]
+        alive = [m for m in members if m["health"] == "alive" and m["peer"] not in KILLED]
+        known = [(m["stage"], m["phase"]) for m in alive]
 
 
 def kill_stage_1(printed: IO[str], out: Path) -> None:
@@ -101,7 +107,7 @@ def kill_stage_1(printed: IO[str], out: Path) -> None:
     for line in printed:
         if "starts training" in line:
             break
-    for name in ("w1", "w4"):
+    for name in KILLED:
         os.kill(listening(out, name)["pid"], signal.SIGKILL)
 
 
