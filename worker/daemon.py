@@ -1,6 +1,5 @@
 """The composition root: starts the I/O thread, trains on this one, and ends both in good order."""
 
-import asyncio
 import concurrent.futures
 import ctypes
 import json
@@ -8,40 +7,33 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any
 
 from torch import Tensor
 
 from protos.events import new_event
 from protos.exit_codes import ExitCode
 from protos.manifest import first_difference
-from worker.catchup.start import all_agree
-from worker.component import Environment, NodeConfig
+from worker.component import NodeConfig
 from worker.config import Config, task_of
 from worker.errors import CheckpointError, MurmurError
 from worker.folder import Announce, EventLog, alone_in
 from worker.iothread import IOThread
 from worker.manifest import Manifest
-from worker.node import Node
 from worker.pipeline.lifecycle import StageLifecycle
 from worker.pipeline.part import fragments_of, part_of
+from worker.session import AWAIT_OTHERS_S, Session
 from worker.tasks import Cursor
 from worker.training import checkpoint
 from worker.training.inbox import Mailbox, StageMove, Stop, TrainingEvent
 from worker.training.loop import Trainer
 from worker.training.result import build_result
-from worker.transport import Transport
 from worker.transport.grpc import GrpcTransport
-
-T = TypeVar("T")
-
-_SETTLE_S = 30.0
-_LEAVE_S = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,14 +85,21 @@ class Worker:
         self._fragments = fragments_of(self._part, config)
         self._manifest = Manifest.of(config, self._part.whole or schema)
         self._log = EventLog(options.out, options.announce, self._enrich)
+        self._mailbox = Mailbox()
+        self._session = Session(
+            config,
+            options.node,
+            self._manifest,
+            elements=[fragment.elements for fragment in self._fragments],
+            transport=GrpcTransport(options.listen, options.proxy),
+            mailbox=self._mailbox,
+            log=self._log,
+        )
         self._saver = concurrent.futures.ThreadPoolExecutor(1, "murmur-save")
         self._saving: concurrent.futures.Future[None] | None = None
         self._saved_at = time.monotonic()
         self._saved_path: Path | None = None
         self._tokens_per_step = 0
-        self._io: IOThread | None = None
-        self._transport: Transport = GrpcTransport(options.listen, options.proxy)
-        self._mailbox = Mailbox()
         self._interrupted_by: int | None = None
         self.goes_on: WorkerOptions | None = None  # as what, after a move to another stage
 
@@ -119,12 +118,11 @@ class Worker:
     def _run(self) -> int:
         restored = self._restore() if self._options.resume else None
         trainer = self._trainer(restored)
-        io = self._io = IOThread(self._make_node, self._mailbox)
+        session = self._session
         try:
             with self._signals():
-                address = io.start()
-                self._log(new_event("listening", address=address, pid=os.getpid()))
-                stage = self._stage_life(io) if self._part.stage is not None else None
+                session.start()
+                stage = self._stage_life(session.io) if self._part.stage is not None else None
                 if stage is not None and self._options.rebuilds:
                     stage.rebuild(trainer, lambda: self._interrupted_by is not None)
                 try:
@@ -138,23 +136,9 @@ class Worker:
                     return 0
                 return self._finish(trainer, stage)
         finally:
-            io.close()
+            session.close()
 
     # ---------------------------------------------------------------------------------- parts
-
-    def _make_node(self) -> Node:
-        node = self._options.node
-        if self._config.plan.exchange == "none" and self._part.stage is None:
-            node = replace(node, min_peers=1)  # nothing is exchanged, so nobody is waited for
-        return Node(
-            node=node,
-            config=self._config,
-            manifest=self._manifest,
-            elements=[fragment.elements for fragment in self._fragments],
-            transport=self._transport,
-            mailbox=self._mailbox,
-            environment=Environment(offload=_offload, log=self._log),
-        )
 
     def _stage_life(self, io: IOThread) -> StageLifecycle:
         return StageLifecycle(
@@ -246,14 +230,14 @@ class Worker:
     # ------------------------------------------------------------------------------- the end
 
     def _finish(self, trainer: Trainer, stage: StageLifecycle | None) -> int:
-        assert self._io is not None
+        session = self._session
         if trainer.stopped is None:
             if stage is not None:
-                stage.settle(trainer, self._agreed, _SETTLE_S)
+                stage.settle(trainer, session.agreed, AWAIT_OTHERS_S)
             elif self._config.plan.exchange != "none":
-                trainer.await_others(self._agreed, _SETTLE_S)
+                trainer.await_others(session.agreed, AWAIT_OTHERS_S)
         if trainer.stopped is not None:  # nobody is to wait for it while it saves and evaluates
-            self._io.do(self._io.node.gossip.leave, _LEAVE_S)
+            session.leave()
         whole = stage.end(trainer) if stage is not None else None
         self._saver.submit(self._save, trainer.step, *self._snapshot(trainer)).result()
         code = ExitCode.INTERRUPTED if self._interrupted_by == signal.SIGINT else 0
@@ -262,7 +246,7 @@ class Worker:
             config=self._config,
             part=self._part,
             trainer=trainer,
-            io=self._io,
+            io=session.io,
             whole=whole,
             saved=self._saved_path,
         )
@@ -271,17 +255,10 @@ class Worker:
         self._mailbox.post(TrainingEvent(new_event("result", **result)))
         return code
 
-    def _agreed(self) -> bool:
-        """Whether everyone here is done and has what this peer has, where all should."""
-        assert self._io is not None
-        gossip, plan = self._io.node.gossip, self._config.plan
-        return self._io.ask(lambda: all_agree(gossip.me, gossip.others, plan))
-
     def _options_for(self, move: StageMove) -> WorkerOptions:
         """This worker's, as a replica of another stage."""
-        assert self._io is not None
-        gossip, node = self._io.node.gossip, self._options.node
-        live = self._io.ask(lambda: [member.address for member in gossip.others if member.live])
+        node = self._options.node
+        live = [member.address for member in self._session.others]
         joins = (*dict.fromkeys((*live, *node.joins)),)
         moved = replace(node, stage=move.stage, joins=joins, min_peers=None)
         return replace(self._options, node=moved, resume=False, rebuilds=move.orphaned)
@@ -289,14 +266,11 @@ class Worker:
     def _enrich(self, event: dict[str, object]) -> None:
         event.setdefault("peer", self._options.node.peer)
         if event["event"] in ("progress", "result"):
-            event["bytes_sent"] = self._transport.traffic.sent_bytes
-            event["bytes_received"] = self._transport.traffic.received_bytes
+            traffic = self._session.transport.traffic
+            event["bytes_sent"] = traffic.sent_bytes
+            event["bytes_received"] = traffic.received_bytes
             if self._part.stage is not None:
                 event["stage"] = self._part.stage
-
-
-async def _offload(work: Callable[[], T], /) -> T:
-    return await asyncio.get_running_loop().run_in_executor(None, work)
 
 
 _M_MMAP_THRESHOLD = -3  # glibc's malloc.h

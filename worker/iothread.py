@@ -58,7 +58,9 @@ class IOThread:
         return asyncio.run_coroutine_threadsafe(limited(), self._loop).result()
 
     def close(self) -> None:
-        """Leaves the swarm and waits for the thread to end."""
+        """Leaves the swarm and waits for the thread to end, if it was started."""
+        if self._thread.ident is None:
+            return
         if self._loop is not None and self._node is not None and self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._node.close)
         self._thread.join(timeout=10)

@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from torch import Tensor
+
 from algorithms.fragment_state import FragmentState
 from algorithms.fragments import Fragment
 from algorithms.plan import Plan
@@ -16,38 +18,39 @@ from worker.membership import Phase
 from worker.pipeline.replica import Iterations, StageReplica
 from worker.training.inbox import AllStarted, Mailbox, StageMove, Started, Stop
 from worker.training.outer import OuterLoop
-from worker.training.replica import InnerReplica
+from worker.training.replica import InnerReplica, Replica
 
 T = TypeVar("T")
 
 _POLL_S = 0.1
 
 
-class Trainer:
-    """One worker's training loop. train thread only.
+class TrainingLoop:
+    """A training loop's way through a run, whoever writes the loop. train thread only.
+
+    `begin`; then for each step `begin_step`, `average_gradients`, the optimizer's step, `end_step`;
+    after the last one `end`. `Trainer` goes through it with a task, `murmuration.Swarm` with the
+    user's own loop.
 
     Args:
-        replica: model, inner optimizer and samples.
+        replica: model and inner optimizer.
         fragments, plan, steps: what is exchanged, how, and until when.
         step: position in the schedule to go on from.
         mailbox: the way to the I/O thread.
-        checkpoint: called now and then between two steps, with this trainer.
         clock: monotonic seconds.
     """
 
     def __init__(
         self,
         *,
-        replica: InnerReplica,
+        replica: Replica,
         fragments: Sequence[Fragment],
         plan: Plan,
         steps: int,
         step: int,
         mailbox: Mailbox,
-        checkpoint: Callable[["Trainer"], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.replica = replica
         self.outer = OuterLoop(
             replica=replica,
             fragments=fragments,
@@ -59,11 +62,10 @@ class Trainer:
         )
         self.fragments, self.metrics = self.outer.fragments, self.outer.metrics
         self._pace, self._reporter = self.outer.pace, self.outer.reporter
-        self._plan, self._steps = plan, steps
-        self._mailbox, self._checkpoint, self._clock = mailbox, checkpoint, clock
-        self._iterations: Iterations | None = None
-        if isinstance(replica, StageReplica):
-            self._iterations = Iterations(replica, mailbox, clock)
+        self._plan, self._steps, self._replica = plan, steps, replica
+        self._mailbox, self._clock = mailbox, clock
+        self._started_s = self._averaging_s = 0.0
+        self._in_flight = False
 
     @property
     def step(self) -> int:
@@ -92,18 +94,24 @@ class Trainer:
         spreads = [each.spread for each in self.fragments if each.spread is not None]
         return math.sqrt(sum(s * s for s in spreads) / len(spreads)) if spreads else None
 
-    def run(self) -> None:
-        """Trains until the schedule's last step or a Stop; afterwards `stopped` says which.
+    @property
+    def trains(self) -> bool:
+        """Whether a step is to come: neither the schedule is over nor the run."""
+        return self.outer.step < self._steps and self.outer.stopped is None
 
-        Raises:
-            Exception: what ended the I/O thread, if that is why.
-        """
-        outer = self.outer
-        outer.publish()
+    def begin(self) -> None:
+        """Waits until the run starts, or until this peer is where the others are in it."""
+        self.outer.publish()
         self._reporter.event("progress", state="ready")
         self._await_start()
-        while outer.step < self._steps and outer.stopped is None:
-            self._one_step()
+
+    def end(self) -> None:
+        """After the last step: what is left to exchange, and the word that this peer is done.
+
+        Raises:
+            Exception: what ended the I/O thread, if it has ended.
+        """
+        outer = self.outer
         self.metrics.trained()
         if outer.stopped is not None and outer.stopped.error is not None:
             raise outer.stopped.error
@@ -153,33 +161,95 @@ class Trainer:
             self.outer.handle(message)
         return None
 
+    # ------------------------------------------------------------------------------ one step
+
+    def begin_step(self, started_s: float | None = None) -> None:
+        """A step begins, or has begun at `started_s` by the clock."""
+        self._in_flight = any(each.awaits_result for each in self.fragments)
+        self.outer.begin_inner_step()
+        self._started_s = self._clock() if started_s is None else started_s
+        if self.metrics.first_step_at is None:
+            self.metrics.first_step_at = self._started_s
+
+    def average_gradients(self, gradients: dict[str, Tensor], weight: int = 1) -> None:
+        """After the backward pass, as `OuterLoop.average_gradients`."""
+        began_s = self._clock()
+        self.outer.average_gradients(gradients, weight)
+        self._averaging_s = self._clock() - began_s
+
+    def end_step(self, waited_s: float = 0.0) -> None:
+        """The inner optimizer has taken its step, for which nothing was computed in `waited_s`."""
+        metrics = self.metrics
+        metrics.last_step_at = self._clock()
+        seconds = metrics.last_step_at - self._started_s - self._averaging_s - waited_s
+        metrics.stepped(seconds, in_flight=self._in_flight)
+        self._pace.stepped(seconds)
+        self.outer.after_inner_step(self._replica.loss)
+
+
+class Trainer(TrainingLoop):
+    """The loop that trains with a task, of a whole model or of one stage. train thread only.
+
+    Args:
+        replica: model, inner optimizer and samples.
+        checkpoint: called now and then between two steps, with this trainer.
+        the others: as `TrainingLoop`'s.
+    """
+
+    def __init__(
+        self,
+        *,
+        replica: InnerReplica,
+        fragments: Sequence[Fragment],
+        plan: Plan,
+        steps: int,
+        step: int,
+        mailbox: Mailbox,
+        checkpoint: Callable[["Trainer"], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(
+            replica=replica,
+            fragments=fragments,
+            plan=plan,
+            steps=steps,
+            step=step,
+            mailbox=mailbox,
+            clock=clock,
+        )
+        self.replica, self._checkpoint = replica, checkpoint
+        self._iterations: Iterations | None = None
+        if isinstance(replica, StageReplica):
+            self._iterations = Iterations(replica, self._mailbox, self._clock)
+
+    def run(self) -> None:
+        """Trains until the schedule's last step or a Stop; afterwards `stopped` says which.
+
+        Raises:
+            Exception: what ended the I/O thread, if that is why.
+        """
+        self.begin()
+        while self.trains:
+            self._one_step()
+        self.end()
+
     def _one_step(self) -> None:
-        outer, metrics = self.outer, self.metrics
-        in_flight = any(each.awaits_result for each in self.fragments)
-        outer.begin_inner_step()
-        started = self._clock()
-        if metrics.first_step_at is None:
-            metrics.first_step_at = started
+        outer = self.outer
+        self.begin_step()
         waited_s = self._iterations.serve(outer) if self._iterations is not None else 0.0
-        metrics.visits_wait_s += waited_s
+        self.metrics.visits_wait_s += waited_s
         if outer.stopped is not None:
             outer.undo_inner_step()
             return
         if outer.moved:
             return
         gradients = dict(self.replica.backward(outer.step))
-        backward_s = self._clock() - started - waited_s
         visits = self._iterations.visits if self._iterations is not None else 1
         if self._iterations is not None:
             self._reporter.iteration(outer.step, visits)
-        outer.average_gradients(gradients, visits)
-        resumed = self._clock()
+        self.average_gradients(gradients, visits)
         self.replica.inner_step(outer.step, gradients)
-        metrics.last_step_at = self._clock()
-        seconds = backward_s + (metrics.last_step_at - resumed)
-        metrics.stepped(seconds, in_flight=in_flight)
-        self._pace.stepped(seconds)
-        outer.after_inner_step(self.replica.loss)
+        self.end_step(waited_s)
         if self._iterations is not None:
             outer.publish()  # other stages wait for those that are not done with an iteration
         self._reporter.progress(outer.step)

@@ -13,7 +13,7 @@ from protos.events import EventKind, new_event
 from worker.membership import Phase
 from worker.training.fragment import FragmentReplica
 from worker.training.inbox import Mailbox, Published, RoundDone, RoundFailed, TrainingEvent
-from worker.training.replica import InnerReplica, Pace
+from worker.training.replica import Pace, Replica
 
 _REMEMBERED_STEPS = 4096
 _LONGEST = 5
@@ -154,7 +154,7 @@ class Reporter:
     def __init__(
         self,
         mailbox: Mailbox,
-        replica: InnerReplica,
+        replica: Replica,
         fragments: Sequence[FragmentReplica],
         pace: Pace,
         steps: int,

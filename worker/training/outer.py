@@ -35,7 +35,7 @@ from worker.training.inbox import (
     ToTrain,
 )
 from worker.training.metrics import Metrics, Reporter, Stall
-from worker.training.replica import InnerReplica, Pace
+from worker.training.replica import Pace, Replica
 from worker.wire import is_finite
 
 
@@ -103,7 +103,7 @@ class OuterLoop:
     def __init__(
         self,
         *,
-        replica: InnerReplica,
+        replica: Replica,
         fragments: Sequence[Fragment],
         plan: Plan,
         steps: int,

@@ -4,7 +4,7 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,25 @@ _REMEMBERED_STEPS = 16
 _FIRST_STEPS = 4  # slower than the rest: the machine warms up
 _ALIKE = 0.9  # of the fastest peer's speed, and above, is as fast: speeds are measured with noise
 _NEWS = 0.1  # a change of the own step time that is published
+
+
+class Replica(Protocol):
+    """What the outer loop asks of a model that is trained. train thread only."""
+
+    loss: float  # of the last step; NaN where there is none
+
+    @property
+    def parameters(self) -> Mapping[str, Tensor]:
+        """Local parameters by name, detached: writing into them changes the model."""
+        ...
+
+    def handle(self, message: StageJob | IterationOver) -> None:
+        """A job for a stage."""
+        ...
+
+    def reset_moments(self) -> None:
+        """Forgets what the optimizer knows, after it has led astray."""
+        ...
 
 
 class InnerReplica:

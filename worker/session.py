@@ -1,0 +1,98 @@
+"""One peer's time in a swarm: its node on the I/O thread, from the first word to the last.
+
+The daemon has one, and so has `murmuration.Swarm`; what they train with is their own affair.
+"""
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from protos.events import new_event
+from worker.catchup.start import all_agree
+from worker.component import Environment, NodeConfig
+from worker.config import Config
+from worker.iothread import IOThread
+from worker.manifest import Manifest
+from worker.membership import Member
+from worker.node import Node
+from worker.training.inbox import Mailbox
+from worker.transport import Transport
+
+T = TypeVar("T")
+
+AWAIT_OTHERS_S = 30.0  # after the last step
+_LEAVE_S = 5.0
+
+
+class Session:
+    """train thread only.
+
+    Args:
+        config, manifest: of the run.
+        node: name, addresses and whom to wait for.
+        elements: number of values of each fragment.
+        transport: to the others.
+        mailbox: between the train thread and the I/O thread.
+        log: takes events as plain values, from any thread.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        node: NodeConfig,
+        manifest: Manifest,
+        *,
+        elements: Sequence[int],
+        transport: Transport,
+        mailbox: Mailbox,
+        log: Callable[[dict[str, object]], None],
+    ) -> None:
+        self._config, self._node, self._manifest = config, node, manifest
+        self._elements, self._log = elements, log
+        self.transport, self._mailbox = transport, mailbox
+        self.io = IOThread(self._make_node, mailbox)
+
+    def start(self) -> str:
+        """Starts serving and joining; returns the advertised address. Raises AddressInUse."""
+        address = self.io.start()
+        self._log(new_event("listening", address=address, pid=os.getpid()))
+        return address
+
+    @property
+    def others(self) -> list[Member]:
+        """The live peers, without this one."""
+        gossip = self.io.node.gossip
+        return self.io.ask(lambda: [member for member in gossip.others if member.live])
+
+    def agreed(self) -> bool:
+        """Whether everyone here is done and has what this peer has, where all should."""
+        gossip, plan = self.io.node.gossip, self._config.plan
+        return self.io.ask(lambda: all_agree(gossip.me, gossip.others, plan))
+
+    def leave(self) -> None:
+        """Tells the others that this peer goes, so that nobody waits for it."""
+        self.io.do(self.io.node.gossip.leave, _LEAVE_S)
+
+    def close(self) -> None:
+        """Leaves if it has not left, and ends the I/O thread."""
+        self.io.close()
+
+    def _make_node(self) -> Node:
+        node, config = self._node, self._config
+        if config.plan.exchange == "none" and config.stages.count == 1:
+            node = replace(node, min_peers=1)  # nothing is exchanged, so nobody is waited for
+        return Node(
+            node=node,
+            config=config,
+            manifest=self._manifest,
+            elements=self._elements,
+            transport=self.transport,
+            mailbox=self._mailbox,
+            environment=Environment(offload=_offload, log=self._log),
+        )
+
+
+async def _offload(work: Callable[[], T], /) -> T:
+    return await asyncio.get_running_loop().run_in_executor(None, work)
