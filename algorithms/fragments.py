@@ -40,8 +40,10 @@ class Fragment:
         return sum(spec.elements for spec in self.specs)
 
     def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """Copies the fragment's tensors into one fresh 1-D fp32 tensor of `elements` values."""
-        flat = torch.empty(self.elements, dtype=torch.float32)
+        """Copies the fragment's tensors into one fresh 1-D fp32 tensor of `elements` values.
+
+        They may be on any device and of any type; the result is on the CPU."""
+        flat = torch.empty(self.elements, dtype=torch.float32, device="cpu")
         for name, view in self.views(flat).items():
             view.copy_(tensors[name])
         return flat

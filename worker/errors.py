@@ -23,20 +23,30 @@ class MurmurError(Exception):
 
 
 class UsageError(MurmurError):
+    """An argument cannot be used."""
+
     exit_code = ExitCode.USAGE
 
 
 class ConfigError(MurmurError):
+    """A setting cannot be used."""
+
     exit_code = ExitCode.CONFIGURATION
 
 
 class ManifestRefused(MurmurError):
+    """The swarm runs something else."""
+
     exit_code = ExitCode.MANIFEST_REFUSED
 
 
 class PeersUnreachable(MurmurError):
+    """Nobody answers, or too few came."""
+
     exit_code = ExitCode.UNREACHABLE
 
 
 class CheckpointError(MurmurError):
+    """No checkpoint can be used."""
+
     exit_code = ExitCode.CHECKPOINT

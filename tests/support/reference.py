@@ -18,8 +18,12 @@ def reference_hashes(
     config: Config,
     peers: Sequence[str],
     head_starts: reference.AnchorPrefetch = reference.at_once,
+    run: int | None = None,
 ) -> dict[str, Hashes]:
-    """Trains all peers here, one after another, and hashes each one's outer state."""
+    """Trains all peers here, one after another, and hashes each one's outer state.
+
+    `run` is the name of the run, from which partners are drawn; by default that of the task's.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as each worker has: sums may round differently otherwise
     try:
@@ -30,7 +34,7 @@ def reference_hashes(
         ]
         plan = config.plan
         fragments = partition(schema, plan.fragments, plan.pattern)
-        run = Manifest.of(config, schema).run
+        run = Manifest.of(config, schema).run if run is None else run
         outer = reference.train(plan, fragments, replicas, config.run.steps, run, head_starts)
     finally:
         torch.set_num_threads(threads)

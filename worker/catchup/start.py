@@ -27,7 +27,8 @@ def choose_take_over(
 
     Peers that have started a moment ago with this one in their group have the state that this one
     will have: then there is nothing to take over. Of peers that are all about to start, after a
-    restart of the whole swarm, the most advanced gives its state to the others.
+    restart of the whole swarm, the most advanced gives its state to the others; before the first
+    round it is the first by name, if their initial parameters differ.
 
     Args:
         replicas: the other peers of this peer's stage.
@@ -54,6 +55,11 @@ def choose_take_over(
         )
     ]
     donors = ahead or (started if under_way else [])
+    if not donors and not any(digest.version for digest in me.digests):
+        # All are about to begin: where their models were drawn apart, the first by name has it.
+        ready = [member for member in known if member.phase is Phase.READY]
+        first = min((me, *ready), key=lambda member: member.peer)
+        donors = [first] if first.digests != me.digests else []
     donor = max(donors, key=lambda m: [digest.rank for digest in m.digests], default=None)
     return TakeOver(under_way, donor)
 

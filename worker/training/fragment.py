@@ -50,6 +50,18 @@ class FragmentReplica(FragmentOptimizer):
         for name, value in self.fragment.views(values).items():
             self._parameters[name].copy_(value)
 
+    def as_held(self, values: Tensor) -> Tensor:
+        """`values` (1-D) as the local parameters hold them: rounded where they are not fp32.
+
+        So that a pseudo-gradient is what was learned, without what the rounding took away."""
+        if all(self._parameters[s.name].dtype is torch.float32 for s in self.fragment.specs):
+            return values
+        held = torch.empty_like(values)
+        given = self.fragment.views(values)
+        for name, view in self.fragment.views(held).items():
+            view.copy_(given[name].to(self._parameters[name].dtype))
+        return held
+
     def handle(self, message: RoundDone | RoundFailed | PrefetchedAnchor) -> None:
         """The end of a round, passed over when it is not the one in flight; or the anchor to start
         the next one from."""

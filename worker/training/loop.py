@@ -65,7 +65,8 @@ class TrainingLoop:
         self._plan, self._steps, self._replica = plan, steps, replica
         self._mailbox, self._clock = mailbox, clock
         self._started_s = self._averaging_s = 0.0
-        self._in_flight = False
+        self._in_flight = self._in_step = False
+        self._iterations: Iterations | None = None
 
     @property
     def step(self) -> int:
@@ -98,6 +99,11 @@ class TrainingLoop:
     def trains(self) -> bool:
         """Whether a step is to come: neither the schedule is over nor the run."""
         return self.outer.step < self._steps and self.outer.stopped is None
+
+    @property
+    def in_step(self) -> bool:
+        """Whether a step has begun that has not ended."""
+        return self._in_step
 
     def begin(self) -> None:
         """Waits until the run starts, or until this peer is where the others are in it."""
@@ -166,6 +172,7 @@ class TrainingLoop:
     def begin_step(self, started_s: float | None = None) -> None:
         """A step begins, or has begun at `started_s` by the clock."""
         self._in_flight = any(each.awaits_result for each in self.fragments)
+        self._in_step = True
         self.outer.begin_inner_step()
         self._started_s = self._clock() if started_s is None else started_s
         if self.metrics.first_step_at is None:
@@ -179,12 +186,15 @@ class TrainingLoop:
 
     def end_step(self, waited_s: float = 0.0) -> None:
         """The inner optimizer has taken its step, for which nothing was computed in `waited_s`."""
-        metrics = self.metrics
+        metrics, self._in_step = self.metrics, False
         metrics.last_step_at = self._clock()
         seconds = metrics.last_step_at - self._started_s - self._averaging_s - waited_s
         metrics.stepped(seconds, in_flight=self._in_flight)
         self._pace.stepped(seconds)
         self.outer.after_inner_step(self._replica.loss)
+        if self._iterations is not None:
+            self.outer.publish()  # other stages wait for those that are not done with an iteration
+        self._reporter.progress(self.outer.step)
 
 
 class Trainer(TrainingLoop):
@@ -218,7 +228,6 @@ class Trainer(TrainingLoop):
             clock=clock,
         )
         self.replica, self._checkpoint = replica, checkpoint
-        self._iterations: Iterations | None = None
         if isinstance(replica, StageReplica):
             self._iterations = Iterations(replica, self._mailbox, self._clock)
 
@@ -250,7 +259,4 @@ class Trainer(TrainingLoop):
         self.average_gradients(gradients, visits)
         self.replica.inner_step(outer.step, gradients)
         self.end_step(waited_s)
-        if self._iterations is not None:
-            outer.publish()  # other stages wait for those that are not done with an iteration
-        self._reporter.progress(outer.step)
         self._checkpoint(self)

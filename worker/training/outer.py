@@ -180,6 +180,11 @@ class OuterLoop:
             each.commit(anchor=each.local)
         self.publish()
 
+    def apply_in_flight(self) -> None:
+        """Waits for the rounds that were sent, and applies them: this peer sends no more."""
+        for each in self._order.in_flight():
+            self._apply(each)
+
     def average_anchors(self) -> None:
         """After the last step of a run in pairs: one anchor for all, the mean of everyone's."""
         rounds = [self._schedule.rounds(each.fragment.index) for each in self.fragments]
@@ -216,7 +221,7 @@ class OuterLoop:
                 self._await_next_anchor(each)
 
     def _send(self, each: FragmentReplica) -> None:
-        start = each.start
+        start = each.as_held(each.start)
         g = pseudo_gradient(start, each.local)
         if not is_finite(g):
             # Others wait for this peer: no movement is a better answer than none.

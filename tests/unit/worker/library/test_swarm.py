@@ -1,0 +1,170 @@
+"""A swarm of one, in this process: what a loop sees of it."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import murmuration
+from murmuration import ConfigError, PeersUnreachable, Swarm, UsageError
+
+
+def model_of(dtype: torch.dtype = torch.float32) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1).to(dtype)
+    return model, torch.optim.SGD(model.parameters(), lr=0.01)
+
+
+def one_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    weight = next(model.parameters())
+    model(torch.ones(2, 4, dtype=weight.dtype)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def values(model: nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().float().flatten() for p in model.parameters()])
+
+
+def test_the_block_ends_with_the_anchor_and_the_anchor_can_be_looked_at_before() -> None:
+    model, optimizer = model_of()
+    start = values(model)
+    with Swarm(model, optimizer, inner_steps=4, steps=6, name="me") as swarm:
+        assert (swarm.peers, swarm.is_first, swarm.step) == (("me",), True, 0)
+        for _ in range(2):
+            one_step(model, optimizer)
+        local = values(model)
+        with swarm.anchor() as at_anchor:
+            assert torch.equal(values(at_anchor), start)
+        assert torch.equal(values(model), local)
+        while not swarm.done:
+            one_step(model, optimizer)
+        assert swarm.metrics["rounds_completed"] == 2
+    assert swarm.peers == ("me",)
+    (fragment,) = swarm.state_dict()["fragments"]
+    assert torch.equal(values(model), fragment["anchor"])
+
+
+def test_a_loop_without_an_end_ends_with_its_block(tmp_path: Path) -> None:
+    model, optimizer = model_of()
+    with Swarm(model, optimizer, inner_steps=2, out=tmp_path) as swarm:
+        for _, _ in zip(range(5), swarm.shard(range(100)), strict=False):
+            one_step(model, optimizer)
+        assert swarm.step == 5
+    lines = (tmp_path / "events.jsonl").read_text().splitlines()
+    kinds = [json.loads(line)["event"] for line in lines]
+    assert kinds.count("round") == 2
+
+
+def test_an_exception_leaves_the_parameters_as_they_are() -> None:
+    model, optimizer = model_of()
+    swarm = Swarm(model, optimizer, steps=9)
+    swarm.__enter__()
+    one_step(model, optimizer)
+    seen = values(model)
+    swarm.__exit__(ZeroDivisionError, ZeroDivisionError(), None)
+    assert torch.equal(values(model), seen)
+    with Swarm(model, optimizer, steps=1):  # and the model is free again
+        one_step(model, optimizer)
+
+
+def test_accumulated_gradients_and_skipped_steps_are_no_steps_of_the_swarms() -> None:
+    model, optimizer = model_of()
+    with Swarm(model, optimizer, inner_steps=2) as swarm:
+        for number in range(6):
+            model(torch.ones(2, 4)).sum().backward()
+            if number % 3 == 2:
+                optimizer.step()
+                optimizer.zero_grad()
+        assert swarm.step == 2
+        assert swarm.metrics["rounds_completed"] == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_pseudo_gradient_of_halves_is_without_the_anchors_rounding(dtype: torch.dtype) -> None:
+    model, optimizer = model_of(dtype)
+    with Swarm(model, optimizer, inner_steps=1, steps=3, settings={"diloco.outer_momentum": 0.0}):
+        for _ in range(3):
+            optimizer.step()  # without a gradient nothing moves
+    again, _ = model_of(dtype)
+    assert torch.equal(values(model), values(again))
+    assert next(model.parameters()).dtype is dtype
+
+
+def test_what_is_saved_is_gone_on_from() -> None:
+    settings = {"preset": "diloco", "inner_steps": 2, "steps": 8}
+    model, optimizer = model_of()
+    with Swarm(model, optimizer, **settings) as whole:
+        while not whole.done:
+            one_step(model, optimizer)
+    half, optimizer = model_of()
+    first = Swarm(half, optimizer, **settings)
+    first.__enter__()
+    for _ in range(4):
+        one_step(half, optimizer)
+    saved = first.state_dict()
+    first.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
+    second = Swarm(half, optimizer, **settings)
+    second.load_state_dict(saved)
+    with second:
+        assert second.step == 4
+        while not second.done:
+            one_step(half, optimizer)
+        with pytest.raises(UsageError, match="before `with`"):
+            second.load_state_dict(saved)
+    assert torch.equal(values(half), values(model))
+
+
+def test_a_state_of_another_run_is_refused() -> None:
+    saved = Swarm(*model_of(), steps=8).state_dict()
+    with pytest.raises(UsageError, match="of another run"):
+        Swarm(*model_of(), steps=9).load_state_dict(saved)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "says"),
+    [
+        (
+            {"preset": "dilocco"},
+            ConfigError,
+            r"preset='dilocco': no preset .*did you mean 'diloco'",
+        ),
+        ({"inner_steps": 0}, ConfigError, "inner_steps"),
+        ({"settings": {"diloco.codek": "e3m0"}}, ConfigError, r"settings\['diloco.codek'\]"),
+        ({"settings": {"stages.count": 2}}, ConfigError, "whole models"),
+        ({"listen": "nowhere"}, UsageError, "nowhere"),
+        ({"listen": "0.0.0.0:7700"}, ConfigError, "insecure=True"),
+    ],
+)
+def test_bad_arguments_are_one_line(
+    arguments: dict[str, object], error: type[Exception], says: str
+) -> None:
+    with pytest.raises(error, match=says) as refused:
+        Swarm(*model_of(), **arguments)  # type: ignore[arg-type]
+    assert "\n" not in str(refused.value)
+
+
+def test_too_few_peers_is_one_line() -> None:
+    model, optimizer = model_of()
+    with (
+        pytest.raises(PeersUnreachable, match="1 of 2 peers"),
+        Swarm(model, optimizer, min_peers=2, wait_s=0.1),
+    ):
+        pass
+
+
+def test_a_loss_that_is_not_finite_loses_the_step_but_not_the_run() -> None:
+    model, optimizer = model_of()
+    with Swarm(model, optimizer, inner_steps=2, steps=4) as swarm:
+        for number in range(4):
+            (model(torch.ones(2, 4)).sum() * (float("nan") if number == 1 else 1)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert swarm.done
+    assert values(model).isfinite().all()
+
+
+def test_everything_public_is_documented() -> None:
+    assert all(getattr(murmuration, name).__doc__ for name in murmuration.__all__)

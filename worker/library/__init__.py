@@ -1,0 +1,6 @@
+"""The library: a swarm around a training loop of one's own. `import murmuration` re-exports it.
+
+swarm.py    Swarm, the context manager
+hooks.py    the model and the optimizer of such a loop, as the outer loop sees them
+share.py    a share of the samples that no other peer has
+"""

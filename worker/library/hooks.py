@@ -1,0 +1,175 @@
+"""A model and an optimizer of the user's, as the outer loop sees them."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from algorithms.fragments import TensorSpec
+from worker.errors import UsageError
+from worker.training.inbox import IterationOver, StageJob
+
+_WRAPPERS = ("module.", "_orig_mod.")  # of DistributedDataParallel and torch.compile
+
+_in_a_swarm: WeakSet[nn.Module] = WeakSet()
+
+
+def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """What requires a gradient, by its name in the bare model."""
+    return {
+        bare_name(name): parameter
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    }
+
+
+def bare_name(name: str) -> str:
+    """A parameter's name without what wrappers put before it."""
+    while (wrapper := next(filter(name.startswith, _WRAPPERS), None)) is not None:
+        name = name.removeprefix(wrapper)
+    return name.replace("._orig_mod.", ".")
+
+
+class UserReplica:
+    """Implements `worker.training.replica.Replica`. train thread only.
+
+    Args:
+        model: its parameters may be on any device, and of any floating type.
+        optimizer: over all or some of the model's parameters, and over no others.
+
+    Attributes:
+        loss: of the last step, as the user reported it; NaN before.
+
+    Raises:
+        UsageError: nothing to train, or an optimizer of something else.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
+        self.model, self.optimizer = model, _innermost(optimizer)
+        self._trained = trained_parameters(model)
+        self._parameters: dict[str, Tensor] = {n: p.detach() for n, p in self._trained.items()}
+        self.loss = math.nan
+        self._check()
+
+    @property
+    def parameters(self) -> Mapping[str, Tensor]:
+        """Local parameters by name, detached: writing into them changes the model."""
+        return self._parameters
+
+    @property
+    def schema(self) -> list[TensorSpec]:
+        """What is trained, in the model's order."""
+        return [TensorSpec(name, tuple(p.shape)) for name, p in self._trained.items()]
+
+    @property
+    def gradients(self) -> dict[str, Tensor]:
+        """By parameter, zeros where there is none. Raises UsageError: one is sparse."""
+        for name, parameter in self._trained.items():
+            if parameter.grad is not None and parameter.grad.is_sparse:
+                raise UsageError(
+                    f"parameter {name!r} has a sparse gradient, which preset ddp cannot average; "
+                    "use sparse=False, or another preset"
+                )
+        return {
+            name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            for name, parameter in self._trained.items()
+        }
+
+    def set_gradients(self, gradients: Mapping[str, Tensor]) -> None:
+        """Puts these in the place of the parameters' own."""
+        for name, parameter in self._trained.items():
+            given = gradients[name]
+            if parameter.grad is None:
+                parameter.grad = given.to(parameter).clone()
+            elif parameter.grad is not given:
+                parameter.grad.copy_(given)
+
+    def handle(self, message: StageJob | IterationOver) -> None:
+        """A whole model has no jobs to do for others."""
+
+    def reset_moments(self) -> None:
+        """Forgets what the optimizer knows, after it has led astray."""
+        self.optimizer.state.clear()
+
+    @contextmanager
+    def hooked(self, before: Callable[[], None], after: Callable[[], None]) -> Iterator[None]:
+        """Calls these around every step of the optimizer.
+
+        Raises:
+            UsageError: the model is in a swarm already.
+        """
+        if self.model in _in_a_swarm:
+            raise UsageError(
+                "this model is in a swarm already: leave the first Swarm before the second begins"
+            )
+
+        def before_step(*_: Any) -> None:
+            before()
+
+        def after_step(*_: Any) -> None:
+            after()
+
+        handles = [
+            self.optimizer.register_step_pre_hook(before_step),
+            self.optimizer.register_step_post_hook(after_step),
+        ]
+        _in_a_swarm.add(self.model)
+        try:
+            yield
+        finally:
+            _in_a_swarm.discard(self.model)
+            for handle in handles:
+                handle.remove()
+
+    def check_unchanged(self) -> None:
+        """Raises UsageError: what is trained is not what it was."""
+        known = {id(parameter) for parameter in self._trained.values()}
+        now = {id(p): n for n, p in self.model.named_parameters() if p.requires_grad}
+        if known != now.keys():
+            new = next((name for each, name in now.items() if each not in known), None)
+            what = f"{new!r} was added" if new else "one was frozen or taken away"
+            raise UsageError(
+                f"the parameters to train have changed in the swarm ({what}): build and freeze the "
+                "model before `with Swarm(...)`, the same way on every peer"
+            )
+
+    def _check(self) -> None:
+        name = type(self.model).__name__
+        if not any(True for _ in self.model.parameters()):
+            raise UsageError(f"model {name} has no parameters, so there is nothing to train")
+        if not self._trained:
+            raise UsageError(
+                f"model {name}: every parameter is frozen; let what is to be trained require a "
+                "gradient"
+            )
+        own = {id(parameter) for parameter in self.model.parameters()}
+        groups = self.optimizer.param_groups
+        foreign = sum(id(p) not in own for group in groups for p in group["params"])
+        if foreign:
+            raise UsageError(
+                f"the optimizer has {foreign} parameters that are not model {name}'s: make it of "
+                "model.parameters(), after the model has its final form and device"
+            )
+        for each, parameter in self._trained.items():
+            if parameter.is_meta:
+                raise UsageError(
+                    f"parameter {each!r} is on the device meta, without values: load the model "
+                    "before `with Swarm(...)`"
+                )
+            if not parameter.is_floating_point():
+                raise UsageError(
+                    f"parameter {each!r} is of type {parameter.dtype}: only floating-point "
+                    "parameters can be exchanged; freeze it"
+                )
+
+
+def _innermost(optimizer: Optimizer) -> Optimizer:
+    """The optimizer whose step runs last, of what accelerate and others wrap."""
+    while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
+        optimizer = inner
+    return optimizer

@@ -1,0 +1,68 @@
+"""A share of the samples for each peer, without talking about it."""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+import torch
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
+
+T = TypeVar("T")
+
+Place = Callable[[], tuple[int, int]]
+
+
+def share(loader: Iterable[T], seed: int, place: Place) -> Iterator[T]:
+    """Batch n is the peer's whose place is n modulo their number, at the time it is drawn.
+
+    As long as nobody joins or leaves, every batch is drawn by exactly one peer.
+
+    Args:
+        loader: batches, the same on every peer. Of a `DataLoader` over a data set with indices the
+            random order, if it has one, is replaced by one that follows from `seed` and the epoch.
+        place: (this peer's place, number of peers).
+    """
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+        for number, batch in enumerate(loader):
+            mine, peers = place()
+            if number % peers == mine:
+                yield batch
+        return
+    epoch = _epochs_begun(loader)
+    shared: DataLoader[Any] = DataLoader(
+        loader.dataset,
+        batch_sampler=_Share(loader, seed + epoch, place),
+        num_workers=loader.num_workers,
+        collate_fn=loader.collate_fn,
+        pin_memory=loader.pin_memory,
+        worker_init_fn=loader.worker_init_fn,
+    )
+    yield from shared
+
+
+def _epochs_begun(loader: Any) -> int:
+    begun = getattr(loader, "_murmuration_epochs", 0)
+    loader._murmuration_epochs = begun + 1
+    return int(begun)
+
+
+class _Share(BatchSampler):
+    """The batches of indices that are this peer's."""
+
+    def __init__(self, loader: DataLoader[Any], seed: int, place: Place) -> None:
+        self._loader, self._seed, self._place = loader, seed, place
+
+    def __iter__(self) -> Iterator[list[int]]:
+        loader = self._loader
+        batches: Iterable[list[int]] = loader.batch_sampler or ([i] for i in loader.sampler)
+        sampler = getattr(batches, "sampler", loader.sampler)
+        if isinstance(sampler, RandomSampler):
+            generator = torch.Generator().manual_seed(self._seed)
+            order = torch.randperm(len(loader.dataset), generator=generator).tolist()  # type: ignore[arg-type]
+            batches = BatchSampler(order, loader.batch_size or 1, loader.drop_last)
+        for number, batch in enumerate(batches):
+            mine, peers = self._place()
+            if number % peers == mine:
+                yield batch
+
+    def __len__(self) -> int:
+        return len(self._loader) // self._place()[1]

@@ -1,0 +1,446 @@
+"""`murmuration.Swarm`: a context manager that makes a training loop of one's own a peer's.
+
+    main thread, the user's                       I/O thread
+      forward, backward
+      optimizer.step()
+        before: ddp only, the mean gradient  ◄──► rounds
+        after:  the outer loop               ◄──► rounds, state of other peers
+
+Between two steps the outer loop reads and writes the model's parameters; at no other time does
+anything.
+"""
+
+import json
+import logging
+import socket
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from algorithms.fragment_state import FragmentState
+from algorithms.fragments import partition
+from protos.addresses import is_loopback, split_address
+from protos.manifest import first_difference
+from worker.catchup.bootstrap import fetch_manifest
+from worker.component import NodeConfig
+from worker.config import Config, join_config, load_config
+from worker.errors import ConfigError, ManifestRefused, PeersUnreachable, UsageError
+from worker.library.hooks import UserReplica
+from worker.library.share import share
+from worker.manifest import Manifest
+from worker.session import AWAIT_OTHERS_S, Session
+from worker.training.inbox import Mailbox, Stop
+from worker.training.loop import TrainingLoop
+from worker.transport.grpc import GrpcTransport
+from worker.wire import state_hash
+
+T = TypeVar("T")
+
+OWN_LOOP = "own-loop"  # the task's name in the manifest of such a run
+_NO_END = 1 << 40  # steps of a run that ends when its loops do
+_JOIN_S = 10.0
+
+_LEVELS = dict.fromkeys(("progress", "round", "head_start"), logging.DEBUG)
+_UNTOLD = ("event", "peer", "time_s")
+
+log = logging.getLogger("murmuration")
+
+
+class Swarm:
+    """A peer of a swarm, for as long as the `with` block runs.
+
+    The optimizer's own `step` is all that is hooked, so that gradient accumulation, clipping,
+    `GradScaler`, schedulers and `torch.compile` stay as they are. A step that `GradScaler` skips
+    is no step of the swarm's.
+
+        with murmuration.Swarm(model, optimizer, join="one.example:7700") as swarm:
+            for batch in swarm.shard(loader):
+                loss = model(batch)
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+    When the block ends, the model holds the anchor: the parameters that the swarm agrees on. An
+    exception, Ctrl-C among them, leaves the swarm at once and the parameters as they are.
+
+    Args:
+        model: on any device, in fp32, bf16 or fp16. Only what requires a gradient is exchanged.
+        optimizer: any of torch's, over the model's parameters.
+        join: `HOST:PORT` of any peer of a run, or several to try; nothing starts a run.
+        preset, inner_steps, steps: of the run that this peer starts: what is exchanged and how, H,
+            and the optimizer steps until its end; None takes the preset's own, and no end. A peer
+            that joins gets them from there, and need not name them.
+        listen, advertise: `HOST:PORT` to serve, and that others reach this peer at.
+        name: of this peer, different for each; by default the host's and a random mark.
+        min_peers: the run starts when so many are here; `wait_s`: how long to wait for them (s).
+        settings: more of the run's TOML, such as `{"diloco.codec": "e3m0"}`.
+        out: a folder for `events.jsonl`; None writes nothing.
+        insecure: serve other machines, unencrypted.
+
+    Raises:
+        UsageError: model, optimizer or an argument cannot be used.
+        ConfigError: a setting.
+        ManifestRefused: the run to join trains something else.
+        PeersUnreachable: nobody answers at `join`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        *,
+        join: str | Sequence[str] = (),
+        preset: str | None = None,
+        inner_steps: int | None = None,
+        steps: int | None = None,
+        listen: str = "127.0.0.1:0",
+        advertise: str | None = None,
+        name: str | None = None,
+        min_peers: int | None = None,
+        wait_s: float = 120.0,
+        settings: Mapping[str, object] | None = None,
+        out: str | Path | None = None,
+        insecure: bool = False,
+    ) -> None:
+        joins = (join,) if isinstance(join, str) else tuple(join)
+        _check_addresses(listen, advertise, joins, insecure=insecure)
+        self._replica = UserReplica(model, optimizer)
+        given = _settings(preset, inner_steps, steps, settings)
+        theirs = _first_manifest(joins) if joins else None
+        self._config = config = _joined(given, *theirs) if theirs else _started(given)
+        self._manifest = Manifest.of(config, self._replica.schema)
+        if theirs and (different := first_difference(theirs[0].agreed, self._manifest.agreed)):
+            raise ManifestRefused(f"{theirs[1]} trains another model: {different} (there: here)")
+        self._fragments = _fragments(self._replica, config)
+        self._listen, self._wait_s = listen, wait_s
+        coordinated = theirs is not None and theirs[2]
+        self._node = NodeConfig(
+            peer=name or f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}",
+            advertise=advertise,
+            joins=() if coordinated else joins,
+            coordinator=joins[0] if coordinated else None,
+            min_peers=min_peers if min_peers is not None else (None if joins else 1),
+            wait_s=wait_s,
+        )
+        self._out = Path(out) if out is not None else None
+        self._began_s = time.monotonic()
+        self._mailbox = Mailbox()
+        self._loop = TrainingLoop(
+            replica=self._replica,
+            fragments=self._fragments,
+            plan=config.plan,
+            steps=config.run.steps,
+            step=0,
+            mailbox=self._mailbox,
+        )
+        self._session: Session | None = None
+        self._open, self._inside = ExitStack(), False
+        self._resumed_s = 0.0
+        self._address = ""
+
+    # ------------------------------------------------------------------------------- the block
+
+    def __enter__(self) -> Self:
+        """Joins or starts the run; returns when training may begin.
+
+        Raises:
+            AddressInUse: `listen` is taken.
+            PeersUnreachable: too few came in time.
+        """
+        self._session = Session(
+            self._config,
+            self._node,
+            self._manifest,
+            elements=[fragment.elements for fragment in self._fragments],
+            transport=GrpcTransport(self._listen, None),
+            mailbox=self._mailbox,
+            log=self._log,
+        )
+        with ExitStack() as opening:
+            if self._out is not None:
+                self._out.mkdir(parents=True, exist_ok=True)
+                file = (self._out / "events.jsonl").open("a", buffering=1)
+                self._events = opening.enter_context(file)
+            opening.enter_context(self._replica.hooked(self._before_step, self._after_step))
+            opening.callback(self._session.close)
+            self._address = self._session.start()
+            self._loop.begin()
+            self._raise_what_ended()
+            self._open = opening.pop_all()
+        self._inside = True
+        self._resumed_s = time.monotonic()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        with self._open:
+            self._inside = False
+            if error is None:
+                self._end()
+            else:
+                self._loop.outer.handle(Stop(f"{type(error).__name__} in the training loop"))
+
+    def _end(self) -> None:
+        assert self._session is not None
+        loop, plan = self._loop, self._config.plan
+        if loop.trains:  # the loop is shorter than the schedule: the others go on
+            loop.outer.apply_in_flight()
+        else:
+            loop.end()
+            if plan.exchange != "none":
+                loop.await_others(self._session.agreed, AWAIT_OTHERS_S)
+        self._raise_what_ended()
+        if plan.exchange != "none":
+            for each in loop.fragments:
+                each.write(each.state.anchor)
+
+    # ------------------------------------------------------------------- around optimizer.step
+
+    def _before_step(self) -> None:
+        if not self._loop.trains:
+            return
+        self._replica.check_unchanged()
+        self._loop.begin_step(self._resumed_s)
+        if self._config.plan.payload == "gradient":
+            gradients = self._replica.gradients
+            self._loop.average_gradients(gradients)
+            self._replica.set_gradients(gradients)
+
+    def _after_step(self) -> None:
+        if not self._loop.in_step:
+            if self._loop.step >= self._config.run.steps:
+                log.warning("the run is over at step %d: this step is nobody's", self._loop.step)
+            return
+        self._loop.end_step()
+        self._resumed_s = time.monotonic()
+        self._raise_what_ended()
+
+    def _raise_what_ended(self) -> None:
+        stopped = self._loop.stopped
+        if stopped is not None and stopped.error is not None:
+            raise stopped.error
+
+    # ---------------------------------------------------------------------- what the user sees
+
+    @property
+    def name(self) -> str:
+        """This peer's."""
+        return self._node.peer
+
+    @property
+    def address(self) -> str:
+        """`HOST:PORT` that others join at."""
+        return self._address
+
+    @property
+    def step(self) -> int:
+        """Position in the run's schedule, from 0. Joining a run under way begins further on."""
+        return self._loop.step
+
+    @property
+    def done(self) -> bool:
+        """Whether the run's last step is taken."""
+        return not self._loop.trains
+
+    @property
+    def peers(self) -> tuple[str, ...]:
+        """The live peers by name, this one among them; outside the block only this one."""
+        others = self._session.others if self._inside and self._session is not None else []
+        return tuple(sorted({self.name, *(member.peer for member in others)}))
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this peer's name is the first of the live ones: one of them may log and save."""
+        return self.name == self.peers[0]
+
+    @property
+    def metrics(self) -> dict[str, object]:
+        """Figures of this peer so far: steps, rounds, seconds computed and stalled, bytes."""
+        found: dict[str, object] = {"step": self.step, **self._loop.metrics.plain()}
+        if self._session is not None:
+            traffic = self._session.transport.traffic
+            found |= {"bytes_sent": traffic.sent_bytes, "bytes_received": traffic.received_bytes}
+        return found
+
+    def report(self, loss: float | Tensor) -> None:
+        """Tells the swarm the loss of the step to come, for status and logs. Of a tensor the value
+        is read at once, which on a GPU waits for it."""
+        self._replica.loss = loss.item() if isinstance(loss, Tensor) else float(loss)
+
+    def shard(self, loader: Iterable[T]) -> Iterator[T]:
+        """A share of the batches that no other peer has, until they or the run end.
+
+        Args:
+            loader: with the same batches in the same order on every peer; a `DataLoader` over a
+                data set with indices is read in an order of the swarm's own, and only its share
+                is loaded.
+        """
+        seed, place = self._config.run.seed, self._place
+        for batch in share(loader, seed, place):
+            if self.done:
+                return
+            yield batch
+
+    @contextmanager
+    def anchor(self) -> Iterator[nn.Module]:
+        """The model with the anchor's values, for evaluation; the local ones come back after it."""
+        locals_ = [each.local for each in self._loop.fragments]
+        for each in self._loop.fragments:
+            each.write(each.state.anchor)
+        try:
+            yield self._replica.model
+        finally:
+            for each, local in zip(self._loop.fragments, locals_, strict=True):
+                each.write(local)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The outer state, to be saved beside the model's and the optimizer's own.
+
+        Anchors and momenta are not copied: they are never written again.
+        """
+        fragments = [
+            {
+                "version": each.state.version,
+                "contributors": each.state.contributors,
+                "group": list(each.state.group),
+                "anchor": each.state.anchor,
+                "momentum": each.state.momentum,
+                "residual": each.residual,
+            }
+            for each in self._loop.fragments
+        ]
+        return {"run": self._manifest.run, "step": self.step, "fragments": fragments}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from a `state_dict`, before the `with` block; the model's and the optimizer's
+        own are loaded beside it.
+
+        Raises:
+            UsageError: in the block, or the state is of another run.
+        """
+        if self._session is not None:
+            raise UsageError("load_state_dict comes before `with`: create the Swarm, load, enter")
+        if state.get("run") != self._manifest.run:
+            raise UsageError(
+                "this state is of another run: make Swarm with the model and the settings of then"
+            )
+        self._loop.outer.step = int(state["step"])
+        for each, saved in zip(self._loop.fragments, state["fragments"], strict=True):
+            anchor, momentum = saved["anchor"], saved["momentum"]
+            group = tuple(saved["group"])
+            each.state = FragmentState(
+                saved["version"],
+                saved["contributors"],
+                group,
+                anchor,
+                momentum,
+                state_hash(anchor, momentum, group),
+            )
+            each.residual = saved["residual"]
+
+    # ------------------------------------------------------------------------------- inside
+
+    def _place(self) -> tuple[int, int]:
+        """(this peer's place among the live ones by name, how many they are)."""
+        peers = self.peers
+        return peers.index(self.name), len(peers)
+
+    def _log(self, event: dict[str, object]) -> None:
+        """Any thread."""
+        event.setdefault("time_s", round(time.monotonic() - self._began_s, 3))
+        event.setdefault("peer", self.name)
+        if self._out is not None and not self._events.closed:
+            self._events.write(json.dumps(event) + "\n")
+        kind = str(event["event"])
+        level = logging.WARNING if kind == "warning" else _LEVELS.get(kind, logging.INFO)
+        if log.isEnabledFor(level):
+            values = {key: value for key, value in event.items() if key not in _UNTOLD}
+            log.log(level, "%s", " ".join([kind, *(f"{k}={v}" for k, v in values.items())]))
+
+
+def _settings(
+    preset: str | None,
+    inner_steps: int | None,
+    steps: int | None,
+    more: Mapping[str, object] | None,
+) -> dict[str, str]:
+    """`section.key=value` as the TOML has it, by the argument that says so."""
+    named: dict[str, object] = {}
+    if preset is not None:
+        named["diloco.preset"] = preset
+    if inner_steps is not None:
+        named["diloco.inner_steps"] = inner_steps
+    if steps is not None:
+        named["run.steps"] = steps
+    arguments = {"diloco.preset": "preset", "diloco.inner_steps": "inner_steps"}
+    arguments["run.steps"] = "steps"
+    found = {f"{k}={json.dumps(v)}": f"{arguments[k]}={v!r}" for k, v in named.items()}
+    return found | {f"{k}={json.dumps(v)}": f"settings[{k!r}]" for k, v in (more or {}).items()}
+
+
+def _started(given: Mapping[str, str]) -> Config:
+    task = f'task.name="{OWN_LOOP}"'
+    ends = () if any(each.startswith("run.steps=") for each in given) else (f"run.steps={_NO_END}",)
+    config = load_config(None, [task, *ends, *given], None, given)
+    if config.stages.count > 1:
+        raise ConfigError("settings: a loop of your own trains whole models: leave out stages")
+    return config
+
+
+def _first_manifest(joins: Sequence[str]) -> tuple[Manifest, str, bool]:
+    """(manifest, address, whether a coordinator gave it) of the first that answers."""
+    problem = None
+    for address in joins:
+        try:
+            manifest, coordinated = fetch_manifest(address, _JOIN_S)
+        except PeersUnreachable as error:
+            problem = error
+            continue
+        return manifest, address, coordinated
+    assert problem is not None
+    raise problem
+
+
+def _joined(given: Mapping[str, str], manifest: Manifest, where: str, _coordinated: bool) -> Config:
+    task = manifest.sections.get("task")
+    name = task.get("name") if isinstance(task, Mapping) else None
+    if name != OWN_LOOP:
+        raise ManifestRefused(
+            f"{where} trains the task {name!r}, not a loop of its own: join it with "
+            f"`murmur join {where}`"
+        )
+    return join_config(manifest.sections, None, list(given), where)
+
+
+def _fragments(replica: UserReplica, config: Config) -> tuple[Any, ...]:
+    try:
+        fragments = partition(replica.schema, config.plan.fragments, config.plan.pattern)
+        config.plan.schedule(fragments=len(fragments), steps=config.run.steps)
+    except ValueError as error:
+        raise ConfigError(f"{config.source.name}: [diloco] {error}") from error
+    return fragments
+
+
+def _check_addresses(
+    listen: str, advertise: str | None, joins: Sequence[str], *, insecure: bool
+) -> None:
+    try:
+        host, *_ = [split_address(a)[0] for a in (listen, *filter(None, (advertise,)), *joins)]
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    if not insecure and not is_loopback(host):
+        raise ConfigError(
+            f"listen={listen!r}: reachable from other machines, and this version does not encrypt; "
+            "say insecure=True to accept that, or listen on 127.0.0.1"
+        )
