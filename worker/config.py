@@ -222,10 +222,16 @@ def parse_config(document: Mapping[str, Any], source: ConfigOrigin | str) -> Con
             "own, but the stages of a model go through iterations together; leave dylu out, or do "
             "not cut the model"
         )
+    inner = _build(InnerConfig(), document.get("inner", {}), "inner", source)
+    if inner.accumulate > 1 and stages.count > 1:
+        raise ConfigError(
+            f"{source.of('inner', ['accumulate'])}: [inner] accumulate is for whole models; stages "
+            "take the mean over [stages] microbatches"
+        )
     return Config(
         run=_build(RunConfig(), document.get("run", {}), "run", source),
         task=_task(dict(document.get("task", {})), source),
-        inner=_build(InnerConfig(), document.get("inner", {}), "inner", source),
+        inner=inner,
         stages=stages,
         preset=preset,
         plan=plan,

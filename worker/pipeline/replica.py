@@ -11,7 +11,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -164,7 +164,7 @@ class StageReplica(InnerReplica):
 
         Ref: arXiv:2506.15461 (CheckFree), algorithm 1.
         """
-        self._config = replace(self._config, lr=_REBUILT_LR * self._config.lr)
+        self.lr_factor *= _REBUILT_LR
 
     def inner_step(self, step: int, gradients: Mapping[str, Tensor]) -> None:
         """As an `InnerReplica`'s; none where nothing has visited the stage: zeros would move it by

@@ -8,12 +8,14 @@ llama_config.py its sizes, and presets
 llama_bytes.py  the built-in task: that decoder on the bytes of a text
 """
 
-from worker.tasks.loading import BUILT_IN, load_task, task_factory
+from worker.tasks.loading import BUILT_IN, import_factory, load_task, task_factory
 from worker.tasks.task import (
     SPLITS,
     Batch,
     Cursor,
     Generates,
+    OptimizesItself,
+    SchedulesItself,
     Staged,
     StageModule,
     Streams,
@@ -29,12 +31,15 @@ __all__ = [
     "Batch",
     "Cursor",
     "Generates",
+    "OptimizesItself",
+    "SchedulesItself",
     "StageModule",
     "Staged",
     "Streams",
     "Task",
     "TaskError",
     "TextError",
+    "import_factory",
     "load_task",
     "next_batch",
     "task_factory",

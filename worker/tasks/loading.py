@@ -11,6 +11,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from worker.tasks.llama_bytes import LlamaBytes
 from worker.tasks.task import Task, TaskError, nearest
@@ -60,12 +61,13 @@ def task_factory(name: str, options: Mapping[str, object]) -> Callable[..., Task
     Raises:
         TaskError: the name or an option is not usable.
     """
-    factory = BUILT_IN.get(name) or _import_factory(name)
+    factory = BUILT_IN.get(name) or import_factory(name)
     _check_options(name, factory, options)
     return factory
 
 
-def _import_factory(name: str) -> Callable[..., Task]:
+def import_factory(name: str, what: str = "task") -> Callable[..., Any]:
+    """What `package.module:factory` names. Raises TaskError: as `load_task`."""
     module_name, colon, factory_name = name.partition(":")
     if not colon:
         raise TaskError(
@@ -74,7 +76,7 @@ def _import_factory(name: str) -> Callable[..., Task]:
         )
     if not module_name or not factory_name.isidentifier():
         raise TaskError(
-            f"task {name!r}: write it as 'package.module:factory', for example 'mytask:build'"
+            f"{what} {name!r}: write it as 'package.module:factory', for example 'mytask:build'"
         )
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
@@ -82,12 +84,12 @@ def _import_factory(name: str) -> Callable[..., Task]:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise TaskError(
-            f"task {name!r}: no module named {error.name!r}: install it, or start in the folder "
+            f"{what} {name!r}: no module named {error.name!r}: install it, or start in the folder "
             "that holds it, or put that folder on PYTHONPATH"
         ) from error
     except Exception as error:  # whatever a user's module may raise while it is imported
         raise TaskError(
-            f"task {name!r}: importing {module_name!r} failed with "
+            f"{what} {name!r}: importing {module_name!r} failed with "
             f"{type(error).__name__}: {_one_line(error)}"
         ) from error
     factory = getattr(module, factory_name, None)
@@ -95,10 +97,10 @@ def _import_factory(name: str) -> Callable[..., Task]:
         public = [key for key, value in vars(module).items() if callable(value) and key[0] != "_"]
         problem = "has no" if factory is None else "holds something that cannot be called as"
         raise TaskError(
-            f"task {name!r}: module {module_name!r} {problem} {factory_name!r}"
+            f"{what} {name!r}: module {module_name!r} {problem} {factory_name!r}"
             f"{nearest(factory_name, public)}"
         )
-    found: Callable[..., Task] = factory
+    found: Callable[..., Any] = factory
     return found
 
 

@@ -116,6 +116,26 @@ class Task(Protocol):
         ...
 
 
+@runtime_checkable
+class OptimizesItself(Protocol):
+    """A task that has an optimizer of its own, where `[inner] optimizer` is `auto`."""
+
+    def optimizer(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+        """Return an optimizer over these, each of them once.
+
+        Its learning rates are the peaks of `[inner] schedule`."""
+        ...
+
+
+@runtime_checkable
+class SchedulesItself(Protocol):
+    """A task that has a schedule of learning rates of its own, instead of `[inner] schedule`."""
+
+    def scheduler(self, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+        """Return a scheduler, whose `step` is called after each inner step."""
+        ...
+
+
 def next_batch(batches: Iterator[Batch], split: str) -> Batch:
     """The next batch of a task's split. Raises TaskError: there is none."""
     batch = next(batches, None)

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 import xxhash
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -219,20 +218,15 @@ def snapshot(
         own = fragment.without_guess(fragment.local)
         for name, local in fragment.fragment.views(own).items():
             tensors[f"local/{name}"] = local
-    inner_steps = {}
-    names = trainer.replica.optimizer_names
-    for index, moments in trainer.replica.optimizer.state_dict()["state"].items():
-        name = names[index]
-        tensors[f"exp_avg/{name}"] = moments["exp_avg"].clone()
-        tensors[f"exp_avg_sq/{name}"] = moments["exp_avg_sq"].clone()
-        inner_steps[name] = int(moments["step"])
+    remembered, plain = trainer.replica.optimizer_state()
+    tensors |= {f"optimizer/{place}": value for place, value in remembered.items()}
     values = {
         "manifest": manifest.plain(),
         "step": trainer.step,
         "position": trainer.replica.cursor.position,
         "stream": trainer.replica.cursor.stream,
         "stage": stage,
-        "optimizer_steps": inner_steps,
+        "optimizer": plain,
         "states": [
             {"version": s.version, "contributors": s.contributors, "group": list(s.group)}
             for s in trainer.states
@@ -255,12 +249,6 @@ def restore_trainer(trainer: Trainer, saved: Checkpoint) -> None:
     replica = trainer.replica
     for name, local in replica.parameters.items():
         local.copy_(saved.tensors[f"local/{name}"])
-    state = {}
-    for index, name in enumerate(replica.optimizer_names):
-        if name in saved.values["optimizer_steps"]:
-            state[index] = {
-                "step": torch.tensor(float(saved.values["optimizer_steps"][name])),
-                "exp_avg": saved.tensors[f"exp_avg/{name}"],
-                "exp_avg_sq": saved.tensors[f"exp_avg_sq/{name}"],
-            }
-    replica.optimizer.load_state_dict({**replica.optimizer.state_dict(), "state": state})
+    prefix = "optimizer/"
+    kept = {n.removeprefix(prefix): t for n, t in saved.tensors.items() if n.startswith(prefix)}
+    replica.restore_optimizers({**kept, **saved.values["optimizer"]}, trainer.step)

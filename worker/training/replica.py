@@ -1,7 +1,9 @@
 """What a peer does by itself: inner steps, and how far each takes it in the schedule."""
 
+import itertools
 import math
 import statistics
+import warnings
 from collections import deque
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -9,9 +11,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from worker.tasks import Cursor, Task, next_batch
+from worker.tasks import Cursor, SchedulesItself, Task, next_batch
 from worker.training.config import InnerConfig
 from worker.training.inbox import IterationOver, StageJob
+from worker.training.optimizers import inner_optimizers
 
 _REMEMBERED_STEPS = 16
 _FIRST_STEPS = 4  # slower than the rest: the machine warms up
@@ -42,6 +45,10 @@ class InnerReplica:
     """One peer's model, inner optimizer and place in its stream of samples. train thread only.
 
     Implements `algorithms.reference.Replica`.
+
+    Attributes:
+        optimizers: of its parameters, each of which is in one of them.
+        lr_factor: of the learning rates.
     """
 
     def __init__(
@@ -52,21 +59,12 @@ class InnerReplica:
         self._batches = task.batches("train", cursor)
         self._named = {n: p for n, p in model.named_parameters() if p.requires_grad}
         self._parameters: dict[str, Tensor] = {n: p.detach() for n, p in self._named.items()}
-        decayed = [name for name, p in self._named.items() if p.dim() >= 2]
-        exempt = [name for name, p in self._named.items() if p.dim() < 2]
-        groups: list[dict[str, Any]] = [
-            {"params": [self._named[name] for name in decayed]},
-            {"params": [self._named[name] for name in exempt], "weight_decay": 0.0},
+        self.optimizers = inner_optimizers(task, self._named, config)
+        self._schedulers = [
+            task.scheduler(each) for each in self.optimizers if isinstance(task, SchedulesItself)
         ]
-        self.optimizer = torch.optim.AdamW(
-            groups,
-            lr=config.lr,
-            betas=(config.beta1, config.beta2),
-            weight_decay=config.weight_decay,
-            fused=True,
-        )
-        self.optimizer_names = (*decayed, *exempt)
-        self.loss = math.nan
+        self._peaks = [[g["lr"] for g in each.param_groups] for each in self.optimizers]
+        self.loss, self.lr_factor = math.nan, 1.0
 
     @property
     def parameters(self) -> Mapping[str, Tensor]:
@@ -78,28 +76,85 @@ class InnerReplica:
 
     def reset_moments(self) -> None:
         """Forgets what the optimizer knows, after it has led astray."""
-        self.optimizer.state.clear()
+        for optimizer in self.optimizers:
+            optimizer.state.clear()
 
     def backward(self, step: int) -> Mapping[str, Tensor]:
-        """Gradients at the next batch, zeros where it has none; sets `loss` and moves `cursor`."""
-        batch = next_batch(self._batches, "train")
-        self.optimizer.zero_grad(set_to_none=True)
-        loss = self._task.loss(self.model, batch)
-        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        self.loss, self.cursor = loss.item(), batch.cursor
+        """Gradients at the next batch, zeros where it has none; sets `loss` and moves `cursor`.
+
+        With `accumulate` the mean over so many batches."""
+        for parameter in self._named.values():
+            parameter.grad = None
+        losses = [self._backward_of_one() for _ in range(self._config.accumulate)]
+        self.loss = statistics.fmean(losses)
+        if self._config.accumulate > 1:
+            for parameter in self._named.values():
+                if parameter.grad is not None:
+                    parameter.grad /= self._config.accumulate
         return {
             n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in self._named.items()
         }
 
+    def _backward_of_one(self) -> float:
+        batch = next_batch(self._batches, "train")
+        loss = self._task.loss(self.model, batch)
+        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self.cursor = batch.cursor
+        return loss.item()
+
     def inner_step(self, step: int, gradients: Mapping[str, Tensor]) -> None:
-        """Clips, then one AdamW step at the schedule's learning rate."""
+        """Clips, then one step of the optimizer at the schedule's learning rate."""
         for name, parameter in self._named.items():
             parameter.grad = gradients[name]
         if self._config.clip > 0:
             nn.utils.clip_grad_norm_(self._named.values(), self._config.clip)
-        for group in self.optimizer.param_groups:
-            group["lr"] = self._config.lr_at(step, self._steps)
-        self.optimizer.step()
+        if not self._schedulers:
+            self._set_learning_rates(step)
+        for optimizer in self.optimizers:
+            optimizer.step()
+        for scheduler in self._schedulers:
+            scheduler.step()
+
+    def _set_learning_rates(self, step: int) -> None:
+        for optimizer, peaks in zip(self.optimizers, self._peaks, strict=True):
+            for group, peak in zip(optimizer.param_groups, peaks, strict=True):
+                group["lr"] = self._config.lr_at(step, self._steps, peak * self.lr_factor)
+
+    # ------------------------------------------------------------------------------ checkpoints
+
+    def optimizer_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """What the optimizers remember of each parameter: (tensors, other plain values), by
+        `parameter/key`; the tensors are fresh."""
+        names = {id(parameter): name for name, parameter in self._named.items()}
+        tensors: dict[str, Tensor] = {}
+        values: dict[str, Any] = {}
+        for optimizer in self.optimizers:
+            for parameter, remembered in optimizer.state.items():
+                for key, value in remembered.items():
+                    place = f"{names[id(parameter)]}/{key}"
+                    if isinstance(value, Tensor):
+                        tensors[place] = value.clone()
+                    else:
+                        values[place] = value
+        return tensors, values
+
+    def restore_optimizers(self, remembered: Mapping[str, Any], steps: int) -> None:
+        """Puts back what `optimizer_state` gave, by the same places, after `steps` steps."""
+        for optimizer in self.optimizers:
+            optimizer.state.clear()
+        owners = {
+            id(p): each for each in self.optimizers for g in each.param_groups for p in g["params"]
+        }
+        for place, value in remembered.items():
+            name, _, key = place.rpartition("/")
+            parameter = self._named[name]
+            if isinstance(value, Tensor) and value.dim():
+                value = value.to(parameter.device)
+            owners[id(parameter)].state[parameter][key] = value
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that no optimizer has stepped in between
+            for scheduler, _ in itertools.product(self._schedulers, range(steps)):
+                scheduler.step()
 
 
 class Pace:

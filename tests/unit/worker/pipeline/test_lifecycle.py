@@ -109,7 +109,7 @@ def made_from(there: list[int], monkeypatch: pytest.MonkeyPatch, plan: str = "di
     parameters = {name: value.clone() for name, value in replica.parameters.items()}
     step = problem.inner.warmup_steps
     replica.inner_step(step, {name: torch.ones_like(v) for name, v in before.items()})
-    lr = replica.optimizer.param_groups[0]["lr"] / problem.inner.lr_at(step, problem.steps)
+    lr = replica.optimizers[0].param_groups[0]["lr"] / problem.inner.lr_at(step, problem.steps)
     return Rebuilt(events, before, parameters, anchors, lr)
 
 

@@ -78,8 +78,8 @@ def test_the_rate_stays_at_its_floor_past_the_end() -> None:
         ({"weight_decay": -0.1}, "must be at least 0"),
         ({"clip": -1.0}, "must be at least 0"),
         ({"min_lr_ratio": 1.5}, r"^min_lr_ratio is 1\.5; it must be 0 to 1$"),
-        ({"beta1": 1.0}, "beta1 and beta2 must be"),
-        ({"beta2": -0.1}, "beta1 and beta2 must be"),
+        ({"beta1": 1.0}, "beta1, beta2 and momentum must be"),
+        ({"beta2": -0.1}, "beta1, beta2 and momentum must be"),
     ],
 )
 def test_settings_out_of_range_are_refused(changes: dict[str, float], message: str) -> None:

@@ -77,7 +77,7 @@ def test_what_was_saved_comes_back(tmp_path: Path) -> None:
         assert torch.equal(was.anchor, comes.anchor)
     for name, value in before.replica.parameters.items():
         assert torch.equal(after.replica.parameters[name], value)
-    moments = [t.replica.optimizer.state_dict()["state"] for t in (before, after)]
+    moments = [t.replica.optimizers[0].state_dict()["state"] for t in (before, after)]
     assert moments[0].keys() == moments[1].keys() != set()
     for index, each in moments[0].items():
         for name in ("step", "exp_avg", "exp_avg_sq"):

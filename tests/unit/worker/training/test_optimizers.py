@@ -1,0 +1,199 @@
+"""Inner optimizers by name, their schedules, and what a checkpoint keeps of them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.unit.worker.training.test_replica import Line, trained
+from worker.tasks import Cursor, TaskError
+from worker.training.config import InnerConfig
+from worker.training.optimizers import Muon, orthogonal
+from worker.training.replica import InnerReplica
+
+
+def replica(config: InnerConfig, task: Any = None) -> InnerReplica:
+    task = task or Line()
+    return InnerReplica(task, task.model(), config, Cursor(seed=0, stream="a"), 20)
+
+
+def values(each: InnerReplica) -> torch.Tensor:
+    return torch.cat([p.flatten() for p in each.parameters.values()])
+
+
+def adagrad(parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.Adagrad(parameters, lr=0.2)
+
+
+def half(parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(list(parameters)[:1], lr=0.2)
+
+
+def nothing(_parameters: object) -> None:
+    """No optimizer."""
+
+
+HERE = "tests.unit.worker.training.test_optimizers"
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    [
+        ("auto", ["AdamW"]),
+        ("adamw", ["AdamW"]),
+        ("muon", ["Muon", "AdamW"]),
+        ("sgd", ["SGD"]),
+        (f"{HERE}:adagrad", ["Adagrad"]),
+    ],
+)
+def test_each_learns_and_goes_on_from_what_was_saved(name: str, kinds: list[str]) -> None:
+    config = InnerConfig(optimizer=name, lr=0.02, warmup_steps=2)
+    whole = trained(replica(config), 6)
+    assert [type(each).__name__ for each in whole.optimizers] == kinds
+    first = trained(replica(config), 3)
+    tensors, plain = first.optimizer_state()
+    second = replica(config)
+    for parameter, value in first.parameters.items():
+        second.parameters[parameter].copy_(value)
+    second.restore_optimizers({**tensors, **plain}, 3)
+    second._batches = Line().batches("train", first.cursor)
+    for step in range(4, 7):
+        second.inner_step(step, second.backward(step))
+    assert torch.equal(values(second), values(whole))
+    assert not torch.equal(values(whole), values(replica(config)))
+
+
+def test_muon_has_the_matrices_of_the_layers_and_adamw_the_rest() -> None:
+    class Language(Line):
+        def model(self) -> nn.Module:
+            layers = nn.ModuleList([nn.Linear(4, 4)])
+            return nn.ModuleDict({"embed": nn.Embedding(9, 4), "layers": layers})
+
+    muon, adamw = replica(InnerConfig(optimizer="muon"), Language()).optimizers
+    shapes = [[tuple(p.shape) for g in o.param_groups for p in g["params"]] for o in (muon, adamw)]
+    assert shapes == [[(4, 4)], [(9, 4), (4,)]]
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        (f"{HERE}:half", "not over the parameters it was given"),
+        (f"{HERE}:nothing", "returned NoneType"),
+        (f"{HERE}:nobody", "has no 'nobody'"),
+        ("nowhere:factory", "optimizer 'nowhere:factory': no module named 'nowhere'"),
+    ],
+)
+def test_a_factory_that_cannot_be_used_is_one_line(name: str, says: str) -> None:
+    with pytest.raises(TaskError, match=says):
+        replica(InnerConfig(optimizer=name))
+
+
+@pytest.mark.parametrize("shape", [(4, 4), (3, 16), (24, 6)])
+def test_the_direction_of_muon_has_singular_values_of_about_one(shape: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    matrix = torch.randn(shape)
+    found = orthogonal(matrix)
+    assert found.shape == shape
+    sizes = torch.linalg.svdvals(found)
+    assert 0.6 < float(sizes.min()) <= float(sizes.max()) < 1.3
+    u, _, v = torch.linalg.svd(matrix, full_matrices=False)
+    assert float((found * (u @ v)).sum()) / min(shape) > 0.85  # it points where the nearest does
+
+
+def test_a_step_of_muon_is_torchs_own_but_for_its_bf16() -> None:
+    torch.manual_seed(0)
+    start, gradients = torch.randn(6, 10), [torch.randn(6, 10) for _ in range(3)]
+    ours, theirs = nn.Parameter(start.clone()), nn.Parameter(start.clone())
+    settings = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1}
+    pair = [
+        Muon([ours], **settings),
+        torch.optim.Muon([theirs], adjust_lr_fn="match_rms_adamw", **settings),
+    ]
+    for gradient in gradients:
+        ours.grad, theirs.grad = gradient.clone(), gradient.clone()
+        for each in pair:
+            each.step()
+    torch.testing.assert_close(ours, theirs, rtol=0.05, atol=0.01)
+
+
+def test_muon_without_layers_is_refused() -> None:
+    class Flat(Line):
+        def model(self) -> nn.Module:
+            return nn.Linear(1, 1)
+
+    with pytest.raises(TaskError, match="no matrices in numbered layers"):
+        replica(InnerConfig(optimizer="muon"), Flat())
+
+
+class OwnOptimizer(Line):
+    """A task with an optimizer and a schedule of its own."""
+
+    def optimizer(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=0.5)
+
+    def scheduler(self, optimizer: torch.optim.Optimizer) -> Any:
+        return torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+
+
+def test_a_tasks_own_optimizer_and_schedule_are_taken() -> None:
+    own = replica(InnerConfig(), OwnOptimizer())
+    rates = []
+    for step in range(1, 4):
+        rates.append(own.optimizers[0].param_groups[0]["lr"])
+        own.inner_step(step, own.backward(step))
+    assert rates == [0.5, 0.25, 0.125]
+    assert type(replica(InnerConfig(optimizer="adamw"), OwnOptimizer()).optimizers[0]) is (
+        torch.optim.AdamW
+    )
+    resumed = replica(InnerConfig(), OwnOptimizer())
+    resumed.restore_optimizers({}, 3)
+    assert resumed.optimizers[0].param_groups[0]["lr"] == 0.0625
+
+
+@pytest.mark.parametrize(
+    ("schedule", "rates"),
+    [
+        ("constant", [0.5, 1.0, 1.0, 1.0, 1.0, 1.0]),
+        ("linear", [0.5, 1.0, 0.75, 0.5, 0.25, 0.0]),
+        ("cosine", [0.5, 1.0, 0.8536, 0.5, 0.1464, 0.0]),
+    ],
+)
+def test_schedules(schedule: str, rates: list[float]) -> None:
+    config = InnerConfig(schedule=schedule, lr=1.0, warmup_steps=2, min_lr_ratio=0.0)
+    found = [config.lr_at(step, 6) for step in range(1, 7)]
+    assert found == pytest.approx(rates, abs=1e-4)
+
+
+def test_wsd_is_stable_until_the_last_fifth() -> None:
+    config = InnerConfig(schedule="wsd", lr=1.0, warmup_steps=0, min_lr_ratio=0.1)
+    found = [config.lr_at(step, 100) for step in (1, 50, 80, 90, 100)]
+    assert found == pytest.approx([1, 1, 1, 0.55, 0.1])
+
+
+def test_accumulated_gradients_are_the_mean_over_the_batches() -> None:
+    one, two = replica(InnerConfig()), replica(InnerConfig(accumulate=2))
+    first, second = (
+        {name: gradient.clone() for name, gradient in one.backward(1).items()} for _ in range(2)
+    )
+    losses = two.loss
+    together = two.backward(1)
+    assert two.loss != losses
+    assert two.cursor.position == one.cursor.position == 4
+    for name, gradient in together.items():
+        torch.testing.assert_close(gradient, (first[name] + second[name]) / 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"optimizer": "adam"}, "optimizer is 'adam'; use auto, adamw"),
+        ({"schedule": "cosin"}, "schedule is 'cosin'; use cosine"),
+        ({"accumulate": 0}, "accumulate is 0"),
+        ({"momentum": 1.0}, "momentum must be"),
+    ],
+)
+def test_settings_that_are_unknown_are_refused(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        InnerConfig(**changes)

@@ -1,0 +1,156 @@
+"""Inner optimizers by name: what `[inner] optimizer` may be, and their learning rates by step.
+
+auto                the task's own `optimizer`, where it has one; else AdamW
+adamw               decay of matrices, none of vectors
+muon                Muon for the matrices of the layers, AdamW for the rest
+sgd                 with Nesterov momentum
+package:factory     called with the parameters
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from algorithms.fragments import layer_of
+from worker.tasks import OptimizesItself, Task, TaskError, import_factory
+from worker.training.config import InnerConfig
+
+_NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # of a quintic that takes singular values to about 1
+_ITERATIONS = 5
+_RMS = 0.2  # of AdamW's steps
+
+
+class Muon(Optimizer):
+    """Momentum whose matrix is made orthogonal: every direction moves alike.
+
+    torch's own, from 2.9 on, iterates in bf16 wherever it runs, which took ten times the backward
+    pass on a CPU that has no bf16 units. This one does so on accelerators only.
+
+    A step is scaled by the matrix's shape to the size of AdamW's, 0.2 sqrt(max(rows, columns)), so
+    that both take one learning rate and one decay.
+
+    Args:
+        params: matrices (2-D).
+        lr: learning rate; weight_decay: decoupled; momentum: Nesterov's.
+
+    Ref: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon; arXiv:2502.16982 (the
+    scaling, section 2.2).
+    """
+
+    def __init__(
+        self, params: Iterable[nn.Parameter], *, lr: float, momentum: float, weight_decay: float
+    ) -> None:
+        defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
+        super().__init__(list(params), defaults)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """One step of every matrix that has a gradient."""
+        loss = closure() if closure is not None else None
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._one(parameter, parameter.grad, group)
+        return loss
+
+    def _one(self, parameter: nn.Parameter, gradient: Tensor, group: Mapping[str, Any]) -> None:
+        state, momentum = self.state[parameter], group["momentum"]
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(gradient)
+        buffer = state["momentum_buffer"].lerp_(gradient, 1 - momentum)
+        direction = orthogonal(gradient.lerp(buffer, momentum))
+        parameter.mul_(1 - group["lr"] * group["weight_decay"])
+        scale = _RMS * math.sqrt(max(parameter.shape))
+        parameter.add_(direction.to(parameter.dtype), alpha=-group["lr"] * scale)
+
+
+def orthogonal(matrix: Tensor) -> Tensor:
+    """The nearest matrix with singular values of about 1 (0.7 to 1.2): (R, C), of a fresh fp32 or,
+    on an accelerator, bf16 tensor."""
+    a, b, c = _NEWTON_SCHULZ
+    x = matrix.float() if matrix.device.type == "cpu" else matrix.bfloat16()
+    wide = x if x.shape[0] <= x.shape[1] else x.T
+    wide = wide / wide.norm().clamp(min=1e-7)
+    for _ in range(_ITERATIONS):
+        square = wide @ wide.T
+        wide = torch.addmm(wide, torch.addmm(square, square, square, beta=b, alpha=c), wide, beta=a)
+    return wide if x.shape[0] <= x.shape[1] else wide.T
+
+
+def inner_optimizers(
+    task: Task, named: Mapping[str, nn.Parameter], config: InnerConfig
+) -> tuple[Optimizer, ...]:
+    """The optimizers of a model, which together have each of its parameters once.
+
+    Args:
+        task: its own `optimizer` is taken where the config says `auto`.
+        named: what is trained, by name.
+
+    Raises:
+        TaskError: a factory that cannot be loaded, or makes something else.
+    """
+    parameters = list(named.values())
+    match config.optimizer:
+        case "auto" if isinstance(task, OptimizesItself):
+            return (_checked(task.optimizer(parameters), parameters, "the task's optimizer()"),)
+        case "auto" | "adamw":
+            return (_adamw(parameters, config),)
+        case "muon":
+            return _muon(named, config)
+        case "sgd":
+            return (
+                torch.optim.SGD(
+                    _decayed(parameters),
+                    lr=config.lr,
+                    momentum=config.momentum,
+                    nesterov=config.momentum > 0,
+                    weight_decay=config.weight_decay,
+                ),
+            )
+        case name:
+            made = import_factory(name, "optimizer")(parameters)
+            return (_checked(made, parameters, f"[inner] optimizer = {name!r}"),)
+
+
+def _decayed(parameters: Sequence[nn.Parameter]) -> list[dict[str, object]]:
+    """Groups: matrices, which decay, and vectors, which do not."""
+    return [
+        {"params": [p for p in parameters if p.dim() >= 2]},
+        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+    ]
+
+
+def _adamw(parameters: Sequence[nn.Parameter], config: InnerConfig) -> Optimizer:
+    return torch.optim.AdamW(
+        _decayed(parameters),
+        lr=config.lr,
+        betas=(config.beta1, config.beta2),
+        weight_decay=config.weight_decay,
+        fused=True,
+    )
+
+
+def _muon(named: Mapping[str, nn.Parameter], config: InnerConfig) -> tuple[Optimizer, ...]:
+    matrices = [p for name, p in named.items() if p.dim() == 2 and layer_of(name) is not None]
+    if not matrices:
+        raise TaskError(
+            "[inner] optimizer = 'muon': the model has no matrices in numbered layers, which is "
+            "what Muon is for; use adamw"
+        )
+    chosen = {id(p) for p in matrices}
+    rest = [p for p in named.values() if id(p) not in chosen]
+    muon = Muon(matrices, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay)
+    return (muon, _adamw(rest, config)) if rest else (muon,)
+
+
+def _checked(made: object, parameters: Iterable[nn.Parameter], source: str) -> Optimizer:
+    if not isinstance(made, Optimizer):
+        raise TaskError(f"{source} returned {type(made).__name__}; return a torch.optim.Optimizer")
+    known = {id(p) for group in made.param_groups for p in group["params"]}
+    if known != {id(p) for p in parameters}:
+        raise TaskError(f"{source} is not over the parameters it was given, each of them once")
+    return made
