@@ -6,8 +6,12 @@
         for batch in swarm.shard(loader):
             ...
 
-See docs/library.md.
+`murmuration.hf` and `murmuration.lightning` have a callback for their trainers each, and need the
+extra of that name: `pip install 'murmuration[hf]'`. See docs/library.md.
 """
+
+import importlib
+from types import ModuleType
 
 from worker.errors import (
     ConfigError,
@@ -16,7 +20,7 @@ from worker.errors import (
     PeersUnreachable,
     UsageError,
 )
-from worker.library.swarm import Swarm
+from worker.library.swarm import Swarm, add_arguments
 
 __all__ = [
     "ConfigError",
@@ -25,4 +29,19 @@ __all__ = [
     "PeersUnreachable",
     "Swarm",
     "UsageError",
+    "add_arguments",
 ]
+
+_ADAPTERS = ("hf", "lightning")
+
+
+def __getattr__(name: str) -> ModuleType:
+    """The adapters, when they are first used."""
+    if name not in _ADAPTERS:
+        raise AttributeError(f"module 'murmuration' has no attribute {name!r}")
+    try:
+        return importlib.import_module(f"worker.library.{name}")
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            f"murmuration.{name} needs {error.name}: pip install 'murmuration[{name}]'"
+        ) from error

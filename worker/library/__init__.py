@@ -3,4 +3,6 @@
 swarm.py    Swarm, the context manager
 hooks.py    the model and the optimizer of such a loop, as the outer loop sees them
 share.py    a share of the samples that no other peer has
+hf.py       a callback for transformers.Trainer
+lightning.py  and one for Lightning's
 """

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from algorithms.fragments import TensorSpec
 from worker.errors import UsageError
 from worker.training.inbox import IterationOver, StageJob
+from worker.wire import tensor_hash
 
 _WRAPPERS = ("module.", "_orig_mod.")  # of DistributedDataParallel and torch.compile
 
@@ -65,6 +66,14 @@ class UserReplica:
     def schema(self) -> list[TensorSpec]:
         """What is trained, in the model's order."""
         return [TensorSpec(name, tuple(p.shape)) for name, p in self._trained.items()]
+
+    @property
+    def frozen_hash(self) -> str | None:
+        """Of the parameters that are not trained, alike on every peer; None without any."""
+        frozen = [p.detach() for p in self.model.parameters() if not p.requires_grad]
+        if not frozen:
+            return None
+        return tensor_hash(each.to("cpu", torch.float32).flatten() for each in frozen)
 
     @property
     def gradients(self) -> dict[str, Tensor]:

@@ -10,6 +10,7 @@ Between two steps the outer loop reads and writes the model's parameters; at no 
 anything.
 """
 
+import argparse
 import json
 import logging
 import socket
@@ -113,6 +114,8 @@ class Swarm:
         _check_addresses(listen, advertise, joins, insecure=insecure)
         self._replica = UserReplica(model, optimizer)
         given = _settings(preset, inner_steps, steps, settings)
+        if (frozen := self._replica.frozen_hash) is not None:
+            given[f"task.frozen={json.dumps(frozen)}"] = "the hash of the frozen parameters"
         theirs = _first_manifest(joins) if joins else None
         self._config = config = _joined(given, *theirs) if theirs else _started(given)
         self._manifest = Manifest.of(config, self._replica.schema)
@@ -369,6 +372,22 @@ class Swarm:
             log.log(level, "%s", " ".join([kind, *(f"{k}={v}" for k, v in values.items())]))
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Gives a script the options of `Swarm` that differ between machines: `--join`, `--listen`,
+    `--advertise`, `--name`, `--min-peers`, `--out`, `--insecure`.
+
+    Swarm(model, optimizer, **vars(parser.parse_args())) takes them as they are.
+    """
+    group = parser.add_argument_group("swarm")
+    group.add_argument("--join", default=(), metavar="HOST:PORT", help="of any peer of the run")
+    group.add_argument("--listen", default="127.0.0.1:0", metavar="HOST:PORT", help="to serve")
+    group.add_argument("--advertise", metavar="HOST:PORT", help="that others reach this peer at")
+    group.add_argument("--name", help="of this peer")
+    group.add_argument("--min-peers", type=int, help="start when so many are here")
+    group.add_argument("--out", help="folder for events.jsonl")
+    group.add_argument("--insecure", action="store_true", help="serve others unencrypted")
+
+
 def _settings(
     preset: str | None,
     inner_steps: int | None,
@@ -419,6 +438,13 @@ def _joined(given: Mapping[str, str], manifest: Manifest, where: str, _coordinat
         raise ManifestRefused(
             f"{where} trains the task {name!r}, not a loop of its own: join it with "
             f"`murmur join {where}`"
+        )
+    frozen = [each for each in given if each.startswith("task.frozen=")]
+    options = manifest.sections["task"]
+    if frozen != [f"task.frozen={json.dumps(options[key])}" for key in options if key == "frozen"]:
+        raise ManifestRefused(
+            f"{where} has other frozen parameters than this model: load the same checkpoint, and "
+            "freeze the same part of it"
         )
     return join_config(manifest.sections, None, list(given), where)
 

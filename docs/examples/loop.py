@@ -1,0 +1,45 @@
+"""The loop of loop_before.py as a peer of a swarm.
+
+python docs/examples/loop.py --listen 127.0.0.1:7700 --min-peers 2
+python docs/examples/loop.py --join 127.0.0.1:7700
+"""
+
+import argparse
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import murmuration
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--steps", type=int, default=60)
+murmuration.add_arguments(parser)
+options = parser.parse_args()
+
+text = torch.tensor(list(Path(__file__).read_bytes() * 8))
+torch.manual_seed(0)
+samples = torch.utils.data.TensorDataset(text.unfold(0, 33, 8))
+loader = torch.utils.data.DataLoader(samples, batch_size=16, shuffle=True)
+
+model = nn.Sequential(nn.Embedding(256, 64), nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 256))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.5, total_steps=options.steps)
+
+with murmuration.Swarm(model, optimizer, inner_steps=10, **vars(options)) as swarm:
+    batches = (batch for _ in range(10**6) for (batch,) in swarm.shard(loader))
+    for _ in range(options.steps):
+        for _ in range(2):  # accumulated
+            batch = next(batches)
+            with torch.autocast("cpu", torch.bfloat16):
+                logits = model(batch[:, :-1])
+            loss = cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten()) / 2
+            loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+print(
+    f"loss {2 * loss.item():.3f}, weights {sum(p.double().sum() for p in model.parameters()):.9f}"
+)
