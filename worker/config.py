@@ -88,9 +88,14 @@ class RunConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskConfig:
-    """Args: name: a built-in task or `package.module:factory`; options: the factory's keywords."""
+    """Args:
+    name: a built-in task or `package.module:factory`.
+    init: a folder or file that the model's first values are read from; empty: they are drawn.
+    options: the factory's keywords.
+    """
 
     name: str = "llama-bytes"
+    init: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -113,7 +118,7 @@ class Config:
 
 RUN_WIDE = ("run", "task", "inner", "stages", "diloco")
 # Of these, what peers need not have in common.
-ADVISED = (("diloco", "overlap_steps"), ("stages", "memory_mib"))
+ADVISED = (("diloco", "overlap_steps"), ("stages", "memory_mib"), ("task", "init"))
 _SECTIONS = (*RUN_WIDE, "rounds", "exchange", "membership", "checkpoint")
 
 
@@ -249,13 +254,18 @@ def _task(options: dict[str, Any], source: ConfigOrigin) -> TaskConfig:
         raise ConfigError(
             f"{source.of('task', ['name'])}: [task] name is {name!r}; it must be of type str"
         )
+    init = options.pop("init", TaskConfig.init)
+    if not isinstance(init, str):
+        raise ConfigError(
+            f"{source.of('task', ['init'])}: [task] init is {init!r}; it must be a folder or a file"
+        )
     for key, value in options.items():
         if not _is_plain(value):
             raise ConfigError(
                 f"{source.of('task', [key])}: [task] {key} is {value!r}; use text, numbers, lists, "
                 "tables"
             )
-    return TaskConfig(name=name, options=options)
+    return TaskConfig(name=name, init=init, options=options)
 
 
 def task_of(config: Config) -> Task:
@@ -278,7 +288,7 @@ def to_document(config: Config) -> dict[str, Any]:
     """The run-wide sections as plain values; `parse_config` takes them back."""
     return {
         "run": dataclasses.asdict(config.run),
-        "task": {"name": config.task.name, **config.task.options},
+        "task": {"name": config.task.name, "init": config.task.init, **config.task.options},
         "inner": dataclasses.asdict(config.inner),
         "stages": {**dataclasses.asdict(config.stages), "layers": list(config.stages.layers)},
         "diloco": {"preset": config.preset, **dataclasses.asdict(config.plan)},

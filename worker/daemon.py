@@ -30,6 +30,7 @@ from worker.pipeline.part import fragments_of, part_of
 from worker.session import AWAIT_OTHERS_S, Session
 from worker.tasks import Cursor
 from worker.training import checkpoint
+from worker.training.export import load_initial
 from worker.training.inbox import Mailbox, StageMove, Stop, TrainingEvent
 from worker.training.loop import Trainer
 from worker.training.result import build_result
@@ -117,6 +118,8 @@ class Worker:
 
     def _run(self) -> int:
         restored = self._restore() if self._options.resume else None
+        if restored is None and self._config.task.init:
+            self._initialise(Path(self._config.task.init))
         trainer = self._trainer(restored)
         session = self._session
         try:
@@ -169,6 +172,15 @@ class Worker:
         if restored is not None:
             checkpoint.restore_trainer(trainer, restored)
         return trainer
+
+    def _initialise(self, source: Path) -> None:
+        """First values of the model from a file; one that joins gets them from the others too."""
+        if self._options.node.min_peers is None and not source.exists():
+            text = f"[task] init = {source} is not on this machine: the others have the model"
+            self._log(new_event("warning", text=text))
+            return
+        trained = {n: p.detach() for n, p in self._model.named_parameters() if p.requires_grad}
+        load_initial(self._model, source, trained)
 
     def _restore(self) -> checkpoint.Checkpoint:
         restored, problems = checkpoint.load(self._options.out / "checkpoints")

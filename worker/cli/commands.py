@@ -21,6 +21,7 @@ from worker.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
     from worker.config import Config
+    from worker.training.export import Layout
 
 _AT_THE_END = {
     "settling": "settling: until the others are done too",
@@ -28,6 +29,7 @@ _AT_THE_END = {
     "evaluating": "evaluating",
 }
 _JOIN_S = 10.0
+_LARGEST = 100.0  # nats whose perplexity is still told
 _STARTED = time.monotonic()
 
 
@@ -178,7 +180,36 @@ def evaluate(run: Path, stages: int | None, omit: str | None, split: str) -> int
     loss = checkpoint_loss(saved, stages=stages, omitted=omitted, split=split)
     named = "stage" if len(omitted) == 1 else "stages"
     without = f", without {named} {', '.join(map(str, omitted))}" if omitted else ""
-    click.echo(f"{saved.path}: {split} loss {loss:.4f}, perplexity {math.exp(loss):.2f}{without}")
+    click.echo(f"{saved.path}: {split} loss {loss:.4f}, perplexity {_perplexity(loss)}{without}")
+    return 0
+
+
+def _perplexity(loss: float) -> str:
+    """Of a mean loss in nats; any number is one."""
+    return f"{math.exp(loss):.2f}" if loss < _LARGEST else f"above {math.exp(_LARGEST):.0e}"
+
+
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("out", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
+@click.option(
+    "--to",
+    "layout",
+    type=click.Choice(["hf", "safetensors"]),
+    help="Hugging Face's layout, or the tensors alone.  [default: hf where the model has it]",
+)
+def export(run: Path, out: Path, layout: "Layout | None") -> int:
+    """Write the newest anchor under the folder RUN to DIR, for others to load.
+
+    DIR/model.safetensors holds parameters and buffers by name. In Hugging Face's layout
+    `transformers.AutoModelForCausalLM.from_pretrained(DIR)` loads it. A new run starts from it
+    with `--set task.init=DIR`.
+    """
+    from worker.training.export import export as export_anchor
+
+    made = export_anchor(run, out, layout)
+    kind = "Hugging Face's layout" if made.layout == "hf" else "tensors alone"
+    click.echo(f"{made.path}: {made.parameters:,} parameters of step {made.step}, {kind}")
     return 0
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import codecs
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -114,6 +116,24 @@ class LlamaBytes:
         device = next(model.parameters()).device
         logits_BTV = model(batch.inputs.to(device))
         return next_token_loss(logits_BTV, batch.targets)
+
+    def huggingface_config(self) -> dict[str, Any]:
+        """Return the `config.json` of the same model as transformers' LlamaForCausalLM."""
+        sizes = {k: v for k, v in asdict(self.config).items() if v is not None}
+        rope = {"rope_type": "default", "rope_theta": self.config.rope_theta}
+        return {
+            **sizes,
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "head_dim": self.config.head_size,
+            "hidden_act": "silu",
+            "attention_bias": False,
+            "mlp_bias": False,
+            "rope_parameters": rope,  # transformers from 5 on; before it reads rope_theta
+            "bos_token_id": None,
+            "eos_token_id": None,
+            "dtype": "float32",
+        }
 
     def layer_sizes(self) -> list[int]:
         """Return the parameters of each decoder layer, in order."""

@@ -117,6 +117,15 @@ class Task(Protocol):
 
 
 @runtime_checkable
+class ExportsToHuggingFace(Protocol):
+    """A task whose model has a class in transformers, under the same parameter names."""
+
+    def huggingface_config(self) -> dict[str, Any]:
+        """Return what `config.json` says of the model, with `architectures` and `model_type`."""
+        ...
+
+
+@runtime_checkable
 class OptimizesItself(Protocol):
     """A task that has an optimizer of its own, where `[inner] optimizer` is `auto`."""
 

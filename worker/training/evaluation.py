@@ -47,9 +47,23 @@ def anchors_loaded(trainer: Trainer) -> Iterator[None]:
             each.write(local)
 
 
+@contextmanager
+def evaluating(*modules: nn.Module) -> Iterator[None]:
+    """Dropout is off and running statistics stand still in these; afterwards as before."""
+    trained = [each for module in modules for each in module.modules() if each.training]
+    for module in modules:
+        module.eval()
+    try:
+        yield
+    finally:
+        for each in trained:
+            each.training = True
+
+
 def validation_loss(task: Task, model: nn.Module, seed: int, limit_s: float) -> float | None:
     """Mean loss over the same held-out batches on every peer; None if that takes too long."""
-    return mean_loss(task, partial(task.loss, model), seed=seed, limit_s=limit_s)
+    with evaluating(model):
+        return mean_loss(task, partial(task.loss, model), seed=seed, limit_s=limit_s)
 
 
 def mean_loss(
@@ -123,7 +137,8 @@ def checkpoint_loss(
     _check_omitted(cut.count, omitted)
     task = task_of(config)
     model = anchored_model(saved, config, task)
-    loss = partial(task.loss, model)
+    loss: Callable[[Batch], Tensor] = partial(task.loss, model)
+    evaluated: list[nn.Module] = [model]
     if cut.count > 1:
         if not isinstance(task, Staged):
             raise TaskError(f"task {config.task.name!r} cannot be cut into stages: no stage()")
@@ -135,8 +150,9 @@ def checkpoint_loss(
         for part in parts:
             part.load_state_dict({name: values[name] for name in part.state_dict()})
         route = [stage for stage in range(cut.count) if stage not in omitted]
-        loss = partial(route_loss, parts, route)
-    found = mean_loss(task, loss, seed=config.run.seed, split=split)
+        loss, evaluated = partial(route_loss, parts, route), [*parts]
+    with evaluating(*evaluated):
+        found = mean_loss(task, loss, seed=config.run.seed, split=split)
     assert found is not None, "without a limit it is never cut short"
     return found
 
@@ -159,7 +175,8 @@ def generate_sample(task: Task, model: nn.Module, seed: int) -> str | None:
     if not isinstance(task, Generates):
         return None
     prompt = "def "
-    return prompt + task.generate(model, prompt, _SAMPLE_BYTES, 0.7, seed)
+    with evaluating(model):
+        return prompt + task.generate(model, prompt, _SAMPLE_BYTES, 0.7, seed)
 
 
 def anchored_model(saved: Checkpoint, config: Config, task: Task) -> nn.Module:
@@ -209,7 +226,7 @@ def generate_text(
     task = task_of(config)
     if not isinstance(task, Generates):
         raise TaskError(f"task {config.task.name!r} has no generate()")
-    model = anchored_model(saved, config, task)
+    model = anchored_model(saved, config, task).eval()
     if isinstance(task, Streams):
         return task.stream(model, prompt, n_tokens, temperature, seed)
     return iter([task.generate(model, prompt, n_tokens, temperature, seed)])

@@ -1,0 +1,142 @@
+"""What is exported comes back, by the names that others know; what cannot be is one line."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from algorithms.fragments import TensorSpec, partition
+from worker.config import load_config
+from worker.errors import CheckpointError, UsageError
+from worker.manifest import Manifest
+from worker.tasks import load_task
+from worker.training import checkpoint
+from worker.training.evaluation import evaluating
+from worker.training.export import distinct_tensors, export, load_initial
+
+SIZES = (
+    "{hidden_size = 8, intermediate_size = 16, num_hidden_layers = 2, num_attention_heads = 2, "
+    "num_key_value_heads = 1}"
+)
+OWN_TASK = """
+import torch
+
+class Numbers:
+    def model(self): return torch.nn.Sequential(torch.nn.Linear(1, 2), torch.nn.BatchNorm1d(2))
+    def batches(self, split, cursor): yield from ()
+    def loss(self, model, batch): return model(batch.inputs)
+
+def build(*, seed): return Numbers()
+"""
+
+
+def saved_run(folder: Path, *settings: str) -> nn.Module:
+    """A run's checkpoint below the folder; returns the model that it holds."""
+    config = load_config(None, settings)
+    task = load_task(config.task.name, seed=0, options=config.task.options)
+    model = task.model()
+    parameters = {name: p.detach() for name, p in model.named_parameters()}
+    for number, parameter in enumerate(parameters.values()):
+        parameter.add_(0.01 * number)
+    schema = [TensorSpec(name, tuple(p.shape)) for name, p in parameters.items()]
+    tensors = {f"anchor/{f.index}": f.flatten(parameters) for f in partition(schema, 1)}
+    values = {"step": 5, "stage": None, "manifest": Manifest.of(config, schema).plain()}
+    checkpoint.save(folder / "checkpoints", 5, tensors, values)
+    return model
+
+
+def own_task(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (folder / "exported_task.py").write_text(OWN_TASK)
+    monkeypatch.syspath_prepend(str(folder))
+    return "task.name=exported_task:build"
+
+
+def llama(folder: Path, *more: str) -> nn.Module:
+    text = folder / "text.txt"
+    text.write_text("the flock turns as one, and no bird leads. " * 30)
+    return saved_run(
+        folder / "run",
+        f"task.text={text}",
+        f"task.architecture={SIZES}",
+        "task.context_bytes=16",
+        *more,
+    )
+
+
+def test_a_model_with_a_class_in_transformers_is_laid_out_for_it(tmp_path: Path) -> None:
+    model = llama(tmp_path)
+    made = export(tmp_path / "run", tmp_path / "out", None)
+    assert (made.layout, made.step) == ("hf", 5)
+    assert made.parameters == sum(p.numel() for p in model.parameters())
+    assert (tmp_path / "out/config.json").exists()
+    tensors = load_file(made.path)
+    assert "model.layers.0.self_attn.q_proj.weight" in tensors
+    for name, value in model.state_dict().items():
+        assert torch.equal(tensors[name], value), name
+
+
+def test_any_other_model_is_tensors_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = saved_run(tmp_path / "run", own_task(tmp_path, monkeypatch))
+    made = export(tmp_path / "run", tmp_path / "out", None)
+    assert made.layout == "safetensors"
+    assert not (tmp_path / "out/config.json").exists()
+    again = nn.Sequential(nn.Linear(1, 2), nn.BatchNorm1d(2))
+    again.load_state_dict(load_file(made.path))
+    assert torch.equal(again[0].weight, model[0].weight)
+    with pytest.raises(UsageError, match="--to hf: the task 'exported_task:build' has no"):
+        export(tmp_path / "run", tmp_path / "out", "hf")
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    llama(tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match=r"cannot be written: .*; choose another folder"):
+        export(tmp_path / "run", tmp_path / "file", None)
+
+
+@pytest.mark.parametrize("source", ["out", "out/model.safetensors", "run"])
+def test_a_run_begins_where_another_has_ended(tmp_path: Path, source: str) -> None:
+    model = llama(tmp_path)
+    export(tmp_path / "run", tmp_path / "out", None)
+    again = llama(tmp_path / "run")  # drawn alike
+    with torch.no_grad():
+        for parameter in again.parameters():
+            parameter.zero_()
+    trained = {name: p.detach() for name, p in again.named_parameters()}
+    load_initial(again, tmp_path / source, trained)
+    for name, parameter in model.named_parameters():
+        assert torch.equal(trained[name], parameter), name
+
+
+def test_first_values_of_another_model_are_refused(tmp_path: Path) -> None:
+    save_file({"0.weight": torch.zeros(3)}, tmp_path / "model.safetensors")
+    model = nn.Sequential(nn.Linear(1, 2))
+    trained = {name: p.detach() for name, p in model.named_parameters()}
+    with pytest.raises(CheckpointError, match=r"0\.weight is of shape \(3,\), wanted \(2, 1\)"):
+        load_initial(model, tmp_path, trained)
+    with pytest.raises(CheckpointError, match="no such file or folder"):
+        load_initial(model, tmp_path / "nowhere", trained)
+    save_file({"0.weight": torch.zeros(2, 1)}, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"0\.bias is missing"):
+        load_initial(model, tmp_path, trained)
+    (tmp_path / "model.safetensors").write_text("no tensors")
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        load_initial(model, tmp_path, trained)
+
+
+def test_tied_weights_are_stored_once() -> None:
+    model = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 5, bias=False))
+    model[1].weight = model[0].weight
+    assert list(distinct_tensors(model)) == ["0.weight"]
+
+
+def test_evaluation_turns_dropout_off_and_leaves_each_module_as_it_was() -> None:
+    model = nn.Sequential(nn.Dropout(0.5), nn.Linear(2, 2))
+    model[1].eval()
+    with evaluating(model):
+        assert not any(each.training for each in model.modules())
+    assert [each.training for each in model.modules()] == [True, True, False]

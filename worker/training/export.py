@@ -1,0 +1,130 @@
+"""The anchor as files that others read, and the way back: Hugging Face's layout, or safetensors.
+
+DIR/model.safetensors   parameters and buffers by name; `model.load_state_dict(load_file(...))`
+DIR/config.json         Hugging Face's, where the task's model has a class there
+DIR/murmuration.json    run, step and settings that it came from
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from worker.config import task_of
+from worker.errors import CheckpointError, UsageError
+from worker.manifest import Manifest
+from worker.tasks import ExportsToHuggingFace
+from worker.training.evaluation import anchored_model, find_checkpoint
+
+MODEL = "model.safetensors"
+
+Layout = Literal["hf", "safetensors"]
+
+
+@dataclass(frozen=True)
+class Exported:
+    """Args:
+    path: of the tensors.
+    step: of the anchor.
+    parameters: how many.
+    layout: of the folder.
+    """
+
+    path: Path
+    step: int
+    parameters: int
+    layout: Layout
+
+
+def export(run: Path, out: Path, layout: Layout | None) -> Exported:
+    """Writes the newest anchor below the folder `run` to the folder `out`.
+
+    Args:
+        layout: None takes Hugging Face's where the model has it.
+
+    Raises:
+        CheckpointError: there is no anchor of a whole model.
+        TaskError: the run's task cannot be loaded here.
+        UsageError: the layout or the folder cannot be.
+    """
+    saved = find_checkpoint(run)
+    manifest = Manifest(saved.values["manifest"])
+    config = manifest.config(str(saved.path))
+    task = task_of(config)
+    known = isinstance(task, ExportsToHuggingFace)
+    if layout == "hf" and not known:
+        raise UsageError(
+            f"--to hf: the task {config.task.name!r} has no huggingface_config(); leave --to out"
+        )
+    chosen: Layout = layout or ("hf" if known else "safetensors")
+    model = anchored_model(saved, config, task)
+    tensors = distinct_tensors(model)
+    step = int(saved.values["step"])
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, out / MODEL, {"format": "pt"})
+        if chosen == "hf" and isinstance(task, ExportsToHuggingFace):
+            (out / "config.json").write_text(json.dumps(task.huggingface_config(), indent=1))
+        source = {"run": f"{manifest.run:016x}", "step": step, "settings": manifest.sections}
+        (out / "murmuration.json").write_text(json.dumps(source, indent=1))
+    except (OSError, SafetensorError) as error:
+        raise UsageError(f"{out}: cannot be written: {error}; choose another folder") from error
+    return Exported(out / MODEL, step, sum(p.numel() for p in model.parameters()), chosen)
+
+
+def distinct_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """The model's state by name, each storage once: of tied weights the first name."""
+    found: dict[int, str] = {}
+    for name, value in model.state_dict().items():
+        found.setdefault(value.data_ptr() if value.numel() else -len(found) - 1, name)
+    state = model.state_dict()
+    return {name: state[name].contiguous() for name in found.values()}
+
+
+def load_initial(model: nn.Module, source: Path, names: Mapping[str, Tensor]) -> None:
+    """Puts exported values, or those of a run's newest anchor, in the place of drawn ones.
+
+    Args:
+        model: a whole model, or a stage of one: it takes what it has.
+        source: a folder that `export` wrote or Hugging Face's, a file of safetensors, or a run's
+            folder.
+        names: what must be there: parameters by name.
+
+    Raises:
+        CheckpointError: something is missing, or of another shape.
+    """
+    if not source.exists():
+        raise CheckpointError(f"[task] init = {source}: no such file or folder")
+    given = _exported(source)
+    for name, parameter in names.items():
+        value = given.get(name)
+        if value is None or value.shape != parameter.shape:
+            there = "missing" if value is None else f"of shape {tuple(value.shape)}"
+            raise CheckpointError(
+                f"[task] init = {source}: {name} is {there}, wanted {tuple(parameter.shape)}; "
+                "name an export of the same model"
+            )
+        parameter.copy_(value)
+    state = model.state_dict()
+    for name, buffer in model.named_buffers():
+        if name in given and name in state:
+            buffer.copy_(given[name])
+
+
+def _exported(source: Path) -> Mapping[str, Tensor]:
+    try:
+        if source.is_file():
+            return load_file(source)
+        files = sorted(source.glob("*.safetensors"))
+        if files:
+            return {name: value for file in files for name, value in load_file(file).items()}
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"[task] init = {source}: cannot be read: {error}") from error
+    saved = find_checkpoint(source)
+    config = Manifest(saved.values["manifest"]).config(str(saved.path))
+    return anchored_model(saved, config, task_of(config)).state_dict()
