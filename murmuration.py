@@ -1,10 +1,16 @@
 """Murmuration as a library: one model trained by machines that are only loosely connected.
 
-    import murmuration
+    >>> import murmuration, torch
+    >>> model = torch.nn.Linear(2, 1)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> with murmuration.Swarm(model, optimizer, inner_steps=5, steps=10) as swarm:
+    ...     while not swarm.done:
+    ...         model(torch.ones(1, 2)).sum().backward()
+    ...         optimizer.step()
+    >>> swarm.metrics["rounds_completed"]
+    2
 
-    with murmuration.Swarm(model, optimizer, join="one.example:7700") as swarm:
-        for batch in swarm.shard(loader):
-            ...
+Another peer has `join="one.example:7700"` there.
 
 `murmuration.hf` and `murmuration.lightning` have a callback for their trainers each, and need the
 extra of that name: `pip install 'murmuration[hf]'`. See docs/library.md.

@@ -1,5 +1,6 @@
 """A swarm of one, in this process: what a loop sees of it."""
 
+import doctest
 import json
 from pathlib import Path
 
@@ -168,3 +169,12 @@ def test_a_loss_that_is_not_finite_loses_the_step_but_not_the_run() -> None:
 
 def test_everything_public_is_documented() -> None:
     assert all(getattr(murmuration, name).__doc__ for name in murmuration.__all__)
+
+
+def test_the_example_in_the_docstring_is_right() -> None:
+    assert doctest.testmod(murmuration) == (0, 5)
+
+
+def test_an_adapter_that_is_not_there_is_named() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'torchtitan'"):
+        murmuration.torchtitan  # noqa: B018
