@@ -150,6 +150,24 @@ class Nesterov:
         return anchor - direction.mul_(self.lr), new_buffer
 
 
+def take_mean(
+    stepped: tuple[Tensor, Tensor], anchor: Tensor, g: Tensor, ranges: Iterable[tuple[int, int]]
+) -> tuple[Tensor, Tensor]:
+    """In the ranges of running statistics, the mean of the local values instead of an outer step.
+
+    Args:
+        stepped: fresh (anchor, momentum), which are written into and returned; the momentum may be
+            empty.
+        anchor: that the contributions were taken from, or the mean of the group's.
+        g: the mean pseudo-gradient.
+    """
+    new, momentum = stepped
+    for start, stop in ranges:
+        new[start:stop] = anchor[start:stop] - g[start:stop]
+        momentum[start:stop] = 0
+    return stepped
+
+
 def merge(local: Tensor, anchor: Tensor, alpha: float) -> Tensor:
     """alpha * local + (1 - alpha) * anchor, fresh; for a peer that contributed to the round.
 

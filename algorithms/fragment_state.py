@@ -21,6 +21,7 @@ from algorithms.diloco import (
     keep_residual,
     merge,
     others_share,
+    take_mean,
     with_residual,
 )
 from algorithms.fragments import Ranges, union
@@ -125,6 +126,7 @@ class FragmentOptimizer:
         plan: what is exchanged, and how.
         state: the committed state, fresh or from a checkpoint.
         state_hash: of an anchor, a momentum and a group.
+        averaged: the ranges of running statistics.
 
     Attributes:
         residual: what encodings have left out and is still owed (error feedback).
@@ -139,8 +141,9 @@ class FragmentOptimizer:
         plan: Plan,
         state: FragmentState,
         state_hash: Callable[[Tensor, Tensor, tuple[str, ...]], int],
+        averaged: Ranges = (),
     ) -> None:
-        self.state = state
+        self.state, self._averaged = state, averaged
         self.residual: Tensor | None = None
         self.in_flight: Contribution | None = None
         self.failed = False
@@ -182,7 +185,8 @@ class FragmentOptimizer:
         guess = None
         if plan.eager and self._others is not None:
             expected = eager_mean(g, *self._others)
-            guess, _ = self._nesterov.step(state.anchor, state.momentum, expected)
+            stepped = self._nesterov.step(state.anchor, state.momentum, expected)
+            guess, _ = take_mean(stepped, state.anchor, expected, self._averaged)
         values = g if self._update is None else self._update.contribution(g, state.momentum)
         values = with_residual(values, residual, plan.error_decay)
         self.in_flight = Contribution(state.version, step, g, values, guess, self.work_steps)
@@ -352,10 +356,13 @@ class FragmentOptimizer:
         """Fresh (anchor, momentum)."""
         state = self.state
         if self._update is None or result.mean_anchor is None:
-            return self._nesterov.step(state.anchor, state.momentum, result.mean)
+            stepped = self._nesterov.step(state.anchor, state.momentum, result.mean)
+            return take_mean(stepped, state.anchor, result.mean, self._averaged)
         if result.contributors > 1:  # a peer that sits out meets nobody
             self.spread = relative_distance(state.anchor, result.mean_anchor)
-        return self._update.step(state.anchor, state.momentum, result.mean, result.mean_anchor)
+        middle = result.mean_anchor
+        stepped = self._update.step(state.anchor, state.momentum, result.mean, middle)
+        return take_mean(stepped, middle, result.mean, self._averaged)
 
     def _from_anchor(self, local: Tensor) -> Tensor:
         """The local parameters as if they had gone on from the anchor."""

@@ -18,10 +18,14 @@ _LAYER = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """Name and shape of one parameter, as every peer of a run must have it."""
+    """Name and shape of one parameter, as every peer of a run must have it.
+
+    `averaged`: a running statistic, of which the outer step takes the mean.
+    """
 
     name: str
     shape: tuple[int, ...]
+    averaged: bool = False
 
     @property
     def elements(self) -> int:
@@ -38,6 +42,13 @@ class Fragment:
     @property
     def elements(self) -> int:
         return sum(spec.elements for spec in self.specs)
+
+    @property
+    def averaged(self) -> Ranges:
+        """The ranges of values that are averaged, without an outer optimizer."""
+        stops = itertools.accumulate(spec.elements for spec in self.specs)
+        ends = zip(self.specs, stops, strict=True)
+        return union(((stop - spec.elements, stop) for spec, stop in ends if spec.averaged), ())
 
     def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """Copies the fragment's tensors into one fresh 1-D fp32 tensor of `elements` values.

@@ -24,6 +24,7 @@ from algorithms.diloco import (
     others_share,
     pseudo_gradient,
     reduction_seed,
+    take_mean,
     with_residual,
 )
 from algorithms.fragments import Fragment
@@ -208,7 +209,7 @@ class _Run:
             if (peer, index) in self.others:
                 state = self.outer[peer][index]
                 expected = eager_mean(g, self.others[peer, index], len(self.peers))
-                guess, _ = self.step(state, Means(expected))
+                guess, _ = self.step(index, state, Means(expected))
                 self.guesses[peer, index] = guess
                 self.write(peer, fragment, guess)
 
@@ -216,7 +217,7 @@ class _Run:
         fragment = self.fragments[index]
         for peer in self.peers:
             state, means = self.outer[peer][index], self.in_flight.pop((peer, index))
-            state.anchor, state.momentum = self.step(state, means)
+            state.anchor, state.momentum = self.step(index, state, means)
             local, own = self.local(peer, fragment), self.sent.pop((peer, index))
             if (guess := self.guesses.pop((peer, index), None)) is not None:
                 self.write(peer, fragment, carry_over(local, guess, state.anchor))
@@ -225,12 +226,15 @@ class _Run:
             if self.plan.eager:
                 self.others[peer, index] = others_share(means.g, own, len(self.peers))
 
-    def step(self, state: Outer, means: Means) -> tuple[Tensor, Tensor]:
-        plan = self.plan
+    def step(self, index: int, state: Outer, means: Means) -> tuple[Tensor, Tensor]:
+        plan, averaged = self.plan, self.fragments[index].averaged
         if means.anchor is None:
             optimizer = Nesterov(plan.outer_lr, plan.outer_momentum)
-            return optimizer.step(state.anchor, state.momentum, means.g)
-        return plan.group_update().step(state.anchor, state.momentum, means.g, means.anchor)
+            stepped = optimizer.step(state.anchor, state.momentum, means.g)
+            return take_mean(stepped, state.anchor, means.g, averaged)
+        update = plan.group_update()
+        stepped = update.step(state.anchor, state.momentum, means.g, means.anchor)
+        return take_mean(stepped, means.anchor, means.g, averaged)
 
     def meet(
         self, index: int, round_: int, own: Mapping[str, Tensor]

@@ -33,6 +33,7 @@ from worker.training import checkpoint
 from worker.training.export import load_initial
 from worker.training.inbox import Mailbox, StageMove, Stop, TrainingEvent
 from worker.training.loop import Trainer
+from worker.training.model import trained_parameters
 from worker.training.result import build_result
 from worker.transport.grpc import GrpcTransport
 
@@ -179,7 +180,7 @@ class Worker:
             text = f"[task] init = {source} is not on this machine: the others have the model"
             self._log(new_event("warning", text=text))
             return
-        trained = {n: p.detach() for n, p in self._model.named_parameters() if p.requires_grad}
+        trained = {n: p.detach() for n, p in trained_parameters(self._model).items()}
         load_initial(self._model, source, trained)
 
     def _restore(self) -> checkpoint.Checkpoint:

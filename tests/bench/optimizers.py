@@ -16,10 +16,11 @@ from dataclasses import dataclass
 import torch
 
 from algorithms import reference
-from algorithms.fragments import TensorSpec, partition
+from algorithms.fragments import partition
 from worker.config import load_config
 from worker.tasks import Cursor, load_task
 from worker.training.evaluation import validation_loss
+from worker.training.model import schema_of
 from worker.training.replica import InnerReplica
 
 OPTIMIZERS = ("adamw", "muon")
@@ -99,7 +100,7 @@ def final_loss(run: Run) -> float:
         for peer in peers
     }
     model = replicas[peers[0]].model
-    schema = [TensorSpec(name, tuple(p.shape)) for name, p in model.named_parameters()]
+    schema = schema_of(model)
     fragments = partition(schema, config.plan.fragments, config.plan.pattern)
     states = reference.train(config.plan, fragments, replicas, run.steps, 0)[peers[0]]
     parameters = replicas[peers[0]].parameters

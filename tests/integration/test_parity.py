@@ -91,3 +91,19 @@ def test_streaming_without_its_parts_is_diloco(tmp_path: Path) -> None:
     hashes = {peer: Hashes.of(r) for peer, r in results.items()}
     diloco = load_config(None, shared[1::2], "diloco")
     assert hashes == reference_hashes(diloco, swarm.names)
+
+
+@pytest.mark.parametrize("preset", ["diloco", "ddp"])
+def test_running_statistics_are_averaged(tmp_path: Path, preset: str) -> None:
+    settings = settings_of(
+        task__name='"tests.support.statistics_task:Normalised"',
+        run__steps=12,
+        diloco__inner_steps=4,
+    )
+    with running_swarm(2, tmp_path, "--preset", preset, *settings) as swarm:
+        swarm.start_all()
+        results = swarm.wait()
+    hashes = {peer: Hashes.of(r) for peer, r in results.items()}
+    assert len(set(hashes.values())) == 1
+    assert hashes == reference_hashes(load_config(None, settings[1::2], preset), swarm.names)
+    assert len({result["val_loss"] for result in results.values()}) == 1

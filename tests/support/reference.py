@@ -5,11 +5,12 @@ from collections.abc import Sequence
 import torch
 
 from algorithms import reference
-from algorithms.fragments import TensorSpec, partition
+from algorithms.fragments import partition
 from tests.support.workers import Hashes
 from worker.config import Config
 from worker.manifest import Manifest
 from worker.tasks import Cursor, load_task
+from worker.training.model import schema_of
 from worker.training.replica import InnerReplica
 from worker.wire import tensor_hash
 
@@ -28,10 +29,7 @@ def reference_hashes(
     torch.set_num_threads(1)  # as each worker has: sums may round differently otherwise
     try:
         replicas = {peer: _replica(config, peer) for peer in peers}
-        schema = [
-            TensorSpec(name, tuple(parameter.shape))
-            for name, parameter in replicas[peers[0]].model.named_parameters()
-        ]
+        schema = schema_of(replicas[peers[0]].model)
         plan = config.plan
         fragments = partition(schema, plan.fragments, plan.pattern)
         run = Manifest.of(config, schema).run if run is None else run

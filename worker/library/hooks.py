@@ -13,27 +13,10 @@ from torch.optim import Optimizer
 from algorithms.fragments import TensorSpec
 from worker.errors import UsageError
 from worker.training.inbox import IterationOver, StageJob
+from worker.training.model import running_statistics, schema_of, trained_parameters
 from worker.wire import tensor_hash
 
-_WRAPPERS = ("module.", "_orig_mod.")  # of DistributedDataParallel and torch.compile
-
 _in_a_swarm: WeakSet[nn.Module] = WeakSet()
-
-
-def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """What requires a gradient, by its name in the bare model."""
-    return {
-        bare_name(name): parameter
-        for name, parameter in model.named_parameters()
-        if parameter.requires_grad
-    }
-
-
-def bare_name(name: str) -> str:
-    """A parameter's name without what wrappers put before it."""
-    while (wrapper := next(filter(name.startswith, _WRAPPERS), None)) is not None:
-        name = name.removeprefix(wrapper)
-    return name.replace("._orig_mod.", ".")
 
 
 class UserReplica:
@@ -53,7 +36,9 @@ class UserReplica:
     def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
         self.model, self.optimizer = model, _innermost(optimizer)
         self._trained = trained_parameters(model)
-        self._parameters: dict[str, Tensor] = {n: p.detach() for n, p in self._trained.items()}
+        self._statistics = running_statistics(model)
+        named = (*self._trained.items(), *self._statistics.items())
+        self._parameters: dict[str, Tensor] = {name: value.detach() for name, value in named}
         self.loss = math.nan
         self._check()
 
@@ -64,8 +49,8 @@ class UserReplica:
 
     @property
     def schema(self) -> list[TensorSpec]:
-        """What is trained, in the model's order."""
-        return [TensorSpec(name, tuple(p.shape)) for name, p in self._trained.items()]
+        """What travels, in the model's order."""
+        return schema_of(self.model)
 
     @property
     def frozen_hash(self) -> str | None:
@@ -77,17 +62,20 @@ class UserReplica:
 
     @property
     def gradients(self) -> dict[str, Tensor]:
-        """By parameter, zeros where there is none. Raises UsageError: one is sparse."""
+        """By parameter, zeros where there is none, and the running statistics as they are.
+
+        Raises UsageError: one is sparse."""
         for name, parameter in self._trained.items():
             if parameter.grad is not None and parameter.grad.is_sparse:
                 raise UsageError(
                     f"parameter {name!r} has a sparse gradient, which preset ddp cannot average; "
                     "use sparse=False, or another preset"
                 )
-        return {
+        found = {
             name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
             for name, parameter in self._trained.items()
         }
+        return found | {name: value.clone() for name, value in self._statistics.items()}
 
     def set_gradients(self, gradients: Mapping[str, Tensor]) -> None:
         """Puts these in the place of the parameters' own."""
@@ -97,6 +85,8 @@ class UserReplica:
                 parameter.grad = given.to(parameter).clone()
             elif parameter.grad is not given:
                 parameter.grad.copy_(given)
+        for name, statistic in self._statistics.items():
+            statistic.copy_(gradients[name])
 
     def handle(self, message: StageJob | IterationOver) -> None:
         """A whole model has no jobs to do for others."""

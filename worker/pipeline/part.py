@@ -27,6 +27,7 @@ from worker.pipeline.replica import StageJobs, StageReplica
 from worker.tasks import Cursor, Staged, StageModule, Task
 from worker.training import checkpoint
 from worker.training.inbox import Mailbox
+from worker.training.model import schema_of
 from worker.training.replica import InnerReplica
 from worker.transport import TransportError
 from worker.wire import WireError
@@ -46,12 +47,8 @@ class Part:
 
     @property
     def schema(self) -> list[TensorSpec]:
-        """What is trained of it, in the module's order."""
-        return [
-            TensorSpec(name, tuple(parameter.shape))
-            for name, parameter in self.module.named_parameters()
-            if parameter.requires_grad
-        ]
+        """What is exchanged of it; running statistics of whole models only."""
+        return schema_of(self.module, statistics=self.stage is None)
 
     def replica(self, task: Task, config: Config, cursor: Cursor, mailbox: Mailbox) -> InnerReplica:
         """What trains it."""

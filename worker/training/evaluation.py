@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from algorithms.fragments import TensorSpec, partition
+from algorithms.fragments import partition
 from worker.config import Config, task_of
 from worker.errors import CheckpointError, UsageError
 from worker.manifest import Manifest
@@ -29,6 +29,7 @@ from worker.tasks import (
 from worker.training import checkpoint
 from worker.training.checkpoint import Checkpoint
 from worker.training.loop import Trainer
+from worker.training.model import running_statistics, schema_of, trained_parameters
 
 _VALIDATION_BATCHES = 16
 _SAMPLE_BYTES = 400
@@ -190,8 +191,9 @@ def anchored_model(saved: Checkpoint, config: Config, task: Task) -> nn.Module:
         CheckpointError: it does not hold the whole model of its run.
     """
     model = task.model()
-    parameters = {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
-    schema = [TensorSpec(name, tuple(p.shape)) for name, p in parameters.items()]
+    schema = schema_of(model)
+    named = {**trained_parameters(model), **running_statistics(model)}
+    parameters = {name: value.detach() for name, value in named.items()}
     for fragment in partition(schema, config.plan.fragments, config.plan.pattern):
         try:
             values = fragment.views(saved.tensors[f"anchor/{fragment.index}"])

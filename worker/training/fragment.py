@@ -14,6 +14,8 @@ from algorithms.plan import Plan
 from worker.training.inbox import PrefetchedAnchor, RoundDone, RoundFailed
 from worker.wire import state_hash
 
+_VARIANCE = "running_var"  # of torch's normalisations
+
 
 def initial_state(
     plan: Plan, fragment: Fragment, parameters: Mapping[str, Tensor]
@@ -34,7 +36,8 @@ class FragmentReplica(FragmentOptimizer):
     """
 
     def __init__(self, fragment: Fragment, plan: Plan, parameters: Mapping[str, Tensor]) -> None:
-        super().__init__(plan, initial_state(plan, fragment, parameters), state_hash)
+        state = initial_state(plan, fragment, parameters)
+        super().__init__(plan, state, state_hash, fragment.averaged)
         self.fragment = fragment
         self.arrived: RoundDone | RoundFailed | None = None
         self._parameters = parameters
@@ -49,6 +52,8 @@ class FragmentReplica(FragmentOptimizer):
         """Makes these (1-D) the local parameters."""
         for name, value in self.fragment.views(values).items():
             self._parameters[name].copy_(value)
+            if name.endswith(_VARIANCE):  # few bits may have put it below 0
+                self._parameters[name].clamp_(min=0)
 
     def as_held(self, values: Tensor) -> Tensor:
         """`values` (1-D) as the local parameters hold them: rounded where they are not fp32.

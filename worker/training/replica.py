@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from worker.tasks import Cursor, SchedulesItself, Task, next_batch
 from worker.training.config import InnerConfig
 from worker.training.inbox import IterationOver, StageJob
+from worker.training.model import running_statistics, trained_parameters
 from worker.training.optimizers import inner_optimizers
 
 _REMEMBERED_STEPS = 16
@@ -57,8 +58,11 @@ class InnerReplica:
         self.model, self.cursor = model, cursor
         self._task, self._config, self._steps = task, config, steps
         self._batches = task.batches("train", cursor)
-        self._named = {n: p for n, p in model.named_parameters() if p.requires_grad}
-        self._parameters: dict[str, Tensor] = {n: p.detach() for n, p in self._named.items()}
+        self._named = trained_parameters(model)
+        self._statistics = running_statistics(model)
+        self._parameters = {
+            n: p.detach() for n, p in (*self._named.items(), *self._statistics.items())
+        }
         self.optimizers = inner_optimizers(task, self._named, config)
         self._schedulers = [
             task.scheduler(each) for each in self.optimizers if isinstance(task, SchedulesItself)
@@ -68,7 +72,7 @@ class InnerReplica:
 
     @property
     def parameters(self) -> Mapping[str, Tensor]:
-        """Local parameters by name, detached: writing into them changes the model."""
+        """Local parameters and statistics by name, detached: writing changes the model."""
         return self._parameters
 
     def handle(self, message: StageJob | IterationOver) -> None:
@@ -82,6 +86,8 @@ class InnerReplica:
     def backward(self, step: int) -> Mapping[str, Tensor]:
         """Gradients at the next batch, zeros where it has none; sets `loss` and moves `cursor`.
 
+        Statistics go along as they are, so that where gradients are averaged they are, too.
+
         With `accumulate` the mean over so many batches."""
         for parameter in self._named.values():
             parameter.grad = None
@@ -91,9 +97,10 @@ class InnerReplica:
             for parameter in self._named.values():
                 if parameter.grad is not None:
                     parameter.grad /= self._config.accumulate
-        return {
+        found = {
             n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in self._named.items()
         }
+        return found | {n: s.clone() for n, s in self._statistics.items()}
 
     def _backward_of_one(self) -> float:
         batch = next_batch(self._batches, "train")
@@ -106,6 +113,9 @@ class InnerReplica:
         """Clips, then one step of the optimizer at the schedule's learning rate."""
         for name, parameter in self._named.items():
             parameter.grad = gradients[name]
+        for name, statistic in self._statistics.items():
+            if name in gradients:
+                statistic.copy_(gradients[name])
         if self._config.clip > 0:
             nn.utils.clip_grad_norm_(self._named.values(), self._config.clip)
         if not self._schedulers:

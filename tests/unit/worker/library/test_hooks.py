@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from worker.errors import UsageError
-from worker.library.hooks import UserReplica, bare_name
+from worker.library.hooks import UserReplica
 
 
 def linear() -> nn.Linear:
@@ -102,9 +102,3 @@ def test_gradients_are_put_back_where_there_were_none() -> None:
     gradients = {name: torch.ones_like(g) for name, g in replica.gradients.items()}
     replica.set_gradients(gradients)
     assert all(torch.equal(p.grad, torch.ones_like(p)) for p in model.parameters())
-
-
-def test_names_are_those_of_the_bare_model() -> None:
-    compiled = torch.compile(linear(), backend="eager")
-    assert [s.name for s in UserReplica(compiled, sgd(compiled)).schema] == ["weight", "bias"]
-    assert bare_name("module._orig_mod.layers.0._orig_mod.weight") == "layers.0.weight"

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from algorithms.fragments import TensorSpec, partition
+from algorithms.fragments import partition
 from worker.config import load_config
 from worker.errors import CheckpointError, UsageError
 from worker.manifest import Manifest
@@ -15,6 +15,7 @@ from worker.tasks import load_task
 from worker.training import checkpoint
 from worker.training.evaluation import evaluating
 from worker.training.export import distinct_tensors, export, load_initial
+from worker.training.model import running_statistics, schema_of
 
 SIZES = (
     "{hidden_size = 8, intermediate_size = 16, num_hidden_layers = 2, num_attention_heads = 2, "
@@ -40,7 +41,8 @@ def saved_run(folder: Path, *settings: str) -> nn.Module:
     parameters = {name: p.detach() for name, p in model.named_parameters()}
     for number, parameter in enumerate(parameters.values()):
         parameter.add_(0.01 * number)
-    schema = [TensorSpec(name, tuple(p.shape)) for name, p in parameters.items()]
+    schema = schema_of(model)
+    parameters |= running_statistics(model)
     tensors = {f"anchor/{f.index}": f.flatten(parameters) for f in partition(schema, 1)}
     values = {"step": 5, "stage": None, "manifest": Manifest.of(config, schema).plain()}
     checkpoint.save(folder / "checkpoints", 5, tensors, values)
