@@ -105,6 +105,7 @@ def status(address: str, as_json: bool) -> None:
 @click.option("--seed", type=int, metavar="S")
 @click.option("--text", metavar="PATH", help="A file, folder or glob to learn from.")
 @click.option("--model", metavar="NAME", help="tiny, small, ...")
+@click.option("--device", metavar="NAME", help="auto, cpu, cuda, ...  [default: auto]")
 @click.option("--stages", type=click.IntRange(2), metavar="S", help="Stages to cut the model into.")
 @click.option("--replicas", type=click.IntRange(1), metavar="R", help="Workers of each stage.")
 @click.option("--routing", metavar="NAME", help="full, random, stochastic or skip.")

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from protos.events import new_event
@@ -21,7 +22,7 @@ from protos.exit_codes import ExitCode
 from protos.manifest import first_difference
 from worker.component import NodeConfig
 from worker.config import Config, task_of
-from worker.errors import CheckpointError, MurmurError
+from worker.errors import CheckpointError, MurmurError, UsageError
 from worker.folder import Announce, EventLog, alone_in
 from worker.iothread import IOThread
 from worker.manifest import Manifest
@@ -30,6 +31,7 @@ from worker.pipeline.part import fragments_of, part_of
 from worker.session import AWAIT_OTHERS_S, Session
 from worker.tasks import Cursor
 from worker.training import checkpoint
+from worker.training.device import chosen_device
 from worker.training.export import load_initial
 from worker.training.inbox import Mailbox, StageMove, Stop, TrainingEvent
 from worker.training.loop import Trainer
@@ -43,6 +45,7 @@ class WorkerOptions:
     """Args:
     node: name, addresses and whom to wait for.
     listen: `host:port` to serve.
+    device: where the model is trained, as `--device` names it.
     rebuilds: whether the stage is made from its neighbours, since nobody is left who served it.
     proxy: `host:port` of an HTTP CONNECT proxy to reach others through.
     out: folder for checkpoints, `events.jsonl` and `result.json`.
@@ -56,6 +59,7 @@ class WorkerOptions:
     resume: bool
     announce: Announce
     proxy: str | None = None
+    device: str = "auto"
     rebuilds: bool = False
 
 
@@ -82,7 +86,7 @@ class Worker:
         self._config, self._options = config, options
         self._task = task_of(config)
         self._part = part_of(self._task, config, options.node.stage)
-        self._model = self._part.module
+        self._model = self._part.module.to(self._device())
         schema = self._part.schema
         self._fragments = fragments_of(self._part, config)
         self._manifest = Manifest.of(config, self._part.whole or schema)
@@ -173,6 +177,14 @@ class Worker:
         if restored is not None:
             checkpoint.restore_trainer(trainer, restored)
         return trainer
+
+    def _device(self) -> torch.device:
+        asked = self._options.device
+        if self._part.stage is None:
+            return chosen_device(asked)
+        if asked not in ("auto", "cpu"):
+            raise UsageError(f"--device {asked}: stages train on the CPU; leave it out")
+        return torch.device("cpu")
 
     def _initialise(self, source: Path) -> None:
         """First values of the model from a file; one that joins gets them from the others too."""

@@ -40,6 +40,7 @@ class Launch:
     Args:
         threads: of each worker; None leaves them to the worker. More threads than cores make
             training several times slower, and one worker cannot know how many share the machine.
+        device: that each worker trains on, as `murmur up --device` names it.
         links: `--link` as typed, any number of times; none leaves workers on loopback.
         stages, replicas: of a model that is cut; there are then stages x replicas workers.
         routing, skip: how its microbatches go.
@@ -61,6 +62,7 @@ class Launch:
     resume: bool = False
     coordinator: bool = False
     threads: int | None = None
+    device: str | None = None
     stages: int | None = None
     replicas: int | None = None
     routing: str | None = None
@@ -176,6 +178,7 @@ class Launch:
         shared += ["--coordinator", coordinator] if coordinator else []
         shared += ["--preset", self.preset] if self.preset else []
         shared += ["--threads", str(self.threads)] if self.threads else []
+        shared += ["--device", self.device] if self.device else []
         for setting in (*self._flags(), *self.settings):
             shared += ["--set", setting]
         placed = list(self.held)

@@ -58,6 +58,12 @@ class WorkerFlags:
     threads: int | None = option(
         "--threads", type=click.IntRange(1), help="Of torch; its own default."
     )
+    device: str = option(
+        "--device",
+        default="auto",
+        show_default=True,
+        help="To train on: auto, cpu, cuda, cuda:1 or mps.",
+    )
 
     def check_addresses(self, *others: str) -> None:
         """Raises UsageError for what is no HOST:PORT, ConfigError for a public one unasked."""
@@ -286,6 +292,7 @@ def _run(
         proxy=flags.proxy,
         out=flags.out,
         resume=flags.resume,
+        device=flags.device,
         announce=print_line if flags.as_json else announce_plainly,
     )
     return run_worker(config, worker)

@@ -20,6 +20,7 @@ class InnerConfig:
         weight_decay: of matrices; vectors (norms) are exempt. beta1, beta2: AdamW's.
         momentum: of muon and sgd.
         clip: the largest norm of a gradient; 0 clips nothing.
+        precision: of forward and backward, `fp32` or `bf16`; parameters stay in fp32.
 
     Ref: arXiv:2311.08105 section 3 (AdamW inside, cosine, weight decay 0.1).
     """
@@ -35,6 +36,7 @@ class InnerConfig:
     beta2: float = 0.95
     momentum: float = 0.95
     clip: float = 1.0
+    precision: str = "fp32"
 
     def __post_init__(self) -> None:
         if self.optimizer not in OPTIMIZERS and ":" not in self.optimizer:
@@ -43,6 +45,8 @@ class InnerConfig:
             )
         if self.schedule not in SCHEDULES:
             raise ValueError(f"schedule is {self.schedule!r}; use {', '.join(SCHEDULES)}")
+        if self.precision not in ("fp32", "bf16"):
+            raise ValueError(f"precision is {self.precision!r}; use fp32 or bf16")
         if self.lr <= 0:
             raise ValueError(f"lr is {self.lr}; it must be above 0")
         if self.accumulate < 1:

@@ -28,6 +28,7 @@ from worker.tasks import (
 )
 from worker.training import checkpoint
 from worker.training.checkpoint import Checkpoint
+from worker.training.device import device_of, moved
 from worker.training.loop import Trainer
 from worker.training.model import running_statistics, schema_of, trained_parameters
 
@@ -64,7 +65,11 @@ def evaluating(*modules: nn.Module) -> Iterator[None]:
 def validation_loss(task: Task, model: nn.Module, seed: int, limit_s: float) -> float | None:
     """Mean loss over the same held-out batches on every peer; None if that takes too long."""
     with evaluating(model):
-        return mean_loss(task, partial(task.loss, model), seed=seed, limit_s=limit_s)
+        return mean_loss(task, partial(_loss, task, model), seed=seed, limit_s=limit_s)
+
+
+def _loss(task: Task, model: nn.Module, batch: Batch) -> Tensor:
+    return task.loss(model, moved(batch, device_of(model)))
 
 
 def mean_loss(

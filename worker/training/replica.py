@@ -6,6 +6,7 @@ import statistics
 import warnings
 from collections import deque
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from worker.tasks import Cursor, SchedulesItself, Task, next_batch
 from worker.training.config import InnerConfig
+from worker.training.device import device_of, moved
 from worker.training.inbox import IterationOver, StageJob
 from worker.training.model import running_statistics, trained_parameters
 from worker.training.optimizers import inner_optimizers
@@ -69,6 +71,7 @@ class InnerReplica:
         ]
         self._peaks = [[g["lr"] for g in each.param_groups] for each in self.optimizers]
         self.loss, self.lr_factor = math.nan, 1.0
+        self._device = device_of(model)
 
     @property
     def parameters(self) -> Mapping[str, Tensor]:
@@ -103,11 +106,17 @@ class InnerReplica:
         return found | {n: s.clone() for n, s in self._statistics.items()}
 
     def _backward_of_one(self) -> float:
-        batch = next_batch(self._batches, "train")
-        loss = self._task.loss(self.model, batch)
+        batch = moved(next_batch(self._batches, "train"), self._device)
+        with self._precision():
+            loss = self._task.loss(self.model, batch)
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.cursor = batch.cursor
         return loss.item()
+
+    def _precision(self) -> AbstractContextManager[object]:
+        if self._config.precision == "fp32":
+            return nullcontext()
+        return torch.autocast(self._device.type, torch.bfloat16)
 
     def inner_step(self, step: int, gradients: Mapping[str, Tensor]) -> None:
         """Clips, then one step of the optimizer at the schedule's learning rate."""

@@ -249,3 +249,20 @@ def test_others_are_told_of_changes_that_matter() -> None:
     for _ in range(16):
         pace.stepped(0.6)
     assert pace.step_s == 0.6
+
+
+def test_autocast_computes_in_bf16_and_trains_in_fp32() -> None:
+    seen: list[torch.dtype] = []
+
+    class Watched(Line):
+        def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+            out = model(batch.inputs)
+            seen.append(out.dtype)
+            return nn.functional.mse_loss(out.float(), batch.targets)
+
+    task = Watched()
+    config = InnerConfig(precision="bf16")
+    each = InnerReplica(task, task.model(), config, Cursor(seed=0, stream="a"), 20)
+    trained(each, 2)
+    assert seen == [torch.bfloat16] * 2
+    assert {p.dtype for p in each.parameters.values()} == {torch.float32}
