@@ -88,8 +88,8 @@ def parameters(number: int) -> str:
     return f"{round(number / 1e3)} thousand parameters" if number >= 1e4 else f"{number} parameters"
 
 
-def bits_per_byte(loss_nats: float) -> float:
-    """A loss in nats per byte, in bits."""
+def in_bits(loss_nats: float) -> float:
+    """A loss in nats, in bits."""
     return loss_nats / math.log(2)
 
 

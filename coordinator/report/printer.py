@@ -9,9 +9,9 @@ from coordinator.report.report import Report
 from protos.events import Curve
 from protos.exit_codes import exit_words
 from protos.figures import (
-    bits_per_byte,
     count,
     duration,
+    in_bits,
     megabytes,
     optional,
     parameters,
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
+_NATS = "nats per "
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _SPARK_WIDTH = 40
 _MAX_SAMPLE_LINES = 24
@@ -154,10 +155,11 @@ def _validation(report: Report) -> str:
     if loss is None:
         stopped = report["reason"] not in (None, "finished")
         return f"not measured: {'stopped before the end' if stopped else 'no worker reported one'}"
-    return (
-        f"{loss:.4f} nats per byte (perplexity {perplexity(loss):.2f}, "
-        f"{bits_per_byte(loss):.2f} bits per byte)"
-    )
+    unit = report["loss_unit"]
+    if unit is None or not unit.startswith(_NATS):
+        return " ".join(filter(None, (f"{loss:.4f}", unit)))
+    bits = f", {in_bits(loss):.2f} bits per byte" if unit == "nats per byte" else ""
+    return f"{loss:.4f} {unit} (perplexity {perplexity(loss):.2f}{bits})"
 
 
 def _traffic(report: Report) -> str:

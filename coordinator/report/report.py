@@ -67,6 +67,7 @@ def build_report(
         "inner_steps": known.get("inner_steps"),
         "seed": known.get("seed"),
         "params": known.get("params"),
+        "loss_unit": next((text_of(r, "loss_unit") for r in results if "loss_unit" in r), None),
         **{key: known.get(key) for key in _LINK_KEYS},
         **{key: _mean([p[key] for p in peers if p[key] is not None]) for key in _MEAN_MEASURES},
         **_step_times(peers),

@@ -58,7 +58,9 @@ def _draw(report: Report, records: Sequence[Record], path: Path) -> str | None:
     title = f"{report['preset'] or 'run'}, {count(report['workers'], 'worker')}"
     if report["inner_steps"]:
         title += f", a round every {count(report['inner_steps'], 'inner step')}"
-    draw_loss_curve(path, curves, report["train_loss_curve"], report["val_loss"], title)
+    draw_loss_curve(
+        path, curves, report["train_loss_curve"], report["val_loss"], title, report["loss_unit"]
+    )
     return str(path)
 
 
@@ -66,14 +68,19 @@ _MAX_POINTS = 2000
 
 
 def draw_loss_curve(
-    path: Path, curves: Mapping[str, Curve], mean: Curve, val_loss: float | None, title: str
+    path: Path,
+    curves: Mapping[str, Curve],
+    mean: Curve,
+    val_loss: float | None,
+    title: str,
+    unit: str | None = None,
 ) -> None:
     """Writes a PNG: each worker thin, their mean thick, the anchor's validation loss at the end.
 
     Args:
         curves: training loss per inner step (nats), by worker.
         mean: over the workers.
-        val_loss: of the anchor, in nats; None leaves it out.
+        val_loss: of the anchor, in `unit`; None leaves it out.
 
     Raises:
         OSError: the file cannot be written.
@@ -100,7 +107,7 @@ def draw_loss_curve(
         axes.axhline(val_loss, color="#c8553d", linewidth=1.0, linestyle=(0, (4, 3)), alpha=0.8)
         label = f"validation loss of the anchor: {val_loss:.3f}"
         axes.plot([last], [val_loss], "o", color="#c8553d", markersize=6, label=label)
-    axes.set(xlabel="inner step", ylabel="training loss (nats per byte)")
+    axes.set(xlabel="inner step", ylabel=f"training loss ({unit})" if unit else "training loss")
     axes.set_title(title, loc="left", fontsize=11)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="#dddddd", linewidth=0.6)

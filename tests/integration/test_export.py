@@ -52,3 +52,27 @@ def test_transformers_reads_it_and_another_run_begins_with_it(tmp_path: Path) ->
     assert loss_of(tmp_path / "second") == loss_of(tmp_path / "first")
     source = json.loads((tmp_path / "exported/murmuration.json").read_text())
     assert source["step"] == 40
+
+
+def test_adapters_are_trained_by_a_swarm_and_merged_on_the_way_out(tmp_path: Path) -> None:
+    task = (
+        'task.name="huggingface"',
+        'task.model={model_type="llama", vocab_size=256, hidden_size=16, intermediate_size=32, '
+        "num_hidden_layers=2, num_attention_heads=2}",
+        'task.lora={r=2, target_modules=["q_proj", "v_proj"]}',
+        "task.context=16",
+        "inner.lr=0.05",
+    )
+    settings = [part for each in task for part in ("--set", each)]
+    quick = ("--workers", "2", "--steps", "20", "--inner-steps", "10")
+    report = run_swarm(*quick, *settings, out=tmp_path / "run")
+    assert report["hashes_agree"]
+    assert report["params"] == 2 * 2 * (2 * 16 + 2 * 16)  # layers, matrices, both halves
+    assert report["loss_unit"] == "nats per byte"
+    told = murmur("export", str(tmp_path / "run"), str(tmp_path / "out"))
+    assert "Hugging Face's layout" in told
+    logits = LOGITS.replace("ours(tokens)", "ours(input_ids=tokens).logits")
+    command = [sys.executable, "-W", "ignore", "-c", logits]
+    command += [str(tmp_path / "run"), str(tmp_path / "out")]
+    difference = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert float(difference) < 1e-5

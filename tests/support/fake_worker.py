@@ -112,6 +112,7 @@ def result(steps: int, reason: str) -> dict[str, object]:
         "wall_s": 10.0,
         "compute_utilization": 0.9,
         "val_loss": 1.5 if finished else None,
+        "loss_unit": "nats per byte",
         "train_loss_curve": [[step, 5.0 / step] for step in range(1, steps + 1)],
         "sample": "def f():\n    return 1\n" if finished else None,
         "checkpoint": "somewhere",

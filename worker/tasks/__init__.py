@@ -5,7 +5,8 @@ loading.py      from a name in the run's TOML to a task
 text.py         text to learn from, with a part held out
 llama.py        a Llama-style decoder under Hugging Face's parameter names, or one stage's part
 llama_config.py its sizes, and presets
-llama_bytes.py  the built-in task: that decoder on the bytes of a text
+llama_bytes.py  the default task: that decoder on the bytes of a text
+huggingface.py  the task for a model of transformers, in full or by LoRA
 """
 
 from worker.tasks.loading import BUILT_IN, import_factory, load_task, task_factory

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import codecs
 import hashlib
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -58,6 +59,8 @@ class LlamaBytes:
         TaskError: an unknown preset or field, or sizes that do not fit one another.
         TextError: the text is missing, unreadable or too short.
     """
+
+    loss_unit = "nats per byte"
 
     def __init__(
         self,
@@ -117,11 +120,11 @@ class LlamaBytes:
         logits_BTV = model(batch.inputs.to(device))
         return next_token_loss(logits_BTV, batch.targets)
 
-    def huggingface_config(self) -> dict[str, Any]:
-        """Return the `config.json` of the same model as transformers' LlamaForCausalLM."""
+    def to_huggingface(self, model: nn.Module, folder: Path) -> nn.Module:
+        """Write the `config.json` of transformers' LlamaForCausalLM, which has the same names."""
         sizes = {k: v for k, v in asdict(self.config).items() if v is not None}
         rope = {"rope_type": "default", "rope_theta": self.config.rope_theta}
-        return {
+        config = {
             **sizes,
             "architectures": ["LlamaForCausalLM"],
             "model_type": "llama",
@@ -134,6 +137,8 @@ class LlamaBytes:
             "eos_token_id": None,
             "dtype": "float32",
         }
+        (folder / "config.json").write_text(json.dumps(config, indent=1))
+        return model
 
     def layer_sizes(self) -> list[int]:
         """Return the parameters of each decoder layer, in order."""

@@ -13,10 +13,14 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from worker.tasks.huggingface import HuggingFace
 from worker.tasks.llama_bytes import LlamaBytes
 from worker.tasks.task import Task, TaskError, nearest
 
-BUILT_IN: Mapping[str, Callable[..., Task]] = {"llama-bytes": LlamaBytes}
+BUILT_IN: Mapping[str, Callable[..., Task]] = {
+    "llama-bytes": LlamaBytes,
+    "huggingface": HuggingFace,
+}
 
 
 def load_task(name: str, *, seed: int, options: Mapping[str, object] | None = None) -> Task:

@@ -17,6 +17,7 @@ import difflib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -91,6 +92,8 @@ class Batch:
 class Task(Protocol):
     """A model with the samples and the loss that train it.
 
+    An attribute `loss_unit`, such as "nats per token", is printed beside the loss.
+
     Called from the train thread only. Build one with `load_task`.
     """
 
@@ -118,10 +121,14 @@ class Task(Protocol):
 
 @runtime_checkable
 class ExportsToHuggingFace(Protocol):
-    """A task whose model has a class in transformers, under the same parameter names."""
+    """A task whose model has a class in transformers."""
 
-    def huggingface_config(self) -> dict[str, Any]:
-        """Return what `config.json` says of the model, with `architectures` and `model_type`."""
+    def to_huggingface(self, model: nn.Module, folder: Path) -> nn.Module:
+        """Write `config.json`, and what else belongs there, to the folder.
+
+        Return the model whose values are stored beside it, under the names of that class: `model`
+        itself, or another where adapters are merged.
+        """
         ...
 
 

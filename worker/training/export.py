@@ -59,17 +59,16 @@ def export(run: Path, out: Path, layout: Layout | None) -> Exported:
     known = isinstance(task, ExportsToHuggingFace)
     if layout == "hf" and not known:
         raise UsageError(
-            f"--to hf: the task {config.task.name!r} has no huggingface_config(); leave --to out"
+            f"--to hf: the task {config.task.name!r} has no to_huggingface(); leave --to out"
         )
     chosen: Layout = layout or ("hf" if known else "safetensors")
     model = anchored_model(saved, config, task)
-    tensors = distinct_tensors(model)
     step = int(saved.values["step"])
     try:
         out.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, out / MODEL, {"format": "pt"})
         if chosen == "hf" and isinstance(task, ExportsToHuggingFace):
-            (out / "config.json").write_text(json.dumps(task.huggingface_config(), indent=1))
+            model = task.to_huggingface(model, out)
+        save_file(distinct_tensors(model), out / MODEL, {"format": "pt"})
         source = {"run": f"{manifest.run:016x}", "step": step, "settings": manifest.sections}
         (out / "murmuration.json").write_text(json.dumps(source, indent=1))
     except (OSError, SafetensorError) as error:

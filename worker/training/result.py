@@ -60,6 +60,7 @@ def build_result(
         "steps": metrics.inner_steps,
         "reason": "finished" if trainer.stopped is None else trainer.stopped.reason,
         "val_loss": val_loss,
+        "loss_unit": getattr(task, "loss_unit", None),
         "sample": sample,
         "train_loss_curve": metrics.curve,
         **metrics.plain(),

@@ -40,6 +40,7 @@ def result_event() -> Callable[..., Event]:
             "wall_s": 10.0,
             "compute_utilization": 0.8,
             "val_loss": 2.0,
+            "loss_unit": "nats per byte",
             "train_loss_curve": [[50, 3.0], [100, 2.5]],
             "sample": None,
             "checkpoint": f"out/{peer}/checkpoints/100",

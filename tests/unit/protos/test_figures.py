@@ -58,6 +58,6 @@ def test_what_is_not_known_is_a_dash() -> None:
 
 
 def test_a_loss_in_other_words() -> None:
-    assert figures.bits_per_byte(math.log(2)) == pytest.approx(1)
+    assert figures.in_bits(math.log(2)) == pytest.approx(1)
     assert figures.perplexity(math.log(7)) == pytest.approx(7)
     assert figures.perplexity(1e4) == math.inf

@@ -248,3 +248,18 @@ def test_the_sparkline_falls() -> None:
     line = sparkline([(i, 5.0 / (i + 1)) for i in range(200)])
     assert (line[0], line[-1], len(line)) == ("█", "▁", 40)
     assert sparkline([(1, 2.0)]) == "▁"
+
+
+@pytest.mark.parametrize(
+    ("unit", "shown"),
+    [
+        (None, "2.0000"),
+        ("mean squared error", "2.0000 mean squared error"),
+        ("nats per token", "2.0000 nats per token (perplexity 7.39)"),
+    ],
+)
+def test_a_loss_is_shown_in_the_tasks_own_unit(result_event, unit, shown) -> None:
+    records = [finished(result_event("w0", loss_unit=unit))]
+    text = printed(build_report(records, settings={}, elapsed_s=1.0))
+    (line,) = [line.strip() for line in text.splitlines() if "validation loss" in line]
+    assert line.removeprefix("validation loss").strip() == shown

@@ -111,7 +111,7 @@ def test_a_factory_may_take_any_option() -> None:
     ("name", "expected"),
     [
         ("llama-byte", "unknown task 'llama-byte'; did you mean 'llama-bytes'?"),
-        ("zzz", "unknown task 'zzz'; choose from llama-bytes"),
+        ("zzz", "unknown task 'zzz'; choose from huggingface, llama-bytes"),
         (":build", "write it as 'package.module:factory'"),
         ("own_task:", "write it as 'package.module:factory'"),
         ("absent_module:build", "no module named 'absent_module': install it, or"),

@@ -1,0 +1,210 @@
+"""The task `huggingface`: a causal language model of transformers, on a text, in full or by LoRA.
+
+    [task]
+    name = "huggingface"
+    model = "path/of/a/checkpoint"     # or { model_type = "llama", hidden_size = 64, ... }
+    text = "stories/*.txt"
+    lora = { r = 8, target_modules = ["q_proj", "v_proj"] }
+
+Nothing is fetched from a hub: the model and its tokenizer are folders on each machine.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from worker.tasks.llama_bytes import window_starts
+from worker.tasks.task import SPLITS, Batch, Cursor, TaskError, TextError
+from worker.tasks.text import STDLIB, load_text
+
+BYTES = "bytes"
+
+
+class HuggingFace:
+    """A model of transformers that guesses each token from those before it.
+
+    Args:
+        seed: of values that are drawn.
+        model: a folder with `config.json` and, unless all values are to be drawn, weights; or the
+            config itself, with `model_type`.
+        tokenizer: a folder; by default the model's, or 'bytes', which makes a token of each byte.
+        text: a file, a folder, a glob, or "stdlib"; it is packed to windows of `context` tokens.
+        context: tokens of a sample; batch_size: samples of a batch.
+        lora: arguments of peft's `LoraConfig`: only the adapters are trained, and travel.
+
+    Raises:
+        TaskError: transformers or peft is missing, or refuses the model or the adapters.
+        TextError: the text is missing, unreadable or too short.
+    """
+
+    loss_unit = "nats per token"
+
+    def __init__(
+        self,
+        *,
+        seed: int,
+        model: str | Mapping[str, Any],
+        tokenizer: str | None = None,
+        text: str = STDLIB,
+        context: int = 128,
+        batch_size: int = 4,
+        lora: Mapping[str, Any] | None = None,
+    ) -> None:
+        if context < 1 or batch_size < 1:
+            raise TaskError("context and batch_size must be at least 1")
+        self._transformers = _library("transformers")
+        self._source, self._seed, self._lora = model, seed, lora
+        self._batch_size, self._context = batch_size, context
+        self._config = self._read_config()
+        self._tokenizer = self._read_tokenizer(tokenizer)
+        if self._tokenizer is None:
+            self.loss_unit = "nats per byte"
+        corpus = load_text(text)
+        self._tokens = {
+            split: self._tokenized(bytes(part))
+            for split, part in zip(SPLITS, (corpus.train, corpus.validation), strict=True)
+        }
+        for split, tokens in self._tokens.items():
+            if tokens.size <= context:
+                raise TextError(
+                    f"text {text!r}: too short: {tokens.size:,} tokens of {split}, but one sample "
+                    f"takes {context + 1:,}: give more text or a smaller context"
+                )
+
+    def model(self) -> nn.Module:
+        """Return a new model (CPU, fp32), from its checkpoint or by the seed."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self._seed)
+            made = self._base()
+            if self._lora is None:
+                return made
+            peft = _library("peft")
+            try:
+                settings = peft.LoraConfig(**{"task_type": "CAUSAL_LM", **self._lora})
+                adapted: nn.Module = peft.get_peft_model(made, settings)
+            except (TypeError, ValueError) as error:
+                raise TaskError(f"lora: {_one_line(error)}") from error
+            return adapted
+
+    def batches(self, split: str, cursor: Cursor) -> Iterator[Batch]:
+        """Yield batches without end: inputs and targets are int64, (batch_size, context)."""
+        if split not in SPLITS:
+            raise ValueError(f"split is 'train' or 'validation', not {split!r}")
+        tokens, window = self._tokens[split], self._context + 1
+        offsets = np.arange(window)
+        while True:
+            starts = window_starts(cursor, self._batch_size, tokens.size - window + 1)
+            windows = torch.from_numpy(tokens[starts[:, None] + offsets].astype(np.int64))
+            cursor = cursor.advance(self._batch_size)
+            yield Batch(windows[:, :-1].contiguous(), windows[:, 1:].contiguous(), cursor)
+
+    def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        """Return the mean cross-entropy of the batch in nats per token: scalar, fp32."""
+        logits = model(input_ids=batch.inputs, use_cache=False).logits
+        return nn.functional.cross_entropy(logits.float().flatten(0, 1), batch.targets.flatten())
+
+    def generate(
+        self, model: nn.Module, prompt: str, n_tokens: int, temperature: float, seed: int
+    ) -> str:
+        """Return the `n_tokens` tokens that the model puts after `prompt`."""
+        tokens = torch.from_numpy(self._tokenized(prompt.encode()).astype(np.int64))[None]
+        device = next(model.parameters()).device
+        with torch.random.fork_rng(devices=[]), torch.inference_mode():
+            torch.manual_seed(seed)
+            for _ in range(n_tokens):
+                seen = tokens[:, -self._context :].to(device)
+                logits = model(input_ids=seen, use_cache=False).logits[0, -1].float().cpu()
+                if temperature > 0:
+                    chosen = torch.multinomial((logits / temperature).softmax(0), 1)
+                else:
+                    chosen = logits.argmax(keepdim=True)
+                tokens = torch.cat([tokens, chosen[None]], dim=1)
+        return self._decoded(tokens[0, -n_tokens:].tolist())
+
+    def to_huggingface(self, model: nn.Module, folder: Path) -> nn.Module:
+        """Write config and tokenizer; return the model whose values are to be stored beside them,
+        adapters merged into it."""
+        if self._lora is not None:
+            model = model.merge_and_unload()  # type: ignore[operator]  # peft's
+        self._config.architectures = [type(model).__name__]
+        self._config.save_pretrained(folder)
+        if self._tokenizer is not None:
+            self._tokenizer.save_pretrained(folder)
+        return model
+
+    def _base(self) -> nn.Module:
+        auto = self._transformers.AutoModelForCausalLM
+        source = self._source
+        if isinstance(source, str) and any(Path(source).glob("*.safetensors")):
+            try:
+                made = auto.from_pretrained(source, dtype=torch.float32, local_files_only=True)
+            except (OSError, ValueError, RuntimeError) as error:
+                raise TaskError(f"model {source!r}: {_one_line(error)}") from error
+        else:
+            made = auto.from_config(self._config, dtype=torch.float32)
+        found: nn.Module = made.train()
+        return found
+
+    def _read_config(self) -> Any:
+        auto, source = self._transformers.AutoConfig, self._source
+        try:
+            if isinstance(source, str):
+                return auto.from_pretrained(source, local_files_only=True)
+            return auto.for_model(**source)
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise TaskError(
+                f"model {source!r}: {_one_line(error)}; name a folder with config.json, or give "
+                'the config as a table with model_type, such as { model_type = "llama" }'
+            ) from error
+
+    def _read_tokenizer(self, named: str | None) -> Any:
+        """None for bytes."""
+        folder = named or (self._source if isinstance(self._source, str) else BYTES)
+        if folder == BYTES:
+            if self._config.vocab_size < 256:
+                raise TaskError(
+                    f"tokenizer 'bytes' has 256 tokens, the model {self._config.vocab_size}: set "
+                    "vocab_size = 256 or name a tokenizer"
+                )
+            return None
+        try:
+            return self._transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        except (OSError, ValueError) as error:
+            raise TaskError(
+                f"tokenizer {folder!r}: {_one_line(error)}; name a folder with a tokenizer, or "
+                "'bytes'"
+            ) from error
+
+    def _tokenized(self, text: bytes) -> npt.NDArray[np.int64]:
+        if self._tokenizer is None:
+            return np.frombuffer(text, np.uint8).astype(np.int64)
+        ids = self._tokenizer(text.decode("utf-8", "replace"), add_special_tokens=False)[
+            "input_ids"
+        ]
+        return np.asarray(ids, np.int64)
+
+    def _decoded(self, tokens: list[int]) -> str:
+        if self._tokenizer is None:
+            return bytes(token for token in tokens if token < 256).decode("utf-8", "replace")
+        return str(self._tokenizer.decode(tokens))
+
+
+def _library(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise TaskError(
+            f"task 'huggingface' needs {error.name}: pip install 'murmuration[hf]'"
+        ) from error
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300]
