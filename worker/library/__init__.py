@@ -2,7 +2,8 @@
 
 swarm.py    Swarm, the context manager
 hooks.py    the model and the optimizer of such a loop, as the outer loop sees them
+site.py     several processes of torchrun as one peer
 share.py    a share of the samples that no other peer has
 hf.py       a callback for transformers.Trainer
-lightning.py  and one for Lightning's
+lightning.py   and one for Lightning's
 """

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from algorithms.fragments import TensorSpec
 from worker.errors import UsageError
+from worker.training.fragment import Accessor
 from worker.training.inbox import IterationOver, StageJob
 from worker.training.model import running_statistics, schema_of, trained_parameters
 from worker.wire import tensor_hash
@@ -40,6 +41,7 @@ class UserReplica:
         named = (*self._trained.items(), *self._statistics.items())
         self._parameters: dict[str, Tensor] = {name: value.detach() for name, value in named}
         self.loss = math.nan
+        self.accessor: Accessor | None = None
         self._check()
 
     @property
@@ -58,7 +60,7 @@ class UserReplica:
         frozen = [p.detach() for p in self.model.parameters() if not p.requires_grad]
         if not frozen:
             return None
-        return tensor_hash(each.to("cpu", torch.float32).flatten() for each in frozen)
+        return tensor_hash(whole(each).to("cpu", torch.float32).flatten() for each in frozen)
 
     @property
     def gradients(self) -> dict[str, Tensor]:
@@ -172,3 +174,16 @@ def _innermost(optimizer: Optimizer) -> Optimizer:
     while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
         optimizer = inner
     return optimizer
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All of a tensor, where ranks hold shards of it; then all ranks must call this at once."""
+    if not is_sharded(tensor):
+        return tensor
+    found: Tensor = tensor.full_tensor()  # type: ignore[attr-defined]  # a DTensor
+    return found
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether it is a DTensor, whose module is slow to import and seldom needed."""
+    return hasattr(tensor, "full_tensor")

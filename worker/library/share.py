@@ -1,6 +1,7 @@
 """A share of the samples for each peer, without talking about it."""
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -8,24 +9,30 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 
 T = TypeVar("T")
 
-Place = Callable[[], tuple[int, int]]
+
+@dataclass(frozen=True)
+class Place:
+    """Where a process stands: the `mine`-th of `peers` by name, and of its site's `ranks`."""
+
+    mine: int
+    peers: int
+    rank: int = 0
+    ranks: int = 1
 
 
-def share(loader: Iterable[T], seed: int, place: Place) -> Iterator[T]:
-    """Batch n is the peer's whose place is n modulo their number, at the time it is drawn.
+def share(loader: Iterable[T], seed: int, place: Callable[[], Place]) -> Iterator[T]:
+    """Batch n is the peer's whose place is n modulo their number, at the time it is drawn. Of a
+    site of several ranks each takes one of so many in a row.
 
     As long as nobody joins or leaves, every batch is drawn by exactly one peer.
 
     Args:
         loader: batches, the same on every peer. Of a `DataLoader` over a data set with indices the
             random order, if it has one, is replaced by one that follows from `seed` and the epoch.
-        place: (this peer's place, number of peers).
+        place: at the time that it is called.
     """
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
-        for number, batch in enumerate(loader):
-            mine, peers = place()
-            if number % peers == mine:
-                yield batch
+        yield from _mine(loader, place)
         return
     epoch = _epochs_begun(loader)
     shared: DataLoader[Any] = DataLoader(
@@ -48,7 +55,7 @@ def _epochs_begun(loader: Any) -> int:
 class _Share(BatchSampler):
     """The batches of indices that are this peer's."""
 
-    def __init__(self, loader: DataLoader[Any], seed: int, place: Place) -> None:
+    def __init__(self, loader: DataLoader[Any], seed: int, place: Callable[[], Place]) -> None:
         self._loader, self._seed, self._place = loader, seed, place
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -59,10 +66,23 @@ class _Share(BatchSampler):
             generator = torch.Generator().manual_seed(self._seed)
             order = torch.randperm(len(loader.dataset), generator=generator).tolist()  # type: ignore[arg-type]
             batches = BatchSampler(order, loader.batch_size or 1, loader.drop_last)
-        for number, batch in enumerate(batches):
-            mine, peers = self._place()
-            if number % peers == mine:
-                yield batch
+        yield from _mine(batches, self._place)
 
     def __len__(self) -> int:
-        return len(self._loader) // self._place()[1]
+        place = self._place()
+        return len(self._loader) // (place.peers * place.ranks)
+
+
+def _mine(items: Iterable[T], place: Callable[[], Place]) -> Iterator[T]:
+    """As many to each rank of a site: what is left over in the end is nobody's."""
+    group: list[T] = []
+    number = 0
+    for item in items:
+        group.append(item)
+        here = place()
+        if len(group) < here.ranks:
+            continue
+        if number % here.peers == here.mine:
+            yield group[here.rank]
+        group.clear()
+        number += 1

@@ -17,16 +17,19 @@ import socket
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
+from math import inf
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from torch import Tensor, nn
+from torch.distributed import get_rank
 from torch.optim import Optimizer
 
 from algorithms.fragment_state import FragmentState
-from algorithms.fragments import partition
+from algorithms.fragments import TensorSpec
 from protos.addresses import is_loopback, split_address
 from protos.manifest import first_difference
 from worker.catchup.bootstrap import fetch_manifest
@@ -34,7 +37,8 @@ from worker.component import NodeConfig
 from worker.config import Config, join_config, load_config
 from worker.errors import ConfigError, ManifestRefused, PeersUnreachable, UsageError
 from worker.library.hooks import UserReplica
-from worker.library.share import share
+from worker.library.share import Place, share
+from worker.library.site import Site, SiteRank, Told, agreed, fragments_of, is_site
 from worker.manifest import Manifest
 from worker.session import AWAIT_OTHERS_S, Session
 from worker.training.inbox import Mailbox, Stop
@@ -47,6 +51,7 @@ T = TypeVar("T")
 OWN_LOOP = "own-loop"  # the task's name in the manifest of such a run
 _NO_END = 1 << 40  # steps of a run that ends when its loops do
 _JOIN_S = 10.0
+_KNOWN_S = 0.5
 
 _LEVELS = dict.fromkeys(("progress", "round", "head_start"), logging.DEBUG)
 _UNTOLD = ("event", "peer", "time_s")
@@ -71,6 +76,10 @@ class Swarm:
     When the block ends, the model holds the anchor: the parameters that the swarm agrees on. An
     exception, Ctrl-C among them, leaves the swarm at once and the parameters as they are.
 
+    The processes of a `torchrun` with a process group are one peer, a site: its rank 0 speaks for
+    it, and parameters may be sharded by FSDP2. On other ranks this is a `SiteRank`, with the same
+    methods; all ranks must enter, step and leave together.
+
     Args:
         model: on any device, in fp32, bf16 or fp16. Only what requires a gradient is exchanged.
         optimizer: any of torch's, over the model's parameters.
@@ -91,6 +100,11 @@ class Swarm:
         ManifestRefused: the run to join trains something else.
         PeersUnreachable: nobody answers at `join`.
     """
+
+    def __new__(cls, model: nn.Module, optimizer: Optimizer, **arguments: Any) -> Self:
+        if is_site() and get_rank() > 0:
+            return SiteRank(model, optimizer, **arguments)  # type: ignore[return-value]
+        return super().__new__(cls)
 
     def __init__(
         self,
@@ -116,14 +130,13 @@ class Swarm:
         given = _settings(preset, inner_steps, steps, settings)
         if (frozen := self._replica.frozen_hash) is not None:
             given[f"task.frozen={json.dumps(frozen)}"] = "the hash of the frozen parameters"
-        theirs = _first_manifest(joins) if joins else None
-        self._config = config = _joined(given, *theirs) if theirs else _started(given)
-        self._manifest = Manifest.of(config, self._replica.schema)
-        if theirs and (different := first_difference(theirs[0].agreed, self._manifest.agreed)):
-            raise ManifestRefused(f"{theirs[1]} trains another model: {different} (there: here)")
-        self._fragments = _fragments(self._replica, config)
-        self._listen, self._wait_s = listen, wait_s
-        coordinated = theirs is not None and theirs[2]
+        schema = self._replica.schema
+        terms = partial(_terms, given, joins, schema)
+        decided: tuple[Config, bool] = agreed(terms) if is_site() else terms()
+        self._config, coordinated = decided
+        self._manifest = Manifest.of(self._config, schema)
+        self._fragments = fragments_of(schema, self._config)
+        self._listen = listen
         self._node = NodeConfig(
             peer=name or f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}",
             advertise=advertise,
@@ -135,18 +148,23 @@ class Swarm:
         self._out = Path(out) if out is not None else None
         self._began_s = time.monotonic()
         self._mailbox = Mailbox()
-        self._loop = TrainingLoop(
-            replica=self._replica,
-            fragments=self._fragments,
-            plan=config.plan,
-            steps=config.run.steps,
-            step=0,
-            mailbox=self._mailbox,
-        )
         self._session: Session | None = None
         self._open, self._inside = ExitStack(), False
-        self._resumed_s = 0.0
-        self._address = ""
+        self._resumed_s, self._address = 0.0, ""
+        self._known: tuple[float, tuple[str, ...]] = (-inf, ())
+        self._site: Site | None = None
+        if is_site():
+            self._site = Site(self._fragments, self._replica.parameters, self._told)
+            self._replica.accessor = self._site
+        with self._speaking():
+            self._loop = TrainingLoop(
+                replica=self._replica,
+                fragments=self._fragments,
+                plan=self._config.plan,
+                steps=self._config.run.steps,
+                step=0,
+                mailbox=self._mailbox,
+            )
 
     # ------------------------------------------------------------------------------- the block
 
@@ -173,11 +191,12 @@ class Swarm:
                 self._events = opening.enter_context(file)
             opening.enter_context(self._replica.hooked(self._before_step, self._after_step))
             opening.callback(self._session.close)
-            self._address = self._session.start()
-            self._loop.begin()
-            self._raise_what_ended()
+            with self._speaking():
+                self._address = self._session.start()
+                self._loop.begin()
+                self._raise_what_ended()
+                self._inside = True
             self._open = opening.pop_all()
-        self._inside = True
         self._resumed_s = time.monotonic()
         return self
 
@@ -188,10 +207,12 @@ class Swarm:
         trace: TracebackType | None,
     ) -> None:
         with self._open:
-            self._inside = False
             if error is None:
-                self._end()
+                with self._speaking():
+                    self._end()
+                    self._inside = False
             else:
+                self._inside = False
                 self._loop.outer.handle(Stop(f"{type(error).__name__} in the training loop"))
 
     def _end(self) -> None:
@@ -225,9 +246,10 @@ class Swarm:
             if self._loop.step >= self._config.run.steps:
                 log.warning("the run is over at step %d: this step is nobody's", self._loop.step)
             return
-        self._loop.end_step()
+        with self._speaking():
+            self._loop.end_step()
+            self._raise_what_ended()
         self._resumed_s = time.monotonic()
-        self._raise_what_ended()
 
     def _raise_what_ended(self) -> None:
         stopped = self._loop.stopped
@@ -298,14 +320,16 @@ class Swarm:
     @contextmanager
     def anchor(self) -> Iterator[nn.Module]:
         """The model with the anchor's values, for evaluation; the local ones come back after it."""
-        locals_ = [each.local for each in self._loop.fragments]
-        for each in self._loop.fragments:
-            each.write(each.state.anchor)
+        with self._speaking():
+            locals_ = [each.local for each in self._loop.fragments]
+            for each in self._loop.fragments:
+                each.write(each.state.anchor)
         try:
             yield self._replica.model
         finally:
-            for each, local in zip(self._loop.fragments, locals_, strict=True):
-                each.write(local)
+            with self._speaking():
+                for each, local in zip(self._loop.fragments, locals_, strict=True):
+                    each.write(local)
 
     def state_dict(self) -> dict[str, Any]:
         """The outer state, to be saved beside the model's and the optimizer's own.
@@ -354,10 +378,22 @@ class Swarm:
 
     # ------------------------------------------------------------------------------- inside
 
-    def _place(self) -> tuple[int, int]:
-        """(this peer's place among the live ones by name, how many they are)."""
-        peers = self.peers
-        return peers.index(self.name), len(peers)
+    def _place(self) -> Place:
+        peers, site = self._told().peers, self._site
+        rank, ranks = (site.rank, site.size) if site is not None else (0, 1)
+        return Place(peers.index(self.name), len(peers), rank, ranks)
+
+    def _told(self) -> Told:
+        """What a site's other ranks are told; who is there as of half a second ago, at most."""
+        at_s, peers = self._known
+        if not self._inside or time.monotonic() > at_s + _KNOWN_S:
+            peers = self.peers
+            self._known = (time.monotonic(), peers)
+        return Told(self.step, self.done, self.name, peers)
+
+    def _speaking(self) -> AbstractContextManager[None]:
+        """Around all that reads or writes parameters: on a site the other ranks take part."""
+        return self._site.speaking() if self._site is not None else nullcontext()
 
     def _log(self, event: dict[str, object]) -> None:
         """Any thread."""
@@ -408,6 +444,26 @@ def _settings(
     return found | {f"{k}={json.dumps(v)}": f"settings[{k!r}]" for k, v in (more or {}).items()}
 
 
+def _terms(
+    given: Mapping[str, str], joins: Sequence[str], schema: Sequence[TensorSpec]
+) -> tuple[Config, bool]:
+    """(the run's config, whether a coordinator gave it). Raises as `Swarm`."""
+    if not joins:
+        config, coordinated = _started(given), False
+    else:
+        manifest, where, coordinated = _first_manifest(joins)
+        config = _joined(given, manifest, where)
+        own = Manifest.of(config, schema)
+        if different := first_difference(manifest.agreed, own.agreed):
+            raise ManifestRefused(f"{where} trains another model: {different} (there: here)")
+    if is_site() and config.plan.payload == "gradient":
+        raise UsageError(
+            "preset ddp averages gradients at every step, which a site of several processes does "
+            "by itself; use diloco or streaming between sites"
+        )
+    return config, coordinated
+
+
 def _started(given: Mapping[str, str]) -> Config:
     task = f'task.name="{OWN_LOOP}"'
     ends = () if any(each.startswith("run.steps=") for each in given) else (f"run.steps={_NO_END}",)
@@ -431,7 +487,7 @@ def _first_manifest(joins: Sequence[str]) -> tuple[Manifest, str, bool]:
     raise problem
 
 
-def _joined(given: Mapping[str, str], manifest: Manifest, where: str, _coordinated: bool) -> Config:
+def _joined(given: Mapping[str, str], manifest: Manifest, where: str) -> Config:
     task = manifest.sections.get("task")
     name = task.get("name") if isinstance(task, Mapping) else None
     if name != OWN_LOOP:
@@ -447,15 +503,6 @@ def _joined(given: Mapping[str, str], manifest: Manifest, where: str, _coordinat
             "freeze the same part of it"
         )
     return join_config(manifest.sections, None, list(given), where)
-
-
-def _fragments(replica: UserReplica, config: Config) -> tuple[Any, ...]:
-    try:
-        fragments = partition(replica.schema, config.plan.fragments, config.plan.pattern)
-        config.plan.schedule(fragments=len(fragments), steps=config.run.steps)
-    except ValueError as error:
-        raise ConfigError(f"{config.source.name}: [diloco] {error}") from error
-    return fragments
 
 
 def _check_addresses(

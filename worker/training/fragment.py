@@ -4,6 +4,7 @@ train thread only.
 """
 
 from collections.abc import Mapping
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -17,14 +18,23 @@ from worker.wire import state_hash
 _VARIANCE = "running_var"  # of torch's normalisations
 
 
-def initial_state(
-    plan: Plan, fragment: Fragment, parameters: Mapping[str, Tensor]
-) -> FragmentState:
+def initial_state(plan: Plan, anchor: Tensor) -> FragmentState:
     """Version 0: the initial parameters, and a momentum of zeros where the plan has one."""
-    anchor = fragment.flatten(parameters)
     outer = plan.exchange != "none" and plan.payload == "pseudo_gradient"
     momentum = torch.zeros_like(anchor) if outer else torch.empty(0)
     return FragmentState(0, 0, (), anchor, momentum, state_hash(anchor, momentum, ()))
+
+
+class Accessor(Protocol):
+    """How the local parameters are read and written, where that takes other processes."""
+
+    def read(self, fragment: Fragment) -> Tensor:
+        """A fragment's local values, fresh: 1-D fp32 on the CPU."""
+        ...
+
+    def write(self, fragment: Fragment, values: Tensor) -> None:
+        """Makes these (1-D) the local values."""
+        ...
 
 
 class FragmentReplica(FragmentOptimizer):
@@ -33,12 +43,19 @@ class FragmentReplica(FragmentOptimizer):
     Args:
         fragment, plan: what is exchanged, and how.
         parameters: the local ones by name, detached; at first the anchor too.
+        accessor: reads and writes them; None where they are all here.
     """
 
-    def __init__(self, fragment: Fragment, plan: Plan, parameters: Mapping[str, Tensor]) -> None:
-        state = initial_state(plan, fragment, parameters)
-        super().__init__(plan, state, state_hash, fragment.averaged)
-        self.fragment = fragment
+    def __init__(
+        self,
+        fragment: Fragment,
+        plan: Plan,
+        parameters: Mapping[str, Tensor],
+        accessor: Accessor | None = None,
+    ) -> None:
+        anchor = accessor.read(fragment) if accessor else fragment.flatten(parameters)
+        super().__init__(plan, initial_state(plan, anchor), state_hash, fragment.averaged)
+        self.fragment, self._accessor = fragment, accessor
         self.arrived: RoundDone | RoundFailed | None = None
         self._parameters = parameters
         self._prefetched: PrefetchedAnchor | None = None
@@ -46,10 +63,15 @@ class FragmentReplica(FragmentOptimizer):
     @property
     def local(self) -> Tensor:
         """A copy of the local parameters, 1-D."""
+        if self._accessor is not None:
+            return self._accessor.read(self.fragment)
         return self.fragment.flatten(self._parameters)
 
     def write(self, values: Tensor) -> None:
         """Makes these (1-D) the local parameters."""
+        if self._accessor is not None:
+            self._accessor.write(self.fragment, values)
+            return
         for name, value in self.fragment.views(values).items():
             self._parameters[name].copy_(value)
             if name.endswith(_VARIANCE):  # few bits may have put it below 0

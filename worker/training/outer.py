@@ -114,7 +114,9 @@ class OuterLoop:
         self.step, self.moved = step, False
         self.stopped: Stop | None = None
         self.moves_to: StageMove | None = None
-        self.fragments = [FragmentReplica(each, plan, replica.parameters) for each in fragments]
+        self.fragments = [
+            FragmentReplica(each, plan, replica.parameters, replica.accessor) for each in fragments
+        ]
         self.metrics, self.pace = Metrics(), Pace(plan.inner_steps, unequal=plan.dylu)
         self.reporter = Reporter(mailbox, replica, self.fragments, self.pace, steps, clock)
         self._replica, self._plan, self._steps = replica, plan, steps

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from worker.tasks import Cursor, SchedulesItself, Task, next_batch
 from worker.training.config import InnerConfig
 from worker.training.device import device_of, moved
+from worker.training.fragment import Accessor
 from worker.training.inbox import IterationOver, StageJob
 from worker.training.model import running_statistics, trained_parameters
 from worker.training.optimizers import inner_optimizers
@@ -29,6 +30,7 @@ class Replica(Protocol):
     """What the outer loop asks of a model that is trained. train thread only."""
 
     loss: float  # of the last step; NaN where there is none
+    accessor: Accessor | None  # of parameters that other processes hold in part
 
     @property
     def parameters(self) -> Mapping[str, Tensor]:
@@ -53,6 +55,8 @@ class InnerReplica:
         optimizers: of its parameters, each of which is in one of them.
         lr_factor: of the learning rates.
     """
+
+    accessor: Accessor | None = None
 
     def __init__(
         self, task: Task, model: nn.Module, config: InnerConfig, cursor: Cursor, steps: int

@@ -13,10 +13,10 @@ from worker.tasks import Cursor, load_task
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def block(page: str, language: str) -> str:
-    found = re.search(rf"```{language}\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
-    assert found is not None
-    return found.group(1)
+def block(page: str, language: str, of: str = "") -> str:
+    """The first piece of code in that language, or the first that holds `of`."""
+    found = re.findall(rf"```{language}\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    return next(text for text in found if of in text)
 
 
 def test_the_toml_example_is_the_defaults() -> None:
@@ -28,7 +28,7 @@ def test_the_toml_example_is_the_defaults() -> None:
 
 
 def test_the_task_example_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "documented_task.py").write_text(block("README.md", "python"))
+    (tmp_path / "documented_task.py").write_text(block("README.md", "python", of="class Parity"))
     monkeypatch.syspath_prepend(str(tmp_path))
     task = load_task("documented_task:Parity", seed=1, options={})
     model = task.model()

@@ -1,0 +1,268 @@
+"""Several processes of `torchrun` as one peer: DDP, FSDP2, or any DTensor parameters.
+
+Rank 0 speaks for the site. Where the others would use the network, they follow: they do what rank
+0 says until it says go on. A fragment at a time is gathered, and written to all.
+
+    rank 0                      the others
+      with speaking():            follow()
+        read(fragment)      ──►     gather their shards
+        write(fragment)     ──►     take theirs of the values
+      at the end: go on     ──►     return, with what rank 0 tells of the swarm
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, Self, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from algorithms.fragments import Fragment, TensorSpec, partition
+from worker.config import Config
+from worker.errors import ConfigError, MurmurError
+from worker.library.hooks import UserReplica, is_sharded, whole
+from worker.library.share import Place, share
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class _Read:
+    index: int
+
+
+@dataclass(frozen=True)
+class _Write:
+    index: int
+
+
+@dataclass(frozen=True)
+class Told:
+    """What rank 0 knows of the swarm, and the others are told of it."""
+
+    step: int
+    done: bool
+    name: str
+    peers: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _GoOn:
+    told: Told
+
+
+@dataclass(frozen=True)
+class _Failed:
+    error: BaseException
+
+
+_Word = _Read | _Write | _GoOn | _Failed
+
+
+class Site:
+    """One rank of a site. train thread only; created by all ranks at once.
+
+    Args:
+        fragments: what is exchanged.
+        parameters: the local ones by name, detached; DTensor or plain, and then alike on all ranks.
+        tell: rank 0: what the others are told when they may go on.
+    """
+
+    def __init__(
+        self,
+        fragments: Sequence[Fragment],
+        parameters: Mapping[str, Tensor],
+        tell: Callable[[], Told] | None = None,
+    ) -> None:
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self._group = dist.new_group(backend="gloo")
+        self._fragments, self._parameters, self._tell = fragments, parameters, tell
+
+    @contextmanager
+    def speaking(self) -> Iterator[None]:
+        """Rank 0: the others follow meanwhile, and fail where this fails."""
+        try:
+            yield
+        except BaseException as error:
+            known = isinstance(error, MurmurError)
+            self._say(_Failed(error if known else RuntimeError(f"rank 0: {error!r}")))
+            raise
+        assert self._tell is not None, "rank 0 has something to tell"
+        self._say(_GoOn(self._tell()))
+
+    def follow(self) -> Told:
+        """Other ranks: does what rank 0 says; returns what it tells in the end."""
+        while True:
+            match self._heard():
+                case _Read(index):
+                    self._gathered(self._fragments[index])
+                case _Write(index):
+                    fragment = self._fragments[index]
+                    self._take(fragment, torch.empty(fragment.elements))
+                case _GoOn(told):
+                    return told
+                case _Failed(error):
+                    raise error
+
+    def read(self, fragment: Fragment) -> Tensor:
+        """Rank 0: the fragment's local values, fresh: 1-D fp32 on the CPU."""
+        if self._is_sharded(fragment):
+            self._say(_Read(fragment.index))
+        return fragment.flatten(self._gathered(fragment))
+
+    def write(self, fragment: Fragment, values: Tensor) -> None:
+        """Rank 0: makes these (1-D) the local values of all ranks."""
+        self._say(_Write(fragment.index))
+        self._take(fragment, values.contiguous())
+
+    def _is_sharded(self, fragment: Fragment) -> bool:
+        return any(is_sharded(self._parameters[s.name]) for s in fragment.specs)
+
+    def _gathered(self, fragment: Fragment) -> dict[str, Tensor]:
+        return {spec.name: whole(self._parameters[spec.name]) for spec in fragment.specs}
+
+    def _take(self, fragment: Fragment, values: Tensor) -> None:
+        dist.broadcast(values, src=0, group=self._group)
+        for name, value in fragment.views(values).items():
+            parameter = self._parameters[name]
+            parameter.copy_(_sharded_as(value, parameter) if is_sharded(parameter) else value)
+
+    def _say(self, word: _Word) -> None:
+        dist.broadcast_object_list([word], src=0, group=self._group)
+
+    def _heard(self) -> _Word:
+        words: list[Any] = [None]
+        dist.broadcast_object_list(words, src=0, group=self._group)
+        found: _Word = words[0]
+        return found
+
+
+class SiteRank:
+    """What `murmuration.Swarm` is on the ranks of a site but the first, with the same methods.
+
+    Takes its arguments; those of rank 0 count.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, **_arguments: Any) -> None:
+        self._replica = UserReplica(model, optimizer)
+        _ = self._replica.frozen_hash  # all ranks gather what it is of
+        config: Config = agreed(None)[0]
+        fragments = fragments_of(self._replica.schema, config)
+        self._seed = config.run.seed
+        self._site = Site(fragments, self._replica.parameters)
+        self._open = ExitStack()
+        self._told = self._site.follow()
+
+    def __enter__(self) -> Self:
+        """Waits until rank 0 is in the swarm."""
+        with ExitStack() as opening:
+            opening.enter_context(self._replica.hooked(self._before_step, self._after_step))
+            self._told = self._site.follow()
+            self._open = opening.pop_all()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        with self._open:
+            if kind is None:
+                self._told = self._site.follow()
+
+    def _before_step(self) -> None:
+        if not self._told.done:
+            self._replica.check_unchanged()
+
+    def _after_step(self) -> None:
+        if not self._told.done:
+            self._told = self._site.follow()
+
+    @property
+    def name(self) -> str:
+        """The site's."""
+        return self._told.name
+
+    @property
+    def step(self) -> int:
+        """Position in the run's schedule."""
+        return self._told.step
+
+    @property
+    def done(self) -> bool:
+        """Whether the run's last step is taken."""
+        return self._told.done
+
+    @property
+    def peers(self) -> tuple[str, ...]:
+        """The live peers by name, after the last step."""
+        return self._told.peers
+
+    @property
+    def is_first(self) -> bool:
+        """Never: rank 0 of a site may be."""
+        return False
+
+    @property
+    def metrics(self) -> dict[str, object]:
+        """The step; rank 0 has the rest."""
+        return {"step": self.step}
+
+    def report(self, loss: float | Tensor) -> None:
+        """Rank 0's loss is told."""
+
+    def shard(self, loader: Iterable[T]) -> Iterator[T]:
+        """As `Swarm.shard`: batches that no other rank has either."""
+        for batch in share(loader, self._seed, self._place):
+            if self.done:
+                return
+            yield batch
+
+    @contextmanager
+    def anchor(self) -> Iterator[nn.Module]:
+        """As `Swarm.anchor`; all ranks at once."""
+        self._site.follow()
+        try:
+            yield self._replica.model
+        finally:
+            self._site.follow()
+
+    def _place(self) -> Place:
+        peers = self._told.peers
+        return Place(peers.index(self.name), len(peers), self._site.rank, self._site.size)
+
+
+def agreed(decide: Callable[[], Any] | None) -> Any:
+    """What rank 0 decides, on all ranks. Raises what that raises."""
+    words: list[Any] = [None, None]
+    if decide is not None:
+        try:
+            words[0] = decide()
+        except MurmurError as error:
+            words[1] = error
+    dist.broadcast_object_list(words, src=0)
+    if words[1] is not None:
+        raise words[1]
+    return words[0]
+
+
+def fragments_of(schema: Sequence[TensorSpec], config: Config) -> tuple[Fragment, ...]:
+    """As the plan has them. Raises ConfigError: fewer layers, or a period too short for them."""
+    try:
+        fragments = partition(schema, config.plan.fragments, config.plan.pattern)
+        config.plan.schedule(fragments=len(fragments), steps=config.run.steps)
+    except ValueError as error:
+        raise ConfigError(f"{config.source.name}: [diloco] {error}") from error
+    return fragments
+
+
+def is_site() -> bool:
+    """Whether this process is one of several of `torchrun`, with a process group."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def _sharded_as(value: Tensor, parameter: Any) -> Tensor:
+    from torch.distributed.tensor import distribute_tensor
+
+    mesh, placements = parameter.device_mesh, parameter.placements
+    there = value.to(parameter.device)
+    return distribute_tensor(there, mesh, placements, src_data_rank=None)
