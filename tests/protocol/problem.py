@@ -80,6 +80,8 @@ class Synthetic:
     all its gradients are 0.
     """
 
+    accessor = None  # its parameters are all here
+
     def __init__(
         self, problem: Problem, peer: str, computes: Callable[[float], None] = lambda _: None
     ) -> None:
