@@ -27,10 +27,12 @@ from worker.errors import (
     UsageError,
 )
 from worker.library.swarm import Swarm, add_arguments
+from worker.training.optimizers import Muon
 
 __all__ = [
     "ConfigError",
     "ManifestRefused",
+    "Muon",
     "MurmurError",
     "PeersUnreachable",
     "Swarm",

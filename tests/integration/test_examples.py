@@ -1,8 +1,11 @@
-"""The examples in docs/examples, as people type them: two processes each."""
+"""The examples in docs/examples, as people type them: two or three processes each."""
 
+import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,34 +16,36 @@ from tests.support.workers import PATIENCE_S, free_addresses
 EXAMPLES = Path(murmuration.__file__).parent / "docs/examples"
 
 
-def run_pair(script: str, *options: str, second: tuple[str, ...] | None = None) -> list[str]:
-    """What the first peer and one that joins it print, and the code 1 of one that is refused."""
+def run_peers(script: str, *options: str, peers: int = 2) -> list[str]:
+    """What a first peer and those that join it print."""
     (address,) = free_addresses(1)
-    ends = [
-        (*options, "--name", "w0", "--listen", address, "--min-peers", "2"),
-        (*(options if second is None else second), "--name", "w1", "--join", address),
-    ]
-    peers = [
+    first = (*options, "--name", "w0", "--listen", address, "--min-peers", str(peers))
+    joining = [(*options, "--name", f"w{i}", "--join", address) for i in range(1, peers)]
+    with started(script, first, *joining) as processes:
+        printed = [process.communicate(timeout=PATIENCE_S)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0] * peers, printed
+    return printed
+
+
+@contextmanager
+def started(script: str, *each: tuple[str, ...]) -> Iterator[list[subprocess.Popen[str]]]:
+    """A process of the example for each of these options."""
+    processes = [
         subprocess.Popen(
-            [sys.executable, "-W", "ignore", str(EXAMPLES / script), *each],
+            [sys.executable, "-W", "ignore", str(EXAMPLES / script), *options],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},  # three peers share the cores
         )
-        for each in ends
+        for options in each
     ]
     try:
-        if second is not None:
-            refused, _ = peers[1].communicate(timeout=PATIENCE_S)
-            assert peers[1].returncode == 1, refused
-            return [refused]
-        printed = [peer.communicate(timeout=PATIENCE_S)[0] for peer in peers]
-        assert [peer.returncode for peer in peers] == [0, 0], printed
-        return printed
+        yield processes
     finally:
-        for peer in peers:
-            peer.kill()
-            peer.communicate()
+        for process in processes:
+            process.kill()
+            process.communicate()
 
 
 @pytest.mark.parametrize(
@@ -54,16 +59,27 @@ def run_pair(script: str, *options: str, second: tuple[str, ...] | None = None) 
     ids=["own loop", "transformers", "lora", "lightning"],
 )
 def test_two_peers_end_with_one_model(script: str, options: tuple[str, ...]) -> None:
-    printed = run_pair(script, *options)
+    printed = run_peers(script, *options)
     weights = [re.findall(r"weights (\S+)", text) for text in printed]
     assert weights[0] == weights[1] != []
     losses = [re.findall(r"^loss ([\d.]+)", text, re.MULTILINE) for text in printed]
     assert losses[0] != losses[1] or script == "lightning_module.py"  # samples of its own
 
 
+def test_three_peers_train_a_gpt_with_two_optimizers() -> None:
+    printed = run_peers("gpt.py", "--steps", "40", peers=3)
+    ends = [re.findall(r"^loss ([\d.]+), weights (\S+)", text, re.MULTILINE) for text in printed]
+    assert ends[0] == ends[1] == ends[2] != []
+    assert float(ends[0][0][0]) < 5.0  # of 5.5 before the first step
+
+
 def test_adapters_over_other_frozen_weights_are_refused() -> None:
-    lora = ("--steps", "20", "--lora")
-    (refused,) = run_pair("transformers_trainer.py", *lora, second=("--steps", "20"))
+    (address,) = free_addresses(1)
+    first = ("--steps", "20", "--lora", "--name", "w0", "--listen", address, "--min-peers", "2")
+    joiner = ("--steps", "20", "--name", "w1", "--join", address)
+    with started("transformers_trainer.py", first, joiner) as processes:
+        refused, _ = processes[1].communicate(timeout=PATIENCE_S)
+    assert processes[1].returncode == 1
     assert "has other frozen parameters than this model" in refused
 
 

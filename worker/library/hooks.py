@@ -1,7 +1,7 @@
 """A model and an optimizer of the user's, as the outer loop sees them."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 from weakref import WeakSet
@@ -25,7 +25,8 @@ class UserReplica:
 
     Args:
         model: its parameters may be on any device, and of any floating type.
-        optimizer: over all or some of the model's parameters, and over no others.
+        optimizers: over all or some of the model's parameters, and over no others; their steps
+            follow one another in this order.
 
     Attributes:
         loss: of the last step, as the user reported it; NaN before.
@@ -34,8 +35,9 @@ class UserReplica:
         UsageError: nothing to train, or an optimizer of something else.
     """
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
-        self.model, self.optimizer = model, _innermost(optimizer)
+    def __init__(self, model: nn.Module, optimizers: Optimizer | Sequence[Optimizer]) -> None:
+        given = [optimizers] if isinstance(optimizers, Optimizer) else list(optimizers)
+        self.model, self.optimizers = model, [_innermost(each) for each in given]
         self._trained = trained_parameters(model)
         self._statistics = running_statistics(model)
         named = (*self._trained.items(), *self._statistics.items())
@@ -95,11 +97,12 @@ class UserReplica:
 
     def reset_moments(self) -> None:
         """Forgets what the optimizer knows, after it has led astray."""
-        self.optimizer.state.clear()
+        for optimizer in self.optimizers:
+            optimizer.state.clear()
 
     @contextmanager
     def hooked(self, before: Callable[[], None], after: Callable[[], None]) -> Iterator[None]:
-        """Calls these around every step of the optimizer.
+        """Calls these around every step of the optimizer, or of all of them together.
 
         Raises:
             UsageError: the model is in a swarm already.
@@ -116,8 +119,8 @@ class UserReplica:
             after()
 
         handles = [
-            self.optimizer.register_step_pre_hook(before_step),
-            self.optimizer.register_step_post_hook(after_step),
+            self.optimizers[0].register_step_pre_hook(before_step),
+            self.optimizers[-1].register_step_post_hook(after_step),
         ]
         _in_a_swarm.add(self.model)
         try:
@@ -148,8 +151,10 @@ class UserReplica:
                 f"model {name}: every parameter is frozen; let what is to be trained require a "
                 "gradient"
             )
+        if not self.optimizers:
+            raise UsageError("no optimizer was given: the swarm follows the steps of one or more")
         own = {id(parameter) for parameter in self.model.parameters()}
-        groups = self.optimizer.param_groups
+        groups = [group for each in self.optimizers for group in each.param_groups]
         foreign = sum(id(p) not in own for group in groups for p in group["params"])
         if foreign:
             raise UsageError(

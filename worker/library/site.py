@@ -146,7 +146,9 @@ class SiteRank:
     Takes its arguments; those of rank 0 count.
     """
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, **_arguments: Any) -> None:
+    def __init__(
+        self, model: nn.Module, optimizer: Optimizer | Sequence[Optimizer], **_arguments: Any
+    ) -> None:
         self._replica = UserReplica(model, optimizer)
         _ = self._replica.frozen_hash  # all ranks gather what it is of
         config: Config = agreed(None)[0]
@@ -207,8 +209,20 @@ class SiteRank:
         """The step; rank 0 has the rest."""
         return {"step": self.step}
 
+    @property
+    def address(self) -> str:
+        """Rank 0 serves."""
+        return ""
+
     def report(self, loss: float | Tensor) -> None:
         """Rank 0's loss is told."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Empty: rank 0 has the outer state."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Rank 0 loads it."""
 
     def shard(self, loader: Iterable[T]) -> Iterator[T]:
         """As `Swarm.shard`: batches that no other rank has either."""

@@ -16,8 +16,9 @@ import logging
 import socket
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -36,11 +37,13 @@ from worker.catchup.bootstrap import fetch_manifest
 from worker.component import NodeConfig
 from worker.config import Config, join_config, load_config
 from worker.errors import ConfigError, ManifestRefused, PeersUnreachable, UsageError
+from worker.folder import EventLog
 from worker.library.hooks import UserReplica
 from worker.library.share import Place, share
 from worker.library.site import Site, SiteRank, Told, agreed, fragments_of, is_site
 from worker.manifest import Manifest
 from worker.session import AWAIT_OTHERS_S, Session
+from worker.tasks import OWN_LOOP
 from worker.training.inbox import Mailbox, Stop
 from worker.training.loop import TrainingLoop
 from worker.transport.grpc import GrpcTransport
@@ -48,9 +51,9 @@ from worker.wire import state_hash
 
 T = TypeVar("T")
 
-OWN_LOOP = "own-loop"  # the task's name in the manifest of such a run
 _NO_END = 1 << 40  # steps of a run that ends when its loops do
 _JOIN_S = 10.0
+_WAIT_S = 120.0
 _KNOWN_S = 0.5
 
 _LEVELS = dict.fromkeys(("progress", "round", "head_start"), logging.DEBUG)
@@ -82,14 +85,16 @@ class Swarm:
 
     Args:
         model: on any device, in fp32, bf16 or fp16. Only what requires a gradient is exchanged.
-        optimizer: any of torch's, over the model's parameters.
+        optimizer: any of torch's, over the model's parameters; or several, whose steps follow one
+            another in this order.
         join: `HOST:PORT` of any peer of a run, or several to try; nothing starts a run.
         preset, inner_steps, steps: of the run that this peer starts: what is exchanged and how, H,
             and the optimizer steps until its end; None takes the preset's own, and no end. A peer
             that joins gets them from there, and need not name them.
         listen, advertise: `HOST:PORT` to serve, and that others reach this peer at.
         name: of this peer, different for each; by default the host's and a random mark.
-        min_peers: the run starts when so many are here; `wait_s`: how long to wait for them (s).
+        min_peers: the run starts when so many are here; one that joins leaves that to the others.
+        wait_s: how long to wait for them (s); by default two minutes, or as long as the others do.
         settings: more of the run's TOML, such as `{"diloco.codec": "e3m0"}`.
         out: a folder for `events.jsonl`; None writes nothing.
         insecure: serve other machines, unencrypted.
@@ -101,7 +106,9 @@ class Swarm:
         PeersUnreachable: nobody answers at `join`.
     """
 
-    def __new__(cls, model: nn.Module, optimizer: Optimizer, **arguments: Any) -> Self:
+    def __new__(
+        cls, model: nn.Module, optimizer: Optimizer | Sequence[Optimizer], **arguments: Any
+    ) -> Self:
         if is_site() and get_rank() > 0:
             return SiteRank(model, optimizer, **arguments)  # type: ignore[return-value]
         return super().__new__(cls)
@@ -109,7 +116,7 @@ class Swarm:
     def __init__(
         self,
         model: nn.Module,
-        optimizer: Optimizer,
+        optimizer: Optimizer | Sequence[Optimizer],
         *,
         join: str | Sequence[str] = (),
         preset: str | None = None,
@@ -119,19 +126,19 @@ class Swarm:
         advertise: str | None = None,
         name: str | None = None,
         min_peers: int | None = None,
-        wait_s: float = 120.0,
+        wait_s: float | None = None,
         settings: Mapping[str, object] | None = None,
         out: str | Path | None = None,
         insecure: bool = False,
     ) -> None:
         joins = (join,) if isinstance(join, str) else tuple(join)
-        _check_addresses(listen, advertise, joins, insecure=insecure)
         self._replica = UserReplica(model, optimizer)
         given = _settings(preset, inner_steps, steps, settings)
         if (frozen := self._replica.frozen_hash) is not None:
             given[f"task.frozen={json.dumps(frozen)}"] = "the hash of the frozen parameters"
         schema = self._replica.schema
-        terms = partial(_terms, given, joins, schema)
+        addresses = Addresses(listen, advertise, joins, insecure)
+        terms = partial(_terms, given, addresses, schema)
         decided: tuple[Config, bool] = agreed(terms) if is_site() else terms()
         self._config, coordinated = decided
         self._manifest = Manifest.of(self._config, schema)
@@ -143,10 +150,10 @@ class Swarm:
             joins=() if coordinated else joins,
             coordinator=joins[0] if coordinated else None,
             min_peers=min_peers if min_peers is not None else (None if joins else 1),
-            wait_s=wait_s,
+            wait_s=wait_s if wait_s is not None else (inf if joins else _WAIT_S),
         )
         self._out = Path(out) if out is not None else None
-        self._began_s = time.monotonic()
+        self._log: Callable[[dict[str, object]], None] = self._told_logger
         self._mailbox = Mailbox()
         self._session: Session | None = None
         self._open, self._inside = ExitStack(), False
@@ -175,6 +182,9 @@ class Swarm:
             AddressInUse: `listen` is taken.
             PeersUnreachable: too few came in time.
         """
+        events = None
+        if self._out is not None:
+            self._log = events = EventLog(self._out, self._told_logger, self._name_event)
         self._session = Session(
             self._config,
             self._node,
@@ -185,10 +195,8 @@ class Swarm:
             log=self._log,
         )
         with ExitStack() as opening:
-            if self._out is not None:
-                self._out.mkdir(parents=True, exist_ok=True)
-                file = (self._out / "events.jsonl").open("a", buffering=1)
-                self._events = opening.enter_context(file)
+            if events is not None:
+                opening.callback(events.close)
             opening.enter_context(self._replica.hooked(self._before_step, self._after_step))
             opening.callback(self._session.close)
             with self._speaking():
@@ -395,17 +403,39 @@ class Swarm:
         """Around all that reads or writes parameters: on a site the other ranks take part."""
         return self._site.speaking() if self._site is not None else nullcontext()
 
-    def _log(self, event: dict[str, object]) -> None:
-        """Any thread."""
-        event.setdefault("time_s", round(time.monotonic() - self._began_s, 3))
+    def _name_event(self, event: dict[str, object]) -> None:
         event.setdefault("peer", self.name)
-        if self._out is not None and not self._events.closed:
-            self._events.write(json.dumps(event) + "\n")
+
+    def _told_logger(self, event: dict[str, object]) -> None:
+        """Any thread."""
         kind = str(event["event"])
         level = logging.WARNING if kind == "warning" else _LEVELS.get(kind, logging.INFO)
         if log.isEnabledFor(level):
             values = {key: value for key, value in event.items() if key not in _UNTOLD}
             log.log(level, "%s", " ".join([kind, *(f"{k}={v}" for k, v in values.items())]))
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """Of a peer, and those to join at: `HOST:PORT` each."""
+
+    listen: str
+    advertise: str | None
+    joins: tuple[str, ...]
+    insecure: bool
+
+    def check(self) -> None:
+        """Raises UsageError for what is no HOST:PORT, ConfigError for a public one unasked."""
+        given = filter(None, (self.advertise, *self.joins))
+        try:
+            host, *_ = [split_address(each)[0] for each in (self.listen, *given)]
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+        if not self.insecure and not is_loopback(host):
+            raise ConfigError(
+                f"listen={self.listen!r}: reachable from other machines, and this version does not "
+                "encrypt; say insecure=True to accept that, or listen on 127.0.0.1"
+            )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -445,13 +475,14 @@ def _settings(
 
 
 def _terms(
-    given: Mapping[str, str], joins: Sequence[str], schema: Sequence[TensorSpec]
+    given: Mapping[str, str], addresses: Addresses, schema: Sequence[TensorSpec]
 ) -> tuple[Config, bool]:
     """(the run's config, whether a coordinator gave it). Raises as `Swarm`."""
-    if not joins:
+    addresses.check()
+    if not addresses.joins:
         config, coordinated = _started(given), False
     else:
-        manifest, where, coordinated = _first_manifest(joins)
+        manifest, where, coordinated = _first_manifest(addresses.joins)
         config = _joined(given, manifest, where)
         own = Manifest.of(config, schema)
         if different := first_difference(manifest.agreed, own.agreed):
@@ -503,17 +534,3 @@ def _joined(given: Mapping[str, str], manifest: Manifest, where: str) -> Config:
             "freeze the same part of it"
         )
     return join_config(manifest.sections, None, list(given), where)
-
-
-def _check_addresses(
-    listen: str, advertise: str | None, joins: Sequence[str], *, insecure: bool
-) -> None:
-    try:
-        host, *_ = [split_address(a)[0] for a in (listen, *filter(None, (advertise,)), *joins)]
-    except ValueError as error:
-        raise UsageError(str(error)) from error
-    if not insecure and not is_loopback(host):
-        raise ConfigError(
-            f"listen={listen!r}: reachable from other machines, and this version does not encrypt; "
-            "say insecure=True to accept that, or listen on 127.0.0.1"
-        )

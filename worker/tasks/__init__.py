@@ -9,7 +9,7 @@ llama_bytes.py  the default task: that decoder on the bytes of a text
 huggingface.py  the task for a model of transformers, in full or by LoRA
 """
 
-from worker.tasks.loading import BUILT_IN, import_factory, load_task, task_factory
+from worker.tasks.loading import BUILT_IN, OWN_LOOP, import_factory, load_task, task_factory
 from worker.tasks.task import (
     SPLITS,
     Batch,
@@ -29,6 +29,7 @@ from worker.tasks.task import (
 
 __all__ = [
     "BUILT_IN",
+    "OWN_LOOP",
     "SPLITS",
     "Batch",
     "Cursor",

@@ -17,6 +17,7 @@ from worker.tasks.huggingface import HuggingFace
 from worker.tasks.llama_bytes import LlamaBytes
 from worker.tasks.task import Task, TaskError, nearest
 
+OWN_LOOP = "own-loop"  # the name in the manifest of a run whose peers bring loops of their own
 BUILT_IN: Mapping[str, Callable[..., Task]] = {
     "llama-bytes": LlamaBytes,
     "huggingface": HuggingFace,
@@ -73,6 +74,11 @@ def task_factory(name: str, options: Mapping[str, object]) -> Callable[..., Task
 def import_factory(name: str, what: str = "task") -> Callable[..., Any]:
     """What `package.module:factory` names. Raises TaskError: as `load_task`."""
     module_name, colon, factory_name = name.partition(":")
+    if name == OWN_LOOP:
+        raise TaskError(
+            "this run's peers bring training loops of their own: join it from one, with "
+            "murmuration.Swarm(model, optimizer, join=...)"
+        )
     if not colon:
         raise TaskError(
             f"unknown task {name!r}{nearest(name, BUILT_IN)} "

@@ -18,6 +18,7 @@ from worker.training.replica import Pace, Replica
 _REMEMBERED_STEPS = 4096
 _LONGEST = 5
 _CURVE_POINTS = 400
+_CURVE_STEPS = 1000  # to a point at most: a run may have no end
 _PROGRESS_S = 0.5
 
 
@@ -83,7 +84,7 @@ class Metrics:
         """The loss of an inner step from `before` to `step` of `steps`; the curve keeps means."""
         if not math.isnan(loss):  # a stage without a loss of its own
             self._recent.append(loss)
-        every = max(1, steps // _CURVE_POINTS)
+        every = min(_CURVE_STEPS, max(1, steps // _CURVE_POINTS))
         if self._recent and (step // every > before // every or step == steps):
             self.curve.append((step, statistics.fmean(self._recent)))
             self._recent.clear()

@@ -102,3 +102,16 @@ def test_gradients_are_put_back_where_there_were_none() -> None:
     gradients = {name: torch.ones_like(g) for name, g in replica.gradients.items()}
     replica.set_gradients(gradients)
     assert all(torch.equal(p.grad, torch.ones_like(p)) for p in model.parameters())
+
+
+def test_several_optimizers_are_one_step() -> None:
+    model, calls = nn.Sequential(linear(), linear()), []
+    pair = [torch.optim.SGD(part.parameters(), lr=0.1) for part in model]
+    replica = UserReplica(model, pair)
+    with replica.hooked(lambda: calls.append("before"), lambda: calls.append("after")):
+        for each in pair:
+            each.step()
+            calls.append("stepped")
+    assert calls == ["before", "stepped", "after", "stepped"]
+    with pytest.raises(UsageError, match="no optimizer was given"):
+        UserReplica(model, [])

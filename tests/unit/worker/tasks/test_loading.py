@@ -114,6 +114,7 @@ def test_a_factory_may_take_any_option() -> None:
         ("zzz", "unknown task 'zzz'; choose from huggingface, llama-bytes"),
         (":build", "write it as 'package.module:factory'"),
         ("own_task:", "write it as 'package.module:factory'"),
+        ("own-loop", "murmuration.Swarm(model"),
         ("absent_module:build", "no module named 'absent_module': install it, or"),
         ("broken_task:build", "importing 'broken_task' failed with SyntaxError"),
         ("own_task:bild", "module 'own_task' has no 'bild'; did you mean 'build'?"),
