@@ -3,6 +3,7 @@
 floats.py     fp32, and bf16 and fp16 in 16 bits
 integers.py   int8, and int4 in four bits
 e3m0.py       four bits: a sign and three exponent bits, as in Streaming DiLoCo
+signs.py      sign in one bit, ternary five values to a byte: what they leave out must be kept
 topk.py       the largest 64 of every 4096 values
 blocks.py     what the codecs with a scale for every 128 values have in common
 base.py       the interface
@@ -12,11 +13,22 @@ from algorithms.codecs.base import Codec
 from algorithms.codecs.e3m0 import E3M0
 from algorithms.codecs.floats import BF16, FP16, FP32
 from algorithms.codecs.integers import Int4, Int8
+from algorithms.codecs.signs import Sign, Ternary
 from algorithms.codecs.topk import TopK
 
 __all__ = ["CODECS", "Codec", "codec_by_name"]
 
-CODECS: tuple[Codec, ...] = (FP32(), BF16(), FP16(), Int8(), Int4(), E3M0(), TopK())
+CODECS: tuple[Codec, ...] = (
+    FP32(),
+    BF16(),
+    FP16(),
+    Int8(),
+    Int4(),
+    E3M0(),
+    TopK(),
+    Sign(),
+    Ternary(),
+)
 
 
 def codec_by_name(name: str) -> Codec:

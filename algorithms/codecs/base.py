@@ -11,7 +11,8 @@ class Codec(Protocol):
 
     Values are encoded in blocks of `block_elements`: the encoding of a range that starts at a
     multiple of it is that range of the whole's encoding, so shards and frames can be coded apart.
-    Zeros stay zeros. Works on any device, and gives the same bytes and values on each.
+    Zeros stay zeros; in `sign`, which has no code for zero, only whole blocks of them. Works on any
+    device, and gives the same bytes and values on each.
     """
 
     @property

@@ -4,10 +4,11 @@ The encoding is a row of records, one per block of 128 consecutive values:
 
     scale, bf16, little-endian | 128 codes of `bits` bits, the first in the lowest bits
 
-The last record ends with its last value (the last byte is filled up with zero bits). Work goes in
-pieces whose temporaries stay in the cache. All arithmetic is in integers or in single IEEE
-operations, so every device gives the same bytes and values. Bytes that no encoder wrote may decode
-to NaN or infinity: the caller checks (worker.wire.check_values does).
+The last record ends with its last value (the last byte is filled up with zero bits). `ternary`
+packs its codes in base 3. Work goes in pieces whose temporaries stay in the cache. All arithmetic
+is in integers, in single IEEE operations or in sums that are exact, so every device gives the same
+bytes and values. Bytes that no encoder wrote may decode to NaN or infinity: the caller checks
+(worker.wire.check_values does).
 
 Rounding to integers, packing two codes into a byte and the noise of stochastic rounding are below.
 The noise is counter-based: value i depends on (seed, i) only, through an integer hash in wrapping
@@ -66,25 +67,34 @@ class BlockCodec(ABC):
     rounds = True
     unit_bytes = 1
     limit = LIMIT
+    scratch_rows = 3  # as much to write to as so many times the blocks worked on; 3 for noise
 
     @abstractmethod
     def _scales(
-        self, blocks: Tensor, low: Tensor, high: Tensor, exact: bool, scratch: Tensor
+        self,
+        blocks: Tensor,
+        low: Tensor,
+        high: Tensor,
+        count: int,
+        exact: bool,
+        scratch: Tensor,
     ) -> Tensor:
-        """Scales (n, 1) of blocks (n, 128), as fp32 that bf16 holds exactly; never 0.
+        """Scales (n, 1) of blocks (n, 128), as fp32 that bf16 holds exactly.
 
         Args:
             low, high: (n, 1), the least and the largest of each block.
+            count: the values in each block; zeros fill up the last one.
             exact: the whole block must lie between representable values, as stochastic rounding
                 needs; otherwise it is enough that the nearest one is representable.
-            scratch: fp32 (3, n, 128) to write to.
+            scratch: fp32 (`scratch_rows`, n, 128) to write to.
         """
 
     @abstractmethod
     def _codes(
         self, blocks: Tensor, scales: Tensor, noise: Tensor | None, scratch: Tensor
     ) -> Tensor:
-        """Code bytes (n, 16 * bits) of blocks (n, 128), of any integer type; low eight bits count.
+        """Code bytes (n, `code_bytes(128)`) of blocks (n, 128), of any type: of an integer the low
+        eight bits count.
 
         Args:
             noise: int32 (n, 128), uniform in [0, 2^noise_bits); None rounds to nearest.
@@ -93,15 +103,19 @@ class BlockCodec(ABC):
 
     @abstractmethod
     def _values(self, codes: Tensor, out: Tensor) -> None:
-        """Writes what code bytes (n, 16 * bits) stand for, before scaling, into `out` (n, 128)."""
+        """Writes what code bytes of n blocks stand for, before scaling, into `out` (n, 128)."""
 
     @property
     def _record_bytes(self) -> int:
-        return SCALE_BYTES + BLOCK * self.bits // 8
+        return SCALE_BYTES + self.code_bytes(BLOCK)
+
+    def code_bytes(self, elements: int) -> int:
+        """Size of the codes of at most one block's values."""
+        return (elements * self.bits + 7) // 8
 
     def encoded_bytes(self, elements: int) -> int:
         whole, rest = divmod(elements, BLOCK)
-        return whole * self._record_bytes + (rest > 0) * SCALE_BYTES + (rest * self.bits + 7) // 8
+        return whole * self._record_bytes + (rest > 0) * SCALE_BYTES + self.code_bytes(rest)
 
     def encode(self, values: Tensor, seed: int | None = None) -> Tensor:
         elements = values.numel()
@@ -110,16 +124,16 @@ class BlockCodec(ABC):
         blocks = values[: whole * BLOCK].view(whole, BLOCK)
         records = raw[: whole * self._record_bytes].view(whole, self._record_bytes)
         rows = max(1, min(whole, piece_rows(BLOCK, values.device)))
-        scratch = torch.empty(3, rows, BLOCK, device=values.device)
+        scratch = torch.empty(self.scratch_rows, rows, BLOCK, device=values.device)
         extremes = [
-            self._encode(blocks[piece], records[piece], seed, piece.start, scratch)
+            self._encode(blocks[piece], records[piece], BLOCK, seed, piece.start, scratch)
             for piece in pieces(whole, BLOCK, values.device)
         ]
         if rest := elements - whole * BLOCK:
             block = torch.zeros(1, BLOCK, device=values.device)
             block[0, :rest] = values[whole * BLOCK :]
             record = torch.empty(1, self._record_bytes, dtype=torch.uint8, device=values.device)
-            extremes.append(self._encode(block, record, seed, whole, scratch))
+            extremes.append(self._encode(block, record, rest, seed, whole, scratch))
             tail = raw[whole * self._record_bytes :]
             tail.copy_(record[0, : tail.numel()])
         if extremes:  # looked at once: that waits for the device
@@ -145,12 +159,18 @@ class BlockCodec(ABC):
         return values
 
     def _encode(
-        self, blocks: Tensor, records: Tensor, seed: int | None, start: int, scratch: Tensor
+        self,
+        blocks: Tensor,
+        records: Tensor,
+        count: int,
+        seed: int | None,
+        start: int,
+        scratch: Tensor,
     ) -> Tensor:
         """Fills the records; returns the least and the largest value, NaN if any is."""
         scratch = scratch[:, : len(blocks)]
         low, high = blocks.amin(1, keepdim=True), blocks.amax(1, keepdim=True)
-        scales = self._scales(blocks, low, high, seed is not None, scratch)
+        scales = self._scales(blocks, low, high, count, seed is not None, scratch)
         noisy = None
         if seed is not None:
             noisy, spare = scratch[2].view(torch.int32), scratch[0].view(torch.int32)

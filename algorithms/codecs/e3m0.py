@@ -47,7 +47,13 @@ class E3M0(BlockCodec):
     noise_bits = 23
 
     def _scales(
-        self, blocks: Tensor, low: Tensor, high: Tensor, exact: bool, scratch: Tensor
+        self,
+        blocks: Tensor,
+        low: Tensor,
+        high: Tensor,
+        count: int,
+        exact: bool,
+        scratch: Tensor,
     ) -> Tensor:
         largest = torch.maximum(high, -low)
         scales = to_bf16(largest.clamp(min=_SMALLEST_SCALE), up=exact)

@@ -31,7 +31,13 @@ class Int8(BlockCodec):
     noise_bits = 15
 
     def _scales(
-        self, blocks: Tensor, low: Tensor, high: Tensor, exact: bool, scratch: Tensor
+        self,
+        blocks: Tensor,
+        low: Tensor,
+        high: Tensor,
+        count: int,
+        exact: bool,
+        scratch: Tensor,
     ) -> Tensor:
         largest = torch.maximum(high, -low)
         ideal = largest / torch.full_like(largest, _LARGEST)  # by a number it may be a product
@@ -73,7 +79,13 @@ class Int4(BlockCodec):
     noise_bits = 19
 
     def _scales(
-        self, blocks: Tensor, low: Tensor, high: Tensor, exact: bool, scratch: Tensor
+        self,
+        blocks: Tensor,
+        low: Tensor,
+        high: Tensor,
+        count: int,
+        exact: bool,
+        scratch: Tensor,
     ) -> Tensor:
         below, above = (-low).clamp_(min=0.0), high.clamp(min=0.0)
         far, near = torch.maximum(below, above), torch.minimum(below, above)

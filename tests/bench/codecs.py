@@ -58,7 +58,7 @@ def measure(codec: Codec, values: Tensor, repetitions: int) -> str:
     zstd = len(raw) / len(zstandard.ZstdCompressor(level=1).compress(raw))
     error = ((decoded - values).norm() / values.norm()).item()
     return (
-        f"{codec.name:6} {len(raw) * 8 / elements:8.4f} {encoding:8.2f} "
+        f"{codec.name:7} {len(raw) * 8 / elements:8.4f} {encoding:8.2f} "
         f"{f'{stochastic:8.2f}' if stochastic else '       -'} {decoding:8.2f} {error:10.2e} "
         f"{zstd:6.3f}"
     )
@@ -79,7 +79,7 @@ def main() -> None:
     print(
         f"{options.mbytes} MB of gaussian fp32, one thread, medians; a plain copy: {rate:.2f} GB/s"
     )
-    print("codec      bits   encode  with seed decode      error   zstd   (GB/s of fp32)")
+    print("codec       bits   encode  with seed decode      error   zstd   (GB/s of fp32)")
     for name in options.codec:
         print(measure(codec_by_name(name), values, options.repetitions))
 

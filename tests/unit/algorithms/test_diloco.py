@@ -75,7 +75,7 @@ class TestContribution:
         assert torch.equal(kept, torch.tensor([0.1, 0.0, 0.0, 0.4]))
 
     @given(
-        st.sampled_from(["bf16", "fp16", "int8", "int4", "e3m0", "topk"]),
+        st.sampled_from(["bf16", "fp16", "int8", "int4", "e3m0", "sign", "ternary", "topk"]),
         st.booleans(),
         st.integers(1, 200),
     )

@@ -12,7 +12,9 @@ from algorithms.codecs import Codec, codec_by_name
 from algorithms.codecs.blocks import BLOCK, fill
 
 block_codec = pytest.mark.parametrize(
-    "codec", [codec_by_name(name) for name in ("int8", "int4", "e3m0")], ids=lambda c: c.name
+    "codec",
+    [codec_by_name(name) for name in ("int8", "int4", "e3m0", "sign", "ternary")],
+    ids=lambda codec: codec.name,
 )
 LIMIT = 2.0**127
 magnitudes = st.floats(0, LIMIT, width=32)
@@ -30,6 +32,8 @@ blocks = st.lists(
 def bound(codec: Codec, values: Tensor, seed: int | None) -> Tensor:
     """The largest error that the class promises, in fp64."""
     largest = values.abs().max().item()
+    if codec.name in ("sign", "ternary"):
+        return torch.full_like(values, largest * (1 + 2**-7) + 2.0**-126)
     if codec.name == "e3m0":
         relative, absolute, least = (
             (1 / 3, 1 / 96, 2.0**-126) if seed is None else (1, 1 / 63, 2.0**-125)
@@ -75,7 +79,9 @@ def test_too_large_values_are_refused(codec: Codec, seed: int | None) -> None:
             codec.encode(torch.tensor([1.0, value]), seed)
 
 
-@block_codec
+@pytest.mark.parametrize(
+    "codec", [codec_by_name(n) for n in ("int8", "int4", "e3m0", "ternary")], ids=lambda c: c.name
+)
 def test_one_huge_value_spoils_its_block_only(codec: Codec) -> None:
     values = torch.randn(3 * BLOCK, generator=torch.Generator().manual_seed(1))
     values[BLOCK] = 1e30
@@ -87,7 +93,13 @@ def test_one_huge_value_spoils_its_block_only(codec: Codec) -> None:
 
 @pytest.mark.parametrize(
     ("name", "gaussian", "heavy"),
-    [("int8", 0.0066, 0.0145), ("int4", 0.107, 0.21), ("e3m0", 0.183, 0.163)],
+    [
+        ("int8", 0.0066, 0.0145),
+        ("int4", 0.107, 0.21),
+        ("e3m0", 0.183, 0.163),
+        ("sign", 0.61, 0.77),
+        ("ternary", 0.44, 0.64),
+    ],
 )
 def test_the_error_is_what_was_measured(name: str, gaussian: float, heavy: float) -> None:
     generator = torch.Generator().manual_seed(2)
@@ -105,8 +117,10 @@ def test_the_error_is_what_was_measured(name: str, gaussian: float, heavy: float
         ("int4", [8.0, -1.0, 2.0], [0x80, 0x3F, 0xF8, 0x02]),
         ("int4", [-8.0, 1.0, -2.0], [0x80, 0xBF, 0xF8, 0x02]),
         ("e3m0", [1.0, -0.5, 0.0, 1 / 64, -1 / 32], [0x80, 0x3F, 0xE7, 0x10, 0x0A]),
+        ("sign", [0.5, -0.5, 0.5, 0.5, -0.5, 0.5, 0.5, 0.5, -0.5], [0, 0x3F, 0x12, 0x01]),
+        ("ternary", [0.5, -0.5, 0.0, 0.5, 0.0, -0.5], [0, 0x3F, 1 + 2 * 3 + 27, 2]),
     ],
-    ids=["int8", "int4", "int4, turned", "e3m0"],
+    ids=["int8", "int4", "int4, turned", "e3m0", "sign", "ternary"],
 )
 def test_the_bytes_are_as_documented(name: str, values: list[float], expected: list[int]) -> None:
     raw = codec_by_name(name).encode(torch.tensor(values))

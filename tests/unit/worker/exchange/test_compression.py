@@ -109,7 +109,9 @@ def test_each_codec_is_measured_by_itself() -> None:
     assert not compresses(each, "e3m0")
 
 
-@pytest.mark.parametrize("codec", ["fp32", "bf16", "int8", "int4", "e3m0", "topk"])
+@pytest.mark.parametrize(
+    "codec", ["fp32", "bf16", "int8", "int4", "e3m0", "sign", "ternary", "topk"]
+)
 def test_every_codec_is_tried(codec: str) -> None:
     each, _ = compression()
     assert compresses(each, codec)
