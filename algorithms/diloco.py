@@ -3,12 +3,18 @@
     contribution   pseudo_gradient, with_residual; the seeds of what is rounded stochastically
     mean           mean_in_order: fixed, so that every reducer gets the same bits; keep_residual
     outer step     Nesterov momentum over pseudo-gradients, with state per fragment
-    going on       merge, or carry_over for a peer whose contribution was not counted
+    going on       merge, keep_unsent before it where replicas keep what was not sent; or carry_over
+                   for a peer whose contribution was not counted
     eager          others_share, eager_mean: go on from a guess while the round is on its way
 
 Error feedback: what an encoding leaves out comes with the next one.
 
     e <- decay * e + g; send Q(e); e <- e - Q(e)
+
+Kept progress: a replica goes on from the new anchor minus all it has learned that is not in its
+contribution. The model itself then holds what error feedback would need a buffer for.
+
+    s <- Q(D), D = anchor - local;  local <- anchor_new - ((anchor - local_now) - s)
 
 Eager updates: the guess takes this peer's fresh pseudo-gradient with what the others contributed to
 the round before. Only the local parameters follow it: the anchor waits for the true mean, so that
@@ -179,6 +185,30 @@ def merge(local: Tensor, anchor: Tensor, alpha: float) -> Tensor:
     if alpha == 0:
         return anchor.clone()
     return (local * alpha).add_(anchor * (1 - alpha))
+
+
+def keep_unsent(
+    local: Tensor, old_anchor: Tensor, new_anchor: Tensor, g: Tensor, error: Tensor
+) -> Tensor:
+    """new_anchor - unsent, fresh; for a peer whose contribution is in the round, encoded.
+
+    Unsent is what the encoding has left out and what the steps since have learned. All that the
+    replica lacks of the anchor is old_anchor - local, and s = g - error of it has been sent:
+
+        unsent = (old_anchor - local) - s = error + ((old_anchor - local) - g)
+
+    Without overlap local has not moved and unsent is error, bit for bit. An exact codec then gives
+    DiLoCo. The next pseudo-gradient is new_anchor - (new_anchor - unsent): nothing learned is lost
+    or sent twice.
+
+    Args:
+        local: the parameters now; g: the pseudo-gradient when it was taken.
+        error: what its encoding has left out, g - s.
+
+    Ref: the update is ours; arXiv:1901.09847 keeps the same in a buffer instead.
+    """
+    since = (old_anchor - local).sub_(g)
+    return new_anchor - since.add_(error)
 
 
 def carry_over(local: Tensor, old_anchor: Tensor, new_anchor: Tensor) -> Tensor:

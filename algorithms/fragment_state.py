@@ -19,6 +19,7 @@ from algorithms.diloco import (
     carry_over,
     eager_mean,
     keep_residual,
+    keep_unsent,
     merge,
     others_share,
     take_mean,
@@ -58,7 +59,7 @@ class Contribution:
             residual.
         guess: the anchor that the local parameters went on from (eager updates).
         work_steps: the inner steps that it stands for.
-        everyone: it is the anchor, for the final average of a run in pairs.
+        everyone: it is the anchor or the local parameters, for the final average of a run.
     """
 
     round: int
@@ -84,7 +85,7 @@ class RoundResult:
         mean: of the contributions, which everyone applies.
         next_group: lays out the next round; empty where that one's is drawn.
         missed: the ranges in which this peer's contribution is not counted.
-        error: what the encoding of the contribution has left out, where the plan feeds it back.
+        error: what the encoding of the contribution has left out, where the plan asks for it.
         mean_anchor: of the group, in a plan of pairs.
     """
 
@@ -100,7 +101,9 @@ class RoundResult:
 @dataclass(frozen=True)
 class _Counted:
     """What is in the reduction of a round that this peer did not apply. It comes with another
-    peer's state, or with the next try, and must not be contributed again."""
+    peer's state, or with the next try, and must not be contributed again.
+
+    With merge `keep`, `g` is what the encoding stands for, and there is no error to be owed."""
 
     round: int
     g: Tensor
@@ -196,8 +199,11 @@ class FragmentOptimizer:
     def contribute_anchor(self, round_: int, step: int) -> Contribution:
         """The anchor, for the average over everyone that ends a run in pairs."""
         self.skip_to(round_)
-        anchor = self.state.anchor
-        self.in_flight = Contribution(round_, step, anchor, anchor, everyone=True)
+        return self.contribute_values(self.state.anchor, step)
+
+    def contribute_values(self, values: Tensor, step: int) -> Contribution:
+        """The anchor or the local parameters, for the average over everyone that ends a run."""
+        self.in_flight = Contribution(self.state.version, step, values, values, everyone=True)
         return self.in_flight
 
     def go_on_from(self, mean_anchor: Tensor, local: Tensor) -> Tensor | None:
@@ -224,7 +230,11 @@ class FragmentOptimizer:
         if contribution.guess is not None:
             merged = carry_over(local, contribution.guess, anchor)
         else:
-            merged = merge(local, anchor, self._plan.merge_alpha)
+            base = anchor
+            if self._plan.keeps:
+                assert result.error is not None, "the plan asks for it"
+                base = keep_unsent(local, old.anchor, anchor, contribution.g, result.error)
+            merged = merge(local, base, self._plan.merge_alpha)
         for start, stop in result.missed:
             here = slice(start, stop)
             merged[here] = carry_over(own[here], old.anchor[here], anchor[here])
@@ -262,7 +272,7 @@ class FragmentOptimizer:
         )
 
     def apply_final_average(self, result: RoundResult) -> Tensor:
-        """Takes the mean of everyone's anchors, and goes on from it."""
+        """Takes the mean of what everyone has, and goes on from it."""
         self._ended()
         self.spread, self.failed = 0.0, False
         self.commit(
@@ -373,7 +383,10 @@ class FragmentOptimizer:
     # ------------------------------------------------------------- what is counted, what is owed
 
     def _count(self, contribution: Contribution, ranges: Ranges, error: Tensor | None) -> None:
-        counted = _Counted(contribution.round, contribution.g, ranges, error)
+        g = contribution.g
+        if self._plan.keeps and error is not None:  # the rest is still in the local parameters
+            g, error = g - error, None
+        counted = _Counted(contribution.round, g, ranges, error)
         self._counted = counted.after(self._counted)
 
     def _keep_residual(self, result: RoundResult) -> _Counted | None:
@@ -382,7 +395,7 @@ class FragmentOptimizer:
         earlier, self._counted = self._counted, None
         if earlier is not None and earlier.round != result.round:
             earlier = None
-        if result.error is not None:
+        if result.error is not None and not self._plan.keeps:
             # The local parameters keep alpha of what the anchor has not got.
             share = 1 - self._plan.merge_alpha
             self.residual = keep_residual(result.error, self.residual, result.missed, share)

@@ -16,6 +16,7 @@ Exchange = Literal["mean", "pairs", "none"]
 Payload = Literal["pseudo_gradient", "gradient"]
 Weighting = Literal["uniform", "work"]
 Rounding = Literal["nearest", "stochastic"]
+Merge = Literal["reset", "keep"]
 
 _SHARD_BYTES = 56 * 1024
 _MAX_CHUNKS_PER_PEER = 8
@@ -32,6 +33,9 @@ class Plan:
         fragments: 1, or P fragments of layers plus one for the rest; 0 chooses P by the layers.
         pattern: `strided` or `sequential` layers in a fragment.
         overlap_steps: tau, inner steps between sending and applying; peers may differ.
+        merge: what a replica goes on from when a round is over: `reset`, the anchor; or `keep`, the
+            anchor minus what it has learned that is not in its contribution, which is what the
+            encoding has left out and the steps since. That needs no buffer of error feedback.
         merge_alpha: share of the local parameters that survives a merge.
         eager: go on from a guess of the new anchor (own fresh pseudo-gradient, the others' last)
             while the round is on its way, and correct it when the mean is there.
@@ -52,8 +56,9 @@ class Plan:
             each replica keeps its momentum to itself, which is NoLoCo.
         outer_pull: NoLoCo's c, the pull to the group's mean anchor.
         anchor_codec: wire codec of the anchors, which only pairs exchange; fp32 or bf16.
-        consensus: with `pairs`, one exact mean over everyone's anchors after the last step; without
-            it everyone ends with a model of its own. The presets have it.
+        consensus: one exact mean after the last step. With `pairs` it is of everyone's anchors;
+            without it everyone ends with a model of its own. With merge `keep` it is of everyone's
+            local parameters, which have what the anchor lacks. The presets have it.
 
     Raises:
         ValueError: a value or a combination that cannot work, with the fix.
@@ -63,6 +68,7 @@ class Plan:
     fragments: int = 1
     pattern: str = "strided"
     overlap_steps: int = 0
+    merge: Merge = "reset"
     merge_alpha: float = 0.0
     eager: bool = False
     dylu: bool = False
@@ -132,12 +138,32 @@ class Plan:
             ("pattern", ("strided", "sequential")),
             ("rounding", ("nearest", "stochastic")),
             ("weighting", ("uniform", "work")),
+            ("merge", ("reset", "keep")),
         ):
             if getattr(self, field) not in known:
                 raise ValueError(
                     f"{field} is {getattr(self, field)!r}; use one of {', '.join(known)}"
                 )
+        if self.keeps:
+            self._check_keeping()
         self._check_outer()
+
+    def _check_keeping(self) -> None:
+        if self.error_feedback:
+            raise ValueError(
+                'merge = "keep" leaves in the replica what error feedback would keep in a buffer, '
+                "so it would be sent twice; leave error_feedback out"
+            )
+        if self.eager:
+            raise ValueError(
+                'merge = "keep" and eager updates exclude each other: a guess goes on from the '
+                "anchor; leave one of them out"
+            )
+        if (self.exchange, self.payload) != ("mean", "pseudo_gradient"):
+            raise ValueError(
+                'merge = "keep" is for means of pseudo-gradients over all so far; leave it out '
+                'with pairs, with gradients and with exchange = "none"'
+            )
 
     def _check_outer(self) -> None:
         if self.anchor_codec not in ANCHOR_CODECS:
@@ -147,10 +173,10 @@ class Plan:
             )
         if self.exchange != "pairs":
             Nesterov(self.outer_lr, self.outer_momentum)
-            if self.consensus:
+            if self.consensus and not self.keeps:
                 raise ValueError(
-                    'consensus is for exchange = "pairs": a mean over all keeps one anchor anyway; '
-                    "set consensus = false"
+                    'consensus is for exchange = "pairs" and merge = "keep": any other mean over '
+                    "all keeps one anchor, and nothing beside it; set consensus = false"
                 )
             return
         self.group_update()
@@ -176,8 +202,18 @@ class Plan:
 
     @property
     def consensus_plan(self) -> "Plan":
-        """How the anchors are averaged at the end of a run in pairs: exactly."""
+        """How what everyone has is averaged at the end of a run: exactly."""
         return replace(_DILOCO, inner_steps=self.inner_steps, outer_lr=1.0, outer_momentum=0.0)
+
+    @property
+    def keeps(self) -> bool:
+        """Whether replicas keep what is not in their contribution."""
+        return self.merge == "keep"
+
+    @property
+    def needs_encoding_error(self) -> bool:
+        """Whether what a contribution's encoding has left out is asked for."""
+        return self.error_feedback or self.keeps
 
     @property
     def keeps_reduction_residual(self) -> bool:

@@ -19,6 +19,7 @@ from algorithms.diloco import (
     contribution_seed,
     eager_mean,
     keep_residual,
+    keep_unsent,
     mean_in_order,
     merge,
     others_share,
@@ -121,6 +122,7 @@ class _Run:
         }
         self.rounds = [0] * len(fragments)
         self.residuals: dict[tuple[str, int], Tensor] = {}  # of each peer's contributions
+        self.errors: dict[tuple[str, int], Tensor] = {}  # of those in flight, with merge `keep`
         self.reduction_residuals: dict[int, Tensor] = {}
         self.in_flight: dict[tuple[str, int], Means] = {}
         self.sent: dict[tuple[str, int], Tensor] = {}
@@ -217,12 +219,17 @@ class _Run:
         fragment = self.fragments[index]
         for peer in self.peers:
             state, means = self.outer[peer][index], self.in_flight.pop((peer, index))
+            old = state.anchor
             state.anchor, state.momentum = self.step(index, state, means)
             local, own = self.local(peer, fragment), self.sent.pop((peer, index))
             if (guess := self.guesses.pop((peer, index), None)) is not None:
                 self.write(peer, fragment, carry_over(local, guess, state.anchor))
             else:
-                self.write(peer, fragment, merge(local, state.anchor, self.plan.merge_alpha))
+                start = state.anchor
+                if self.plan.keeps:
+                    error = self.errors.pop((peer, index))
+                    start = keep_unsent(local, old, state.anchor, own, error)
+                self.write(peer, fragment, merge(local, start, self.plan.merge_alpha))
             if self.plan.eager:
                 self.others[peer, index] = others_share(means.g, own, len(self.peers))
 
@@ -272,9 +279,13 @@ class _Run:
         return mean if codec.name == "fp32" else mean + (anchors[me] - decoded[me])
 
     def agree(self) -> None:
-        """The last pass: everyone takes the mean of all anchors."""
-        for index in range(len(self.fragments)):
-            mean = mean_in_order(self.outer[peer][index].anchor for peer in self.peers)
+        """The last pass: everyone takes the mean of all anchors, or with merge `keep` of all local
+        parameters."""
+        for index, fragment in enumerate(self.fragments):
+            if self.plan.keeps:
+                mean = mean_in_order(self.local(peer, fragment) for peer in self.peers)
+            else:
+                mean = mean_in_order(self.outer[peer][index].anchor for peer in self.peers)
             for peer in self.peers:
                 self.outer[peer][index] = Outer(mean, torch.zeros_like(mean))
 
@@ -302,6 +313,8 @@ class _Run:
         decoded = self.through(
             codec_by_name(plan.codec), values, partial(contribution_seed, peer, index, round_)
         )
+        if plan.keeps:
+            self.errors[peer, index] = values - decoded
         if plan.error_feedback:
             self.residuals[peer, index] = keep_residual(
                 values - decoded, residual, (), 1 - plan.merge_alpha

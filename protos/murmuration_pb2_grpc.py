@@ -345,6 +345,11 @@ class DataStub:
                 request_serializer=protos_dot_murmuration__pb2.ExchangeUp.SerializeToString,
                 response_deserializer=protos_dot_murmuration__pb2.ExchangeDown.FromString,
                 _registered_method=True)
+        self.Average = channel.stream_stream(
+                '/murmuration.v1.Data/Average',
+                request_serializer=protos_dot_murmuration__pb2.ExchangeUp.SerializeToString,
+                response_deserializer=protos_dot_murmuration__pb2.ExchangeDown.FromString,
+                _registered_method=True)
         self.PairRound = channel.stream_stream(
                 '/murmuration.v1.Data/PairRound',
                 request_serializer=protos_dot_murmuration__pb2.PairMessage.SerializeToString,
@@ -371,6 +376,13 @@ class DataServicer:
         """One shard of one round, to its reducer and back: contribution up, reduction down on the same
         stream. Both directions resume at an offset; the key (run, fragment, round, shard, sender) makes
         a repeated call harmless.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Average(self, request_iterator, context):
+        """The same for the exact mean that ends a run whose replicas keep what they have not sent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -405,6 +417,11 @@ def add_DataServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Exchange': grpc.stream_stream_rpc_method_handler(
                     servicer.Exchange,
+                    request_deserializer=protos_dot_murmuration__pb2.ExchangeUp.FromString,
+                    response_serializer=protos_dot_murmuration__pb2.ExchangeDown.SerializeToString,
+            ),
+            'Average': grpc.stream_stream_rpc_method_handler(
+                    servicer.Average,
                     request_deserializer=protos_dot_murmuration__pb2.ExchangeUp.FromString,
                     response_serializer=protos_dot_murmuration__pb2.ExchangeDown.SerializeToString,
             ),
@@ -451,6 +468,33 @@ class Data:
             request_iterator,
             target,
             '/murmuration.v1.Data/Exchange',
+            protos_dot_murmuration__pb2.ExchangeUp.SerializeToString,
+            protos_dot_murmuration__pb2.ExchangeDown.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Average(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/murmuration.v1.Data/Average',
             protos_dot_murmuration__pb2.ExchangeUp.SerializeToString,
             protos_dot_murmuration__pb2.ExchangeDown.FromString,
             options,

@@ -150,6 +150,8 @@ class DataStub:
     stream. Both directions resume at an offset; the key (run, fragment, round, shard, sender) makes
     a repeated call harmless.
     """
+    Average: _grpc.StreamStreamMultiCallable[_murmuration_pb2.ExchangeUp, _murmuration_pb2.ExchangeDown]
+    """The same for the exact mean that ends a run whose replicas keep what they have not sent."""
     PairRound: _grpc.StreamStreamMultiCallable[_murmuration_pb2.PairMessage, _murmuration_pb2.PairMessage]
     """A round between two peers: each gives the other its parts and says when it holds all it needs.
     Both sides speak alike; a repeated call goes on where an earlier one broke off.
@@ -172,6 +174,8 @@ class DataAsyncStub(DataStub):
     stream. Both directions resume at an offset; the key (run, fragment, round, shard, sender) makes
     a repeated call harmless.
     """
+    Average: _aio.StreamStreamMultiCallable[_murmuration_pb2.ExchangeUp, _murmuration_pb2.ExchangeDown]  # type: ignore[assignment]
+    """The same for the exact mean that ends a run whose replicas keep what they have not sent."""
     PairRound: _aio.StreamStreamMultiCallable[_murmuration_pb2.PairMessage, _murmuration_pb2.PairMessage]  # type: ignore[assignment]
     """A round between two peers: each gives the other its parts and says when it holds all it needs.
     Both sides speak alike; a repeated call goes on where an earlier one broke off.
@@ -197,6 +201,14 @@ class DataServicer(metaclass=_abc_1.ABCMeta):
         stream. Both directions resume at an offset; the key (run, fragment, round, shard, sender) makes
         a repeated call harmless.
         """
+
+    @_abc_1.abstractmethod
+    def Average(
+        self,
+        request_iterator: _MaybeAsyncIterator[_murmuration_pb2.ExchangeUp],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_murmuration_pb2.ExchangeDown], _abc.AsyncIterator[_murmuration_pb2.ExchangeDown]]:
+        """The same for the exact mean that ends a run whose replicas keep what they have not sent."""
 
     @_abc_1.abstractmethod
     def PairRound(

@@ -138,7 +138,8 @@ class Node:
             self._coordinator = CoordinatorClient(self._node.coordinator, manifest, gossip, self)
 
     def _add_rounds(self) -> None:
-        """Means over all; in a plan of pairs, these and one mean at the end."""
+        """Means over all; in a plan of pairs, these and one mean at the end. Replicas that keep
+        what they have not sent end with an exact one, by a method of its own."""
         means, gossip = self.context, self.gossip
         ways = (self.transport, gossip.address_of, self.finished)
         mean_rounds: type[ContributorIO] | type[FinalAverageIO] = ContributorIO
@@ -150,11 +151,19 @@ class Node:
             self._streams["Data/PairRound"] = self._pairs.serve
             means = replace(means, plan=means.plan.consensus_plan)
             mean_rounds = FinalAverageIO
-        self._reducer = ReducerIO(means)
-        self._means: Rounds = mean_rounds(means, self._reducer, gossip, self)
-        self._own_rounds: Rounds = self._pairs or self._means
-        self._streams["Data/Exchange"] = self._reducer.serve
-        self._components += [self._reducer, self._means, *([self._pairs] if self._pairs else [])]
+        reducer = ReducerIO(means)
+        self._reducers = [reducer]
+        self._final: Rounds = mean_rounds(means, reducer, gossip, self)
+        self._own_rounds: Rounds = self._pairs or self._final
+        self._streams["Data/Exchange"] = reducer.serve
+        if means.plan.keeps and means.plan.consensus:
+            exact = replace(means, plan=means.plan.consensus_plan)
+            final_reducer = ReducerIO(exact)
+            self._reducers.append(final_reducer)
+            self._final = ContributorIO(exact, final_reducer, gossip, self, "Data/Average")
+            self._streams["Data/Average"] = final_reducer.serve
+        rounds = dict.fromkeys((self._final, self._own_rounds))
+        self._components += [*self._reducers, *rounds]
 
     def _add_stages(self) -> None:
         config, gossip = self._config, self.gossip
@@ -267,7 +276,7 @@ class Node:
     async def _handle(self, message: ToIO) -> None:
         match message:
             case Begin() as begin:
-                await (self._means if begin.everyone else self._own_rounds).begin(begin)
+                await (self._final if begin.everyone else self._own_rounds).begin(begin)
             case Published() as published:
                 await self._publish(published)
             case IterationStarted() | StageJobDone() if self.stages is not None:
@@ -291,7 +300,8 @@ class Node:
             if state.group and (
                 was is None or (was.version, was.group) != (state.version, state.group)
             ):
-                self._reducer.advanced(index, state.version, state.group)
+                for reducer in self._reducers:
+                    reducer.advanced(index, state.version, state.group)
                 self.gossip.connect(state.group)
 
     # ------------------------------------------------------------- what components ask of the node
@@ -317,7 +327,7 @@ class Node:
 
     def give_up(self, fragment: int, reason: str) -> None:
         """Ends this peer's own rounds of a fragment, which a fetched state supersedes."""
-        for rounds in dict.fromkeys((self._means, self._own_rounds)):
+        for rounds in dict.fromkeys((self._final, self._own_rounds)):
             rounds.give_up(fragment, reason)
 
     @property

@@ -38,6 +38,7 @@ def test_four_workers_equal_the_reference(
 
 
 FOUR_BITS = {"diloco__codec": "e3m0", "diloco__reduction_codec": "e3m0"}
+ONE_BIT = {"diloco__codec": "sign", "diloco__reduction_codec": "sign"}
 FEEDBACK = {"diloco__error_feedback": "true"}
 
 
@@ -51,8 +52,9 @@ FEEDBACK = {"diloco__error_feedback": "true"}
             "streaming",
             {**FOUR_BITS, "diloco__merge_alpha": 0.0, "diloco__eager": "true"},
         ),
+        ("streaming", {**ONE_BIT, "diloco__merge": "keep", "diloco__consensus": "true"}),
     ],
-    ids=["streaming in e3m0 with feedback", "stochastic int4", "topk and fp16", "eager"],
+    ids=["streaming in e3m0 with feedback", "stochastic int4", "topk and fp16", "eager", "one bit"],
 )
 def test_two_workers_equal_the_reference_in_few_bits(
     tmp_path: Path, preset: str, extra: Mapping[str, object]

@@ -47,6 +47,28 @@ PLANS = {
         error_feedback=True,
         rounding="stochastic",
     ),
+    "keep, four bits": Plan(
+        inner_steps=3, codec="e3m0", reduction_codec="e3m0", merge="keep", consensus=True
+    ),
+    "keep, one bit, streaming": Plan(
+        inner_steps=4,
+        fragments=2,
+        overlap_steps=2,
+        codec="sign",
+        reduction_codec="sign",
+        merge="keep",
+        consensus=True,
+    ),
+    "keep without a last mean, ternary, alpha": Plan(
+        inner_steps=4,
+        fragments=3,
+        overlap_steps=4,
+        merge_alpha=0.5,
+        codec="ternary",
+        reduction_codec="sign",
+        merge="keep",
+    ),
+    "keep, exact": Plan(inner_steps=3, merge="keep", consensus=True),
     "data-parallel, eight bits with feedback": replace(
         PRESETS["ddp"], codec="int8", reduction_codec="int8", error_feedback=True
     ),

@@ -1,4 +1,4 @@
-"""Four bits with error feedback, three fragments, overlap: faults leave all with one state."""
+"""Few bits whose errors are fed back or kept, three fragments, overlap: after faults all agree."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -24,6 +24,9 @@ MERGING = Plan(
 )
 PLANS = {
     "merging": MERGING,
+    "keep": replace(
+        MERGING, merge_alpha=0.0, error_feedback=False, codec="sign", merge="keep", consensus=True
+    ),
     "eager": replace(MERGING, merge_alpha=0.0, eager=True),
     "eager, stochastic, a whole period": replace(
         MERGING, merge_alpha=0.0, eager=True, overlap_steps=6, rounding="stochastic"
@@ -80,8 +83,9 @@ def test_after_a_fault_all_agree_and_rounds_go_on(fault: Fault, plan: Plan) -> N
             assert swarm["a"].of_kind("round")[-1]["contributors"] == 2 + len(there)
             for peer in swarm.alive:
                 for fragment in peer.trainer.fragments:
-                    assert fragment.residual is not None
-                    assert torch.isfinite(fragment.residual).all()
+                    assert (fragment.residual is None) == plan.keeps
+                    for values in (fragment.local, fragment.residual):
+                        assert values is None or torch.isfinite(values).all()
                     assert (fragment.in_flight, fragment.failed) == (None, False)
 
     run(scenario())

@@ -69,6 +69,7 @@ _COLOURS = {"noloco": "#15466b", "diloco": "#c8553d"}
 )
 @click.option("--params", type=int, default=1_000_000, show_default=True)
 @click.option("--codec", default="fp32", show_default=True, help="Of pseudo-gradients.")
+@click.option("--merge", default="reset", show_default=True, help="Of diloco: reset or keep.")
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Writes all figures.")
 @click.option("--plot", "plot_file", type=click.Path(path_type=Path), help="Writes a PNG.")

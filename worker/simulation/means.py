@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from algorithms.diloco import Nesterov, carry_over
+from algorithms.diloco import Nesterov, carry_over, keep_unsent, pseudo_gradient
 from algorithms.plan import PRESETS
 from worker.catchup.repair import choose_repair
 from worker.membership import Digest, Phase
@@ -38,6 +38,8 @@ class MeanPeer(MeanRounds):
         self._peers, self.version = peers, 0
         outer = PRESETS["diloco"]
         self._outer = Nesterov(outer.outer_lr, outer.outer_momentum)
+        self._keeps = swarm.scenario.merge == "keep"
+        self._sent = self.anchor, self.anchor  # the pseudo-gradient and its encoding's error
         self._digest = Digest(0, 0, 0)
         self._failed = False
         self._fetching: tuple[SimulatedStream, Act] | None = None
@@ -58,7 +60,12 @@ class MeanPeer(MeanRounds):
     def begin(self) -> None:
         if self._repair(self.begin):
             return
-        self.begin_round(self.version, self._group, self.anchor - self.local)
+        g = sent = pseudo_gradient(self.anchor, self.local)
+        if self._keeps:
+            codec = self.layout.codec
+            sent = codec.decode(codec.encode(g), VALUES)
+        self._sent = g, g - sent
+        self.begin_round(self.version, self._group, sent)
 
     def ended(self, reason: str) -> None:
         """The round has succeeded, or has failed for this reason."""
@@ -78,7 +85,10 @@ class MeanPeer(MeanRounds):
         self.anchor, self.momentum = self._outer.step(old, self.momentum, mean)
         counted = torch.tensor([self.me in shard.header.contributors for shard in of_value])
         kept = carry_over(self.local, old, self.anchor)
-        self.local = torch.where(counted, self.anchor, kept)
+        merged = self.anchor
+        if self._keeps:
+            merged = keep_unsent(self.local, old, self.anchor, *self._sent)
+        self.local = torch.where(counted, merged, kept)
         contributors = min(len(shard.header.contributors) for shard in shards)
         self.commit(self.version + 1, contributors, shards[0].header.next_group)
         self._go_on()

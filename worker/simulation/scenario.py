@@ -6,6 +6,7 @@ from typing import Literal
 
 from algorithms.codecs import codec_by_name
 from algorithms.link import Link
+from algorithms.plan import Merge
 
 Preset = Literal["diloco", "noloco"]
 
@@ -33,6 +34,8 @@ class Scenario:
         group_size: of `noloco`; 2 is a pair.
         params: values that are exchanged; only their bytes count.
         codec: wire codec of pseudo-gradients and of their means; anchors travel as fp32.
+        merge: of `diloco`; with `keep` contributions go through the codec, and replicas keep what
+            it leaves out.
 
     Raises:
         ValueError: a value out of range, with the reason.
@@ -56,6 +59,7 @@ class Scenario:
     group_size: int = 2
     params: int = 1_000_000
     codec: str = "fp32"
+    merge: Merge = "reset"
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -71,6 +75,10 @@ class Scenario:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
         codec_by_name(self.codec)
+        if self.merge not in ("reset", "keep"):
+            raise ValueError(f"merge is {self.merge!r}; use one of reset, keep")
+        if self.merge == "keep" and self.preset != "diloco":
+            raise ValueError('merge = "keep" is for means over all; use the preset diloco')
         if not 2 <= self.group_size <= 16:
             raise ValueError(f"group size {self.group_size}; it must be 2 (a pair) to 16")
         if not (math.isfinite(self.step_s) and self.step_s > 0):

@@ -23,8 +23,8 @@ from worker.membership import Phase
 class Begin:
     """Exchange these values (1-D fp32, a snapshot) in a round.
 
-    In a plan of pairs `anchor` goes along, and there are partners instead of a group; `everyone`
-    asks for a mean over all in such a plan too. `weight` is what the values count in the mean.
+    In a plan of pairs `anchor` goes along, and there are partners instead of a group. `everyone`
+    asks for the exact mean over all that ends a run. `weight` is what the values count in the mean.
     """
 
     fragment: int

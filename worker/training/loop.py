@@ -124,7 +124,7 @@ class TrainingLoop:
         if self._plan.exchange == "none":
             outer.commit_parameters()
         if self._plan.consensus and outer.stopped is None:
-            outer.average_anchors()
+            outer.average_replicas()
         if outer.stopped is None:  # else nobody may take the run for ended
             self._reporter.phase = Phase.DONE
         outer.publish()

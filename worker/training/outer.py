@@ -187,17 +187,23 @@ class OuterLoop:
         for each in self._order.in_flight():
             self._apply(each)
 
-    def average_anchors(self) -> None:
-        """After the last step of a run in pairs: one anchor for all, the mean of everyone's."""
+    def average_replicas(self) -> None:
+        """After the last step: one anchor for all, the mean of everyone's. Where replicas keep what
+        they have not sent, it is the mean of everyone's local parameters."""
         rounds = [self._schedule.rounds(each.fragment.index) for each in self.fragments]
         # What was taken over from peers that had agreed is the mean already.
         due = [f for f, end in zip(self.fragments, rounds, strict=True) if f.state.version <= end]
-        for each in due:
+        sent = [
             each.contribute_anchor(rounds[each.fragment.index], self.step)
+            if self._pairs
+            else each.contribute_values(each.local, self.step)
+            for each in due
+        ]
         self.publish()
-        for each in due:
+        for each, values in zip(due, (contribution.values for contribution in sent), strict=True):
             index, state = each.fragment.index, each.state
-            self._mailbox.post(Begin(index, state.version, (), state.anchor, everyone=True))
+            group = () if self._pairs else state.group
+            self._mailbox.post(Begin(index, state.version, group, values, everyone=True))
         for each in due:
             result = self._await_round(each)
             if result is not None:

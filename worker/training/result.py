@@ -17,7 +17,7 @@ from worker.training.loop import Trainer
 from worker.wire import tensor_hash
 
 _LAST_WORDS_S = 3.0
-_EXCHANGES = ("Data/Exchange", "Data/PairRound")
+_EXCHANGES = ("Data/Exchange", "Data/Average", "Data/PairRound")
 
 
 @dataclass(frozen=True, kw_only=True)

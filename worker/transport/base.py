@@ -17,7 +17,13 @@ CONTROL_METHODS = (
     "Control/Measure",
     "Control/Finished",
 )
-DATA_METHODS = ("Data/Exchange", "Data/PairRound", "Data/Fetch", "Data/StageCall")
+DATA_METHODS = (
+    "Data/Exchange",
+    "Data/Average",
+    "Data/PairRound",
+    "Data/Fetch",
+    "Data/StageCall",
+)
 
 MAX_CONTROL_BYTES = 64 * 1024
 MAX_DATA_BYTES = 4 * 1024 * 1024

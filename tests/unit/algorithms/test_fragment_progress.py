@@ -7,7 +7,7 @@ order. For each element, and at every moment:
 
 With an outer learning rate of 1, no momentum, a decay of 1 and small dyadic numbers that holds
 exactly. A merge gives away (1 - alpha) of the steps that were taken while the round was on its way;
-where a guess was out there is none.
+where a guess was out there is none, nor where replicas keep what was not sent.
 """
 
 from dataclasses import replace
@@ -43,6 +43,7 @@ PLANS = {
     "error feedback": FEEDBACK,
     "error feedback and alpha": replace(FEEDBACK, merge_alpha=0.5),
     "error feedback and eager": replace(FEEDBACK, eager=True),
+    "keep": replace(BASE, codec="sign", merge="keep"),
 }
 
 
@@ -103,7 +104,7 @@ class Peer:
         self.local = end(self.outer, answer, self.local)
         if isinstance(answer, RoundResult):
             for shard in self.count():
-                if not guessed and shard not in self.earlier:
+                if not (guessed or self.plan.keeps) and shard not in self.earlier:
                     here = slice(*SHARDS[shard])
                     self.given_away[here] += (1 - self.plan.merge_alpha) * self.since_send[here]
             self.closed = {}
@@ -155,7 +156,7 @@ class Peer:
 
     def error(self, sent: Contribution) -> Tensor | None:
         """Of an encoding that knows even numbers only."""
-        if not self.plan.error_feedback:
+        if not self.plan.needs_encoding_error:
             return None
         return sent.values - 2 * (sent.values / 2).round()
 

@@ -78,6 +78,67 @@ def test_what_was_missed_is_carried_over_with_the_steps_since() -> None:
     assert outer.in_flight.g.tolist() == [3, 3, -0.5, -0.5]
 
 
+KEEP = replace(PLAIN, overlap_steps=2, codec="sign", merge="keep")
+UNSENT = values(1.0, -1.0, 0.5, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("learned_since", "missed", "expected"),
+    [
+        (0, (), [1, -1, 0.5, 0]),
+        (1, (), [2, 0, 1.5, 1]),
+        (1, LEFT, [3, 3, 1.5, 1]),
+        (1, BOTH, [3, 3, 3, 3]),
+    ],
+)
+def test_what_was_not_sent_stays_in_the_local_parameters(
+    learned_since: float, missed: tuple[tuple[int, int], ...], expected: list[float]
+) -> None:
+    """2 contributed of which UNSENT is left out; where the round closed without it, all stays."""
+    outer = optimizer(KEEP)
+    local = send(outer, LOCAL) - learned_since
+    local = end(outer, done(0, missed=missed, error=UNSENT), local)
+    assert outer.state.anchor.tolist() == [6] * 4
+    assert lacks(outer, local) == expected
+    assert outer.residual is None
+
+
+def test_with_alpha_a_replica_stays_where_it_was_by_that_share() -> None:
+    outer = optimizer(replace(KEEP, merge_alpha=0.5))
+    local = end(outer, done(0, error=UNSENT), send(outer, LOCAL) - 1)
+    assert local.tolist() == [(7 + 6 - unsent - 1) / 2 for unsent in UNSENT.tolist()]
+
+
+def test_what_an_earlier_try_had_sent_is_taken_out_and_the_rest_is_sent_again() -> None:
+    """On the left an earlier try's 2 - UNSENT is in the reduction; 1 more was learned since."""
+    outer = optimizer(KEEP)
+    local = end(outer, Failed(LEFT, UNSENT.clone()), send(outer, LOCAL))
+    assert local is LOCAL
+    local = send(outer, local - 1)
+    assert outer.in_flight is not None
+    assert outer.in_flight.g.tolist() == [3] * 4
+    local = end(outer, done(0, error=values(9, 9, 0.25, 0.25)), local)
+    assert lacks(outer, local) == [2, 0, 0.25, 0.25]
+
+
+@pytest.mark.parametrize(
+    ("arrived", "expected"),
+    [
+        (None, [3, 3, 3, 3]),
+        (Failed(error=UNSENT), [3, 3, 3, 3]),
+        (Failed(LEFT, UNSENT), [2, 0, 3, 3]),
+        (Failed(BOTH, UNSENT), [2, 0, 1.5, 1]),
+    ],
+)
+def test_only_what_was_sent_of_a_round_that_was_overtaken_is_taken_out(
+    arrived: Failed | None, expected: list[float]
+) -> None:
+    outer = optimizer(KEEP)
+    local = send(outer, LOCAL) - 1
+    theirs = state_at(3, values(1, 2, 3, 4))
+    assert lacks(outer, take_over(outer, theirs, local, arrived)) == expected
+
+
 def test_a_failed_round_leaves_everything_and_is_sent_again() -> None:
     outer = optimizer(PLAIN)
     before = outer.state

@@ -60,7 +60,12 @@ PAIRS = {"exchange": "pairs", "outer_lr": 0.7, "outer_momentum": 0.5, "outer_pul
         ({"rounding": "up"}, r"rounding is 'up'; use one of nearest, stochastic"),
         ({"error_decay": 0.0}, r"error_decay is 0\.0"),
         ({"fragments": -2}, r"fragments"),
-        ({"consensus": True}, r'consensus is for exchange = "pairs"'),
+        ({"consensus": True}, r'consensus is for exchange = "pairs" and merge = "keep"'),
+        ({"merge": "take"}, r"merge is 'take'; use one of reset, keep"),
+        ({"merge": "keep", "error_feedback": True}, r"sent twice; leave error_feedback out"),
+        ({"merge": "keep", "eager": True, "overlap_steps": 1}, r"exclude each other"),
+        ({"merge": "keep", "exchange": "pairs"}, r"over all so far; leave it out with pairs"),
+        ({"merge": "keep", "payload": "gradient", "inner_steps": 1}, r"over all so far"),
         ({"anchor_codec": "fp5"}, r"anchor_codec is 'fp5'; use one of fp32, bf16"),
         (
             {**PAIRS, "outer_pull": 4.0},

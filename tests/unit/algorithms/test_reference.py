@@ -317,6 +317,48 @@ def test_exact_reductions_leave_nothing() -> None:
     assert run.reduction_residuals == {}
 
 
+KEEP = Plan(inner_steps=1, outer_lr=1.0, outer_momentum=0.0, merge="keep", consensus=True)
+
+
+def test_with_an_exact_codec_keeping_is_diloco() -> None:
+    """Nothing is left out, so nothing is kept: bit for bit, but for the last mean of equals."""
+    plan = replace(KEEP, inner_steps=3, outer_lr=0.7, outer_momentum=0.9, consensus=False)
+
+    def ends(plan: Plan) -> list[Outer]:
+        return train(plan, fragments_of("x"), {"a": bowl(1.0), "b": bowl(-2.0)}, 12)
+
+    (kept,), (reset,) = ends(plan), ends(replace(plan, merge="reset"))
+    assert torch.equal(kept.anchor, reset.anchor)
+    assert torch.equal(kept.momentum, reset.momentum)
+
+
+def test_keeping_by_hand() -> None:
+    """One peer, H = 1, a slope of 0.5 a step in one value and none in the other.
+
+    Step 1: D is (0.5, 0), sent as (0.25, 0.25); the anchor goes from 4 to 3.75, the replica to
+    3.75 - (0.25, -0.25) = (3.5, 4). Step 2: the replica is at (3, 4) and D is (0.75, -0.25), sent
+    as (0.5, -0.5); the anchor goes to (3.25, 4.25), the replica back to (3, 4). The last mean is
+    of replicas.
+    """
+    plan, replica = replace(KEEP, codec="sign"), slope("x")
+    replica.backward = lambda step: {"x": torch.tensor([2.0, 0.0])}  # type: ignore[method-assign]
+    (state,) = train(replace(plan, consensus=False), fragments_of("x"), {"a": replica}, 2)
+    assert state.anchor.tolist() == [3.25, 4.25]
+    assert replica.parameters["x"].tolist() == [3.0, 4.0]
+    replica = slope("x")
+    replica.backward = lambda step: {"x": torch.tensor([2.0, 0.0])}  # type: ignore[method-assign]
+    (state,) = train(plan, fragments_of("x"), {"a": replica}, 2)
+    assert state.anchor.tolist() == [3.0, 4.0]
+
+
+@pytest.mark.parametrize("codec", ["sign", "ternary", "topk"])
+def test_kept_progress_is_all_there_in_the_end(codec: str) -> None:
+    """Only the reducer's residual is beside the replicas, and here it has none."""
+    moved, exact, run = steady_run(replace(KEEP, codec=codec), 3, rounds=20)
+    assert torch.allclose(moved, exact, rtol=0, atol=1e-3)
+    assert run.residuals == run.reduction_residuals == {}
+
+
 def test_eager_by_hand() -> None:
     """Two peers, H = 2, tau = 1, outer lr 1: a goes down by 0.5 a step, b by 0.25.
 

@@ -69,13 +69,19 @@ class ContributorIO:
         reducer: this peer's own, for the shard that falls to itself.
         peers: how to reach the others.
         results: takes each RoundDone and RoundFailed.
+        method: that reducers serve.
     """
 
     def __init__(
-        self, context: Context, reducer: ReducerIO, peers: Peers, results: Results
+        self,
+        context: Context,
+        reducer: ReducerIO,
+        peers: Peers,
+        results: Results,
+        method: str = "Data/Exchange",
     ) -> None:
         self._context, self._reducer = context, reducer
-        self._peers, self._results = peers, results
+        self._peers, self._results, self._method = peers, results, method
         self._view = View()
         self._rounds: dict[int, _OwnRound] = {}
         self._tasks = Tasks()
@@ -153,7 +159,7 @@ class ContributorIO:
                 whole[codec.encoded_bytes(shard.start) : codec.encoded_bytes(shard.stop)]
                 for shard in shards
             ]
-        error = values.new_empty(values.shape) if plan.error_feedback else None
+        error = values.new_empty(values.shape) if plan.needs_encoding_error else None
         if error is not None:
             for raw, shard in zip(raws, shards, strict=True):
                 part = values[shard.start : shard.stop]
@@ -269,7 +275,7 @@ class ContributorIO:
         """Another peer reduces the shard."""
         key, attempt = opened.header.key, opened.attempt
         try:
-            stream = each.stream = self._peers.open(opened.peer, "Data/Exchange")
+            stream = each.stream = self._peers.open(opened.peer, self._method)
             try:
                 await stream.send(wire.contribution_to_message(opened.header))
                 each.header_sent.set()
