@@ -117,6 +117,15 @@ def test_random_plans_of_faults(seeds: range) -> None:
         assert list(violations(random_run(seed))) == [], seed
 
 
+@pytest.mark.parametrize(
+    "seed",
+    [36598, 63203, 88361],
+    ids=["the last contribution is withdrawn", "the group dies", "and others doubt"],
+)
+def test_plans_that_were_violated(seed: int) -> None:
+    assert list(violations(random_run(seed))) == []
+
+
 def test_a_seed_is_a_schedule() -> None:
     for seed in (5, 6, 7):
         one, other = random_run(seed), random_run(seed)

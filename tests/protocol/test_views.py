@@ -118,6 +118,8 @@ def test_a_pair_is_apart_when_either_says_so_and_both_live() -> None:
         (view("bcd", dead="a", unreachable="da"), "d"),
         (view("abcdx", unreachable="dx"), "d"),
         (view("ad", dead="bc", unreachable="ad"), "d"),
+        (view("yx", dead="abcd"), "x"),
+        (view("x", dead="abc", suspect="d"), None),
         (view("", dead="abcd"), None),
     ],
     ids=[
@@ -129,6 +131,8 @@ def test_a_pair_is_apart_when_either_says_so_and_both_live() -> None:
         "a cut to the dead does not matter",
         "nor one to who is not in the round",
         "where nobody is reached by all, any",
+        "where all are gone, a peer outside",
+        "but not while one is only suspected",
         "nobody",
     ],
 )

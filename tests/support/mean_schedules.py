@@ -1,5 +1,6 @@
 """Mean rounds of the product's simulator under a plan of faults, and what must hold in each run."""
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -32,7 +33,8 @@ from worker.simulation.task import Quadratic
 CONFIG = RoundConfig(quorum=0.5, grace_s=2.0, retry_s=0.25, slack_s=4.0)
 STEPS_S = 0.4  # of the inner steps of a round
 LONGEST_S = 600.0
-_EXCUSES = (Crash, Cut, Doubt, Freeze, Partition)  # faults for which a round may fail
+# Faults for which a round may fail, as it may when a peer comes later than a round lasts.
+_EXCUSES = (Crash, Cut, Doubt, Freeze, Partition)
 
 
 @dataclass(frozen=True)
@@ -215,7 +217,9 @@ def _of_outcome(run: Run, outcome: Outcome) -> Iterator[str]:
     round_s = run.peers[0].layout.round_s(0)
     if outcome.ended_at - outcome.began_at > round_s + frozen_s + 1e-9:
         yield f"late end: round {outcome.round} of {outcome.peer}"
-    if outcome.reason and not any(isinstance(f, _EXCUSES) for f in run.swarm.faults):
+    late_s = max(run.swarm.late_s(number, 0.0, math.inf) for number in range(len(run.peers)))
+    excused = any(isinstance(f, _EXCUSES) for f in run.swarm.faults)
+    if outcome.reason and not excused and late_s <= round_s:
         yield f"failed without a reason: {outcome.reason} at {outcome.peer}"
     if outcome.tries > len(outcome.ranges) * 4 * round_s / CONFIG.retry_s:
         yield f"endless redirects: {outcome.tries} tries of {outcome.peer}"

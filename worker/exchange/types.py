@@ -69,13 +69,20 @@ class View:
 
     def reducer(self, order: Sequence[str]) -> str | None:
         """Who is to reduce a shard now: the first of its order that is usable and that everybody
-        reaches, else the first that is usable."""
+        reaches, else the first that is usable.
+
+        Where all of the order are gone, a live peer that the order does not name stands in: else
+        those that the group left out would wait for ever."""
         usable = (peer for peer in order if self.usable(peer))
         if not self.unreachable:
-            return next(usable, None)
-        able = list(usable)
-        reached = _reached(frozenset(order), self.unreachable)
-        return next((peer for peer in able if peer in reached), next(iter(able), None))
+            first = next(usable, None)
+        else:
+            able = list(usable)
+            reached = _reached(frozenset(order), self.unreachable)
+            first = next((peer for peer in able if peer in reached), next(iter(able), None))
+        if first is not None or any(self.live(peer) for peer in order):
+            return first
+        return min((peer for peer in self.joinable() if self.usable(peer)), default=None)
 
     def reach(self, one: str, other: str) -> bool:
         """Whether nothing is known to be between the two."""

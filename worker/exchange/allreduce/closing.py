@@ -38,24 +38,25 @@ class PeerContribution:
 
 @dataclass(eq=False)
 class OpenShard:
-    """`begun`: a contribution has been whole here; `computing` numbers the mean on its way."""
+    """`begun`: a contribution has been whole here; `contributors` came in this order; `computing`
+    numbers the mean on its way."""
 
     contributions: dict[str, PeerContribution] = field(default_factory=dict)
-    contributors: set[str] = field(default_factory=set)
+    contributors: dict[str, None] = field(default_factory=dict)
     begun: bool = False
     quorum_at: float | None = None
     computing: int | None = None
-    last: str = ""
 
     def contributed(self, peer: str) -> None:
         """All that the peer gives is here and verified."""
-        self.begun, self.last = True, peer
-        self.contributors.add(peer)
+        self.begun = True
+        self.contributors.pop(peer, None)
+        self.contributors[peer] = None
 
     def withdrawn(self, peer: str) -> None:
         """The peer sends something else in place of what was here."""
         if self.computing is None:
-            self.contributors.discard(peer)
+            self.contributors.pop(peer, None)
 
 
 class ReducedShards:
@@ -104,7 +105,7 @@ class ReducedShards:
         entry, group = self._open.get(key), self.group(key)
         if entry is None or group is None:
             return set()
-        return self._expected(key, group) - entry.contributors
+        return self._expected(key, group) - entry.contributors.keys()
 
     def above(self, key: ShardKey, group: Group) -> str | None:
         """The peer that is to reduce the shard in place of this one, if any.
@@ -118,7 +119,7 @@ class ReducedShards:
             return None
         if (entry := self._open.get(key)) is not None and entry.begun:
             before = takewhile(lambda peer: peer != self._me, order)
-            awaited = self._expected(key, group) - entry.contributors
+            awaited = self._expected(key, group) - entry.contributors.keys()
             moves = any(view.usable(peer) for peer in before)
             if not moves and all(view.reach(self._me, peer) for peer in awaited):
                 return None
@@ -205,9 +206,9 @@ class ReducedShards:
         if entry.computing is not None or not entry.contributors:
             return False
         expected = self._expected(key, group)
-        if not expected - entry.contributors:
+        if not expected - entry.contributors.keys():
             return True
-        enough = math.ceil(self._config.quorum * len(expected | entry.contributors))
+        enough = math.ceil(self._config.quorum * len(expected | entry.contributors.keys()))
         if len(entry.contributors) < enough:
             entry.quorum_at = None
             return False
@@ -220,7 +221,7 @@ class ReducedShards:
         contributors = tuple(sorted(entry.contributors))
         next_group = {
             peer
-            for peer in self.view.joinable() | entry.contributors
+            for peer in self.view.joinable() | entry.contributors.keys()
             if self.view.live(peer) or peer == self._me
         }
         return events.ComputeShard(
@@ -230,7 +231,7 @@ class ReducedShards:
             contributors=contributors,
             weights=tuple(entry.contributions[peer].weight for peer in contributors),
             next_group=tuple(sorted(next_group)),
-            last=entry.last if entry.last in entry.contributors else "",
+            last=next(reversed(entry.contributors)),
         )
 
     def _expected(self, key: ShardKey, group: Group) -> set[str]:
