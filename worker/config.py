@@ -18,6 +18,7 @@ import dataclasses
 import difflib
 import math
 import re
+import shlex
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -27,11 +28,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from algorithms.codecs import CODECS
 from algorithms.plan import PRESETS, Plan
-from worker.errors import ConfigError, ManifestRefused
+from protos.text import shown
+from worker.errors import ConfigError, ManifestRefused, UsageError
 from worker.exchange.types import ExchangeConfig, RoundConfig
 from worker.membership import MembershipConfig
 from worker.pipeline.config import StagesConfig
-from worker.tasks import Task, TaskError, load_task
+from worker.tasks import OWN_LOOP, Task, TaskError, load_task, local_settings
 from worker.training.config import CheckpointConfig, InnerConfig
 
 if TYPE_CHECKING:
@@ -160,9 +162,13 @@ def join_config(
     Raises:
         ManifestRefused: the first key in which they do not.
         ConfigError: as `load_config`.
+        TaskError: it would have this machine load code or read a file that the user has not named.
     """
     document, source = _read_all(path, settings, {})
     own = parse_config(document, source)  # names and types first
+    for section in RUN_WIDE:
+        if not isinstance(run.get(section, {}), Mapping):
+            raise ManifestRefused(f"{where} has a manifest without a section [{section}]")
     chosen = {name: dict(run[name]) for name in RUN_WIDE if name in run}
     for section in RUN_WIDE:
         for key in sorted(document.get(section, {})):
@@ -177,7 +183,9 @@ def join_config(
                 )
     machine = {name: part for name, part in document.items() if name not in RUN_WIDE}
     try:
-        return parse_config({**chosen, **machine}, f"the run at {where}")
+        config = parse_config({**chosen, **machine}, f"the run at {where}")
+        _check_local(config, document, f"the run at {where}")
+        return config
     except ConfigError as error:
         unknown = [
             name
@@ -190,6 +198,68 @@ def join_config(
             f"{where} exchanges in the codec {unknown[0]!r}, which this version does not know (it "
             f"knows {', '.join(CODEC_NAMES)}); install the version that they run"
         ) from error
+
+
+def restored_config(
+    run: Mapping[str, Any], settings: Iterable[str], where: str, *, own: bool
+) -> Config:
+    """The config of a run that a checkpoint is of.
+
+    Args:
+        run: the run-wide sections that the checkpoint, at `where`, says.
+        settings: of [task], as given with `--set`: they replace what it says.
+        own: whether this user has written the checkpoint, and so its settings, on this machine.
+
+    Raises:
+        UsageError: a setting of another section.
+        ConfigError: as `parse_config`.
+        TaskError: it would have this machine load code or read a file that the user has not named.
+    """
+    typed, _ = _read_all(None, settings, {})
+    for section in typed:
+        if section != "task":
+            raise UsageError(f"--set {section}: of a checkpoint only settings of [task] are taken")
+    task = {**run.get("task", {}), **typed.get("task", {})}
+    config = parse_config({**run, "task": task}, where)
+    if not own:
+        _check_local(config, typed, where, trains=False)
+    return config
+
+
+def _check_local(
+    config: Config, typed: Mapping[str, Any], where: str, *, trains: bool = True
+) -> None:
+    """Code is loaded and files are read if the user has named them, never on the word of others.
+
+    Args:
+        typed: sections that the user wrote.
+        trains: whether the inner optimizer and the initial values are needed.
+
+    Raises:
+        TaskError: names the first setting that the user has to type.
+    """
+    task, inner = config.task, config.inner.optimizer
+    settings: list[tuple[str, str, object]] = [
+        ("task", key, {"name": task.name, **task.options}.get(key))
+        for key in local_settings(task.name, task.options)
+    ]
+    if trains and task.name != OWN_LOOP:
+        if ":" in inner:
+            settings.append(("inner", "optimizer", inner))
+        if task.init and Path(task.init).exists():
+            settings.append(("task", "init", task.init))
+    for section, key, value in settings:
+        if key in typed.get(section, {}):
+            continue
+        what = "run code" if (key in ("name", "optimizer")) else "read files"
+        plain = isinstance(value, str) and value == shown(value)
+        typing = shlex.quote(f"{section}.{key}={value}") if plain else f"{section}.{key}=..."
+        instead = " (or --set 'task.init=\"\"' to take the values from the others)"
+        raise TaskError(
+            f"{where}: [{section}] {key} = {shown(repr(value))} would {what} of this machine, and "
+            f"only others have named it: if you trust it, add --set {typing}"
+            f"{instead if key == 'init' else ''}"
+        )
 
 
 def parse_config(document: Mapping[str, Any], source: ConfigOrigin | str) -> Config:

@@ -193,7 +193,7 @@ class Worker:
             self._log(new_event("warning", text=text))
             return
         trained = {n: p.detach() for n, p in trained_parameters(self._model).items()}
-        load_initial(self._model, source, trained)
+        load_initial(self._model, source, trained, self._task)
 
     def _restore(self) -> checkpoint.Checkpoint:
         restored, problems = checkpoint.load(self._options.out / "checkpoints")

@@ -101,7 +101,7 @@ def test_a_worker_comes_back_to_a_run_with_error_feedback_and_ends_equal(tmp_pat
     assert swarm.workers["w0"].of("round")[-1]["contributors"] == 3
 
 
-def test_a_worker_joins_with_nothing_but_an_address(tmp_path: Path) -> None:
+def test_a_worker_joins_with_an_address_and_its_own_task(tmp_path: Path) -> None:
     settings = [*SMALL, *QUICK, *settings_of(run__steps=600, diloco__inner_steps=10)]
     held = gate(tmp_path, 25)
     with running_swarm(2, tmp_path, *settings, *held.settings) as swarm:
@@ -116,6 +116,7 @@ def test_a_worker_joins_with_nothing_but_an_address(tmp_path: Path) -> None:
                 "--out",
                 str(tmp_path / "new"),
                 "--json",
+                *held.settings,  # a task of one's own is not loaded on the swarm's word
             ],
             "new",
         )
@@ -164,7 +165,11 @@ def test_a_worker_joins_through_the_coordinator_which_reports(tmp_path: Path) ->
         swarm.start_all("--coordinator", address)
         swarm.workers["w0"].wait_for_round(1)
         newcomer = WorkerProcess(
-            ["join", address, "--name", "new", "--out", str(tmp_path / "new"), "--json"], "new"
+            [
+                *("join", address, "--name", "new", "--out", str(tmp_path / "new"), "--json"),
+                *held.settings,
+            ],
+            "new",
         )
         swarm.workers["new"] = newcomer
         newcomer.wait_for(lambda e: e["event"] == "adopted", "adoption")

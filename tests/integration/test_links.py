@@ -146,6 +146,7 @@ def test_a_newcomer_joins_through_its_proxy(tmp_path: Path) -> None:
             [
                 *("join", swarm.addresses["w1"], "--proxy", relay.proxies["new"]),
                 *("--listen", address, "--name", "new", "--out", str(tmp_path / "new"), "--json"),
+                *held.settings,
             ],
             "new",
         )

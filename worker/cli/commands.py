@@ -124,7 +124,8 @@ def join(address: str, config: Path | None, settings: tuple[str, ...], flags: Wo
     """Join the swarm that the worker or coordinator at HOST:PORT belongs to.
 
     The run's settings come from there. What --config and --set say of the run must agree with them,
-    else the first difference is named; what they say of this machine is used.
+    else the first difference is named; what they say of this machine is used. Code to load and
+    files to read must be named by them: what only the swarm names is refused.
     """
     from worker.catchup.bootstrap import fetch_manifest
     from worker.config import join_config
@@ -147,17 +148,34 @@ def join(address: str, config: Path | None, settings: tuple[str, ...], flags: Wo
     return _run(merged, flags, joins=joins, min_peers=None, wait_s=math.inf)
 
 
+_of_task = click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="task.KEY=VALUE",
+    help="In place of what the checkpoint says; code and files it cannot name by itself.",
+)
+
+
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))
 @click.argument("prompt")
 @click.option("--bytes", "n_tokens", type=click.IntRange(1), default=400, show_default=True)
 @click.option("--temperature", type=click.FloatRange(0), default=0.7, show_default=True)
 @click.option("--seed", type=int, default=0, show_default=True)
-def generate(run: Path, prompt: str, n_tokens: int, temperature: float, seed: int) -> int:
+@_of_task
+def generate(
+    run: Path,
+    prompt: str,
+    n_tokens: int,
+    temperature: float,
+    seed: int,
+    settings: tuple[str, ...],
+) -> int:
     """Continue PROMPT with the newest anchor under the folder RUN."""
     from worker.training.evaluation import generate_text
 
-    pieces = generate_text(run, prompt, n_tokens, temperature, seed)
+    pieces = generate_text(run, prompt, n_tokens, temperature, seed, settings)
     for piece in chain((prompt,), pieces, ("\n",)):
         click.echo(piece, nl=False)  # which flushes: to be read while the next one is made
     return 0
@@ -172,7 +190,10 @@ def generate(run: Path, prompt: str, n_tokens: int, temperature: float, seed: in
 @click.option(
     "--split", type=click.Choice(["train", "validation"]), default="validation", show_default=True
 )
-def evaluate(run: Path, stages: int | None, omit: str | None, split: str) -> int:
+@_of_task
+def evaluate(
+    run: Path, stages: int | None, omit: str | None, split: str, settings: tuple[str, ...]
+) -> int:
     """Print loss and perplexity of the newest anchor under the folder CHECKPOINT.
 
     Measured on as many batches as a run's report takes, and on the same ones. With --omit, what
@@ -183,7 +204,7 @@ def evaluate(run: Path, stages: int | None, omit: str | None, split: str) -> int
 
     omitted = _stage_numbers(omit) if omit is not None else []
     saved = find_checkpoint(run)
-    loss = checkpoint_loss(saved, stages=stages, omitted=omitted, split=split)
+    loss = checkpoint_loss(saved, stages=stages, omitted=omitted, split=split, settings=settings)
     named = "stage" if len(omitted) == 1 else "stages"
     without = f", without {named} {', '.join(map(str, omitted))}" if omitted else ""
     click.echo(f"{saved.path}: {split} loss {loss:.4f}, perplexity {_perplexity(loss)}{without}")
@@ -204,7 +225,8 @@ def _perplexity(loss: float) -> str:
     type=click.Choice(["hf", "safetensors"]),
     help="Hugging Face's layout, or the tensors alone.  [default: hf where the model has it]",
 )
-def export(run: Path, out: Path, layout: "Layout | None") -> int:
+@_of_task
+def export(run: Path, out: Path, layout: "Layout | None", settings: tuple[str, ...]) -> int:
     """Write the newest anchor under the folder RUN to DIR, for others to load.
 
     DIR/model.safetensors holds parameters and buffers by name. In Hugging Face's layout
@@ -213,7 +235,7 @@ def export(run: Path, out: Path, layout: "Layout | None") -> int:
     """
     from worker.training.export import export as export_anchor
 
-    made = export_anchor(run, out, layout)
+    made = export_anchor(run, out, layout, settings)
     kind = "Hugging Face's layout" if made.layout == "hf" else "tensors alone"
     click.echo(f"{made.path}: {made.parameters:,} parameters of step {made.step}, {kind}")
     return 0
@@ -234,7 +256,8 @@ def _stage_numbers(text: str) -> list[int]:
     type=click.Path(path_type=Path, file_okay=False),
     help="Where the checkpoint goes.  [default: RUN/assembled]",
 )
-def assemble(run: Path, out: Path | None) -> int:
+@_of_task
+def assemble(run: Path, out: Path | None, settings: tuple[str, ...]) -> int:
     """Put the newest checkpoints of all stages below the folder RUN together.
 
     A run that ends in good order has done so already, in the folder of one of its workers; this is
@@ -245,7 +268,7 @@ def assemble(run: Path, out: Path | None) -> int:
 
     out = out or run / "assembled"
     try:
-        assembled = assemble_stages(run, out)
+        assembled = assemble_stages(run, out, settings)
     except OSError as error:
         raise UsageError(
             f"--out {out}: no checkpoint can be written there: {error}; choose another folder"

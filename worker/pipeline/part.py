@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -179,11 +178,15 @@ class Assembled:
     steps: Mapping[int, int]
 
 
-def assemble(run: Path, out: Path) -> Assembled:
+def assemble(run: Path, out: Path, settings: Iterable[str] = ()) -> Assembled:
     """Puts the newest checkpoints of all stages below the folder `run` together.
+
+    Args:
+        settings: of [task], typed here; what loads code or reads files must be among them.
 
     Raises:
         CheckpointError: not all stages are there, or they are of different runs.
+        TaskError: the run's task cannot be loaded here.
     """
     newest: dict[int, checkpoint.Checkpoint] = {}
     for saved in checkpoint.below(run):
@@ -196,9 +199,9 @@ def assemble(run: Path, out: Path) -> Assembled:
         raise CheckpointError(
             f"{run}: no checkpoint of a stage; name the folder of a run with --stages"
         )
-    plain: dict[str, Any] = next(iter(newest.values())).values["manifest"]
-    manifest = Manifest(plain)
-    config = manifest.config(str(run))
+    one = next(iter(newest.values()))
+    manifest = Manifest(one.values["manifest"])
+    config = checkpoint.config_of(one, settings)
     missing = [str(stage) for stage in range(config.stages.count) if stage not in newest]
     if missing:
         raise CheckpointError(f"{run}: no checkpoint of stage {', '.join(missing)}")

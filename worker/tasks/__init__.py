@@ -9,7 +9,14 @@ llama_bytes.py  the default task: that decoder on the bytes of a text
 huggingface.py  the task for a model of transformers, in full or by LoRA
 """
 
-from worker.tasks.loading import BUILT_IN, OWN_LOOP, import_factory, load_task, task_factory
+from worker.tasks.loading import (
+    BUILT_IN,
+    OWN_LOOP,
+    import_factory,
+    load_task,
+    local_settings,
+    task_factory,
+)
 from worker.tasks.task import (
     SPLITS,
     Batch,
@@ -45,6 +52,7 @@ __all__ = [
     "TextError",
     "import_factory",
     "load_task",
+    "local_settings",
     "next_batch",
     "task_factory",
 ]

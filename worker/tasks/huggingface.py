@@ -12,7 +12,7 @@ Nothing is fetched from a hub: the model and its tokenizer are folders on each m
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,16 @@ from worker.tasks.task import SPLITS, Batch, Cursor, TaskError, TextError
 from worker.tasks.text import STDLIB, load_text
 
 BYTES = "bytes"
+# Where a word in a config is the name of something that transformers has itself.
+_MODEL_WORDS = frozenset(
+    {"model_type", "hidden_act", "hidden_activation", "activation_function", "rope_type"}
+)
+_LORA = frozenset(
+    {
+        *("r", "lora_alpha", "lora_dropout", "target_modules", "modules_to_save", "bias"),
+        *("use_rslora", "use_dora", "fan_in_fan_out", "task_type", "layers_to_transform"),
+    }
+)
 
 
 class HuggingFace:
@@ -46,6 +56,22 @@ class HuggingFace:
     """
 
     loss_unit = "nats per token"
+
+    @staticmethod
+    def local_options(options: Mapping[str, object]) -> tuple[str, ...]:
+        """Of these options, those that name files of this machine, or could have a library load
+        code: a config and adapters are harmless if they consist of numbers and known words."""
+        model, lora = options.get("model"), options.get("lora")
+        named = {
+            "model": not (isinstance(model, Mapping) and _harmless(model, _MODEL_WORDS)),
+            "tokenizer": options.get("tokenizer", BYTES) not in (None, BYTES),
+            "text": options.get("text", STDLIB) != STDLIB,
+            "lora": not (
+                lora is None
+                or (isinstance(lora, Mapping) and set(lora) <= _LORA and _harmless(lora, _LORA))
+            ),
+        }
+        return tuple(key for key, local in named.items() if local and key in options)
 
     def __init__(
         self,
@@ -195,6 +221,15 @@ class HuggingFace:
         if self._tokenizer is None:
             return bytes(token for token in tokens if token < 256).decode("utf-8", "replace")
         return str(self._tokenizer.decode(tokens))
+
+
+def _harmless(value: object, words: Container[str], key: str = "") -> bool:
+    """Whether it is made of numbers, and of text only under one of the keys `words`."""
+    if isinstance(value, Mapping):
+        return all(_harmless(inner, words, str(key)) for key, inner in value.items())
+    if isinstance(value, list | tuple):
+        return all(_harmless(inner, words, key) for inner in value)
+    return value is None or isinstance(value, int | float) or key in words
 
 
 def _library(name: str) -> Any:

@@ -62,6 +62,11 @@ class LlamaBytes:
 
     loss_unit = "nats per byte"
 
+    @staticmethod
+    def local_options(options: Mapping[str, object]) -> tuple[str, ...]:
+        """Of these options, those that name files of this machine."""
+        return ("text",) if options.get("text", STDLIB) != STDLIB else ()
+
     def __init__(
         self,
         *,

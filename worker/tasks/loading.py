@@ -60,6 +60,21 @@ def load_task(name: str, *, seed: int, options: Mapping[str, object] | None = No
     return task
 
 
+def local_settings(name: str, options: Mapping[str, object]) -> tuple[str, ...]:
+    """The keys of a [task] that have this machine load code or read a file.
+
+    Of a task that is not built in that is its name. A built-in task says which of its options are
+    such; the others may come from anybody.
+    """
+    if name == OWN_LOOP:
+        return ()  # nothing is loaded
+    factory = BUILT_IN.get(name)
+    if factory is None:
+        return ("name",)
+    found: tuple[str, ...] = factory.local_options(options)  # type: ignore[attr-defined]
+    return found
+
+
 def task_factory(name: str, options: Mapping[str, object]) -> Callable[..., Task]:
     """Return what `load_task` calls with these options, which it accepts by their names.
 

@@ -5,12 +5,16 @@ A checkpoint is a folder `step-00000300` with `tensors.safetensors` and, written
 at any point leaves the newest or the one before. Nothing is ever unpickled.
 """
 
+import hashlib
+import hmac
 import itertools
 import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +25,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from algorithms.fragment_state import FragmentState
+from protos.manifest import canonical
+from worker.config import Config, restored_config
 from worker.errors import CheckpointError
 from worker.manifest import Manifest
 from worker.training.loop import Trainer
@@ -29,6 +35,7 @@ from worker.wire import state_hash
 _TENSORS = "tensors.safetensors"
 MANIFEST = "manifest.json"
 _HASH_BLOCK_BYTES = 1 << 20
+_KEY_BYTES = 32
 _EARLIER = "-earlier-"
 _BEFORE = "-before"  # a checkpoint that one of the same step is just replacing
 _NAME = re.compile(rf"step-(\d{{8,}})({_BEFORE}|)")
@@ -62,6 +69,7 @@ def save(folder: Path, step: int, tensors: Mapping[str, Tensor], values: Mapping
     _sync(partial / _TENSORS)
     record = {
         **values,
+        "mark": _mark(values.get("manifest")),
         "tensors": {
             "bytes": (partial / _TENSORS).stat().st_size,
             "xxh3_128": _file_hash(partial / _TENSORS),
@@ -89,6 +97,45 @@ def below(run: Path) -> Iterator[Checkpoint]:
             yield load(folder)[0]
         except CheckpointError:
             continue
+
+
+def config_of(saved: Checkpoint, settings: Iterable[str] = ()) -> Config:
+    """The settings of the run that a checkpoint is of. Raises as `restored_config`.
+
+    Args:
+        settings: of [task], as given with `--set`.
+    """
+    manifest = saved.values["manifest"]
+    mark = saved.values.get("mark")
+    own = isinstance(mark, str) and mark != "" and hmac.compare_digest(mark, _mark(manifest))
+    return restored_config(Manifest(manifest).sections, settings, str(saved.path), own=own)
+
+
+def _mark(manifest: object) -> str:
+    """Tells this user's checkpoints from those of others, which may not name code to load: a keyed
+    hash of what the run is. Its key never leaves this machine. Empty where there can be no key."""
+    try:
+        key = _key(Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state"))
+    except (OSError, RuntimeError):  # no home, or none that can be written to
+        return ""
+    return hashlib.blake2b(canonical(manifest), key=key, digest_size=16).hexdigest()
+
+
+def _key(state: Path) -> bytes:
+    """Made once, readable by this user alone. Raises OSError."""
+    path = state / "murmuration" / "checkpoint-key"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, made = tempfile.mkstemp(dir=path.parent)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(os.urandom(_KEY_BYTES))
+        with suppress(FileExistsError):  # another process was faster
+            os.link(made, path)
+        os.unlink(made)
+    key = path.read_bytes()
+    if len(key) != _KEY_BYTES:
+        raise OSError(f"{path} is damaged")
+    return key
 
 
 def prune(folder: Path, keep: int) -> None:

@@ -1,7 +1,7 @@
 """What the anchor is worth: held-out loss, also without some of its stages, and a piece of text."""
 
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from math import inf
@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from algorithms.fragments import partition
 from worker.config import Config, task_of
 from worker.errors import CheckpointError, UsageError
-from worker.manifest import Manifest
 from worker.pipeline.config import StagesConfig, cut_of
 from worker.tasks import (
     Batch,
@@ -124,6 +123,7 @@ def checkpoint_loss(
     stages: int | None = None,
     omitted: Collection[int] = (),
     split: str = "validation",
+    settings: Iterable[str] = (),
 ) -> float:
     """Mean loss of a checkpoint's anchor, over as many batches as a run's report takes.
 
@@ -132,13 +132,14 @@ def checkpoint_loss(
         stages: how many to cut the model into; by default as its run was.
         omitted: stages to leave out.
         split: 'validation', or 'train' for text that the run learned from.
+        settings: of [task], typed here; what loads code or reads files must be among them.
 
     Raises:
         CheckpointError: it does not hold the whole model of its run.
         TaskError: the run's task cannot be loaded here, or not be cut into stages.
         UsageError: more stages than layers, or a stage to leave out that cannot be.
     """
-    config = Manifest(saved.values["manifest"]).config(str(saved.path))
+    config = checkpoint.config_of(saved, settings)
     cut = config.stages if stages in (None, config.stages.count) else StagesConfig(count=stages)
     _check_omitted(cut.count, omitted)
     task = task_of(config)
@@ -213,12 +214,18 @@ def anchored_model(saved: Checkpoint, config: Config, task: Task) -> nn.Module:
 
 
 def generate_text(
-    run: Path, prompt: str, n_tokens: int, temperature: float, seed: int
+    run: Path,
+    prompt: str,
+    n_tokens: int,
+    temperature: float,
+    seed: int,
+    settings: Iterable[str] = (),
 ) -> Iterator[str]:
     """Continues `prompt` with the newest anchor below the folder `run`.
 
     Args:
         run: a swarm's folder, a worker's, one of checkpoints, or one checkpoint.
+        settings: of [task], typed here; what loads code or reads files must be among them.
 
     Returns:
         The text in pieces, as they are made; in one where the task does not stream.
@@ -228,8 +235,7 @@ def generate_text(
         TaskError: the run's task cannot be loaded here, or writes no text.
     """
     saved = find_checkpoint(run)
-    manifest = Manifest(saved.values["manifest"])
-    config = manifest.config(str(saved.path))
+    config = checkpoint.config_of(saved, settings)
     task = task_of(config)
     if not isinstance(task, Generates):
         raise TaskError(f"task {config.task.name!r} has no generate()")

@@ -6,7 +6,7 @@ DIR/murmuration.json    run, step and settings that it came from
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -15,10 +15,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from worker.config import task_of
+from worker.config import parse_config, task_of
 from worker.errors import CheckpointError, UsageError
 from worker.manifest import Manifest
-from worker.tasks import ExportsToHuggingFace
+from worker.tasks import ExportsToHuggingFace, Task
+from worker.training.checkpoint import config_of
 from worker.training.evaluation import anchored_model, find_checkpoint
 
 MODEL = "model.safetensors"
@@ -41,11 +42,12 @@ class Exported:
     layout: Layout
 
 
-def export(run: Path, out: Path, layout: Layout | None) -> Exported:
+def export(run: Path, out: Path, layout: Layout | None, settings: Iterable[str] = ()) -> Exported:
     """Writes the newest anchor below the folder `run` to the folder `out`.
 
     Args:
         layout: None takes Hugging Face's where the model has it.
+        settings: of [task], typed here; what loads code or reads files must be among them.
 
     Raises:
         CheckpointError: there is no anchor of a whole model.
@@ -54,7 +56,7 @@ def export(run: Path, out: Path, layout: Layout | None) -> Exported:
     """
     saved = find_checkpoint(run)
     manifest = Manifest(saved.values["manifest"])
-    config = manifest.config(str(saved.path))
+    config = config_of(saved, settings)
     task = task_of(config)
     known = isinstance(task, ExportsToHuggingFace)
     if layout == "hf" and not known:
@@ -85,7 +87,7 @@ def distinct_tensors(model: nn.Module) -> dict[str, Tensor]:
     return {name: state[name].contiguous() for name in found.values()}
 
 
-def load_initial(model: nn.Module, source: Path, names: Mapping[str, Tensor]) -> None:
+def load_initial(model: nn.Module, source: Path, names: Mapping[str, Tensor], task: Task) -> None:
     """Puts exported values, or those of a run's newest anchor, in the place of drawn ones.
 
     Args:
@@ -93,13 +95,14 @@ def load_initial(model: nn.Module, source: Path, names: Mapping[str, Tensor]) ->
         source: a folder that `export` wrote or Hugging Face's, a file of safetensors, or a run's
             folder.
         names: what must be there: parameters by name.
+        task: whose model it is. A run's folder says which task it had; that one is not loaded.
 
     Raises:
         CheckpointError: something is missing, or of another shape.
     """
     if not source.exists():
         raise CheckpointError(f"[task] init = {source}: no such file or folder")
-    given = _exported(source)
+    given = _exported(source, task)
     for name, parameter in names.items():
         value = given.get(name)
         if value is None or value.shape != parameter.shape:
@@ -115,7 +118,7 @@ def load_initial(model: nn.Module, source: Path, names: Mapping[str, Tensor]) ->
             buffer.copy_(given[name])
 
 
-def _exported(source: Path) -> Mapping[str, Tensor]:
+def _exported(source: Path, task: Task) -> Mapping[str, Tensor]:
     try:
         if source.is_file():
             return load_file(source)
@@ -125,5 +128,5 @@ def _exported(source: Path) -> Mapping[str, Tensor]:
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"[task] init = {source}: cannot be read: {error}") from error
     saved = find_checkpoint(source)
-    config = Manifest(saved.values["manifest"]).config(str(saved.path))
-    return anchored_model(saved, config, task_of(config)).state_dict()
+    config = parse_config(Manifest(saved.values["manifest"]).sections, str(saved.path))
+    return anchored_model(saved, config, task).state_dict()

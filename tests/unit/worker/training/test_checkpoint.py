@@ -12,7 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from worker.config import load_config
 from worker.errors import CheckpointError
+from worker.manifest import Manifest
+from worker.tasks import TaskError
 from worker.training import checkpoint
 from worker.training.checkpoint import load, prune, save
 from worker.training.config import CheckpointConfig
@@ -295,3 +298,35 @@ def test_the_stage_of_a_folder_is_that_of_its_newest_readable_manifest(tmp_path:
     assert checkpoint.held_stage(tmp_path) == 2
     (tmp_path / "step-00000020" / "tensors.safetensors").unlink()  # whoever resumes will see
     assert checkpoint.held_stage(tmp_path) == 2
+
+
+def test_only_a_checkpoint_of_this_user_may_name_code_to_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = Manifest.of(load_config(None, ["task.name=torch.hub:load"]), []).plain()
+    values = {"step": 1, "manifest": manifest}
+    path = checkpoint.save(tmp_path, 1, {}, values)
+    assert checkpoint.config_of(checkpoint.load_one(path)).task.name == "torch.hub:load"
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another user's"))
+    with pytest.raises(TaskError, match=r"only others have named it.* add --set task\.name="):
+        checkpoint.config_of(checkpoint.load_one(path))
+    typed = ["task.name=torch.hub:load"]
+    assert checkpoint.config_of(checkpoint.load_one(path), typed).task.name == "torch.hub:load"
+
+    key = tmp_path / "another user's/murmuration/checkpoint-key"
+    assert key.stat().st_mode & 0o777 == 0o600
+    (tmp_path / "a file").touch()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "a file"))
+    unmarked = checkpoint.save(tmp_path, 2, {}, values)  # where no key can be, it is of nobody
+    with pytest.raises(TaskError):
+        checkpoint.config_of(checkpoint.load_one(unmarked))
+
+
+def test_a_mark_belongs_to_the_settings_that_it_was_made_of(tmp_path: Path) -> None:
+    mine = Manifest.of(load_config(None, []), []).plain()
+    mark = checkpoint.load_one(checkpoint.save(tmp_path, 1, {}, {"manifest": mine})).values["mark"]
+    theirs = Manifest.of(load_config(None, ["task.name=torch.hub:load"]), []).plain()
+    forged = checkpoint.Checkpoint(tmp_path, {}, {"manifest": theirs, "mark": mark})
+    with pytest.raises(TaskError):
+        checkpoint.config_of(forged)

@@ -109,25 +109,27 @@ def test_a_run_begins_where_another_has_ended(tmp_path: Path, source: str) -> No
         for parameter in again.parameters():
             parameter.zero_()
     trained = {name: p.detach() for name, p in again.named_parameters()}
-    load_initial(again, tmp_path / source, trained)
+    sizes = load_config(None, [f"task.architecture={SIZES}", "task.context_bytes=16"])
+    task = load_task("llama-bytes", seed=0, options=sizes.task.options)
+    load_initial(again, tmp_path / source, trained, task)
     for name, parameter in model.named_parameters():
         assert torch.equal(trained[name], parameter), name
 
 
 def test_first_values_of_another_model_are_refused(tmp_path: Path) -> None:
     save_file({"0.weight": torch.zeros(3)}, tmp_path / "model.safetensors")
-    model = nn.Sequential(nn.Linear(1, 2))
+    model, task = nn.Sequential(nn.Linear(1, 2)), load_task("llama-bytes", seed=0)
     trained = {name: p.detach() for name, p in model.named_parameters()}
     with pytest.raises(CheckpointError, match=r"0\.weight is of shape \(3,\), wanted \(2, 1\)"):
-        load_initial(model, tmp_path, trained)
+        load_initial(model, tmp_path, trained, task)
     with pytest.raises(CheckpointError, match="no such file or folder"):
-        load_initial(model, tmp_path / "nowhere", trained)
+        load_initial(model, tmp_path / "nowhere", trained, task)
     save_file({"0.weight": torch.zeros(2, 1)}, tmp_path / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"0\.bias is missing"):
-        load_initial(model, tmp_path, trained)
+        load_initial(model, tmp_path, trained, task)
     (tmp_path / "model.safetensors").write_text("no tensors")
     with pytest.raises(CheckpointError, match="cannot be read"):
-        load_initial(model, tmp_path, trained)
+        load_initial(model, tmp_path, trained, task)
 
 
 def test_tied_weights_are_stored_once() -> None:

@@ -1,0 +1,101 @@
+"""Somebody who speaks the wire contract and means harm: a client and a server on our protos."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import grpc
+from google.protobuf.message import Message
+
+from protos import murmuration_pb2 as pb
+from protos.documents import pack
+from worker.manifest import Manifest
+
+T = TypeVar("T", bound=Message)
+PATIENCE_S = 20.0
+_PACKAGE = "/murmuration.v1."
+
+
+class Stranger:
+    """Calls one worker, as no worker would."""
+
+    def __init__(self, address: str) -> None:
+        options = [("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)]
+        self._channel = grpc.insecure_channel(address, options=options)
+
+    def call(self, method: str, request: Message | bytes, reply: type[T]) -> T:
+        """One unary call. Raises grpc.RpcError, which says what the worker says to it."""
+        raw = request if isinstance(request, bytes) else request.SerializeToString()
+        answer = self._channel.unary_unary(_PACKAGE + method)(raw, timeout=PATIENCE_S)
+        return reply.FromString(answer)
+
+    def refusal(self, method: str, request: Message | bytes) -> str:
+        """What the worker says to a call that it does not answer."""
+        try:
+            self.call(method, request, pb.StatusReply)
+        except grpc.RpcError as error:
+            return str(error.details())  # type: ignore[attr-defined]  # not in its stubs
+        raise AssertionError(f"{method} was answered")
+
+    def stream(self, method: str, messages: Iterable[Message]) -> Iterator[bytes]:
+        """What the worker sends, until it ends the stream. Raises grpc.RpcError."""
+        raw = (message.SerializeToString() for message in messages)
+        found: Iterator[bytes] = self._channel.stream_stream(_PACKAGE + method)(
+            raw, timeout=PATIENCE_S
+        )
+        return found
+
+    def manifest(self) -> Manifest:
+        """Of the worker's run: anybody may ask."""
+        return Manifest.unpack(self.call("Control/Join", pb.JoinRequest(), pb.JoinReply).manifest)
+
+    def close(self) -> None:
+        self._channel.close()
+
+
+@contextmanager
+def calling(address: str) -> Iterator[Stranger]:
+    stranger = Stranger(address)
+    try:
+        yield stranger
+    finally:
+        stranger.close()
+
+
+class _Answers(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # only the stubs are generic
+    def __init__(self, answers: Mapping[str, Callable[[bytes], Any]]) -> None:
+        self._answers = answers
+
+    def service(self, details: grpc.HandlerCallDetails) -> "grpc.RpcMethodHandler[Any, Any] | None":
+        method = details.method.removeprefix(_PACKAGE)
+        answer = self._answers.get(method)
+        if answer is None:
+            return None
+        if method.startswith("Control/"):
+            return grpc.unary_unary_rpc_method_handler(lambda request, _: answer(request))
+        return grpc.stream_stream_rpc_method_handler(
+            lambda requests, _: answer(next(requests, b""))
+        )
+
+
+@contextmanager
+def serving(
+    answers: Mapping[str, Callable[[bytes], Any]], address: str = "127.0.0.1:0"
+) -> Iterator[str]:
+    """Serves these methods: bytes for a control call, an iterator of them for a data stream.
+    Yields the address."""
+    server = grpc.server(ThreadPoolExecutor(8))
+    server.add_generic_rpc_handlers((_Answers(answers),))
+    port = server.add_insecure_port(address)
+    server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        server.stop(None).wait()
+
+
+def handing_out(manifest: Mapping[str, Any]) -> Callable[[bytes], bytes]:
+    """Answers Control/Join with a manifest of one's own."""
+    reply = pb.JoinReply(manifest=pack(manifest)).SerializeToString()
+    return lambda _request: reply

@@ -1,0 +1,104 @@
+"""Code is loaded and files are read if the user has named them, never on a peer's word."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from worker.config import join_config, load_config, restored_config, to_document
+from worker.errors import ManifestRefused, UsageError
+from worker.tasks import OWN_LOOP, TaskError, local_settings
+from worker.tasks.huggingface import HuggingFace
+
+LLAMA = {"model_type": "llama", "hidden_size": 16, "hidden_act": "silu", "rope_theta": 1e4}
+
+
+def run_of(*settings: str) -> dict[str, Any]:
+    """The run-wide sections that a peer with these settings hands out."""
+    return to_document(load_config(None, settings))
+
+
+@pytest.mark.parametrize(
+    ("named", "typing"),
+    [
+        ("task.name=torch.hub:load", "--set task.name=torch.hub:load"),
+        ("task.text=/etc/passwd", "--set task.text=/etc/passwd"),
+        ("inner.optimizer=os:system", "--set inner.optimizer=os:system"),
+        ("task.text=x; rm -rf ~", "--set 'task.text=x; rm -rf ~'"),
+    ],
+)
+def test_a_joiner_is_told_what_to_type(named: str, typing: str, tmp_path: Path) -> None:
+    run = run_of(named)
+    with pytest.raises(TaskError, match="only others have named it") as refused:
+        join_config(run, None, (), "host:1")
+    assert str(refused.value).startswith("the run at host:1: [")
+    assert str(refused.value).endswith(typing)
+    join_config(run, None, (named,), "host:1")
+    section, _, key = named.partition("=")[0].partition(".")
+    file = tmp_path / "run.toml"
+    file.write_text(f'[{section}]\n{key} = "{named.partition("=")[2]}"\n')
+    join_config(run, file, (), "host:1")
+
+
+def test_what_cannot_be_typed_is_not_shown(tmp_path: Path) -> None:
+    run = run_of()
+    run["task"]["text"] = "\x1b[2J" + "a" * 5000
+    with pytest.raises(TaskError) as refused:
+        join_config(run, None, (), "host:1")
+    assert str(refused.value).isprintable()
+    assert len(str(refused.value)) < 300
+    assert str(refused.value).endswith("add --set task.text=...")
+
+
+def test_initial_values_come_from_the_others_or_from_what_was_typed(tmp_path: Path) -> None:
+    elsewhere = run_of(f"task.init={tmp_path / 'nothing'}")
+    assert join_config(elsewhere, None, (), "host:1").task.init
+    run = run_of(f"task.init={tmp_path}")
+    with pytest.raises(TaskError, match="to take the values from the others"):
+        join_config(run, None, (), "host:1")
+    assert join_config(run, None, ('task.init=""',), "host:1").task.init == ""
+    typed = join_config(run, None, (f"task.init={tmp_path}",), "host:1")
+    assert typed.task.init == str(tmp_path)
+
+
+def test_a_section_that_is_none_is_refused() -> None:
+    with pytest.raises(ManifestRefused, match=r"without a section \[task\]"):
+        join_config(run_of() | {"task": [1, 2]}, None, (), "host:1")
+
+
+def test_loops_of_their_own_load_nothing() -> None:
+    join_config(run_of(f"task.name={OWN_LOOP}", "inner.optimizer=os:system"), None, (), "host:1")
+
+
+def test_of_a_checkpoint_only_its_task_may_be_said_otherwise() -> None:
+    run = run_of("task.name=torch.hub:load", "task.repo=x", "inner.optimizer=os:system")
+    with pytest.raises(TaskError, match=r"add --set task\.name=torch\.hub:load$"):
+        restored_config(run, (), "runs/x", own=False)
+    assert restored_config(run, (), "runs/x", own=True).task.name == "torch.hub:load"
+    config = restored_config(run, ("task.name=torch.hub:load", "task.repo=y"), "runs/x", own=False)
+    assert config.task.options == {"repo": "y"}
+    with pytest.raises(UsageError, match="only settings of"):
+        restored_config(run, ("diloco.fragments=2",), "runs/x", own=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        ({"model": LLAMA}, ()),
+        ({"model": LLAMA, "tokenizer": "bytes", "text": "stdlib"}, ()),
+        ({"model": LLAMA | {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}}, ()),
+        ({"model": LLAMA, "lora": {"r": 4, "target_modules": ["q_proj"]}}, ()),
+        ({"model": "/models/x"}, ("model",)),
+        ({"model": LLAMA, "tokenizer": "/models/x"}, ("tokenizer",)),
+        ({"model": LLAMA | {"auto_map": {"AutoModelForCausalLM": "evil--m.M"}}}, ("model",)),
+        ({"model": LLAMA | {"attn_implementation": "org/kernel"}}, ("model",)),
+        ({"model": LLAMA, "lora": {"megatron_core": "evil", "megatron_config": {}}}, ("lora",)),
+        ({"model": LLAMA, "text": "/etc/*"}, ("text",)),
+    ],
+)
+def test_what_a_model_of_transformers_could_load(
+    options: Mapping[str, Any], found: tuple[str, ...]
+) -> None:
+    assert HuggingFace.local_options(options) == found
+    assert local_settings("huggingface", options) == found
