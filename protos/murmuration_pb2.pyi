@@ -257,6 +257,7 @@ class GossipMessage(_message.Message):
     ACKNOWLEDGED_FIELD_NUMBER: _builtins.int
     RESET_FIELD_NUMBER: _builtins.int
     FULL_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
     sender: _builtins.str
     run: _builtins.int
     """another run's gossip is refused"""
@@ -274,6 +275,10 @@ class GossipMessage(_message.Message):
     def progress(self) -> Global___MemberProgress:
         """of the sender; what else is known of it has not changed"""
 
+    @_builtins.property
+    def refused(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """of an answer: what is wrong with members that the request held"""
+
     def __init__(
         self,
         *,
@@ -285,10 +290,11 @@ class GossipMessage(_message.Message):
         acknowledged: _builtins.int = ...,
         reset: _builtins.bool = ...,
         full: _builtins.bool = ...,
+        refused: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["progress", b"progress"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged", b"acknowledged", "full", b"full", "members", b"members", "number", b"number", "progress", b"progress", "reset", b"reset", "run", b"run", "sender", b"sender"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged", b"acknowledged", "full", b"full", "members", b"members", "number", b"number", "progress", b"progress", "refused", b"refused", "reset", b"reset", "run", b"run", "sender", b"sender"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

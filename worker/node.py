@@ -7,12 +7,15 @@ name of the method. The train thread's messages come in by `deliver`, and leave 
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Container, Coroutine, Sequence
-from contextlib import suppress
+import traceback
+from collections.abc import Awaitable, Callable, Container, Coroutine, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from algorithms.codecs import codec_by_name
 from protos import murmuration_pb2 as pb
+from protos.events import new_event
+from protos.text import shown
 from worker import wire
 from worker.catchup.bootstrap import Bootstrap
 from worker.catchup.state_transfer import serve_states
@@ -26,7 +29,15 @@ from worker.exchange.context import Context
 from worker.exchange.pairwise.io import Pairs
 from worker.exchange.types import View
 from worker.manifest import Manifest
-from worker.membership import Digest, Measured, Member, Membership, Phase, Updated
+from worker.membership import (
+    Digest,
+    Measured,
+    Member,
+    MemberLimits,
+    Membership,
+    Phase,
+    Updated,
+)
 from worker.membership.coordinator_client import CoordinatorClient
 from worker.membership.io import GossipService
 from worker.pipeline.context import StageContext
@@ -46,10 +57,11 @@ from worker.training.inbox import (
     ToTrain,
     TrainingEvent,
 )
-from worker.transport import Stream, Transport, TransportError
+from worker.transport import Refused, Stream, Transport, TransportError, Unreachable
 
 _MEMBERSHIP_TICK_S = 0.1
 _ROUNDS_TICK_S = 0.05
+_MAX_REASON = 200  # characters
 
 
 class Node:
@@ -108,6 +120,7 @@ class Node:
         self._rounds = {"completed": 0, "failed": 0}
         self._fastest_s = 0.0
         self._closing = asyncio.Event()
+        self._defects: set[str] = set()
         self._group: asyncio.TaskGroup | None = None
 
     # ------------------------------------------------------------------------------- composition
@@ -127,7 +140,13 @@ class Node:
     def _add_membership(self, me: Member) -> None:
         rng = random.Random(wire.hash64(f"{me.peer}/{me.epoch}".encode()))
         machine = Membership(me, self._config.membership, rng)
-        self.gossip = gossip = GossipService(machine, self._manifest, self)
+        limits = MemberLimits(
+            steps=self._config.run.steps,
+            fragments=len(self.context.elements),
+            stages=self._config.stages.count,
+            stage=self._node.stage,
+        )
+        self.gossip = gossip = GossipService(machine, self._manifest, limits, self)
         self._calls |= {
             "Control/Gossip": gossip.on_gossip,
             "Control/Join": gossip.on_join,
@@ -229,16 +248,40 @@ class Node:
     # ---------------------------------------------------------------------------------- serving
 
     async def on_call(self, method: str, request: bytes) -> bytes:
-        """Answers one control call. Raises WireError."""
+        """Answers one control call. Raises Refused: whatever is wrong, it ends this call alone."""
         if (answer := self._calls.get(method)) is None:
-            raise wire.WireError(f"no method {method}")
-        return await answer(request)
+            raise Refused(f"no method {method}")
+        with self._ending_the_call(method):
+            return await answer(request)
 
     async def on_stream(self, method: str, stream: Stream) -> None:
-        """Serves one data stream."""
-        with suppress(TransportError, TimeoutError):
+        """Serves one data stream. Raises Refused, as `on_call`."""
+        with suppress(Unreachable, TimeoutError), self._ending_the_call(method):
             if (serve := self._streams.get(method)) is not None:
                 await serve(stream)
+
+    @contextmanager
+    def _ending_the_call(self, method: str) -> Iterator[None]:
+        """Raises Refused for what a peer has sent and cannot be, and for defects in dealing with
+        it: these are told of as well."""
+        try:
+            yield
+        except wire.WireError as error:
+            self.context.counts.refuse("call")
+            raise Refused(shown(str(error), _MAX_REASON)) from error
+        except (TransportError, TimeoutError):
+            raise
+        except Exception as error:
+            self._on_defect(method, error)
+            raise Refused(f"{method} cannot be answered") from error
+
+    def _on_defect(self, where: str, error: Exception) -> None:
+        """Warns once of each, with the place in our code."""
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        text = f"{where}: {type(error).__name__} in {at.name}, line {at.lineno}"
+        if text not in self._defects:
+            self._defects.add(text)
+            self.log(new_event("warning", text=f"{text}: {shown(str(error), _MAX_REASON)}"))
 
     def status(self) -> dict[str, object]:
         """What `murmur status` shows: plain values."""
@@ -320,6 +363,11 @@ class Node:
         if self.stages is not None:
             self.stages.context.measurements.round_trip(peer, seconds)
 
+    def on_refused(self, count: int) -> None:
+        """So many members that a peer has sent are not believed."""
+        for _ in range(count):
+            self.context.counts.refuse("member")
+
     def finished(self, result: RoundDone | RoundFailed) -> None:
         """A round of this peer has ended."""
         self._rounds["completed" if isinstance(result, RoundDone) else "failed"] += 1
@@ -347,9 +395,16 @@ class Node:
             if self._group is None or self._closing.is_set():
                 work.close()
             else:
-                self._group.create_task(work)
+                self._group.create_task(self._kept_apart(work))
         except RuntimeError:  # the group is ending: another of its tasks has failed
             work.close()
+
+    async def _kept_apart(self, work: Coroutine[None, None, None]) -> None:
+        """What one exchange with a peer runs into does not end the others."""
+        try:
+            await work
+        except Exception as error:
+            self._on_defect("an exchange", error)
 
 
 async def _repeat(ticks: Sequence[Callable[[], None]], period_s: float) -> None:

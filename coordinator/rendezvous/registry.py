@@ -15,6 +15,7 @@ LOST_AFTER_S = 15.0
 MAX_MEMBERS = 1024
 _SETTINGS = (("diloco", "preset"), ("run", "steps"), ("diloco", "inner_steps"), ("run", "seed"))
 _MAX_NAME_BYTES = 256
+_MAX_MEMBER_BYTES = 32 * 1024  # no worker takes more of another, nor the rest of such an answer
 _MAX_EVENTS = 1000  # of one call
 _PHASES = {value: name.removeprefix("PHASE_").lower() for name, value in pb.Phase.items()}
 _HEALTH = {value: name.removeprefix("HEALTH_").lower() for name, value in pb.Health.items()}
@@ -132,6 +133,8 @@ class Registry:
         for name in (member.peer, member.address):
             if not 0 < len(name.encode()) <= _MAX_NAME_BYTES or printable(name) != name:
                 return "bad card: name and address must be 1 to 256 bytes of printable text"
+        if member.ByteSize() > _MAX_MEMBER_BYTES:
+            return f"bad card: {member.ByteSize()} bytes, at most {_MAX_MEMBER_BYTES}"
         if self.manifest and request.manifest:
             if difference := manifest_difference(self.manifest, request.manifest):
                 return difference

@@ -1,11 +1,14 @@
 """What a peer may never do to another: a client on our own protos attacks real workers."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.stranger import handing_out, serving
-from tests.support.workers import SMALL, WorkerProcess
+from coordinator.report.status import ask
+from protos import murmuration_pb2 as pb
+from tests.support.stranger import Stranger, calling, handing_out, serving
+from tests.support.workers import QUICK, SMALL, Swarm, WorkerProcess, running_swarm, settings_of
 from worker.config import load_config
 from worker.manifest import Manifest
 
@@ -35,3 +38,66 @@ def test_a_joiner_loads_no_code_and_reads_no_file_on_a_peers_word(
         assert f"only others have named it: if you trust it, add --set {setting}" in joiner.errors
         assert not (tmp_path / "it ran").exists()
         assert not (tmp_path / f"out{number}").exists()
+
+
+@pytest.fixture(scope="module")
+def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
+    """Two workers that all attacks of this file are for; none of them may end or fool one."""
+    settings = [*SMALL, *QUICK, *settings_of(run__steps=1_000_000, diloco__inner_steps=5)]
+    with running_swarm(2, tmp_path_factory.mktemp("hostile"), *settings) as swarm:
+        swarm.start_all()
+        swarm.workers["w1"].wait_for_round(2)
+        yield swarm
+
+
+@pytest.fixture
+def stranger(swarm: Swarm) -> Iterator[Stranger]:
+    """Somebody who knows the first worker's address; afterwards rounds of two go on."""
+    with calling(swarm.addresses["w0"]) as stranger:
+        yield stranger
+        for name in swarm.names:
+            worker = swarm.workers[name]
+            (latest, *_) = (*reversed(worker.of("round")), {"round": 0})
+            worker.wait_for(
+                lambda e, after=latest["round"]: (
+                    e["event"] == "round" and e["round"] > after + 3 and e["contributors"] == 2
+                ),
+                "round of both",
+            )
+
+
+def test_members_that_cannot_be_are_refused_and_their_sender_told(
+    swarm: Swarm, stranger: Stranger
+) -> None:
+    far, (me, other) = 2**64 - 1, ask(swarm.addresses["w0"])["members"]
+    mine = {"peer": me["peer"], "address": me["address"]}
+    theirs = {"peer": other["peer"], "address": other["address"], "epoch": 1}
+    version = pb.FragmentDigest(version=10**9)
+    cards = {
+        "epoch": pb.Member(**mine, epoch=far),
+        "incarnation": pb.Member(**mine, epoch=1, incarnation=2**32 - 1),
+        "heartbeat": pb.Member(**theirs, heartbeat=far),
+        "step": pb.Member(**theirs, step=far),
+        "stage": pb.Member(**theirs, stage=9),
+        "fragments": pb.Member(**theirs, digests=[pb.FragmentDigest()] * 9),
+        "version": pb.Member(**theirs, digests=[version]),
+        "profile": pb.Member(**theirs, profile=b"x" * 20_000),
+    }
+    run = stranger.manifest().run
+    said = pb.GossipMessage(sender="x", run=run, members=cards.values())
+    answer = stranger.call("Control/Gossip", said, pb.GossipMessage)
+    assert len(answer.refused) == len(cards)
+    for (what, card), reason in zip(cards.items(), answer.refused, strict=True):
+        assert reason.startswith(f"member {card.peer}: "), reason
+        assert what in reason
+    assert ask(swarm.addresses["w0"])["refused"]["member"] == len(cards)
+
+
+def test_a_call_that_cannot_be_answered_ends_alone(stranger: Stranger) -> None:
+    run = stranger.manifest().run
+    for method in ("Control/Gossip", "Control/Join", "Control/IndirectProbe"):
+        assert stranger.refusal(method, b"\xff\xff").startswith("not a ")
+    nameless = pb.GossipMessage(run=run)
+    assert "0 characters" in stranger.refusal("Control/Gossip", nameless)
+    late = pb.JoinRequest(member=pb.Member(), manifest=stranger.manifest().pack())
+    assert "0 characters" in stranger.call("Control/Join", late, pb.JoinReply).refusal

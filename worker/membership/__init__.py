@@ -6,7 +6,15 @@ from worker.membership.dissemination import (
     MemberProgress,
     with_progress,
 )
-from worker.membership.member import MAX_UNREACHABLE, Digest, Health, Member, Phase, newest
+from worker.membership.member import (
+    MAX_UNREACHABLE,
+    Digest,
+    Health,
+    Member,
+    MemberLimits,
+    Phase,
+    newest,
+)
 from worker.membership.swim import (
     Action,
     Event,
@@ -39,6 +47,7 @@ __all__ = [
     "Leaving",
     "Measured",
     "Member",
+    "MemberLimits",
     "MemberProgress",
     "Membership",
     "MembershipConfig",

@@ -6,6 +6,7 @@ from typing import Protocol
 from protos import documents
 from protos import murmuration_pb2 as pb
 from protos.events import new_event
+from protos.text import shown
 from worker import wire
 from worker.errors import ManifestRefused
 from worker.membership import Gossiped
@@ -102,6 +103,8 @@ class CoordinatorClient:
         )
         reply = wire.parse(pb.IntroduceReply, raw)
         if reply.refusal:
-            raise ManifestRefused(f"coordinator {self._address} refuses: {reply.refusal}")
+            raise ManifestRefused(
+                f"coordinator {self._address} refuses: {shown(reply.refusal, 200)}"
+            )
         self._events = [event for event in self._events if not any(event is e for e in taken)]
-        self._gossip.handle(Gossiped(wire.members_from_messages(reply.members)))
+        self._gossip.handle(Gossiped(self._gossip.read_members(reply.members)[0]))

@@ -136,7 +136,9 @@ class Dissemination:
         else:
             self._forget(peer)
         for member in said.members:
-            rumour = self._rumours[member.peer]
+            rumour = self._rumours.get(member.peer)
+            if rumour is None:  # one too many
+                continue
             if _news(member) == _news(rumour.member):
                 rumour.known_to.add(peer)
             elif peer not in rumour.under_way:

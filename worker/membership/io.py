@@ -1,13 +1,16 @@
 """Carries out membership over the transport: gossip, probes, first contact, leaving."""
 
 import asyncio
-from collections.abc import Coroutine, Iterable
+import time
+from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Protocol
 
 from protos import murmuration_pb2 as pb
 from protos.events import new_event
 from protos.manifest import first_difference
+from protos.text import shown
 from worker import wire
 from worker.errors import ManifestRefused
 from worker.exchange.types import View
@@ -21,6 +24,7 @@ from worker.membership import (
     IndirectProbe,
     Leaving,
     Member,
+    MemberLimits,
     MemberProgress,
     Membership,
     Probe,
@@ -36,6 +40,8 @@ from worker.transport import Stream, Transport, TransportError
 _JOIN_S = 2.0
 _LEAVE_S = 1.0
 _MAX_PROBE_S = 10.0
+_MAX_TOLD = 8  # refusals in one answer
+_MAX_WARNINGS = 32
 
 
 class Host(Protocol):
@@ -57,6 +63,10 @@ class Host(Protocol):
         """A small call was answered."""
         ...
 
+    def on_refused(self, count: int) -> None:
+        """So many members that a peer has sent are not believed."""
+        ...
+
     def log(self, event: dict[str, object]) -> None: ...
 
 
@@ -66,11 +76,16 @@ class GossipService:
     Args:
         membership: the state machine.
         manifest: of the run; a peer with another is refused.
+        limits: of what is believed of a member.
         host: carries out what concerns the whole node.
     """
 
-    def __init__(self, membership: Membership, manifest: Manifest, host: Host) -> None:
+    def __init__(
+        self, membership: Membership, manifest: Manifest, limits: MemberLimits, host: Host
+    ) -> None:
         self._membership, self._manifest, self._host = membership, manifest, host
+        self._limits = limits
+        self._told: set[str] = set()
         self._news = Dissemination(membership.me.peer, membership.config.full_s)
         self._packed, self.run = manifest.pack(), manifest.run
         self._transport, self._clock = host.transport, host.clock
@@ -150,9 +165,10 @@ class GossipService:
         gossip = wire.parse(pb.GossipMessage, request)
         if gossip.run != self.run:
             return self._message(GossipMessage())
-        asked = from_gossip_message(gossip)
+        asked, refused = self._read(gossip)
         self._hear(gossip.sender, asked)
-        return self._message(self._news.answer(gossip.sender, asked, self.members))
+        answer = self._news.answer(gossip.sender, asked, self.members)
+        return self._message(answer, refused[:_MAX_TOLD])
 
     async def on_join(self, request: bytes) -> bytes:
         """First contact: refuses another run, tells a peer without a manifest what the run is."""
@@ -164,7 +180,10 @@ class GossipService:
             difference = first_difference(theirs.agreed, self._manifest.agreed)
             refusal = f"the manifests differ in {difference}"
             return pb.JoinReply(refusal=refusal, manifest=self._packed).SerializeToString()
-        member = wire.member_from_message(join.member)
+        members, refused = self.read_members([join.member])
+        if refused:
+            return pb.JoinReply(refusal=refused[0], manifest=self._packed).SerializeToString()
+        (member,) = members
         if member.peer == self.me.peer and member.address != self.me.address:
             refusal = f"its own name is {member.peer!r} too; choose another with --name"
             return pb.JoinReply(refusal=refusal, manifest=self._packed).SerializeToString()
@@ -172,8 +191,8 @@ class GossipService:
             refusal = f"{member.peer!r} lives at {address}; choose another name with --name"
             return pb.JoinReply(refusal=refusal, manifest=self._packed).SerializeToString()
         self.handle(Gossiped((member,)))
-        members = [wire.member_to_message(member) for member in self._news.part(self.members)]
-        return pb.JoinReply(members=members).SerializeToString()
+        known = [wire.member_to_message(member) for member in self._news.part(self.members)]
+        return pb.JoinReply(members=known).SerializeToString()
 
     async def _name_taken_at(self, member: Member) -> str | None:
         """Where another process answers by the newcomer's name; a former life of it does not."""
@@ -201,8 +220,8 @@ class GossipService:
         )
         reply = wire.parse(pb.JoinReply, raw)
         if reply.refusal:
-            raise ManifestRefused(f"{address} refuses this run: {reply.refusal}")
-        self.handle(Gossiped(wire.members_from_messages(reply.members)))
+            raise ManifestRefused(f"{address} refuses this run: {shown(reply.refusal, 200)}")
+        self.handle(Gossiped(self.read_members(reply.members)[0]))
 
     async def leave(self) -> None:
         """Tells every live peer; waits a moment at most, for gossip will do the rest."""
@@ -238,8 +257,10 @@ class GossipService:
             answer = wire.parse(pb.GossipMessage, raw)
             sender = answer.sender if answer.run == self.run else None
             if sender is not None:
+                said, _ = self._read(answer)
                 self._host.on_round_trip(sender, self._clock() - began)
-                self._hear(sender, from_gossip_message(answer))
+                self._hear(sender, said)
+                self._tell(sender, answer.refused)
         except (TransportError, wire.WireError):
             sender = None
         if sender != peer:
@@ -250,8 +271,52 @@ class GossipService:
         self.handle(Gossiped(with_progress(message, sender, self.members), sender))
         self._news.heard(sender, message, self.members)
 
-    def _message(self, message: GossipMessage) -> bytes:
-        return to_gossip_message(message, self.me.peer, self.run).SerializeToString()
+    def _message(self, message: GossipMessage, refused: Sequence[str] = ()) -> bytes:
+        said = to_gossip_message(message, self.me.peer, self.run)
+        said.refused.extend(refused)
+        return said.SerializeToString()
+
+    def read_members(self, messages: Sequence[pb.Member]) -> tuple[tuple[Member, ...], list[str]]:
+        """Those that may be believed, and what is wrong with each of the others.
+
+        Raises WireError: too many.
+        """
+        now_ms = time.time_ns() // 1_000_000
+        members: list[Member] = []
+        refused: list[str] = []
+        for message in wire.counted_members(messages):
+            try:
+                member = wire.member_from_message(message)
+                problem = self._limits.problem(member, now_ms)
+            except wire.WireError as error:
+                problem = str(error)
+            if problem is None:
+                members.append(member)
+            else:
+                refused.append(f"member {shown(message.peer)}: {shown(problem, 160)}")
+        self._host.on_refused(len(refused))
+        return tuple(members), refused
+
+    def _read(self, message: pb.GossipMessage) -> tuple[GossipMessage, list[str]]:
+        """What may be believed of it, and what is wrong with the rest. Raises WireError."""
+        wire.check_name(message.sender)
+        members, refused = self.read_members(message.members)
+        said = from_gossip_message(message, members)
+        if said.progress is not None:
+            heartbeat, step = said.progress.heartbeat, said.progress.step
+            if problem := self._limits.progress_problem(heartbeat, step):
+                self._host.on_refused(1)
+                refused.append(f"progress of {message.sender}: {problem}")
+                said = replace(said, progress=None)
+        return said, refused
+
+    def _tell(self, peer: str, refused: Sequence[str]) -> None:
+        """Warns of what another does not believe, once each."""
+        for reason in refused[:_MAX_TOLD]:
+            text = f"{peer} refuses {shown(reason, 200)}"
+            if text not in self._told and len(self._told) < _MAX_WARNINGS:
+                self._told.add(text)
+                self._host.log(new_event("warning", text=text))
 
     def _log_members(self) -> None:
         for member in self.others:
@@ -280,11 +345,11 @@ def to_gossip_message(message: GossipMessage, sender: str, run: int) -> pb.Gossi
     )
 
 
-def from_gossip_message(message: pb.GossipMessage) -> GossipMessage:
-    """The inverse. Raises WireError when a member is not valid."""
+def from_gossip_message(message: pb.GossipMessage, members: tuple[Member, ...]) -> GossipMessage:
+    """The inverse, with those of its members that may be believed."""
     theirs = message.progress
     return GossipMessage(
-        members=wire.members_from_messages(message.members),
+        members=members,
         progress=MemberProgress(theirs.epoch, theirs.heartbeat, theirs.step)
         if message.HasField("progress")
         else None,

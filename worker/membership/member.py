@@ -4,6 +4,11 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 
 MAX_UNREACHABLE = 16  # peers that one member names
+MAX_FRAGMENTS = 1024
+MAX_HEARTBEAT = 2**53
+MAX_INCARNATION = 2**31
+CLOCKS_APART_MS = 24 * 3600 * 1000  # that a later start of a peer may seem to be ahead
+_FINAL_ROUNDS = 2  # the mean that ends a run in pairs, or the exact one
 
 
 class Health(IntEnum):
@@ -69,6 +74,49 @@ class Member:
     def live(self) -> bool:
         """Not known to be gone."""
         return self.health in (Health.ALIVE, Health.SUSPECT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemberLimits:
+    """What a peer of this run can truly say of a member. Anything beyond is a mistake or a lie, and
+    would stay: of two records the higher epoch, incarnation and heartbeat win.
+
+    Args:
+        steps: of the run: nobody is further, nor has a fragment more rounds than that and the means
+            at the end.
+        fragments: of this peer's stage; of another stage, any number up to `MAX_FRAGMENTS`.
+        stages: 1 where the model is not cut; stage: this peer's.
+    """
+
+    steps: int
+    fragments: int
+    stages: int = 1
+    stage: int = 0
+
+    def problem(self, member: Member, now_ms: int) -> str | None:
+        """Why the member cannot be; None if it can. Args: now_ms: since 1970, by this clock."""
+        if member.epoch > now_ms + CLOCKS_APART_MS:
+            return f"epoch {member.epoch} is in the future: now it is {now_ms}; set the clock"
+        if member.incarnation > MAX_INCARNATION:
+            return f"incarnation {member.incarnation}, at most {MAX_INCARNATION}"
+        if member.stage >= self.stages:
+            return f"stage {member.stage} of {self.stages}"
+        count = len(member.digests)
+        fits = (
+            count in (0, self.fragments) if member.stage == self.stage else count <= MAX_FRAGMENTS
+        )
+        if not fits:
+            return f"{count} fragments, of {self.fragments}"
+        version = max((digest.version for digest in member.digests), default=0)
+        if version > self.steps + _FINAL_ROUNDS:
+            return f"version {version} in a run of {self.steps} steps"
+        return self.progress_problem(member.heartbeat, member.step)
+
+    def progress_problem(self, heartbeat: int, step: int) -> str | None:
+        """As `problem`, of what changes with every step."""
+        if heartbeat > MAX_HEARTBEAT:
+            return f"heartbeat {heartbeat}, at most {MAX_HEARTBEAT}"
+        return f"step {step} of {self.steps}" if step > self.steps else None
 
 
 def newest(known: Member, heard: Member) -> Member:

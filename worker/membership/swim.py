@@ -19,7 +19,8 @@ from dataclasses import dataclass, fields, replace
 from worker.membership.member import Digest, Health, Member, Phase, is_overtaken, newest
 from worker.membership.reachability import Reachability
 
-_MAX_INCARNATION_JUMP = 1000
+MAX_MEMBERS = 4096
+_MAX_JUMP = 1000
 _PROBE_ALL_OF = 12
 _PROBE_OF_MORE = 8
 
@@ -351,6 +352,8 @@ class Membership:
                 self._defend(heard)
                 continue
             known = self._members.get(heard.peer)
+            if known is None and len(self._members) >= MAX_MEMBERS:
+                continue
             if known is not None and known.live and is_overtaken(heard, known):
                 # Newer gossip exists: the sender of this was cut off or slow. Suspect only.
                 heard = replace(heard, health=Health.SUSPECT)
@@ -367,17 +370,24 @@ class Membership:
                 self._suspected_until.setdefault(heard.peer, now + self._suspicion_s)
 
     def _defend(self, heard: Member) -> None:
-        """Refutes a rumour of this peer's death, unless it is leaving or the rumour is absurd."""
+        """Refutes what others say of this peer and it has not said itself, unless it is leaving."""
         me = self.me
         if heard.epoch > me.epoch:
             # An earlier process of this peer, with a clock that was ahead of today's.
             self._put(replace(me, epoch=heard.epoch + 1))
             return
-        if heard.epoch != me.epoch or heard.health is Health.ALIVE or me.health is Health.LEFT:
+        if heard.epoch != me.epoch or me.health is Health.LEFT:
             return
-        if me.incarnation <= heard.incarnation <= me.incarnation + _MAX_INCARNATION_JUMP:
-            beat = me.heartbeat + 1
-            self._put(replace(me, incarnation=heard.incarnation + 1, heartbeat=beat))
+        rumoured = heard.health is not Health.ALIVE and heard.incarnation >= me.incarnation
+        if heard.health is Health.LEFT or (
+            max(heard.incarnation - me.incarnation, heard.heartbeat - me.heartbeat) > _MAX_JUMP
+        ):
+            # Somebody else's words, which this epoch cannot take back.
+            self._put(replace(me, epoch=me.epoch + 1, incarnation=0, heartbeat=0))
+        elif rumoured or heard.heartbeat > me.heartbeat:
+            incarnation = heard.incarnation + 1 if rumoured else me.incarnation
+            beat = max(me.heartbeat, heard.heartbeat) + 1
+            self._put(replace(me, incarnation=incarnation, heartbeat=beat))
 
 
 def _outline(member: Member) -> tuple[object, ...]:

@@ -3,6 +3,7 @@
 Errors:
     TransportError
         Unreachable     the peer does not answer, or the link broke; trying again may help
+        Refused         by a handler: this call cannot be, and ends
         AddressInUse    this process cannot listen there
 """
 
@@ -41,6 +42,10 @@ class Unreachable(TransportError):
     """The peer does not answer, or the link broke."""
 
 
+class Refused(TransportError):
+    """A handler does not take what it was sent; the message says why, and goes to the caller."""
+
+
 class AddressInUse(TransportError):
     """Another process listens there, or the address is not this machine's."""
 
@@ -68,10 +73,12 @@ class Stream(Protocol):
 class Handler(Protocol):
     """What a peer answers. io thread only."""
 
-    async def on_call(self, method: str, request: bytes) -> bytes: ...
+    async def on_call(self, method: str, request: bytes) -> bytes:
+        """Answers one call. Raises Refused."""
+        ...
 
     async def on_stream(self, method: str, stream: Stream) -> None:
-        """Serves one stream; returning ends it."""
+        """Serves one stream; returning ends it. Raises Refused."""
         ...
 
 

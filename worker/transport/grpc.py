@@ -21,6 +21,7 @@ from worker.transport.base import (
     MAX_DATA_BYTES,
     AddressInUse,
     Handler,
+    Refused,
     Stream,
     Traffic,
     Unreachable,
@@ -249,7 +250,10 @@ class _Router(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # only the stu
                     grpc.StatusCode.RESOURCE_EXHAUSTED,
                     f"{method} takes at most {MAX_CONTROL_BYTES} bytes, got {len(request)}",
                 )
-            answer = await handler.on_call(method, request)
+            try:
+                answer = await handler.on_call(method, request)
+            except Refused as refused:
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(refused))
             traffic.count_sent(method, len(answer))
             return answer
 
@@ -260,7 +264,10 @@ class _Router(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # only the stu
         method: str, handler: Handler, traffic: Traffic
     ) -> "grpc.RpcMethodHandler[bytes, bytes]":
         async def serve(_requests: object, context: "aio.ServicerContext[bytes, bytes]") -> None:
-            await handler.on_stream(method, _ServerStream(method, context, traffic))
+            try:
+                await handler.on_stream(method, _ServerStream(method, context, traffic))
+            except Refused as refused:
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(refused))
 
         return grpc.stream_stream_rpc_method_handler(serve)
 

@@ -6,13 +6,13 @@ cut links; on the virtual clock of the tests a delay takes no real time.
 
 import asyncio
 from collections.abc import Coroutine
-from contextlib import suppress
 
 from worker.transport.base import (
     MAX_CONTROL_BYTES,
     MAX_DATA_BYTES,
     AddressInUse,
     Handler,
+    Refused,
     Stream,
     Traffic,
     TransportError,
@@ -117,9 +117,13 @@ class MemoryTransport:
 
 
 async def _serve(handler: Handler, method: str, stream: "_PipeEnd") -> None:
-    with suppress(TransportError):
+    try:
         await handler.on_stream(method, stream)
         await stream.done()
+    except Refused:
+        stream.cancel()
+    except TransportError:
+        return
 
 
 class _Pipe:

@@ -118,10 +118,7 @@ def member_to_message(member: Member) -> pb.Member:
 def member_from_message(message: pb.Member) -> Member:
     """Raises WireError when names or enums are out of range."""
     for name in (message.peer, message.address, *message.unreachable):
-        if not 0 < len(name.encode()) <= _MAX_NAME_BYTES:
-            raise WireError(f"a peer with a name or address of {len(name)} characters")
-        if not name.isprintable():
-            raise WireError(f"a peer with the name or address {name!r}")
+        check_name(name)
     if len(message.profile) > MAX_PROFILE_BYTES:
         raise WireError(f"peer {message.peer}: a profile of {len(message.profile)} bytes")
     if len(message.unreachable) > MAX_UNREACHABLE:
@@ -149,10 +146,19 @@ def member_from_message(message: pb.Member) -> Member:
     )
 
 
-def members_from_messages(messages: Sequence[pb.Member]) -> tuple[Member, ...]:
+def check_name(name: str) -> None:
+    """Raises WireError: it is no name or address of a peer."""
+    if not 0 < len(name.encode()) <= _MAX_NAME_BYTES:
+        raise WireError(f"a peer with a name or address of {len(name)} characters")
+    if not name.isprintable():
+        raise WireError(f"a peer with the name or address {name[:80]!r}")
+
+
+def counted_members(messages: Sequence[pb.Member]) -> Sequence[pb.Member]:
+    """Raises WireError: more than a message may hold."""
     if len(messages) > _MAX_PEERS:
         raise WireError(f"{len(messages)} peers in one message; at most {_MAX_PEERS}")
-    return tuple(member_from_message(message) for message in messages)
+    return messages
 
 
 def _seconds(value: float) -> float:

@@ -4,6 +4,7 @@ What failed probes lead to is in `test_suspicion`.
 """
 
 import itertools
+from typing import Any
 
 import pytest
 
@@ -30,7 +31,9 @@ from worker.membership import (
     Suspected,
     Updated,
     ViewChanged,
+    newest,
 )
+from worker.membership.swim import MAX_MEMBERS
 
 # ------------------------------------------------------------------------------------- probing
 
@@ -119,15 +122,49 @@ def test_a_rumour_of_ones_own_end_is_refuted(rumour: Health) -> None:
     assert membership.me.incarnation == 6, "refuted already"
 
 
-def test_absurd_rumours_and_those_of_another_life_are_passed_over() -> None:
+def test_rumours_of_another_life_are_passed_over() -> None:
     membership = machine("w1")
     for rumour in (
-        member("me", incarnation=2**31, health=Health.DEAD),
         member("me", epoch=0, incarnation=1, health=Health.DEAD),
         member("me", incarnation=7),
     ):
         membership.handle(Gossiped((rumour,)), 0.0)
     assert membership.me == member("me")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"health": Health.LEFT},
+        {"incarnation": 2**31, "health": Health.DEAD},
+        {"incarnation": 2**31},
+        {"heartbeat": 2**53},
+    ],
+)
+def test_what_cannot_be_taken_back_is_outlived(words: dict[str, Any]) -> None:
+    """Whoever has believed it believes a later epoch again."""
+    membership = machine("w1")
+    heard = member("me", **words)
+    membership.handle(Gossiped((heard,)), 0.0)
+    assert membership.me == member("me", epoch=2)
+    assert newest(heard, membership.me) == membership.me
+    membership.handle(Gossiped((heard,)), 0.0)
+    assert membership.me.epoch == 2, "outlived already"
+
+
+def test_a_heartbeat_of_somebody_elses_is_passed() -> None:
+    membership = machine("w1")
+    membership.handle(Gossiped((member("me", heartbeat=900, step=7),)), 0.0)
+    assert membership.me == member("me", heartbeat=901)
+
+
+def test_of_a_flood_of_ghosts_only_so_many_are_kept() -> None:
+    membership = machine("w1")
+    ghosts = tuple(member(f"ghost-{n:05}") for n in range(MAX_MEMBERS + 100))
+    membership.handle(Gossiped(ghosts), 0.0)
+    assert len(membership.members) == MAX_MEMBERS
+    membership.handle(Gossiped((member("w1", heartbeat=5),)), 0.0)
+    assert next(each for each in membership.members if each.peer == "w1").heartbeat == 5
 
 
 def test_an_update_is_newer_than_all_before() -> None:
