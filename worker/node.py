@@ -18,7 +18,7 @@ from protos.events import new_event
 from protos.text import shown
 from worker import wire
 from worker.catchup.bootstrap import Bootstrap
-from worker.catchup.state_transfer import serve_states
+from worker.catchup.state_transfer import HeldStates, serve_states
 from worker.component import Component, Environment, NodeConfig, Rounds
 from worker.config import Config
 from worker.exchange.allreduce.contributor_io import ContributorIO
@@ -105,13 +105,16 @@ class Node:
             most_visits=config.stages.most_visits,
         )
         self.published: Published | None = None  # what the train thread has committed
+        self._held = HeldStates()
         self._components: list[Component] = []
         self._calls: dict[str, Callable[[bytes], Awaitable[bytes]]] = {
             "Control/Status": self._on_status,
             "Control/Measure": self._on_measure,
         }
         self._streams: dict[str, Callable[[Stream], Awaitable[None]]] = {
-            "Data/Fetch": lambda stream: serve_states(stream, manifest.run, self.published)
+            "Data/Fetch": lambda stream: serve_states(
+                stream, manifest.run, self.published, self._held
+            )
         }
         self._pairs: Pairs | None = None
         self._coordinator: CoordinatorClient | None = None
@@ -331,6 +334,7 @@ class Node:
 
     async def _publish(self, published: Published) -> None:
         before, self.published = self.published, published
+        self._held.add(published.states)
         digests = tuple(Digest(s.version, s.contributors, s.hash) for s in published.states)
         self.gossip.handle(Updated(published.phase, published.step, digests, published.step_s))
         old = before.states if before else (None,) * len(published.states)

@@ -1,16 +1,27 @@
 """What a peer may never do to another: a client on our own protos attacks real workers."""
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from coordinator.report.status import ask
 from protos import murmuration_pb2 as pb
 from tests.support.stranger import Stranger, calling, handing_out, serving
-from tests.support.workers import QUICK, SMALL, Swarm, WorkerProcess, running_swarm, settings_of
+from tests.support.workers import (
+    PATIENCE_S,
+    QUICK,
+    SMALL,
+    Swarm,
+    WorkerProcess,
+    running_swarm,
+    settings_of,
+)
 from worker.config import load_config
 from worker.manifest import Manifest
+from worker.wire import frame_messages, state_hash, state_parts
 
 INFECTED = """
 from pathlib import Path
@@ -101,3 +112,47 @@ def test_a_call_that_cannot_be_answered_ends_alone(stranger: Stranger) -> None:
     assert "0 characters" in stranger.refusal("Control/Gossip", nameless)
     late = pb.JoinRequest(member=pb.Member(), manifest=stranger.manifest().pack())
     assert "0 characters" in stranger.call("Control/Join", late, pb.JoinReply).refusal
+
+
+@pytest.mark.parametrize("value", [3.0, float("nan")], ids=["random", "NaN"])
+def test_a_state_that_nobody_else_has_is_not_taken(
+    swarm: Swarm, stranger: Stranger, value: float
+) -> None:
+    manifest = stranger.manifest()
+    anchor = torch.full((manifest.elements,), value)
+    momentum = torch.zeros(manifest.elements)
+    hashed = state_hash(anchor, momentum, ("x",))
+    here = next(each for each in ask(swarm.addresses["w0"])["members"] if each["peer"] == "w0")
+    version, step = here["versions"][0] + 5000, here["step"] + 25_000
+    given, name = threading.Semaphore(0), f"x-{value}"
+
+    def gossip(_request: bytes) -> bytes:
+        digest = pb.FragmentDigest(version=version, contributors=3, hash=hashed)
+        member = pb.Member(
+            peer=name, address=address, epoch=1, phase=pb.PHASE_DONE, step=step, digests=[digest]
+        )
+        said = pb.GossipMessage(sender=name, run=manifest.run, members=[member])
+        return said.SerializeToString()
+
+    def fetch(_request: bytes) -> Iterator[bytes]:
+        header = pb.StateHeader(
+            version=version, contributors=3, group=["x"], hash=hashed, step=step,
+            total_bytes=8 * manifest.elements,
+        )  # fmt: skip
+        yield pb.FetchReply(header=header).SerializeToString()
+        for message, _ in frame_messages(pb.FetchReply, state_parts(anchor, momentum)):
+            yield message
+        given.release()
+
+    with serving({"Control/Gossip": gossip, "Data/Fetch": fetch}) as address:
+        for each in swarm.addresses.values():
+            with calling(each) as one:
+                one.call("Control/Gossip", gossip(b""), pb.GossipMessage)
+        for _ in swarm.names:
+            assert given.acquire(timeout=PATIENCE_S), "nobody has asked for the state"
+        says = "NaN" if value != value else "no other peer has its state"
+        for worker in swarm.workers.values():
+            worker.wait_for(
+                lambda e: e["event"] == "warning" and says in e["text"], "word of the refusal"
+            )
+    assert [event for w in swarm.workers.values() for event in w.of("adopted")] == []

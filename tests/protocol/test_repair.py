@@ -106,9 +106,18 @@ def test_who_is_overtaken_fetches_all_that_belongs_to_the_donors_step() -> None:
     assert repair.fragments == (0, 1, 2)
 
 
+def test_the_state_that_more_peers_hold_wins() -> None:
+    """Whatever the contributors say: one peer alone cannot outweigh two by a number."""
+    mine, lone, others = ((4, 3, 7),), ((4, 4096, 9),), ((4, 3, 7),)
+    assert choose(mine, donor("b", lone), donor("c", others)) is None
+    repair = choose(lone, donor("a", mine), donor("c", others))
+    assert repair is not None
+    assert repair.donor.digests[0].hash == 7
+
+
 def test_the_donor_of_most_fragments_is_chosen() -> None:
     mine = ((4, 3, 7), (4, 3, 7))
-    one, two = donor("b", ((4, 9, 1), (4, 3, 7))), donor("c", ((4, 4, 1), (4, 4, 1)))
+    one, two = donor("b", ((4, 9, 1), (3, 3, 7))), donor("c", ((4, 4, 1), (4, 4, 1)))
     for members in ((one, two), (two, one)):
         repair = choose(mine, *members)
         assert repair is not None

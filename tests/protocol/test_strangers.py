@@ -99,7 +99,7 @@ def test_one_that_is_not_believed_is_told_why() -> None:
     async def scenario() -> None:
         async with Swarm(steady(60)) as swarm:
             await swarm.start("a", "b")
-            limits = swarm["b"].node.gossip._limits
+            limits = swarm["b"].node.gossip.limits
             await swarm.until(lambda: swarm["a"].versions >= (1,), 60)
             object.__setattr__(limits, "steps", 20)
             await swarm.until(lambda: bool(swarm["a"].of_kind("warning")), 60)

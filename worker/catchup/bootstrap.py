@@ -3,21 +3,23 @@
 import asyncio
 import math
 import time
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from algorithms.fragment_state import FragmentState
 from algorithms.plan import Plan
 from protos import murmuration_pb2 as pb
 from protos.events import new_event
+from protos.text import shown
 from worker import wire
-from worker.catchup.repair import choose_repair, step_of_the_others
+from worker.catchup.repair import JumpLimit, choose_repair, step_of_the_others
 from worker.catchup.start import TakeOver, choose_take_over, have_started, may_follow
-from worker.catchup.state_transfer import fetch_states, sizes_of
+from worker.catchup.state_transfer import confirm_states, fetch_states, sizes_of
 from worker.errors import PeersUnreachable
 from worker.exchange.context import Offload
 from worker.manifest import Manifest
-from worker.membership import Digest, Member, Phase
+from worker.membership import Digest, Health, Member, Phase
 from worker.membership.io import GossipService
 from worker.training.inbox import Adopt, AllStarted, Published, SkipAhead, Started, ToTrain
 from worker.transport import Transport, TransportError
@@ -30,6 +32,13 @@ _START_POLL_S = 0.05
 _TOGETHER_S = 5.0
 _REPAIR_S = 0.25
 _SKIP_S = 1.0
+_ASKED = 8  # peers that may confirm a state
+_TRIES = 8
+_ALONE_S = 10.0
+_ASIDE_S = 5.0
+_RETRY_S = 0.25
+_MAX_WARNINGS = 32
+_AHEAD_OF_GOSSIP = 256  # rounds between what a donor has announced and what it gives
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +91,11 @@ class Bootstrap:
         self._config, self._plan, self._gossip, self._host = config, plan, gossip, host
         self._exchanges, self._pairs = plan.exchange != "none", plan.exchange == "pairs"
         self._seen_at = math.inf  # when another was first seen to have started
+        self._limit = JumpLimit(plan.inner_steps)
+        self._told: set[str] = set()
+        self._aside: dict[str, float] = {}  # whose states were not to be had, until when
+        self._still_since = math.inf  # since when a state that nobody confirms was the only one
+        self._still_at: dict[int, int] = {}
 
     async def run(self) -> None:
         """Until cancelled. Raises PeersUnreachable, ManifestRefused."""
@@ -161,7 +175,8 @@ class Bootstrap:
 
     def _take_over(self) -> TakeOver:
         gossip = self._gossip
-        return choose_take_over(gossip.me, gossip.replicas, self._digests_at_start(), self._plan)
+        replicas = self._first_choices(gossip.replicas)
+        return choose_take_over(gossip.me, replicas, self._digests_at_start(), self._plan)
 
     async def _fetched(self, take_over: TakeOver) -> bool:
         """Whether there is nothing to fetch before the start, or it is here."""
@@ -184,7 +199,7 @@ class Bootstrap:
         host, published = self._host, self._host.published
         if published is None or published.phase not in (Phase.TRAINING, Phase.DONE):
             return
-        others = self._gossip.replicas
+        others = self._possible(published)
         if self._pairs and published.phase is Phase.TRAINING:
             step = step_of_the_others(self._gossip.me.digests, others, host.partners)
             if step is not None and step > published.step:
@@ -196,9 +211,24 @@ class Bootstrap:
         if self._pairs:  # without consensus all differ, and stay so
             agree = self._plan.consensus
             others = [member for member in others if agree and member.phase is Phase.DONE]
+        others = [*self._first_choices(others)]
         repair = choose_repair(self._gossip.me.digests, others, published.failed)
         if repair is not None and await self._fetch(repair.donor, repair.fragments, repair.reason):
             await asyncio.sleep(_REPAIR_S)  # until the train thread has adopted it
+
+    def _possible(self, published: Published) -> list[Member]:
+        """The replicas, but those that say they are where nobody can be yet."""
+        gossip, now = self._gossip, self._host.clock()
+        self._limit.advance(published.step, published.step_s, now)
+        found = []
+        for member in gossip.replicas:
+            if self._limit.possible(member, gossip.me.digests, published.step, now):
+                found.append(member)
+            else:
+                far = max((digest.version for digest in member.digests), default=0)
+                where = f"step {member.step} and version {far}"
+                self._set_aside(member, f"nobody can be at {where} by now", _ASIDE_S)
+        return found
 
     async def _fetch(self, donor: Member, fragments: Iterable[int], reason: str) -> bool:
         host, published = self._host, self._host.published
@@ -209,14 +239,107 @@ class Bootstrap:
             step, states = await fetch_states(
                 host.transport, donor.address, self._gossip.run, expected, host.offload
             )
+            self._check_announced(donor, step, states)
         except (TransportError, wire.WireError) as error:
-            host.log(new_event("warning", text=f"fetching from {donor.peer}: {error}"))
+            lasting = isinstance(error, wire.WireError)
+            self._set_aside(donor, str(error), _ASIDE_S if lasting else _RETRY_S)
+            return False
+        confirmed = await self._confirmed(donor, states)
+        if confirmed is None:
+            self._set_aside(donor, "no other peer has its state", _ASIDE_S)
             return False
         for index, state in states.items():
             if state.version > published.states[index].version:
                 host.give_up(index, f"over for the others: {reason}")
-        host.post(Adopt(donor.peer, step, states, reason))
+        self._still_at = {}
+        host.post(Adopt(donor.peer, step, states, reason, confirmed))
         return True
+
+    def _set_aside(self, donor: Member, reason: str, for_s: float) -> None:
+        """Its state is not taken; others come first for a while."""
+        self._aside[donor.peer] = self._host.clock() + for_s
+        text = f"fetching from {donor.peer}: {shown(reason, 200)}"
+        if text not in self._told and len(self._told) < _MAX_WARNINGS:
+            self._told.add(text)
+            self._host.log(new_event("warning", text=text))
+
+    def _first_choices(self, members: Sequence[Member]) -> Sequence[Member]:
+        """Those that are not set aside; all of them, where there is no other."""
+        now = self._host.clock()
+        return [m for m in members if now >= self._aside.get(m.peer, -math.inf)] or members
+
+    def _check_announced(
+        self, donor: Member, step: int, states: Mapping[int, FragmentState]
+    ) -> None:
+        """Raises WireError: this is not what the donor has announced, nor what can follow it."""
+        newest = next((m for m in self._gossip.members if m.peer == donor.peer), donor)
+        for index, state in states.items():
+            said = donor.digests[index]
+            if state.version < said.version or (
+                state.version == said.version and state.hash != said.hash
+            ):
+                raise wire.WireError(
+                    f"fragment {index} is another state than the announced version {said.version}"
+                )
+            if state.version > newest.digests[index].version + _AHEAD_OF_GOSSIP:
+                raise wire.WireError(
+                    f"fragment {index} is of version {state.version}, announced was {said.version}"
+                )
+        if problem := self._gossip.limits.progress_problem(0, step):
+            raise wire.WireError(problem)
+
+    async def _confirmed(
+        self, donor: Member, states: Mapping[int, FragmentState]
+    ) -> tuple[str, ...] | None:
+        """The peers that hold these states too; empty where nobody else could; None where somebody
+        could and does not. The donor's word is enough against this peer's own, as states of one
+        version rank, or once this peer's rounds have stood still for `_ALONE_S`."""
+        seconds = [
+            member
+            for member in self._gossip.replicas
+            if member.health is Health.ALIVE
+            and member.phase in (Phase.TRAINING, Phase.DONE)
+            and member.peer != donor.peer
+        ][:_ASKED]
+        if not seconds or (self._pairs and donor.phase is not Phase.DONE):
+            return ()  # in pairs all states differ
+        answers = await self._ask(seconds, states)
+        if holders := tuple(m.peer for m, held in zip(seconds, answers, strict=True) if held):
+            return holders
+        now, published = self._host.clock(), self._host.published
+        assert published is not None, "there was something to compare with"
+        mine = {index: published.states[index] for index in states}
+        versions = {index: state.version for index, state in mine.items()}
+        if versions != self._still_at:
+            self._still_since, self._still_at = now, versions
+        if now >= self._still_since + _ALONE_S:
+            return ()
+        same = all(mine[index].version == state.version for index, state in states.items())
+        if same and None not in answers and True not in await self._ask(seconds, mine):
+            return ()
+        return None
+
+    async def _ask(
+        self, seconds: Sequence[Member], states: Mapping[int, FragmentState]
+    ) -> list[bool | None]:
+        """What each says of the states. Who does not know them yet is asked again for a while, as
+        long as nobody holds them."""
+        answers: list[bool | None] = []
+        for _ in range(_TRIES):
+            answers = await asyncio.gather(*(self._confirms(member, states) for member in seconds))
+            if True in answers or None not in answers:
+                break
+            await asyncio.sleep(_REPAIR_S)
+        return answers
+
+    async def _confirms(self, member: Member, states: Mapping[int, FragmentState]) -> bool | None:
+        """None: it does not know, or does not say."""
+        try:
+            return await confirm_states(
+                self._host.transport, member.address, self._gossip.run, states
+            )
+        except (TransportError, wire.WireError):
+            return None
 
 
 def fetch_manifest(

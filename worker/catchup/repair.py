@@ -1,14 +1,22 @@
 """Anti-entropy: when this peer's state differs from the others', whose to fetch.
 
-States are ordered by (version, contributors of the latest round, hash), so everyone agrees which of
-two wins, and replicas converge again after any fault. With pairs states differ by design; there a
-peer that has fallen behind only moves on to where the others are in the schedule.
+States are ordered by (version, peers that hold it, contributors of the latest round, hash), so
+everyone agrees which of two wins, and replicas converge again after any fault. With pairs states
+differ by design; there a peer that has fallen behind only moves on to where the others are in the
+schedule.
 """
 
+import math
+from collections import Counter, deque
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 
 from worker.membership import Digest, Health, Member, Phase
+
+_WINDOW_S = 60.0
+_SAMPLE_S = 1.0
+_FASTER = 16
+_SLACK_ROUNDS = 4  # between what is gossiped and what is so
 
 
 @dataclass(frozen=True)
@@ -18,6 +26,45 @@ class Repair:
     donor: Member
     fragments: tuple[int, ...]
     reason: str
+
+
+class JumpLimit:
+    """How far the others can be by now, as far as this peer's own pace tells.
+
+    A peer that says it is further ahead is passed over. The others may have taken rounds while this
+    peer took none, since the start of a window; nobody is `_FASTER` times as fast as this peer has
+    ever been in it.
+
+    Args:
+        inner_steps: H of the plan.
+    """
+
+    def __init__(self, inner_steps: int) -> None:
+        self._inner_steps = inner_steps
+        self._steps: deque[tuple[float, int]] = deque()
+        self._fastest_s = math.inf
+
+    def advance(self, step: int, step_s: float, now: float) -> None:
+        """This peer trains, and is at this step at monotonic time `now` (s). Args: step_s: what an
+        inner step takes it, 0 while that is not known."""
+        if step_s > 0:
+            self._fastest_s = min(self._fastest_s, step_s)
+        if not self._steps or now >= self._steps[-1][0] + _SAMPLE_S:
+            self._steps.append((now, step))
+        while len(self._steps) > 1 and self._steps[1][0] <= now - _WINDOW_S:
+            self._steps.popleft()
+
+    def possible(self, member: Member, mine: Sequence[Digest], step: int, now: float) -> bool:
+        """Whether the member can be where it says, when this peer is at `mine` and `step`."""
+        if not self._steps or self._fastest_s == math.inf:
+            return True
+        began, at = self._steps[0]
+        steps = _SLACK_ROUNDS * self._inner_steps + _FASTER * (now - began) / self._fastest_s
+        rounds = steps / self._inner_steps
+        return member.step - at <= steps and all(
+            theirs.version - my.version <= rounds
+            for theirs, my in zip(member.digests, mine, strict=False)
+        )
 
 
 def choose_repair(
@@ -37,13 +84,26 @@ def choose_repair(
     """
     best: Repair | None = None
     best_rank: tuple[object, ...] = ()
-    for member in members:
-        if member.health is not Health.ALIVE or member.phase in (Phase.STARTING, Phase.READY):
-            continue
+    begun = [
+        member
+        for member in members
+        if member.health is Health.ALIVE and member.phase not in (Phase.STARTING, Phase.READY)
+    ]
+    held = Counter(
+        (index, digest.version, digest.hash)
+        for digests in (mine, *(member.digests for member in begun))
+        for index, digest in enumerate(digests)
+    )
+
+    def rank(index: int, digest: Digest) -> tuple[int, ...]:
+        holders = held[index, digest.version, digest.hash]
+        return (digest.version, holders, digest.contributors, digest.hash)
+
+    for member in begun:
         reasons: dict[int, str] = {}
         overtaken = False
         for index, (my, other) in enumerate(zip(mine, member.digests, strict=False)):
-            if other.rank <= my.rank:
+            if rank(index, other) <= rank(index, my):
                 continue
             ahead = other.version - my.version
             if ahead == 0 and other.hash != my.hash:
@@ -55,10 +115,10 @@ def choose_repair(
             # This peer goes on at the other's step, so it needs all that belongs to that step.
             first = next(iter(reasons.values()))
             reasons = dict.fromkeys(range(len(mine)), first)
-        rank = (len(reasons), [member.digests[index].rank for index in reasons])
-        if reasons and (best is None or rank > best_rank):
+        its_rank = (len(reasons), [rank(index, member.digests[index]) for index in reasons])
+        if reasons and (best is None or its_rank > best_rank):
             first = next(iter(reasons.values()))
-            best, best_rank = Repair(member, tuple(reasons), first), rank
+            best, best_rank = Repair(member, tuple(reasons), first), its_rank
     return best
 
 

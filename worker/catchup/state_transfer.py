@@ -1,20 +1,54 @@
 """Fetching and serving committed states: how a joiner starts, and a peer heals."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
 
 from algorithms.fragment_state import FragmentState
 from protos import murmuration_pb2 as pb
 from worker import wire
 from worker.exchange.context import Offload
+from worker.membership.swim import MAX_MEMBERS
 from worker.training.inbox import Published
 from worker.transport import Stream, Transport, TransportError
 
+_HELD = 256  # states of each fragment that a peer remembers the hash of
+_CONFIRM_S = 3.0
 
-async def serve_states(stream: Stream, run: int, published: Published | None) -> None:
+
+class HeldStates:
+    """The hashes of the last states that this peer has held: it confirms them to others."""
+
+    def __init__(self) -> None:
+        self._hashes: dict[tuple[int, int], int] = {}
+
+    def add(self, states: Sequence[FragmentState]) -> None:
+        for index, state in enumerate(states):
+            self._hashes.pop((index, state.version), None)
+            self._hashes[index, state.version] = state.hash
+        for oldest in list(self._hashes)[: -_HELD * max(1, len(states))]:
+            del self._hashes[oldest]
+
+    def hash_of(self, fragment: int, version: int) -> int:
+        """0: this peer does not know it."""
+        return self._hashes.get((fragment, version), 0)
+
+
+async def serve_states(
+    stream: Stream, run: int, published: Published | None, held: HeldStates
+) -> None:
     """Answers one Fetch with what this peer has committed; with nothing when there is nothing."""
     raw = await stream.receive()
     request = wire.parse(pb.FetchRequest, raw or b"")
     if published is None or request.run != run:
+        return
+    if len(request.fragments) > len(published.states):
+        raise wire.WireError(f"{len(request.fragments)} fragments of {len(published.states)}")
+    if request.versions:
+        for index, version in zip(request.fragments, request.versions, strict=False):
+            known = pb.StateHeader(
+                fragment=index, version=version, hash=held.hash_of(index, version)
+            )
+            await stream.send(pb.FetchReply(header=known).SerializeToString())
         return
     for index in request.fragments:
         if index >= len(published.states):
@@ -68,6 +102,40 @@ async def fetch_states(
         stream.cancel()
 
 
+async def confirm_states(
+    transport: Transport, address: str, run: int, states: Mapping[int, FragmentState]
+) -> bool | None:
+    """Asks a second peer for states that another has given.
+
+    Returns:
+        Whether it holds or has held all of them; None when it does not know some of them.
+
+    Raises:
+        TransportError, WireError: it does not say.
+    """
+    stream = transport.open(address, "Data/Fetch")
+    try:
+        order = sorted(states)
+        request = pb.FetchRequest(
+            run=run, fragments=order, versions=[states[index].version for index in order]
+        )
+        await stream.send(request.SerializeToString())
+        await stream.done()
+        known: list[bool | None] = []
+        async with asyncio.timeout(_CONFIRM_S):
+            for index in order:
+                raw = await stream.receive()
+                if raw is None:
+                    raise TransportError("it has nothing")
+                theirs = wire.parse(pb.FetchReply, raw).header.hash
+                known.append(theirs == states[index].hash if theirs else None)
+        return False if False in known else None if None in known else True
+    except TimeoutError as error:
+        raise TransportError(f"no answer in {_CONFIRM_S:g} s") from error
+    finally:
+        stream.cancel()
+
+
 async def _receive(
     stream: Stream, index: int, sizes: tuple[int, int], offload: Offload
 ) -> tuple[pb.StateHeader, FragmentState]:
@@ -81,6 +149,10 @@ async def _receive(
             f"fragment {header.fragment} of {header.total_bytes} bytes; "
             f"expected {index} of {total_bytes}"
         )
+    if max(len(header.group), header.contributors) > MAX_MEMBERS:
+        raise wire.WireError(f"fragment {index}: a group of {len(header.group)} peers")
+    for name in header.group:
+        wire.check_name(name)
     incoming = wire.Incoming(total_bytes, header.hash)
     while not incoming.complete:
         raw = await stream.receive()
@@ -91,6 +163,8 @@ async def _receive(
     group = tuple(header.group)
     if await offload(lambda: wire.state_hash(anchor, momentum, group)) != header.hash:
         raise wire.WireError(f"fragment {index} is damaged: its hash differs")
+    if not await offload(lambda: wire.is_finite(anchor) and wire.is_finite(momentum)):
+        raise wire.WireError(f"fragment {index} holds NaN, Inf or absurdly large values")
     return header, FragmentState(
         version=header.version,
         contributors=header.contributors,

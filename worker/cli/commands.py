@@ -368,7 +368,12 @@ def describe(event: Mapping[str, object]) -> str | None:
         case "round_failed":
             return f"round {event['round']} failed: {event['reason']}"
         case "adopted":
-            return f"took over {event['donor']}'s state at step {event['step']}: {event['reason']}"
+            confirmed = event.get("confirmed_by")
+            alone = "" if confirmed else " (on its word alone: nobody else has it)"
+            return (
+                f"took over {event['donor']}'s state at step {event['step']}: {event['reason']}"
+                f"{alone}"
+            )
         case "moves":
             return f"moves from stage {event['stage']} to stage {event['to']}"
         case "rebuilt":

@@ -84,7 +84,7 @@ class GossipService:
         self, membership: Membership, manifest: Manifest, limits: MemberLimits, host: Host
     ) -> None:
         self._membership, self._manifest, self._host = membership, manifest, host
-        self._limits = limits
+        self.limits = limits
         self._told: set[str] = set()
         self._news = Dissemination(membership.me.peer, membership.config.full_s)
         self._packed, self.run = manifest.pack(), manifest.run
@@ -287,7 +287,7 @@ class GossipService:
         for message in wire.counted_members(messages):
             try:
                 member = wire.member_from_message(message)
-                problem = self._limits.problem(member, now_ms)
+                problem = self.limits.problem(member, now_ms)
             except wire.WireError as error:
                 problem = str(error)
             if problem is None:
@@ -304,7 +304,7 @@ class GossipService:
         said = from_gossip_message(message, members)
         if said.progress is not None:
             heartbeat, step = said.progress.heartbeat, said.progress.step
-            if problem := self._limits.progress_problem(heartbeat, step):
+            if problem := self.limits.progress_problem(heartbeat, step):
                 self._host.on_refused(1)
                 refused.append(f"progress of {message.sender}: {problem}")
                 said = replace(said, progress=None)

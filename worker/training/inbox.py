@@ -122,12 +122,16 @@ class PrefetchedAnchor:
 
 @dataclass(frozen=True)
 class Adopt:
-    """Another peer's committed states, by fragment, and its position in the schedule."""
+    """Another peer's committed states, by fragment, and its position in the schedule.
+
+    `confirmed_by` are others that hold them too.
+    """
 
     donor: str
     step: int
     states: dict[int, FragmentState]
     reason: str
+    confirmed_by: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

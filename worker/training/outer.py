@@ -343,7 +343,13 @@ class OuterLoop:
             ranks = [(s.version, s.contributors, s.hash) for s in (each.state, theirs)]
             # Before the start the others' group wins: theirs is the run under way.
             joining = phase is Phase.READY and theirs.version >= each.state.version
-            if ranks[1] > ranks[0] or joining:
+            # One that two others hold wins over one that only this peer holds.
+            outnumbered = (
+                bool(adopt.confirmed_by)
+                and theirs.version == each.state.version
+                and theirs.hash != each.state.hash
+            )
+            if ranks[1] > ranks[0] or joining or outnumbered:
                 each.take_over(theirs, keep=not self._gradients)
                 taken.append(index)
         if not taken:
@@ -357,7 +363,12 @@ class OuterLoop:
             for each in self.fragments:
                 each.reposition(self.step)
         self.reporter.event(
-            "adopted", donor=adopt.donor, fragments=taken, step=self.step, reason=adopt.reason
+            "adopted",
+            donor=adopt.donor,
+            fragments=taken,
+            step=self.step,
+            reason=adopt.reason,
+            confirmed_by=list(adopt.confirmed_by),
         )
         self.publish()
 

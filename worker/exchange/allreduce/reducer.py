@@ -280,7 +280,10 @@ class Reducer:
         group = self._shards.group(key)
         if group is None:
             return self._moved(offer)
-        shard = self._layout.shards(key.fragment, group)[key.shard]
+        shards = self._layout.shards(key.fragment, group)
+        if key.shard >= len(shards):  # the group has changed meanwhile, and with it the cut
+            return self._moved(offer)
+        shard = shards[key.shard]
         return [events.VerifyContribution(offer.stream, shard)]
 
     def _is_current(self, offer: _Offer) -> bool:
