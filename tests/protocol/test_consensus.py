@@ -1,4 +1,4 @@
-"""The pass that ends a run in pairs: one anchor for all that can be in it, and in bounded time.
+"""The pass that ends a run in pairs, or one whose replicas keep what was not sent: one anchor for all that can be in it, and in bounded time.
 
 A step takes half a second, a round two and a half.
 """
@@ -12,6 +12,7 @@ from algorithms.plan import PRESETS, Plan
 from tests.protocol.problem import Problem
 from tests.protocol.swarm import Peer, Swarm
 from tests.protocol.virtual_time import run
+from worker.exchange.allreduce.contributor_io import ContributorIO
 from worker.exchange.allreduce.final_average_io import FinalAverageIO
 from worker.exchange.types import RoundConfig
 from worker.training.inbox import Begin
@@ -20,7 +21,16 @@ NOLOCO = replace(PRESETS["noloco"], inner_steps=5)
 STREAMING = replace(
     PRESETS["streaming-noloco"], inner_steps=6, fragments=2, overlap_steps=3, codec="bf16"
 )
-PLANS = pytest.mark.parametrize("plan", [NOLOCO, STREAMING], ids=["noloco", "streaming-noloco"])
+KEEP = Plan(inner_steps=5, codec="sign", reduction_codec="sign", merge="keep", consensus=True)
+_NAMED = {
+    "noloco": NOLOCO,
+    "streaming-noloco": STREAMING,
+    "keep": KEEP,
+    "keep, streaming": replace(KEEP, inner_steps=6, fragments=2, overlap_steps=3),
+}
+PLANS = pytest.mark.parametrize("plan", _NAMED.values(), ids=_NAMED)
+PAIRS = pytest.mark.parametrize("plan", [NOLOCO, STREAMING], ids=["noloco", "streaming-noloco"])
+ONE_FRAGMENT = pytest.mark.parametrize("plan", [NOLOCO, KEEP], ids=["noloco", "keep"])
 STEPS = 30
 LAST_S = 0.5 * STEPS
 MOST_S = 60.0  # for a death to be noticed, and one more try
@@ -34,13 +44,20 @@ def steady(plan: Plan = NOLOCO, seed: int = 0, **step_s: float) -> Problem:
 def begun(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Who has come to the pass, once for each fragment; filled as they do."""
     names: list[str] = []
-    begin = FinalAverageIO.begin
+    begin = ContributorIO.begin
 
-    async def noted(self: FinalAverageIO, message: Begin) -> None:
-        names.append(self._context.me)
+    async def noted(self: ContributorIO, message: Begin) -> None:
+        if message.everyone:
+            names.append(self._context.me)
         await begin(self, message)
 
-    monkeypatch.setattr(FinalAverageIO, "begin", noted)
+    async def of_pairs(self: FinalAverageIO, message: Begin) -> None:
+        names.append(self._context.me)
+        await begin_of_pairs(self, message)
+
+    begin_of_pairs = FinalAverageIO.begin
+    monkeypatch.setattr(FinalAverageIO, "begin", of_pairs)
+    monkeypatch.setattr(ContributorIO, "begin", noted)
     return names
 
 
@@ -83,7 +100,7 @@ def test_a_late_joiner_is_in_the_mean(plan: Plan, at_s: float) -> None:
     run(scenario())
 
 
-@PLANS
+@PAIRS
 def test_joiners_agree_when_all_who_began_the_run_are_gone(plan: Plan) -> None:
     async def scenario() -> None:
         async with Swarm(steady(plan)) as swarm:
@@ -186,12 +203,13 @@ def test_who_was_frozen_takes_what_the_others_have_agreed_on(
     run(scenario())
 
 
+@ONE_FRAGMENT
 @pytest.mark.parametrize("healed", [True, False])
-def test_a_link_that_is_cut_in_the_end_leaves_one_anchor(healed: bool) -> None:
+def test_a_link_that_is_cut_in_the_end_leaves_one_anchor(plan: Plan, healed: bool) -> None:
     """Two that cannot reach each other, but others who can reach both."""
 
     async def scenario() -> None:
-        async with Swarm(steady()) as swarm:
+        async with Swarm(steady(plan)) as swarm:
             await swarm.start(*"abcd")
             await swarm.sleep(LAST_S - 0.2)
             swarm.cut("a", "b")
@@ -206,9 +224,10 @@ def test_a_link_that_is_cut_in_the_end_leaves_one_anchor(healed: bool) -> None:
     run(scenario())
 
 
-def test_a_swarm_that_is_cut_in_two_ends_with_one_anchor_in_each_half() -> None:
+@ONE_FRAGMENT
+def test_a_swarm_that_is_cut_in_two_ends_with_one_anchor_in_each_half(plan: Plan) -> None:
     async def scenario() -> None:
-        async with Swarm(steady()) as swarm:
+        async with Swarm(steady(plan)) as swarm:
             await swarm.start(*"abcde")
             await swarm.sleep(LAST_S - 1)
             swarm.cut("ab", "cde")
