@@ -4,7 +4,7 @@ floats.py     fp32, and bf16 and fp16 in 16 bits
 integers.py   int8, and int4 in four bits
 e3m0.py       four bits: a sign and three exponent bits, as in Streaming DiLoCo
 signs.py      sign in one bit, ternary five values to a byte: what they leave out must be kept
-topk.py       the largest 64 of every 4096 values
+topk.py       the largest 32 to 256 of every 4096 values
 blocks.py     what the codecs with a scale for every 128 values have in common
 base.py       the interface
 """
@@ -28,6 +28,9 @@ CODECS: tuple[Codec, ...] = (
     TopK(),
     Sign(),
     Ternary(),
+    TopK("topk32", 10, 32),
+    TopK("topk128", 11, 128),
+    TopK("topk256", 12, 256),
 )
 
 

@@ -61,7 +61,7 @@ class Codec(Protocol):
         """1-D uint8 -> 1-D fp32 of `elements`; may share memory with `raw`.
 
         Raises:
-            ValueError: the number of bytes does not fit `elements`.
+            ValueError: the number of bytes does not fit `elements`, or no encoder writes such ones.
         """
         ...
 

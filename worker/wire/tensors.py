@@ -58,7 +58,7 @@ def average(
     elements: int,
     weights: Sequence[int] | None = None,
 ) -> Tensor:
-    """The mean of encoded values, in the order given, block by block."""
+    """The mean of encoded values, in the order given, block by block. Raises WireError."""
     mean = torch.empty(elements)
     for start, stop in _blocks(elements):
         mean[start:stop] = mean_in_order(
@@ -95,8 +95,12 @@ def _blocks(elements: int) -> Iterator[tuple[int, int]]:
 
 
 def _decode(codec: Codec, payload: memoryview, start: int, stop: int) -> Tensor:
+    """Raises WireError: no encoder writes such bytes."""
     raw = payload[codec.encoded_bytes(start) : codec.encoded_bytes(stop)]
-    return codec.decode(bytes_tensor(raw), stop - start)
+    try:
+        return codec.decode(bytes_tensor(raw), stop - start)
+    except ValueError as error:
+        raise WireError(str(error)) from error
 
 
 def hash64(payload: bytes | bytearray | memoryview) -> int:

@@ -18,11 +18,12 @@ rounding_codec = pytest.mark.parametrize(
 )
 WIRE_IDS = {
     **{"fp32": 1, "bf16": 2, "fp16": 3, "int8": 4, "int4": 5, "e3m0": 6, "topk": 7},
-    **{"sign": 8, "ternary": 9},
+    **{"sign": 8, "ternary": 9, "topk32": 10, "topk128": 11, "topk256": 12},
 }
 MOST_BITS = {
-    **{"int8": 8.125, "int4": 4.125, "e3m0": 4.125, "topk": 0.23},
+    **{"int8": 8.125, "int4": 4.125, "e3m0": 4.125, "topk": 0.165},
     **{"sign": 1.125, "ternary": 1.75},
+    **{"topk32": 0.094, "topk128": 0.29, "topk256": 0.508},
 }
 
 
@@ -200,9 +201,13 @@ def test_exact_values_are_not_disturbed_by_noise(codec: Codec) -> None:
 
 
 @every_codec
-def test_any_bytes_of_the_right_size_decode(codec: Codec) -> None:
+def test_any_bytes_of_the_right_size_decode_or_are_refused(codec: Codec) -> None:
     size = codec.encoded_bytes(5001)
     raw = torch.randint(0, 256, (size,), generator=torch.Generator().manual_seed(1))
+    if codec.name.startswith("topk"):  # places have a number
+        with pytest.raises(ValueError, match="the bits do not say"):
+            codec.decode(raw.to(torch.uint8), 5001)
+        return
     decoded = codec.decode(raw.to(torch.uint8), 5001)
     assert decoded.shape == (5001,)
     assert decoded.dtype == torch.float32

@@ -6,24 +6,35 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from algorithms.codecs import CODECS, codec_by_name
 from algorithms.codecs.topk import CHUNK, TopK
 
 codec = TopK()
+KEPT = {"topk32": 32, "topk": 64, "topk128": 128, "topk256": 256}
+every_topk = pytest.mark.parametrize("name", KEPT)
 
 
 def values_of(elements: int, seed: int) -> Tensor:
     return torch.randn(elements, generator=torch.Generator().manual_seed(seed))
 
 
-def round_trip(values: Tensor) -> Tensor:
+def round_trip(values: Tensor, name: str = "topk") -> Tensor:
+    codec = codec_by_name(name)
     return codec.decode(codec.encode(values), values.numel())
 
 
+def test_these_are_all() -> None:
+    assert KEPT.keys() == {each.name for each in CODECS if each.name.startswith("topk")}
+
+
+@every_topk
 @given(elements=st.integers(1, CHUNK), power=st.integers(1, 9), seed=st.integers(0, 99))
-def test_the_largest_are_kept_and_bounds_hold(elements: int, power: int, seed: int) -> None:
+def test_the_largest_are_kept_and_bounds_hold(
+    name: str, elements: int, power: int, seed: int
+) -> None:
     values = values_of(elements, seed) ** power
-    decoded = round_trip(values).to(torch.float64)
-    kept = math.ceil(elements / 64)
+    decoded = round_trip(values, name).to(torch.float64)
+    kept = math.ceil(elements * KEPT[name] / CHUNK)
     largest = values.abs().topk(kept).indices
     nonzero = decoded.nonzero().view(-1)
     assert set(nonzero.tolist()) <= set(largest.tolist())
@@ -34,6 +45,7 @@ def test_the_largest_are_kept_and_bounds_hold(elements: int, power: int, seed: i
     assert energy >= exact[largest].abs().sum() ** 2 / kept * (1 - 2**-6)
 
 
+@every_topk
 @given(
     values=st.lists(
         st.one_of(
@@ -43,17 +55,33 @@ def test_the_largest_are_kept_and_bounds_hold(elements: int, power: int, seed: i
         max_size=300,
     )
 )
-def test_what_was_decoded_encodes_to_the_same_bytes(values: list[float]) -> None:
+def test_what_was_decoded_encodes_to_the_same_bytes(name: str, values: list[float]) -> None:
+    codec = codec_by_name(name)
     raw = codec.encode(torch.tensor(values))
     assert torch.equal(codec.encode(codec.decode(raw, len(values))), raw)
 
 
-def test_of_equal_magnitudes_the_earlier_are_kept() -> None:
-    values = torch.ones(CHUNK)
+@every_topk
+def test_of_equal_magnitudes_the_earlier_are_kept(name: str) -> None:
+    values = torch.ones(2 * CHUNK)
     values[::2] = -1.0
-    decoded = round_trip(values)
-    assert torch.equal(decoded[:64], values[:64])
-    assert not decoded[64:].any()
+    values[CHUNK + 100] = 1.5  # before them is room for one less
+    decoded, kept = round_trip(values, name), KEPT[name]
+    assert torch.equal(decoded[:kept], values[:kept])
+    assert not decoded[kept:CHUNK].any()
+    there = decoded[CHUNK:].nonzero().view(-1).tolist()
+    assert there == sorted({*range(kept - (kept <= 100)), 100})
+
+
+@every_topk
+@pytest.mark.parametrize("place", [0, CHUNK - 1])
+def test_the_first_and_the_last_place_are_as_good_as_any(name: str, place: int) -> None:
+    values = torch.zeros(3 * CHUNK)
+    values[place::CHUNK] = -2.0
+    assert torch.equal(round_trip(values, name), values)
+    values[CHUNK - KEPT[name] : CHUNK] = 2.0
+    values[: CHUNK - KEPT[name]] = 0.0
+    assert torch.equal(round_trip(values, name), values)
 
 
 def test_two_magnitudes_come_back_exactly() -> None:
@@ -73,19 +101,36 @@ def test_the_bytes_are_as_documented() -> None:
     values = torch.zeros(130)  # 3 are kept
     values[5], values[129] = -2.0, 1.0
     raw = codec.encode(values)
-    levels, index, codes = [0x80, 0x3F, 0x00, 0x40], [0x05, 0x10, 0x08, 0x05, 0x00], [0b110011]
-    assert raw.tolist() == levels + index + codes  # 5, 129 and 5 again; -high, low, -high
+    levels = [0x80, 0x3F, 0x00, 0x40]
+    # 5, 5 again and 129; -high, -high, low; of 000101, 000101 and 000001 the lowest bits first;
+    # and of 0, 0 and 2 the bits 0 + 0, 0 + 1 and 2 + 2 of six.
+    planes = ["011", "011", "111", "000", "011", "000", "000", "000"]
+    written = "".join(plane[::-1] for plane in planes) + "110010"
+    expected = [int(written[at : at + 8][::-1], 2) for at in range(0, len(written), 8)]
+    assert raw.tolist() == levels + expected
     assert torch.equal(codec.decode(raw, 130), values)
 
 
 @pytest.mark.parametrize(
-    ("elements", "size"), [(0, 0), (1, 7), (64, 7), (65, 8), (CHUNK, 116), (CHUNK + 1, 123)]
+    ("elements", "size"), [(0, 0), (1, 6), (64, 6), (65, 7), (CHUNK, 84), (CHUNK + 1, 90)]
 )
 def test_the_size_follows_from_the_number_of_values(elements: int, size: int) -> None:
     assert codec.encoded_bytes(elements) == size
 
 
-def test_an_index_past_the_end_counts_as_the_last() -> None:
+def test_a_place_past_the_end_counts_as_the_last() -> None:
     raw = codec.encode(torch.ones(10))
-    raw[4:6] = torch.tensor([0xFF, 0x0F], dtype=torch.uint8)
+    raw[4] |= 0b11111100  # the six low bits
     assert codec.decode(raw, 10).tolist() == [0.0] * 9 + [1.0]
+
+
+@every_topk
+def test_more_or_fewer_places_than_are_kept_are_refused(name: str) -> None:
+    codec = codec_by_name(name)
+    raw = codec.encode(values_of(CHUNK, 1))
+    fewer, more = raw.clone(), raw.clone()
+    where = next(at for at in range(raw.numel() - 1, 0, -1) if 0 < raw[at] < 255)
+    fewer[where], more[where] = 0, 255
+    for damaged in (fewer, more):
+        with pytest.raises(ValueError, match=f"{name}: the bits do not say {KEPT[name]} places"):
+            codec.decode(damaged, CHUNK)

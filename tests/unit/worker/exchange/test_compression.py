@@ -110,7 +110,7 @@ def test_each_codec_is_measured_by_itself() -> None:
 
 
 @pytest.mark.parametrize(
-    "codec", ["fp32", "bf16", "int8", "int4", "e3m0", "sign", "ternary", "topk"]
+    "codec", ["fp32", "bf16", "int8", "int4", "e3m0", "sign", "ternary", "topk", "topk256"]
 )
 def test_every_codec_is_tried(codec: str) -> None:
     each, _ = compression()

@@ -89,3 +89,14 @@ def test_a_tensor_hash_is_128_bits_of_all_tensors_in_order() -> None:
 def test_a_group_hash_depends_on_names_and_order() -> None:
     assert wire.group_hash(["a", "b"]) == wire.group_hash(("a", "b"))
     assert len({wire.group_hash(g) for g in (["a", "b"], ["b", "a"], ["ab"], [])}) == 4
+
+
+def test_bytes_that_no_encoder_writes_are_a_wire_error() -> None:
+    topk = codec_by_name("topk")
+    payload = memoryview(bytearray(topk.encoded_bytes(4096)))
+    for check in (
+        lambda: wire.check_values(topk, payload, 4096, topk.limit),
+        lambda: wire.decode(topk, payload, 4096),
+    ):
+        with pytest.raises(WireError, match="the bits do not say 64 places"):
+            check()

@@ -1,0 +1,135 @@
+"""A whole run in one process, as `algorithms.reference` has it, and what the run sends.
+
+Real workers end with the same bits (`make parity`), so what else the machine does changes no loss.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from algorithms import reference
+from algorithms.codecs import codec_by_name
+from algorithms.fragments import Fragment, partition
+from algorithms.plan import Plan
+from worker.config import Config, load_config
+from worker.tasks import Cursor, Task, load_task
+from worker.training.evaluation import validation_loss
+from worker.training.model import schema_of
+from worker.training.replica import InnerReplica
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """A run to train: of `workers`, or of one alone where the plan exchanges nothing.
+
+    Args:
+        preset: of the plan; settings: as `--set` takes them.
+        steps: inner steps of each worker.
+    """
+
+    preset: str
+    settings: tuple[str, ...] = ()
+    steps: int
+    workers: int
+    seed: int
+
+    @property
+    def config(self) -> Config:
+        """Raises ConfigError: the settings do not go together."""
+        settings = (f"run.steps={self.steps}", f"run.seed={self.seed}", *self.settings)
+        return load_config(None, settings, self.preset)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """A run that is over. Args: outer: the states of all fragments, by worker."""
+
+    training: Training
+    plan: Plan
+    task: Task
+    replica: InnerReplica
+    fragments: tuple[Fragment, ...]
+    outer: Mapping[str, Sequence[reference.Outer]]
+
+    def anchors(self, peer: str = "w0") -> list[Tensor]:
+        """What a worker ends with, by fragment: 1-D fp32."""
+        return [state.anchor for state in self.outer[peer]]
+
+    def loss_of(self, anchors: Sequence[Tensor]) -> float:
+        """The validation loss, in the task's unit."""
+        parameters = self.replica.parameters
+        for fragment, anchor in zip(self.fragments, anchors, strict=True):
+            for name, value in fragment.views(anchor).items():
+                parameters[name].copy_(value)
+        loss = validation_loss(self.task, self.replica.model, self.training.seed, math.inf)
+        assert loss is not None, "there is no limit of time"
+        return loss
+
+    @property
+    def sent(self) -> "Sent":
+        """Of each worker in the whole run."""
+        training = self.training
+        return sent(self.plan, self.fragments, training.steps, training.workers)
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What a worker sends, before zstd. Args: values: that the bytes stand for."""
+
+    bytes: float
+    values: float
+
+
+def train(training: Training, prefetch: reference.AnchorPrefetch = reference.at_once) -> Trained:
+    """Trains in this process, on one thread.
+
+    Args:
+        prefetch: with pairs, when each has the anchors of its next round's group.
+    """
+    torch.set_num_threads(1)
+    config = training.config
+    plan = config.plan
+    alone = plan.exchange == "none"
+    if alone:  # the mean of one worker's gradients is its gradient
+        plan = replace(plan, exchange="mean", payload="gradient", inner_steps=1)
+    task = load_task(config.task.name, seed=training.seed, options=config.task.options)
+    replicas = {
+        peer: InnerReplica(
+            task,
+            task.model(),
+            config.inner,
+            Cursor(seed=training.seed, stream=peer),
+            training.steps,
+        )
+        for peer in (f"w{number}" for number in range(1 if alone else training.workers))
+    }
+    schema = schema_of(replicas["w0"].model)
+    fragments = partition(schema, plan.fragments, plan.pattern)
+    outer = reference.train(plan, fragments, replicas, training.steps, head_starts=prefetch)
+    return Trained(
+        training=training,
+        plan=config.plan,
+        task=task,
+        replica=replicas["w0"],
+        fragments=tuple(fragments),
+        outer=outer,
+    )
+
+
+def sent(plan: Plan, fragments: Sequence[Fragment], steps: int, workers: int) -> Sent:
+    """What each of the workers sends in the whole run, an exact mean at its end left out."""
+    if plan.exchange == "none":
+        return Sent(0.0, 0.0)
+    schedule = plan.schedule(fragments=len(fragments), steps=steps)
+    pairs = plan.exchange == "pairs"  # each gives its partner all, where a mean gives each its part
+    back = plan.anchor_codec if pairs else plan.reduction_codec
+    total = values = 0.0
+    for fragment in fragments:
+        share = (1 if pairs else (workers - 1) / workers) * schedule.rounds(fragment.index)
+        for codec in (codec_by_name(plan.codec), codec_by_name(back)):
+            total += share * codec.encoded_bytes(fragment.elements)
+            values += share * fragment.elements
+    return Sent(total, values)
