@@ -28,8 +28,12 @@ eager updates, which lets the outer parameters themselves follow the guess.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import Literal
 
+import torch
 from torch import Tensor
+
+MeanOver = Literal["all", "senders"]
 
 
 def pseudo_gradient(anchor: Tensor, local: Tensor) -> Tensor:
@@ -67,19 +71,27 @@ def _seed(kind: str, peer: str, *numbers: int) -> int:
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
-def mean_in_order(contributions: Iterable[Tensor], weights: Sequence[int] | None = None) -> Tensor:
+def mean_in_order(
+    contributions: Iterable[Tensor], weights: Sequence[int] | None = None, over: MeanOver = "all"
+) -> Tensor:
     """Sums left to right in fp32 and divides by the count, or by the sum of the weights.
 
     Args:
         contributions: at least one fp32 tensor, of one shape, in the order of sorted peer ids.
         weights: 0 or more, one for each; equal ones are the same as none, bit for bit.
+        over: `all` of them, or for each value its `senders`: those in which it is not 0. What
+            nobody has sent is 0.
 
     Returns:
         A fresh tensor. The operation is elementwise, so the mean of blocks is the mean's blocks.
 
     Raises:
         ValueError: there is nothing to average.
+
+    Ref: arXiv:2508.15706 (SparseLoCo) divides by the number of senders.
     """
+    if over == "senders":
+        return _over_senders(contributions, weights)
     if weights is not None and len(set(weights)) > 1:
         return _weighted(contributions, weights)
     iterator = iter(contributions)
@@ -100,6 +112,21 @@ def _weighted(contributions: Iterable[Tensor], weights: Sequence[int]) -> Tensor
         total = part if total is None else total.add_(part)
     assert total is not None, "weights differ, so there are some"
     return total.div_(sum(weights))
+
+
+def _over_senders(contributions: Iterable[Tensor], weights: Sequence[int] | None) -> Tensor:
+    equal = weights is None or len(set(weights)) <= 1
+    total: Tensor | None = None
+    count: Tensor | None = None
+    for place, contribution in enumerate(contributions):
+        weight = 1 if weights is None or equal else weights[place]
+        sent = (contribution != 0).to(torch.float32).mul_(weight)
+        part = contribution.clone() if equal else contribution * weight
+        total = part if total is None else total.add_(part)
+        count = sent if count is None else count.add_(sent)
+    if total is None or count is None:
+        raise ValueError("the mean of no contributions")
+    return total.div_(torch.where(count == 0, 1.0, count))
 
 
 def keep_residual(

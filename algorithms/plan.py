@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from algorithms.codecs import codec_by_name
-from algorithms.diloco import Nesterov
+from algorithms.diloco import MeanOver, Nesterov
 from algorithms.fragments import shard_bounds
 from algorithms.noloco import GroupUpdate, ModifiedMomentum, SharedMomentum
 from algorithms.schedule import Schedule
@@ -42,6 +42,8 @@ class Plan:
         dylu: inner steps per period by speed: a peer that is half as fast as the fastest makes half
             as many, so that nobody waits for it (arXiv:2401.09135).
         weighting: `uniform` means, or by `work`: the inner steps that a contribution stands for.
+        mean_over: each value's mean is over `all`, or over its `senders`: those whose contribution
+            has it, for codecs that leave values out.
         exchange: `mean` over all, `pairs` (each round in random groups of `group_size`), or `none`.
         payload: what is averaged; `gradient` is data-parallel training, every step.
         codec: wire codec of contributions; `reduction_codec` of what comes back. The reducer adds
@@ -73,6 +75,7 @@ class Plan:
     eager: bool = False
     dylu: bool = False
     weighting: Weighting = "uniform"
+    mean_over: MeanOver = "all"
     exchange: Exchange = "mean"
     payload: Payload = "pseudo_gradient"
     codec: str = "fp32"
@@ -139,6 +142,7 @@ class Plan:
             ("rounding", ("nearest", "stochastic")),
             ("weighting", ("uniform", "work")),
             ("merge", ("reset", "keep")),
+            ("mean_over", ("all", "senders")),
         ):
             if getattr(self, field) not in known:
                 raise ValueError(
@@ -146,6 +150,13 @@ class Plan:
                 )
         if self.keeps:
             self._check_keeping()
+        if self.mean_over == "senders" and (
+            self.eager or (self.exchange, self.payload) != ("mean", "pseudo_gradient")
+        ):
+            raise ValueError(
+                'mean_over = "senders" is for means of pseudo-gradients over all, without eager '
+                "updates, whose guess divides by all; leave it out"
+            )
         self._check_outer()
 
     def _check_keeping(self) -> None:

@@ -294,7 +294,7 @@ class _Run:
         plan, round_ = self.plan, self.rounds[index]
         self.rounds[index] += 1
         arrived = [self.contribution(peer, index, round_, g) for peer, g in own.items()]
-        mean = mean_in_order(arrived)
+        mean = mean_in_order(arrived, over=plan.mean_over)
         if index in self.reduction_residuals:
             mean.add_(self.reduction_residuals[index])
         decoded = self.through(

@@ -1,9 +1,10 @@
 """The k largest of every 4096 values in two bits each, and their places: a plan must keep the rest.
 
-`topk` has k = 64; `topk32`, `topk128` and `topk256` the k of their names: 0.09 to 0.51 bits a value. A chunk
-is 4096 consecutive values of the flattened fragment, where SparseLoCo takes 64x64 tiles of a
-matrix: the encoding knows no shapes. Of a chunk of n values (the last one may be smaller) the
-k' = ceil(n * k / 4096) largest in magnitude are kept; of equal ones the earlier. Its encoding:
+`topk` has k = 64; `topk32`, `topk128` and `topk256` the k of their names: 0.09 to 0.51 bits a
+value. A chunk is 4096 consecutive values of the flattened fragment, where SparseLoCo takes 64x64
+tiles of a matrix: the encoding knows no shapes. Of a chunk of n values (the last one may be
+smaller) the k' = ceil(n * k / 4096) largest in magnitude are kept; of equal ones the earlier. Its
+encoding:
 
     low, high: bf16, little-endian | bits, the first in the lowest bit | zero bits to a byte
 
@@ -200,7 +201,7 @@ def _levels(magnitudes: Tensor, fixed_bits: int) -> tuple[Tensor, Tensor, Tensor
     """
     exponent = (magnitudes.amax(1, keepdim=True) >> 23).to(torch.int64)
     normal = torch.where(magnitudes < _LEAST_NORMAL, 0, magnitudes).view(torch.float32)
-    # 2^(fixed_bits - exponent) and its inverse, from the bits of float64: products with them are exact.
+    # 2^(fixed_bits - exponent) and its inverse, from the bits of float64: exact in products.
     unit = ((1023 + fixed_bits + 126 - exponent) << 52).view(torch.float64)
     unit_back = ((1023 - fixed_bits - 126 + exponent) << 52).view(torch.float64)
     fixed = (normal.to(torch.float64) * unit).floor_()

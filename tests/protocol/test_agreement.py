@@ -68,6 +68,18 @@ PLANS = {
         reduction_codec="sign",
         merge="keep",
     ),
+    "keep, topk both ways over senders": Plan(
+        inner_steps=4,
+        fragments=2,
+        overlap_steps=2,
+        codec="topk128",
+        reduction_codec="topk256",
+        mean_over="senders",
+        merge="keep",
+        outer_lr=1.0,
+        outer_momentum=0.0,
+        consensus=True,
+    ),
     "keep, exact": Plan(inner_steps=3, merge="keep", consensus=True),
     "data-parallel, eight bits with feedback": replace(
         PRESETS["ddp"], codec="int8", reduction_codec="int8", error_feedback=True

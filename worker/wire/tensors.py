@@ -7,7 +7,7 @@ import xxhash
 from torch import Tensor
 
 from algorithms.codecs import Codec
-from algorithms.diloco import mean_in_order
+from algorithms.diloco import MeanOver, mean_in_order
 from worker.wire.errors import WireError
 
 BLOCK_ELEMENTS = 256 * 1024  # 1 MiB of fp32: short enough not to hold the loop up
@@ -57,12 +57,13 @@ def average(
     payloads: Sequence[memoryview],
     elements: int,
     weights: Sequence[int] | None = None,
+    over: MeanOver = "all",
 ) -> Tensor:
     """The mean of encoded values, in the order given, block by block. Raises WireError."""
     mean = torch.empty(elements)
     for start, stop in _blocks(elements):
         mean[start:stop] = mean_in_order(
-            (_decode(codec, payload, start, stop) for payload in payloads), weights
+            (_decode(codec, payload, start, stop) for payload in payloads), weights, over
         )
     return mean
 

@@ -155,6 +155,40 @@ class TestMean:
         with pytest.raises(ValueError, match="the mean of no contributions"):
             mean_in_order([])
 
+    @given(
+        st.lists(st.tuples(st.integers(0, 9), st.integers(1, 99)), min_size=1, max_size=6),
+        st.booleans(),
+    )
+    def test_over_senders_each_value_is_divided_by_those_that_sent_it(
+        self, sent: list[tuple[int, int]], weighted: bool
+    ) -> None:
+        weights = [weight if weighted else 1 for weight, _ in sent]
+        values = []
+        for place, (_, seed) in enumerate(sent):
+            generator = torch.Generator().manual_seed(seed + 100 * place)
+            dense = torch.randn(40, generator=generator)
+            values.append(dense * (torch.rand(40, generator=generator) < 0.3))
+        mean = mean_in_order(iter(values), weights if weighted else None, "senders")
+        for at in range(40):
+            there = [(v[at].item(), w) for v, w in zip(values, weights, strict=True) if v[at] != 0]
+            total = sum(w for _, w in there) or 1
+            if weighted and len(set(weights)) == 1:  # as none
+                total = len(there) or 1
+                there = [(value, 1) for value, _ in there]
+            expected = sum(value * weight for value, weight in there) / total
+            assert mean[at].item() == pytest.approx(expected, rel=1e-5, abs=1e-6)
+
+    def test_over_senders_dense_values_have_the_mean_over_all(self) -> None:
+        values = contributions(5, 50, 1)
+        assert torch.equal(mean_in_order(values, over="senders"), mean_in_order(values))
+        weights = [1, 2, 3, 4, 5]
+        weighted = mean_in_order(values, weights, "senders")
+        assert torch.equal(weighted, mean_in_order(values, weights))
+
+    def test_there_must_be_a_sender(self) -> None:
+        with pytest.raises(ValueError, match="the mean of no contributions"):
+            mean_in_order([], over="senders")
+
     @given(st.lists(st.integers(1, 50), min_size=1, max_size=6), st.integers(0, 3))
     def test_weights_count_what_they_say(self, weights: list[int], seed: int) -> None:
         values = contributions(len(weights), 50, seed)

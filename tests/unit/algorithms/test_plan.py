@@ -61,6 +61,13 @@ PAIRS = {"exchange": "pairs", "outer_lr": 0.7, "outer_momentum": 0.5, "outer_pul
         ({"error_decay": 0.0}, r"error_decay is 0\.0"),
         ({"fragments": -2}, r"fragments"),
         ({"consensus": True}, r'consensus is for exchange = "pairs" and merge = "keep"'),
+        ({"mean_over": "some"}, r"mean_over is 'some'; use one of all, senders"),
+        ({"mean_over": "senders", "exchange": "pairs"}, r"mean_over = \"senders\" is for means of"),
+        ({"mean_over": "senders", "payload": "gradient", "inner_steps": 1}, r"leave it out"),
+        (
+            {"mean_over": "senders", "eager": True, "overlap_steps": 1},
+            r"whose guess divides by all",
+        ),
         ({"merge": "take"}, r"merge is 'take'; use one of reset, keep"),
         ({"merge": "keep", "error_feedback": True}, r"sent twice; leave error_feedback out"),
         ({"merge": "keep", "eager": True, "overlap_steps": 1}, r"exclude each other"),

@@ -285,7 +285,8 @@ class ReducerIO:
         """The bytes that everyone applies, and what their encoding has left out. Off the loop."""
         context, codec, key = self._context, self._context.reduction_codec, action.key
         start, stop = action.shard.bounds
-        mean = wire.average(context.codec, inputs, stop - start, list(action.weights))
+        weights, over = list(action.weights), context.plan.mean_over
+        mean = wire.average(context.codec, inputs, stop - start, weights, over)
         if residual is not None:
             mean.add_(residual)
         seed = None
