@@ -60,6 +60,7 @@ class Contribution:
         guess: the anchor that the local parameters went on from (eager updates).
         work_steps: the inner steps that it stands for.
         everyone: it is the anchor or the local parameters, for the final average of a run.
+        again: it is what an earlier try of the round has sent. What was learned since comes later.
     """
 
     round: int
@@ -69,6 +70,7 @@ class Contribution:
     guess: Tensor | None = None
     work_steps: int = 1
     everyone: bool = False
+    again: bool = False
 
     def without_guess(self, old_anchor: Tensor, local: Tensor) -> Tensor:
         """The local parameters as if they had not gone on from a guess."""
@@ -99,27 +101,27 @@ class RoundResult:
 
 
 @dataclass(frozen=True)
-class _Counted:
-    """What is in the reduction of a round that this peer did not apply. It comes with another
-    peer's state, or with the next try, and must not be contributed again.
+class _FailedTry:
+    """A try of a round that came to nothing here. Others may have counted it without a word to this
+    peer, so the next try sends the same: whichever of them is in the reduction, it is known what
+    that is.
 
-    With merge `keep`, `g` is what the encoding stands for, and there is no error to be owed."""
+    Args:
+        ranges: whose reduction is known to have it. What counts there comes with another peer's
+            state, or with the next try, and must not be contributed again.
+        error: what its encoding has left out, where the plan asks for it.
+    """
 
-    round: int
-    g: Tensor
+    contribution: Contribution
     ranges: Ranges
     error: Tensor | None
 
-    def after(self, earlier: "_Counted | None") -> "_Counted":
+    def after(self, earlier: "_FailedTry | None") -> "_FailedTry":
         """Together with an earlier try of the same round: what that one had counted stays so."""
-        if earlier is None or earlier.round != self.round:
+        if earlier is None or earlier.contribution.round != self.contribution.round:
             return self
-        g, error = self.g.clone(), None if self.error is None else self.error.clone()
-        for start, stop in earlier.ranges:
-            g[start:stop] = earlier.g[start:stop]
-            if error is not None and earlier.error is not None:
-                error[start:stop] = earlier.error[start:stop]
-        return _Counted(self.round, g, union(self.ranges, earlier.ranges), error)
+        error = earlier.error if self.error is None else self.error
+        return _FailedTry(self.contribution, union(self.ranges, earlier.ranges), error)
 
 
 class FragmentOptimizer:
@@ -157,7 +159,7 @@ class FragmentOptimizer:
         self._nesterov = Nesterov(plan.outer_lr, plan.outer_momentum)
         self._update = plan.group_update() if plan.exchange == "pairs" else None
         self._start: Tensor | None = None  # that local parameters went on from, not the anchor
-        self._counted: _Counted | None = None
+        self._failed_try: _FailedTry | None = None
 
     @property
     def start(self) -> Tensor:
@@ -177,13 +179,17 @@ class FragmentOptimizer:
     # ------------------------------------------------------------------------------ contributions
 
     def contribute(self, g: Tensor, step: int) -> Contribution:
-        """This peer's part in the next round.
+        """This peer's part in the next round; in another try of one, what the first had sent.
 
         Args:
             g: 1-D fp32, fresh.
             step: the inner step after which it was taken.
         """
         plan, state = self._plan, self.state
+        if (earlier := self._to_send_again()) is not None:
+            self.in_flight = replace(earlier, step=step, guess=None, again=True)
+            self.work_steps = max(0, self.work_steps - earlier.work_steps)
+            return self.in_flight
         residual = self.residual if plan.error_feedback else None
         guess = None
         if plan.eager and self._others is not None:
@@ -195,6 +201,17 @@ class FragmentOptimizer:
         self.in_flight = Contribution(state.version, step, g, values, guess, self.work_steps)
         self.work_steps = 0
         return self.in_flight
+
+    def _to_send_again(self) -> Contribution | None:
+        """The contribution of an earlier try of the next round."""
+        earlier = None if self._failed_try is None else self._failed_try.contribution
+        if earlier is None or earlier.round != self.state.version or self._update is not None:
+            return None
+        return earlier if self._plan.payload == "pseudo_gradient" else None
+
+    def forget(self) -> None:
+        """What was learned since the anchor is gone, with what a failed try has sent of it."""
+        self._failed_try = None
 
     def contribute_anchor(self, round_: int, step: int) -> Contribution:
         """The anchor, for the average over everyone that ends a run in pairs."""
@@ -229,6 +246,8 @@ class FragmentOptimizer:
         anchor, momentum = self._outer_step(result)
         if contribution.guess is not None:
             merged = carry_over(local, contribution.guess, anchor)
+        elif contribution.again and not self._plan.keeps:
+            merged = carry_over(own + contribution.g, old.anchor, anchor)
         else:
             base = anchor
             if self._plan.keeps:
@@ -240,14 +259,8 @@ class FragmentOptimizer:
             merged[here] = carry_over(own[here], old.anchor[here], anchor[here])
         if result.missed:
             self.work_steps += contribution.work_steps
-        earlier = self._keep_residual(result)
-        if earlier is not None:
-            # These ranges closed in an earlier try, with what was contributed then: what has been
-            # learned since is still to come.
-            for start, stop in earlier.ranges:
-                here = slice(start, stop)
-                since = own[here] + earlier.g[here]
-                merged[here] = carry_over(since, old.anchor[here], anchor[here])
+        # The local parameters keep alpha of what the anchor has not got, or all.
+        self._keep_residual(result, 1 if contribution.again else 1 - self._plan.merge_alpha)
         if self._plan.eager:
             share = others_share(result.mean, contribution.g, result.contributors)
             self._others = share, result.contributors
@@ -263,7 +276,7 @@ class FragmentOptimizer:
     def apply_gradients(self, result: RoundResult) -> None:
         """Takes note of a round of gradients; the parameters are committed after the inner step."""
         self._ended()
-        self._keep_residual(result)
+        self._keep_residual(result, 1 - self._plan.merge_alpha)
         self.state = replace(
             self.state,
             version=result.round + 1,
@@ -334,14 +347,17 @@ class FragmentOptimizer:
 
     def adopt(self, theirs: FragmentState, local: Tensor, *, keep: bool) -> Tensor:
         """Takes over another peer's state; own progress against the anchor is kept if asked to."""
-        mine, earlier = self.state, self._counted
-        if earlier is not None and earlier.round < theirs.version:
-            self._counted = None
+        mine, earlier = self.state, self._failed_try
+        if earlier is not None and earlier.contribution.round < theirs.version:
+            self._failed_try = None
             # The new state holds already this peer's part in a round that others finished.
-            local = local.clone()
+            counted, local = earlier.contribution.g, local.clone()
+            if self._plan.keeps and earlier.error is not None:
+                counted = counted - earlier.error  # the rest is still in the local parameters
             for start, stop in earlier.ranges:
-                local[start:stop] += earlier.g[start:stop]
-            self._owe_error_of(earlier)
+                local[start:stop] += counted[start:stop]
+            if not self._plan.keeps:
+                self._owe_error_of(earlier)
         if self.in_flight is not None and self.in_flight.guess is not None:
             moved = carry_over(self.in_flight.guess, mine.anchor, theirs.anchor)
             self.in_flight = replace(self.in_flight, guess=moved)
@@ -383,28 +399,16 @@ class FragmentOptimizer:
     # ------------------------------------------------------------- what is counted, what is owed
 
     def _count(self, contribution: Contribution, ranges: Ranges, error: Tensor | None) -> None:
-        g = contribution.g
-        if self._plan.keeps and error is not None:  # the rest is still in the local parameters
-            g, error = g - error, None
-        counted = _Counted(contribution.round, g, ranges, error)
-        self._counted = counted.after(self._counted)
+        failed = _FailedTry(contribution, ranges, error)
+        self._failed_try = failed.after(self._failed_try)
 
-    def _keep_residual(self, result: RoundResult) -> _Counted | None:
-        """Takes what the round leaves over into the residual; returns what an earlier try of it
-        had counted."""
-        earlier, self._counted = self._counted, None
-        if earlier is not None and earlier.round != result.round:
-            earlier = None
+    def _keep_residual(self, result: RoundResult, share: float) -> None:
+        """Takes this share of what the round leaves over into the residual."""
+        self._failed_try, self.failed = None, False
         if result.error is not None and not self._plan.keeps:
-            # The local parameters keep alpha of what the anchor has not got.
-            share = 1 - self._plan.merge_alpha
             self.residual = keep_residual(result.error, self.residual, result.missed, share)
-            if earlier is not None:
-                self._owe_error_of(earlier)
-        self.failed = False
-        return earlier
 
-    def _owe_error_of(self, counted: _Counted) -> None:
+    def _owe_error_of(self, counted: _FailedTry) -> None:
         """The encoding of an earlier try has left something out of the ranges that counted."""
         if counted.error is None:
             return

@@ -1,21 +1,27 @@
 """Many random schedules of leaderless means: nothing may be applied that must not.
 
-    python tests/bench/mean_schedules.py [--schedules 100000] [--processes 2] [--seed 0]
+    python tests/bench/mean_schedules.py [--schedules 100000] [--processes 2] [--seed 0] [--keep]
 
 2 to 5 peers hold rounds in the product's simulator, with the state machines of the daemon; streams
 break, links are cut, peers die, freeze, come late, and take each other for dead. Prints how the
 rounds ended, how often two reductions of one shard were applied (which anti-entropy repairs), and
 what was violated, such as a contribution that counts twice. Fails on any violation.
+
+It also follows every element of every pseudo-gradient: each is in the anchor or kept in the local
+parameters, `once`. `again` is one that a peer keeps because it never got word that its try counts,
+`other reduction` one whose shard was reduced twice. With `--keep` replicas send one bit of each and
+keep the rest.
 """
 
 import argparse
 import multiprocessing
 import time
 from collections import Counter
+from functools import partial
 
 import torch
 
-from tests.support.mean_schedules import random_run, violations
+from tests.support.mean_schedules import accounts, random_run, violations
 
 SHOWN = 20
 AT_ONCE = 250
@@ -29,12 +35,13 @@ def main() -> int:
     parser.add_argument("--schedules", type=int, default=100_000)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--keep", action="store_true", help='merge = "keep", in one bit')
     options = parser.parse_args()
     began, stop = time.monotonic(), options.seed + options.schedules
     parts = [range(at, min(at + AT_ONCE, stop)) for at in range(options.seed, stop, AT_ONCE)]
     total: Counts = {}
     with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
-        for counts in pool.imap_unordered(play, parts):
+        for counts in pool.imap_unordered(partial(play, keep=options.keep), parts):
             for title, each in counts.items():
                 total.setdefault(title, Counter()).update(each)
     print(f"schedules: {options.schedules} from seed {options.seed}")
@@ -45,17 +52,19 @@ def main() -> int:
     return 1 if total["violations"] else 0
 
 
-def play(seeds: range) -> Counts:
+def play(seeds: range, keep: bool) -> Counts:
     """Some of the schedules."""
     torch.set_num_threads(1)
-    counts: Counts = {title: Counter() for title in ("faults", "rounds", "shards", "violations")}
+    titles = ("faults", "rounds", "shards", "elements", "violations")
+    counts: Counts = {title: Counter() for title in titles}
     for seed in seeds:
-        run = random_run(seed)
+        run = random_run(seed, *(("sign", "keep") if keep else ()))
         counts["faults"].update(type(fault).__name__ for fault in run.swarm.faults)
         for outcome in run.record.outcomes:
             counts["rounds"]["failed" if outcome.reason else "applied"] += 1
         for found in run.applied().values():
             counts["shards"]["reduced twice" if len(found) > 1 else "reduced once"] += 1
+        counts["elements"].update(accounts(run))
         for text in violations(run):
             counts["violations"][text.split(":")[0]] += 1
             print(f"seed {seed}: {text}", flush=True)

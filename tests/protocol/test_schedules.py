@@ -11,6 +11,7 @@ from random import Random
 
 import pytest
 
+from algorithms.plan import Merge
 from tests.support.mean_schedules import Run, play, random_run, violations
 from worker.membership import Health
 from worker.simulation.faults import BrittleStreams, Crash, Doubt, Fault, Late
@@ -111,10 +112,12 @@ def test_everything_at_once() -> None:
         assert all(peer.done for peer in run.live)
 
 
+@pytest.mark.parametrize(("codec", "merge"), [("fp32", "reset"), ("sign", "keep")])
 @pytest.mark.parametrize("seeds", [range(start, start + 30) for start in (0, 30, 60)])
-def test_random_plans_of_faults(seeds: range) -> None:
+def test_random_plans_of_faults(seeds: range, codec: str, merge: Merge) -> None:
+    """Every element of every pseudo-gradient counts once, or is kept: see `accounts`."""
     for seed in seeds:
-        assert list(violations(random_run(seed))) == [], seed
+        assert list(violations(random_run(seed, codec, merge))) == [], seed
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Mean rounds of the product's simulator under a plan of faults, and what must hold in each run."""
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from random import Random
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from algorithms.diloco import mean_in_order
 from algorithms.link import Link
+from algorithms.plan import Merge
 from worker.exchange.allreduce import events
 from worker.exchange.allreduce.contributor import Contributor
 from worker.exchange.types import RoundConfig, ShardKey
@@ -28,11 +29,13 @@ from worker.simulation.means import MeanPeer
 from worker.simulation.peer import Account
 from worker.simulation.scenario import Scenario
 from worker.simulation.swarm import Group, Swarm
-from worker.simulation.task import Quadratic
+from worker.simulation.task import VALUES, Quadratic
 
 CONFIG = RoundConfig(quorum=0.5, grace_s=2.0, retry_s=0.25, slack_s=4.0)
 STEPS_S = 0.4  # of the inner steps of a round
 LONGEST_S = 600.0
+LOST = "lost or counted twice"
+_SAME = 1e-4
 # Faults for which a round may fail, as it may when a peer comes later than a round lasts.
 _EXCUSES = (Crash, Cut, Doubt, Freeze, Partition)
 
@@ -62,6 +65,10 @@ class Outcome:
     reason: str = ""
 
 
+Lineage = dict[int, dict[int, SimulatedReduction]]
+"""The reductions that are in a state, by round and shard."""
+
+
 @dataclass
 class Record:
     """What happened. `kept` are the means that became their shards'; `values` by peer and begin."""
@@ -71,12 +78,32 @@ class Record:
     outcomes: list[Outcome] = field(default_factory=list)
     values: dict[tuple[str, int], tuple[int, Tensor]] = field(default_factory=dict)
     versions: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+    learned: dict[str, Tensor] = field(default_factory=dict)  # by inner steps, downhill
+    lineages: dict[int, "Lineage"] = field(default_factory=lambda: {0: {}})  # by a state's hash
 
 
 class WatchedMeanPeer(MeanPeer):
     """A peer of the simulator that notes what it does."""
 
     record: Record
+    _lineage = 0
+    _before: Tensor | None = None
+
+    @property
+    def unsent(self) -> Tensor:
+        """What the replica has learned, and its anchor lacks."""
+        return self.optimizer.state.anchor - self.local
+
+    def compute(self) -> None:
+        self._before = self.unsent
+        super().compute()
+
+    def begin(self) -> None:
+        if self._before is not None:  # else a state has come in between
+            learned = self.record.learned.get(self.me, torch.zeros(VALUES))
+            self.record.learned[self.me] = learned + (self.unsent - self._before)
+            self._before = None
+        super().begin()
 
     def begin_round(self, round_: int, group: Group, values: Tensor) -> None:
         self.record.values[self.me, self.tries + 1] = (round_, values.clone())
@@ -103,6 +130,11 @@ class WatchedMeanPeer(MeanPeer):
 
     def commit(self, version: int, contributors: int, group: Group) -> None:
         self.record.versions[self.me].append(version)
+        state = self.optimizer.state
+        if self.contributor is None and state.hash not in self.record.lineages:  # not fetched
+            before = self.record.lineages[self._lineage]
+            self.record.lineages[state.hash] = {**before, version - 1: dict(self.got)}
+        self._lineage = state.hash
         super().commit(version, contributors, group)
 
     def do_as_contributor(self, action: events.ContributorAction) -> None:
@@ -149,7 +181,14 @@ class Run:
         return found
 
 
-def play(peers: int, faults: FaultPlan, seed: int = 0, rounds: int = 2, codec: str = "fp32") -> Run:
+def play(
+    peers: int,
+    faults: FaultPlan,
+    seed: int = 0,
+    rounds: int = 2,
+    codec: str = "fp32",
+    merge: Merge = "reset",
+) -> Run:
     """Plays one schedule. One seed gives one run."""
     scenario = Scenario(
         preset="diloco",
@@ -161,6 +200,7 @@ def play(peers: int, faults: FaultPlan, seed: int = 0, rounds: int = 2, codec: s
         link=Link(rate_mbps=20.0, delay_s=0.05, jitter_s=0.04),
         params=50_000,
         codec=codec,
+        merge=merge,
         seed=seed,
     )
     swarm, account, record = Swarm(scenario, faults, CONFIG), Account(), Record()
@@ -176,12 +216,12 @@ def play(peers: int, faults: FaultPlan, seed: int = 0, rounds: int = 2, codec: s
     return Run(swarm, all_, record, account.unfinished)
 
 
-def random_run(seed: int) -> Run:
+def random_run(seed: int, codec: str = "fp32", merge: Merge = "reset") -> Run:
     """2 to 5 peers in two or three rounds with faults of random kinds."""
     rng = Random(f"mean schedule {seed}")
     peers, rounds = rng.randint(2, 5), rng.choice((2, 2, 3))
     until_s = rounds * 2.0
-    return play(peers, random_faults(seed, peers, until_s, 1.0), seed, rounds)
+    return play(peers, random_faults(seed, peers, until_s, 1.0), seed, rounds, codec, merge)
 
 
 # ------------------------------------------------------------------------------------- invariants
@@ -197,6 +237,8 @@ def violations(run: Run) -> Iterator[str]:
         yield from _of_outcome(run, outcome)
     yield from _of_peers(run)
     yield from _of_closers(run)
+    if wrong := accounts(run)[LOST]:
+        yield f"{LOST}: {wrong} elements"
 
 
 def _of_close(run: Run, close: Close) -> Iterator[str]:
@@ -273,3 +315,56 @@ def _of_closers(run: Run) -> Iterator[str]:
     for key, found in run.applied().items():
         if not found <= known:
             yield f"unknown reduction: {key}"
+
+
+# --------------------------------------------------------------------- what became of each element
+
+
+def accounts(run: Run) -> Counter[str]:
+    """Of every element that each living peer has learned: how often it stands in the model.
+
+    An element of a pseudo-gradient is in the anchor, by a reduction, or kept in the local
+    parameters. `once` is as it should be. `again`: a reduction has it, but the peer's tries ended
+    before it got word of that, so it has kept it too. `other reduction`: the peer got word of a
+    reduction that has it, and then took over a state with another one of the shard.
+    """
+    found: Counter[str] = Counter()
+    for peer in run.live:
+        learned = run.record.learned.get(peer.me)
+        if learned is None:
+            continue
+        lineage = run.record.lineages[peer.optimizer.state.hash]
+        told: dict[int, dict[int, SimulatedReduction]] = defaultdict(dict)
+        for outcome in run.record.outcomes:
+            if outcome.peer == peer.me:
+                told[outcome.round] |= _of_values(outcome.got, len(outcome.ranges))
+        held = {round_: _of_values(got, len(got)) for round_, got in lineage.items()}
+        for k in range(VALUES):
+            sent = again = other = 0.0
+            for round_ in {*held, *told}:
+                there = _part(run, peer.me, held.get(round_, {}).get(k), k)
+                said = _part(run, peer.me, told.get(round_, {}).get(k), k)
+                sent += there or 0.0
+                if there is not None and said is None:
+                    again += there
+                if there is None and said is not None and round_ in held:
+                    other += said
+            wrong = float(peer.unsent[k] - learned[k]) + sent
+            if abs(wrong - again + other) > _SAME:
+                found[LOST] += 1
+            else:
+                found["other reduction" if other else "again" if again else "once"] += 1
+    return found
+
+
+def _of_values(got: dict[int, SimulatedReduction], shards: int) -> dict[int, SimulatedReduction]:
+    """By value, the reduction that it is in."""
+    return {k: got[k * shards // VALUES] for k in range(VALUES) if k * shards // VALUES in got}
+
+
+def _part(run: Run, peer: str, reduction: SimulatedReduction | None, k: int) -> float | None:
+    """What a reduction has of a peer's element; None if it is not among the contributors."""
+    if reduction is None or peer not in reduction.header.contributors:
+        return None
+    number = reduction.inputs[reduction.header.contributors.index(peer)]
+    return float(run.record.values[peer, number][1][k])

@@ -2,23 +2,24 @@
 another's state."""
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from algorithms.diloco import Nesterov, carry_over, keep_unsent, pseudo_gradient
+from algorithms.diloco import pseudo_gradient
+from algorithms.fragment_state import FragmentOptimizer, FragmentState, RoundResult
+from algorithms.fragments import Ranges
 from algorithms.plan import PRESETS
 from worker.catchup.repair import choose_repair
 from worker.membership import Digest, Phase
-from worker.simulation.allreduce import MeanRounds
+from worker.simulation.allreduce import MeanRounds, SimulatedReduction
 from worker.simulation.clock import Act
 from worker.simulation.network import SimulatedStream
 from worker.simulation.peer import Account
 from worker.simulation.swarm import Group, Swarm
 from worker.simulation.task import VALUES, Quadratic
-
-_State = tuple[Digest, Group, Tensor, Tensor]
 
 _REPAIR_S = 1.0  # between two tries to find somebody to take the state from
 
@@ -36,10 +37,10 @@ class MeanPeer(MeanRounds):
     ) -> None:
         super().__init__(swarm, number, task, account, peers)
         self._peers, self.version = peers, 0
-        outer = PRESETS["diloco"]
-        self._outer = Nesterov(outer.outer_lr, outer.outer_momentum)
-        self._keeps = swarm.scenario.merge == "keep"
-        self._sent = self.anchor, self.anchor  # the pseudo-gradient and its encoding's error
+        plan = replace(PRESETS["diloco"], merge=swarm.scenario.merge)
+        state = FragmentState(0, 0, self._group, self.anchor, self.momentum, 0)
+        self.optimizer = FragmentOptimizer(plan, state, _state_hash)
+        self._error: Tensor | None = None  # that the encoding of the contribution has left out
         self._digest = Digest(0, 0, 0)
         self._failed = False
         self._fetching: tuple[SimulatedStream, Act] | None = None
@@ -60,12 +61,13 @@ class MeanPeer(MeanRounds):
     def begin(self) -> None:
         if self._repair(self.begin):
             return
-        g = sent = pseudo_gradient(self.anchor, self.local)
-        if self._keeps:
+        g = pseudo_gradient(self.anchor, self.local)
+        values = self.optimizer.contribute(g, self.version).values
+        if self.swarm.scenario.merge == "keep":
             codec = self.layout.codec
-            sent = codec.decode(codec.encode(g), VALUES)
-        self._sent = g, g - sent
-        self.begin_round(self.version, self._group, sent)
+            decoded = codec.decode(codec.encode(values), VALUES)
+            values, self._error = decoded, values - decoded
+        self.begin_round(self.version, self._group, values)
 
     def ended(self, reason: str) -> None:
         """The round has succeeded, or has failed for this reason."""
@@ -73,25 +75,40 @@ class MeanPeer(MeanRounds):
         self.account.rounds += 1
         self.contributor = None
         self._failed = bool(reason)
+        counted = [
+            self.me in shard.header.contributors if (shard := self._shard_of(k)) else False
+            for k in range(VALUES)
+        ]
         if reason:
             self.account.failed(reason)
+            self.optimizer.abandon(_ranges(counted), self._error, self.local)
             self.later(_REPAIR_S, self._after_failure)
             return
         self.account.syncs_s.append(waited_s)
         shards = [self.got[shard] for shard in sorted(self.got)]
         of_value = [shards[k * len(shards) // VALUES] for k in range(VALUES)]
-        mean = torch.stack([shard.mean[k] for k, shard in enumerate(of_value)])
-        old = self.anchor
-        self.anchor, self.momentum = self._outer.step(old, self.momentum, mean)
-        counted = torch.tensor([self.me in shard.header.contributors for shard in of_value])
-        kept = carry_over(self.local, old, self.anchor)
-        merged = self.anchor
-        if self._keeps:
-            merged = keep_unsent(self.local, old, self.anchor, *self._sent)
-        self.local = torch.where(counted, merged, kept)
-        contributors = min(len(shard.header.contributors) for shard in shards)
-        self.commit(self.version + 1, contributors, shards[0].header.next_group)
+        result = RoundResult(
+            round=self.version,
+            mean=torch.stack([shard.mean[k] for k, shard in enumerate(of_value)]),
+            contributors=min(len(shard.header.contributors) for shard in shards),
+            next_group=shards[0].header.next_group,
+            missed=_ranges(not each for each in counted),
+            error=self._error,
+        )
+        self.local = self.optimizer.apply(result, self.local)
+        self._committed()
         self._go_on()
+
+    def _shard_of(self, value: int) -> SimulatedReduction | None:
+        """That a value is in, if its reduction has come."""
+        shards = len(self.layout.shards(0, self._group))
+        return self.got.get(value * shards // VALUES)
+
+    def _committed(self) -> None:
+        """The optimizer's state is another now."""
+        state = self.optimizer.state
+        self.anchor, self.momentum = state.anchor, state.momentum
+        self.commit(state.version, state.contributors, state.group)
 
     def _after_failure(self) -> None:
         if not self._repair(self._go_on):
@@ -107,8 +124,7 @@ class MeanPeer(MeanRounds):
     def commit(self, version: int, contributors: int, group: Group) -> None:
         """This peer's state is at `version`."""
         self.version, self._group, self._failed = version, group, False
-        state = repr((group, self.anchor.tolist(), self.momentum.tolist()))
-        self._digest = Digest(version, contributors, zlib.crc32(state.encode()))
+        self._digest = Digest(version, contributors, self.optimizer.state.hash)
         done = version >= self.swarm.scenario.rounds
         phase = Phase.DONE if done else Phase.TRAINING
         self.swarm.advanced(self.number, self._digest, phase)
@@ -128,20 +144,27 @@ class MeanPeer(MeanRounds):
 
     def asked(self, stream: SimulatedStream) -> None:
         """Somebody fetches this peer's state: anchor and momentum, as they are now."""
-        state = (self._digest, self._group, self.anchor, self.momentum)
+        state = self.optimizer.state
         fetcher, size = self._peers[stream.caller], 8 * self.swarm.scenario.params
         stream.send(self.number, lambda: fetcher.fetched(stream, state), size)
 
-    def fetched(self, stream: SimulatedStream, state: _State) -> None:
+    def fetched(self, stream: SimulatedStream, state: FragmentState) -> None:
         """The other's state is here; what was learned since the own anchor is kept."""
         stream.close()
         assert self._fetching is not None, "one state is fetched at a time"
         then, self._fetching = self._fetching[1], None
-        digest, group, anchor, momentum = state
-        self.local = carry_over(self.local, self.anchor, anchor)
-        self.anchor, self.momentum = anchor, momentum
-        self.commit(digest.version, digest.contributors, group)
+        self.local = self.optimizer.adopt(state, self.local, keep=True)
+        self._committed()
         if self.version >= self.swarm.scenario.rounds:
             self._go_on()
         else:
             then()
+
+
+def _state_hash(anchor: Tensor, momentum: Tensor, group: Group) -> int:
+    return zlib.crc32(repr((group, anchor.tolist(), momentum.tolist())).encode())
+
+
+def _ranges(of_value: Iterable[bool]) -> Ranges:
+    """Where it holds."""
+    return tuple((k, k + 1) for k, holds in enumerate(of_value) if holds)

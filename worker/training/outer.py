@@ -237,6 +237,7 @@ class OuterLoop:
             self.reporter.event("warning", text=text)
             each.write(start)
             self._replica.reset_moments()
+            each.forget()
             g = torch.zeros_like(start)
         work_steps = min(each.work_steps, self._plan.inner_steps)
         sent = self._begin_round(each, g, max(1, work_steps))

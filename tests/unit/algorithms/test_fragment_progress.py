@@ -58,7 +58,7 @@ class Peer:
         )
         # By shard that has closed: its mean, and whether that is this peer's part.
         self.closed: dict[int, tuple[Tensor, bool]] = {}
-        self.earlier: set[int] = set()  # closed before the try in flight
+        self.untold: set[int] = set()  # closed with this peer's part, of which it got no word
         self.answer: RoundResult | Failed | None = None
         if plan.eager:  # as after a round with another peer: the first guess is no good one
             self.outer._others = torch.full((ELEMENTS,), 2.0), 2
@@ -73,7 +73,7 @@ class Peer:
     def contribute(self) -> None:
         if self.outer.in_flight is None:
             self.local, self.answer = send(self.outer, self.local), None
-            self.since_send, self.earlier = torch.zeros(ELEMENTS), set(self.closed)
+            self.since_send = torch.zeros(ELEMENTS)
 
     def succeed(self, others: list[int], with_me: set[int]) -> None:
         """The shards that are still open close, with this peer or without."""
@@ -83,15 +83,17 @@ class Peer:
             missed = tuple(SHARDS[shard] for shard in range(3) if not self.closed[shard][1])
             self.answer = done(sent.round, self.mean, missed, self.error(sent), contributors=1)
 
-    def fail(self, counts: set[int]) -> None:
-        """The round comes to nothing, but some shards have closed, as this peer knows.
+    def fail(self, counts: set[int], untold: set[int] = frozenset()) -> None:
+        """The round comes to nothing, but some shards have closed, as this peer knows or not.
 
         A shard that closed in an earlier try keeps that try's part, and is told again or not.
         """
         sent = self.outer.in_flight
         if sent is not None and self.answer is None:
-            for shard in counts - set(self.closed):
+            for shard in (counts | untold) - set(self.closed):
                 self.closed[shard] = (self.decoded(sent)[slice(*SHARDS[shard])], True)
+                self.untold |= {shard}
+            self.untold -= counts
             known = tuple(SHARDS[shard] for shard in sorted(counts))
             self.answer = Failed(known, self.error(sent))
 
@@ -100,25 +102,28 @@ class Peer:
         if self.outer.in_flight is None or self.answer is None:
             return
         answer, self.answer = self.answer, None
-        guessed = self.outer.in_flight.guess is not None
+        sent = self.outer.in_flight
+        gives = sent.guess is None and not (sent.again or self.plan.keeps)
         self.local = end(self.outer, answer, self.local)
         if isinstance(answer, RoundResult):
             for shard in self.count():
-                if not (guessed or self.plan.keeps) and shard not in self.earlier:
+                if gives:
                     here = slice(*SHARDS[shard])
                     self.given_away[here] += (1 - self.plan.merge_alpha) * self.since_send[here]
-            self.closed = {}
+            self.closed, self.untold = {}, set()
 
     def adopt(self, others: list[int], ahead: int) -> None:
         """Another peer has applied the round, and perhaps later ones without this peer."""
         if self.outer.in_flight is not None and self.answer is None:
             self.fail(set())  # the I/O thread gives it up before the state comes
+        for shard in self.untold:  # it would keep what counts: others have closed these without it
+            del self.closed[shard]
         self.close(set(), None, others)
         version, anchor = self.outer.state.version, self.outer.state.anchor
         theirs = state_at(version + 1 + ahead, anchor - self.mean - ahead * torch.tensor(others))
         self.local = take_over(self.outer, theirs, self.local, self.arrived)
         self.count()
-        self.closed, self.answer = {}, None
+        self.closed, self.untold, self.answer = {}, set(), None
 
     @property
     def arrived(self) -> Failed | None:
@@ -180,7 +185,7 @@ EVENTS = st.lists(
         st.sampled_from([("contribute",), ("finish",)]),
         st.sampled_from([("contribute",), ("finish",)]),
         st.tuples(st.just("succeed"), NUMBERS, SHARDS_OF),
-        st.tuples(st.just("fail"), SHARDS_OF),
+        st.tuples(st.just("fail"), SHARDS_OF, SHARDS_OF),
         st.tuples(st.just("adopt"), NUMBERS, st.integers(0, 2)),
     ),
     max_size=30,

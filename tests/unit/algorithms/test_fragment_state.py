@@ -109,16 +109,16 @@ def test_with_alpha_a_replica_stays_where_it_was_by_that_share() -> None:
     assert local.tolist() == [(7 + 6 - unsent - 1) / 2 for unsent in UNSENT.tolist()]
 
 
-def test_what_an_earlier_try_had_sent_is_taken_out_and_the_rest_is_sent_again() -> None:
-    """On the left an earlier try's 2 - UNSENT is in the reduction; 1 more was learned since."""
+def test_another_try_sends_the_same_and_what_was_learned_since_is_kept_too() -> None:
+    """2 - UNSENT is in the reduction, by either try; 1 more was learned since."""
     outer = optimizer(KEEP)
     local = end(outer, Failed(LEFT, UNSENT.clone()), send(outer, LOCAL))
     assert local is LOCAL
     local = send(outer, local - 1)
     assert outer.in_flight is not None
-    assert outer.in_flight.g.tolist() == [3] * 4
-    local = end(outer, done(0, error=values(9, 9, 0.25, 0.25)), local)
-    assert lacks(outer, local) == [2, 0, 0.25, 0.25]
+    assert outer.in_flight.g.tolist() == [2] * 4
+    local = end(outer, done(0, error=UNSENT.clone()), local)
+    assert lacks(outer, local) == [2, 0, 1.5, 1]
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,8 @@ def test_only_what_was_sent_of_a_round_that_was_overtaken_is_taken_out(
     assert lacks(outer, take_over(outer, theirs, local, arrived)) == expected
 
 
-def test_a_failed_round_leaves_everything_and_is_sent_again() -> None:
+def test_a_failed_round_leaves_everything_and_the_same_is_sent_again() -> None:
+    """A reducer that has counted the first try could not say which of two it has counted."""
     outer = optimizer(PLAIN)
     before = outer.state
     local = end(outer, Failed(), send(outer, LOCAL))
@@ -148,9 +149,31 @@ def test_a_failed_round_leaves_everything_and_is_sent_again() -> None:
     assert local is LOCAL
     send(outer, local - 1)
     assert outer.in_flight is not None
-    assert (outer.in_flight.round, outer.in_flight.g.tolist()) == (0, [3] * 4)
-    end(outer, done(0), local - 1)
+    assert (outer.in_flight.round, outer.in_flight.g.tolist()) == (0, [2] * 4)
+    assert lacks(outer, end(outer, done(0), local - 1)) == [1] * 4
     assert not outer.failed
+
+
+def test_what_is_gone_is_not_sent_again() -> None:
+    """The parameters were not finite: this peer went on from the anchor."""
+    outer = optimizer(PLAIN)
+    end(outer, Failed(), send(outer, LOCAL))
+    outer.forget()
+    send(outer, ANCHOR - 1)
+    assert outer.in_flight is not None
+    assert outer.in_flight.g.tolist() == [1] * 4
+
+
+def test_steps_that_come_later_than_a_failed_try_count_later() -> None:
+    outer = optimizer(PLAIN)
+    outer.work_steps = 5
+    local = end(outer, Failed(), send(outer, LOCAL))
+    outer.work_steps += 3
+    local = send(outer, local)
+    assert outer.in_flight is not None
+    assert (outer.in_flight.work_steps, outer.work_steps) == (5, 3)
+    end(outer, done(0), local)
+    assert outer.work_steps == 3
 
 
 def test_a_round_of_gradients_leaves_the_anchor_to_the_inner_step() -> None:
@@ -242,12 +265,12 @@ def first_try_counted_left(plan: Plan = PLAIN) -> tuple[FragmentOptimizer, Tenso
 
 
 @pytest.mark.parametrize(
-    ("missed", "expected"), [((), [1, 1, 0, 0]), (RIGHT, [1, 1, 3, 3])], ids=["in it", "missed"]
+    ("missed", "expected"), [((), [1, 1, 1, 1]), (RIGHT, [1, 1, 3, 3])], ids=["in it", "missed"]
 )
-def test_the_second_try_takes_the_part_that_the_first_has_brought_for_granted(
+def test_what_was_learned_since_the_first_try_is_still_to_come(
     missed: tuple[tuple[int, int], ...], expected: list[float]
 ) -> None:
-    """On the left the first try's 2 are in the reduction; the 1 learned since is still to come."""
+    """2 are in the reduction, of the first try on the left; 1 was learned since."""
     outer, local = first_try_counted_left()
     local = end(outer, done(0, missed=missed), send(outer, local))
     assert outer.state.anchor.tolist() == [6] * 4
@@ -266,13 +289,13 @@ def test_what_counted_is_forgotten_when_its_round_is_over() -> None:
 
 @pytest.mark.parametrize(
     ("counted", "expected"),
-    [((), [1, 1, 3, 3]), (RIGHT, [1, 1, 0, 0]), (LEFT, [1, 1, 3, 3]), (BOTH, [1, 1, 0, 0])],
+    [((), [1, 1, 3, 3]), (RIGHT, [1, 1, 1, 1]), (LEFT, [1, 1, 3, 3]), (BOTH, [1, 1, 1, 1])],
 )
 @pytest.mark.parametrize("overtaken", [True, False])
 def test_a_second_try_does_not_forget_what_the_first_has_counted(
     counted: tuple[tuple[int, int], ...], expected: list[float], overtaken: bool
 ) -> None:
-    """A reducer that is asked again answers with what it closed in the first try: 2, not 3."""
+    """Either try has sent 2; 1 was learned since."""
     outer, local = first_try_counted_left()
     local, failed = send(outer, local), Failed(counted)
     if not overtaken:
@@ -321,15 +344,23 @@ def test_where_a_contribution_came_to_nothing_its_residual_is_as_before(
     assert outer.in_flight.values.tolist() == expected
 
 
-def test_where_a_failed_try_counted_its_own_error_is_what_is_left() -> None:
-    """Left: of the first try, which closed there. Right: of the second."""
+def test_the_error_of_another_try_is_that_of_the_first() -> None:
     outer = optimizer(FEEDBACK)
     local = end(outer, Failed(LEFT, error=values(1, 1, 1, 1)), send(outer, LOCAL))
     assert outer.residual is None
-    local = end(outer, done(0, error=values(2, 2, 2, 2)), send(outer, local - 1))
+    local = end(outer, done(0, error=values(1, 1, 1, 1)), send(outer, local - 1))
     assert outer.residual is not None
-    assert outer.residual.tolist() == [1, 1, 2, 2]
-    assert lacks(outer, local) == [1, 1, 0, 0]
+    assert outer.residual.tolist() == [1] * 4
+    assert lacks(outer, local) == [1] * 4
+
+
+def test_in_another_try_all_that_came_later_stays_whatever_a_merge_would_leave() -> None:
+    outer = optimizer(replace(FEEDBACK, merge_alpha=0.5))
+    local = end(outer, Failed(), send(outer, LOCAL))
+    local = end(outer, done(0, error=values(1, 1, 1, 1)), send(outer, local - 1))
+    assert outer.residual is not None
+    assert outer.residual.tolist() == [1] * 4
+    assert lacks(outer, local) == [1] * 4
 
 
 @pytest.mark.parametrize("before", [None, 4.0])
@@ -410,7 +441,7 @@ def test_a_round_that_fails_takes_the_guess_back() -> None:
     local = end(outer, Failed(), send(outer, local - 1) - 0.25)
     assert local.tolist() == [4.75] * 4
     assert lacks(outer, local) == [1.25] * 4
-    assert send(outer, local).tolist() == [6 - 3.625] * 4  # and guesses again
+    assert send(outer, local) is local  # and there is none in the next try
 
 
 def test_where_a_round_missed_this_peer_the_guess_is_taken_back_too() -> None:
@@ -420,11 +451,11 @@ def test_where_a_round_missed_this_peer_the_guess_is_taken_back_too() -> None:
     assert lacks(outer, local) == [1.25, 1.25, 0.25, 0.25]
 
 
-def test_a_guess_in_the_second_try_of_a_round_that_counted_in_part() -> None:
+def test_after_a_guess_another_try_leaves_what_came_later() -> None:
     outer, local = after_a_round()
     local = end(outer, Failed(LEFT), send(outer, local - 1) - 0.25)
-    local = send(outer, local) - 0.5  # contributes 1.25 now, of which 1 came to the left before
-    assert lacks(outer, end(outer, done(1), local)) == [0.75, 0.75, 0.5, 0.5]
+    local = send(outer, local) - 0.5  # contributes 1 again
+    assert lacks(outer, end(outer, done(1), local)) == [0.75] * 4
 
 
 def test_a_later_round_keeps_its_guess_when_an_older_state_comes() -> None:
