@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from coordinator.rendezvous.records import Record
 from protos import murmuration_pb2 as pb
-from protos.documents import EVENT_BYTES, MANIFEST_BYTES, BadDocument, unpack
+from protos.documents import EVENT_BYTES, MANIFEST_BYTES, PROFILE_BYTES, BadDocument, unpack
 from protos.events import Event, printable
 from protos.manifest import manifest_difference, run_name
 
@@ -15,8 +15,7 @@ LOST_AFTER_S = 15.0
 MAX_MEMBERS = 1024
 _SETTINGS = (("diloco", "preset"), ("run", "steps"), ("diloco", "inner_steps"), ("run", "seed"))
 _MAX_NAME_BYTES = 256
-_MAX_MEMBER_BYTES = 32 * 1024  # no worker takes more of another, nor the rest of such an answer
-_MAX_EVENTS = 1000  # of one call
+_MAX_EVENTS = 64  # of one call, as many as a worker sends
 _PHASES = {value: name.removeprefix("PHASE_").lower() for name, value in pb.Phase.items()}
 _HEALTH = {value: name.removeprefix("HEALTH_").lower() for name, value in pb.Health.items()}
 
@@ -133,8 +132,8 @@ class Registry:
         for name in (member.peer, member.address):
             if not 0 < len(name.encode()) <= _MAX_NAME_BYTES or printable(name) != name:
                 return "bad card: name and address must be 1 to 256 bytes of printable text"
-        if member.ByteSize() > _MAX_MEMBER_BYTES:
-            return f"bad card: {member.ByteSize()} bytes, at most {_MAX_MEMBER_BYTES}"
+        if len(member.profile) > PROFILE_BYTES or member.ByteSize() > 3 * PROFILE_BYTES:
+            return f"bad card: {member.ByteSize()} bytes; no worker would believe it"
         if self.manifest and request.manifest:
             if difference := manifest_difference(self.manifest, request.manifest):
                 return difference

@@ -1,11 +1,13 @@
 """What a peer may never do to another: a client on our own protos attacks real workers."""
 
+import struct
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+import zstandard
 
 from coordinator.report.status import ask
 from protos import murmuration_pb2 as pb
@@ -156,3 +158,29 @@ def test_a_state_that_nobody_else_has_is_not_taken(
                 lambda e: e["event"] == "warning" and says in e["text"], "word of the refusal"
             )
     assert [event for w in swarm.workers.values() for event in w.of("adopted")] == []
+
+
+def test_what_a_few_bytes_unfold_to_is_refused_in_one_line(
+    swarm: Swarm, stranger: Stranger
+) -> None:
+    before = resident_bytes(swarm)
+    plain = b"\x81\xa1x\xdd" + struct.pack(">I", 1_000_000) + b"\x90" * 1_000_000
+    bomb = zstandard.ZstdCompressor().compress(plain)
+    assert len(bomb) <= 128
+    zeros = zstandard.ZstdCompressor().compress(bytes(256 << 20))
+    for _ in range(50):
+        for manifest in (bomb, zeros):
+            said = stranger.refusal("Control/Join", pb.JoinRequest(manifest=manifest))
+            assert "larger than" in said
+            assert "\n" not in said
+    large = pb.JoinRequest(member=pb.Member(peer="x", address="x", profile=b"x" * 1_000_000))
+    large.manifest = stranger.manifest().pack()
+    assert "takes at most 65536 bytes" in stranger.refusal("Control/Join", large)
+    assert resident_bytes(swarm) < before + (64 << 20)
+
+
+def resident_bytes(swarm: Swarm) -> int:
+    """Of the worker that is attacked."""
+    status = Path(f"/proc/{swarm.workers['w0'].process.pid}/status").read_text()
+    (line,) = [line for line in status.splitlines() if line.startswith("VmRSS")]
+    return int(line.split()[1]) * 1024

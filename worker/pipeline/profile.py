@@ -15,6 +15,7 @@ from functools import lru_cache
 import msgpack
 import xxhash
 
+from protos.documents import PROFILE_BYTES, unpack_plain
 from worker.membership import Member
 from worker.pipeline.stage_call import call_bytes, serves
 
@@ -79,7 +80,7 @@ class Profile:
     def unpack(cls, raw: bytes) -> "Profile":
         """An empty one for what is none: a peer that measures nonsense harms its own routes."""
         try:
-            plain = msgpack.unpackb(raw) if raw else {}
+            plain = unpack_plain(raw, PROFILE_BYTES) if raw else {}
             return cls(
                 latency_s=_numbers(plain.get("latency_s", {})),
                 rate_bytes_per_s=_numbers(plain.get("rate_bytes_per_s", {})),
@@ -87,7 +88,7 @@ class Profile:
                 memory=min(_MOST_MEMORY, int(_number(plain.get("memory", 0)))),
                 **{name: _number(plain.get(name, 0.0)) for name in (*_TIMES, "gradient_norm")},
             )
-        except (ValueError, TypeError, AttributeError, msgpack.UnpackException):
+        except (ValueError, TypeError, AttributeError, OverflowError):
             return cls()
 
 

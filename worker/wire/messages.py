@@ -20,7 +20,6 @@ from worker.wire.payloads import Payload
 
 T = TypeVar("T", bound=Message)
 
-MAX_PROFILE_BYTES = 16 * 1024
 _MAX_PEERS = 4096
 _MAX_NAME_BYTES = 256
 
@@ -119,7 +118,7 @@ def member_from_message(message: pb.Member) -> Member:
     """Raises WireError when names or enums are out of range."""
     for name in (message.peer, message.address, *message.unreachable):
         check_name(name)
-    if len(message.profile) > MAX_PROFILE_BYTES:
+    if len(message.profile) > documents.PROFILE_BYTES:
         raise WireError(f"peer {message.peer}: a profile of {len(message.profile)} bytes")
     if len(message.unreachable) > MAX_UNREACHABLE:
         raise WireError(f"peer {message.peer}: {len(message.unreachable)} peers out of its reach")

@@ -2,8 +2,8 @@
 
 import struct
 import tracemalloc
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 import msgpack
 import pytest
@@ -11,7 +11,16 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protos.documents import MANIFEST_BYTES, STATUS_BYTES, BadDocument, pack, unpack
+from protos.documents import (
+    EVENT_BYTES,
+    MANIFEST_BYTES,
+    PROFILE_BYTES,
+    STATUS_BYTES,
+    BadDocument,
+    pack,
+    unpack,
+    unpack_plain,
+)
 
 DOCUMENTS = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.text() | st.binary()
@@ -49,26 +58,63 @@ def test_a_document_cut_short_anywhere_is_refused() -> None:
             unpack(raw[:length], MANIFEST_BYTES)
 
 
-@pytest.mark.parametrize("limit_bytes", [MANIFEST_BYTES, STATUS_BYTES])
-def test_a_bomb_is_refused_in_bounded_memory(limit_bytes: int) -> None:
-    bomb = compress(bytes(64 << 20))
-    assert len(bomb) < 10_000
+@contextmanager
+def at_most(size_bytes: int) -> Iterator[None]:
+    """What is done inside takes no more memory than that at any time."""
     tracemalloc.start()
     try:
-        with pytest.raises(BadDocument, match=f"larger than {limit_bytes} bytes"):
-            unpack(bomb, limit_bytes)
-        assert tracemalloc.get_traced_memory()[1] < 20 << 20
+        yield
+        assert tracemalloc.get_traced_memory()[1] < size_bytes
     finally:
         tracemalloc.stop()
 
 
+@pytest.mark.parametrize("limit_bytes", [EVENT_BYTES, MANIFEST_BYTES, STATUS_BYTES])
+def test_a_bomb_is_refused_in_bounded_memory(limit_bytes: int) -> None:
+    bomb = compress(bytes(64 << 20))
+    assert len(bomb) < 10_000
+    with at_most(20 << 20), pytest.raises(BadDocument, match="larger than"):
+        unpack(bomb, limit_bytes)
+
+
 @pytest.mark.parametrize("container", [b"\x90", b"\x80"], ids=["lists", "maps"])
-def test_a_small_document_cannot_become_a_heap_of_objects(container: bytes) -> None:
-    """Half a million empty containers: 50 bytes compressed, over 30 MB as objects."""
-    count = 1 << 19
+@pytest.mark.parametrize("count", [1_000_000, 190_000, 10_000])
+def test_a_small_document_cannot_become_a_heap_of_objects(container: bytes, count: int) -> None:
+    """Empty containers: about 50 to 130 bytes compressed, up to 64 MB as objects."""
     raw = compress(b"\x81\xa1x\xdd" + struct.pack(">I", count) + container * count)
-    with pytest.raises(BadDocument, match="lists and maps"):
-        unpack(raw, MANIFEST_BYTES)
+    assert len(raw) < 140
+    refused = pytest.raises(BadDocument, match=r"larger than|lists and maps")
+    with at_most(2 << 20), refused as refusal:
+        unpack(raw, EVENT_BYTES)
+    assert "\n" not in str(refusal.value)
+
+
+def test_what_a_list_claims_to_hold_is_not_made_room_for() -> None:
+    """Each of 500 nested lists says that it has a million items."""
+    plain = b"\x81\xa1x" + b"\xdd\x00\x0f\xff\xff" * 500
+    for _ in range(2):
+        with at_most(2 << 20), pytest.raises(BadDocument, match="not msgpack"):
+            unpack(compress(plain), MANIFEST_BYTES)
+        plain += bytes(1 << 16)
+
+
+def test_a_profile_takes_the_same_limits_uncompressed() -> None:
+    assert unpack_plain(msgpack.packb({"x": [1.5]}), PROFILE_BYTES) == {"x": [1.5]}
+    with pytest.raises(BadDocument, match="larger than 16384 bytes"):
+        unpack_plain(msgpack.packb({"x": "y" * 1_000_000}), PROFILE_BYTES)
+    with pytest.raises(BadDocument, match="nested deeper"):
+        unpack_plain(b"\x81\xa1x" + b"\x91" * 100 + b"\xc0", PROFILE_BYTES)
+    with pytest.raises(BadDocument, match="not msgpack"):
+        unpack_plain(msgpack.packb({"x": msgpack.ExtType(5, b"yy")}), PROFILE_BYTES)
+
+
+def test_a_large_document_of_plain_use_is_read() -> None:
+    """A manifest of 3,000 tensors; the status of 4,000 peers."""
+    tensors = {f"model.layers.{n}.self_attn.q_proj.weight": [4096, 4096] for n in range(3000)}
+    assert unpack(pack({"tensors": tensors}), MANIFEST_BYTES) == {"tensors": tensors}
+    members = [{"peer": f"w{n}", "address": f"10.0.{n >> 8}.{n & 255}:7700"} for n in range(4000)]
+    members = [{**member, "versions": [7] * 4} for member in members]
+    assert unpack(pack({"members": members}), STATUS_BYTES) == {"members": members}
 
 
 @pytest.mark.parametrize("wrap", [lambda inner: [inner], lambda inner: {"k": inner}])
@@ -128,5 +174,5 @@ def test_a_window_over_the_limit_is_refused() -> None:
     ],
 )  # fmt: skip
 def test_hostile_msgpack_is_refused(plain: bytes) -> None:
-    with pytest.raises(BadDocument, match=r"not msgpack|not a map"):
+    with pytest.raises(BadDocument, match=r"not msgpack|not a map|larger than"):
         unpack(compress(plain), MANIFEST_BYTES)

@@ -1,6 +1,8 @@
+import struct
 from typing import Any
 
 import pytest
+import zstandard
 
 from coordinator.rendezvous.registry import Registry
 from protos import murmuration_pb2 as pb
@@ -125,6 +127,31 @@ def test_a_worker_speaks_for_itself_only() -> None:
     registry.introduce(call("w1", events=forged), 0.0)
     assert registry.members["w0"].record.step == 0
     assert registry.members["w1"].record.exit_code is None
+
+
+def test_a_member_too_large_for_the_others_is_not_handed_out() -> None:
+    registry = Registry()
+    for size in (20_000, 1_000_000):
+        large = call("w1")
+        large.member.profile = b"x" * size
+        assert "no worker would believe it" in registry.introduce(large, 0.0).reply.refusal
+    many = call("w2")
+    many.member.digests.extend([pb.FragmentDigest(version=2**40, hash=2**60)] * 3000)
+    assert registry.introduce(many, 0.0).reply.refusal
+    assert names(registry, call("w0"), 1.0) == []
+    assert registry.refused == {"bad card": 3}
+
+
+def test_a_small_event_cannot_become_a_heap_of_objects() -> None:
+    """46 bytes that unfold to 190,000 maps, a thousand of them in one call."""
+    plain = b"\x81\xa1x\xdd" + struct.pack(">I", 190_000) + b"\x80" * 190_000
+    bomb = zstandard.ZstdCompressor().compress(plain)
+    assert len(bomb) < 60
+    request = call("w0")
+    request.events.extend([bomb] * 1000)
+    registry = Registry()
+    assert registry.introduce(request, 0.0).events == []
+    assert registry.refused["bad event"] <= 64
 
 
 def test_junk_is_counted_not_believed() -> None:
