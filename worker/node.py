@@ -61,7 +61,8 @@ from worker.transport import Refused, Stream, Transport, TransportError, Unreach
 
 _MEMBERSHIP_TICK_S = 0.1
 _ROUNDS_TICK_S = 0.05
-_MAX_REASON = 200  # characters
+_MAX_REASON, _MAX_TEXT = 200, 500  # characters
+_TOLD = frozenset({"warning", "refused", "round_failed", "member", "adopted"})
 
 
 class Node:
@@ -388,7 +389,10 @@ class Node:
         return self._pairs.partners if self._pairs is not None else ()
 
     def log(self, event: dict[str, object]) -> None:
-        """To the log, and to the coordinator if there is one."""
+        """To the log, and to the coordinator if there is one. Where an event of this thread holds
+        text, a peer may have written it: it is cut, and made fit for a terminal."""
+        if event["event"] in _TOLD:
+            event = {k: shown(v, _MAX_TEXT) if isinstance(v, str) else v for k, v in event.items()}
         self._environment.log(event)
         if self._coordinator is not None:
             self._coordinator.add(event)

@@ -1,5 +1,6 @@
 """What a peer may never do to another: a client on our own protos attacks real workers."""
 
+import json
 import struct
 import threading
 from collections.abc import Iterator
@@ -177,6 +178,50 @@ def test_what_a_few_bytes_unfold_to_is_refused_in_one_line(
     large.manifest = stranger.manifest().pack()
     assert "takes at most 65536 bytes" in stranger.refusal("Control/Join", large)
     assert resident_bytes(swarm) < before + (64 << 20)
+
+
+def test_a_name_of_three_megabytes_does_not_fill_the_log(swarm: Swarm, stranger: Stranger) -> None:
+    run = stranger.manifest().run
+    header = pb.ContributionHeader(run=run, sender="\x1b[2J" * 750_000, fragment=99)
+    for _ in range(40):
+        stranger.answers("Data/Exchange", pb.ExchangeUp(header=header))
+    worker = swarm.workers["w0"]
+    refused = worker.wait_for(
+        lambda e: e["event"] == "refused" and e["times"] == 32, "the 32nd refusal"
+    )
+    assert len(json.dumps(refused)) < 1000
+    assert [event["times"] for event in worker.of("refused")] == [1, 2, 4, 8, 16, 32]
+
+
+def test_only_members_are_probed_for_others(swarm: Swarm, stranger: Stranger) -> None:
+    with serving({"Control/Gossip": lambda _: b""}) as elsewhere:
+        for peer, address in (
+            ("x", elsewhere),
+            ("x", "unix:/tmp/socket"),
+            ("", ""),
+            ("x" * 99, ""),
+        ):
+            asked = pb.ProbeRequest(peer=peer, address=address, timeout_s=float("nan"))
+            said = stranger.refusal("Control/IndirectProbe", asked)
+            assert said.endswith("is not a member")
+            assert len(said) < 120
+    # At the address that is known of it, whatever the stranger says.
+    asked = pb.ProbeRequest(peer="w1", address=elsewhere, timeout_s=1e300)
+    assert stranger.call("Control/IndirectProbe", asked, pb.ProbeReply).alive
+
+
+@pytest.mark.parametrize("health", [pb.HEALTH_LEFT, pb.HEALTH_DEAD, pb.HEALTH_SUSPECT])
+def test_a_forged_end_of_another_is_taken_back(
+    swarm: Swarm, stranger: Stranger, health: pb.Health.ValueType
+) -> None:
+    """Afterwards rounds of both go on: that is what the fixture waits for."""
+    run = stranger.manifest().run
+    hello = pb.GossipMessage(sender="stranger", run=run, full=True)
+    known = stranger.call("Control/Gossip", hello, pb.GossipMessage).members
+    (other,) = [member for member in known if member.peer == "w1"]
+    other.health, other.incarnation = health, other.incarnation + 900
+    said = pb.GossipMessage(sender="w1", run=run, members=[other])
+    assert not stranger.call("Control/Gossip", said, pb.GossipMessage).refused
 
 
 def resident_bytes(swarm: Swarm) -> int:

@@ -46,6 +46,16 @@ class Stranger:
         )
         return found
 
+    def answers(self, method: str, *messages: Message) -> int:
+        """How many messages the worker sends back until it ends the stream, in whatever way."""
+        count = 0
+        try:
+            for _ in self.stream(method, messages):
+                count += 1
+        except grpc.RpcError:
+            pass
+        return count
+
     def manifest(self) -> Manifest:
         """Of the worker's run: anybody may ask."""
         return Manifest.unpack(self.call("Control/Join", pb.JoinRequest(), pb.JoinReply).manifest)

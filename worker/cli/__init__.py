@@ -9,9 +9,11 @@ from importlib.metadata import entry_points
 import click
 
 from protos.exit_codes import ExitCode
+from protos.text import shown
 from worker.errors import MurmurError
 
 _GROUP = "murmur.commands"
+_MAX_LINE = 2000  # characters of an error, of which a peer may have written a part
 
 
 class _Commands(click.Group):
@@ -63,7 +65,7 @@ def main() -> None:
         code = exit_code_of(error)
         if code is None:
             raise
-        click.echo(f"murmur: {' '.join(str(error).split())}", err=True)
+        click.echo(f"murmur: {shown(' '.join(str(error).split()), _MAX_LINE)}", err=True)
         sys.exit(code)
 
 

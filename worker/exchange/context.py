@@ -1,6 +1,8 @@
 """What both sides of an exchange share."""
 
 import asyncio
+import re
+from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -10,6 +12,7 @@ from algorithms.codecs import Codec, codec_by_name
 from algorithms.grouping import reducer_orders
 from algorithms.plan import Plan
 from protos.events import new_event
+from protos.text import shown
 from worker import wire
 from worker.exchange.allreduce.dialogue import ShardRange
 from worker.exchange.compression import Compression
@@ -25,6 +28,8 @@ T = TypeVar("T")
 
 _VALUES = 256 * 1024  # a number on which bits per value are measured: whole blocks of any codec
 
+_MAX_REASON = 200  # characters
+_MOST_KINDS = 256  # of refusals, told apart
 _AT_ONCE = 64 * 1024  # values: a quarter of a millisecond
 
 
@@ -94,6 +99,7 @@ class Counts:
     late: int = 0
     takeovers: int = 0
     refused: dict[str, int] = field(default_factory=dict)
+    _equal: Counter[str] = field(default_factory=Counter)
 
     @property
     def payload_sent_bytes(self) -> int:
@@ -105,6 +111,14 @@ class Counts:
 
     def refuse(self, reason: str) -> None:
         self.refused[reason] = self.refused.get(reason, 0) + 1
+
+    def times_refused(self, words: str) -> int:
+        """How often so by now, in these words or, where there are many, in any."""
+        digits = re.sub(r"\d+", "#", words)
+        if digits not in self._equal and len(self._equal) >= _MOST_KINDS:
+            digits = ""
+        self._equal[digits] += 1
+        return self._equal[digits]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,11 +148,14 @@ class Context:
     most_visits: int = 1
 
     def refused(self, error: wire.WireError, sender: str, round_: int | None) -> None:
-        """Counts and tells of what came from a peer and does not fit."""
-        again = isinstance(error, wire.Again)
+        """Counts and tells of what came from a peer and does not fit; of equal refusals, the first,
+        the second, the fourth and so on."""
+        again, sender = isinstance(error, wire.Again), shown(sender)
         self.counts.refuse("again" if again else "invalid")
-        event = new_event("refused", reason=str(error), again=again)
-        self.log({**event, "sender": sender, "round": round_})
+        times = self.counts.times_refused(f"{sender}: {shown(str(error))}")
+        if times & (times - 1) == 0:
+            event = new_event("refused", reason=shown(str(error), _MAX_REASON), again=again)
+            self.log({**event, "sender": sender, "round": round_, "times": times})
 
     @property
     def codec(self) -> Codec:

@@ -40,6 +40,7 @@ from worker.transport import Stream, Transport, TransportError
 _JOIN_S = 2.0
 _LEAVE_S = 1.0
 _MAX_PROBE_S = 10.0
+_MOST_PROBES = 16  # for others at once
 _MAX_TOLD = 8  # refusals in one answer
 _MAX_WARNINGS = 32
 
@@ -86,6 +87,7 @@ class GossipService:
         self._membership, self._manifest, self._host = membership, manifest, host
         self.limits = limits
         self._told: set[str] = set()
+        self._probing_for = 0
         self._news = Dissemination(membership.me.peer, membership.config.full_s)
         self._packed, self.run = manifest.pack(), manifest.run
         self._transport, self._clock = host.transport, host.clock
@@ -204,10 +206,20 @@ class GossipService:
         return known.address if sender == member.peer else None
 
     async def on_indirect_probe(self, request: bytes) -> bytes:
-        """Probes another peer in the asking one's place."""
+        """Probes another peer in the asking one's place: a member, at the address that this peer
+        knows of it, and a few at once. Raises WireError."""
         asked = wire.parse(pb.ProbeRequest, request)
-        timeout_s = min(asked.timeout_s, _MAX_PROBE_S)
-        sender = await self._exchange(asked.peer, asked.address, timeout_s)
+        if (address := self.address_of(asked.peer)) is None:
+            raise wire.WireError(f"{shown(asked.peer)} is not a member")
+        if self._probing_for >= _MOST_PROBES:
+            raise wire.WireError(f"{self._probing_for} probes are under way; ask another peer")
+        usual_s = self._membership.config.probe_timeout_s
+        timeout_s = asked.timeout_s if 0 < asked.timeout_s <= _MAX_PROBE_S else usual_s
+        self._probing_for += 1
+        try:
+            sender = await self._exchange(asked.peer, address, timeout_s)
+        finally:
+            self._probing_for -= 1
         return pb.ProbeReply(alive=sender is not None).SerializeToString()
 
     # ---------------------------------------------------------------------------------- calling

@@ -28,6 +28,7 @@ from worker.transport.base import (
 )
 
 _PACKAGE = "/murmuration.v1."
+_MAX_DETAILS = 300  # characters of what another peer says of a failure
 # What grpc.aio raises for a stream that is over; the last where it has ended on its own meanwhile.
 _ENDED = (aio.AioRpcError, aio.UsageError, asyncio.InvalidStateError)
 
@@ -286,4 +287,4 @@ def _as_is(message: bytes) -> bytes:
 def _describe(address: str, error: aio.AioRpcError) -> str:
     code = error.code().name.lower().replace("_", " ")
     details = (error.details() or "").splitlines()
-    return f"{address}: {code}" + (f" ({details[0]})" if details else "")
+    return f"{address}: {code}" + (f" ({details[0][:_MAX_DETAILS]})" if details else "")
