@@ -79,7 +79,6 @@ def predict(plan: Plan, workload: Workload, link: Link, peers: int) -> PlanPredi
     )
     computing_s = plan.inner_steps * workload.step_s
     bits = rounds.bits_per_period
-    share = min(share, computing_s / (bits / (link.rate_mbps * 1e6))) if bits else share
     period_s = computing_s / share
     largest_bits = max(
         (sum(rounds.fragment_bits[f] for f in due) for due in rounds.due().values()), default=0.0
@@ -122,8 +121,7 @@ def needed_mbps(
     grid = np.geomspace(_SLOWEST_MBPS, _FASTEST_MBPS, _COARSE)
     for points in (_FINE, 0):
         shares = utilization(workload, rounds, grid, latency_s=latency_s(link))
-        busy_s = rounds.bits_per_period / (grid * 1e6)
-        reached = np.minimum(shares, plan.inner_steps * workload.step_s / busy_s) >= target
+        reached = shares >= target
         if not reached.any():
             return None
         first = int(reached.argmax())
@@ -172,12 +170,15 @@ def utilization(
     Returns:
         Shape (R,), above 0, at most 1.
     """
-    link = SerialLink(1 / (np.asarray(rates_mbps, dtype=np.float64) * 1e6), latency_s)
+    s_per_bit = 1 / (np.asarray(rates_mbps, dtype=np.float64) * 1e6)
+    link = SerialLink(s_per_bit, latency_s)
     begin = _WARM_PERIODS * rounds.inner_steps
     end = begin + _COUNTED_PERIODS * rounds.inner_steps
     began, ended = _end_of(workload, rounds, link, (begin, end))
     computing_s = _COUNTED_PERIODS * rounds.inner_steps * workload.step_s
-    return np.minimum(computing_s / (ended - began), 1.0)
+    # A queue that grows without end has not cost all of its time within the counted periods.
+    carried_s = _COUNTED_PERIODS * rounds.bits_per_period * s_per_bit
+    return computing_s / np.maximum(np.maximum(ended - began, computing_s), carried_s)
 
 
 class SerialLink:

@@ -70,4 +70,4 @@ with tempfile.TemporaryDirectory() as folder:
     trainer = transformers.Trainer(model, arguments, train_dataset=Bytes(), callbacks=[callback])
     result = trainer.train()
 trained = [p.detach() for p in model.parameters() if p.requires_grad]
-print(f"loss {result.training_loss:.3f}, weights {sum(p.double().sum() for p in trained):.9f}")
+print(f"loss {result.training_loss:.6f}, weights {sum(p.double().sum() for p in trained):.9f}")
