@@ -35,6 +35,8 @@ from torch import Tensor
 
 MeanOver = Literal["all", "senders"]
 
+_BLOCK = 1 << 16  # values of an outer step that stay in the cache
+
 
 def pseudo_gradient(anchor: Tensor, local: Tensor) -> Tensor:
     """`anchor - local` as a fresh tensor: the direction in which the outer step descends.
@@ -172,15 +174,26 @@ class Nesterov:
         if not 0 <= self.momentum < 1:
             raise ValueError(f"outer_momentum is {self.momentum}; it must be in 0..1, below 1")
 
-    def step(self, anchor: Tensor, buffer: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+    def step(
+        self, anchor: Tensor, buffer: Tensor, g: Tensor, *, reuse: bool = False
+    ) -> tuple[Tensor, Tensor]:
         """One outer step; returns fresh (anchor, buffer), all fp32 and of one shape.
 
         Only single multiplications and additions: a fused kernel could round differently on
-        another peer, and anchors must agree bit for bit.
+        another peer, and anchors must agree bit for bit. Block by block, which fits the cache.
+
+        Args:
+            reuse: `g` is not needed any more; the new buffer takes its memory.
         """
-        new_buffer = (buffer * self.momentum).add_(g)
-        direction = (new_buffer * self.momentum).add_(g)
-        return anchor - direction.mul_(self.lr), new_buffer
+        new_anchor = torch.empty_like(anchor)
+        new_buffer = g if reuse else torch.empty_like(buffer)
+        for start in range(0, len(anchor), _BLOCK):
+            here = slice(start, start + _BLOCK)
+            moved = (buffer[here] * self.momentum).add_(g[here])
+            direction = (moved * self.momentum).add_(g[here])
+            torch.sub(anchor[here], direction.mul_(self.lr), out=new_anchor[here])
+            new_buffer[here] = moved
+        return new_anchor, new_buffer
 
 
 def take_mean(

@@ -238,6 +238,19 @@ class FragmentOptimizer:
 
     # ------------------------------------------------------------------------- the end of a round
 
+    def only_merges(self, result: RoundResult) -> bool:
+        """Whether the local parameters after a round that closed are, value by value, a `merge` of
+        those before it and the new anchor; then `advance` will do, and `apply` is not needed."""
+        tried = self._counted is not None and self._counted.round == result.round
+        special = self._plan.eager or self._plan.keeps or self._update is not None
+        return not (special or tried or result.missed or self.has_guess)
+
+    def advance(self, result: RoundResult) -> None:
+        """Commits a round that closed and `only_merges`. The memory of its mean is used again."""
+        self._ended()
+        self._keep_residual(result)
+        self._commit_round(result, *self._outer_step(result, reuse=not self._averaged))
+
     def apply(self, result: RoundResult, local: Tensor) -> Tensor:
         """Commits a round that closed, and returns the local parameters to go on from."""
         old, contribution = self.state, self._ended()
@@ -264,14 +277,18 @@ class FragmentOptimizer:
         if self._plan.eager:
             share = others_share(result.mean, contribution.g, result.contributors)
             self._others = share, result.contributors
+        self._commit_round(result, anchor, momentum)
+        return merged
+
+    def _commit_round(self, result: RoundResult, anchor: Tensor, momentum: Tensor) -> None:
+        state = self.state
         self.commit(
-            version=max(old.version, result.round + 1),  # the schedule's may be further in pairs
+            version=max(state.version, result.round + 1),  # the schedule's may be further in pairs
             contributors=result.contributors,
-            group=result.next_group or old.group,
+            group=result.next_group or state.group,
             anchor=anchor,
             momentum=momentum,
         )
-        return merged
 
     def apply_gradients(self, result: RoundResult) -> None:
         """Takes note of a round of gradients; the parameters are committed after the inner step."""
@@ -365,6 +382,12 @@ class FragmentOptimizer:
         self._others = None
         return carry_over(local, mine.anchor, theirs.anchor) if keep else theirs.anchor
 
+    @property
+    def has_guess(self) -> bool:
+        """Whether the local parameters went on from a guess, or from another start."""
+        guess = self.in_flight is not None and self.in_flight.guess is not None
+        return guess or self._start is not None
+
     def without_guess(self, local: Tensor) -> Tensor:
         """The local parameters as if they had not gone on from a guess or another start."""
         local = self._from_anchor(local)
@@ -378,11 +401,11 @@ class FragmentOptimizer:
         assert contribution is not None, "a round that ends is in flight"
         return contribution
 
-    def _outer_step(self, result: RoundResult) -> tuple[Tensor, Tensor]:
-        """Fresh (anchor, momentum)."""
+    def _outer_step(self, result: RoundResult, *, reuse: bool = False) -> tuple[Tensor, Tensor]:
+        """Fresh (anchor, momentum); with `reuse` in the memory of the mean."""
         state = self.state
         if self._update is None or result.mean_anchor is None:
-            stepped = self._nesterov.step(state.anchor, state.momentum, result.mean)
+            stepped = self._nesterov.step(state.anchor, state.momentum, result.mean, reuse=reuse)
             return take_mean(stepped, state.anchor, result.mean, self._averaged)
         if result.contributors > 1:  # a peer that sits out meets nobody
             self.spread = relative_distance(state.anchor, result.mean_anchor)

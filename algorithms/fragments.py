@@ -13,6 +13,7 @@ Ranges = tuple[tuple[int, int], ...]  # (start, stop) of values, in order
 
 _LAYERS_EACH = 3
 _FEWEST = 4
+PIECE_ELEMENTS = 1 << 22  # 16 MiB of fp32
 _LAYER = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
 
 
@@ -118,6 +119,26 @@ def partition(
             groups[rank[layer] * fragments // len(layers)].append(spec)
     filled = [group for group in groups if group]
     return tuple(Fragment(index, tuple(group)) for index, group in enumerate(filled))
+
+
+def pieces(schema: Sequence[TensorSpec], elements: int) -> tuple[Fragment, ...]:
+    """Cuts a model that is exchanged as a whole into runs of whole tensors.
+
+    A round works on one piece at a time, and needs memory for one.
+
+    Args:
+        schema: every parameter, in the model's order.
+        elements: the most in a piece; a tensor that has more is a piece of its own.
+    """
+    runs: list[list[TensorSpec]] = [[]]
+    filled = 0
+    for spec in schema:
+        if runs[-1] and filled + spec.elements > elements:
+            runs.append([])
+            filled = 0
+        runs[-1].append(spec)
+        filled += spec.elements
+    return tuple(Fragment(index, tuple(run)) for index, run in enumerate(runs))
 
 
 def shard_bounds(elements: int, shards: int, align: int) -> tuple[tuple[int, int], ...]:

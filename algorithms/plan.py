@@ -3,12 +3,20 @@
 DiLoCo, Streaming DiLoCo, NoLoCo, data-parallel and local training are settings of one engine.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from algorithms.codecs import codec_by_name
 from algorithms.diloco import MeanOver, Nesterov
-from algorithms.fragments import shard_bounds
+from algorithms.fragments import (
+    PIECE_ELEMENTS,
+    Fragment,
+    TensorSpec,
+    partition,
+    pieces,
+    shard_bounds,
+)
 from algorithms.noloco import GroupUpdate, ModifiedMomentum, SharedMomentum
 from algorithms.schedule import Schedule
 
@@ -248,6 +256,18 @@ class Plan:
         align = max(codec.block_elements for codec in codecs)
         return shard_bounds(elements, peers * self.chunks_per_peer(elements, peers), align)
 
+    @property
+    def _in_pieces(self) -> bool:
+        """Whether the model is exchanged as a whole, after one step, by a mean over all: then it is
+        cut for memory, and the cuts change no value. Pairs would meet others for each piece."""
+        return self.fragments == 1 and self.exchange == "mean" and self.payload == "pseudo_gradient"
+
+    def cut(self, schema: Sequence[TensorSpec]) -> tuple[Fragment, ...]:
+        """The fragments of a model. Raises ValueError: it has fewer layers than fragments."""
+        if self._in_pieces:
+            return pieces(schema, PIECE_ELEMENTS)
+        return partition(schema, self.fragments, self.pattern)
+
     def schedule(self, *, fragments: int, steps: int) -> Schedule:
         """The rounds of a run of `steps` inner steps; `fragments`: how many there are in fact."""
         return Schedule(
@@ -255,6 +275,7 @@ class Plan:
             inner_steps=self.inner_steps,
             overlap_steps=self.overlap_steps,
             steps=steps,
+            together=self._in_pieces,
         )
 
 

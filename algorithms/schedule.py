@@ -24,10 +24,11 @@ class Schedule:
     """The rounds of a run.
 
     Args:
-        fragments: number of fragments, at most `inner_steps`.
+        fragments: number of fragments, at most `inner_steps` where they are not due together.
         inner_steps: H, inner steps between two syncs of one fragment.
         overlap_steps: tau in 0..H, inner steps between sending and applying.
         steps: length of the run in inner steps.
+        together: every fragment is due after the same step, at the end of the period.
 
     Raises:
         ValueError: with the value, the reason and the fix.
@@ -37,11 +38,12 @@ class Schedule:
     inner_steps: int
     overlap_steps: int
     steps: int
+    together: bool = False
 
     def __post_init__(self) -> None:
         if self.inner_steps < 1:
             raise ValueError(f"inner_steps (H) is {self.inner_steps}; it must be at least 1")
-        if not 1 <= self.fragments <= self.inner_steps:
+        if self.fragments < 1 or (self.fragments > self.inner_steps and not self.together):
             raise ValueError(
                 f"{self.fragments} fragments do not fit into inner_steps = {self.inner_steps}; "
                 "use fewer fragments or a longer period"
@@ -56,7 +58,8 @@ class Schedule:
 
     def offset(self, fragment: int) -> int:
         """t_p, the step of a fragment's first sync, in 1..H."""
-        return (fragment + 1) * self.inner_steps // self.fragments
+        place = self.fragments if self.together else fragment + 1
+        return place * self.inner_steps // self.fragments
 
     def rounds(self, fragment: int) -> int:
         """How many rounds a fragment has in the whole run, the closing one included."""

@@ -240,8 +240,10 @@ class Worker:
             self._saved_at = now
             self._saving = self._saver.submit(self._save, trainer.step, *self._snapshot(trainer))
 
-    def _snapshot(self, trainer: Trainer) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        return checkpoint.snapshot(trainer, self._manifest, self._part.stage)
+    def _snapshot(
+        self, trainer: Trainer, *, copied: bool = True
+    ) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        return checkpoint.snapshot(trainer, self._manifest, self._part.stage, copied=copied)
 
     def _save(self, step: int, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         folder = self._options.out / "checkpoints"
@@ -264,7 +266,9 @@ class Worker:
         if trainer.stopped is not None:  # nobody is to wait for it while it saves and evaluates
             session.leave()
         whole = stage.end(trainer) if stage is not None else None
-        self._saver.submit(self._save, trainer.step, *self._snapshot(trainer)).result()
+        self._saver.submit(
+            self._save, trainer.step, *self._snapshot(trainer, copied=False)
+        ).result()
         code = ExitCode.INTERRUPTED if self._interrupted_by == signal.SIGINT else 0
         result = build_result(
             task=self._task,

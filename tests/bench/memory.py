@@ -1,12 +1,15 @@
 """Memory that the presets take beyond a plain training loop, as multiples of the model.
 
-    python tests/bench/memory.py [--workers 2] [--inner-steps 6] [--preset NAME ...]
+    python tests/bench/memory.py [--workers 2] [--inner-steps 6] [--preset NAME ...] [--large]
 
 Real workers train a decoder of two sizes. The peak of a process (VmHWM) is read before the last
 batch, so without the checkpoint that follows, and once more when it has ended. What libraries and
 allocators take does not grow with the model: the difference between the two sizes, over that
 between their parameters in fp32, is what counts. A plain loop holds the model, its gradients and
 AdamW's moments: 4, and what autograd and the allocator add. Writes a Markdown table.
+
+`--large` trains a model of half a billion parameters in bf16 with SGD instead, and says what the
+processes took together, and how long.
 """
 
 import argparse
@@ -14,6 +17,8 @@ import multiprocessing
 import os
 import re
 import tempfile
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -23,6 +28,7 @@ from torch import Tensor, nn
 
 from tests.support.workers import running_swarm, settings_of
 from worker.tasks import Cursor
+from worker.tasks.llama import Llama
 from worker.tasks.llama_bytes import LlamaBytes
 from worker.tasks.task import Batch
 from worker.training.config import InnerConfig
@@ -32,15 +38,23 @@ PRESETS = ("local", "diloco", "streaming")
 LAYERS = (4, 12)  # the smaller has a layer for each of four fragments
 _CONTEXT_BYTES, _BATCH_SIZE = 32, 2  # activations of no size
 _PERIODS = 2
+_LARGE_LAYERS, _LARGE_WIDTH = 18, 1536
+_SPAWNED = ("runpy", "worker.cli")  # a process of its own: one that is forked has its parent's peak
 
 
 class Measured(LlamaBytes):
     """The built-in task; notes the peak in a file named after the process before a batch."""
 
-    def __init__(self, *, seed: int, notes: str, last_step: int, **options: Any) -> None:
+    def __init__(
+        self, *, seed: int, notes: str, last_step: int, dtype: str = "float32", **options: Any
+    ) -> None:
         # Whatever the built-in task takes: it checks its options by itself.
         super().__init__(seed=seed, **options)
+        self._dtype: torch.dtype = getattr(torch, dtype)
         self._notes, self._last_step, self._losses = Path(notes), last_step, 0
+
+    def model(self) -> Llama:
+        return super().model().to(self._dtype)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         self._losses += 1
@@ -62,7 +76,11 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--inner-steps", type=int, default=6)
     parser.add_argument("--preset", nargs="*", choices=PRESETS, default=PRESETS)
+    parser.add_argument("--large", action="store_true", help="0.5 billion parameters instead")
     options = parser.parse_args()
+    if options.large:
+        print_large(options.workers, [p for p in options.preset if p != "local"])
+        return
     steps = _PERIODS * options.inner_steps + options.inner_steps // 2
     sizes = [parameter_bytes(layers) for layers in LAYERS]
     print(
@@ -88,11 +106,29 @@ def main() -> None:
         )
 
 
-def options_of(layers: int) -> dict[str, Any]:
+def print_large(workers: int, presets: Sequence[str]) -> None:
+    """Two rounds of a model that fills a machine: peaks and seconds."""
+    count = parameter_bytes(_LARGE_LAYERS, _LARGE_WIDTH) // 4
+    print(f"{workers} workers, {count / 1e6:.0f} million parameters in bf16, SGD\n")
+    print("| preset | peak of each | together | seconds |\n| --- | --- | --- | --- |")
+    for preset in presets:
+        began = time.monotonic()
+        with tempfile.TemporaryDirectory() as folder:
+            notes = Path(folder) / "notes"
+            notes.mkdir()
+            extra = settings_of(task__dtype='"bfloat16"', inner__optimizer='"sgd"')
+            each = train_workers(
+                preset, notes, options_of(_LARGE_LAYERS, _LARGE_WIDTH), 12, workers, 8, extra
+            )
+        seconds = time.monotonic() - began
+        print(f"| {preset} | {each / 1e9:.2f} GB | {workers * each / 1e9:.2f} GB | {seconds:.0f} |")
+
+
+def options_of(layers: int, width: int = 384) -> dict[str, Any]:
     """Of the task."""
     architecture = {
-        "hidden_size": 384,
-        "intermediate_size": 1024,
+        "hidden_size": width,
+        "intermediate_size": width * 8 // 3,
         "num_hidden_layers": layers,
         "num_attention_heads": 8,
         "num_key_value_heads": 8,
@@ -104,10 +140,11 @@ def options_of(layers: int) -> dict[str, Any]:
     }
 
 
-def parameter_bytes(layers: int) -> int:
+def parameter_bytes(layers: int, width: int = 384) -> int:
     """Of the model in fp32."""
-    task = LlamaBytes(seed=0, **options_of(layers))
-    return 4 * sum(parameter.numel() for parameter in task.model().parameters())
+    task = LlamaBytes(seed=0, **options_of(layers, width))
+    with torch.device("meta"):
+        return 4 * sum(parameter.numel() for parameter in task.model().parameters())
 
 
 def peaks_of(
@@ -125,7 +162,7 @@ def peaks_of(
             process.join()
             whole = 0.0
         else:
-            whole = train_workers(preset, notes, layers, steps, workers, inner_steps)
+            whole = train_workers(preset, notes, options_of(layers), steps, workers, inner_steps)
         training = mean(int(note.read_text()) for note in notes.iterdir())
     return training, whole
 
@@ -140,10 +177,15 @@ def train_plainly(notes: str, layers: int, steps: int) -> None:
 
 
 def train_workers(
-    preset: str, notes: Path, layers: int, steps: int, workers: int, inner_steps: int
+    preset: str,
+    notes: Path,
+    options: dict[str, Any],
+    steps: int,
+    workers: int,
+    inner_steps: int,
+    extra: Sequence[str] = (),
 ) -> float:
     """Trains a swarm to its end; returns the mean of the peaks of its processes' whole lives."""
-    options = options_of(layers)
     architecture = options.pop("architecture")
     assert isinstance(architecture, dict)
     settings = settings_of(
@@ -159,7 +201,10 @@ def train_workers(
         settings += settings_of(diloco__inner_steps=inner_steps)
     if preset.startswith("streaming"):
         settings += settings_of(diloco__overlap_steps=1)
-    with running_swarm(workers, notes.parent / "out", "--preset", preset, *settings) as swarm:
+    with running_swarm(
+        workers, notes.parent / "out", "--preset", preset, *settings, *extra
+    ) as swarm:
+        swarm.programs |= dict.fromkeys(swarm.names, _SPAWNED)
         swarm.start_all()
         wholes = []
         for name, worker in swarm.workers.items():

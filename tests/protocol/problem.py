@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from algorithms import reference
-from algorithms.fragments import Fragment, TensorSpec, partition
+from algorithms.fragments import Fragment, TensorSpec
 from algorithms.plan import Plan
 from worker.config import Config, RunConfig
 from worker.exchange.types import ExchangeConfig, RoundConfig
@@ -53,7 +53,7 @@ class Problem:
 
     @property
     def fragments(self) -> tuple[Fragment, ...]:
-        return partition(self.schema, self.plan.fragments, self.plan.pattern)
+        return self.plan.cut(self.schema)
 
     @property
     def manifest(self) -> Manifest:

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from algorithms.codecs import codec_by_name
-from algorithms.fragments import Fragment, TensorSpec, partition
+from algorithms.fragments import Fragment, TensorSpec
 from algorithms.plan import PRESETS, Plan
 from tests.protocol.swarm import Held, Peer, Swarm
 from tests.protocol.timed_stage import TimedStage
@@ -139,7 +139,7 @@ class StagedProblem:
         named = part.module.named_parameters()
         schema = [TensorSpec(name, tuple(values.shape)) for name, values in named]
         plan = self.config.plan
-        return partition(schema, plan.fragments, plan.pattern)
+        return plan.cut(schema)
 
 
 class StageSwarm(Swarm):

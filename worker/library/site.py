@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from algorithms.fragments import Fragment, TensorSpec, partition
+from algorithms.fragments import Fragment, TensorSpec
 from worker.config import Config
 from worker.errors import ConfigError, MurmurError
 from worker.library.hooks import UserReplica, is_sharded, whole
@@ -262,7 +262,7 @@ def agreed(decide: Callable[[], Any] | None) -> Any:
 def fragments_of(schema: Sequence[TensorSpec], config: Config) -> tuple[Fragment, ...]:
     """As the plan has them. Raises ConfigError: fewer layers, or a period too short for them."""
     try:
-        fragments = partition(schema, config.plan.fragments, config.plan.pattern)
+        fragments = config.plan.cut(schema)
         config.plan.schedule(fragments=len(fragments), steps=config.run.steps)
     except ValueError as error:
         raise ConfigError(f"{config.source.name}: [diloco] {error}") from error

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from algorithms.codecs import codec_by_name
-from algorithms.fragments import Fragment, TensorSpec, partition
+from algorithms.fragments import Fragment, TensorSpec
 from worker.catchup.state_transfer import fetch_states
 from worker.config import Config, task_of
 from worker.errors import CheckpointError, ConfigError
@@ -72,7 +72,7 @@ class Part:
 def fragments_of(part: Part, config: Config) -> tuple[Fragment, ...]:
     """As the plan has them. Raises ConfigError: fewer layers, or a period too short for them."""
     try:
-        fragments = partition(part.schema, config.plan.fragments, config.plan.pattern)
+        fragments = config.plan.cut(part.schema)
         config.plan.schedule(fragments=len(fragments), steps=config.run.steps)
     except ValueError as error:
         held = "" if part.stage is None else f"stage {part.stage}: "
@@ -139,7 +139,7 @@ def save_whole(
 ) -> Path:
     """Writes a checkpoint that `murmur generate` and `murmur evaluate` take. Raises OSError."""
     schema = [TensorSpec(name, tuple(values.shape)) for name, values in whole.items()]
-    fragments = partition(schema, config.plan.fragments, config.plan.pattern)
+    fragments = config.plan.cut(schema)
     tensors = {f"anchor/{fragment.index}": fragment.flatten(whole) for fragment in fragments}
     return checkpoint.save(folder, step, tensors, {"manifest": manifest.plain(), "step": step})
 

@@ -250,10 +250,14 @@ def _sync(path: Path) -> None:
 
 
 def snapshot(
-    trainer: Trainer, manifest: Manifest, stage: int | None = None
+    trainer: Trainer, manifest: Manifest, stage: int | None = None, *, copied: bool = True
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """A checkpoint's tensors, independent of what training does next, and its values; `stage` is
-    the one it holds, None for a whole model."""
+    """A checkpoint's tensors and its values.
+
+    Args:
+        stage: the one it holds, None for a whole model.
+        copied: the tensors are independent of what training does next; else it does nothing more.
+    """
     tensors: dict[str, Tensor] = {}
     for index, fragment in enumerate(trainer.fragments):
         tensors[f"anchor/{index}"] = fragment.state.anchor
@@ -261,12 +265,10 @@ def snapshot(
         if fragment.residual is not None:
             tensors[f"residual/{index}"] = fragment.residual
     for fragment in trainer.fragments:
-        # Without the guess of eager updates: it ends with the round in flight.
-        own = fragment.without_guess(fragment.local)
-        for name, local in fragment.fragment.views(own).items():
-            tensors[f"local/{name}"] = local
+        tensors |= {f"local/{name}": local for name, local in fragment.held(copied=copied).items()}
     remembered, plain = trainer.replica.optimizer_state()
-    tensors |= {f"optimizer/{place}": value for place, value in remembered.items()}
+    for place, value in remembered.items():
+        tensors[f"optimizer/{place}"] = value.clone() if copied else value.contiguous()
     values = {
         "manifest": manifest.plain(),
         "step": trainer.step,

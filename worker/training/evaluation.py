@@ -10,7 +10,6 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from algorithms.fragments import partition
 from worker.config import Config, task_of
 from worker.errors import CheckpointError, UsageError
 from worker.pipeline.config import StagesConfig, cut_of
@@ -200,7 +199,7 @@ def anchored_model(saved: Checkpoint, config: Config, task: Task) -> nn.Module:
     schema = schema_of(model)
     named = {**trained_parameters(model), **running_statistics(model)}
     parameters = {name: value.detach() for name, value in named.items()}
-    for fragment in partition(schema, config.plan.fragments, config.plan.pattern):
+    for fragment in config.plan.cut(schema):
         try:
             values = fragment.views(saved.tensors[f"anchor/{fragment.index}"])
         except (KeyError, ValueError) as error:

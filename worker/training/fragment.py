@@ -9,7 +9,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from algorithms.fragment_state import FragmentOptimizer, FragmentState
+from algorithms.diloco import merge
+from algorithms.fragment_state import FragmentOptimizer, FragmentState, RoundResult
 from algorithms.fragments import Fragment, complement
 from algorithms.plan import Plan
 from worker.training.inbox import PrefetchedAnchor, RoundDone, RoundFailed
@@ -67,15 +68,39 @@ class FragmentReplica(FragmentOptimizer):
             return self._accessor.read(self.fragment)
         return self.fragment.flatten(self._parameters)
 
+    def held(self, *, copied: bool) -> dict[str, Tensor]:
+        """The local parameters by name, without the guess of a round in flight: it ends with that.
+
+        Args:
+            copied: fresh; else they may be the parameters themselves.
+        """
+        if copied or self._accessor is not None or self.has_guess:
+            return self.fragment.views(self.without_guess(self.local))
+        return {s.name: self._parameters[s.name].contiguous() for s in self.fragment.specs}
+
     def write(self, values: Tensor) -> None:
         """Makes these (1-D) the local parameters."""
         if self._accessor is not None:
             self._accessor.write(self.fragment, values)
             return
         for name, value in self.fragment.views(values).items():
-            self._parameters[name].copy_(value)
-            if name.endswith(_VARIANCE):  # few bits may have put it below 0
-                self._parameters[name].clamp_(min=0)
+            self._write_one(name, value)
+
+    def _write_one(self, name: str, value: Tensor) -> None:
+        self._parameters[name].copy_(value)
+        if name.endswith(_VARIANCE):  # few bits may have put it below 0
+            self._parameters[name].clamp_(min=0)
+
+    def finish(self, result: RoundResult) -> None:
+        """Commits a round that closed, and goes on from it: a tensor at a time where that will do,
+        for a fragment may be most of a model."""
+        if self._accessor is not None or not self.only_merges(result):
+            self.write(self.apply(result, self.local))
+            return
+        self.advance(result)
+        for name, anchor in self.fragment.views(self.state.anchor).items():
+            local = self._parameters[name].to("cpu", torch.float32)
+            self._write_one(name, merge(local, anchor, self._plan.merge_alpha))
 
     def as_held(self, values: Tensor) -> Tensor:
         """`values` (1-D) as the local parameters hold them: rounded where they are not fp32.

@@ -38,6 +38,8 @@ from worker.training.metrics import Metrics, Reporter, Stall
 from worker.training.replica import Pace, Replica
 from worker.wire import is_finite
 
+_AT_ONCE = 2  # rounds on their way that are applied before the next step: the link stays busy
+
 
 class RoundOrder:
     """Whose round it is: what to apply and to send after an inner step, and in which order.
@@ -216,12 +218,17 @@ class OuterLoop:
         """Applies what is due, then sends what is due since the inner step began."""
         for each in self._order.to_apply(self.step):
             self._apply(each)
+        at_once = self._schedule.applies_at_once(self.step)
         for each, round_ in self._order.to_send(range(self._before + 1, self.step + 1)):
             if self._pairs:  # a round is the schedule's: others do not wait for it
                 self._apply(each)
                 each.skip_to(round_)
+            elif at_once:  # what is on its way takes memory
+                self._apply_all_but(_AT_ONCE - 1)
+                if each.in_flight is not None or each.state.version != round_:
+                    continue  # another peer's state has come meanwhile
             self._send(each)
-        if self._schedule.applies_at_once(self.step):
+        if at_once:
             applied = self._order.in_flight()
             for each in applied:
                 self._apply(each)
@@ -248,8 +255,14 @@ class OuterLoop:
         """Waits for a round that was sent, if one was, and applies its mean."""
         result = self._await_round(each)
         if result is not None:
-            each.write(each.apply(result, each.local))
+            each.finish(result)
             self.publish()
+
+    def _apply_all_but(self, last: int) -> None:
+        """Applies the rounds in flight, in their order, but for so many of the last."""
+        in_flight = self._order.in_flight()
+        for each in in_flight[: max(0, len(in_flight) - last)]:
+            self._apply(each)
 
     def _begin_round(self, each: FragmentReplica, g: Tensor, weight: int) -> Contribution:
         sent, state = each.contribute(g, self.step), each.state

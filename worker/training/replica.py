@@ -147,7 +147,7 @@ class InnerReplica:
 
     def optimizer_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """What the optimizers remember of each parameter: (tensors, other plain values), by
-        `parameter/key`; the tensors are fresh."""
+        `parameter/key`; the tensors are the optimizers' own."""
         names = {id(parameter): name for name, parameter in self._named.items()}
         tensors: dict[str, Tensor] = {}
         values: dict[str, Any] = {}
@@ -156,7 +156,7 @@ class InnerReplica:
                 for key, value in remembered.items():
                     place = f"{names[id(parameter)]}/{key}"
                     if isinstance(value, Tensor):
-                        tensors[place] = value.clone()
+                        tensors[place] = value
                     else:
                         values[place] = value
         return tensors, values

@@ -239,6 +239,15 @@ class TestOuterStep:
         assert torch.equal(whole[0][cut:], piece[0])
         assert torch.equal(whole[1][cut:], piece[1])
 
+    def test_the_memory_of_the_gradient_can_be_used_again(self) -> None:
+        parts = torch.randn(3, 100_001, generator=torch.Generator().manual_seed(1))
+        anchor, buffer = Nesterov(0.7, 0.9).step(*parts)
+        g = parts[2].clone()
+        again = Nesterov(0.7, 0.9).step(parts[0], parts[1], g, reuse=True)
+        assert torch.equal(again[0], anchor)
+        assert torch.equal(again[1], buffer)
+        assert again[1].data_ptr() == g.data_ptr()
+
     @pytest.mark.parametrize(
         ("lr", "momentum", "message"),
         [

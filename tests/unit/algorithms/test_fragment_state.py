@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from algorithms.diloco import merge
 from algorithms.fragment_state import FragmentOptimizer, RoundResult
 from algorithms.plan import Plan
 from tests.unit.algorithms.four_values import (
@@ -66,6 +67,36 @@ def test_alpha_is_the_share_of_the_local_parameters_that_stays(
     outer = optimizer(replace(PLAIN, overlap_steps=1, merge_alpha=alpha))
     local = end(outer, done(0), send(outer, LOCAL) - 1)  # 7 now, and 6 is the anchor
     assert local.tolist() == [expected] * 4
+
+
+@pytest.mark.parametrize(
+    "plan", [PLAIN, replace(FEEDBACK, merge_alpha=0.25)], ids=["plain", "owed"]
+)
+def test_advancing_and_merging_is_applying(plan: Plan) -> None:
+    one, other = optimizer(plan), optimizer(plan)
+    local = send(one, LOCAL) - 1
+    assert torch.equal(send(other, LOCAL) - 1, local)
+    result = done(0, error=values(1, 2) if plan.error_feedback else None)
+    result = replace(result, mean=result.mean.clone())
+    applied = end(one, result, local)
+    assert other.only_merges(result)
+    other.advance(result)
+    assert torch.equal(merge(local, other.state.anchor, plan.merge_alpha), applied)
+    assert other.state.hash == one.state.hash
+    assert (other.state.version, other.state.group) == (one.state.version, one.state.group)
+    assert (other.residual is None) is (one.residual is None)
+    if one.residual is not None and other.residual is not None:
+        assert torch.equal(one.residual, other.residual)
+
+
+def test_what_is_more_than_a_merge_is_applied() -> None:
+    outer = optimizer(PLAIN)
+    send(outer, LOCAL)
+    assert not outer.only_merges(done(0, missed=LEFT))
+    assert not optimizer(EAGER).only_merges(done(0))
+    assert not optimizer(replace(PLAIN, merge="keep")).only_merges(done(0))
+    tried, _ = first_try_counted_left()
+    assert not tried.only_merges(done(0))
 
 
 def test_what_was_missed_is_carried_over_with_the_steps_since() -> None:

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from algorithms.fragments import Fragment, TensorSpec, layer_of, partition, shard_bounds
+from algorithms.fragments import Fragment, TensorSpec, layer_of, partition, pieces, shard_bounds
 
 SHAPES = st.lists(st.integers(1, 4), max_size=3).map(tuple)
 PATTERNS = st.sampled_from(["strided", "sequential"])
@@ -25,6 +25,18 @@ def schemas(draw: st.DrawFn) -> list[TensorSpec]:
 
 def layers_of(fragment: Fragment) -> set[int]:
     return {layer for spec in fragment.specs if (layer := layer_of(spec.name)) is not None}
+
+
+@given(schemas(), st.integers(1, 40))
+def test_pieces_are_runs_of_whole_tensors_as_long_as_may_be(
+    schema: list[TensorSpec], elements: int
+) -> None:
+    cut = pieces(schema, elements)
+    assert [f.index for f in cut] == list(range(len(cut)))
+    assert [spec for f in cut for spec in f.specs] == schema
+    assert all(f.elements <= elements or len(f.specs) == 1 for f in cut)
+    for one, following in itertools.pairwise(cut):
+        assert one.elements + following.specs[0].elements > elements
 
 
 @given(schemas(), st.data(), PATTERNS)

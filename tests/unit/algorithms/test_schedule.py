@@ -151,3 +151,9 @@ def test_impossible_schedules_are_refused_with_the_value(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         plan(**changes)
+
+
+def test_fragments_that_are_due_together_may_be_more_than_the_period_has_steps() -> None:
+    schedule = Schedule(fragments=3, inner_steps=2, overlap_steps=0, steps=5, together=True)
+    sent = {step: [due.fragment for due in schedule.sends(step)] for step in range(1, 6)}
+    assert sent == {1: [], 2: [0, 1, 2], 3: [], 4: [0, 1, 2], 5: [0, 1, 2]}

@@ -10,7 +10,7 @@ reducer which died while answering gives the answer that others may already have
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count, takewhile
 from typing import Generic, TypeVar
 
@@ -18,7 +18,7 @@ from worker.exchange.allreduce import events
 from worker.exchange.allreduce.dialogue import Group, RoundLayout
 from worker.exchange.types import RoundConfig, ShardKey, View
 
-KEPT_ROUNDS = 2  # closed rounds of a fragment that are kept for late peers
+KEPT_ROUNDS = 1  # closed rounds of a fragment that are kept for late peers
 
 T = TypeVar("T")
 
@@ -277,3 +277,9 @@ class Residuals(Generic[T]):
         for place in stale:
             del self._kept[place]
         self._kept[key.fragment, start, stop] = _Kept(key.round, before, after)
+
+    def advanced(self, fragment: int, version: int) -> None:
+        """The rounds before this one are applied here: they are not done over."""
+        for place, kept in self._kept.items():
+            if place[0] == fragment and kept.round < version:
+                self._kept[place] = replace(kept, before=None)

@@ -84,6 +84,7 @@ class ReducerIO:
 
     def advanced(self, fragment: int, version: int, group: Group) -> None:
         """This peer has committed a version of a fragment."""
+        self._residuals.advanced(fragment, version)
         self._handle(events.Advanced(fragment, version, group))
 
     def learned(self, key: ShardKey, reduction: wire.Reduction) -> None:

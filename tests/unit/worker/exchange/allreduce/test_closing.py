@@ -90,3 +90,14 @@ def test_a_layout_that_comes_back_after_another_begins_anew() -> None:
     closed(each, key(0), 0, 4, 1.0)
     closed(each, key(1), 0, 2, 2.0)
     assert each.before(key(2), 0, 4) is None
+
+
+def test_a_round_that_is_applied_is_not_done_over_and_keeps_one_residual() -> None:
+    each: Residuals[Tensor] = Residuals()
+    closed(each, key(0), 0, 4, 1.0)
+    closed(each, key(1), 0, 4, 1.5)
+    each.advanced(0, 2)
+    assert each.before(key(1), 0, 4) is None
+    after = each.before(key(2), 0, 4)
+    assert after is not None
+    assert torch.equal(after, left(1.5))
