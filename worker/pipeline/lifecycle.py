@@ -152,7 +152,7 @@ class StageLifecycle:
         whole = whole_model(self._task, config, anchors)
         folder = self._out / "assembled"
         checkpoint.set_aside(folder)
-        path = save_whole(folder, trainer.step, self._manifest, config, whole)
+        path = save_whole(folder, trainer.step, self._manifest, whole)
         self._log(new_event("assembled", path=str(path), step=trainer.step))
         return WholeModel(anchors=whole, path=path)
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from algorithms.codecs import codec_by_name
 from algorithms.fragments import Fragment, TensorSpec
 from worker.catchup.state_transfer import fetch_states
-from worker.config import Config, task_of
+from worker.config import Config
 from worker.errors import CheckpointError, ConfigError
 from worker.manifest import Manifest
 from worker.membership import Member, Phase
@@ -130,17 +130,12 @@ def whole_model(
     for stage, flat in anchors.items():
         for fragment, anchor in zip(stage_fragments(task, config, stage), flat, strict=True):
             whole.update(fragment.views(anchor))
-    # A checkpoint's fragments are laid out in that order by whoever reads it.
     return {name: whole[name] for name, _ in task.model().named_parameters() if name in whole}
 
 
-def save_whole(
-    folder: Path, step: int, manifest: Manifest, config: Config, whole: Mapping[str, Tensor]
-) -> Path:
+def save_whole(folder: Path, step: int, manifest: Manifest, whole: Mapping[str, Tensor]) -> Path:
     """Writes a checkpoint that `murmur generate` and `murmur evaluate` take. Raises OSError."""
-    schema = [TensorSpec(name, tuple(values.shape)) for name, values in whole.items()]
-    fragments = config.plan.cut(schema)
-    tensors = {f"anchor/{fragment.index}": fragment.flatten(whole) for fragment in fragments}
+    tensors = {f"anchor/{name}": values for name, values in whole.items()}
     return checkpoint.save(folder, step, tensors, {"manifest": manifest.plain(), "step": step})
 
 
@@ -207,14 +202,11 @@ def assemble(run: Path, out: Path, settings: Iterable[str] = ()) -> Assembled:
         raise CheckpointError(f"{run}: no checkpoint of stage {', '.join(missing)}")
     if any(Manifest(s.values["manifest"]).run != manifest.run for s in newest.values()):
         raise CheckpointError(f"{run}: checkpoints of several runs; name the folder of one")
-    task = task_of(config)
-    anchors = {
-        stage: [saved.tensors[f"anchor/{n}"] for n in range(len(saved.values["states"]))]
-        for stage, saved in newest.items()
-    }
+    whole: dict[str, Tensor] = {}
+    for saved in newest.values():
+        whole |= saved.named("anchor")
     steps = {stage: int(newest[stage].values["step"]) for stage in sorted(newest)}
-    whole = whole_model(task, config, anchors)
-    return Assembled(save_whole(out, min(steps.values()), manifest, config, whole), steps)
+    return Assembled(save_whole(out, min(steps.values()), manifest, whole), steps)
 
 
 # ---------------------------------------------------------------------- a stage made of others

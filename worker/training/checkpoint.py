@@ -43,11 +43,18 @@ _NAME = re.compile(rf"step-(\d{{8,}})({_BEFORE}|)")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Tensors by name, and plain values: step, cursor, versions, the run's manifest."""
+    """Tensors by kind and name, such as `anchor/layers.0.w`, and plain values: step, cursor,
+    versions, the run's manifest. docs/commands.md has the layout."""
 
     path: Path
     tensors: Mapping[str, Tensor]
     values: Mapping[str, Any]
+
+    def named(self, kind: str) -> dict[str, Tensor]:
+        """The tensors of a kind, by what follows it."""
+        prefix = f"{kind}/"
+        kept = (item for item in self.tensors.items() if item[0].startswith(prefix))
+        return {name.removeprefix(prefix): values for name, values in kept}
 
 
 def save(folder: Path, step: int, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> Path:
@@ -259,13 +266,15 @@ def snapshot(
         copied: the tensors are independent of what training does next; else it does nothing more.
     """
     tensors: dict[str, Tensor] = {}
-    for index, fragment in enumerate(trainer.fragments):
-        tensors[f"anchor/{index}"] = fragment.state.anchor
-        tensors[f"momentum/{index}"] = fragment.state.momentum
-        if fragment.residual is not None:
-            tensors[f"residual/{index}"] = fragment.residual
-    for fragment in trainer.fragments:
-        tensors |= {f"local/{name}": local for name, local in fragment.held(copied=copied).items()}
+    for each in trainer.fragments:
+        views, state = each.fragment.views, each.state
+        tensors |= {f"anchor/{name}": values for name, values in views(state.anchor).items()}
+        if len(state.momentum):
+            tensors |= {f"momentum/{name}": v for name, v in views(state.momentum).items()}
+        if each.residual is not None:
+            tensors |= {f"residual/{name}": v for name, v in views(each.residual).items()}
+    for each in trainer.fragments:
+        tensors |= {f"local/{name}": values for name, values in each.held(copied=copied).items()}
     remembered, plain = trainer.replica.optimizer_state()
     for place, value in remembered.items():
         tensors[f"optimizer/{place}"] = value.clone() if copied else value.contiguous()
@@ -288,16 +297,19 @@ def restore_trainer(trainer: Trainer, saved: Checkpoint) -> None:
     """Puts a snapshot back."""
     trainer.outer.step = saved.values["step"]
     pairs = zip(trainer.fragments, saved.values["states"], strict=True)
-    for index, (fragment, values) in enumerate(pairs):
-        anchor, momentum = saved.tensors[f"anchor/{index}"], saved.tensors[f"momentum/{index}"]
+    anchors, momenta, residuals = (saved.named(k) for k in ("anchor", "momentum", "residual"))
+    for fragment, values in pairs:
+        flatten = fragment.fragment.flatten
+        anchor = flatten(anchors)
+        momentum = flatten(momenta) if momenta else anchor.new_empty(0)
         group = tuple(values["group"])
         hashed = state_hash(anchor, momentum, group)
         version, contributors = values["version"], values["contributors"]
         fragment.state = FragmentState(version, contributors, group, anchor, momentum, hashed)
-        fragment.residual = saved.tensors.get(f"residual/{index}")
+        owed = residuals.keys() >= {spec.name for spec in fragment.fragment.specs}
+        fragment.residual = flatten(residuals) if owed else None
     replica = trainer.replica
     for name, local in replica.parameters.items():
         local.copy_(saved.tensors[f"local/{name}"])
-    prefix = "optimizer/"
-    kept = {n.removeprefix(prefix): t for n, t in saved.tensors.items() if n.startswith(prefix)}
-    replica.restore_optimizers({**kept, **saved.values["optimizer"]}, trainer.step)
+    remembered = {**saved.named("optimizer"), **saved.values["optimizer"]}
+    replica.restore_optimizers(remembered, trainer.step)

@@ -28,7 +28,7 @@ from worker.training import checkpoint
 from worker.training.checkpoint import Checkpoint
 from worker.training.device import device_of, moved
 from worker.training.loop import Trainer
-from worker.training.model import running_statistics, schema_of, trained_parameters
+from worker.training.model import running_statistics, trained_parameters
 
 _VALIDATION_BATCHES = 16
 _SAMPLE_BYTES = 400
@@ -196,19 +196,14 @@ def anchored_model(saved: Checkpoint, config: Config, task: Task) -> nn.Module:
         CheckpointError: it does not hold the whole model of its run.
     """
     model = task.model()
-    schema = schema_of(model)
-    named = {**trained_parameters(model), **running_statistics(model)}
-    parameters = {name: value.detach() for name, value in named.items()}
-    for fragment in config.plan.cut(schema):
-        try:
-            values = fragment.views(saved.tensors[f"anchor/{fragment.index}"])
-        except (KeyError, ValueError) as error:
+    anchor = saved.named("anchor")
+    for name, held in {**trained_parameters(model), **running_statistics(model)}.items():
+        if name not in anchor or anchor[name].shape != held.shape:
             raise CheckpointError(
-                f"{saved.path}: does not hold the whole model of its run ({error}); "
+                f"{saved.path}: does not hold the whole model of its run ({name}); "
                 "name a checkpoint of a worker that trained all layers"
-            ) from error
-        for name, value in values.items():
-            parameters[name].copy_(value)
+            )
+        held.detach().copy_(anchor[name])
     return model
 
 

@@ -11,7 +11,7 @@ import torch
 from click.testing import CliRunner
 from torch import nn
 
-from algorithms.fragments import TensorSpec, partition
+from algorithms.fragments import TensorSpec
 from tests.support import commands
 from worker.cli.commands import assemble, evaluate
 from worker.config import Config, load_config
@@ -51,14 +51,10 @@ def trained(config: Config) -> nn.Module:
     return model
 
 
-def save(config: Config, model: nn.Module, folder: Path, *, without: int | None = None) -> Path:
+def save(config: Config, model: nn.Module, folder: Path, *, without: str | None = None) -> Path:
     parameters = {name: p.detach() for name, p in model.named_parameters()}
     schema = [TensorSpec(name, tuple(p.shape)) for name, p in parameters.items()]
-    tensors = {
-        f"anchor/{fragment.index}": fragment.flatten(parameters)
-        for fragment in partition(schema, config.plan.fragments)
-        if fragment.index != without
-    }
+    tensors = {f"anchor/{name}": values for name, values in parameters.items() if name != without}
     values = {"step": 7, "manifest": Manifest.of(config, schema).plain()}
     return checkpoint.save(folder, 7, tensors, values)
 
@@ -175,9 +171,11 @@ def test_stages_that_cannot_be_left_out_are_refused(
 
 
 def test_a_checkpoint_of_a_part_is_refused(config: Config, tmp_path: Path) -> None:
-    path = save(config, trained(config), tmp_path, without=1)
+    path = save(config, trained(config), tmp_path, without="model.norm.weight")
     line = commands.refused(evaluate, 8, tmp_path)
-    assert line.startswith(f"{path}: does not hold the whole model of its run ('anchor/1'); name ")
+    assert line.startswith(
+        f"{path}: does not hold the whole model of its run (model.norm.weight); name "
+    )
 
 
 def test_a_task_without_stages_is_evaluated_whole_only(
@@ -211,16 +209,13 @@ def save_stage(config: Config, model: nn.Module, run: Path, stage: int, step: in
     part = part_of(task, config, stage)
     names = [name for name, _ in part.module.named_parameters()]
     values = {name: p.detach() for name, p in model.named_parameters() if name in names}
-    schema = [TensorSpec(name, tuple(values[name].shape)) for name in names]
-    fragments = partition(schema, config.plan.fragments, config.plan.pattern)
     checkpoint.save(
         run / f"w{stage}" / "checkpoints",
         step,
-        {f"anchor/{fragment.index}": fragment.flatten(values) for fragment in fragments},
+        {f"anchor/{name}": value for name, value in values.items()},
         {
             "step": step,
             "stage": stage,
-            "states": [{} for _ in fragments],
             "manifest": Manifest.of(config, part.whole).plain(),
         },
     )
@@ -245,9 +240,9 @@ def test_the_stages_make_the_model_that_they_were_cut_from(
     saved = find_checkpoint(run)
     assert saved.path == path
     parameters = {name: p.detach() for name, p in model.named_parameters()}
-    schema = [TensorSpec(name, tuple(p.shape)) for name, p in parameters.items()]
-    (fragment,) = partition(schema, config.plan.fragments, config.plan.pattern)
-    assert torch.equal(saved.tensors["anchor/0"], fragment.flatten(parameters))
+    whole = saved.named("anchor")
+    assert whole.keys() == parameters.keys()
+    assert all(torch.equal(whole[name], values) for name, values in parameters.items())
     assert checkpoint_loss(saved) == pytest.approx(checkpoint_loss(saved, stages=3))
 
 

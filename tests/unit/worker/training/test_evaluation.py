@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from algorithms.fragments import TensorSpec, partition
+from algorithms.fragments import TensorSpec
 from worker.config import Config, load_config
 from worker.errors import CheckpointError
 from worker.manifest import Manifest
@@ -57,11 +57,7 @@ def test_the_anchor_writes_whatever_the_number_of_fragments(config: Config, tmp_
             parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
     parameters = {name: p.detach() for name, p in model.named_parameters()}
     schema = [TensorSpec(name, tuple(p.shape)) for name, p in parameters.items()]
-    tensors = {
-        f"anchor/{fragment.index}": fragment.flatten(parameters)
-        for fragment in partition(schema, 2)
-    }
-    assert len(tensors) == 3
+    tensors = {f"anchor/{name}": values for name, values in parameters.items()}
     values = {"step": 5, "manifest": Manifest.of(config, schema).plain()}
     checkpoint.save(tmp_path / "run" / "w0" / "checkpoints", 5, tensors, values)
     pieces = list(generate_text(tmp_path / "run", "a bird ", 30, temperature=0.7, seed=3))
@@ -93,7 +89,9 @@ def test_a_task_that_does_not_stream_writes_in_one_piece(
     schema = [TensorSpec("weight", (1, 1)), TensorSpec("bias", (1,))]
     manifest = Manifest.of(load_config(None, ["task.name=writes_at_once:build"]), schema)
     values = {"step": 1, "manifest": manifest.plain()}
-    checkpoint.save(tmp_path, 1, {"anchor/0": torch.zeros(2)}, values)
+    checkpoint.save(
+        tmp_path, 1, {"anchor/weight": torch.zeros(1, 1), "anchor/bias": torch.zeros(1)}, values
+    )
     assert list(generate_text(tmp_path, "x", 9, 0.0, 0)) == ["all of it"]
 
 

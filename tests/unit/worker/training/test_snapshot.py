@@ -63,7 +63,8 @@ def test_what_was_saved_comes_back(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         before.replica.inner_step(step, before.replica.backward(step))
     before.outer.step = 3
-    before.fragments[0].commit(version=7, contributors=3, group=("a", "w0"), momentum=torch.ones(1))
+    momentum = torch.ones_like(before.fragments[0].state.momentum)
+    before.fragments[0].commit(version=7, contributors=3, group=("a", "w0"), momentum=momentum)
     after = trainer_of(seed=1)
     restore_trainer(after, saved(before, tmp_path))
     assert after.step == 3
