@@ -241,14 +241,14 @@ class FragmentOptimizer:
     def only_merges(self, result: RoundResult) -> bool:
         """Whether the local parameters after a round that closed are, value by value, a `merge` of
         those before it and the new anchor; then `advance` will do, and `apply` is not needed."""
-        tried = self._counted is not None and self._counted.round == result.round
+        again = self.in_flight is not None and self.in_flight.again
         special = self._plan.eager or self._plan.keeps or self._update is not None
-        return not (special or tried or result.missed or self.has_guess)
+        return not (special or again or result.missed or self.has_guess)
 
     def advance(self, result: RoundResult) -> None:
         """Commits a round that closed and `only_merges`. The memory of its mean is used again."""
         self._ended()
-        self._keep_residual(result)
+        self._keep_residual(result, 1 - self._plan.merge_alpha)
         self._commit_round(result, *self._outer_step(result, reuse=not self._averaged))
 
     def apply(self, result: RoundResult, local: Tensor) -> Tensor:

@@ -95,7 +95,8 @@ def test_what_is_more_than_a_merge_is_applied() -> None:
     assert not outer.only_merges(done(0, missed=LEFT))
     assert not optimizer(EAGER).only_merges(done(0))
     assert not optimizer(replace(PLAIN, merge="keep")).only_merges(done(0))
-    tried, _ = first_try_counted_left()
+    tried, local = first_try_counted_left()
+    send(tried, local)
     assert not tried.only_merges(done(0))
 
 
