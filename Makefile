@@ -8,7 +8,7 @@ RUN := PATH="$(abspath $(BIN)):$$PATH" PYTHONPATH=. python
 # Two test processes at most: more would only wait for each other on a small machine.
 TEST_PROCESSES ?= 2
 
-.PHONY: help swarm test check lint quick-test coverage fmt proto bench exchange codecs parity baselines losses optimizers traffic goodput plan-table sync-time unequal pair-faults pair-latency stability schedules simulate skippipe-routes skippipe-deadlock skippipe-omission schedule stage-times stage-kills stage-memory stage-losses stage-parity same-bits memory bench-peers compose-test clean
+.PHONY: help swarm test check lint quick-test coverage fmt proto bench exchange codecs parity baselines losses optimizers traffic goodput plan-table sync-time unequal pair-faults pair-latency stability schedules simulate skippipe-routes skippipe-deadlock skippipe-omission schedule stage-times stage-kills stage-memory stage-losses stage-parity same-bits memory bench-peers hostile compose-test clean
 
 help:  ## what there is
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -118,6 +118,9 @@ stage-times: $(READY)  ## iterations of 4 stages x 2 replicas on unequal links, 
 
 stage-kills: $(READY)  ## a replica of each of 4 stages killed amid a visit: iterations, and what became of microbatches
 	$(RUN) tests/bench/stage_kills.py $(ARGS)
+
+hostile: $(READY)  ## a stranger attacks real workers: what happens, memory, rounds; one line an attack
+	$(RUN) tests/bench/hostile.py $(ARGS)
 
 stage-memory: $(READY)  ## memory of a stage's peer, against the whole model in one process
 	$(RUN) tests/bench/stage_memory.py $(ARGS)

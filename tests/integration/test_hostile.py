@@ -2,19 +2,17 @@
 
 import json
 import struct
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 import zstandard
 
 from coordinator.report.status import ask
 from protos import murmuration_pb2 as pb
+from tests.support.attacks import Target, false_state, forged_end
 from tests.support.stranger import Stranger, calling, handing_out, serving
 from tests.support.workers import (
-    PATIENCE_S,
     QUICK,
     SMALL,
     Swarm,
@@ -24,7 +22,6 @@ from tests.support.workers import (
 )
 from worker.config import load_config
 from worker.manifest import Manifest
-from worker.wire import frame_messages, state_hash, state_parts
 
 INFECTED = """
 from pathlib import Path
@@ -121,39 +118,9 @@ def test_a_call_that_cannot_be_answered_ends_alone(stranger: Stranger) -> None:
 def test_a_state_that_nobody_else_has_is_not_taken(
     swarm: Swarm, stranger: Stranger, value: float
 ) -> None:
-    manifest = stranger.manifest()
-    anchor = torch.full((manifest.elements,), value)
-    momentum = torch.zeros(manifest.elements)
-    hashed = state_hash(anchor, momentum, ("x",))
-    here = next(each for each in ask(swarm.addresses["w0"])["members"] if each["peer"] == "w0")
-    version, step = here["versions"][0] + 5000, here["step"] + 25_000
-    given, name = threading.Semaphore(0), f"x-{value}"
-
-    def gossip(_request: bytes) -> bytes:
-        digest = pb.FragmentDigest(version=version, contributors=3, hash=hashed)
-        member = pb.Member(
-            peer=name, address=address, epoch=1, phase=pb.PHASE_DONE, step=step, digests=[digest]
-        )
-        said = pb.GossipMessage(sender=name, run=manifest.run, members=[member])
-        return said.SerializeToString()
-
-    def fetch(_request: bytes) -> Iterator[bytes]:
-        header = pb.StateHeader(
-            version=version, contributors=3, group=["x"], hash=hashed, step=step,
-            total_bytes=8 * manifest.elements,
-        )  # fmt: skip
-        yield pb.FetchReply(header=header).SerializeToString()
-        for message, _ in frame_messages(pb.FetchReply, state_parts(anchor, momentum)):
-            yield message
-        given.release()
-
-    with serving({"Control/Gossip": gossip, "Data/Fetch": fetch}) as address:
-        for each in swarm.addresses.values():
-            with calling(each) as one:
-                one.call("Control/Gossip", gossip(b""), pb.GossipMessage)
-        for _ in swarm.names:
-            assert given.acquire(timeout=PATIENCE_S), "nobody has asked for the state"
-        says = "NaN" if value != value else "no other peer has its state"
+    says = "NaN" if value != value else "no other peer has its state"
+    with false_state(Target(swarm, stranger, stranger.manifest()), value) as announce:
+        announce()
         for worker in swarm.workers.values():
             worker.wait_for(
                 lambda e: e["event"] == "warning" and says in e["text"], "word of the refusal"
@@ -215,13 +182,7 @@ def test_a_forged_end_of_another_is_taken_back(
     swarm: Swarm, stranger: Stranger, health: pb.Health.ValueType
 ) -> None:
     """Afterwards rounds of both go on: that is what the fixture waits for."""
-    run = stranger.manifest().run
-    hello = pb.GossipMessage(sender="stranger", run=run, full=True)
-    known = stranger.call("Control/Gossip", hello, pb.GossipMessage).members
-    (other,) = [member for member in known if member.peer == "w1"]
-    other.health, other.incarnation = health, other.incarnation + 900
-    said = pb.GossipMessage(sender="w1", run=run, members=[other])
-    assert not stranger.call("Control/Gossip", said, pb.GossipMessage).refused
+    forged_end(Target(swarm, stranger, stranger.manifest()), health)
 
 
 def resident_bytes(swarm: Swarm) -> int:

@@ -1,0 +1,195 @@
+"""What a stranger may try on live workers, again and again: each attack says what came of it."""
+
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import grpc
+import torch
+import zstandard
+
+from coordinator.report.status import ask
+from protos import murmuration_pb2 as pb
+from tests.support.stranger import Stranger, calling, serving
+from tests.support.workers import Swarm
+from worker.manifest import Manifest
+from worker.wire import frame_messages, state_hash, state_parts
+
+FAR = 2**64 - 1
+
+
+@dataclass(frozen=True)
+class Target:
+    """Workers, the stranger's way to the first of them, and their run."""
+
+    swarm: Swarm
+    stranger: Stranger
+    manifest: Manifest
+
+    def gossip(self, sender: str, *members: pb.Member, full: bool = False) -> pb.GossipMessage:
+        """Says something of members; the answer."""
+        said = pb.GossipMessage(sender=sender, run=self.manifest.run, members=members, full=full)
+        return self.stranger.call("Control/Gossip", said, pb.GossipMessage)
+
+    def member(self, name: str) -> pb.Member:
+        """As the first worker knows it."""
+        known = self.gossip("stranger", full=True).members
+        return next(member for member in known if member.peer == name)
+
+
+Attack = Callable[[Target], AbstractContextManager[Callable[[], str]]]
+
+
+def repeated(attack: Callable[[Target], str]) -> Attack:
+    """An attack that needs nothing but calls."""
+
+    @contextmanager
+    def held(target: Target) -> Iterator[Callable[[], str]]:
+        yield partial(attack, target)
+
+    return held
+
+
+def far_members(target: Target) -> str:
+    first, second = (target.swarm.addresses[name] for name in target.swarm.names[:2])
+    mine = {"peer": "w0", "address": first}
+    theirs = {"peer": "w1", "address": second, "epoch": 1}
+    cards = [
+        pb.Member(**mine, epoch=FAR),
+        pb.Member(**mine, epoch=1, incarnation=2**32 - 1),
+        pb.Member(**theirs, heartbeat=FAR),
+        pb.Member(**theirs, step=FAR),
+        pb.Member(**theirs, stage=9),
+        pb.Member(**theirs, digests=[pb.FragmentDigest()] * 9),
+        pb.Member(**theirs, digests=[pb.FragmentDigest(version=10**12)]),
+        pb.Member(**theirs, profile=b"x" * 20_000),
+    ]
+    refused = target.gossip("x", *cards).refused
+    return f"{len(refused)} of {len(cards)} members refused"
+
+
+def garbage(target: Target) -> str:
+    methods = ("Control/Gossip", "Control/Join", "Control/IndirectProbe")
+    said = [target.stranger.refusal(method, b"\xff" * 1000) for method in methods]
+    return f"refused: {said[0]}"
+
+
+def bombs(target: Target) -> str:
+    plain = b"\x81\xa1x\xdd" + struct.pack(">I", 1_000_000) + b"\x90" * 1_000_000
+    bomb = zstandard.ZstdCompressor().compress(plain)
+    said = target.stranger.refusal("Control/Join", pb.JoinRequest(manifest=bomb))
+    return f"refused: {said}"
+
+
+def large_profile(target: Target) -> str:
+    member = pb.Member(peer="x", address="x", profile=b"x" * 1_000_000)
+    return f"refused: {target.stranger.refusal('Control/Join', pb.JoinRequest(member=member))}"
+
+
+def long_name(target: Target) -> str:
+    header = pb.ContributionHeader(run=target.manifest.run, sender="x" * 3_000_000, fragment=99)
+    target.stranger.answers("Data/Exchange", pb.ExchangeUp(header=header))
+    return "refused, the name cut"
+
+
+def probe_elsewhere(target: Target) -> str:
+    asked = pb.ProbeRequest(peer="x", address="unix:/tmp/socket", timeout_s=1e300)
+    return f"refused: {target.stranger.refusal('Control/IndirectProbe', asked)}"
+
+
+def forged_end(target: Target, health: pb.Health.ValueType) -> str:
+    other = target.member("w1")
+    other.health, other.incarnation = health, other.incarnation + 900
+    target.gossip("w1", other)
+    return "taken back by the accused"
+
+
+@contextmanager
+def ghosts(target: Target) -> Iterator[Callable[[], str]]:
+    number = 0
+
+    def once() -> str:
+        nonlocal number
+        names = [f"ghost-{number + n}" for n in range(200)]
+        number += len(names)
+        target.gossip("x", *(pb.Member(peer=name, address="127.0.0.1:9") for name in names))
+        return f"{len(ask(target.swarm.addresses['w0'])['members'])} members are kept"
+
+    yield once
+
+
+@contextmanager
+def false_state(target: Target, value: float) -> Iterator[Callable[[], str]]:
+    """A member that is far ahead, and gives a state that nobody else has."""
+    elements, run = target.manifest.elements, target.manifest.run
+    anchor, momentum = torch.full((elements,), value), torch.zeros(elements)
+    hashed, name = state_hash(anchor, momentum, ("x",)), f"false-{value}"
+    here = target.member("w0")
+    version, step = here.digests[0].version + 5000, here.step + 25_000
+    given = 0
+
+    def member() -> pb.Member:
+        digest = pb.FragmentDigest(version=version, contributors=3, hash=hashed)
+        return pb.Member(
+            peer=name, address=address, epoch=1, phase=pb.PHASE_DONE, step=step, digests=[digest]
+        )
+
+    def answer(_request: bytes) -> bytes:
+        said = pb.GossipMessage(sender=name, run=run, members=[member()])
+        return said.SerializeToString()
+
+    def fetch(_request: bytes) -> Iterator[bytes]:
+        nonlocal given
+        header = pb.StateHeader(
+            version=version, contributors=3, group=["x"], hash=hashed, step=step,
+            total_bytes=8 * elements,
+        )  # fmt: skip
+        yield pb.FetchReply(header=header).SerializeToString()
+        for message, _ in frame_messages(pb.FetchReply, state_parts(anchor, momentum)):
+            yield message
+        given += 1
+
+    def once() -> str:
+        for worker in target.swarm.addresses.values():
+            with calling(worker) as stranger:
+                said = pb.GossipMessage(sender=name, run=run, members=[member()])
+                stranger.call("Control/Gossip", said, pb.GossipMessage)
+        return f"given {given} times, adopted never"
+
+    with serving({"Control/Gossip": answer, "Data/Fetch": fetch}) as address:
+        yield once
+
+
+@contextmanager
+def held_streams(target: Target) -> Iterator[Callable[[], str]]:
+    """Headers without frames, each on a stream that stays open."""
+    open_: list[grpc.Call] = []
+    header = pb.ContributionHeader(run=target.manifest.run, sender="w1", round=10**9)
+
+    def once() -> str:
+        if len(open_) < 600:
+            stream = target.stranger.stream("Data/Exchange", [pb.ExchangeUp(header=header)])
+            open_.append(stream)  # type: ignore[arg-type]  # its stubs know an iterator only
+        return f"{len(open_)} streams held open"
+
+    yield once
+    for stream in open_:
+        stream.cancel()
+
+
+ATTACKS: dict[str, Attack] = {
+    "members that cannot be": repeated(far_members),
+    "garbage": repeated(garbage),
+    "128 bytes of a million lists": repeated(bombs),
+    "a profile of 1 MB": repeated(large_profile),
+    "a name of 3 MB": repeated(long_name),
+    "a probe of a Unix socket": repeated(probe_elsewhere),
+    "another's forged departure": repeated(partial(forged_end, health=pb.HEALTH_LEFT)),
+    "another's forged death": repeated(partial(forged_end, health=pb.HEALTH_DEAD)),
+    "a state of NaN, 5,000 rounds ahead": partial(false_state, value=float("nan")),
+    "a state of 3.0, 5,000 rounds ahead": partial(false_state, value=3.0),
+    "headers without frames": held_streams,
+    "ghosts, 200 a call": ghosts,
+}
