@@ -368,8 +368,8 @@ def describe(event: Mapping[str, object]) -> str | None:
         case "round_failed":
             return f"round {event['round']} failed: {event['reason']}"
         case "adopted":
-            confirmed = event.get("confirmed_by")
-            alone = "" if confirmed else " (on its word alone: nobody else has it)"
+            nobody = event.get("confirmed_by") == []
+            alone = " (on its word alone: nobody else has it)" if nobody else ""
             return (
                 f"took over {event['donor']}'s state at step {event['step']}: {event['reason']}"
                 f"{alone}"

@@ -27,8 +27,18 @@ from worker.cli.commands import announce_plainly, describe
             "round 3 failed: w1 is gone",
         ),
         (
-            {"event": "adopted", "donor": "w2", "step": 60, "reason": "ahead"},
+            {
+                "event": "adopted",
+                "donor": "w2",
+                "step": 60,
+                "reason": "ahead",
+                "confirmed_by": ["w3"],
+            },
             "took over w2's state at step 60: ahead",
+        ),
+        (
+            {"event": "adopted", "donor": "w2", "step": 60, "reason": "ahead", "confirmed_by": []},
+            "took over w2's state at step 60: ahead (on its word alone: nobody else has it)",
         ),
         ({"event": "moves", "stage": 2, "to": 1}, "moves from stage 2 to stage 1"),
         (
