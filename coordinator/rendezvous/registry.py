@@ -15,6 +15,7 @@ LOST_AFTER_S = 15.0
 MAX_MEMBERS = 1024
 _SETTINGS = (("diloco", "preset"), ("run", "steps"), ("diloco", "inner_steps"), ("run", "seed"))
 _MAX_NAME_BYTES = 256
+CLOCKS_APART_MS = 24 * 3600 * 1000  # as workers have it
 _MAX_EVENTS = 64  # of one call, as many as a worker sends
 _PHASES = {value: name.removeprefix("PHASE_").lower() for name, value in pb.Phase.items()}
 _HEALTH = {value: name.removeprefix("HEALTH_").lower() for name, value in pb.Health.items()}
@@ -59,11 +60,16 @@ class Registry:
         self.run = ""
         self.refused: dict[str, int] = {}
 
-    def introduce(self, request: pb.IntroduceRequest, now: float) -> Introduction:
-        """Takes a worker's call at monotonic time `now` (s)."""
+    def introduce(
+        self, request: pb.IntroduceRequest, now: float, now_ms: int | None = None
+    ) -> Introduction:
+        """Takes a worker's call at monotonic time `now` (s). Args: now_ms: since 1970, by which an
+        epoch may not be in the future; None does not ask."""
         member = pb.Member()
         member.CopyFrom(request.member)  # a part of the request would keep all of it in memory
-        if refusal := self._refusal(request, now):
+        far = now_ms is not None and member.epoch > now_ms + CLOCKS_APART_MS
+        refusal = "bad card: its epoch is in the future; set the clock" if far else ""
+        if refusal := refusal or self._refusal(request, now):
             kind = refusal.partition(":")[0]
             self.refused[kind] = self.refused.get(kind, 0) + 1
             return Introduction(pb.IntroduceReply(refusal=refusal, manifest=self.manifest))

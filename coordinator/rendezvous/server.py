@@ -54,7 +54,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
     async def Introduce(  # noqa: N802 (as in the .proto)
         self, request: pb.IntroduceRequest, context: "ServicerContext"
     ) -> pb.IntroduceReply:
-        introduction = self.registry.introduce(request, self._clock())
+        introduction = self.registry.introduce(request, self._clock(), time.time_ns() // 1_000_000)
         for event in introduction.events:
             self._on_event(event)
         return introduction.reply

@@ -263,6 +263,7 @@ def _adopted(event: Event) -> str:
     return (
         f"took over the state of {text_of(event, 'donor') or '?'} at step {int_of(event, 'step')}"
         f"{f': {reason}' if reason else ''}"
+        f"{', which nobody else has' if event.get('confirmed_by') == [] else ''}"
     )
 
 

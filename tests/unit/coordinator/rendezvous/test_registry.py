@@ -129,6 +129,16 @@ def test_a_worker_speaks_for_itself_only() -> None:
     assert registry.members["w1"].record.exit_code is None
 
 
+def test_an_epoch_in_the_future_takes_nobodys_place() -> None:
+    registry, now_ms = Registry(), 1_700_000_000_000
+    registry.introduce(call("w0", epoch=now_ms), 0.0, now_ms)
+    forged = registry.introduce(call("w0", epoch=2**64 - 1, address="elsewhere:1"), 1.0, now_ms)
+    assert forged.reply.refusal.endswith("in the future; set the clock")
+    assert registry.members["w0"].member.address == "w0:7700"
+    an_hour_ahead = call("w1", epoch=now_ms + 3_600_000)
+    assert not registry.introduce(an_hour_ahead, 1.0, now_ms).reply.refusal
+
+
 def test_a_member_too_large_for_the_others_is_not_handed_out() -> None:
     registry = Registry()
     for size in (20_000, 1_000_000):

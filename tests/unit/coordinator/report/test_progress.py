@@ -1,5 +1,6 @@
 import io
 
+import pytest
 from rich.console import Console
 
 from coordinator.rendezvous.records import Record
@@ -11,6 +12,7 @@ from coordinator.report.progress import (
     progress_table,
     summary,
 )
+from protos.events import new_event
 
 
 def records() -> list[Record]:
@@ -228,3 +230,11 @@ def test_a_stage_without_replicas_is_said_once_until_somebody_says_it_again() ->
     assert warned("w1", stage=2) == "w1 warning: gone"
     assert warned("w0", stage=2) is None
     assert [warned("w0"), warned("w1")] == ["w0 warning: gone", "w1 warning: gone"]
+
+
+@pytest.mark.parametrize(("confirmed_by", "tail"), [(["w3"], ""), ([], ", which nobody else has")])
+def test_a_state_that_nobody_else_has_is_told(confirmed_by: list[str], tail: str) -> None:
+    event = new_event("adopted", donor="w2", step=60, reason="ahead", confirmed_by=confirmed_by)
+    line = EventFormatter().line({**event, "peer": "w1"})
+    assert line is not None
+    assert line.endswith(f"took over the state of w2 at step 60: ahead{tail}")
