@@ -33,7 +33,7 @@ _TOGETHER_S = 5.0
 _REPAIR_S = 0.25
 _SKIP_S = 1.0
 _ASKED = 8  # peers that may confirm a state
-_TRIES = 8
+_ASKING_S = 2.0
 _ALONE_S = 10.0
 _ASIDE_S = 5.0
 _RETRY_S = 0.25
@@ -322,15 +322,14 @@ class Bootstrap:
     async def _ask(
         self, seconds: Sequence[Member], states: Mapping[int, FragmentState]
     ) -> list[bool | None]:
-        """What each says of the states. Who does not know them yet is asked again for a while, as
-        long as nobody holds them."""
-        answers: list[bool | None] = []
-        for _ in range(_TRIES):
+        """What each says of the states. A peer that does not know them yet is asked again for a
+        while, as long as nobody holds them."""
+        until = self._host.clock() + _ASKING_S
+        while True:
             answers = await asyncio.gather(*(self._confirms(member, states) for member in seconds))
-            if True in answers or None not in answers:
-                break
+            if True in answers or None not in answers or self._host.clock() >= until:
+                return answers
             await asyncio.sleep(_REPAIR_S)
-        return answers
 
     async def _confirms(self, member: Member, states: Mapping[int, FragmentState]) -> bool | None:
         """None: it does not know, or does not say."""

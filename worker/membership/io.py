@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol
@@ -88,6 +88,7 @@ class GossipService:
         self.limits = limits
         self._told: set[str] = set()
         self._probing_for = 0
+        self._now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
         self._news = Dissemination(membership.me.peer, membership.config.full_s)
         self._packed, self.run = manifest.pack(), manifest.run
         self._transport, self._clock = host.transport, host.clock
@@ -233,7 +234,9 @@ class GossipService:
         reply = wire.parse(pb.JoinReply, raw)
         if reply.refusal:
             raise ManifestRefused(f"{address} refuses this run: {shown(reply.refusal, 200)}")
-        self.handle(Gossiped(self.read_members(reply.members)[0]))
+        members, refused = self.read_members(reply.members)
+        self._warn(f"does not believe {address}: {reason}" for reason in refused)
+        self.handle(Gossiped(members))
 
     async def leave(self) -> None:
         """Tells every live peer; waits a moment at most, for gossip will do the rest."""
@@ -293,7 +296,7 @@ class GossipService:
 
         Raises WireError: too many.
         """
-        now_ms = time.time_ns() // 1_000_000
+        now_ms = self._now_ms()
         members: list[Member] = []
         refused: list[str] = []
         for message in wire.counted_members(messages):
@@ -323,9 +326,12 @@ class GossipService:
         return said, refused
 
     def _tell(self, peer: str, refused: Sequence[str]) -> None:
-        """Warns of what another does not believe, once each."""
-        for reason in refused[:_MAX_TOLD]:
-            text = f"{peer} refuses {shown(reason, 200)}"
+        """Warns of what another does not believe."""
+        self._warn(f"{peer} refuses {shown(reason, 200)}" for reason in refused[:_MAX_TOLD])
+
+    def _warn(self, texts: Iterable[str]) -> None:
+        """Once each, and not without end."""
+        for text in texts:
             if text not in self._told and len(self._told) < _MAX_WARNINGS:
                 self._told.add(text)
                 self._host.log(new_event("warning", text=text))
