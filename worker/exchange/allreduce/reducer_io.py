@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -85,6 +85,9 @@ class ReducerIO:
     def advanced(self, fragment: int, version: int, group: Group) -> None:
         """This peer has committed a version of a fragment."""
         self._residuals.advanced(fragment, version)
+        for key, kept in self._reductions.items():
+            if key.fragment == fragment and key.round < version:
+                self._reductions[key] = replace(kept, payload=kept.payload.unpacked())
         self._handle(events.Advanced(fragment, version, group))
 
     def learned(self, key: ShardKey, reduction: wire.Reduction) -> None:

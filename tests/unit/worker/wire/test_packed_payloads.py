@@ -197,3 +197,11 @@ def test_every_changed_byte_is_refused_or_does_no_harm() -> None:
             except Again:
                 continue
             assert bytes(incoming.buffer) == PLAIN
+
+
+def test_what_is_kept_for_late_peers_is_sent_as_it_was_encoded() -> None:
+    raw = bytes(range(256)) * 64
+    packed = Payload.of(memoryview(raw), compress=True)
+    kept = packed.unpacked()
+    assert packed.packed_bytes < kept.packed_bytes == len(raw)
+    assert (kept.raw, kept.hash) == (packed.raw, packed.hash)
