@@ -46,7 +46,7 @@ class Liar:
             step=honest.trainer.step + 5 * ahead,
             digests=[announced],
         )
-        self.fetched = 0
+        self.fetched, self.restarts = 0, False
 
     async def start(self) -> None:
         await MemoryTransport(self._swarm.network, "x").listen(self)
@@ -75,6 +75,11 @@ class Liar:
         await stream.send(pb.FetchReply(header=header).SerializeToString())
         if not request.versions:
             self.fetched += 1
+            if self.restarts:
+                self.card.epoch += 1
+                del self.card.digests[:]
+                for peer in self._swarm.alive:
+                    await peer.node.on_call("Control/Gossip", self._said())
             parts = wire.state_parts(self._anchor, self._momentum)
             for message, _ in wire.frame_messages(pb.FetchReply, parts):
                 await stream.send(message)
@@ -104,6 +109,40 @@ def test_a_state_that_nobody_else_has_is_not_taken(lie: dict[str, float], says: 
                 assert peer.versions >= (11,)
             told = [str(event["text"]) for event in swarm["a"].of_kind("warning")]
             assert any(says in text for text in told), told
+
+    run(scenario())
+
+
+def test_rounds_that_take_long_do_not_stand_still() -> None:
+    """Half a minute each, in which the liar is asked again and again."""
+
+    async def scenario() -> None:
+        async with Swarm(steady(100_000, inner_steps=60)) as swarm:
+            await swarm.start("a", "b", "c")
+            await swarm.until(lambda: swarm["a"].versions >= (2,), 200)
+            liar = Liar(swarm, 20, 3.0)
+            await liar.start()
+            await swarm.sleep(120)
+            assert liar.fetched > 3
+            for peer in swarm.alive:
+                assert peer.of_kind("adopted") == []
+                assert peer.versions >= (5,)
+
+    run(scenario())
+
+
+def test_a_donor_that_starts_again_meanwhile_harms_nobody() -> None:
+    async def scenario() -> None:
+        async with Swarm(steady(100_000)) as swarm:
+            await swarm.start("a", "b", "c")
+            await swarm.until(lambda: swarm["a"].versions >= (2,), 60)
+            liar = Liar(swarm, 6, 3.0)
+            liar.restarts = True
+            await liar.start()
+            await swarm.until(lambda: liar.fetched > 0, 30)
+            await swarm.sleep(10)
+            assert [peer.of_kind("adopted") for peer in swarm.alive] == [[], [], []]
+            assert swarm["a"].versions >= (5,)
 
     run(scenario())
 

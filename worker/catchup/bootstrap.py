@@ -34,7 +34,7 @@ _REPAIR_S = 0.25
 _SKIP_S = 1.0
 _ASKED = 8  # peers that may confirm a state
 _ASKING_S = 2.0
-_ALONE_S = 10.0
+_ALONE_S, _ALONE_ROUNDS = 10.0, 3
 _ASIDE_S = 5.0
 _RETRY_S = 0.25
 _MAX_WARNINGS = 32
@@ -272,7 +272,8 @@ class Bootstrap:
         self, donor: Member, step: int, states: Mapping[int, FragmentState]
     ) -> None:
         """Raises WireError: this is not what the donor has announced, nor what can follow it."""
-        newest = next((m for m in self._gossip.members if m.peer == donor.peer), donor)
+        heard = (m for m in self._gossip.members if m.peer == donor.peer and m.digests)
+        newest = next(heard, donor)  # without digests it has just started again
         for index, state in states.items():
             said = donor.digests[index]
             if state.version < said.version or (
@@ -293,7 +294,7 @@ class Bootstrap:
     ) -> tuple[str, ...] | None:
         """The peers that hold these states too; empty where nobody else could; None where somebody
         could and does not. The donor's word is enough against this peer's own, as states of one
-        version rank, or once this peer's rounds have stood still for `_ALONE_S`."""
+        version rank, or once this peer's rounds have stood still for longer than they take."""
         seconds = [
             member
             for member in self._gossip.replicas
@@ -312,7 +313,9 @@ class Bootstrap:
         versions = {index: state.version for index, state in mine.items()}
         if versions != self._still_at:
             self._still_since, self._still_at = now, versions
-        if now >= self._still_since + _ALONE_S:
+        if now >= self._still_since + max(
+            _ALONE_S, _ALONE_ROUNDS * self._plan.inner_steps * published.step_s
+        ):
             return ()
         same = all(mine[index].version == state.version for index, state in states.items())
         if same and None not in answers and True not in await self._ask(seconds, mine):
