@@ -246,8 +246,7 @@ class OuterLoop:
             self._replica.reset_moments()
             each.forget()
             g = torch.zeros_like(start)
-        work_steps = min(each.work_steps, self._plan.inner_steps)
-        sent = self._begin_round(each, g, max(1, work_steps))
+        sent = self._begin_round(each, g)
         if sent.guess is not None:
             each.write(sent.guess)
 
@@ -264,8 +263,12 @@ class OuterLoop:
         for each in in_flight[: max(0, len(in_flight) - last)]:
             self._apply(each)
 
-    def _begin_round(self, each: FragmentReplica, g: Tensor, weight: int) -> Contribution:
+    def _begin_round(
+        self, each: FragmentReplica, g: Tensor, weight: int | None = None
+    ) -> Contribution:
         sent, state = each.contribute(g, self.step), each.state
+        if weight is None:
+            weight = max(1, min(sent.work_steps, self._plan.inner_steps))
         self.publish()
         anchor = state.anchor if self._pairs else None
         index, values = each.fragment.index, sent.values
