@@ -8,7 +8,7 @@ RUN := PATH="$(abspath $(BIN)):$$PATH" PYTHONPATH=. python
 # Two test processes at most: more would only wait for each other on a small machine.
 TEST_PROCESSES ?= 2
 
-.PHONY: help swarm test check lint quick-test coverage fmt proto bench exchange codecs parity baselines losses optimizers traffic goodput plan-table sync-time unequal pair-faults pair-latency stability schedules simulate skippipe-routes skippipe-deadlock skippipe-omission schedule stage-times stage-kills stage-memory stage-losses stage-parity same-bits memory bench-peers hostile compose-test clean
+.PHONY: help swarm test check lint quick-test coverage fmt proto bench exchange codecs parity baselines losses frontier optimizers traffic goodput plan-table sync-time unequal pair-faults pair-latency stability schedules simulate skippipe-routes skippipe-deadlock skippipe-omission schedule stage-times stage-kills stage-memory stage-losses stage-parity same-bits memory bench-peers hostile compose-test clean
 
 help:  ## what there is
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -65,6 +65,9 @@ baselines: $(READY)  ## diloco, ddp and local at equal tokens: the README's tabl
 
 losses: $(READY)  ## what bits, feedback and overlap cost in loss, at equal tokens
 	$(RUN) tests/bench/losses.py $(ARGS)
+
+frontier: $(READY)  ## bytes against loss, each preset tuned, in one process a plan; resumable: docs/frontier.png
+	$(RUN) tests/bench/frontier.py --picture docs/frontier.png $(ARGS)
 
 optimizers: $(READY)  ## Muon beside AdamW, alone, in ddp and in diloco, learning rates tuned
 	$(RUN) tests/bench/optimizers.py $(ARGS)

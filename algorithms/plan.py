@@ -299,9 +299,33 @@ _NOLOCO = replace(
     consensus=True,
 )
 
+# A sixteenth or less of fp32's bits leaves room for short periods at equal bytes. What a replica
+# has not sent it keeps, and an overlap costs it more than `streaming`.
+_ONE_BIT = replace(
+    _DILOCO,
+    inner_steps=28,
+    fragments=0,
+    overlap_steps=2,
+    merge="keep",
+    codec="sign",
+    reduction_codec="sign",
+    consensus=True,
+)
+_SPARSE = replace(
+    _ONE_BIT,
+    inner_steps=10,
+    codec="topk128",
+    reduction_codec="topk256",
+    mean_over="senders",
+    outer_lr=1.0,
+    outer_momentum=0.0,
+)
+
 PRESETS: dict[str, Plan] = {
     "diloco": _DILOCO,
     "streaming": _STREAMING,
+    "onebit": _ONE_BIT,
+    "sparse": _SPARSE,
     "noloco": _NOLOCO,
     "streaming-noloco": replace(
         _NOLOCO,

@@ -7,7 +7,8 @@ The order of preference, and why:
    more than a quarter of H: beyond that too much of a period starts from a stale anchor;
 4. then few fragments; then whichever changes least in the plan it is derived from.
 A plan stays on the list, behind those of smaller H, as long as it has more bits or a smaller tau
-than each of them.
+than each of them. One of few bits, whose replicas keep what was not sent, loses about as much as
+one of four bits and three times its H (`make frontier`), and counts as that.
 
 Ref: arXiv:2501.18512 (H and tau).
 """
@@ -32,6 +33,7 @@ _MERGE_ALPHA = 0.5
 _LAYERS_A_FRAGMENT = 3
 _BITS_SAMPLE = 1 << 20
 _LEAST_BITS = 4
+_H_OF_FEW_BITS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +79,8 @@ def propose(
     Args:
         target: utilization to reach, in 0..1, below 1.
         bases: plans by name; what is not searched stays as it is there. Those that average
-            gradients or nothing are passed over, and so are sparse ones after the first.
+            gradients or nothing are passed over, and so are those of few bits after the first whose
+            replicas do not keep what was not sent.
         max_inner_steps: the largest H.
         most: length of the list, at least 2: the best, the last, and some from between, evenly.
 
@@ -90,7 +93,7 @@ def propose(
         (name, plan)
         for place, (name, base) in enumerate(bases.items())
         if base.exchange != "none" and base.payload == "pseudo_gradient"
-        if place == 0 or not _drops_values(base.codec)
+        if place == 0 or base.keeps or not _has_few_bits(base.codec)
         for plan in _with_codecs(base)
     ]
     if not varied:
@@ -130,7 +133,14 @@ def _bits(codec: str) -> float:
 
 def _rank(proposal: Proposal) -> tuple[float, ...]:
     plan = proposal.plan
-    return (plan.inner_steps, -proposal.bits, plan.overlap_steps, proposal.fragments)
+    return (_like_steps(proposal), -proposal.bits, plan.overlap_steps, proposal.fragments)
+
+
+def _like_steps(proposal: Proposal) -> int:
+    """The H of a plan of four bits or more that loses about as much."""
+    plan = proposal.plan
+    few = plan.keeps and _has_few_bits(plan.codec)
+    return plan.inner_steps * (_H_OF_FEW_BITS if few else 1)
 
 
 def _changes(plan: Plan, base: Plan) -> int:
@@ -140,23 +150,26 @@ def _changes(plan: Plan, base: Plan) -> int:
 def _replaces(better: Proposal, other: Proposal) -> bool:
     """Whether nothing speaks for the other one."""
     return (
-        better.plan.inner_steps <= other.plan.inner_steps
+        _like_steps(better) <= _like_steps(other)
         and better.bits >= other.bits
         and better.plan.overlap_steps <= other.plan.overlap_steps
     )
 
 
-def _drops_values(codec: str) -> bool:
-    """Whether a codec is sparse: it needs settings of its own, and is not proposed unasked."""
+def _has_few_bits(codec: str) -> bool:
+    """Whether a codec leaves most out: it needs settings of its own; not proposed unasked."""
     return _bits(codec) < _LEAST_BITS
 
 
 def _with_codecs(base: Plan) -> Iterator[Plan]:
-    """The plan with its own codecs, and with each codec both ways that keeps all values."""
+    """The plan with its own codecs, and with each codec both ways that leaves little out, if the
+    plan is not for one of few bits."""
     yield base
+    if base.keeps and _has_few_bits(base.codec):
+        return
     for codec in CODECS:
         own = {base.codec, base.reduction_codec} == {codec.name}
-        if not own and not _drops_values(codec.name):
+        if not own and not _has_few_bits(codec.name):
             yield replace(
                 base,
                 codec=codec.name,
@@ -183,8 +196,8 @@ def _variants(base: Plan, inner_steps: int, tau: int, workload: Workload) -> Ite
             overlap_steps=tau,
             fragments=fragments,
             eager=eager,
-            # Without overlap there are no local steps to keep; with it, half of them are.
-            merge_alpha=0.0 if eager or not tau else base.merge_alpha or _MERGE_ALPHA,
+            # Without overlap there are no local steps to keep; with it, half of them are, or all.
+            merge_alpha=0.0 if eager or base.keeps or not tau else base.merge_alpha or _MERGE_ALPHA,
         )
 
 

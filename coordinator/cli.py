@@ -97,7 +97,7 @@ def status(address: str, as_json: bool) -> None:
 @click.option("--workers", type=int, help="Processes, 1 to 64.  [default: 4]")
 @click.option(
     "--preset",
-    help="diloco, streaming, noloco, streaming-noloco, ddp or local.  "
+    help="diloco, streaming, onebit, sparse, noloco, streaming-noloco, ddp or local.  "
     "[default: the config's, else diloco]",
 )
 @click.option("--steps", type=int, metavar="N", help="Inner steps of the whole run.")

@@ -15,25 +15,16 @@ when the mean anchor costs it more than 3 %.
 """
 
 import argparse
-import math
 import multiprocessing
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
-from algorithms import reference
-from algorithms.codecs import codec_by_name
 from algorithms.diloco import mean_in_order
-from algorithms.fragments import Fragment, TensorSpec, partition
 from algorithms.noloco import relative_distance
-from algorithms.plan import Plan
-from worker.config import load_config
-from worker.tasks import Cursor, load_task
-from worker.training.evaluation import validation_loss
-from worker.training.replica import InnerReplica
+from algorithms.plan import PRESETS
+from tests.bench.one_process import Training, train
 
 FOUR_BITS = ("codec=e3m0", "reduction_codec=e3m0")
 TOPK = ("codec=topk", "reduction_codec=int8", "error_feedback=true", "outer_momentum=0.0")
@@ -142,31 +133,22 @@ class Result:
 
 def measure(asked: Asked) -> Result:
     """Trains one variant."""
-    (preset, *changes), steps, seed = VARIANTS[asked.name], asked.steps, asked.seed
-    torch.set_num_threads(1)
-    settings = [f"run.steps={steps}", f"run.seed={seed}"]
-    config = load_config(None, [*settings, *(f"diloco.{each}" for each in changes)], preset)
-    plan = replace(config.plan, consensus=False)  # which the mean anchor stands for
-    task = load_task(config.task.name, seed=seed, options=config.task.options)
-    replicas = {
-        peer: InnerReplica(task, task.model(), config.inner, Cursor(seed=seed, stream=peer), steps)
-        for peer in (f"w{index}" for index in range(asked.workers))
-    }
-    first = replicas["w0"]
-    schema = [TensorSpec(n, tuple(p.shape)) for n, p in first.parameters.items()]
-    fragments = partition(schema, plan.fragments, plan.pattern)
-    outer = reference.train(plan, fragments, replicas, steps, head_starts=asked.head_start)
-
-    def loss_of(anchors: Sequence[Tensor]) -> float:
-        for fragment, anchor in zip(fragments, anchors, strict=True):
-            for parameter, value in fragment.views(anchor).items():
-                first.parameters[parameter].copy_(value)
-        return validation_loss(task, first.model, seed, math.inf)
-
-    sent, values = traffic(plan, fragments, steps, asked.workers)
-    row = f"{sent / steps / 1e3:.1f} kB | {8 * sent / values:.2f}"
-    held = {peer: [state.anchor for state in states] for peer, states in outer.items()}
-    if plan.exchange != "pairs":
+    preset, *changes = VARIANTS[asked.name]
+    settings = [f"diloco.{each}" for each in changes]
+    if PRESETS[preset].exchange == "pairs":
+        settings.append("diloco.consensus=false")  # which the mean anchor stands for
+    training = Training(
+        preset=preset,
+        settings=tuple(settings),
+        steps=asked.steps,
+        workers=asked.workers,
+        seed=asked.seed,
+    )
+    trained = train(training, asked.head_start)
+    sent, loss_of = trained.sent, trained.loss_of
+    row = f"{sent.bytes / asked.steps / 1e3:.1f} kB | {8 * sent.bytes / sent.values:.2f}"
+    held = {peer: trained.anchors(peer) for peer in trained.outer}
+    if trained.plan.exchange != "pairs":
         loss = loss_of(held["w0"])
         return Result(loss, loss, f"{loss:.4f} | {row} | - | -")
     middle = [mean_in_order(anchors) for anchors in zip(*held.values(), strict=True)]
@@ -177,22 +159,6 @@ def measure(asked: Asked) -> Result:
     at_middle = loss_of(middle)
     row = f"{loss:.4f} | {row} | {100 * spread:.2f} % | {at_middle:.4f}"
     return Result(loss, at_middle, row)
-
-
-def traffic(
-    plan: Plan, fragments: tuple[Fragment, ...], steps: int, workers: int
-) -> tuple[float, float]:
-    """(encoded bytes that a worker sends, values that they stand for) in the whole run."""
-    schedule = plan.schedule(fragments=len(fragments), steps=steps)
-    pairs = plan.exchange == "pairs"  # each gives its partner all, where a mean gives each its part
-    back = plan.anchor_codec if pairs else plan.reduction_codec
-    sent = values = 0.0
-    for fragment in fragments:
-        share = (1 if pairs else (workers - 1) / workers) * schedule.rounds(fragment.index)
-        for codec in (codec_by_name(plan.codec), codec_by_name(back)):
-            sent += share * codec.encoded_bytes(fragment.elements)
-            values += share * fragment.elements
-    return sent, values
 
 
 if __name__ == "__main__":

@@ -13,15 +13,7 @@ import multiprocessing
 import statistics
 from dataclasses import dataclass
 
-import torch
-
-from algorithms import reference
-from algorithms.fragments import partition
-from worker.config import load_config
-from worker.tasks import Cursor, load_task
-from worker.training.evaluation import validation_loss
-from worker.training.model import schema_of
-from worker.training.replica import InnerReplica
+from tests.bench.one_process import Training, train
 
 OPTIMIZERS = ("adamw", "muon")
 PRESETS = ("local", "ddp", "diloco")
@@ -83,33 +75,15 @@ def main() -> None:
 
 def final_loss(run: Run) -> float:
     """The validation loss of one run's anchor, nats per byte."""
-    torch.set_num_threads(1)
-    settings = [
-        f"run.steps={run.steps}",
-        f"run.seed={run.seed}",
-        f'inner.optimizer="{run.optimizer}"',
-        f"inner.lr={run.lr}",
-    ]
-    config = load_config(None, settings, run.preset)
-    task = load_task(config.task.name, seed=run.seed, options=config.task.options)
-    peers = [f"w{n}" for n in range(1 if run.preset == "local" else run.workers)]
-    replicas = {
-        peer: InnerReplica(
-            task, task.model(), config.inner, Cursor(seed=run.seed, stream=peer), run.steps
-        )
-        for peer in peers
-    }
-    model = replicas[peers[0]].model
-    schema = schema_of(model)
-    fragments = partition(schema, config.plan.fragments, config.plan.pattern)
-    states = reference.train(config.plan, fragments, replicas, run.steps, 0)[peers[0]]
-    parameters = replicas[peers[0]].parameters
-    for fragment, state in zip(fragments, states, strict=True):
-        for name, value in fragment.views(state.anchor).items():
-            parameters[name].copy_(value)
-    loss = validation_loss(task, model, run.seed, float("inf"))
-    assert loss is not None
-    return loss
+    training = Training(
+        preset=run.preset,
+        settings=(f'inner.optimizer="{run.optimizer}"', f"inner.lr={run.lr}"),
+        steps=run.steps,
+        workers=run.workers,
+        seed=run.seed,
+    )
+    trained = train(training)
+    return trained.loss_of(trained.anchors())
 
 
 if __name__ == "__main__":

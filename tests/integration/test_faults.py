@@ -97,6 +97,47 @@ def test_a_worker_comes_back_to_a_run_with_error_feedback_and_ends_equal(tmp_pat
     assert swarm.workers["w0"].of("round")[-1]["contributors"] == 3
 
 
+def test_replicas_that_keep_what_was_not_sent_come_back_join_late_and_end_equal(
+    tmp_path: Path,
+) -> None:
+    settings = [
+        *SMALL,
+        *QUICK,
+        *settings_of(
+            run__steps=120,
+            diloco__preset="onebit",
+            diloco__inner_steps=6,
+            diloco__fragments=0,
+            diloco__overlap_steps=2,
+            checkpoint__every_s=0.001,
+        ),
+    ]
+    held = gate(tmp_path, 85)
+    with running_swarm(3, tmp_path, *settings, *held.settings) as swarm:
+        swarm.start_all()
+        victim = swarm.workers["w2"]
+        victim.wait_for(
+            lambda e: e["event"] == "checkpoint" and e["step"] > 12, "a checkpoint after rounds"
+        )
+        victim.send(signal.SIGKILL)
+        assert victim.wait() == -signal.SIGKILL
+        swarm.workers["w0"].wait_for_round(8)  # the others have gone on without it
+        back = swarm.start("w2", "--resume")
+        back.wait_for(lambda e: e["event"] == "adopted", "adoption")
+        where = ["--name", "w3", "--out", str(tmp_path / "w3"), "--json"]
+        newcomer = WorkerProcess(["join", swarm.addresses["w1"], *where, *held.settings], "w3")
+        swarm.workers["w3"] = newcomer
+        newcomer.wait_for(lambda e: e["event"] == "adopted", "adoption")
+        for name in ("w2", "w3"):
+            swarm.wait_until_trains(name, "w0", "w1")
+        with held.opened():
+            results = swarm.wait("w0", "w1", "w2", "w3")
+    assert len({Hashes.of(result) for result in results.values()}) == 1
+    assert results["w2"]["steps"] < results["w0"]["steps"] == 120
+    exact = [worker.of("round")[-1] for worker in swarm.workers.values()]
+    assert {event["contributors"] for event in exact} == {4}
+
+
 def test_a_worker_joins_with_an_address_and_its_own_task(tmp_path: Path) -> None:
     settings = [*SMALL, *QUICK, *settings_of(run__steps=600, diloco__inner_steps=10)]
     held = gate(tmp_path, 25)

@@ -38,7 +38,6 @@ def test_four_workers_equal_the_reference(
 
 
 FOUR_BITS = {"diloco__codec": "e3m0", "diloco__reduction_codec": "e3m0"}
-ONE_BIT = {"diloco__codec": "sign", "diloco__reduction_codec": "sign"}
 FEEDBACK = {"diloco__error_feedback": "true"}
 
 
@@ -52,9 +51,13 @@ FEEDBACK = {"diloco__error_feedback": "true"}
             "streaming",
             {**FOUR_BITS, "diloco__merge_alpha": 0.0, "diloco__eager": "true"},
         ),
-        ("streaming", {**ONE_BIT, "diloco__merge": "keep", "diloco__consensus": "true"}),
+        ("onebit", {}),
+        ("sparse", {}),
     ],
-    ids=["streaming in e3m0 with feedback", "stochastic int4", "topk and fp16", "eager", "one bit"],
+    ids=[
+        *("streaming in e3m0 with feedback", "stochastic int4", "topk and fp16", "eager"),
+        *("onebit", "sparse"),
+    ],
 )
 def test_two_workers_equal_the_reference_in_few_bits(
     tmp_path: Path, preset: str, extra: Mapping[str, object]
@@ -69,7 +72,7 @@ def test_two_workers_equal_the_reference_in_few_bits(
     assert {r["rounds_failed"] for r in results.values()} == {0}
     assert {e["contributors"] for e in swarm.workers["w0"].of("round")} == {2}
     fragments = {e["fragment"] for e in swarm.workers["w0"].of("round")}
-    assert fragments == ({0, 1, 2} if preset == "streaming" else {0})  # two layers, and the rest
+    assert fragments == ({0} if preset == "diloco" else {0, 1, 2})  # two layers, and the rest
     hashes = {peer: Hashes.of(r) for peer, r in results.items()}
     config = load_config(None, settings[1::2], preset)
     assert hashes == reference_hashes(config, swarm.names)

@@ -84,7 +84,9 @@ class WorkerFlags:
 @click.option("--join", "joins", multiple=True, help="HOST:PORT of a peer, tried until the start.")
 @click.option("--min-peers", type=click.IntRange(1), help="Start with this many peers: 1, or 2.")
 @click.option("--wait-s", type=click.FloatRange(min=0.1), default=120.0, show_default=True)
-@click.option("--preset", help="diloco, streaming, noloco, streaming-noloco, ddp or local.")
+@click.option(
+    "--preset", help="diloco, streaming, onebit, sparse, noloco, streaming-noloco, ddp or local."
+)
 @click.option("--set", "settings", multiple=True, metavar="SECTION.KEY=VALUE")
 @options("flags", WorkerFlags)
 def up(

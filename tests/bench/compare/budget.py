@@ -33,6 +33,8 @@ class Traits:
 _TRAITS = {
     "ddp": Traits(least_rounds=20),
     "streaming": Traits(bits=4.125, overlaps=True),
+    "onebit": Traits(bits=1.125, overlaps=True),
+    "sparse": Traits(bits=0.4, overlaps=True),
     "streaming-noloco": Traits(bits=10.0, overlaps=True),
     "hivemind": Traits(round_s=2.0),  # finding its group
 }

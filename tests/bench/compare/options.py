@@ -14,7 +14,9 @@ LINKS = ("2mbit", "20mbit", "100mbit", "1000mbit")
 PRESETS = ("local", "ddp", "diloco", "streaming")
 SYSTEMS = ("torchft", "hivemind")
 LOCAL = "local"
-_DEFAULT_INNER_STEPS = {"streaming": 50, "streaming-noloco": 50}  # a preset's own
+_DEFAULT_INNER_STEPS = {  # a preset's own
+    "streaming": 50, "streaming-noloco": 50, "onebit": 28, "sparse": 10,
+}  # fmt: skip
 _OTHERS_INNER_STEPS = 20
 _INNER_STEPS_KEY = "diloco.inner_steps"
 _THEIRS_TOO = ("task.", "inner.", "run.")  # settings that other systems would have to share

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from algorithms.codecs import codec_by_name
 from algorithms.plan import PRESETS, Plan
 
 
@@ -19,6 +20,15 @@ def test_the_presets_are_settings_of_one_engine() -> None:
     assert diloco.inner_steps > 1
     assert PRESETS["ddp"] == replace(diloco, inner_steps=1, payload="gradient")
     assert PRESETS["local"] == replace(diloco, exchange="none")
+
+
+@pytest.mark.parametrize("name", ["onebit", "sparse"])
+def test_presets_of_few_bits_keep_what_was_not_sent_at_400_times_fewer_bytes(name: str) -> None:
+    plan = PRESETS[name]
+    assert (plan.merge, plan.consensus, plan.merge_alpha) == ("keep", True, 0.0)
+    codecs = [codec_by_name(each) for each in (plan.codec, plan.reduction_codec)]
+    sent = sum(codec.encoded_bytes(1 << 20) for codec in codecs) / plan.inner_steps
+    assert 2 * 2 * (1 << 20) / sent == pytest.approx(400, rel=0.01)  # bf16, both ways
 
 
 @given(st.integers(1, 6), st.integers(1, 40), st.integers(1, 200))

@@ -16,6 +16,11 @@ SMALL = Workload(step_s=0.1, layers=(1000,) * 6, outside=500)
 TWO = {name: PRESETS[name] for name in ("streaming", "noloco")}
 
 
+def like_steps(plan: Plan) -> int:
+    """Few bits, kept, lose about as much as four bits and three times the period."""
+    return plan.inner_steps * (3 if plan.keeps else 1)
+
+
 @pytest.mark.parametrize(
     ("target", "mbps"), [(0.5, 0.3), (0.95, 0.3), (0.99, 3.0), (0.95, 300.0), (0.99, 300.0)]
 )
@@ -29,9 +34,9 @@ def test_each_reaches_the_target_and_none_replaces_another(target: float, mbps: 
         assert predict(plan, SMALL, link, 4) == proposal.prediction
         assert proposal.prediction.utilization >= target
         assert plan.overlap_steps <= min(10, plan.inner_steps / 4)
-        assert (plan.merge_alpha > 0) == (plan.overlap_steps > 0) or plan.eager
+        assert (plan.merge_alpha > 0) == (plan.overlap_steps > 0) or plan.eager or plan.keeps
         assert proposal.fragments == len(SMALL.fragments(plan.fragments))
-        keys.append((plan.inner_steps, -proposal.bits, plan.overlap_steps))
+        keys.append((like_steps(plan), -proposal.bits, plan.overlap_steps))
     assert keys == sorted(keys)
     for first, later in pairwise(keys):
         assert any(a < b for a, b in zip(later[1:], first[1:], strict=True))
@@ -72,6 +77,20 @@ def test_only_a_plan_that_is_sparse_itself_is_proposed_with_a_sparse_codec() -> 
             assert proposal.bits >= 4
     own = propose(0.95, {"sparse": sparse}, SMALL, Link(rate_mbps=1), 4, most=99).ranked
     assert "topk" in {proposal.plan.codec for proposal in own}
+
+
+def test_on_a_slow_link_a_preset_of_few_bits_comes_before_a_long_period() -> None:
+    """Four bits reach the target too, but at more than three times the period."""
+    link = Link(rate_mbps=0.003, delay_s=0.02)
+    best = propose(0.95, PRESETS, SMALL, link, 4).ranked[0]
+    assert best.base in ("onebit", "sparse")
+    assert best.plan.merge == "keep"
+    assert (best.plan.codec, best.plan.outer_lr) == (
+        PRESETS[best.base].codec, PRESETS[best.base].outer_lr
+    )  # fmt: skip
+    others = {name: plan for name, plan in PRESETS.items() if not plan.keeps}
+    without = propose(0.95, others, SMALL, link, 4).ranked[0]
+    assert without.plan.inner_steps > 3 * best.plan.inner_steps
 
 
 def test_eager_plans_stay_eager_with_overlap_only() -> None:

@@ -146,7 +146,10 @@ def test_a_preset_cannot_be_put_into_what_is_no_section(toml: Any) -> None:
     ("preset", "hint"),
     [
         ("diloc", "did you mean 'diloco'?"),
-        ("zzz", "use one of diloco, streaming, noloco, streaming-noloco, ddp, local"),
+        (
+            "zzz",
+            "use one of diloco, streaming, onebit, sparse, noloco, streaming-noloco, ddp, local",
+        ),
     ],
 )
 def test_an_unknown_preset_gets_the_nearest(preset: str, hint: str) -> None:

@@ -1,0 +1,337 @@
+"""Bytes against loss: each preset at several periods, with learning rates tuned, in one process.
+
+    python tests/bench/frontier.py [--steps 600] [--workers 4] [--seeds 1] [--lr 0.003 0.01]
+        [--outer-lr FACTOR ...] [--optimizer adamw muon] [--curve onebit=28,70 ...]
+        [--set SECTION.KEY=VALUE ...] [--results runs/frontier.jsonl] [--picture PNG]
+
+Every run is `algorithms/reference.py` on the built-in task, one core each; real workers end with
+the same bits (`make parity`). Each plan and optimizer gets the best of the same learning rates, by
+the loss on a text's samples of a seed of its own, which is not in the table; `--outer-lr` also
+tries the preset's times these factors. Finished runs are lines of the results file, and are not
+run again: stop it and go on, or ask for more. The default takes about ten minutes of two idle
+cores, on a model of 174 thousand parameters; `--set task.architecture={}` takes the task's own.
+
+Bytes are those of encoded contributions and reductions that a worker sends, before zstd, beside
+data-parallel training in bf16. The exact mean that ends a run of `keep` is left out: it is as much
+as two steps of that, however long the run is. R is the share of what DDP gains over one worker
+alone. Prints Markdown.
+"""
+
+import argparse
+import hashlib
+import itertools
+import json
+import logging
+import multiprocessing
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from algorithms.fragments import TensorSpec, partition
+from algorithms.plan import PRESETS
+from tests.bench.one_process import Trained, Training, sent, train
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+TUNING_SEED = 100
+LINES = ("local", "ddp")
+CURVES = {"diloco": (20, 100), "streaming": (50, 100), "onebit": (28, 70), "sparse": (10, 25)}
+COLOURS = {
+    "diloco": "#0072B2", "streaming": "#009E73", "onebit": "#D55E00", "sparse": "#CC79A7",
+}  # fmt: skip
+SMALL = (
+    "task.architecture={hidden_size=64,intermediate_size=160,num_hidden_layers=3,"
+    "num_attention_heads=2,num_key_value_heads=2}",
+    "task.context_bytes=64",
+)
+
+
+@dataclass(frozen=True)
+class Point:
+    """A plan of the picture: a preset with this period; None is the preset's own."""
+
+    preset: str
+    inner_steps: int | None
+
+    def __str__(self) -> str:
+        return f"`{self.preset}`" + (f", H {self.inner_steps}" if self.inner_steps else "")
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What is tuned. Args: outer: a factor on the preset's outer learning rate."""
+
+    lr: float
+    outer: float = 1.0
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of the grid."""
+
+    point: Point
+    optimizer: str
+    rates: Rates
+    seed: int
+    steps: int
+    workers: int
+    settings: tuple[str, ...]
+
+    @property
+    def training(self) -> Training:
+        given = [f'inner.optimizer="{self.optimizer}"', f"inner.lr={self.rates.lr}"]
+        if self.point.inner_steps is not None:
+            given.append(f"diloco.inner_steps={self.point.inner_steps}")
+        training = Training(
+            preset=self.point.preset,
+            settings=(*given, *self.settings),
+            steps=self.steps,
+            workers=self.workers,
+            seed=self.seed,
+        )
+        if self.rates.outer == 1:
+            return training
+        outer_lr = training.config.plan.outer_lr * self.rates.outer
+        return replace(training, settings=(*training.settings, f"diloco.outer_lr={outer_lr}"))
+
+    @property
+    def key(self) -> str:
+        """Of everything that decides how it ends, the preset's values included."""
+        config = self.training.config
+        told = {**asdict(self), "plan": asdict(config.plan), "inner": asdict(config.inner)}
+        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Result:
+    """Of one run. Args: sent_bytes: by a worker in a step; fewer: than bf16 DDP, times."""
+
+    loss: float
+    sent_bytes: float
+    fewer: float
+    params: int
+    cpu_s: float
+
+
+def main() -> None:
+    """Trains what is not in the results yet; prints the table and draws the picture."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--lr", type=float, nargs="+", default=[0.003, 0.01])
+    parser.add_argument("--outer-lr", type=float, nargs="+", default=[1.0], metavar="FACTOR")
+    parser.add_argument("--optimizer", nargs="+", default=["adamw", "muon"])
+    parser.add_argument("--curve", action="append", type=curve, metavar="PRESET=H,H")
+    parser.add_argument("--set", dest="settings", action="append", default=[])
+    parser.add_argument("--results", type=Path, default=Path("runs/frontier.jsonl"))
+    parser.add_argument("--picture", type=Path)
+    parser.add_argument("--processes", type=int, help="by default as many as there are cores")
+    options = parser.parse_args()
+    curves = dict(options.curve) if options.curve else CURVES
+    points = [Point(name, None) for name in LINES]
+    points += [Point(name, period) for name, periods in curves.items() for period in periods]
+    grid = Grid(
+        options.steps, options.workers, (*SMALL, *options.settings), Results(options.results)
+    )
+    pairs = list(itertools.product(points, options.optimizer))
+    factors = tuple(options.outer_lr)
+    with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
+        grid.pool = pool
+        best = grid.tune(pairs, options.lr, factors)
+        found = grid.measure(best, range(options.seeds))
+    print(table(found, best, grid, options.seeds))
+    if options.picture is not None:
+        draw(options.picture, found)
+
+
+def curve(text: str) -> tuple[str, tuple[int, ...]]:
+    """`PRESET=H,H`, as typed."""
+    name, _, periods = text.partition("=")
+    return name, tuple(map(int, periods.split(",")))
+
+
+class Results:
+    """A file of JSON lines, one for each run that is over."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._of: dict[str, Result] = {}
+        if path.exists():
+            for line in path.read_text().splitlines():
+                told = json.loads(line)
+                self._of[told["key"]] = Result(**told["result"])
+
+    def get(self, run: Run) -> Result | None:
+        return self._of.get(run.key)
+
+    def add(self, run: Run, result: Result) -> None:
+        """Keeps it, for the next time too."""
+        self._of[run.key] = result
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        line = {"key": run.key, "run": asdict(run), "result": asdict(result)}
+        with self._path.open("a") as lines:
+            lines.write(json.dumps(line) + "\n")
+
+
+Found = dict[tuple[Point, str], list[Result]]
+
+
+@dataclass
+class Grid:
+    """The runs. Args: settings: of all of them."""
+
+    steps: int
+    workers: int
+    settings: tuple[str, ...]
+    results: Results
+    pool: "multiprocessing.pool.Pool | None" = None
+
+    def run(self, pair: tuple[Point, str], rates: Rates, seed: int) -> Run:
+        return Run(*pair, rates, seed, self.steps, self.workers, self.settings)
+
+    def tune(
+        self, pairs: Sequence[tuple[Point, str]], lrs: Sequence[float], factors: Sequence[float]
+    ) -> dict[tuple[Point, str], Rates]:
+        """The rates with the least loss, by plan and optimizer."""
+        grid = {
+            pair: [
+                self.run(pair, Rates(lr, factor), TUNING_SEED)
+                for lr in lrs
+                for factor in (factors if pair[0].inner_steps is not None else (1.0,))
+            ]
+            for pair in pairs
+        }
+        done = self._all([run for runs in grid.values() for run in runs])
+        return {
+            pair: min(runs, key=lambda run: done[run].loss).rates for pair, runs in grid.items()
+        }
+
+    def measure(self, best: dict[tuple[Point, str], Rates], seeds: Sequence[int]) -> Found:
+        """The results of every seed, by plan and optimizer."""
+        runs = {p: [self.run(p, rates, seed) for seed in seeds] for p, rates in best.items()}
+        done = self._all([run for each in runs.values() for run in each])
+        return {pair: [done[run] for run in each] for pair, each in runs.items()}
+
+    def _all(self, runs: Sequence[Run]) -> dict[Run, Result]:
+        assert self.pool is not None, "there are processes to run in"
+        done = {run: result for run in runs if (result := self.results.get(run)) is not None}
+        for run, result in self.pool.imap_unordered(finish, [r for r in runs if r not in done]):
+            self.results.add(run, result)
+            done[run] = result
+        return done
+
+
+def finish(run: Run) -> tuple[Run, Result]:
+    """Trains one run."""
+    began = time.process_time()
+    trained = train(run.training)
+    per_step = trained.sent.bytes / run.steps
+    ddp_step = ddp_bytes(trained) / run.steps
+    return run, Result(
+        loss=trained.loss_of(trained.anchors()),
+        sent_bytes=per_step,
+        fewer=ddp_step / per_step if per_step else 0.0,
+        params=sum(fragment.elements for fragment in trained.fragments),
+        cpu_s=round(time.process_time() - began, 1),
+    )
+
+
+def ddp_bytes(trained: Trained) -> float:
+    """What a worker would send in data-parallel training in bf16."""
+    elements = sum(fragment.elements for fragment in trained.fragments)
+    whole = partition([TensorSpec("all", (elements,))], 1, "strided")
+    plan = replace(PRESETS["ddp"], codec="bf16", reduction_codec="bf16")
+    return sent(plan, whole, trained.training.steps, trained.training.workers).bytes
+
+
+def share(loss: float, optimizer: str, found: Found) -> float:
+    """R: of what DDP gains over one worker alone."""
+    alone, ddp = (mean_loss(found[Point(name, None), optimizer]) for name in LINES)
+    return (alone - loss) / (alone - ddp)
+
+
+def mean_loss(results: Sequence[Result]) -> float:
+    return statistics.fmean(result.loss for result in results)
+
+
+def table(found: Found, best: dict[tuple[Point, str], Rates], grid: Grid, seeds: int) -> str:
+    """Markdown."""
+    params = next(iter(found.values()))[0].params
+    cpu_s = sum(result.cpu_s for results in found.values() for result in results)
+    lines = [
+        f"{grid.workers} workers, {grid.steps} steps, {seeds} seeds, {params:,} parameters; "
+        f"{cpu_s:.0f} s of one core without the tuning\n",
+        "| plan | optimizer | inner lr | sent per worker and step | than bf16 DDP | loss | "
+        "least | greatest | R |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for (point, optimizer), results in found.items():
+        losses = [result.loss for result in results]
+        rates, loss, first = best[point, optimizer], statistics.fmean(losses), results[0]
+        tuned = f"{rates.lr:g}" + (f", outer x {rates.outer:g}" if rates.outer != 1 else "")
+        bytes_ = f"{first.sent_bytes / 1e3:.2f} kB | 1/{first.fewer:.0f}"
+        if not first.sent_bytes:
+            bytes_ = "- | -"
+        elif point.preset == "ddp":
+            bytes_ = f"{first.sent_bytes / 1e3:.0f} kB in fp32 | -"
+        lines.append(
+            f"| {point} | {optimizer} | {tuned} | {bytes_} | {loss:.3f} | {min(losses):.3f} | "
+            f"{max(losses):.3f} | {share(loss, optimizer, found):.2f} |"
+        )
+    return "\n".join(lines)
+
+
+def draw(path: Path, found: Found) -> None:
+    """A panel for each optimizer: bytes against loss, a curve for each preset."""
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it talks about its font cache
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    optimizers = list(dict.fromkeys(optimizer for _, optimizer in found))
+    figure = Figure(figsize=(6 * len(optimizers), 4.5), dpi=130, layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(1, len(optimizers), squeeze=False)[0]
+    for axes, optimizer in zip(panels, optimizers, strict=True):
+        draw_panel(
+            axes, {p: results for (p, inside), results in found.items() if inside == optimizer}
+        )
+        axes.set_title(optimizer, loc="left", fontsize=11)
+    panels[0].set_ylabel("validation loss, nats per byte")
+    figure.legend(
+        *panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=6, frameon=False
+    )
+    figure.savefig(path)
+
+
+def draw_panel(axes: "Axes", found: dict[Point, list[Result]]) -> None:
+    """One optimizer's."""
+    for name, style, words in (
+        ("local", (0, (4, 3)), "one worker alone"),
+        ("ddp", "solid", "DDP"),
+    ):
+        loss = mean_loss(found[Point(name, None)])
+        axes.axhline(loss, color="#555555", linewidth=1.2, linestyle=style, label=words)
+    for name in dict.fromkeys(point.preset for point in found if point.preset not in LINES):
+        of_curve = [results for point, results in found.items() if point.preset == name]
+        of_curve.sort(key=lambda results: results[0].fewer)
+        fewer = [results[0].fewer for results in of_curve]
+        means = [mean_loss(results) for results in of_curve]
+        colour = COLOURS.get(name)
+        axes.plot(fewer, means, "o-", color=colour, markersize=5, linewidth=1.8, label=name)
+        for times, results in zip(fewer, of_curve, strict=True):
+            ends = [result.loss for result in results]
+            axes.plot([times] * 2, [min(ends), max(ends)], color=colour, linewidth=1.0)
+    axes.set_xscale("log")
+    axes.set_xlabel("times fewer bytes than bf16 DDP")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(color="#e5e5e5", linewidth=0.6)
+    axes.set_axisbelow(True)
+
+
+if __name__ == "__main__":
+    main()
