@@ -3,6 +3,7 @@
 import ipaddress
 import socket
 import sys
+from urllib.parse import unquote
 
 LOOPBACK_HOST = "127.0.0.1"
 
@@ -27,6 +28,35 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def is_wildcard(host: str) -> bool:
+    """Whether the host stands for all addresses of a machine: 0.0.0.0 or ::, which nobody dials."""
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False
+
+
+def join_address(host: str, port: int) -> str:
+    """The inverse of `split_address`."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def caller_host(peer: str) -> str:
+    """The host in gRPC's name of who called, such as `ipv4:192.0.2.7:41000`; empty if it has none.
+
+    An IPv4 address is given as such where the listener is an IPv6 one.
+    """
+    kind, _, address = unquote(peer).partition(":")
+    if kind not in ("ipv4", "ipv6"):
+        return ""
+    try:
+        host = ipaddress.ip_address(split_address(address)[0])
+    except ValueError:
+        return ""
+    mapped = host.ipv4_mapped if isinstance(host, ipaddress.IPv6Address) else None
+    return str(mapped or host)
 
 
 class ReservedPorts:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 EventKind = Literal[
-    "listening",  # address, pid
+    "listening",  # address, pid, origin: how the address was found, if it was not given
     "started",  # group, step
     "progress",  # step, steps, loss, round, state, bytes_sent, bytes_received
     "round",  # fragment, round, contributors, missed, stall_s, exchange_s, waited_for

@@ -222,11 +222,14 @@ class JoinReply(_message.Message):
     MANIFEST_FIELD_NUMBER: _builtins.int
     MEMBERS_FIELD_NUMBER: _builtins.int
     COORDINATOR_FIELD_NUMBER: _builtins.int
+    SEEN_FROM_FIELD_NUMBER: _builtins.int
     refusal: _builtins.str
     """empty: welcome"""
     manifest: _builtins.bytes
     coordinator: _builtins.bool
     """asked a coordinator: introduce yourself there"""
+    seen_from: _builtins.str
+    """the host that the request came from, as the receiver sees it"""
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___Member]: ...
     def __init__(
@@ -236,10 +239,11 @@ class JoinReply(_message.Message):
         manifest: _builtins.bytes = ...,
         members: _abc.Iterable[Global___Member] | None = ...,
         coordinator: _builtins.bool = ...,
+        seen_from: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator", b"coordinator", "manifest", b"manifest", "members", b"members", "refusal", b"refusal"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator", b"coordinator", "manifest", b"manifest", "members", b"members", "refusal", b"refusal", "seen_from", b"seen_from"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

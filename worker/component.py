@@ -41,7 +41,9 @@ class Rounds(Component, Protocol):
 @dataclass(frozen=True, kw_only=True)
 class NodeConfig(JoinConfig):
     """Args:
-    peer: this peer's name; advertise: the address others reach it at, None for the bound one.
+    peer: this peer's name.
+    advertise: the address others reach it at, with port 0 for the bound one; None for all of that.
+    advertise_origin: how it was found where nobody gave it, for the user.
     coordinator: address, or None.
     stage: which part of the model this peer serves.
     stage_counts: they go on where a peer moves to another stage.
@@ -50,6 +52,7 @@ class NodeConfig(JoinConfig):
 
     peer: str
     advertise: str | None = None
+    advertise_origin: str = ""
     coordinator: str | None = None
     stage: int = 0
     stage_counts: StageCounts = field(default_factory=StageCounts)

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from algorithms.codecs import codec_by_name
 from protos import murmuration_pb2 as pb
+from protos.addresses import join_address, split_address
 from protos.events import new_event
 from protos.text import shown
 from worker import wire
@@ -134,7 +135,7 @@ class Node:
         bound = await self.transport.listen(self)
         node = self._node
         epoch = time.time_ns() // 1_000_000 if node.epoch is None else node.epoch
-        me = Member(node.peer, node.advertise or bound, epoch, stage=node.stage)
+        me = Member(node.peer, _advertised(node.advertise, bound), epoch, stage=node.stage)
         self._add_membership(me)
         self._add_rounds()
         if self._config.stages.count > 1:
@@ -153,7 +154,6 @@ class Node:
         self.gossip = gossip = GossipService(machine, self._manifest, limits, self)
         self._calls |= {
             "Control/Gossip": gossip.on_gossip,
-            "Control/Join": gossip.on_join,
             "Control/IndirectProbe": gossip.on_indirect_probe,
         }
         if self._node.coordinator:
@@ -251,8 +251,11 @@ class Node:
 
     # ---------------------------------------------------------------------------------- serving
 
-    async def on_call(self, method: str, request: bytes) -> bytes:
+    async def on_call(self, method: str, request: bytes, caller: str = "") -> bytes:
         """Answers one control call. Raises Refused: whatever is wrong, it ends this call alone."""
+        if method == "Control/Join":
+            with self._ending_the_call(method):
+                return await self.gossip.on_join(request, caller)
         if (answer := self._calls.get(method)) is None:
             raise Refused(f"no method {method}")
         with self._ending_the_call(method):
@@ -413,6 +416,14 @@ class Node:
             await work
         except Exception as error:
             self._on_defect("an exchange", error)
+
+
+def _advertised(advertise: str | None, bound: str) -> str:
+    """What to tell others; port 0 stands for the one that is listened on."""
+    if advertise is None:
+        return bound
+    host, port = split_address(advertise)
+    return join_address(host, port or split_address(bound)[1])
 
 
 async def _repeat(ticks: Sequence[Callable[[], None]], period_s: float) -> None:

@@ -57,7 +57,8 @@ class Session:
     def start(self) -> str:
         """Starts serving and joining; returns the advertised address. Raises AddressInUse."""
         address = self.io.start()
-        self._log(new_event("listening", address=address, pid=os.getpid()))
+        origin = {"origin": self._node.advertise_origin} if self._node.advertise_origin else {}
+        self._log(new_event("listening", address=address, pid=os.getpid(), **origin))
         return address
 
     @property

@@ -17,6 +17,7 @@ from coordinator.rendezvous.registry import Registry
 from coordinator.report.progress import EventFormatter, ProgressScreen
 from protos import murmuration_pb2 as pb
 from protos import murmuration_pb2_grpc as rpc
+from protos.addresses import caller_host
 from protos.documents import pack
 from protos.events import Event, new_event
 from protos.exit_codes import ExitCode
@@ -76,7 +77,11 @@ class EntryService(rpc.ControlServicer):
     ) -> pb.JoinReply:
         if not self._registry.manifest:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "no worker has been here yet")
-        return pb.JoinReply(manifest=self._registry.manifest, coordinator=True)
+        return pb.JoinReply(
+            manifest=self._registry.manifest,
+            coordinator=True,
+            seen_from=caller_host(context.peer()),
+        )
 
 
 async def start_server(listen: str, service: CoordinatorService) -> tuple[aio.Server, str]:

@@ -37,7 +37,7 @@ class Bench:
     events: list[dict[str, object]]
     network: MemoryNetwork = field(default_factory=MemoryNetwork)
 
-    async def on_call(self, method: str, request: bytes) -> bytes:
+    async def on_call(self, method: str, request: bytes, caller: str) -> bytes:
         raise AssertionError("no calls here")
 
     async def on_stream(self, method: str, stream: Stream) -> None:

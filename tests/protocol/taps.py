@@ -83,8 +83,8 @@ class _Serving:
     def __init__(self, handler: Handler, context: contextvars.Context) -> None:
         self._handler, self._context = handler, context
 
-    async def on_call(self, method: str, request: bytes) -> bytes:
-        return await self._in_own_context(self._handler.on_call(method, request))
+    async def on_call(self, method: str, request: bytes, caller: str) -> bytes:
+        return await self._in_own_context(self._handler.on_call(method, request, caller))
 
     async def on_stream(self, method: str, stream: Stream) -> None:
         await self._in_own_context(self._handler.on_stream(method, stream))

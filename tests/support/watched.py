@@ -129,8 +129,8 @@ class _HeldHandler:
     handler: Handler
     hold: Hold
 
-    async def on_call(self, method: str, request: bytes) -> bytes:
-        return await self.handler.on_call(method, request)
+    async def on_call(self, method: str, request: bytes, caller: str) -> bytes:
+        return await self.handler.on_call(method, request, caller)
 
     async def on_stream(self, method: str, stream: Stream) -> None:
         meets = method == "Data/PairRound"

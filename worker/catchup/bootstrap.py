@@ -344,13 +344,22 @@ class Bootstrap:
             return None
 
 
-def fetch_manifest(
-    address: str, timeout_s: float, proxy: str | None = None
-) -> tuple[Manifest, bool]:
-    """Asks a peer or a coordinator what its run is, before this process knows anything.
+@dataclass(frozen=True)
+class FirstAnswer:
+    """What a peer or a coordinator says before this process knows anything of the run.
 
-    Returns:
-        (the manifest, whether a coordinator gave it).
+    Args:
+        coordinated: whether it is a coordinator.
+        seen_from: the host that it has seen this process at; empty where it does not say.
+    """
+
+    manifest: Manifest
+    coordinated: bool
+    seen_from: str
+
+
+def fetch_manifest(address: str, timeout_s: float, proxy: str | None = None) -> FirstAnswer:
+    """Asks a peer or a coordinator what its run is.
 
     Raises:
         PeersUnreachable: no answer within `timeout_s`; says what was tried.
@@ -358,9 +367,7 @@ def fetch_manifest(
     return asyncio.run(_fetch_manifest(GrpcTransport("127.0.0.1:0", proxy), address, timeout_s))
 
 
-async def _fetch_manifest(
-    transport: Transport, address: str, timeout_s: float
-) -> tuple[Manifest, bool]:
+async def _fetch_manifest(transport: Transport, address: str, timeout_s: float) -> FirstAnswer:
     deadline = time.monotonic() + timeout_s
     request = pb.JoinRequest().SerializeToString()
     tries, problem = 0, ""
@@ -370,7 +377,8 @@ async def _fetch_manifest(
             try:
                 raw = await transport.call(address, "Control/Join", request, min(_TRY_S, left_s))
                 reply = wire.parse(pb.JoinReply, raw)
-                return Manifest.unpack(reply.manifest), reply.coordinator
+                manifest = Manifest.unpack(reply.manifest)
+                return FirstAnswer(manifest, reply.coordinator, reply.seen_from)
             except (TransportError, wire.WireError) as error:
                 problem = str(error)
             await asyncio.sleep(_PAUSE_S)

@@ -6,7 +6,7 @@ import sys
 import time
 import uuid
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from protos.addresses import is_loopback, split_address
+from protos.addresses import is_loopback, is_wildcard, join_address, split_address
 from protos.figures import megabytes, percent
 from worker.cli.options import option, options
 from worker.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
+    from worker.addresses import FoundHost
+    from worker.catchup.bootstrap import JoinConfig
     from worker.config import Config
     from worker.training.export import Layout
 
@@ -67,16 +69,33 @@ class WorkerFlags:
 
     def check_addresses(self, *others: str) -> None:
         """Raises UsageError for what is no HOST:PORT, ConfigError for a public one unasked."""
-        given = filter(None, (self.advertise, self.coordinator, self.proxy))
+        given = filter(None, (self.coordinator, self.proxy, *others))
+        advertised = [self.advertise] if self.advertise else []
         try:
-            host, *_ = [split_address(each)[0] for each in (self.listen, *given, *others)]
+            host, *_ = [split_address(each)[0] for each in (self.listen, *advertised, *given)]
         except ValueError as error:
             raise UsageError(str(error)) from error
+        if self.advertise and is_wildcard(split_address(self.advertise)[0]):
+            raise UsageError(
+                f"--advertise {self.advertise}: nobody can dial that; name the host that others "
+                "reach this peer at, or leave it out to have it found"
+            )
         if not self.insecure and not is_loopback(host):
             raise ConfigError(
                 f"--listen {self.listen}: reachable from other machines, and this version does not "
                 "encrypt; type --insecure to accept that, or listen on 127.0.0.1"
             )
+
+    def found(self, contacts: Sequence[str], seen_from: str = "") -> "FoundHost | None":
+        """The host to advertise, where that is neither given nor the one listened on.
+
+        Args: contacts, seen_from: as `find_host` takes them. Raises ConfigError."""
+        from worker.addresses import find_host
+
+        if self.advertise is not None:
+            return None
+        # What a proxy's peers see is the proxy.
+        return find_host(self.listen, contacts, "" if self.proxy else seen_from)
 
 
 @click.command()
@@ -102,6 +121,7 @@ def up(
 
     RUN is the run's TOML file; without one the defaults train on Python's own sources.
     """
+    from worker.catchup.bootstrap import JoinConfig
     from worker.config import load_config
 
     flags.check_addresses(*joins)
@@ -114,7 +134,9 @@ def up(
             f"--stage 0 to {config.stages.count - 1}, or join a run under way with `murmur join`"
         )
     _check_cut(config, flags.stage)
-    return _run(config, flags, joins=joins, min_peers=wanted, wait_s=wait_s)
+    found = flags.found([*joins, *([flags.coordinator] if flags.coordinator else [])])
+    waits = JoinConfig(joins=joins, min_peers=wanted, wait_s=wait_s)
+    return _run(config, flags, waits, found)
 
 
 @click.command()
@@ -129,25 +151,26 @@ def join(address: str, config: Path | None, settings: tuple[str, ...], flags: Wo
     else the first difference is named; what they say of this machine is used. Code to load and
     files to read must be named by them: what only the swarm names is refused.
     """
-    from worker.catchup.bootstrap import fetch_manifest
+    from worker.catchup.bootstrap import JoinConfig, fetch_manifest
     from worker.config import join_config
 
     flags.check_addresses(address)
     # Ten seconds from when the command was typed, the time to load torch included.
     timeout_s = max(3.0, _JOIN_S - (time.monotonic() - _STARTED))
-    manifest, coordinated = fetch_manifest(address, timeout_s, flags.proxy)
-    if coordinated:
+    first = fetch_manifest(address, timeout_s, flags.proxy)
+    found = flags.found([address], first.seen_from)
+    if first.coordinated:
         flags = replace(flags, coordinator=address)
-    merged = join_config(manifest.sections, config, settings, address)
+    merged = join_config(first.manifest.sections, config, settings, address)
     _check_cut(merged, flags.stage)
     # A joiner never starts a run by itself; it waits as long as the peers that are there do.
-    joins = () if coordinated else (address,)
+    joins = () if first.coordinated else (address,)
     if merged.stages.count > 1 and flags.stage is None:
         from worker.pipeline.rebalancing import stage_to_serve
 
         stage = stage_to_serve(address, merged.stages, flags.proxy)
         flags = replace(flags, stage=stage)
-    return _run(merged, flags, joins=joins, min_peers=None, wait_s=math.inf)
+    return _run(merged, flags, JoinConfig(joins=joins, min_peers=None, wait_s=math.inf), found)
 
 
 _of_task = click.option(
@@ -287,13 +310,9 @@ def assemble(run: Path, out: Path | None, settings: tuple[str, ...]) -> int:
 
 
 def _run(
-    config: "Config",
-    flags: WorkerFlags,
-    *,
-    joins: tuple[str, ...],
-    min_peers: int | None,
-    wait_s: float,
+    config: "Config", flags: WorkerFlags, waits: "JoinConfig", found: "FoundHost | None"
 ) -> int:
+    """Args: waits: whom to join and wait for; found: the host to advertise, if none was given."""
     import torch
 
     from worker.component import NodeConfig
@@ -304,12 +323,13 @@ def _run(
         torch.set_num_threads(flags.threads)
     node = NodeConfig(
         peer=flags.name or _default_name(flags.out),
-        advertise=flags.advertise,
-        joins=joins,
+        advertise=join_address(found.host, 0) if found else flags.advertise,
+        advertise_origin=found.origin if found else "",
+        joins=waits.joins,
         coordinator=flags.coordinator,
-        min_peers=min_peers,
+        min_peers=waits.min_peers,
         stage=flags.stage or 0,
-        wait_s=wait_s,
+        wait_s=waits.wait_s,
     )
     worker = WorkerOptions(
         node=node,
@@ -349,10 +369,7 @@ def describe(event: Mapping[str, object]) -> str | None:
     """One line, None for an event that needs none."""
     match event["event"]:
         case "listening":
-            return (
-                f"{event['peer']} listens on {event['address']}\n"
-                f"another machine joins with: murmur join {event['address']}"
-            )
+            return _listening(event)
         case "started":
             group = event["group"]
             names = ", ".join(group) if isinstance(group, list) else ""
@@ -399,6 +416,21 @@ def describe(event: Mapping[str, object]) -> str | None:
             )
         case _:
             return None
+
+
+def _listening(event: Mapping[str, object]) -> str:
+    """Where a peer is reached, and what to type to join it: that must work as it stands."""
+    address = str(event["address"])
+    host, port = split_address(address)
+    origin = f" ({event['origin']}; --advertise says otherwise)" if event.get("origin") else ""
+    said = f"{event['peer']} is reached at {address}{origin}"
+    if is_loopback(host):
+        return (
+            f"{said}, from this machine only\n"
+            f"another worker here joins with: murmur join {address} --out runs/another"
+        )
+    flags = f"--listen 0.0.0.0:{port} --insecure"
+    return f"{said}\nanother machine joins with: murmur join {address} {flags}"
 
 
 def _parts(weights: object) -> str:

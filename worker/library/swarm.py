@@ -23,7 +23,7 @@ from functools import partial
 from math import inf
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 from torch import Tensor, nn
 from torch.distributed import get_rank
@@ -31,9 +31,10 @@ from torch.optim import Optimizer
 
 from algorithms.fragment_state import FragmentState
 from algorithms.fragments import TensorSpec
-from protos.addresses import is_loopback, split_address
+from protos.addresses import is_loopback, is_wildcard, join_address, split_address
 from protos.manifest import first_difference
-from worker.catchup.bootstrap import fetch_manifest
+from worker.addresses import FoundHost, find_host
+from worker.catchup.bootstrap import FirstAnswer, fetch_manifest
 from worker.component import NodeConfig
 from worker.config import Config, join_config, load_config
 from worker.errors import ConfigError, ManifestRefused, PeersUnreachable, UsageError
@@ -139,14 +140,15 @@ class Swarm:
         schema = self._replica.schema
         addresses = Addresses(listen, advertise, joins, insecure)
         terms = partial(_terms, given, addresses, schema)
-        decided: tuple[Config, bool] = agreed(terms) if is_site() else terms()
-        self._config, coordinated = decided
+        decided: _Terms = agreed(terms) if is_site() else terms()
+        self._config, coordinated, found = decided
         self._manifest = Manifest.of(self._config, schema)
         self._fragments = fragments_of(schema, self._config)
         self._listen = listen
         self._node = NodeConfig(
             peer=name or f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}",
-            advertise=advertise,
+            advertise=join_address(found.host, 0) if found else advertise,
+            advertise_origin=found.origin if found else "",
             joins=() if coordinated else joins,
             coordinator=joins[0] if coordinated else None,
             min_peers=min_peers if min_peers is not None else (None if joins else 1),
@@ -431,6 +433,8 @@ class Addresses:
             host, *_ = [split_address(each)[0] for each in (self.listen, *given)]
         except ValueError as error:
             raise UsageError(str(error)) from error
+        if self.advertise and is_wildcard(split_address(self.advertise)[0]):
+            raise UsageError(f"advertise={self.advertise!r}: nobody can dial that; name a host")
         if not self.insecure and not is_loopback(host):
             raise ConfigError(
                 f"listen={self.listen!r}: reachable from other machines, and this version does not "
@@ -452,6 +456,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--min-peers", type=int, help="start when so many are here")
     group.add_argument("--out", help="folder for events.jsonl")
     group.add_argument("--insecure", action="store_true", help="serve others unencrypted")
+
+
+class _Terms(NamedTuple):
+    """The run's config, whether a coordinator gave it, and the host to advertise, if not given."""
+
+    config: Config
+    coordinated: bool
+    found: FoundHost | None
 
 
 def _settings(
@@ -476,23 +488,28 @@ def _settings(
 
 def _terms(
     given: Mapping[str, str], addresses: Addresses, schema: Sequence[TensorSpec]
-) -> tuple[Config, bool]:
-    """(the run's config, whether a coordinator gave it). Raises as `Swarm`."""
+) -> "_Terms":
+    """What this peer and the run agree on. Raises as `Swarm`."""
     addresses.check()
+    contacts: tuple[str, ...] = ()
     if not addresses.joins:
-        config, coordinated = _started(given), False
+        config, coordinated, seen_from = _started(given), False, ""
     else:
-        manifest, where, coordinated = _first_manifest(addresses.joins)
-        config = _joined(given, manifest, where)
+        first, where = _first_answer(addresses.joins)
+        coordinated, contacts, seen_from = first.coordinated, (where,), first.seen_from
+        config = _joined(given, first.manifest, where)
         own = Manifest.of(config, schema)
-        if different := first_difference(manifest.agreed, own.agreed):
+        if different := first_difference(first.manifest.agreed, own.agreed):
             raise ManifestRefused(f"{where} trains another model: {different} (there: here)")
+    found = None
+    if addresses.advertise is None:
+        found = find_host(addresses.listen, contacts, seen_from)
     if is_site() and config.plan.payload == "gradient":
         raise UsageError(
             "preset ddp averages gradients at every step, which a site of several processes does "
             "by itself; use diloco or streaming between sites"
         )
-    return config, coordinated
+    return _Terms(config, coordinated, found)
 
 
 def _started(given: Mapping[str, str]) -> Config:
@@ -504,16 +521,14 @@ def _started(given: Mapping[str, str]) -> Config:
     return config
 
 
-def _first_manifest(joins: Sequence[str]) -> tuple[Manifest, str, bool]:
-    """(manifest, address, whether a coordinator gave it) of the first that answers."""
+def _first_answer(joins: Sequence[str]) -> tuple[FirstAnswer, str]:
+    """Of the first that answers, and its address."""
     problem = None
     for address in joins:
         try:
-            manifest, coordinated = fetch_manifest(address, _JOIN_S)
+            return fetch_manifest(address, _JOIN_S), address
         except PeersUnreachable as error:
             problem = error
-            continue
-        return manifest, address, coordinated
     assert problem is not None
     raise problem
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from protos import murmuration_pb2 as pb
+from protos.addresses import caller_host, is_loopback, is_wildcard
 from protos.events import new_event
 from protos.manifest import first_difference
 from protos.text import shown
@@ -173,11 +174,12 @@ class GossipService:
         answer = self._news.answer(gossip.sender, asked, self.members)
         return self._message(answer, refused[:_MAX_TOLD])
 
-    async def on_join(self, request: bytes) -> bytes:
+    async def on_join(self, request: bytes, caller: str) -> bytes:
         """First contact: refuses another run, tells a peer without a manifest what the run is."""
         join = wire.parse(pb.JoinRequest, request)
         if not join.manifest:
-            return pb.JoinReply(manifest=self._packed).SerializeToString()
+            reply = pb.JoinReply(manifest=self._packed, seen_from=caller_host(caller))
+            return reply.SerializeToString()
         theirs = Manifest.unpack(join.manifest)
         if theirs.run != self.run:
             difference = first_difference(theirs.agreed, self._manifest.agreed)
@@ -190,6 +192,8 @@ class GossipService:
         if member.peer == self.me.peer and member.address != self.me.address:
             refusal = f"its own name is {member.peer!r} too; choose another with --name"
             return pb.JoinReply(refusal=refusal, manifest=self._packed).SerializeToString()
+        if (unfit := undialable(member.address, self.me.address)) is not None:
+            return pb.JoinReply(refusal=unfit, manifest=self._packed).SerializeToString()
         if (address := await self._name_taken_at(member)) is not None:
             refusal = f"{member.peer!r} lives at {address}; choose another name with --name"
             return pb.JoinReply(refusal=refusal, manifest=self._packed).SerializeToString()
@@ -345,6 +349,24 @@ class GossipService:
         if self.me.unreachable != self._unreachable:
             self._unreachable = self.me.unreachable
             self._host.log(new_event("unreachable", peers=list(self._unreachable)))
+
+
+def undialable(theirs: str, mine: str) -> str | None:
+    """Why the address that a newcomer advertises is none for this swarm, in which `mine` is one."""
+    there, here = (address.rpartition(":")[0].strip("[]") for address in (theirs, mine))
+    if is_wildcard(there):
+        return f"nobody can dial {theirs}; say with --advertise at which HOST:PORT others reach you"
+    if is_loopback(there) and not is_loopback(here):
+        return (
+            f"{theirs} is reachable from its own machine only, and this swarm is on several; "
+            "listen on 0.0.0.0:7700 with --insecure"
+        )
+    if is_loopback(here) and not is_loopback(there):
+        return (
+            f"this swarm is on one machine only; listen on 127.0.0.1 too, or start the peer at "
+            f"{mine} with --listen 0.0.0.0:7700 --insecure"
+        )
+    return None
 
 
 def to_gossip_message(message: GossipMessage, sender: str, run: int) -> pb.GossipMessage:

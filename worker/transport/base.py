@@ -73,8 +73,9 @@ class Stream(Protocol):
 class Handler(Protocol):
     """What a peer answers. io thread only."""
 
-    async def on_call(self, method: str, request: bytes) -> bytes:
-        """Answers one call. Raises Refused."""
+    async def on_call(self, method: str, request: bytes, caller: str) -> bytes:
+        """Answers one call; `caller` is the transport's own name of where it is from. Raises
+        Refused."""
         ...
 
     async def on_stream(self, method: str, stream: Stream) -> None:

@@ -252,7 +252,7 @@ class _Router(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # only the stu
                     f"{method} takes at most {MAX_CONTROL_BYTES} bytes, got {len(request)}",
                 )
             try:
-                answer = await handler.on_call(method, request)
+                answer = await handler.on_call(method, request, context.peer())
             except Refused as refused:
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(refused))
             traffic.count_sent(method, len(answer))

@@ -76,7 +76,7 @@ class MemoryTransport:
                 await asyncio.sleep(self._network.delay_s)
                 other, handler = self._network.reach(self._address, address)
                 other.traffic.count_received(method, len(request))
-                answer = await handler.on_call(method, request)
+                answer = await handler.on_call(method, request, self._address)
                 other.traffic.count_sent(method, len(answer))
                 await asyncio.sleep(self._network.delay_s)
                 self._network.reach(self._address, address)

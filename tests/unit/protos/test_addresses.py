@@ -1,8 +1,44 @@
-"""Reserved ports."""
+"""HOST:PORT of peers and of those that call, and reserved ports."""
 
 import socket
 
-from protos.addresses import ReservedPorts
+import pytest
+
+from protos.addresses import (
+    ReservedPorts,
+    caller_host,
+    is_wildcard,
+    join_address,
+    split_address,
+)
+
+
+@pytest.mark.parametrize(
+    ("peer", "host"),
+    [
+        ("ipv4:192.0.2.7:41000", "192.0.2.7"),
+        ("ipv6:%5B2001:db8::7%5D:41000", "2001:db8::7"),
+        ("ipv6:[::ffff:192.0.2.7]:41000", "192.0.2.7"),
+        ("unix:/tmp/socket", ""),
+        ("ipv4:nonsense", ""),
+        ("w0", ""),
+    ],
+)
+def test_the_host_of_a_caller(peer: str, host: str) -> None:
+    assert caller_host(peer) == host
+
+
+@pytest.mark.parametrize("address", ["192.0.2.7:7700", "[2001:db8::7]:7700", "w0.example:1"])
+def test_an_address_is_joined_as_it_was_split(address: str) -> None:
+    assert join_address(*split_address(address)) == address
+
+
+@pytest.mark.parametrize(
+    ("host", "wildcard"),
+    [("0.0.0.0", True), ("::", True), ("127.0.0.1", False), ("w0.example", False)],
+)
+def test_a_wildcard_stands_for_all_addresses(host: str, wildcard: bool) -> None:
+    assert is_wildcard(host) == wildcard
 
 
 def test_reserved_ports_are_distinct_and_a_listener_may_take_them() -> None:

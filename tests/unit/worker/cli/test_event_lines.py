@@ -8,7 +8,15 @@ from worker.cli.commands import announce_plainly, describe
     [
         (
             {"event": "listening", "peer": "w0", "address": "127.0.0.1:7700"},
-            "w0 listens on 127.0.0.1:7700\nanother machine joins with: murmur join 127.0.0.1:7700",
+            "w0 is reached at 127.0.0.1:7700, from this machine only\n"
+            "another worker here joins with: murmur join 127.0.0.1:7700 --out runs/another",
+        ),
+        (
+            {"event": "listening", "peer": "w0", "address": "192.0.2.7:7701",
+             "origin": "as 192.0.2.1:7700 sees it"},
+            "w0 is reached at 192.0.2.7:7701 (as 192.0.2.1:7700 sees it; --advertise says "
+            "otherwise)\nanother machine joins with: murmur join 192.0.2.7:7701 "
+            "--listen 0.0.0.0:7701 --insecure",
         ),
         ({"event": "started", "step": 0, "group": ["a", "b"]}, "started at step 0 with a, b"),
         (

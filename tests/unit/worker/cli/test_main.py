@@ -117,6 +117,11 @@ def test_a_bad_address_is_exit_code_2_and_the_last_line_says_how_it_looks(
     assert line.endswith(f"{address!r} is no HOST:PORT, such as 192.0.2.7:7700")
 
 
+def test_a_wildcard_is_not_advertised(murmur: Murmur) -> None:
+    line = refused(murmur, 2, "up", "--advertise", "0.0.0.0:7700")
+    assert line.startswith("murmur: --advertise 0.0.0.0:7700: nobody can dial that")
+
+
 def test_digits_that_make_no_number_are_no_port(murmur: Murmur) -> None:
     code, _, err = murmur("join", "host:\N{SUPERSCRIPT TWO}")
     assert code == 2

@@ -137,6 +137,7 @@ def test_a_state_of_another_run_is_refused() -> None:
         ({"settings": {"stages.count": 2}}, ConfigError, "whole models"),
         ({"listen": "nowhere"}, UsageError, "nowhere"),
         ({"listen": "0.0.0.0:7700"}, ConfigError, "insecure=True"),
+        ({"advertise": "0.0.0.0:7700"}, UsageError, "nobody can dial"),
     ],
 )
 def test_bad_arguments_are_one_line(

@@ -1,12 +1,13 @@
 """What one peer says to another, as bytes and back."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from protos import murmuration_pb2 as pb
 from worker import wire
 from worker.membership import Digest, GossipMessage, Member, MemberProgress
-from worker.membership.io import from_gossip_message, to_gossip_message
+from worker.membership.io import from_gossip_message, to_gossip_message, undialable
 
 U64 = st.integers(0, 2**64 - 1)
 SAID = st.builds(
@@ -28,6 +29,24 @@ def test_what_is_said_survives_the_wire(said: GossipMessage) -> None:
     message = wire.parse(pb.GossipMessage, raw)
     assert from_gossip_message(message, said.members) == said
     assert (message.sender, message.run) == ("w0", 2**64 - 1)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "mine", "says"),
+    [
+        ("127.0.0.1:1", "127.0.0.1:2", None),
+        ("192.0.2.1:1", "192.0.2.2:2", None),
+        ("w1.example:1", "192.0.2.2:2", None),
+        ("localhost:1", "127.0.0.1:2", None),
+        ("0.0.0.0:7700", "192.0.2.2:2", "nobody can dial 0.0.0.0:7700"),
+        ("[::]:7700", "127.0.0.1:2", "nobody can dial"),
+        ("127.0.0.1:1", "192.0.2.2:2", "from its own machine only"),
+        ("192.0.2.1:1", "127.0.0.1:2", "start the peer at 127.0.0.1:2 with"),
+    ],
+)
+def test_loopback_only_among_peers_on_loopback(theirs: str, mine: str, says: str | None) -> None:
+    refusal = undialable(theirs, mine)
+    assert refusal is None if says is None else refusal and says in refusal
 
 
 def test_without_news_a_message_takes_a_few_bytes() -> None:

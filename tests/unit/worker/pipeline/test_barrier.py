@@ -442,7 +442,7 @@ class Replica:
         self.script, self.calls, self.events = list(script), 0, list[dict[str, object]]()
         self.last = self.member  # what the origin knows when the script is at its end
 
-    async def on_call(self, method: str, request: bytes) -> bytes:
+    async def on_call(self, method: str, request: bytes, caller: str) -> bytes:
         assert method == "Control/Finished"
         self.calls += 1
         over = self.script.pop(0)

@@ -332,7 +332,7 @@ class Answering:
     def __init__(self, kind: str, members: object) -> None:
         self.document = {"kind": kind, "members": members}
 
-    async def on_call(self, method: str, request: bytes) -> bytes:
+    async def on_call(self, method: str, request: bytes, caller: str) -> bytes:
         assert method == "Control/Status"
         return wire.status_reply(self.document)
 

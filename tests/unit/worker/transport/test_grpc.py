@@ -35,7 +35,7 @@ def test_a_data_connection_opens_before_there_is_anything_to_send() -> None:
 class Ends:
     """Ends every stream at once."""
 
-    async def on_call(self, method: str, request: bytes) -> bytes:
+    async def on_call(self, method: str, request: bytes, caller: str) -> bytes:
         return b""
 
     async def on_stream(self, method: str, stream: Stream) -> None:
