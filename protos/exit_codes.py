@@ -14,6 +14,7 @@ class ExitCode(IntEnum):
     UNREACHABLE = 6
     ADDRESS_IN_USE = 7
     CHECKPOINT = 8
+    NOT_DIALLED = 9
     INTERRUPTED = 130
 
 

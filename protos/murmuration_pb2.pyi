@@ -196,8 +196,11 @@ class JoinRequest(_message.Message):
 
     MEMBER_FIELD_NUMBER: _builtins.int
     MANIFEST_FIELD_NUMBER: _builtins.int
+    DIAL_ONLY_FIELD_NUMBER: _builtins.int
     manifest: _builtins.bytes
     """zstd of canonical msgpack; empty: "send me yours" """
+    dial_only: _builtins.bool
+    """only dial the member back: another peer, which it has called, asks"""
     @_builtins.property
     def member(self) -> Global___Member: ...
     def __init__(
@@ -205,10 +208,11 @@ class JoinRequest(_message.Message):
         *,
         member: Global___Member | None = ...,
         manifest: _builtins.bytes = ...,
+        dial_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["member", b"member"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["manifest", b"manifest", "member", b"member"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dial_only", b"dial_only", "manifest", b"manifest", "member", b"member"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -223,6 +227,7 @@ class JoinReply(_message.Message):
     MEMBERS_FIELD_NUMBER: _builtins.int
     COORDINATOR_FIELD_NUMBER: _builtins.int
     SEEN_FROM_FIELD_NUMBER: _builtins.int
+    UNDIALLED_FIELD_NUMBER: _builtins.int
     refusal: _builtins.str
     """empty: welcome"""
     manifest: _builtins.bytes
@@ -230,6 +235,8 @@ class JoinReply(_message.Message):
     """asked a coordinator: introduce yourself there"""
     seen_from: _builtins.str
     """the host that the request came from, as the receiver sees it"""
+    undialled: _builtins.bool
+    """refused because nobody answers at the caller's own address"""
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___Member]: ...
     def __init__(
@@ -240,10 +247,11 @@ class JoinReply(_message.Message):
         members: _abc.Iterable[Global___Member] | None = ...,
         coordinator: _builtins.bool = ...,
         seen_from: _builtins.str = ...,
+        undialled: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator", b"coordinator", "manifest", b"manifest", "members", b"members", "refusal", b"refusal", "seen_from", b"seen_from"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator", b"coordinator", "manifest", b"manifest", "members", b"members", "refusal", b"refusal", "seen_from", b"seen_from", "undialled", b"undialled"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

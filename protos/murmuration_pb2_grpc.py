@@ -76,7 +76,8 @@ class ControlServicer:
     """
 
     def Join(self, request, context):
-        """First contact. Refused, with the first differing key, when the manifests differ.
+        """First contact. Refused, with the first differing key, when the manifests differ; and when the
+        receiver, or another peer that it asks, cannot dial the caller back.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -37,7 +37,9 @@ class ControlStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ControlAsyncStub: ...
     Join: _grpc.UnaryUnaryMultiCallable[_murmuration_pb2.JoinRequest, _murmuration_pb2.JoinReply]
-    """First contact. Refused, with the first differing key, when the manifests differ."""
+    """First contact. Refused, with the first differing key, when the manifests differ; and when the
+    receiver, or another peer that it asks, cannot dial the caller back.
+    """
     Gossip: _grpc.UnaryUnaryMultiCallable[_murmuration_pb2.GossipMessage, _murmuration_pb2.GossipMessage]
     """Push-pull of what the other does not know yet. The reply, even an empty one, is evidence of life,
     so this is also the probe.
@@ -62,7 +64,9 @@ class ControlAsyncStub(ControlStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Join: _aio.UnaryUnaryMultiCallable[_murmuration_pb2.JoinRequest, _murmuration_pb2.JoinReply]  # type: ignore[assignment]
-    """First contact. Refused, with the first differing key, when the manifests differ."""
+    """First contact. Refused, with the first differing key, when the manifests differ; and when the
+    receiver, or another peer that it asks, cannot dial the caller back.
+    """
     Gossip: _aio.UnaryUnaryMultiCallable[_murmuration_pb2.GossipMessage, _murmuration_pb2.GossipMessage]  # type: ignore[assignment]
     """Push-pull of what the other does not know yet. The reply, even an empty one, is evidence of life,
     so this is also the probe.
@@ -90,7 +94,9 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         request: _murmuration_pb2.JoinRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_murmuration_pb2.JoinReply, _abc.Awaitable[_murmuration_pb2.JoinReply]]:
-        """First contact. Refused, with the first differing key, when the manifests differ."""
+        """First contact. Refused, with the first differing key, when the manifests differ; and when the
+        receiver, or another peer that it asks, cannot dial the caller back.
+        """
 
     @_abc_1.abstractmethod
     def Gossip(

@@ -6,6 +6,7 @@
         ManifestRefused     5   the swarm runs something else
         PeersUnreachable    6   nobody answers, or too few came
         CheckpointError     8   none can be used
+        NotDialled          9   others cannot dial this peer
 
 Two more live elsewhere: `worker.tasks.TaskError`, 4; `worker.transport.AddressInUse`, 7.
 A message from a peer ends nothing, whatever it holds: that is `worker.wire.WireError`.
@@ -50,3 +51,9 @@ class CheckpointError(MurmurError):
     """No checkpoint can be used."""
 
     exit_code = ExitCode.CHECKPOINT
+
+
+class NotDialled(MurmurError):
+    """Others cannot dial this peer at the address that it advertises."""
+
+    exit_code = ExitCode.NOT_DIALLED

@@ -1,12 +1,20 @@
 """Peers find out where others reach them; who cannot be reached is told so."""
 
+import signal
 from pathlib import Path
 
 import pytest
 
 from protos.addresses import is_loopback, split_address
 from tests.support.gate import gate
-from tests.support.workers import SMALL, WorkerProcess, settings_of
+from tests.support.workers import (
+    QUICK,
+    SMALL,
+    WorkerProcess,
+    free_addresses,
+    running_swarm,
+    settings_of,
+)
 from worker.addresses import find_host
 from worker.errors import ConfigError
 
@@ -45,3 +53,38 @@ def test_peers_that_listen_on_all_addresses_advertise_one_that_others_dial(tmp_p
     finally:
         for worker in filter(None, (first, second)):
             worker.end()
+
+
+def test_a_joiner_that_nobody_can_dial_is_told_and_slows_nobody(tmp_path: Path) -> None:
+    settings = [*SMALL, *QUICK, *settings_of(run__steps=100_000, diloco__inner_steps=10)]
+    held = gate(tmp_path, 15)
+    (nowhere,) = free_addresses(1)
+    with running_swarm(3, tmp_path, *settings, *held.settings) as swarm:
+        swarm.start_all()
+        for worker in swarm.workers.values():
+            worker.wait_for_round(0)
+        with held.opened():
+            stranger = WorkerProcess(
+                ["join", swarm.addresses["w0"], "--name", "new", "--advertise", nowhere,
+                 "--out", str(tmp_path / "new"), "--json", *held.settings],
+                "new",
+            )  # fmt: skip
+            swarm.workers["new"] = stranger
+            stranger.wait_for(lambda e: e["event"] == "listening", "an address")
+            before = [swarm.workers[name].wait_for_round(1)["round"] for name in swarm.names]
+            assert stranger.wait() == 9
+            for name, round_ in zip(swarm.names, before, strict=True):
+                swarm.workers[name].wait_for_round(round_ + 1)  # they have gone on
+                swarm.workers[name].send(signal.SIGTERM)
+            assert {swarm.workers[name].wait() for name in swarm.names} == {0}
+        lines = stranger.errors.strip().splitlines()
+        assert len(lines) == 1
+        assert (
+            f"w0 does not reach new at {nowhere}, which it advertises (calls come from " in lines[0]
+        )
+        assert "--advertise HOST:PORT" in lines[0]
+        assert not (tmp_path / "new").exists()
+        for name in swarm.names:
+            worker = swarm.workers[name]
+            assert "new" not in {event["peer_changed"] for event in worker.of("member")}
+            assert worker.of("round_failed") == []

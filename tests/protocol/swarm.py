@@ -150,12 +150,14 @@ class Swarm:
         min_peers: int = 1,
         problem: Problem | None = None,
         address: str = "",
+        advertise: str | None = None,
     ) -> Peer:
         """Starts one peer.
 
         Args:
             via: addresses to try; a peer's is its name unless `address` says otherwise.
             problem: when it is to run something else than the others.
+            advertise: where the others are told to reach it.
         """
         problem, address = problem or self.problem, address or name
         context = in_peer(address)
@@ -166,6 +168,7 @@ class Swarm:
         node = Node(
             node=NodeConfig(
                 peer=name,
+                advertise=advertise,
                 joins=tuple(via),
                 min_peers=min_peers,
                 wait_s=60.0,

@@ -98,7 +98,7 @@ class Bootstrap:
         self._still_at: dict[int, int] = {}
 
     async def run(self) -> None:
-        """Until cancelled. Raises PeersUnreachable, ManifestRefused."""
+        """Until cancelled. Raises PeersUnreachable, ManifestRefused, NotDialled."""
         await self._start()
         while self._exchanges:
             await asyncio.sleep(_REPAIR_S)
@@ -158,11 +158,10 @@ class Bootstrap:
         known = {member.address for member in self._gossip.members if member.live}
         for address in self._config.joins:
             if address not in known:
-                try:
-                    await self._gossip.join(address)
+                problem = await self._gossip.contact(address)
+                problems |= {address: problem} if problem else {}
+                if not problem:
                     problems.pop(address, None)
-                except (TransportError, wire.WireError) as error:
-                    problems[address] = str(error)
 
     def _too_few(self, problems: dict[str, str]) -> str:
         have = ", ".join(member.peer for member in self._gossip.members if member.live)

@@ -1,6 +1,8 @@
 """Tells the optional coordinator of this peer and its progress, and learns of others there."""
 
 import asyncio
+import math
+from collections.abc import Coroutine
 from typing import Protocol
 
 from protos import documents
@@ -8,14 +10,15 @@ from protos import murmuration_pb2 as pb
 from protos.events import new_event
 from protos.text import shown
 from worker import wire
-from worker.errors import ManifestRefused
-from worker.membership import Gossiped
+from worker.errors import ManifestRefused, MurmurError, NotDialled
+from worker.membership import Member
 from worker.membership.io import GossipService
 from worker.transport import Transport, TransportError
 
 _PERIOD_S = 1.0
 _EAGER_S = 0.25
 _CALL_S = 2.0
+_MEET_AGAIN_S = 5.0
 _EVENTS_PER_CALL = 64
 _MAX_EVENTS = 1024
 _MAX_CALL_BYTES = 48 * 1024
@@ -31,6 +34,14 @@ class RunHost(Protocol):
         """What the train thread has committed, None before it has anything."""
         ...
 
+    def clock(self) -> float:
+        """Monotonic seconds."""
+        ...
+
+    def spawn(self, work: Coroutine[None, None, None]) -> None:
+        """Runs a coroutine in the background."""
+        ...
+
     def log(self, event: dict[str, object]) -> None: ...
 
 
@@ -42,6 +53,8 @@ class CoordinatorClient:
         self._gossip, self._host = gossip, host
         self._events: list[dict[str, object]] = []
         self._silent = False
+        self._met_at: dict[str, float] = {}  # by address
+        self._refusal: MurmurError | None = None
 
     def add(self, event: dict[str, object]) -> None:
         """Queues an event; of progress only the newest is kept, of all the newest thousand."""
@@ -55,9 +68,12 @@ class CoordinatorClient:
         """Until cancelled. A refusal ends the run only before it has begun.
 
         Raises:
-            ManifestRefused: the coordinator's run is another one.
+            ManifestRefused: the coordinator's run is another one, or that of a peer that it names.
+            NotDialled: as `GossipService.contact`.
         """
         while True:
+            if self._refusal is not None:
+                raise self._refusal
             try:
                 await self._call()
                 self._silent = False
@@ -107,4 +123,26 @@ class CoordinatorClient:
                 f"coordinator {self._address} refuses: {shown(reply.refusal, 200)}"
             )
         self._events = [event for event in self._events if not any(event is e for e in taken)]
-        self._gossip.handle(Gossiped(self._gossip.read_members(reply.members)[0]))
+        for member in self._gossip.read_members(reply.members)[0]:
+            self._meet(member)
+
+    def _meet(self, member: Member) -> None:
+        """First contact with a peer that the coordinator names: it is no member on that word."""
+        known = self._gossip.address_of(member.peer)
+        due_s = self._met_at.get(member.address, -math.inf) + _MEET_AGAIN_S
+        now = self._host.clock()
+        if member.peer == self._gossip.me.peer or known == member.address or now < due_s:
+            return
+        if member.live:
+            self._met_at[member.address] = now
+            self._host.spawn(self._contact(member.address))
+
+    async def _contact(self, address: str) -> None:
+        """A refusal ends the run before it has begun, in `run`."""
+        try:
+            await self._gossip.contact(address)
+        except (ManifestRefused, NotDialled) as error:
+            if not self._started or isinstance(error, NotDialled):
+                self._refusal = error
+            else:
+                self._host.log(new_event("warning", text=str(error)))

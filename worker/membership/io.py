@@ -13,7 +13,7 @@ from protos.events import new_event
 from protos.manifest import first_difference
 from protos.text import shown
 from worker import wire
-from worker.errors import ManifestRefused
+from worker.errors import ManifestRefused, NotDialled
 from worker.exchange.types import View
 from worker.manifest import Manifest
 from worker.membership import (
@@ -21,6 +21,7 @@ from worker.membership import (
     Event,
     Gossiped,
     GossipMessage,
+    Health,
     IndirectlyProbed,
     IndirectProbe,
     Leaving,
@@ -28,6 +29,7 @@ from worker.membership import (
     MemberLimits,
     MemberProgress,
     Membership,
+    Phase,
     Probe,
     Probed,
     ProbeTick,
@@ -38,7 +40,10 @@ from worker.membership import (
 )
 from worker.transport import Stream, Transport, TransportError
 
-_JOIN_S = 2.0
+_JOIN_S = 6.0  # both peers that dial back may need their time
+_DIAL_S = 2.0
+_DIALS = 8  # at once: who asks to be dialled is a stranger
+_DIALLED_WITHIN_S = 5.0
 _LEAVE_S = 1.0
 _MAX_PROBE_S = 10.0
 _MOST_PROBES = 16  # for others at once
@@ -95,6 +100,9 @@ class GossipService:
         self._transport, self._clock = host.transport, host.clock
         self._logged: dict[str, str] = {}
         self._unreachable: tuple[str, ...] = ()
+        self._dialling = asyncio.Semaphore(_DIALS)
+        self._seconds_asked = 0
+        self._undialled_since: float | None = None
 
     @property
     def me(self) -> Member:
@@ -197,6 +205,15 @@ class GossipService:
         if (address := await self._name_taken_at(member)) is not None:
             refusal = f"{member.peer!r} lives at {address}; choose another name with --name"
             return pb.JoinReply(refusal=refusal, manifest=self._packed).SerializeToString()
+        unreached = await self._dial_back(member, alone=join.dial_only)
+        if unreached is not None:
+            seen_from = caller_host(caller)
+            seen = f" (calls come from {seen_from})" if seen_from else ""
+            refusal = f"{unreached} at {member.address}, which it advertises{seen}"
+            reply = pb.JoinReply(refusal=refusal, undialled=True, manifest=self._packed)
+            return reply.SerializeToString()
+        if join.dial_only:
+            return pb.JoinReply().SerializeToString()
         self.handle(Gossiped((member,)))
         known = [wire.member_to_message(member) for member in self._news.part(self.members)]
         return pb.JoinReply(members=known).SerializeToString()
@@ -209,6 +226,40 @@ class GossipService:
         timeout_s = self._membership.config.probe_timeout_s
         sender = await self._exchange(known.peer, known.address, timeout_s)
         return known.address if sender == member.peer else None
+
+    async def _dial_back(self, member: Member, *, alone: bool) -> str | None:
+        """Who cannot dial a newcomer: this peer, or, unless it is to answer alone, another that it
+        asks. None when it may become a member: nobody's rounds would wait for one that cannot be
+        reached."""
+        if any(
+            (known.epoch, known.address) == (member.epoch, member.address) and known.live
+            for known in self.others
+            if known.peer == member.peer
+        ):
+            return None
+        async with self._dialling:
+            second = None if alone else asyncio.ensure_future(self._second_dial(member))
+            if not await self._dial(member.peer, member.address):
+                if second is not None:
+                    second.cancel()
+                return f"{self.me.peer} does not reach {member.peer}"
+            return None if second is None else await second
+
+    async def _second_dial(self, member: Member) -> str | None:
+        """As `_dial_back`, by another peer, if there is one; another one at each try."""
+        able = [
+            other
+            for other in self.others
+            if other.health is Health.ALIVE
+            and other.peer not in (member.peer, *self.me.unreachable)
+            and other.address != member.address
+        ]
+        if not able:
+            return None
+        self._seconds_asked += 1
+        other = able[self._seconds_asked % len(able)]
+        undialled = await ask_to_dial(self._transport, other.address, member, self._packed)
+        return f"{other.peer} does not reach {member.peer}" if undialled else None
 
     async def on_indirect_probe(self, request: bytes) -> bytes:
         """Probes another peer in the asking one's place: a member, at the address that this peer
@@ -229,13 +280,41 @@ class GossipService:
 
     # ---------------------------------------------------------------------------------- calling
 
+    async def contact(self, address: str) -> str | None:
+        """First contact. Returns what is wrong where another try may help.
+
+        Raises:
+            ManifestRefused: it runs something else.
+            NotDialled: peers have said for a while that they cannot dial this one, nobody else has
+                taken it in, and its run has not begun.
+        """
+        try:
+            await self.join(address)
+        except (TransportError, wire.WireError) as error:
+            return str(error)
+        except NotDialled as error:
+            now = self._clock()
+            self._undialled_since = self._undialled_since or now
+            alone = not any(member.live for member in self.others)
+            waits = self.me.phase in (Phase.STARTING, Phase.READY)
+            if alone and waits and now - self._undialled_since >= _DIALLED_WITHIN_S:
+                raise
+            return str(error)
+        self._undialled_since = None
+        return None
+
     async def join(self, address: str) -> None:
-        """First contact with a peer. Raises ManifestRefused, Unreachable."""
+        """First contact with a peer. Raises ManifestRefused, NotDialled, Unreachable."""
         request = pb.JoinRequest(member=wire.member_to_message(self.me), manifest=self._packed)
         raw = await self._transport.call(
             address, "Control/Join", request.SerializeToString(), _JOIN_S
         )
         reply = wire.parse(pb.JoinReply, raw)
+        if reply.undialled:
+            raise NotDialled(
+                f"{shown(reply.refusal, 300)}; open that port, or say with --advertise HOST:PORT "
+                "where others reach this peer"
+            )
         if reply.refusal:
             raise ManifestRefused(f"{address} refuses this run: {shown(reply.refusal, 200)}")
         members, refused = self.read_members(reply.members)
@@ -265,6 +344,15 @@ class GossipService:
             )
             alive = wire.parse(pb.ProbeReply, raw).alive
         self.handle(IndirectlyProbed(peer, alive))
+
+    async def _dial(self, peer: str, address: str) -> bool:
+        """Whether the peer of this run answers there. Nothing is told or learned of members."""
+        with suppress(TransportError, wire.WireError):
+            request = self._message(GossipMessage())
+            raw = await self._transport.call(address, "Control/Gossip", request, _DIAL_S)
+            answer = wire.parse(pb.GossipMessage, raw)
+            return bool(answer.run == self.run and answer.sender == peer)
+        return False
 
     async def _exchange(self, peer: str, address: str, timeout_s: float) -> str | None:
         """Push-pull with one peer. Returns who has answered: somebody else may have the address by
@@ -351,8 +439,23 @@ class GossipService:
             self._host.log(new_event("unreachable", peers=list(self._unreachable)))
 
 
+async def ask_to_dial(
+    transport: Transport, asked: str, member: Member, manifest: bytes
+) -> bool | None:
+    """Whether the peer at `asked` cannot dial a member of its run; None when it does not say."""
+    message = wire.member_to_message(member)
+    request = pb.JoinRequest(member=message, manifest=manifest, dial_only=True)
+    with suppress(TransportError, wire.WireError):
+        raw = await transport.call(asked, "Control/Join", request.SerializeToString(), 2 * _DIAL_S)
+        reply = wire.parse(pb.JoinReply, raw)
+        return None if reply.refusal and not reply.undialled else reply.undialled
+    return None
+
+
 def undialable(theirs: str, mine: str) -> str | None:
     """Why the address that a newcomer advertises is none for this swarm, in which `mine` is one."""
+    if "/" in theirs:
+        return f"{theirs[:80]!r} is no HOST:PORT"
     there, here = (address.rpartition(":")[0].strip("[]") for address in (theirs, mine))
     if is_wildcard(there):
         return f"nobody can dial {theirs}; say with --advertise at which HOST:PORT others reach you"
