@@ -15,10 +15,11 @@ EventKind = Literal[
     "progress",  # step, steps, loss, round, state, bytes_sent, bytes_received
     "round",  # fragment, round, contributors, missed, stall_s, exchange_s, waited_for
     "round_failed",  # fragment, round, reason, waiting_for
+    "stalled",  # fragment, round, waiting_for, seconds so far, last_s: of the round before
     "head_start",  # fragment, round, step: an anchor that was fetched early is used
     "refused",  # reason, again, sender, round: a message that was not taken
     "member",  # peer_changed, health
-    "unreachable",  # peers: that this one does not reach, and others do
+    "unreachable",  # peers: that this one does not reach, though they are alive
     "adopted",  # donor, step, reason: another peer's state was taken over
     "skipped",  # step, reason
     "checkpoint",  # path, step
@@ -94,3 +95,10 @@ def printable(text: str) -> str:
     return "".join(
         c if c in "\n\t" or c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text
     )
+
+
+def stall_words(event: Event) -> str:
+    """For whom the round of a `stalled` event waits, and for how long: `w2: 14 s, the last 3 s`."""
+    late = ", ".join(names_of(event, "waiting_for")) or "its end"
+    seconds, last_s = (float_of(event, name) or 0.0 for name in ("seconds", "last_s"))
+    return f"{late}: {seconds:.0f} s so far, the last round took {last_s:.1f} s"

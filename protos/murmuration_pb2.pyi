@@ -135,7 +135,7 @@ class Member(_message.Message):
     def digests(self) -> _containers.RepeatedCompositeFieldContainer[Global___FragmentDigest]: ...
     @_builtins.property
     def unreachable(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """peers that it does not reach, though others do"""
+        """peers that it does not reach, though they are alive"""
 
     def __init__(
         self,

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Protocol
 
 from coordinator.rendezvous.records import Record
-from protos.events import Event, float_of, int_of, names_of, printable, text_of
+from protos.events import Event, float_of, int_of, names_of, printable, stall_words, text_of
 from protos.exit_codes import exit_words
 from protos.figures import duration, megabytes, optional
 
@@ -184,10 +184,12 @@ class EventFormatter:
         self._starts: set[tuple[str, ...]] = set()
         self._health: dict[str, int] = {}
         self._refusals: set[tuple[str | None, str | None, int | None]] = set()
+        self._stall = ("", -1, 0.0)
         self._warned: dict[str, set[str]] = {}  # peers by text, since it was last a line
         self._writers: dict[str, Callable[[Event], str | None]] = {
             "started": self._started,
             "round_failed": _round_failed,
+            "stalled": self._stalled,
             "adopted": _adopted,
             "refused": self._refused,
             "warning": self._warning,
@@ -236,6 +238,15 @@ class EventFormatter:
         self._refusals.add(refusal)
         words = "asks for it again" if event.get("again") is True else "refused"
         return f"{words}: {text_of(event, 'reason') or '?'}"
+
+    def _stalled(self, event: Event) -> str | None:
+        """Once for all workers of a round, and again when it has doubled."""
+        late = ",".join(names_of(event, "waiting_for"))
+        round_, seconds = int_of(event, "round") or 0, float_of(event, "seconds") or 0.0
+        if self._stall[:2] == (late, round_) and seconds < 1.5 * self._stall[2]:
+            return None
+        self._stall = (late, round_, seconds)
+        return f"waits in round {round_} for {stall_words(event)}"
 
     def _member(self, event: Event) -> str | None:
         """Doubts, deaths and returns; that a peer joins or leaves in good order is ordinary."""

@@ -1,4 +1,4 @@
-"""Who joins is dialled back before it is a member: nobody waits for a peer that none can reach."""
+"""Nobody waits for a peer that none can dial: as it joins, and when its port closes later."""
 
 import pytest
 
@@ -64,5 +64,37 @@ def test_a_newcomer_that_most_reach_is_taken_in_at_another_try() -> None:
             await swarm.join("d", via="a")
             await swarm.until(lambda: swarm["d"].versions > (2,), 30)
             assert swarm["d"].of_kind("adopted")
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("silent", [False, True], ids=["refused", "lost"])
+@pytest.mark.parametrize("names", ["ab", "abcd"])
+def test_a_peer_whose_port_closes_is_out_of_rounds_until_it_opens(names: str, silent: bool) -> None:
+    """It goes on calling the others, so that nobody takes it for dead."""
+
+    async def scenario() -> None:
+        async with Swarm(steady(150)) as swarm:
+            *others, shut = names
+            await swarm.start(*names)
+            await swarm.until(lambda: swarm["a"].versions >= (2,), 30)
+            swarm.network.close_port(shut, silent=silent)
+            detected_s = swarm.problem.config.membership.detection_s(len(names))
+            limit_s = 5 * 0.5 + detected_s + 1.0  # a round, and the time in which it is noticed
+            for version in range(3, 12):
+
+                def all_have(version: int = version) -> bool:
+                    return all(swarm[name].versions >= (version,) for name in others)
+
+                await swarm.until(all_have, limit_s)
+                limit_s = 5 * 0.5 + 1.0
+            assert swarm[others[0]].of_kind("unreachable")[-1]["peers"] == [shut]
+            swarm.network.open_port(shut)
+            await swarm.finished()
+            swarm.assert_equal(versions=(30,))
+            for name in others:
+                assert swarm[name].of_kind("round_failed") == []
+                assert swarm[name].of_kind("unreachable")[-1]["peers"] == []
+                assert swarm[name].of_kind("round")[-1]["contributors"] == len(names)
 
     run(scenario())

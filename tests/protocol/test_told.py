@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from algorithms.plan import PRESETS
-from tests.protocol.problem import Problem
+from tests.protocol.problem import Problem, steady
 from tests.protocol.swarm import Swarm
 from tests.protocol.virtual_time import run
 
@@ -31,5 +31,23 @@ def test_who_waits_for_the_others_in_the_end_says_so_once() -> None:
                 told = [event["state"] for event in peer.of_kind("progress")]
                 assert told.index("settling") == len(told) - 1
                 assert "training" in told
+
+    run(scenario())
+
+
+def test_a_round_that_takes_far_longer_than_the_last_says_for_whom() -> None:
+    async def scenario() -> None:
+        async with Swarm(steady(20)) as swarm:
+            await swarm.start(*"abc")
+            await swarm.until(lambda: swarm["a"].versions >= (2,), 30)
+            assert swarm["a"].of_kind("stalled") == []
+            swarm.freeze("c")
+            await swarm.until(lambda: swarm["a"].versions >= (3,), 30)
+            swarm.thaw("c")
+            await swarm.finished()
+            for name in "ab":
+                told = swarm[name].of_kind("stalled")[0]
+                assert (told["round"], told["waiting_for"]) == (2, ["c"])
+                assert float(str(told["seconds"])) > 2 * float(str(told["last_s"]))
 
     run(scenario())

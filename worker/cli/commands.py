@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from protos.addresses import is_loopback, is_wildcard, join_address, split_address
+from protos.events import stall_words
 from protos.figures import megabytes, percent
 from worker.cli.options import option, options
 from worker.errors import ConfigError, UsageError
@@ -386,6 +387,8 @@ def describe(event: Mapping[str, object]) -> str | None:
             return f"step {event['step']}/{event['steps']}  {words}"
         case "round_failed":
             return f"round {event['round']} failed: {event['reason']}"
+        case "stalled":
+            return f"round {event['round']} waits for {stall_words(event)}"
         case "adopted":
             nobody = event.get("confirmed_by") == []
             alone = " (on its word alone: nobody else has it)" if nobody else ""
@@ -402,7 +405,8 @@ def describe(event: Mapping[str, object]) -> str | None:
         case "unreachable":
             if not isinstance(peers := event["peers"], list) or not peers:
                 return "reaches every peer again"
-            return f"does not reach {', '.join(peers)}, though others do: check the link between"
+            named = ", ".join(peers)
+            return f"does not reach {named}, alive all the same: check that port and the link"
         case "warning":
             return f"warning: {event['text']}"
         case "checkpoint":

@@ -1,5 +1,6 @@
 """What the machines of all rounds share: shards, views, and common events and actions."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -32,14 +33,27 @@ class View:
         return member is not None and member.live
 
     def usable(self, peer: str) -> bool:
-        """Alive beyond doubt: worth sending a shard to."""
+        """Alive beyond doubt, and reached: worth sending a shard to."""
         member = self.members.get(peer)
-        return member is not None and member.health is Health.ALIVE
+        return member is not None and member.health is Health.ALIVE and peer not in self.cut_off
+
+    @cached_property
+    def cut_off(self) -> frozenset[str]:
+        """Live peers that most of the others do not reach, though they themselves may reach these:
+        no round waits for them, and none is laid out over them. What they give in time counts."""
+        live = [member for member in self.members.values() if member.live]
+        named = Counter(
+            other for member in live for other in member.unreachable if self.live(other)
+        )
+        return frozenset(peer for peer, count in named.items() if 2 * count > len(live) - 1)
 
     def will_contribute(self, peer: str, fragment: int, round_: int) -> bool:
-        """Whether to wait for this peer: it trains, and has not applied the round already."""
+        """Whether to wait for this peer: it trains, is reached, and has not applied the round
+        already."""
         member = self.members.get(peer)
         if member is None or not member.live or member.phase not in (Phase.READY, Phase.TRAINING):
+            return False
+        if peer in self.cut_off:
             return False
         return fragment >= len(member.digests) or member.digests[fragment].version <= round_
 
@@ -52,6 +66,7 @@ class View:
             member.peer
             for member in self.members.values()
             if member.live
+            and member.peer not in self.cut_off
             and (
                 member.phase in (Phase.READY, Phase.TRAINING)
                 or (member.phase is Phase.DONE and fragment < len(member.digests))
@@ -121,7 +136,9 @@ class View:
         return frozenset(
             member.peer
             for member in self.members.values()
-            if member.live and member.phase in (Phase.READY, Phase.TRAINING)
+            if member.live
+            and member.phase in (Phase.READY, Phase.TRAINING)
+            and member.peer not in self.cut_off
         )
 
 

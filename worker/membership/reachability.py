@@ -1,4 +1,4 @@
-"""Peers that this one does not reach though others do: the link is cut, the peer is not dead."""
+"""Peers that this one does not reach though they live: a link is cut, or a port is closed."""
 
 from dataclasses import dataclass
 
@@ -45,10 +45,17 @@ class Reachability:
 
     def answered_to_others(self, peer: str, now: float) -> None:
         """A probe in this peer's place, after its own has failed."""
+        self._missed(peer, 1, now)
+
+    def refuted(self, peer: str, now: float) -> None:
+        """It says that it lives, after this peer's own probe and those in its place have failed."""
+        self._missed(peer, 2, now)
+
+    def _missed(self, peer: str, probes: int, now: float) -> None:
         link = self._links.setdefault(peer, _PeerLink(now))
         if link.missed == 0:
             link.missed_since = now
-        link.missed, link.answers_since = link.missed + 1, None
+        link.missed, link.answers_since = link.missed + probes, None
         if link.missed >= _MISSED and now - link.missed_since >= self._brief_s:
             link.unreachable = True
 

@@ -179,6 +179,7 @@ class Membership:
         self._asked_at: dict[str, float] = {}
         self._reach = Reachability(2 * config.probe_timeout_s)
         self._suspected_until: dict[str, float] = {}
+        self._accused: set[str] = set()  # by this peer, whose probes have all failed
         self._ticked_at: float | None = None
         self._gossip_at = self._reconnect_at = -math.inf
         self._order: list[str] = []
@@ -309,6 +310,7 @@ class Membership:
         self._probing.discard(peer)
         if answered:
             self._reach.answered(peer, now)
+            self._accused.discard(peer)
         member = self._members.get(peer)
         if answered or member is None or member.health is not Health.ALIVE or peer in self._asking:
             return []
@@ -345,6 +347,7 @@ class Membership:
         if member.health is Health.ALIVE:
             self._put(replace(member, health=Health.SUSPECT))
             self._suspected_until[peer] = now + self._suspicion_s
+            self._accused.add(peer)
 
     def _merge(self, members: tuple[Member, ...], now: float) -> None:
         for heard in members:
@@ -359,6 +362,10 @@ class Membership:
                 heard = replace(heard, health=Health.SUSPECT)
             merged = newest(known, heard) if known else heard
             self._put(merged)
+            if heard.peer in self._accused and merged.health is not Health.SUSPECT:
+                self._accused.discard(heard.peer)
+                if merged.health is Health.ALIVE and known and known.epoch == merged.epoch:
+                    self._reach.refuted(heard.peer, now)
             if merged.health is not Health.SUSPECT:
                 self._suspected_until.pop(heard.peer, None)
             elif known is None or (known.epoch, known.incarnation) != (

@@ -29,6 +29,7 @@ class MemoryNetwork:
         self.delay_s = delay_s
         self._served: dict[str, tuple[MemoryTransport, Handler]] = {}
         self._cuts: set[frozenset[str]] = set()
+        self._closed: dict[str, bool] = {}
         self._streams: set[_Pipe] = set()
 
     def cut(self, a: str, b: str) -> None:
@@ -40,10 +41,27 @@ class MemoryNetwork:
     def heal(self, a: str, b: str) -> None:
         self._cuts.discard(frozenset((a, b)))
 
+    def close_port(self, address: str, *, silent: bool = False) -> None:
+        """As a firewall does: nobody reaches the peer any more, which itself reaches everybody.
+
+        Args: silent: what is sent there is lost, instead of refused at once."""
+        self._closed[address] = silent
+        for pipe in [pipe for pipe in self._streams if pipe.server == address]:
+            pipe.sever()
+
+    def open_port(self, address: str) -> None:
+        self._closed.pop(address, None)
+
+    def loses(self, source: str, target: str) -> bool:
+        """Whether what is sent there is lost without a word."""
+        return source != target and self._closed.get(target, False)
+
     def reach(self, source: str, target: str) -> tuple["MemoryTransport", Handler]:
         """Raises Unreachable when nobody serves `target` or the link is cut."""
         if frozenset((source, target)) in self._cuts:
             raise Unreachable(f"{target}: the link from {source} is cut")
+        if target in self._closed and source != target:
+            raise Unreachable(f"{target}: the port is closed")
         if target not in self._served:
             raise Unreachable(f"{target}: nobody listens there")
         return self._served[target]
@@ -74,6 +92,8 @@ class MemoryTransport:
         try:
             async with asyncio.timeout(timeout_s):
                 await asyncio.sleep(self._network.delay_s)
+                if self._network.loses(self._address, address):
+                    await asyncio.Event().wait()
                 other, handler = self._network.reach(self._address, address)
                 other.traffic.count_received(method, len(request))
                 answer = await handler.on_call(method, request, self._address)
@@ -86,8 +106,10 @@ class MemoryTransport:
         return answer
 
     def open(self, address: str, method: str) -> Stream:
-        pipe = _Pipe(self._network, frozenset((self._address, address)), method)
+        pipe = _Pipe(self._network, frozenset((self._address, address)), method, address)
         near = _PipeEnd(pipe, pipe.up, pipe.down, self._traffic)
+        if self._network.loses(self._address, address):
+            return near
         try:
             other, handler = self._network.reach(self._address, address)
         except Unreachable:
@@ -127,10 +149,12 @@ async def _serve(handler: Handler, method: str, stream: "_PipeEnd") -> None:
 
 
 class _Pipe:
-    """Both directions of one stream."""
+    """Both directions of one stream to `server`."""
 
-    def __init__(self, network: MemoryNetwork, ends: frozenset[str], method: str) -> None:
-        self.network, self.ends, self.method = network, ends, method
+    def __init__(
+        self, network: MemoryNetwork, ends: frozenset[str], method: str, server: str
+    ) -> None:
+        self.network, self.ends, self.method, self.server = network, ends, method, server
         self.up: asyncio.Queue[bytes | None] = asyncio.Queue(_WINDOW_MESSAGES)
         self.down: asyncio.Queue[bytes | None] = asyncio.Queue(_WINDOW_MESSAGES)
         self.severed = asyncio.Event()

@@ -222,7 +222,7 @@ class ReducedShards:
         next_group = {
             peer
             for peer in self.view.joinable() | entry.contributors.keys()
-            if self.view.live(peer) or peer == self._me
+            if (self.view.live(peer) and peer not in self.view.cut_off) or peer == self._me
         }
         return events.ComputeShard(
             key=key,

@@ -97,6 +97,15 @@ class Contributor:
         return tuple(sorted({p.target for p in self._parts if p.reduction is None and p.target}))
 
     @property
+    def waits_here(self) -> tuple[ShardKey, ...]:
+        """The shards that this peer reduces itself, and that it has not closed."""
+        return tuple(
+            self._key(shard)
+            for shard, part in enumerate(self._parts)
+            if part.reduction is None and part.target == self._me
+        )
+
+    @property
     def contributors(self) -> int:
         """The fewest in any shard's mean."""
         return min(len(each.contributors) for each in self._reductions())

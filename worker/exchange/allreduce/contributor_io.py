@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from algorithms.diloco import contribution_seed
 from protos import murmuration_pb2 as pb
+from protos.events import new_event
 from worker import wire
 from worker.exchange.allreduce import events
 from worker.exchange.allreduce.contributor import Contributor, OwnRound
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+_STALL_S = 2.0  # a shorter round is none to speak of
+
+
 @dataclass(eq=False)
 class _Try:
     """One try of one shard at one peer; `taken` is what the reduction decoded to."""
@@ -47,7 +51,8 @@ class _Try:
 
 @dataclass(eq=False)
 class _OwnRound:
-    """One of this peer's rounds on its way; `away` are the shards that others reduce."""
+    """One of this peer's rounds on its way; `away` are the shards that others reduce; `told_s` is
+    how long it had taken when that was last told."""
 
     machine: Contributor
     begin: Begin
@@ -57,6 +62,7 @@ class _OwnRound:
     mean: "Tensor"
     began: float
     away: set[int] = field(default_factory=set)
+    told_s: float = 0.0
     tries: dict[tuple[int, int], _Try] = field(default_factory=dict)
     partial: dict[int, wire.Incoming] = field(default_factory=dict)
 
@@ -84,12 +90,15 @@ class ContributorIO:
         self._peers, self._results, self._method = peers, results, method
         self._view = View()
         self._rounds: dict[int, _OwnRound] = {}
+        self._lasted_s: dict[int, float] = {}  # the last round of each fragment
         self._tasks = Tasks()
 
     def tick(self) -> None:
         """Time passes."""
         for round_ in list(self._rounds.values()):
             self._handle(round_, RoundTick())
+        for fragment, round_ in self._rounds.items():
+            self._tell_stall(round_, self._lasted_s.get(fragment))
 
     def on_view(self, view: View) -> None:
         """Membership has changed."""
@@ -137,6 +146,26 @@ class ContributorIO:
         await self._tasks.close()
 
     # --------------------------------------------------------------------------------- inside
+
+    def _tell_stall(self, round_: _OwnRound, last_s: float | None) -> None:
+        """Says for whom a round waits that takes more than twice as long as the last one; again
+        each time that this has doubled."""
+        machine, seconds = round_.machine, self._context.clock() - round_.began
+        if last_s is None or seconds < 2 * max(round_.told_s, last_s, _STALL_S):
+            return
+        round_.told_s = seconds
+        me, reducers = self._context.me, machine.waiting_for
+        late = {peer for key in machine.waits_here for peer in self._reducer.awaited(key)} - {me}
+        self._context.log(
+            new_event(
+                "stalled",
+                fragment=machine.fragment,
+                round=machine.round,
+                waiting_for=sorted(late or {*reducers} - {me}),
+                seconds=round(seconds, 1),
+                last_s=round(last_s, 1),
+            )
+        )
 
     def _encode(
         self, begin: Begin, shards: tuple[ShardRange, ...]
@@ -233,7 +262,7 @@ class ContributorIO:
         context, machine = self._context, round_.machine
         context.counts.late += bool(machine.missed)
         sent_bytes = sum(round_.payloads[shard].packed_bytes for shard in round_.away)
-        exchange_s = context.clock() - round_.began
+        exchange_s = self._lasted_s[machine.fragment] = context.clock() - round_.began
         # Reductions for the others, of about as many bytes, went out in the same time.
         context.compression.exchanged(2 * sent_bytes, exchange_s)
         return RoundDone(

@@ -96,6 +96,10 @@ class ReducerIO:
         self._handle(events.ReductionLearned(key))
         self._candidates.pop(key, None)
 
+    def awaited(self, key: ShardKey) -> tuple[str, ...]:
+        """The peers that have not contributed yet to an open shard."""
+        return self._machine.awaited(key)
+
     async def close(self) -> None:
         await self._tasks.close()
 

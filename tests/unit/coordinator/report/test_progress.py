@@ -179,6 +179,16 @@ def test_failures_say_why_in_one_line() -> None:
 BROKE = "shard 3 of round 5 of fragment 0 from w1 broke off"
 
 
+def test_a_stall_is_said_once_by_all_and_again_when_it_has_doubled() -> None:
+    formatter = EventFormatter()
+    stall = {"event": "stalled", "round": 7, "waiting_for": ["w2"], "seconds": 6.0, "last_s": 2.5}
+    line = formatter.line({**stall, "peer": "w0"})
+    assert line == "w0 waits in round 7 for w2: 6 s so far, the last round took 2.5 s"
+    assert formatter.line({**stall, "peer": "w1"}) is None
+    assert "12 s so far" in str(formatter.line({**stall, "peer": "w1", "seconds": 12.0}))
+    assert formatter.line({**stall, "peer": "w1", "round": 8}) is not None
+
+
 def test_a_link_that_breaks_often_has_one_line_for_each_sender_and_round() -> None:
     formatter = EventFormatter()
     event = {"event": "refused", "peer": "w0", "reason": BROKE, "again": True}

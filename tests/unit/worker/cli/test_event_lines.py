@@ -31,6 +31,11 @@ from worker.cli.commands import announce_plainly, describe
             "step 90/90  evaluating",
         ),
         (
+            {"event": "stalled", "fragment": 0, "round": 3, "waiting_for": ["w1", "w2"],
+             "seconds": 14.2, "last_s": 3.04},
+            "round 3 waits for w1, w2: 14 s so far, the last round took 3.0 s",
+        ),
+        (
             {"event": "round_failed", "round": 3, "reason": "w1 is gone"},
             "round 3 failed: w1 is gone",
         ),

@@ -5,9 +5,11 @@ import pytest
 from tests.unit.worker.membership.machines import (
     CONFIG,
     asked,
+    health,
     machine,
     member,
     probes,
+    suspect,
     tick_until,
 )
 from worker.membership import (
@@ -83,6 +85,34 @@ def test_a_link_that_fails_again_and_again_is_unreachable_for_longer_each_time()
             now += 1
         steady.append(now - 1 - began)
     assert steady == [4, 8, 16, 32, 64, 64, 64]
+
+
+def test_two_refutations_are_as_good_as_three_probes_by_others() -> None:
+    reach = Reachability(brief_s=2.0)
+    reach.refuted("a", 10.0)
+    assert reach.unreachable == ()
+    reach.refuted("a", 12.0)
+    assert reach.unreachable == ("a",)
+
+
+def test_a_peer_that_refutes_but_answers_no_probe_is_unreachable() -> None:
+    membership = machine("a", "b", "c")
+    for now, incarnation in ((1.0, 1), (4.0, 2)):
+        assert membership.me.unreachable == ()
+        suspect(membership, "a", now)
+        refutation = member("a", incarnation=incarnation)
+        membership.handle(Gossiped((refutation,), "b"), now + 1)
+    assert membership.me.unreachable == ("a",)
+    assert health(membership, "a") is Health.ALIVE
+
+
+def test_an_answer_after_a_refutation_clears_the_account() -> None:
+    membership = machine("a", "b", "c")
+    for now, incarnation in ((1.0, 1), (4.0, 2), (7.0, 3)):
+        suspect(membership, "a", now)
+        membership.handle(Gossiped((member("a", incarnation=incarnation),), "a"), now + 1)
+        membership.handle(Probed("a", answered=True), now + 2)
+    assert membership.me.unreachable == ()
 
 
 def test_what_was_of_an_earlier_life_is_forgotten() -> None:

@@ -1,0 +1,58 @@
+"""What a view of the swarm says of peers that others do not reach."""
+
+import pytest
+
+from worker.exchange.types import View
+from worker.membership import Digest, Health, Member, Phase
+
+
+def view(**unreachable: str) -> View:
+    """Peers a to d that train; each does not reach those named, letter by letter."""
+    members = [
+        Member(
+            peer,
+            f"at-{peer}",
+            1,
+            phase=Phase.TRAINING,
+            unreachable=tuple(unreachable.get(peer, "")),
+            digests=(Digest(3, 4, 0),),
+        )
+        for peer in "abcd"
+    ]
+    return View({member.peer: member for member in members})
+
+
+@pytest.mark.parametrize(
+    ("unreachable", "cut_off"),
+    [
+        ({}, ""),
+        ({"a": "d"}, ""),
+        ({"a": "b", "b": "a"}, ""),
+        ({"a": "d", "b": "d"}, "d"),
+        ({"a": "d", "b": "d", "c": "d"}, "d"),
+        ({"a": "d", "b": "d", "d": "ab"}, "d"),
+    ],
+)
+def test_who_most_of_the_others_do_not_reach_is_cut_off(
+    unreachable: dict[str, str], cut_off: str
+) -> None:
+    assert view(**unreachable).cut_off == frozenset(cut_off)
+
+
+def test_no_round_waits_for_a_peer_that_is_cut_off() -> None:
+    seen = view(a="d", b="d", c="d")
+    assert seen.live("d")
+    assert not seen.usable("d")
+    assert not seen.will_contribute("d", 0, 3)
+    assert seen.joinable() == frozenset("abc") == seen.in_draw(0)
+    assert seen.reducer("dcba") == "c"
+
+
+def test_what_the_dead_said_does_not_count() -> None:
+    members = view(a="d", b="d", c="d").members
+    dead = {
+        peer: Member(peer, f"at-{peer}", 1, health=Health.DEAD, unreachable=("d",)) for peer in "ab"
+    }
+    assert View({**members, **dead}).cut_off == frozenset("d")  # c is all the others
+    quiet = Member("c", "at-c", 1)
+    assert View({**members, **dead, "c": quiet}).cut_off == frozenset()
