@@ -216,7 +216,8 @@ class Worker:
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """SIGINT and SIGTERM end the run in good order; a second one at once."""
+        """SIGINT and SIGTERM end the run in good order, SIGTERM without an evaluation; a second
+        one ends it at once."""
 
         def stop(number: int, _frame: FrameType | None) -> None:
             if self._interrupted_by is not None:
@@ -278,6 +279,7 @@ class Worker:
             io=session.io,
             whole=whole,
             saved=self._saved_path,
+            hurried=lambda: self._interrupted_by == signal.SIGTERM,
         )
         result["exit_code"] = code
         (self._options.out / "result.json").write_text(json.dumps(result, indent=1))

@@ -237,7 +237,10 @@ def test_sigterm_saves_and_leaves(tmp_path: Path) -> None:
         assert left["peer_changed"] == "w0"
         assert leaver.result["reason"] == "SIGTERM"
         assert Path(leaver.result["checkpoint"]).is_dir()
+        assert leaver.result["val_loss"] is None  # somebody waits for it to end
+        assert "evaluating" not in {event["state"] for event in leaver.of("progress")}
         here = stayer.of("round")[-1]["round"]
         stayer.wait_for_round(here + 3)  # alone, without waiting for anybody
         stayer.send(signal.SIGINT)
         assert stayer.wait() == 130
+        assert stayer.result["val_loss"] is not None

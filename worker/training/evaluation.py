@@ -1,10 +1,8 @@
 """What the anchor is worth: held-out loss, also without some of its stages, and a piece of text."""
 
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from math import inf
 from pathlib import Path
 
 import torch
@@ -60,10 +58,13 @@ def evaluating(*modules: nn.Module) -> Iterator[None]:
             each.training = True
 
 
-def validation_loss(task: Task, model: nn.Module, seed: int, limit_s: float) -> float | None:
-    """Mean loss over the same held-out batches on every peer; None if that takes too long."""
+def validation_loss(
+    task: Task, model: nn.Module, seed: int, wanted: Callable[[], bool]
+) -> float | None:
+    """Mean loss over the same held-out batches on every peer; None as soon as it is not `wanted`
+    any more."""
     with evaluating(model):
-        return mean_loss(task, partial(_loss, task, model), seed=seed, limit_s=limit_s)
+        return mean_loss(task, partial(_loss, task, model), seed=seed, wanted=wanted)
 
 
 def _loss(task: Task, model: nn.Module, batch: Batch) -> Tensor:
@@ -76,15 +77,14 @@ def mean_loss(
     *,
     seed: int,
     split: str = "validation",
-    limit_s: float = inf,
+    wanted: Callable[[], bool] = lambda: True,
 ) -> float | None:
     """Mean of a loss over the batches that `validation_loss` takes, or as many to train on."""
     batches = task.batches(split, Cursor(seed=seed, stream="validation"))
-    deadline = time.monotonic() + limit_s
     losses: list[float] = []
     with torch.inference_mode():
         while len(losses) < _VALIDATION_BATCHES:
-            if time.monotonic() > deadline:
+            if not wanted():
                 return None
             losses.append(float(loss(next_batch(batches, split))))
     return sum(losses) / len(losses)

@@ -1,8 +1,10 @@
 """What a worker says at its end, as plain values: its `result` event and `result.json`."""
 
 import math
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 from torch import Tensor
@@ -37,6 +39,7 @@ def build_result(
     io: IOThread,
     whole: WholeModel | None,
     saved: Path | None,
+    hurried: Callable[[], bool],
 ) -> dict[str, object]:
     """Evaluates the anchors and collects all figures. train thread only.
 
@@ -44,13 +47,19 @@ def build_result(
         part: what this worker trained; a stage alone has no loss and writes no text.
         whole: what this worker has put together of all stages, if it was the one to.
         saved: the last checkpoint.
+        hurried: whether somebody waits for this process to end: then nothing is evaluated.
     """
     node, metrics = io.node, trainer.metrics
     fragments = [each.fragment for each in trainer.fragments]
     params = sum(fragment.elements for fragment in fragments)
     members, counts = io.ask(lambda: node.gossip.members), node.context.counts
     peers = sum(part.stage is None or member.stage == part.stage for member in members)
-    val_loss, sample = _evaluate(task, config, part, trainer, whole)
+    # Ctrl-C is of somebody that looks on: then what is quick.
+    until_s = time.monotonic() + (math.inf if trainer.stopped is None else _LAST_WORDS_S)
+    val_loss, sample = None, None
+    if not hurried():
+        wanted = partial(_wanted, hurried, until_s)
+        val_loss, sample = _evaluate(task, config, part, trainer, whole, wanted)
     result = {
         "preset": config.preset,
         "inner_steps": config.plan.inner_steps,
@@ -89,11 +98,15 @@ def build_result(
 
 
 def _evaluate(
-    task: Task, config: Config, part: Part, trainer: Trainer, whole: WholeModel | None
+    task: Task,
+    config: Config,
+    part: Part,
+    trainer: Trainer,
+    whole: WholeModel | None,
+    wanted: Callable[[], bool],
 ) -> tuple[float | None, str | None]:
-    """Validation loss and a sample of the anchors; None where there is no whole model."""
-    # Whoever stops a worker waits for it: then only what is quick.
-    limit_s = math.inf if trainer.stopped is None else _LAST_WORDS_S
+    """Validation loss and a sample of the anchors; None where there is no whole model, and as soon
+    as they are not wanted any more."""
     if whole is not None:
         model = task.model()
         model.load_state_dict(dict(whole.anchors), strict=False)
@@ -103,8 +116,12 @@ def _evaluate(
         return None, None
     trainer.report("evaluating")
     with anchors_loaded(trainer):
-        loss = validation_loss(task, model, config.run.seed, limit_s)
-        return loss, generate_sample(task, model, config.run.seed)
+        loss = validation_loss(task, model, config.run.seed, wanted)
+        return loss, generate_sample(task, model, config.run.seed) if wanted() else None
+
+
+def _wanted(hurried: Callable[[], bool], until_s: float) -> bool:
+    return not hurried() and time.monotonic() <= until_s
 
 
 def _of_stage(config: Config, stages: StageNode) -> dict[str, object]:
