@@ -22,6 +22,7 @@ EventKind = Literal[
     "unreachable",  # peers: that this one does not reach, though they are alive
     "adopted",  # donor, step, reason: another peer's state was taken over
     "skipped",  # step, reason
+    "resumed",  # path, step: goes on from a checkpoint of this peer's own
     "checkpoint",  # path, step
     "warning",  # text; stage
     "result",  # the final event of a worker: see worker/training/result.py

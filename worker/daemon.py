@@ -31,6 +31,7 @@ from worker.pipeline.part import fragments_of, part_of
 from worker.session import AWAIT_OTHERS_S, Session
 from worker.tasks import Cursor
 from worker.training import checkpoint
+from worker.training.checkpoint import any_in
 from worker.training.device import chosen_device
 from worker.training.export import load_initial
 from worker.training.inbox import Mailbox, StageMove, Stop, TrainingEvent
@@ -49,14 +50,15 @@ class WorkerOptions:
     rebuilds: whether the stage is made from its neighbours, since nobody is left who served it.
     proxy: `host:port` of an HTTP CONNECT proxy to reach others through.
     out: folder for checkpoints, `events.jsonl` and `result.json`.
-    resume: go on from the newest checkpoint in `out`.
+    resume: go on from the newest checkpoint in `out`: if there is one (None), there must be one
+        (True), or not at all, the checkpoints being put aside (False).
     announce: takes each event, for the terminal or a supervisor.
     """
 
     node: NodeConfig
     listen: str
     out: Path
-    resume: bool
+    resume: bool | None
     announce: Announce
     proxy: str | None = None
     device: str = "auto"
@@ -112,7 +114,7 @@ class Worker:
     def run(self) -> int:
         """Until the end, a signal or a move; returns the exit code. Raises as `run_worker`."""
         folder = self._options.out / "checkpoints"
-        aside = None if self._options.resume else checkpoint.set_aside(folder)
+        aside = checkpoint.set_aside(folder) if self._options.resume is False else None
         try:
             return self._run()
         finally:
@@ -122,7 +124,8 @@ class Worker:
                 aside.rename(folder)  # nothing was saved in its place: the next try may resume it
 
     def _run(self) -> int:
-        restored = self._restore() if self._options.resume else None
+        resume, folder = self._options.resume, self._options.out / "checkpoints"
+        restored = self._restore() if resume or (resume is None and any_in(folder)) else None
         if restored is None and self._config.task.init:
             self._initialise(Path(self._config.task.init))
         trainer = self._trainer(restored)
@@ -200,11 +203,14 @@ class Worker:
         for problem in problems:
             self._log(new_event("warning", text=problem))
         there = Manifest(restored.values["manifest"])
-        difference = first_difference(there.agreed, self._manifest.agreed)
+        difference = first_difference(
+            there.agreed, self._manifest.agreed, here="in it", there="asked for"
+        )
         if difference:
             raise CheckpointError(
-                f"{restored.path} is of another run: {difference} (there: this run's settings); "
-                "resume with the settings it was started with, or choose another --out"
+                f"{restored.path} is of another run: {difference}; "
+                "go on with the settings it was started with, say --fresh to put it aside, or "
+                "choose another --out"
             )
         held, mine = restored.values.get("stage"), self._part.stage
         if held != mine:  # it has moved since
@@ -212,6 +218,7 @@ class Worker:
                 f"{restored.path} is of stage {held}, this worker serves stage {mine}; "
                 f"resume with --stage {held} or another --out"
             )
+        self._log(new_event("resumed", path=str(restored.path), step=restored.values["step"]))
         return restored
 
     @contextmanager

@@ -174,7 +174,7 @@ class Launch:
         """The command line of each worker, by name: `w0`, `w1`, ..., one per address."""
         shared = [str(self.config)] if self.config else []
         shared += ["--json", "--min-peers", str(self.workers)]
-        shared += ["--resume"] if self.resume else []
+        shared += ["--resume"] if self.resume else ["--fresh"]
         shared += ["--coordinator", coordinator] if coordinator else []
         shared += ["--preset", self.preset] if self.preset else []
         shared += ["--threads", str(self.threads)] if self.threads else []

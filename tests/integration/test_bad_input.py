@@ -130,6 +130,30 @@ def test_a_checkpoint_cut_short_is_passed_over(tmp_path: Path) -> None:
     assert "no usable checkpoint" in line
 
 
+def test_a_folder_with_a_checkpoint_of_another_run_is_left_alone_unless_asked(
+    tmp_path: Path,
+) -> None:
+    settings = [*SMALL, *settings_of(run__steps=20, diloco__inner_steps=10)]
+    with running_swarm(1, tmp_path, *settings) as swarm:
+        swarm.start("w0")
+        swarm.wait()
+        saved = sorted((tmp_path / "w0" / "checkpoints").iterdir())
+        out = ("--out", str(tmp_path / "w0"))
+        code, line = refused("up", *out, *settings, *settings_of(diloco__inner_steps=5))
+        assert code == 8
+        assert "is of another run: diloco.inner_steps: 10 in it, 5 asked for" in line
+        assert "--fresh" in line
+        assert sorted((tmp_path / "w0" / "checkpoints").iterdir()) == saved
+        again = swarm.start("w0")  # the run has ended: nothing is trained
+        assert swarm.wait()["w0"]["steps"] == 0
+        assert again.of("resumed")[0]["step"] == 20
+        anew = swarm.start("w0", "--fresh")
+        assert swarm.wait()["w0"]["steps"] == 20
+        assert anew.of("resumed") == []
+        (aside,) = (tmp_path / "w0").glob("checkpoints-*")
+        assert [path.name for path in sorted(aside.iterdir())] == [path.name for path in saved]
+
+
 def test_a_status_of_nobody(tmp_path: Path) -> None:
     (address,) = free_addresses(1)
     code, line = refused("status", address)

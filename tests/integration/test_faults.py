@@ -49,7 +49,8 @@ def test_a_worker_comes_back_and_ends_equal(tmp_path: Path) -> None:
         victim.send(signal.SIGKILL)
         victim.wait()
         swarm.workers["w0"].wait_for_round(7)  # the others have gone on without it
-        back = swarm.start("w3", "--resume")
+        back = swarm.start("w3")  # the same command line as before
+        assert back.wait_for(lambda e: e["event"] == "resumed", "resuming")["step"] > 0
         adopted = back.wait_for(lambda e: e["event"] == "adopted", "adoption")
         swarm.wait_until_trains("w3", "w0", "w1", "w2")
         with held.opened():

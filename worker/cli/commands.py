@@ -52,7 +52,12 @@ class WorkerFlags:
         "--proxy", help="HOST:PORT of an HTTP CONNECT proxy to reach others by."
     )
     out: Path = option("--out", type=click.Path(path_type=Path), default=Path("runs/worker"))
-    resume: bool = option("--resume", is_flag=True, help="Go on from the newest checkpoint in OUT.")
+    fresh: bool = option(
+        "--fresh", is_flag=True, help="Begin anew, and put the checkpoints in OUT aside."
+    )
+    resume: bool = option(
+        "--resume", is_flag=True, help="Go on from a checkpoint in OUT, and refuse without one."
+    )
     insecure: bool = option("--insecure", is_flag=True, help="Serve other machines unencrypted.")
     as_json: bool = option("--json", is_flag=True, help="Events as JSON lines.")
     stage: int | None = option(
@@ -86,6 +91,16 @@ class WorkerFlags:
                 f"--listen {self.listen}: reachable from other machines, and this version does not "
                 "encrypt; type --insecure to accept that, or listen on 127.0.0.1"
             )
+
+    @property
+    def resumes(self) -> bool | None:
+        """As `WorkerOptions.resume`. Raises UsageError."""
+        if self.resume and self.fresh:
+            raise UsageError(
+                "--resume and --fresh: one or the other; without either a worker goes "
+                "on where it has a checkpoint"
+            )
+        return False if self.fresh else self.resume or None
 
     def found(self, contacts: Sequence[str], seen_from: str = "") -> "FoundHost | None":
         """The host to advertise, where that is neither given nor the one listened on.
@@ -168,9 +183,12 @@ def join(address: str, config: Path | None, settings: tuple[str, ...], flags: Wo
     joins = () if first.coordinated else (address,)
     if merged.stages.count > 1 and flags.stage is None:
         from worker.pipeline.rebalancing import stage_to_serve
+        from worker.training.checkpoint import held_stage
 
-        stage = stage_to_serve(address, merged.stages, flags.proxy)
-        flags = replace(flags, stage=stage)
+        held = None if flags.fresh else held_stage(flags.out / "checkpoints")
+        if held is None:
+            held = stage_to_serve(address, merged.stages, flags.proxy)
+        flags = replace(flags, stage=held)
     return _run(merged, flags, JoinConfig(joins=joins, min_peers=None, wait_s=math.inf), found)
 
 
@@ -337,7 +355,7 @@ def _run(
         listen=flags.listen,
         proxy=flags.proxy,
         out=flags.out,
-        resume=flags.resume,
+        resume=flags.resumes,
         device=flags.device,
         announce=print_line if flags.as_json else announce_plainly,
     )
@@ -396,6 +414,8 @@ def describe(event: Mapping[str, object]) -> str | None:
                 f"took over {event['donor']}'s state at step {event['step']}: {event['reason']}"
                 f"{alone}"
             )
+        case "resumed":
+            return f"goes on from {event['path']} (--fresh begins anew)"
         case "moves":
             return f"moves from stage {event['stage']} to stage {event['to']}"
         case "rebuilt":

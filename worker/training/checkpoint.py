@@ -151,10 +151,15 @@ def prune(folder: Path, keep: int) -> None:
         shutil.rmtree(old, ignore_errors=True)
 
 
+def any_in(folder: Path) -> bool:
+    """Whether a folder has checkpoints, whole or not."""
+    return any(_newest_first(folder))
+
+
 def set_aside(folder: Path) -> Path | None:
     """Renames a folder of checkpoints of an earlier run, so that a new run does not mix with it.
     Returns its new name, None where there is nothing to rename."""
-    if not any(folder.glob("step-*")):
+    if not any_in(folder):
         return None
     number = next(n for n in itertools.count(1) if not _aside(folder, n).exists())
     return folder.rename(_aside(folder, number))
@@ -183,7 +188,7 @@ def load(folder: Path) -> tuple[Checkpoint, list[str]]:
             problems.append(f"{path}: {error}; going back to the one before")
     detail = f" ({problems[0]})" if problems else ""
     raise CheckpointError(
-        f"{folder}: no usable checkpoint{detail}; start without --resume, or name another --out"
+        f"{folder}: no usable checkpoint{detail}; begin anew with --fresh, or name another --out"
     )
 
 

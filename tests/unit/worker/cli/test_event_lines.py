@@ -31,6 +31,10 @@ from worker.cli.commands import announce_plainly, describe
             "step 90/90  evaluating",
         ),
         (
+            {"event": "resumed", "path": "out/checkpoints/step-00000020", "step": 20},
+            "goes on from out/checkpoints/step-00000020 (--fresh begins anew)",
+        ),
+        (
             {"event": "stalled", "fragment": 0, "round": 3, "waiting_for": ["w1", "w2"],
              "seconds": 14.2, "last_s": 3.04},
             "round 3 waits for w1, w2: 14 s so far, the last round took 3.0 s",

@@ -208,6 +208,11 @@ def test_what_click_says_of_usage_is_in_the_form_of_other_errors(murmur: Murmur)
     assert "preset'" in line.partition("id you mean ")[2]
 
 
+def test_to_resume_and_to_begin_anew_are_two_things(murmur: Murmur) -> None:
+    line = refused(murmur, 2, "up", "--resume", "--fresh")
+    assert line.startswith("murmur: --resume and --fresh: one or the other")
+
+
 def test_folders_made_for_a_worker_that_is_refused_do_not_stay(murmur: Murmur) -> None:
     Path("text.txt").write_text("some text to learn from. " * 200)
     text = ("--set", "task.text=text.txt")
@@ -240,7 +245,18 @@ def test_checkpoints_stay_where_they_are_when_their_worker_is_refused(murmur: Mu
     Path("here/checkpoints/step-00000005").mkdir(parents=True)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         listen = f"127.0.0.1:{taken.getsockname()[1]}"
-        refused(murmur, 7, "up", "--out", "here", "--listen", listen, "--set", "task.text=text.txt")
+        refused(
+            murmur,
+            7,
+            "up",
+            "--out",
+            "here",
+            "--listen",
+            listen,
+            "--fresh",
+            "--set",
+            "task.text=text.txt",
+        )
     assert [path.name for path in Path("here").glob("check*")] == ["checkpoints"]
 
 
