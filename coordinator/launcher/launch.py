@@ -15,8 +15,9 @@ from coordinator.links.network import Place, parse_links
 from protos.events import int_of, text_of
 from protos.exit_codes import ExitCode
 
-WORKER_PROGRAM = (sys.executable, "-m", "worker.cli")
-PREFLIGHT_PROGRAM = (sys.executable, "-m", "worker.cli.preflight")
+# -P: a folder called worker or protos where the user happens to be is not ours.
+WORKER_PROGRAM = (sys.executable, "-P", "-m", "worker.cli")
+PREFLIGHT_PROGRAM = (sys.executable, "-P", "-m", "worker.cli.preflight")
 MAX_WORKERS = 64
 _FORWARD_S = 0.01  # of every stage on every worker: only links make their places differ
 _MEMORY = 3

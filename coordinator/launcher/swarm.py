@@ -26,7 +26,7 @@ from protos.exit_codes import ExitCode, exit_words
 if TYPE_CHECKING:
     from rich.console import Console
 
-_COORDINATOR_PROGRAM = (sys.executable, "-m", "coordinator.cli")
+_COORDINATOR_PROGRAM = (sys.executable, "-P", "-m", "coordinator.cli")
 _COORDINATOR_END_S = 5.0
 SAVE_S = 15.0  # to save and end, after Ctrl-C
 _POLL_S = 0.1

@@ -210,7 +210,7 @@ class RelayProcess:
         log = log_path.open("w") if log_path else None
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "coordinator.links.relay"],
+                [sys.executable, "-P", "-m", "coordinator.links.relay"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

@@ -93,6 +93,8 @@ def _request(command: list[str]) -> dict[str, Any] | None:
     namespace = None
     if command[1].startswith(_NAMESPACE):
         namespace, command = command[1].removeprefix(_NAMESPACE), command[2:]
+    if command[1] == "-P":
+        command = [command[0], *command[2:]]
     ours = command[:2] == [sys.executable, "-m"] and command[2].startswith(_SERVED)
     return {"argv": command[2:], "namespace": namespace} if ours else None
 
