@@ -151,20 +151,25 @@ def file_says(path: Path | None, section: str, key: str) -> object:
 
 
 def join_config(
-    run: Mapping[str, Any], path: Path | None, settings: Iterable[str], where: str
+    run: Mapping[str, Any],
+    path: Path | None,
+    settings: Iterable[str],
+    where: str,
+    flags: Mapping[str, str] | None = None,
 ) -> Config:
     """The config of a machine that joins a run.
 
     Args:
         run: the run-wide sections, from the run's manifest; `where` it came from.
         path, settings: this machine's own; what they say of the run must agree with it.
+        flags: as `load_config` takes them.
 
     Raises:
         ManifestRefused: the first key in which they do not.
         ConfigError: as `load_config`.
         TaskError: it would have this machine load code or read a file that the user has not named.
     """
-    document, source = _read_all(path, settings, {})
+    document, source = _read_all(path, settings, flags or {})
     own = parse_config(document, source)  # names and types first
     for section in RUN_WIDE:
         if not isinstance(run.get(section, {}), Mapping):

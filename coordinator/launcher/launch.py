@@ -14,6 +14,7 @@ from coordinator import Failure
 from coordinator.links.network import Place, parse_links
 from protos.events import int_of, text_of
 from protos.exit_codes import ExitCode
+from protos.settings import settings_of
 
 # -P: a folder called worker or protos where the user happens to be is not ours.
 WORKER_PROGRAM = (sys.executable, "-P", "-m", "worker.cli")
@@ -22,16 +23,6 @@ MAX_WORKERS = 64
 _FORWARD_S = 0.01  # of every stage on every worker: only links make their places differ
 _MEMORY = 3
 _MICROBATCHES = 3
-_FLAGS = {
-    "run.steps": "--steps",
-    "run.seed": "--seed",
-    "diloco.inner_steps": "--inner-steps",
-    "task.text": "--text",
-    "task.model": "--model",
-    "stages.count": "--stages",
-    "stages.routing": "--routing",
-    "stages.skip": "--skip",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,11 +215,7 @@ class Launch:
     def _flags(self) -> dict[str, str]:
         """The options that stand for a config key: by setting, with its value as TOML, the option
         as typed."""
-        typed = {}
-        for key, flag in _FLAGS.items():
-            value = getattr(self, flag.removeprefix("--").replace("-", "_"))
-            if value is not None:
-                typed[f"{key}={json.dumps(value, ensure_ascii=False)}"] = f"{flag} {value}"
+        typed = settings_of(self)
         if self.stages and self.config is None and self.model is None:
             # The built-in model is as deep as its stages need; --set task.architecture=... wins.
             layers = max(3, self.stages)

@@ -99,6 +99,11 @@ def test_a_port_in_use_and_another_manifest(tmp_path: Path) -> None:
         assert code == 5
         assert "run.seed: 9 here, 0 there" in line
         code, line = refused(
+            "join", address, "--out", str(tmp_path / "z"), "--seed", "9", *held.settings
+        )
+        assert code == 5
+        assert "run.seed: 9 here, 0 there" in line
+        code, line = refused(
             "join", address, "--name", "w0", "--out", str(tmp_path / "z"), *held.settings
         )
         assert code == 5

@@ -1,5 +1,6 @@
 """The worker's commands but those that plan. Heavy modules load when a command runs."""
 
+import json
 import math
 import socket
 import sys
@@ -17,6 +18,7 @@ import click
 from protos.addresses import is_loopback, is_wildcard, join_address, split_address
 from protos.events import stall_words
 from protos.figures import megabytes, percent
+from protos.settings import settings_of
 from worker.cli.options import option, options
 from worker.errors import ConfigError, UsageError
 
@@ -34,6 +36,37 @@ _AT_THE_END = {
 _JOIN_S = 10.0
 _LARGEST = 100.0  # nats whose perplexity is still told
 _STARTED = time.monotonic()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFlags:
+    """What `up` and `join` say of the run, in the words of `swarm`."""
+
+    preset: str | None = option(
+        "--preset",
+        help="diloco, streaming, onebit, sparse, noloco, streaming-noloco, ddp or local.",
+    )
+    steps: int | None = option(
+        "--steps", type=int, metavar="N", help="Inner steps of the whole run."
+    )
+    inner_steps: int | None = option(
+        "--inner-steps", type=int, metavar="H", help="Inner steps between rounds."
+    )
+    seed: int | None = option("--seed", type=int, metavar="S")
+    text: str | None = option(
+        "--text", metavar="PATH", help="A file, folder or glob to learn from."
+    )
+    model: str | None = option("--model", metavar="NAME", help="tiny, small, ...")
+    settings: tuple[str, ...] = option(
+        "--set", multiple=True, metavar="SECTION.KEY=VALUE", help="Any config key."
+    )
+
+    def read(self) -> tuple[list[str], dict[str, str]]:
+        """(the settings, the preset last; the options that were typed for them, by setting)."""
+        typed, preset = settings_of(self), {}
+        if self.preset is not None:
+            preset[f"diloco.preset={json.dumps(self.preset)}"] = f"--preset {self.preset}"
+        return [*typed, *self.settings, *preset], typed | preset
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,18 +152,14 @@ class WorkerFlags:
 @click.option("--join", "joins", multiple=True, help="HOST:PORT of a peer, tried until the start.")
 @click.option("--min-peers", type=click.IntRange(1), help="Start with this many peers: 1, or 2.")
 @click.option("--wait-s", type=click.FloatRange(min=0.1), default=120.0, show_default=True)
-@click.option(
-    "--preset", help="diloco, streaming, onebit, sparse, noloco, streaming-noloco, ddp or local."
-)
-@click.option("--set", "settings", multiple=True, metavar="SECTION.KEY=VALUE")
+@options("said", RunFlags)
 @options("flags", WorkerFlags)
 def up(
     run: Path | None,
     joins: tuple[str, ...],
     min_peers: int | None,
     wait_s: float,
-    preset: str | None,
-    settings: tuple[str, ...],
+    said: RunFlags,
     flags: WorkerFlags,
 ) -> int:
     """Start a worker, the first of a swarm or one of several.
@@ -141,7 +170,8 @@ def up(
     from worker.config import load_config
 
     flags.check_addresses(*joins)
-    config = load_config(run, settings, preset)
+    settings, typed = said.read()
+    config = load_config(run, settings, None, typed)
     # Whoever names others does not want to train alone.
     wanted = min_peers or (2 if joins else 1)
     if config.stages.count > 1 and flags.stage is None:
@@ -158,14 +188,14 @@ def up(
 @click.command()
 @click.argument("address", metavar="HOST:PORT")
 @click.option("--config", type=click.Path(path_type=Path), help="This machine's TOML file.")
-@click.option("--set", "settings", multiple=True, metavar="SECTION.KEY=VALUE")
+@options("said", RunFlags)
 @options("flags", WorkerFlags)
-def join(address: str, config: Path | None, settings: tuple[str, ...], flags: WorkerFlags) -> int:
+def join(address: str, config: Path | None, said: RunFlags, flags: WorkerFlags) -> int:
     """Join the swarm that the worker or coordinator at HOST:PORT belongs to.
 
-    The run's settings come from there. What --config and --set say of the run must agree with them,
-    else the first difference is named; what they say of this machine is used. Code to load and
-    files to read must be named by them: what only the swarm names is refused.
+    The run's settings come from there. What --config and options say of the run must agree with
+    them, else the first difference is named; what they say of this machine is used. Code to load
+    and files to read must be named by them: what only the swarm names is refused.
     """
     from worker.catchup.bootstrap import JoinConfig, fetch_manifest
     from worker.config import join_config
@@ -177,7 +207,8 @@ def join(address: str, config: Path | None, settings: tuple[str, ...], flags: Wo
     found = flags.found([address], first.seen_from)
     if first.coordinated:
         flags = replace(flags, coordinator=address)
-    merged = join_config(first.manifest.sections, config, settings, address)
+    settings, typed = said.read()
+    merged = join_config(first.manifest.sections, config, settings, address, typed)
     _check_cut(merged, flags.stage)
     # A joiner never starts a run by itself; it waits as long as the peers that are there do.
     joins = () if first.coordinated else (address,)

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import re
 import socket
 import sys
 from collections.abc import Callable, Iterator
@@ -66,6 +67,14 @@ def refused(murmur: Murmur, code: int, *args: str) -> str:
             "murmur: --set run.steps=0: [run] steps is 0; it must be at least 1",
         ),
         (
+            ["--steps", "0"],
+            "murmur: --steps 0: [run] steps is 0; it must be at least 1",
+        ),
+        (
+            ["--inner-steps", "0"],
+            "murmur: --inner-steps 0: [diloco] inner_steps (H) is 0; it must be at least 1",
+        ),
+        (
             ["--preset", "diloc"],
             "murmur: --preset diloc: no preset 'diloc'; did you mean 'diloco'?",
         ),
@@ -126,6 +135,16 @@ def test_digits_that_make_no_number_are_no_port(murmur: Murmur) -> None:
     code, _, err = murmur("join", "host:\N{SUPERSCRIPT TWO}")
     assert code == 2
     assert "is no HOST:PORT" in err
+
+
+def test_workers_take_the_words_of_a_swarm(murmur: Murmur) -> None:
+    line = refused(murmur, 4, "up", "--text", "missing.txt", "--model", "tiny", "--seed", "3")
+    assert line.startswith("murmur: --text missing.txt: text 'missing.txt': no such file or folder")
+    options = [
+        set(re.findall(r"--[a-z-]+", murmur(command, "--help")[1])) for command in ("up", "join")
+    ]
+    shared = {"--preset", "--steps", "--inner-steps", "--seed", "--text", "--model", "--out"}
+    assert shared <= set.intersection(*options)
 
 
 def test_missing_text_is_one_line_and_exit_code_4(murmur: Murmur) -> None:
