@@ -93,6 +93,12 @@ def test_a_port_in_use_and_another_manifest(tmp_path: Path) -> None:
         assert code == 5
         assert "diloco.inner_steps: 33 here, 20 there" in line
         code, line = refused(
+            "up", "--join", address, "--out", str(tmp_path / "y"), *SMALL, *held.settings,
+            "--set", 'task.text="/nowhere/at/all"',
+        )  # fmt: skip
+        assert code == 5  # before anything is made of that: else 4
+        assert "runs something else: task.text" in line
+        code, line = refused(
             "join", address, "--out", str(tmp_path / "z"), *SMALL, *held.settings,
             *settings_of(run__seed=9),
         )  # fmt: skip

@@ -4,6 +4,7 @@ import asyncio
 import math
 import time
 from collections.abc import Container, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,12 +12,14 @@ from algorithms.fragment_state import FragmentState
 from algorithms.plan import Plan
 from protos import murmuration_pb2 as pb
 from protos.events import new_event
+from protos.manifest import first_difference
 from protos.text import shown
 from worker import wire
 from worker.catchup.repair import JumpLimit, choose_repair, step_of_the_others
 from worker.catchup.start import TakeOver, choose_take_over, have_started, may_follow
 from worker.catchup.state_transfer import confirm_states, fetch_states, sizes_of
-from worker.errors import PeersUnreachable
+from worker.config import Config
+from worker.errors import ManifestRefused, PeersUnreachable
 from worker.exchange.context import Offload
 from worker.manifest import Manifest
 from worker.membership import Digest, Health, Member, Phase
@@ -26,6 +29,7 @@ from worker.transport import Transport, TransportError
 from worker.transport.grpc import GrpcTransport
 
 _TRY_S = 3.0
+_GLANCE_S = 2.0
 _PAUSE_S = 0.25
 _HINT_S = 0.5
 _START_POLL_S = 0.05
@@ -366,18 +370,60 @@ def fetch_manifest(address: str, timeout_s: float, proxy: str | None = None) -> 
     return asyncio.run(_fetch_manifest(GrpcTransport("127.0.0.1:0", proxy), address, timeout_s))
 
 
+def check_run(addresses: Sequence[str], config: Config, proxy: str | None = None) -> str:
+    """Asks those that answer at once whether they run what `config` says, before a model is built.
+
+    Returns:
+        The host that the first of `addresses` has seen this process at; empty where it has not.
+
+    Raises:
+        ManifestRefused: one runs something else; names the first difference.
+    """
+    answers = asyncio.run(_first_answers(addresses, proxy))
+    mine = Manifest.of(config, ()).agreed
+    for address, answer in answers.items():
+        theirs = {**answer.manifest.agreed, "tensors": mine["tensors"]}  # known with the model
+        if difference := first_difference(mine, theirs):
+            raise ManifestRefused(
+                f"{address} runs something else: {difference}; leave it out, or join another run"
+            )
+    first = answers.get(addresses[0]) if addresses else None
+    return first.seen_from if first else ""
+
+
+async def _first_answers(addresses: Sequence[str], proxy: str | None) -> dict[str, FirstAnswer]:
+    """By address, of those that answer one call."""
+    transport = GrpcTransport("127.0.0.1:0", proxy)
+
+    async def ask(address: str) -> FirstAnswer | None:
+        with suppress(TransportError, wire.WireError):
+            return await _ask_run(transport, address, _GLANCE_S)
+        return None
+
+    try:
+        answers = await asyncio.gather(*map(ask, addresses))
+    finally:
+        await transport.close()
+    found = zip(addresses, answers, strict=True)
+    return {address: answer for address, answer in found if answer is not None}
+
+
+async def _ask_run(transport: Transport, address: str, timeout_s: float) -> FirstAnswer:
+    """Raises TransportError, WireError."""
+    request = pb.JoinRequest().SerializeToString()
+    raw = await transport.call(address, "Control/Join", request, timeout_s)
+    reply = wire.parse(pb.JoinReply, raw)
+    return FirstAnswer(Manifest.unpack(reply.manifest), reply.coordinator, reply.seen_from)
+
+
 async def _fetch_manifest(transport: Transport, address: str, timeout_s: float) -> FirstAnswer:
     deadline = time.monotonic() + timeout_s
-    request = pb.JoinRequest().SerializeToString()
     tries, problem = 0, ""
     try:
         while (left_s := deadline - time.monotonic()) > 0:
             tries += 1
             try:
-                raw = await transport.call(address, "Control/Join", request, min(_TRY_S, left_s))
-                reply = wire.parse(pb.JoinReply, raw)
-                manifest = Manifest.unpack(reply.manifest)
-                return FirstAnswer(manifest, reply.coordinator, reply.seen_from)
+                return await _ask_run(transport, address, min(_TRY_S, left_s))
             except (TransportError, wire.WireError) as error:
                 problem = str(error)
             await asyncio.sleep(_PAUSE_S)

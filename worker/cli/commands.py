@@ -166,7 +166,7 @@ def up(
 
     RUN is the run's TOML file; without one the defaults train on Python's own sources.
     """
-    from worker.catchup.bootstrap import JoinConfig
+    from worker.catchup.bootstrap import JoinConfig, check_run
     from worker.config import load_config
 
     flags.check_addresses(*joins)
@@ -180,7 +180,8 @@ def up(
             f"--stage 0 to {config.stages.count - 1}, or join a run under way with `murmur join`"
         )
     _check_cut(config, flags.stage)
-    found = flags.found([*joins, *([flags.coordinator] if flags.coordinator else [])])
+    contacts = [*joins, *([flags.coordinator] if flags.coordinator else [])]
+    found = flags.found(contacts, check_run(contacts, config, flags.proxy))
     waits = JoinConfig(joins=joins, min_peers=wanted, wait_s=wait_s)
     return _run(config, flags, waits, found)
 
