@@ -57,7 +57,7 @@ class Liar:
         said = pb.GossipMessage(sender="x", run=self._run, members=[self.card])
         return said.SerializeToString()
 
-    async def on_call(self, method: str, request: bytes) -> bytes:
+    async def on_call(self, method: str, request: bytes, caller: str) -> bytes:
         return self._said()
 
     async def on_stream(self, method: str, stream: Stream) -> None:
