@@ -117,7 +117,7 @@ def test_a_pair_is_apart_when_either_says_so_and_both_live() -> None:
         (view("abd", suspect="c", unreachable="da"), "b"),
         (view("bcd", dead="a", unreachable="da"), "d"),
         (view("abcdx", unreachable="dx"), "d"),
-        (view("ad", dead="bc", unreachable="ad"), "d"),
+        (view("ad", dead="bc", unreachable="ad"), "a"),
         (view("yx", dead="abcd"), "x"),
         (view("x", dead="abc", suspect="d"), None),
         (view("", dead="abcd"), None),
@@ -130,7 +130,7 @@ def test_a_pair_is_apart_when_either_says_so_and_both_live() -> None:
         "nor the suspect besides",
         "a cut to the dead does not matter",
         "nor one to who is not in the round",
-        "where nobody is reached by all, any",
+        "of two, the one that is reached",
         "where all are gone, a peer outside",
         "but not while one is only suspected",
         "nobody",
@@ -138,3 +138,8 @@ def test_a_pair_is_apart_when_either_says_so_and_both_live() -> None:
 )
 def test_a_shard_goes_to_a_peer_that_everybody_reaches(seen: View, reducer: str | None) -> None:
     assert seen.reducer("dabc") == reducer
+
+
+def test_where_nobody_is_reached_by_all_anyone_reduces() -> None:
+    cut = {peer: replace(member(peer), unreachable=(other,)) for peer, other in ("ad", "da")}
+    assert View(cut).reducer("dabc") == "d"

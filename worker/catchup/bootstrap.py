@@ -117,7 +117,7 @@ class Bootstrap:
             if host.clock() >= hint_at:
                 hint_at = host.clock() + _HINT_S
                 await self._try_hints(problems)
-            if host.published is not None:
+            if host.published is not None and not self._gossip.undialled:
                 fetched, under_way = True, False
                 if self._exchanges:
                     taken = self._take_over()

@@ -45,7 +45,8 @@ class View:
         named = Counter(
             other for member in live for other in member.unreachable if self.live(other)
         )
-        return frozenset(peer for peer, count in named.items() if 2 * count > len(live) - 1)
+        found = frozenset(peer for peer, count in named.items() if 2 * count > len(live) - 1)
+        return found if len(found) < len(live) else frozenset()
 
     def will_contribute(self, peer: str, fragment: int, round_: int) -> bool:
         """Whether to wait for this peer: it trains, is reached, and has not applied the round

@@ -132,6 +132,11 @@ class GossipService:
         """Everyone, whatever they serve."""
         return View({member.peer: member for member in self.members})
 
+    @property
+    def undialled(self) -> bool:
+        """Whether the last that was asked to take this peer in has refused: nobody dials it."""
+        return self._undialled_since is not None
+
     def address_of(self, peer: str) -> str | None:
         return self._membership.address(peer)
 
