@@ -1,0 +1,41 @@
+"""The systemd unit: what systemd itself says of it, and that it fits the command."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from protos.exit_codes import ExitCode
+from worker.cli.commands import join, up
+
+UNIT = Path(__file__).parents[3] / "deploy" / "murmuration.service"
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
+def test_systemd_has_nothing_to_say_of_the_unit(tmp_path: Path) -> None:
+    unit = tmp_path / UNIT.name  # it asks for the program too
+    unit.write_text(UNIT.read_text().replace("/usr/local/bin/murmur", shutil.which("true") or ""))
+    verified = subprocess.run(
+        ["systemd-analyze", "verify", unit], capture_output=True, text=True, check=False
+    )
+    assert (verified.returncode, verified.stdout + verified.stderr) == (0, "")
+
+
+def test_a_worker_is_not_started_again_where_that_cannot_help() -> None:
+    (codes,) = re.findall(r"RestartPreventExitStatus=(.*)", UNIT.read_text())
+    never = {ExitCode(int(code)) for code in codes.split()}
+    assert never == {
+        ExitCode.USAGE,
+        ExitCode.CONFIGURATION,
+        ExitCode.TASK,
+        ExitCode.MANIFEST_REFUSED,
+        ExitCode.CHECKPOINT,
+    }
+
+
+def test_the_unit_types_what_the_commands_take() -> None:
+    typed = set(re.findall(r"--[a-z]+", UNIT.read_text())) - {"--now"}
+    for command in (up, join):
+        assert typed <= {name for option in command.params for name in option.opts}
