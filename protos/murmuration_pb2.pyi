@@ -228,6 +228,7 @@ class JoinReply(_message.Message):
     COORDINATOR_FIELD_NUMBER: _builtins.int
     SEEN_FROM_FIELD_NUMBER: _builtins.int
     UNDIALLED_FIELD_NUMBER: _builtins.int
+    TIME_MS_FIELD_NUMBER: _builtins.int
     refusal: _builtins.str
     """empty: welcome"""
     manifest: _builtins.bytes
@@ -237,6 +238,8 @@ class JoinReply(_message.Message):
     """the host that the request came from, as the receiver sees it"""
     undialled: _builtins.bool
     """refused because nobody answers at the caller's own address"""
+    time_ms: _builtins.int
+    """the receiver's wall clock, from 1970: for `murmur doctor` alone"""
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___Member]: ...
     def __init__(
@@ -248,10 +251,11 @@ class JoinReply(_message.Message):
         coordinator: _builtins.bool = ...,
         seen_from: _builtins.str = ...,
         undialled: _builtins.bool = ...,
+        time_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator", b"coordinator", "manifest", b"manifest", "members", b"members", "refusal", b"refusal", "seen_from", b"seen_from", "undialled", b"undialled"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator", b"coordinator", "manifest", b"manifest", "members", b"members", "refusal", b"refusal", "seen_from", b"seen_from", "time_ms", b"time_ms", "undialled", b"undialled"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

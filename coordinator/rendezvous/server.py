@@ -81,6 +81,7 @@ class EntryService(rpc.ControlServicer):
             manifest=self._registry.manifest,
             coordinator=True,
             seen_from=caller_host(context.peer()),
+            time_ms=time.time_ns() // 1_000_000,
         )
 
 

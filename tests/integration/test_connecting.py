@@ -1,9 +1,11 @@
 """Peers find out where others reach them; who cannot be reached is told so."""
 
+import json
 import signal
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from protos.addresses import is_loopback, split_address
 from tests.support.gate import gate
@@ -16,6 +18,7 @@ from tests.support.workers import (
     settings_of,
 )
 from worker.addresses import find_host
+from worker.cli.doctor import doctor
 from worker.errors import ConfigError
 
 
@@ -88,3 +91,37 @@ def test_a_joiner_that_nobody_can_dial_is_told_and_slows_nobody(tmp_path: Path) 
             worker = swarm.workers[name]
             assert "new" not in {event["peer_changed"] for event in worker.of("member")}
             assert worker.of("round_failed") == []
+
+
+def findings(out: Path, *args: str) -> dict[str, tuple[bool, str]]:
+    """(whether it is well, what was found) by what was looked at; the rest of the machine's state
+    is left out, for it is none of a test's."""
+    result = CliRunner().invoke(doctor, [*args, "--out", str(out), "--json"], standalone_mode=False)
+    found = json.loads(result.output)
+    assert result.return_value == (0 if all(each["ok"] for each in found) else 1)
+    assert all(each["ok"] or each["fix"] for each in found)
+    machine = ("open files", "disk", "memory", "device")
+    return {
+        each["about"]: (each["ok"], each["found"]) for each in found if each["about"] not in machine
+    }
+
+
+def test_the_doctor_says_whether_a_peer_dials_this_machine(tmp_path: Path) -> None:
+    settings = [*SMALL, *settings_of(run__steps=10_000_000, diloco__inner_steps=10)]
+    here, (nowhere,) = ("--listen", "127.0.0.1:0"), free_addresses(1)
+    with running_swarm(1, tmp_path, *settings) as swarm:
+        swarm.start("w0").wait_for(lambda e: e["event"] == "started", "start")
+        address = swarm.addresses["w0"]
+        found = findings(tmp_path, address, *here)
+        assert list(found) == ["the peer", "version", "the run", "clock", "address", "reached"]
+        assert all(ok for ok, _ in found.values()), found
+        assert found["reached"][1].startswith(f"{address} dials 127.0.0.1:")
+        found = findings(tmp_path, address, *here, "--advertise", nowhere)
+        assert found["reached"] == (False, f"{address} cannot dial {nowhere}")
+        found = findings(tmp_path, address, "--listen", address)
+        assert not found["reached"][0]
+        assert "cannot listen on" in found["reached"][1]
+    found = findings(tmp_path, nowhere, *here)
+    assert list(found) == ["the peer", "address"]
+    assert not found["the peer"][0]
+    assert nowhere in found["the peer"][1]

@@ -354,11 +354,13 @@ class FirstAnswer:
     Args:
         coordinated: whether it is a coordinator.
         seen_from: the host that it has seen this process at; empty where it does not say.
+        time_ms: its wall clock, from 1970; 0 where it does not say.
     """
 
     manifest: Manifest
     coordinated: bool
     seen_from: str
+    time_ms: int
 
 
 def fetch_manifest(address: str, timeout_s: float, proxy: str | None = None) -> FirstAnswer:
@@ -413,7 +415,8 @@ async def _ask_run(transport: Transport, address: str, timeout_s: float) -> Firs
     request = pb.JoinRequest().SerializeToString()
     raw = await transport.call(address, "Control/Join", request, timeout_s)
     reply = wire.parse(pb.JoinReply, raw)
-    return FirstAnswer(Manifest.unpack(reply.manifest), reply.coordinator, reply.seen_from)
+    manifest = Manifest.unpack(reply.manifest)
+    return FirstAnswer(manifest, reply.coordinator, reply.seen_from, reply.time_ms)
 
 
 async def _fetch_manifest(transport: Transport, address: str, timeout_s: float) -> FirstAnswer:

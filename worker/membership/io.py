@@ -191,8 +191,11 @@ class GossipService:
         """First contact: refuses another run, tells a peer without a manifest what the run is."""
         join = wire.parse(pb.JoinRequest, request)
         if not join.manifest:
-            reply = pb.JoinReply(manifest=self._packed, seen_from=caller_host(caller))
-            return reply.SerializeToString()
+            return pb.JoinReply(
+                manifest=self._packed,
+                seen_from=caller_host(caller),
+                time_ms=time.time_ns() // 1_000_000,
+            ).SerializeToString()
         theirs = Manifest.unpack(join.manifest)
         if theirs.run != self.run:
             difference = first_difference(theirs.agreed, self._manifest.agreed)
