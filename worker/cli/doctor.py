@@ -18,6 +18,7 @@ from worker.errors import ConfigError, MurmurError, UsageError
 
 if TYPE_CHECKING:
     from worker.catchup.bootstrap import FirstAnswer
+    from worker.manifest import Manifest
     from worker.transport import Stream
 
 _NAME = "doctor"
@@ -150,7 +151,7 @@ def _network(address: str | None, listen: str, advertise: str | None) -> Iterato
     near = ", which only this machine reaches" if is_loopback(split_address(where)[0]) else ""
     yield Finding("address", True, f"{where}{origin}{near}")
     if first is not None and address is not None and not first.coordinated:
-        yield asyncio.run(_dialled_back(address, listen, where, first.manifest.run))
+        yield asyncio.run(_dialled_back(address, listen, where, first.manifest))
 
 
 def _run(first: "FirstAnswer", address: str) -> Iterator[Finding]:
@@ -180,30 +181,29 @@ def _run(first: "FirstAnswer", address: str) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-async def _dialled_back(address: str, listen: str, where: str, run: int) -> Finding:
-    """Whether the peer reaches this machine: it is asked to probe a server that stands here for a
+async def _dialled_back(address: str, listen: str, where: str, run: "Manifest") -> Finding:
+    """Whether the peer reaches this machine: it is asked to dial a server that stands here for a
     moment."""
-    from protos import murmuration_pb2 as pb
-    from worker import wire
+    from worker.membership import Member
+    from worker.membership.io import ask_to_dial
     from worker.transport import TransportError
     from worker.transport.grpc import GrpcTransport
 
     transport = GrpcTransport(listen)
     try:
-        bound = await transport.listen(_Answers(run))
+        bound = await transport.listen(_Answers(run.run))
         host, port = split_address(where)
         target = join_address(host, port or split_address(bound)[1])
-        request = pb.ProbeRequest(peer=_NAME, address=target, timeout_s=_CALL_S)
-        raw = await transport.call(
-            address, "Control/IndirectProbe", request.SerializeToString(), 2 * _CALL_S
-        )
-        reached = wire.parse(pb.ProbeReply, raw).alive
-    except (TransportError, wire.WireError) as error:
+        me = Member(_NAME, target, time.time_ns() // 1_000_000)
+        undialled = await ask_to_dial(transport, address, me, run.pack())
+    except TransportError as error:
         return Finding("reached", False, str(error), "see there")
     finally:
         await transport.close()
+    if undialled is None:
+        return Finding("reached", False, f"{address} does not say", "try again, or ask another")
     return Finding(
-        "reached", reached, f"{address} {'dials' if reached else 'cannot dial'} {target}",
+        "reached", not undialled, f"{address} {'cannot dial' if undialled else 'dials'} {target}",
         "open that port, forward it, or say with --advertise HOST:PORT where others reach it",
     )  # fmt: skip
 

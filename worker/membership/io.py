@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from protos import murmuration_pb2 as pb
-from protos.addresses import caller_host, is_loopback, is_wildcard
+from protos.addresses import caller_host, is_loopback, is_wildcard, split_address
 from protos.events import new_event
 from protos.manifest import first_difference
 from protos.text import shown
@@ -462,8 +462,13 @@ async def ask_to_dial(
 
 def undialable(theirs: str, mine: str) -> str | None:
     """Why the address that a newcomer advertises is none for this swarm, in which `mine` is one."""
+    if ":" in theirs:
+        try:
+            split_address(theirs)
+        except ValueError as error:
+            return shown(str(error))
     if "/" in theirs:
-        return f"{theirs[:80]!r} is no HOST:PORT"
+        return f"{shown(theirs)} is no HOST:PORT"
     there, here = (address.rpartition(":")[0].strip("[]") for address in (theirs, mine))
     if is_wildcard(there):
         return f"nobody can dial {theirs}; say with --advertise at which HOST:PORT others reach you"

@@ -39,6 +39,8 @@ def test_what_is_said_survives_the_wire(said: GossipMessage) -> None:
         ("w1.example:1", "192.0.2.2:2", None),
         ("localhost:1", "127.0.0.1:2", None),
         ("0.0.0.0:7700", "192.0.2.2:2", "nobody can dial 0.0.0.0:7700"),
+        ("unix:/tmp/socket", "192.0.2.2:2", "is no HOST:PORT"),
+        ("dns:///w1.example:7700", "192.0.2.2:2", "is no HOST:PORT"),
         ("[::]:7700", "127.0.0.1:2", "nobody can dial"),
         ("127.0.0.1:1", "192.0.2.2:2", "from its own machine only"),
         ("192.0.2.1:1", "127.0.0.1:2", "start the peer at 127.0.0.1:2 with"),
