@@ -134,8 +134,10 @@ class GossipService:
 
     @property
     def undialled(self) -> bool:
-        """Whether the last that was asked to take this peer in has refused: nobody dials it."""
-        return self._undialled_since is not None
+        """Whether peers have refused to take this one in, since they cannot dial it, and nobody
+        has taken it in."""
+        alone = not any(member.live for member in self.others)
+        return alone and self._undialled_since is not None
 
     def address_of(self, peer: str) -> str | None:
         return self._membership.address(peer)
@@ -303,9 +305,8 @@ class GossipService:
         except NotDialled as error:
             now = self._clock()
             self._undialled_since = self._undialled_since or now
-            alone = not any(member.live for member in self.others)
             waits = self.me.phase in (Phase.STARTING, Phase.READY)
-            if alone and waits and now - self._undialled_since >= _DIALLED_WITHIN_S:
+            if self.undialled and waits and now - self._undialled_since >= _DIALLED_WITHIN_S:
                 raise
             return str(error)
         self._undialled_since = None
