@@ -33,7 +33,7 @@ from algorithms.grouping import groups, membership_epoch
 from algorithms.plan import Plan
 
 
-class Replica(Protocol):
+class TrainedReplica(Protocol):
     """One peer's model, inner optimizer and samples."""
 
     @property
@@ -79,7 +79,7 @@ def at_once(peer: str, fragment: int, round_: int, applied_at: int) -> int:
 def train(
     plan: Plan,
     fragments: Sequence[Fragment],
-    replicas: Mapping[str, Replica],
+    replicas: Mapping[str, TrainedReplica],
     steps: int,
     run: int = 0,
     head_starts: AnchorPrefetch = at_once,
@@ -107,7 +107,7 @@ class _Run:
         self,
         plan: Plan,
         fragments: Sequence[Fragment],
-        replicas: Mapping[str, Replica],
+        replicas: Mapping[str, TrainedReplica],
         steps: int,
         run: int,
         head_starts: AnchorPrefetch = at_once,

@@ -56,12 +56,12 @@ def coordinator(listen: str, expect: int | None, out: Path, as_json: bool, insec
     _check_listen(listen, insecure)
     import asyncio
 
-    from coordinator.rendezvous.server import Session
+    from coordinator.rendezvous.server import CoordinatorRun
     from coordinator.report.progress import PlainProgress
     from coordinator.report.results import leave_results
 
     began_s = time.monotonic()
-    session = Session(None if as_json else PlainProgress(sys.stdout, began_s), expect)
+    session = CoordinatorRun(None if as_json else PlainProgress(sys.stdout, began_s), expect)
     asyncio.run(session.run(listen))
     records = session.registry.records()
     if not records:

@@ -115,7 +115,7 @@ async def start_server(listen: str, service: CoordinatorService) -> tuple[aio.Se
     return server, f"{listen.rpartition(':')[0]}:{port}"
 
 
-class Session:
+class CoordinatorRun:
     """One life of the coordinator, from listening to the end of the run.
 
     Args:

@@ -28,7 +28,7 @@ from worker.simulation.faults import (
 from worker.simulation.means import MeanPeer
 from worker.simulation.peer import Account
 from worker.simulation.scenario import Scenario
-from worker.simulation.swarm import Group, Swarm
+from worker.simulation.swarm import Group, SimulatedSwarm
 from worker.simulation.task import VALUES, Quadratic
 
 CONFIG = RoundConfig(quorum=0.5, grace_s=2.0, retry_s=0.25, slack_s=4.0)
@@ -157,7 +157,7 @@ class WatchedMeanPeer(MeanPeer):
 class Run:
     """One schedule, played to its end."""
 
-    swarm: Swarm
+    swarm: SimulatedSwarm
     peers: list[WatchedMeanPeer]
     record: Record
     unfinished: int
@@ -203,7 +203,7 @@ def play(
         merge=merge,
         seed=seed,
     )
-    swarm, account, record = Swarm(scenario, faults, CONFIG), Account(), Record()
+    swarm, account, record = SimulatedSwarm(scenario, faults, CONFIG), Account(), Record()
     task = Quadratic(peers, seed)
     all_: list[WatchedMeanPeer] = []
     all_ += (WatchedMeanPeer(swarm, number, task, account, all_) for number in range(peers))

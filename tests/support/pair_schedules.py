@@ -35,7 +35,7 @@ from worker.simulation.network import SimulatedStream
 from worker.simulation.pairs import PairPeer
 from worker.simulation.peer import Account
 from worker.simulation.scenario import Scenario
-from worker.simulation.swarm import Swarm
+from worker.simulation.swarm import SimulatedSwarm
 from worker.simulation.task import Quadratic
 
 CONFIG = RoundConfig(floor_mbps=20.0, slack_s=4.0)
@@ -136,7 +136,7 @@ class PairWorld:
         lenient: bool = False,
     ) -> None:
         self.faults, self.lenient = faults, lenient
-        self.swarm = Swarm(scenario, faults, CONFIG)
+        self.swarm = SimulatedSwarm(scenario, faults, CONFIG)
         self.task, self.account = Quadratic(scenario.peers, scenario.seed), Account()
         self.breaks: list[tuple[frozenset[str], float]] = []
         peer = type("WatchedPeer", (WatchedPeer,), {"kind": kind})

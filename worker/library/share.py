@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Place:
+class SharePosition:
     """Where a process stands: the `mine`-th of `peers` by name, and of its site's `ranks`."""
 
     mine: int
@@ -20,7 +20,7 @@ class Place:
     ranks: int = 1
 
 
-def share(loader: Iterable[T], seed: int, place: Callable[[], Place]) -> Iterator[T]:
+def share(loader: Iterable[T], seed: int, place: Callable[[], SharePosition]) -> Iterator[T]:
     """Batch n is the peer's whose place is n modulo their number, at the time it is drawn. Of a
     site of several ranks each takes one of so many in a row.
 
@@ -55,7 +55,9 @@ def _epochs_begun(loader: Any) -> int:
 class _Share(BatchSampler):
     """The batches of indices that are this peer's."""
 
-    def __init__(self, loader: DataLoader[Any], seed: int, place: Callable[[], Place]) -> None:
+    def __init__(
+        self, loader: DataLoader[Any], seed: int, place: Callable[[], SharePosition]
+    ) -> None:
         self._loader, self._seed, self._place = loader, seed, place
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -73,7 +75,7 @@ class _Share(BatchSampler):
         return len(self._loader) // (place.peers * place.ranks)
 
 
-def _mine(items: Iterable[T], place: Callable[[], Place]) -> Iterator[T]:
+def _mine(items: Iterable[T], place: Callable[[], SharePosition]) -> Iterator[T]:
     """As many to each rank of a site: what is left over in the end is nobody's."""
     group: list[T] = []
     number = 0

@@ -24,7 +24,7 @@ from algorithms.fragments import Fragment, TensorSpec
 from worker.config import Config
 from worker.errors import ConfigError, MurmurError
 from worker.library.hooks import UserReplica, is_sharded, whole
-from worker.library.share import Place, share
+from worker.library.share import SharePosition, share
 
 T = TypeVar("T")
 
@@ -240,9 +240,9 @@ class SiteRank:
         finally:
             self._site.follow()
 
-    def _place(self) -> Place:
+    def _place(self) -> SharePosition:
         peers = self._told.peers
-        return Place(peers.index(self.name), len(peers), self._site.rank, self._site.size)
+        return SharePosition(peers.index(self.name), len(peers), self._site.rank, self._site.size)
 
 
 def agreed(decide: Callable[[], Any] | None) -> Any:

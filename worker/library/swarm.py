@@ -40,7 +40,7 @@ from worker.config import Config, join_config, load_config
 from worker.errors import ConfigError, ManifestRefused, PeersUnreachable, UsageError
 from worker.folder import EventLog
 from worker.library.hooks import UserReplica
-from worker.library.share import Place, share
+from worker.library.share import SharePosition, share
 from worker.library.site import Site, SiteRank, Told, agreed, fragments_of, is_site
 from worker.manifest import Manifest
 from worker.session import AWAIT_OTHERS_S, Session
@@ -388,10 +388,10 @@ class Swarm:
 
     # ------------------------------------------------------------------------------- inside
 
-    def _place(self) -> Place:
+    def _place(self) -> SharePosition:
         peers, site = self._told().peers, self._site
         rank, ranks = (site.rank, site.size) if site is not None else (0, 1)
-        return Place(peers.index(self.name), len(peers), rank, ranks)
+        return SharePosition(peers.index(self.name), len(peers), rank, ranks)
 
     def _told(self) -> Told:
         """What a site's other ranks are told; who is there as of half a second ago, at most."""

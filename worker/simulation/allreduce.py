@@ -27,7 +27,7 @@ from worker.exchange.types import Failed, RoundTick, ShardKey, Succeeded, ViewUp
 from worker.simulation.clock import Act
 from worker.simulation.network import SimulatedStream
 from worker.simulation.peer import Account, Peer
-from worker.simulation.swarm import RUN, Group, Swarm
+from worker.simulation.swarm import RUN, Group, SimulatedSwarm
 from worker.simulation.task import Quadratic
 
 
@@ -36,7 +36,7 @@ class SimulatedLayout:
 
     run, fragments = RUN, 1
 
-    def __init__(self, swarm: Swarm) -> None:
+    def __init__(self, swarm: SimulatedSwarm) -> None:
         self._config, self._params = swarm.config, swarm.scenario.params
         self._detection_s = swarm.detection_s()
         self.codec = self.reduction_codec = codec_by_name(swarm.scenario.codec)
@@ -110,7 +110,7 @@ class MeanRounds(Peer):
 
     def __init__(
         self,
-        swarm: Swarm,
+        swarm: SimulatedSwarm,
         number: int,
         task: Quadratic,
         account: Account,

@@ -1,8 +1,8 @@
 """What goes wrong in a simulated run: a plan of faults, written down or drawn from a seed.
 
-Tests and `murmur simulate` use the same plans; `Swarm` carries them out. Peers are numbers, times
-are in seconds of the virtual clock. What a fault does to the views of others follows as late as the
-failure detector would tell it; a `Doubt` makes one view wrong by itself.
+Tests and `murmur simulate` use the same plans; `SimulatedSwarm` carries them out. Peers are
+numbers, times are in seconds of the virtual clock. What a fault does to the views of others follows
+as late as the failure detector would tell it; a `Doubt` makes one view wrong by itself.
 """
 
 from collections.abc import Callable

@@ -18,7 +18,7 @@ from worker.simulation.allreduce import MeanRounds, SimulatedReduction
 from worker.simulation.clock import Act
 from worker.simulation.network import SimulatedStream
 from worker.simulation.peer import Account
-from worker.simulation.swarm import Group, Swarm
+from worker.simulation.swarm import Group, SimulatedSwarm
 from worker.simulation.task import VALUES, Quadratic
 
 _REPAIR_S = 1.0  # between two tries to find somebody to take the state from
@@ -29,7 +29,7 @@ class MeanPeer(MeanRounds):
 
     def __init__(
         self,
-        swarm: Swarm,
+        swarm: SimulatedSwarm,
         number: int,
         task: Quadratic,
         account: Account,

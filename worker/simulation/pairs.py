@@ -48,7 +48,7 @@ from worker.exchange.types import Failed, Succeeded
 from worker.membership import Digest, Phase
 from worker.simulation.network import SimulatedStream
 from worker.simulation.peer import Account, Peer
-from worker.simulation.swarm import RUN, Swarm
+from worker.simulation.swarm import RUN, SimulatedSwarm
 from worker.simulation.task import Quadratic
 
 
@@ -57,7 +57,7 @@ class PairPeer(Peer):
 
     def __init__(
         self,
-        swarm: Swarm,
+        swarm: SimulatedSwarm,
         number: int,
         task: Quadratic,
         account: Account,

@@ -11,7 +11,7 @@ from torch import Tensor
 from algorithms.link import MessageTime
 from worker.simulation.clock import Act
 from worker.simulation.network import SimulatedStream
-from worker.simulation.swarm import Swarm
+from worker.simulation.swarm import SimulatedSwarm
 from worker.simulation.task import VALUES, Quadratic
 
 _PEER = re.compile(r"p\d{5}")
@@ -50,7 +50,9 @@ class Peer(ABC):
         steps: inner steps of its round.
     """
 
-    def __init__(self, swarm: Swarm, number: int, task: Quadratic, account: Account) -> None:
+    def __init__(
+        self, swarm: SimulatedSwarm, number: int, task: Quadratic, account: Account
+    ) -> None:
         scenario = swarm.scenario
         self.swarm, self.number, self.me = swarm, number, swarm.names[number]
         self.task, self.account = task, account

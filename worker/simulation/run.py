@@ -13,7 +13,7 @@ from worker.simulation.means import MeanPeer
 from worker.simulation.pairs import PairPeer
 from worker.simulation.peer import Account
 from worker.simulation.scenario import Scenario
-from worker.simulation.swarm import Swarm
+from worker.simulation.swarm import SimulatedSwarm
 from worker.simulation.task import Figures, Quadratic, distance_to_optimum, percentile, spread
 
 _TREES = 200
@@ -22,7 +22,7 @@ _TREES = 200
 def simulate(scenario: Scenario, faults: FaultPlan | None = None) -> Figures:
     """Runs the scenario, with these faults instead of its own if there are any. The same scenario
     and faults give the same figures."""
-    swarm, account = Swarm(scenario, faults), Account()
+    swarm, account = SimulatedSwarm(scenario, faults), Account()
     peers = _peers(swarm, account)
     swarm.endpoints = peers
     for peer in peers:
@@ -88,7 +88,7 @@ def predictions(scenario: Scenario) -> tuple[float | None, float | None]:
     return pair_s(message) + late_s + transfer_s, float(trees.mean()) + share * transfer_s
 
 
-def _peers(swarm: Swarm, account: Account) -> Sequence[PairPeer | MeanPeer]:
+def _peers(swarm: SimulatedSwarm, account: Account) -> Sequence[PairPeer | MeanPeer]:
     scenario = swarm.scenario
     task, numbers = Quadratic(scenario.peers, scenario.seed), range(scenario.peers)
     if scenario.preset == "noloco":
@@ -100,7 +100,7 @@ def _peers(swarm: Swarm, account: Account) -> Sequence[PairPeer | MeanPeer]:
     return means
 
 
-def _limit_s(swarm: Swarm) -> float:
+def _limit_s(swarm: SimulatedSwarm) -> float:
     """When to stop waiting: long after the slowest peer would have ended its last round at its
     deadline."""
     scenario = swarm.scenario

@@ -51,7 +51,7 @@ class Endpoint(Protocol):
         """A stream has broken, and this end has found out."""
 
 
-class Swarm:
+class SimulatedSwarm:
     """Everything that is not inside one peer.
 
     Args:

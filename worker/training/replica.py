@@ -49,7 +49,7 @@ class Replica(Protocol):
 class InnerReplica:
     """One peer's model, inner optimizer and place in its stream of samples. train thread only.
 
-    Implements `algorithms.reference.Replica`.
+    Implements `algorithms.reference.TrainedReplica`.
 
     Attributes:
         optimizers: of its parameters, each of which is in one of them.

@@ -12,7 +12,7 @@ from algorithms.codecs import codec_by_name
 from algorithms.diloco import mean_in_order
 from algorithms.fragments import Fragment, TensorSpec
 from algorithms.plan import Plan
-from algorithms.reference import Outer, Replica, _Run
+from algorithms.reference import Outer, TrainedReplica, _Run
 from algorithms.reference import train as train_each
 
 
@@ -47,7 +47,7 @@ class Slope(Bowl):
 
 
 def train(
-    plan: Plan, fragments: Sequence[Fragment], replicas: Mapping[str, Replica], steps: int
+    plan: Plan, fragments: Sequence[Fragment], replicas: Mapping[str, TrainedReplica], steps: int
 ) -> list[Outer]:
     """What all peers end with."""
     return agreed(train_each(plan, fragments, replicas, steps))

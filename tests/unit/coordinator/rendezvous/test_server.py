@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from coordinator import Failure, cli
 from coordinator.rendezvous.registry import Registry
-from coordinator.rendezvous.server import CoordinatorService, Session, start_server
+from coordinator.rendezvous.server import CoordinatorRun, CoordinatorService, start_server
 from coordinator.report.progress import PlainProgress
 from coordinator.report.status import ask
 from protos import murmuration_pb2 as pb
@@ -211,7 +211,7 @@ def test_a_session_ends_when_the_expected_workers_have_reported(result_event) ->
         threads[0].start()
 
     lines = Lines(workers)
-    session = Session(PlainProgress(lines, 0.0), expect=2)
+    session = CoordinatorRun(PlainProgress(lines, 0.0), expect=2)
     asyncio.run(session.run("127.0.0.1:0"))
     threads[0].join()
     assert [record.state for record in session.registry.records()] == ["done", "done"]

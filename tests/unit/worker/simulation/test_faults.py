@@ -24,13 +24,13 @@ from worker.simulation.faults import (
     random_faults,
 )
 from worker.simulation.network import SimulatedStream
-from worker.simulation.swarm import RUN, Swarm
+from worker.simulation.swarm import RUN, SimulatedSwarm
 
 
 class Watcher:
     """A peer that only notes what happens to it."""
 
-    def __init__(self, swarm: Swarm, number: int) -> None:
+    def __init__(self, swarm: SimulatedSwarm, number: int) -> None:
         self._swarm, self._number = swarm, number
         self.seen: list[tuple[float, dict[str, Health]]] = []
         self.breaks: list[float] = []
@@ -47,13 +47,13 @@ class Watcher:
         self.breaks.append(self._swarm.clock.now)
 
 
-def watched(*faults: Fault, peers: int = 4) -> tuple[Swarm, list[Watcher]]:
-    swarm = Swarm(Scenario(peers=peers), faults)
+def watched(*faults: Fault, peers: int = 4) -> tuple[SimulatedSwarm, list[Watcher]]:
+    swarm = SimulatedSwarm(Scenario(peers=peers), faults)
     swarm.endpoints = watchers = [Watcher(swarm, number) for number in range(peers)]
     return swarm, watchers
 
 
-def run(swarm: Swarm, until_s: float) -> None:
+def run(swarm: SimulatedSwarm, until_s: float) -> None:
     swarm.clock.at(until_s, lambda: None)
     swarm.clock.run(lambda: swarm.clock.now >= until_s, until_s)
 
@@ -139,8 +139,8 @@ def test_a_doubt_is_one_peers_own() -> None:
     assert [watcher.seen for watcher in watchers[1:]] == [[], [], []]
 
 
-def say_on_streams(count: int) -> Callable[[Swarm], list[float]]:
-    def say(swarm: Swarm) -> list[float]:
+def say_on_streams(count: int) -> Callable[[SimulatedSwarm], list[float]]:
+    def say(swarm: SimulatedSwarm) -> list[float]:
         seen = list[float]()
         for number in range(count):
             stream = swarm.network.open(0, 1, number)
@@ -181,7 +181,7 @@ def test_who_is_late_takes_longer_for_its_steps_of_that_time() -> None:
     assert swarm.late_s(0, 0.0, 3.1) == 0.0
 
 
-def group(swarm: Swarm, peer: int) -> tuple[str, ...]:
+def group(swarm: SimulatedSwarm, peer: int) -> tuple[str, ...]:
     """That of round 3, as the peer draws it."""
     settings = PairSettings(
         me=swarm.names[peer], run=RUN, forms=[], rounds=[9], config=swarm.config

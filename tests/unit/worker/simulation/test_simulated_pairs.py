@@ -12,7 +12,7 @@ from worker.exchange.pairwise.stream import ANCHOR, CONTRIBUTION, PairBuffer
 from worker.exchange.types import Failed, Succeeded
 from worker.simulation import Figures, Scenario, simulate
 from worker.simulation.peer import Account
-from worker.simulation.swarm import Swarm
+from worker.simulation.swarm import SimulatedSwarm
 from worker.simulation.task import Quadratic
 
 
@@ -97,7 +97,10 @@ def test_a_partner_that_has_not_begun_yet_hears_that_the_round_is_given_up() -> 
 
 @pytest.mark.parametrize("lasts_s", [0.02, 0.3])
 def test_who_has_succeeded_calls_until_its_partner_knows(lasts_s: float) -> None:
-    swarm, account = Swarm(calm(peers=2, rounds=1, slow_factor=1.2, slow_share=0.5)), Account()
+    swarm, account = (
+        SimulatedSwarm(calm(peers=2, rounds=1, slow_factor=1.2, slow_share=0.5)),
+        Account(),
+    )
     swarm.slow = frozenset({1})
     peers: list[pairs.PairPeer] = []
     task = Quadratic(2, 0)
