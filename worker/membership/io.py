@@ -43,7 +43,7 @@ from worker.transport import Stream, Transport, TransportError
 _JOIN_S = 6.0  # both peers that dial back may need their time
 _DIAL_S = 2.0
 _DIALS = 8  # at once: who asks to be dialled is a stranger
-_DIALLED_WITHIN_S = 5.0
+_DIALLED_WITHIN_S = 3.0  # with what it takes to begin, a joiner is told within ten
 _LEAVE_S = 1.0
 _MAX_PROBE_S = 10.0
 _MOST_PROBES = 16  # for others at once
