@@ -59,7 +59,7 @@ def evaluating(*modules: nn.Module) -> Iterator[None]:
 
 
 def validation_loss(
-    task: Task, model: nn.Module, seed: int, wanted: Callable[[], bool]
+    task: Task, model: nn.Module, seed: int, wanted: Callable[[], bool] = lambda: True
 ) -> float | None:
     """Mean loss over the same held-out batches on every peer; None as soon as it is not `wanted`
     any more."""

@@ -141,7 +141,7 @@ class Training:
         # All workers of a loopback run share one counter (and with whatever else uses it).
         share = self.options.workers if self._interface == LOOPBACK else 1
         self.load(anchor)
-        loss = validation_loss(self.task, self.model, self.options.seed, math.inf)
+        loss = validation_loss(self.task, self.model, self.options.seed)
         say(
             event="result",
             peer=self.options.name,
