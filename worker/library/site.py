@@ -10,6 +10,7 @@ Rank 0 speaks for the site. Where the others would use the network, they follow:
       at the end: go on     ──►     return, with what rank 0 tells of the swarm
 """
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -78,8 +79,14 @@ class Site:
         tell: Callable[[], Told] | None = None,
     ) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        self._group = dist.new_group(backend="gloo")
+        self._groups: list[dist.ProcessGroup] = [dist.new_group(backend="gloo")]
+        # Its threads must end before the interpreter does: they would abort the process.
+        weakref.finalize(self, self._groups.clear)
         self._fragments, self._parameters, self._tell = fragments, parameters, tell
+
+    @property
+    def _group(self) -> dist.ProcessGroup:
+        return self._groups[0]
 
     @contextmanager
     def speaking(self) -> Iterator[None]:
