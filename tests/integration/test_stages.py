@@ -102,6 +102,14 @@ def wait_for_stage(stage: int, address: str, *phases: str) -> None:
         known = [(m["stage"], m["phase"]) for m in alive]
 
 
+def wait_for_members(count: int, address: str) -> None:
+    """Until the worker there knows of so many, itself included: the first to know begins."""
+    deadline, members = time.monotonic() + PATIENCE_S, list[object]()
+    while len(members) < count:
+        assert time.monotonic() < deadline, f"{address} knows of {members}"
+        members = ask(address)["members"]
+
+
 def kill_stage_1(printed: IO[str], out: Path) -> None:
     """Both of its replicas, once training has started."""
     for line in printed:
@@ -162,7 +170,9 @@ def test_a_killed_replica_is_gone_round(tmp_path: Path) -> None:
         for line in process.stdout:
             if "starts training" in line:
                 break
-        status = json.loads(murmur("status", listening(out, "w0")["address"], "--json"))
+        address = listening(out, "w0")["address"]
+        wait_for_members(6, address)
+        status = json.loads(murmur("status", address, "--json"))
         assert {row["peer"]: row["stage"] for row in status["members"]} == {
             "w0": 0, "w1": 1, "w2": 2, "w3": 0, "w4": 1, "w5": 2,
         }  # fmt: skip
