@@ -156,30 +156,21 @@ def test_three_stages_of_two_replicas_make_one_model(tmp_path: Path) -> None:
 
 
 def test_a_killed_replica_is_gone_round(tmp_path: Path) -> None:
-    out, fifo = tmp_path / "run", tmp_path / "gate"
-    os.mkfifo(fifo)
-    settings = settings_of(
-        task__name='"tests.support.stage_tasks:GatedStages"',
-        task__gate=f'"{fifo}"',
-        task__gate_layer=1,
-        task__gate_call=10,
-    )
-    held = Gate(fifo, tuple(settings))
-    with swarm(out, "--steps", "6", *QUICK, *held.settings) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if "starts training" in line:
-                break
-        address = listening(out, "w0")["address"]
-        wait_for_members(6, address)
-        status = json.loads(murmur("status", address, "--json"))
-        assert {row["peer"]: row["stage"] for row in status["members"]} == {
-            "w0": 0, "w1": 1, "w2": 2, "w3": 0, "w4": 1, "w5": 2,
-        }  # fmt: skip
-        os.kill(listening(out, "w4")["pid"], signal.SIGKILL)
-        with held.opened():
-            report, text = ended(process, out)
-            evaluated = murmur("evaluate", str(out))
+    out = tmp_path / "run"
+    with (
+        held(tmp_path / "held", {"w4": 10}) as those,
+        swarm(out, "--steps", "6", *QUICK, *those.settings) as process,
+    ):
+        for name in those.names():
+            address = listening(out, "w0")["address"]
+            wait_for_members(6, address)
+            status = json.loads(murmur("status", address, "--json"))
+            assert {row["peer"]: row["stage"] for row in status["members"]} == {
+                "w0": 0, "w1": 1, "w2": 2, "w3": 0, "w4": 1, "w5": 2,
+            }  # fmt: skip
+            os.kill(listening(out, name)["pid"], signal.SIGKILL)
+        report, text = ended(process, out)
+        evaluated = murmur("evaluate", str(out))
     codes = {peer["peer"]: peer["exit_code"] for peer in report["peers"]}
     assert codes == {"w0": 0, "w1": 0, "w2": 0, "w3": 0, "w4": -signal.SIGKILL, "w5": 0}
     assert [len(hashes(report, stage)) for stage in range(3)] == [1, 1, 1]
