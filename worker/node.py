@@ -5,6 +5,7 @@ name of the method. The train thread's messages come in by `deliver`, and leave 
 """
 
 import asyncio
+import os
 import random
 import time
 import traceback
@@ -136,6 +137,8 @@ class Node:
         node = self._node
         epoch = time.time_ns() // 1_000_000 if node.epoch is None else node.epoch
         me = Member(node.peer, _advertised(node.advertise, bound), epoch, stage=node.stage)
+        origin = {"origin": node.advertise_origin} if node.advertise_origin else {}
+        self.log(new_event("listening", address=me.address, pid=os.getpid(), **origin))
         self._add_membership(me)
         self._add_rounds()
         if self._config.stages.count > 1:

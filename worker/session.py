@@ -4,12 +4,10 @@ The daemon has one, and so has `murmuration.Swarm`; what they train with is thei
 """
 
 import asyncio
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from protos.events import new_event
 from worker.catchup.start import all_agree
 from worker.component import Environment, NodeConfig
 from worker.config import Config
@@ -56,10 +54,7 @@ class Session:
 
     def start(self) -> str:
         """Starts serving and joining; returns the advertised address. Raises AddressInUse."""
-        address = self.io.start()
-        origin = {"origin": self._node.advertise_origin} if self._node.advertise_origin else {}
-        self._log(new_event("listening", address=address, pid=os.getpid(), **origin))
-        return address
+        return self.io.start()
 
     @property
     def others(self) -> list[Member]:

@@ -14,8 +14,8 @@ from worker.transport.memory import MemoryNetwork, MemoryTransport
 PROBLEM = StagedProblem(count=3, layers=3)
 
 
-async def served_by(options: NodeConfig) -> StageNode:
-    """By a node that listens."""
+async def served_by(options: NodeConfig, events: list[dict[str, object]]) -> StageNode:
+    """By a node that listens; what it logs goes to `events`."""
     node = Node(
         node=options,
         config=PROBLEM.config,
@@ -23,7 +23,7 @@ async def served_by(options: NodeConfig) -> StageNode:
         elements=[1],
         transport=MemoryTransport(MemoryNetwork(), options.peer),
         mailbox=Mailbox(),
-        environment=Environment(offload=inline, log=lambda event: None),
+        environment=Environment(offload=inline, log=events.append),
     )
     await node.listen()
     assert node.stages is not None
@@ -32,8 +32,15 @@ async def served_by(options: NodeConfig) -> StageNode:
 
 def test_a_move_keeps_the_counts() -> None:
     options = NodeConfig(peer="w", stage=1)
-    before = asyncio.run(served_by(options))
+    before = asyncio.run(served_by(options, []))
     before.context.counts.dropped += 3
-    after = asyncio.run(served_by(replace(options, stage=2)))
+    after = asyncio.run(served_by(replace(options, stage=2), []))
     assert (after.context.stage, after.context.counts.dropped) == (2, 3)
-    assert asyncio.run(served_by(NodeConfig(peer="x", stage=1))).context.counts.dropped == 0
+    other = asyncio.run(served_by(NodeConfig(peer="x", stage=1), []))
+    assert other.context.counts.dropped == 0
+
+
+def test_the_first_word_of_a_worker_is_its_address() -> None:
+    events: list[dict[str, object]] = []
+    asyncio.run(served_by(NodeConfig(peer="w", stage=1, advertise="w.example:7700"), events))
+    assert (events[0]["event"], events[0]["address"]) == ("listening", "w.example:7700")
