@@ -18,7 +18,6 @@ import dataclasses
 import difflib
 import math
 import re
-import shlex
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -27,13 +26,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from algorithms.codecs import CODECS
-from algorithms.plan import PRESETS, Plan
-from protos.text import shown
-from worker.errors import ConfigError, ManifestRefused, UsageError
+from algorithms.plan import Plan
+from algorithms.presets import PRESETS
+from worker.errors import ConfigError
 from worker.exchange.types import ExchangeConfig, RoundConfig
 from worker.membership import MembershipConfig
 from worker.pipeline.config import StagesConfig
-from worker.tasks import OWN_LOOP, Task, TaskError, load_task, local_settings
+from worker.tasks import Task, TaskError, load_task
 from worker.training.config import CheckpointConfig, InnerConfig
 
 if TYPE_CHECKING:
@@ -141,130 +140,13 @@ def load_config(
     Raises:
         ConfigError: with the file or flag, the key, and the fix.
     """
-    return parse_config(*_read_all(path, *_with_preset(settings, preset, flags)))
+    return parse_config(*read_all(path, *_with_preset(settings, preset, flags)))
 
 
 def file_says(path: Path | None, section: str, key: str) -> object:
     """The value in a run's TOML, unchecked; None where there is none. Raises ConfigError."""
     part = _read(path).get(section) if path else None
     return part.get(key) if isinstance(part, dict) else None
-
-
-def join_config(
-    run: Mapping[str, Any],
-    path: Path | None,
-    settings: Iterable[str],
-    where: str,
-    flags: Mapping[str, str] | None = None,
-) -> Config:
-    """The config of a machine that joins a run.
-
-    Args:
-        run: the run-wide sections, from the run's manifest; `where` it came from.
-        path, settings: this machine's own; what they say of the run must agree with it.
-        flags: as `load_config` takes them.
-
-    Raises:
-        ManifestRefused: the first key in which they do not.
-        ConfigError: as `load_config`.
-        TaskError: it would have this machine load code or read a file that the user has not named.
-    """
-    document, source = _read_all(path, settings, flags or {})
-    own = parse_config(document, source)  # names and types first
-    for section in RUN_WIDE:
-        if not isinstance(run.get(section, {}), Mapping):
-            raise ManifestRefused(f"{where} has a manifest without a section [{section}]")
-    chosen = {name: dict(run[name]) for name in RUN_WIDE if name in run}
-    for section in RUN_WIDE:
-        for key in sorted(document.get(section, {})):
-            if (section, key) in ADVISED:
-                chosen[section][key] = document[section][key]
-                continue
-            ours, theirs = to_document(own)[section].get(key), run.get(section, {}).get(key)
-            if ours != theirs:
-                raise ManifestRefused(
-                    f"{where} runs something else: {section}.{key}: {ours} here, {theirs} there; "
-                    "leave it out, or join another run"
-                )
-    machine = {name: part for name, part in document.items() if name not in RUN_WIDE}
-    try:
-        config = parse_config({**chosen, **machine}, f"the run at {where}")
-        _check_local(config, document, f"the run at {where}")
-        return config
-    except ConfigError as error:
-        unknown = [
-            name
-            for key in ("codec", "reduction_codec")
-            if (name := chosen.get("diloco", {}).get(key)) not in CODEC_NAMES
-        ]
-        if not unknown:
-            raise
-        raise ManifestRefused(
-            f"{where} exchanges in the codec {unknown[0]!r}, which this version does not know (it "
-            f"knows {', '.join(CODEC_NAMES)}); install the version that they run"
-        ) from error
-
-
-def restored_config(
-    run: Mapping[str, Any], settings: Iterable[str], where: str, *, own: bool
-) -> Config:
-    """The config of a run that a checkpoint is of.
-
-    Args:
-        run: the run-wide sections that the checkpoint, at `where`, says.
-        settings: of [task], as given with `--set`: they replace what it says.
-        own: whether this user has written the checkpoint, and so its settings, on this machine.
-
-    Raises:
-        UsageError: a setting of another section.
-        ConfigError: as `parse_config`.
-        TaskError: it would have this machine load code or read a file that the user has not named.
-    """
-    typed, _ = _read_all(None, settings, {})
-    for section in typed:
-        if section != "task":
-            raise UsageError(f"--set {section}: of a checkpoint only settings of [task] are taken")
-    task = {**run.get("task", {}), **typed.get("task", {})}
-    config = parse_config({**run, "task": task}, where)
-    if not own:
-        _check_local(config, typed, where, trains=False)
-    return config
-
-
-def _check_local(
-    config: Config, typed: Mapping[str, Any], where: str, *, trains: bool = True
-) -> None:
-    """Code is loaded and files are read if the user has named them, never on the word of others.
-
-    Args:
-        typed: sections that the user wrote.
-        trains: whether the inner optimizer and the initial values are needed.
-
-    Raises:
-        TaskError: names the first setting that the user has to type.
-    """
-    task, inner = config.task, config.inner.optimizer
-    settings: list[tuple[str, str, object]] = [
-        ("task", key, {"name": task.name, **task.options}.get(key))
-        for key in local_settings(task.name, task.options)
-    ]
-    if trains and task.name != OWN_LOOP:
-        if ":" in inner:
-            settings.append(("inner", "optimizer", inner))
-        if task.init and Path(task.init).exists():
-            settings.append(("task", "init", task.init))
-    for section, key, value in settings:
-        if key in typed.get(section, {}):
-            continue
-        what = "run code" if (key in ("name", "optimizer")) else "read files"
-        plain = isinstance(value, str) and value == shown(value)
-        typing = shlex.quote(f"{section}.{key}={value}") if plain else f"{section}.{key}=..."
-        instead = " (or --set 'task.init=\"\"' to take the values from the others)"
-        raise TaskError(
-            f"{where}: [{section}] {key} = {shown(repr(value))} would {what} of this machine, and "
-            f"only others have named it: if you trust it, add --set {typing}"
-            f"{instead if key == 'init' else ''}"
-        )
 
 
 def parse_config(document: Mapping[str, Any], source: ConfigOrigin | str) -> Config:
@@ -382,7 +264,7 @@ def _with_preset(
     return settings, flags
 
 
-def _read_all(
+def read_all(
     path: Path | None, settings: Iterable[str], flags: Mapping[str, str]
 ) -> tuple[dict[str, Any], ConfigOrigin]:
     """The file with the settings on top, and where each value is from. Raises ConfigError."""

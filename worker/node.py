@@ -41,6 +41,7 @@ from worker.membership import (
     Updated,
 )
 from worker.membership.coordinator_client import CoordinatorClient
+from worker.membership.first_contact import FirstContact
 from worker.membership.io import GossipService
 from worker.pipeline.context import StageContext
 from worker.pipeline.node import StageNode
@@ -154,14 +155,16 @@ class Node:
             stages=self._config.stages.count,
             stage=self._node.stage,
         )
-        self.gossip = gossip = GossipService(machine, self._manifest, limits, self)
+        self.gossip = gossip = GossipService(machine, self._manifest.run, limits, self)
+        self._first_contact = FirstContact(gossip, self._manifest, self.transport, self.clock)
         self._calls |= {
             "Control/Gossip": gossip.on_gossip,
             "Control/IndirectProbe": gossip.on_indirect_probe,
         }
         if self._node.coordinator:
-            manifest = self._manifest.pack()
-            self._coordinator = CoordinatorClient(self._node.coordinator, manifest, gossip, self)
+            self._coordinator = CoordinatorClient(
+                self._node.coordinator, self._manifest.pack(), self._first_contact, self
+            )
 
     def _add_rounds(self) -> None:
         """Means over all; in a plan of pairs, these and one mean at the end. Replicas that keep
@@ -226,7 +229,7 @@ class Node:
             _repeat([self.gossip.tick], _MEMBERSHIP_TICK_S),
             _repeat([component.tick for component in self._components], _ROUNDS_TICK_S),
             self._read_inbox(),
-            Bootstrap(self._node, self._config.plan, self.gossip, self).run(),
+            Bootstrap(self._node, self._config.plan, self._first_contact, self).run(),
             self.lag.run(),
         ]
         if self._coordinator is not None:
@@ -258,7 +261,7 @@ class Node:
         """Answers one control call. Raises Refused: whatever is wrong, it ends this call alone."""
         if method == "Control/Join":
             with self._ending_the_call(method):
-                return await self.gossip.on_join(request, caller)
+                return await self._first_contact.serve(request, caller)
         if (answer := self._calls.get(method)) is None:
             raise Refused(f"no method {method}")
         with self._ending_the_call(method):

@@ -79,7 +79,7 @@ def skip(pipeline: Pipeline, rules: Rules, origins: Sequence[int], seed: int) ->
     return list(search_routes(pipeline, rules, origins, seed=seed).routes)
 
 
-PRESETS: dict[str, Routing] = {
+ROUTINGS: dict[str, Routing] = {
     "full": full,
     "random": random,
     "stochastic": stochastic,
@@ -177,7 +177,7 @@ def predict(
     Args:
         rules: of `random` and `skip`; the others visit all stages whatever the rules let out.
         origins: of each microbatch, replicas of stage 0; several for each as a rule.
-        routing: a name in `PRESETS`.
+        routing: a name in `ROUTINGS`.
         seed: of the routes; draw it from the iteration's number where they shall differ.
         shared_uplinks: as in `simulate`.
         effort_s: of the search of `skip`.
@@ -185,8 +185,8 @@ def predict(
     Raises:
         ValueError: an unknown routing, no microbatch, or rules that do not fit.
     """
-    if routing not in PRESETS:
-        raise ValueError(f"no routing {routing!r}; use one of {', '.join(PRESETS)}")
+    if routing not in ROUTINGS:
+        raise ValueError(f"no routing {routing!r}; use one of {', '.join(ROUTINGS)}")
     if not origins:
         raise ValueError("there is no microbatch to predict an iteration of")
     kept = rules_of(routing, rules)
@@ -197,7 +197,7 @@ def predict(
         )
         routes = found.routes
     else:
-        routes = tuple(PRESETS[routing](pipeline, kept, origins, seed))
+        routes = tuple(ROUTINGS[routing](pipeline, kept, origins, seed))
     bound_s = lower_bound_s(pipeline, kept, origins)
     if shared_uplinks:
         bound_s = max(bound_s, uplink_bound_s(pipeline, kept, origins))

@@ -21,7 +21,7 @@ from typing import TypeVar
 import torch
 
 from algorithms.fragment_state import FragmentState
-from algorithms.plan import PRESETS
+from algorithms.presets import PRESETS
 from tests.support.workers import free_addresses
 from worker.component import Environment, NodeConfig
 from worker.config import Config, RunConfig

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from algorithms.fragments import TensorSpec, partition
-from algorithms.plan import PRESETS
+from algorithms.presets import PRESETS
 from tests.bench.one_process import Trained, Training, sent, train
 
 if TYPE_CHECKING:

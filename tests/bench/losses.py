@@ -23,7 +23,7 @@ import torch
 
 from algorithms.diloco import mean_in_order
 from algorithms.noloco import relative_distance
-from algorithms.plan import PRESETS
+from algorithms.presets import PRESETS
 from tests.bench.one_process import Training, train
 
 FOUR_BITS = ("codec=e3m0", "reduction_codec=e3m0")

@@ -10,7 +10,8 @@ run's id is fixed, since a new wire format would draw other pairs. Routes are dr
 from dataclasses import replace
 from unittest.mock import PropertyMock, patch
 
-from algorithms.plan import PRESETS, Plan
+from algorithms.plan import Plan
+from algorithms.presets import PRESETS
 from tests.protocol.problem import Problem
 from tests.protocol.stage_swarm import StagedProblem, StageSwarm
 from tests.protocol.swarm import Swarm

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from algorithms.codecs import codec_by_name
 from algorithms.fragments import Fragment, TensorSpec
-from algorithms.plan import PRESETS, Plan
+from algorithms.plan import Plan
+from algorithms.presets import PRESETS
 from tests.protocol.swarm import Held, Peer, Swarm
 from tests.protocol.timed_stage import TimedStage
 from tests.protocol.train_side import TrainSide

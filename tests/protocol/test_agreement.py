@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from algorithms.plan import PRESETS, Plan
+from algorithms.plan import Plan
+from algorithms.presets import PRESETS
 from tests.protocol.problem import Problem
 from tests.protocol.swarm import Swarm
 from tests.protocol.taps import Passing

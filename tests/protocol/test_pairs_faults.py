@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from algorithms.plan import PRESETS, Plan
+from algorithms.plan import Plan
+from algorithms.presets import PRESETS
 from tests.protocol import swarm as swarms
 from tests.protocol.pair_runs import NOLOCO, SLOW, failures_of, in_round, rounds_of, steady
 from tests.protocol.pair_taps import GossipMessage, first, meetings

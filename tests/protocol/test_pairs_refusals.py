@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from algorithms.plan import PRESETS
+from algorithms.presets import PRESETS
 from protos import murmuration_pb2 as pb
 from tests.protocol.pair_taps import GossipMessage, first, meetings
 from tests.protocol.problem import Problem

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from algorithms.plan import PRESETS, Plan
+from algorithms.plan import Plan
+from algorithms.presets import PRESETS
 from algorithms.schedule import Due
 from tests.protocol import swarm as swarms
 from tests.protocol.problem import Problem

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from algorithms.plan import PRESETS
+from algorithms.presets import PRESETS
 from tests.protocol.stage_swarm import (
     HELD_BYTES,
     StagedProblem,

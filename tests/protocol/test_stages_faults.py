@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from algorithms.plan import PRESETS
+from algorithms.presets import PRESETS
 from protos import murmuration_pb2 as pb
 from tests.protocol.stage_swarm import StagedProblem, StageSwarm, numbers_in, same_visits
 from tests.protocol.taps import Passing, once

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from algorithms.plan import PRESETS
+from algorithms.presets import PRESETS
 from tests.protocol.stage_swarm import StagedProblem, StageSwarm, incarnation_of, numbers_in
 from tests.protocol.virtual_time import run
 from worker.membership import Gossiped

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from algorithms.plan import PRESETS
+from algorithms.presets import PRESETS
 from protos import murmuration_pb2 as pb
 from tests.protocol.stage_swarm import StagedProblem, StageSwarm
 from tests.protocol.taps import Passing, once

@@ -3,7 +3,7 @@ replica dies late in the iteration or the origin soon afterwards."""
 
 from dataclasses import replace
 
-from algorithms.plan import PRESETS
+from algorithms.presets import PRESETS
 from tests.protocol.stage_swarm import StagedProblem, StageSwarm, numbers_in
 from tests.protocol.virtual_time import run
 from worker.membership import MembershipConfig

@@ -7,7 +7,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from algorithms.plan import PRESETS
+from algorithms.presets import PRESETS
 from tests.protocol.stage_swarm import StagedProblem, StageSwarm
 from tests.protocol.swarm import Peer
 from tests.protocol.virtual_time import run

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from algorithms.plan import PRESETS
+from algorithms.presets import PRESETS
 from tests.protocol.problem import Problem, steady
 from tests.protocol.swarm import Swarm
 from tests.protocol.virtual_time import run

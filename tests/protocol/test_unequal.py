@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from algorithms.plan import PRESETS, Plan
+from algorithms.plan import Plan
+from algorithms.presets import PRESETS
 from tests.protocol.problem import Problem, Synthetic
 from tests.protocol.swarm import Peer, Swarm
 from tests.protocol.virtual_time import run

@@ -17,8 +17,8 @@ from protos.exit_codes import ExitCode
 from worker.errors import ConfigError, MurmurError, UsageError
 
 if TYPE_CHECKING:
-    from worker.catchup.bootstrap import FirstAnswer
     from worker.manifest import Manifest
+    from worker.membership.first_contact import FirstAnswer
     from worker.transport import Stream
 
 _NAME = "doctor"
@@ -122,7 +122,7 @@ def _memory_bytes() -> int | None:
 
 def _network(address: str | None, listen: str, advertise: str | None) -> Iterator[Finding]:
     from worker.addresses import find_host
-    from worker.catchup.bootstrap import fetch_manifest
+    from worker.membership.first_contact import fetch_manifest
 
     first: FirstAnswer | None = None
     if address is not None:
@@ -155,7 +155,7 @@ def _network(address: str | None, listen: str, advertise: str | None) -> Iterato
 
 
 def _run(first: "FirstAnswer", address: str) -> Iterator[Finding]:
-    from worker.config import join_config
+    from worker.adopted_config import join_config
     from worker.manifest import PROTOCOL
 
     theirs = first.manifest.document["protocol"]
@@ -185,7 +185,7 @@ async def _dialled_back(address: str, listen: str, where: str, run: "Manifest") 
     """Whether the peer reaches this machine: it is asked to dial a server that stands here for a
     moment."""
     from worker.membership import Member
-    from worker.membership.io import ask_to_dial
+    from worker.membership.first_contact import ask_to_dial
     from worker.transport import TransportError
     from worker.transport.grpc import GrpcTransport
 

@@ -253,7 +253,7 @@ def _bases(config: "Config", run: Path | None, settings: Sequence[str]) -> "dict
     The run's own comes first: of equals it is proposed. Pairs end with replicas that differ, so
     they are proposed only to a run that has chosen them.
     """
-    from algorithms.plan import PRESETS
+    from algorithms.presets import PRESETS
     from worker.config import load_config
 
     bases = {config.preset: config.plan}

@@ -14,7 +14,7 @@ from algorithms.skippipe.assignment import StageCandidates, propose_placement
 from algorithms.skippipe.pipeline import LOSS_RATIO, Floats, Links, Pipeline
 from algorithms.skippipe.placement import stage_sizes
 from algorithms.skippipe.route import Rules, visited_stages
-from algorithms.skippipe.routing import PRESETS, origins_in_turns, predict
+from algorithms.skippipe.routing import ROUTINGS, origins_in_turns, predict
 from algorithms.skippipe.search import EFFORT_S
 from worker.cli.options import check_finite, link_of, write_file
 from worker.cli.plan import PlanOptions, StageOptions
@@ -129,7 +129,7 @@ def _rows(case: StageCase, pipeline: Pipeline) -> dict[str, RoutingRow]:
     """By routing; of random routes several draws, as one says little."""
     origins = origins_in_turns(pipeline, case.microbatches)
     rows = {}
-    for routing in PRESETS:
+    for routing in ROUTINGS:
         draws = tuple(
             predict(
                 pipeline,

@@ -34,15 +34,16 @@ from algorithms.fragments import TensorSpec
 from protos.addresses import is_loopback, is_wildcard, join_address, split_address
 from protos.manifest import first_difference
 from worker.addresses import FoundHost, find_host
-from worker.catchup.bootstrap import FirstAnswer, fetch_manifest
+from worker.adopted_config import join_config
 from worker.component import NodeConfig
-from worker.config import Config, join_config, load_config
+from worker.config import Config, load_config
 from worker.errors import ConfigError, ManifestRefused, PeersUnreachable, UsageError
 from worker.folder import EventLog
 from worker.library.hooks import UserReplica
 from worker.library.share import SharePosition, share
 from worker.library.site import Site, SiteRank, Told, agreed, fragments_of, is_site
 from worker.manifest import Manifest
+from worker.membership.first_contact import FirstAnswer, fetch_manifest
 from worker.session import AWAIT_OTHERS_S, Session
 from worker.tasks import OWN_LOOP
 from worker.training.inbox import Mailbox, Stop

@@ -12,7 +12,7 @@ from protos.text import shown
 from worker import wire
 from worker.errors import ManifestRefused, MurmurError, NotDialled
 from worker.membership import Member
-from worker.membership.io import GossipService
+from worker.membership.first_contact import FirstContact
 from worker.transport import Transport, TransportError
 
 _PERIOD_S = 1.0
@@ -48,9 +48,12 @@ class RunHost(Protocol):
 class CoordinatorClient:
     """Introduces this peer again and again; the coordinator may come and go. io thread only."""
 
-    def __init__(self, address: str, manifest: bytes, gossip: GossipService, host: RunHost) -> None:
+    def __init__(
+        self, address: str, manifest: bytes, first_contact: FirstContact, host: RunHost
+    ) -> None:
         self._address, self._manifest = address, manifest
-        self._gossip, self._host = gossip, host
+        self._first_contact, self._gossip = first_contact, first_contact.gossip
+        self._host = host
         self._events: list[dict[str, object]] = []
         self._silent = False
         self._met_at: dict[str, float] = {}  # by address
@@ -140,7 +143,7 @@ class CoordinatorClient:
     async def _contact(self, address: str) -> None:
         """A refusal ends the run before it has begun, in `run`."""
         try:
-            await self._gossip.contact(address)
+            await self._first_contact.contact(address)
         except (ManifestRefused, NotDialled) as error:
             if not self._started or isinstance(error, NotDialled):
                 self._refusal = error

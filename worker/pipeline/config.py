@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from algorithms.skippipe.partition import spans, stage_layers
 from algorithms.skippipe.route import Rules, visited_stages
-from algorithms.skippipe.routing import PRESETS
+from algorithms.skippipe.routing import ROUTINGS
 from worker.tasks import Staged
 
 _MOST_ORIGINS = 1024
@@ -47,8 +47,8 @@ class StagesConfig:
             raise ValueError(f"count is {self.count}; a model has at least 1 stage")
         if self.layers:
             self._check_layers()
-        if self.routing not in PRESETS:
-            raise ValueError(f"routing is {self.routing!r}; use one of {', '.join(PRESETS)}")
+        if self.routing not in ROUTINGS:
+            raise ValueError(f"routing is {self.routing!r}; use one of {', '.join(ROUTINGS)}")
         if self.activations not in ACTIVATIONS:
             raise ValueError(
                 f"activations is {self.activations!r}; use one of {', '.join(ACTIVATIONS)}"

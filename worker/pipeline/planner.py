@@ -22,7 +22,7 @@ import xxhash
 
 from algorithms.skippipe.pipeline import BACKWARD_RATIO, LOSS_RATIO, Costs, Floats, Links, Pipeline
 from algorithms.skippipe.route import MAX_JUMP, Route, Rules
-from algorithms.skippipe.routing import PRESETS, origins_in_turns, random
+from algorithms.skippipe.routing import ROUTINGS, origins_in_turns, random
 from algorithms.skippipe.search import search_routes
 from worker.membership import Member
 from worker.pipeline.config import StagesConfig
@@ -256,7 +256,7 @@ class RoutePlanner:
         rules = planned_rules(config, snapshot, iteration)
         origins = origins_in_turns(snapshot.pipeline, config.microbatches)
         if config.routing != "skip" or rules.stages == 1:
-            routing = PRESETS[config.routing]
+            routing = ROUTINGS[config.routing]
             routes = routing(snapshot.pipeline, rules, origins, seed + iteration)
             return _Planned(snapshot, routes)
         # A few kinds of searched routes even out what does not divide.

@@ -11,7 +11,7 @@ from torch import Tensor
 from algorithms.diloco import pseudo_gradient
 from algorithms.fragment_state import FragmentOptimizer, FragmentState, RoundResult
 from algorithms.fragments import Ranges
-from algorithms.plan import PRESETS
+from algorithms.presets import PRESETS
 from worker.catchup.repair import choose_repair
 from worker.membership import Digest, Phase
 from worker.simulation.allreduce import MeanRounds, SimulatedReduction

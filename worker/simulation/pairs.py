@@ -14,7 +14,7 @@ from torch import Tensor
 
 from algorithms.codecs import codec_by_name
 from algorithms.diloco import mean_in_order
-from algorithms.plan import PRESETS
+from algorithms.presets import PRESETS
 from worker.catchup.repair import step_of_the_others
 from worker.exchange.pairwise.rounds import PairRounds
 from worker.exchange.pairwise.stream import (

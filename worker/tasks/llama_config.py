@@ -83,7 +83,7 @@ def _check_field(name: str, kind: str, value: object) -> None:
 
 # 'tiny' was chosen by trial: four workers on two cores, 100 s of DiLoCo on Python's own sources.
 # Larger ones (128 wide, 3 or 4 layers) take fewer steps in that time and end at a higher loss.
-PRESETS: dict[str, LlamaConfig] = {
+MODELS: dict[str, LlamaConfig] = {
     "tiny": LlamaConfig(
         hidden_size=96,
         intermediate_size=256,
@@ -110,21 +110,21 @@ PRESETS: dict[str, LlamaConfig] = {
 }
 
 
-def llama_config(preset: str, **changes: Any) -> LlamaConfig:
-    """Return a preset's sizes, some of them changed.
+def llama_config(model: str, **changes: Any) -> LlamaConfig:
+    """Return a model's sizes, some of them changed.
 
     Args:
-        preset: 'tiny', 'small' or 'base'.
+        model: 'tiny', 'small' or 'base'.
         changes: fields of `LlamaConfig` by name.
 
     Raises:
-        TaskError: an unknown preset or field (with the nearest valid name), or sizes that do not
+        TaskError: an unknown model or field (with the nearest valid name), or sizes that do not
             fit one another.
     """
-    if preset not in PRESETS:
-        raise TaskError(f"unknown model {preset!r}{nearest(preset, PRESETS)}")
+    if model not in MODELS:
+        raise TaskError(f"unknown model {model!r}{nearest(model, MODELS)}")
     known = {field.name for field in fields(LlamaConfig)}
     for name in changes:
         if name not in known:
-            raise TaskError(f"model {preset!r} has no setting {name!r}{nearest(name, known)}")
-    return replace(PRESETS[preset], **changes)
+            raise TaskError(f"model {model!r} has no setting {name!r}{nearest(name, known)}")
+    return replace(MODELS[model], **changes)

@@ -26,7 +26,8 @@ from torch import Tensor
 
 from algorithms.fragment_state import FragmentState
 from protos.manifest import canonical
-from worker.config import Config, restored_config
+from worker.adopted_config import restored_config
+from worker.config import Config
 from worker.errors import CheckpointError
 from worker.manifest import Manifest
 from worker.training.loop import Trainer

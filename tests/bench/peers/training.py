@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from algorithms.fragments import TensorSpec, partition
-from algorithms.plan import PRESETS
+from algorithms.presets import PRESETS
 from tests.bench.peers.network import LOOPBACK, interface_of, traffic_of
 from worker.tasks import Cursor, load_task
 from worker.training.config import InnerConfig

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from algorithms.fragment_state import RoundResult
-from algorithms.plan import PRESETS
+from algorithms.presets import PRESETS
 from tests.unit.algorithms.four_values import (
     ANCHOR,
     GROUP,

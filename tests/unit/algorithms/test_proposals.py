@@ -6,7 +6,8 @@ from itertools import pairwise
 import pytest
 
 from algorithms.link import Link
-from algorithms.plan import PRESETS, Plan
+from algorithms.plan import Plan
+from algorithms.presets import PRESETS
 from algorithms.proposals import propose
 from algorithms.utilization import predict
 from algorithms.workload import Workload

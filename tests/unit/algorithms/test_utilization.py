@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from algorithms.link import Link
-from algorithms.plan import PRESETS
+from algorithms.presets import PRESETS
 from algorithms.schedule import Due, Schedule
 from algorithms.utilization import PlanPrediction, needed_mbps, predict, utilization
 from algorithms.workload import PlannedRounds, Workload

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from algorithms.plan import PRESETS
+from algorithms.presets import PRESETS
 from algorithms.workload import Workload, rounds_of, workload_of
 
 DILOCO = PRESETS["diloco"]

@@ -11,7 +11,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from algorithms.plan import PRESETS, Plan
+from algorithms.plan import Plan
+from algorithms.presets import PRESETS
 from coordinator import Failure
 from tests.bench.compare.command import bench
 from tests.bench.compare.options import Bench

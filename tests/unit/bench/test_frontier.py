@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from algorithms.fragments import TensorSpec, partition
-from algorithms.plan import PRESETS
+from algorithms.presets import PRESETS
 from tests.bench.frontier import (
     Grid,
     Point,

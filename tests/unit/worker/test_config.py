@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from algorithms.plan import PRESETS
+from algorithms.presets import PRESETS
 from worker.config import Config, load_config, parse_config, to_document
 from worker.errors import ConfigError
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from worker.config import join_config, load_config, restored_config, to_document
+from worker.adopted_config import join_config, restored_config
+from worker.config import load_config, to_document
 from worker.errors import ManifestRefused, UsageError
 from worker.tasks import OWN_LOOP, TaskError, local_settings
 from worker.tasks.huggingface import HuggingFace

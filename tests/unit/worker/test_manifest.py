@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from algorithms.fragments import TensorSpec
 from protos.documents import pack
 from protos.manifest import first_difference
-from worker.config import Config, join_config, load_config
+from worker.adopted_config import join_config
+from worker.config import Config, load_config
 from worker.errors import ManifestRefused
 from worker.manifest import PROTOCOL, Manifest
 from worker.wire import WireError

@@ -15,7 +15,7 @@ from algorithms.skippipe.planner import lower_bound_s
 from algorithms.skippipe.route import Route, Rules, stage_refusals
 from algorithms.skippipe.routing import (
     NEVER_SKIP,
-    PRESETS,
+    ROUTINGS,
     ReplicaQueue,
     full,
     origins_in_turns,
@@ -33,15 +33,15 @@ COMPLETE = Rules(stages=3, visited=3)
 EFFORT_S = 0.02
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", ROUTINGS)
 def test_every_preset_routes_every_microbatch_the_same_way_each_time(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(routings, "search_routes", partial(search_routes, effort_s=EFFORT_S))
     pipeline = even_pipeline((2, 3, 2))
     origins = [0, 1, 0, 1]
-    routes = PRESETS[name](pipeline, COMPLETE, origins, 7)
-    assert routes == PRESETS[name](pipeline, COMPLETE, origins, 7)
+    routes = ROUTINGS[name](pipeline, COMPLETE, origins, 7)
+    assert routes == ROUTINGS[name](pipeline, COMPLETE, origins, 7)
     assert [route.origin for route in routes] == origins
     assert all(stage_refusals(route.stages(pipeline), COMPLETE) == () for route in routes)
 
@@ -49,7 +49,7 @@ def test_every_preset_routes_every_microbatch_the_same_way_each_time(
 @pytest.mark.parametrize("name", ["full", "stochastic"])
 def test_who_cannot_skip_says_so(name: str) -> None:
     with pytest.raises(ValueError, match=f"routing '{name}' visits all 3 stages, not 2"):
-        PRESETS[name](even_pipeline((1, 1, 1)), Rules(stages=3, visited=2), [0], 0)
+        ROUTINGS[name](even_pipeline((1, 1, 1)), Rules(stages=3, visited=2), [0], 0)
 
 
 def test_full_uses_every_replica_equally_and_ignores_the_seed() -> None:
@@ -116,7 +116,7 @@ def test_microbatches_follow_throughput_and_ties_go_to_the_lower_peer() -> None:
     assert [queue.choose() for _ in range(6)] == [2, 5, 9, 2, 5, 9]
 
 
-@given(whole_waves(), st.sampled_from(sorted(PRESETS)), st.booleans())
+@given(whole_waves(), st.sampled_from(sorted(ROUTINGS)), st.booleans())
 @settings(max_examples=60)
 def test_every_routing_is_told_as_it_is_and_not_below_the_bound(
     case: tuple[Pipeline, Rules, list[int], int], routing: str, shared: bool
@@ -156,7 +156,7 @@ def test_origins_take_turns_and_may_have_unequal_shares() -> None:
 def test_some_routings_visit_all_stages_whatever_may_be_skipped() -> None:
     pipeline, rules = even_pipeline((2, 2, 2, 2)), Rules(stages=4, visited=3, spread=1)
     origins, complete = origins_in_turns(pipeline, 3), Rules(stages=4, visited=4)
-    for routing in PRESETS:
+    for routing in ROUTINGS:
         told = predict(pipeline, rules, origins, routing, effort_s=EFFORT_S)
         skips = routing not in NEVER_SKIP
         assert told.rules == rules_of(routing, rules) == (rules if skips else complete)

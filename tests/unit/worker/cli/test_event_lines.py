@@ -1,6 +1,6 @@
 import pytest
 
-from worker.cli.commands import announce_plainly, describe
+from worker.cli.event_lines import announce_plainly, describe
 
 
 @pytest.mark.parametrize(

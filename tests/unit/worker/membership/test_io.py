@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from protos import murmuration_pb2 as pb
 from worker import wire
 from worker.membership import Digest, GossipMessage, Member, MemberProgress
-from worker.membership.io import from_gossip_message, to_gossip_message, undialable
+from worker.membership.first_contact import undialable
+from worker.membership.io import from_gossip_message, to_gossip_message
 
 U64 = st.integers(0, 2**64 - 1)
 SAID = st.builds(

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from algorithms.plan import PRESETS
+from algorithms.presets import PRESETS
 from tests.protocol.stage_swarm import StagedProblem
 from worker.membership import Health, Member, Phase
 from worker.pipeline import lifecycle

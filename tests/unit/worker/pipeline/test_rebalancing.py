@@ -8,7 +8,7 @@ from itertools import permutations
 
 import pytest
 
-from algorithms.plan import PRESETS
+from algorithms.presets import PRESETS
 from tests.unit.worker.pipeline.members import members_of, telling
 from worker import wire
 from worker.membership import Health, Member, Phase

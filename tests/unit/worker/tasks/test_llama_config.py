@@ -2,12 +2,12 @@
 
 import pytest
 
-from worker.tasks.llama_config import PRESETS, llama_config
+from worker.tasks.llama_config import MODELS, llama_config
 from worker.tasks.task import TaskError
 
 
 def test_presets_grow() -> None:
-    sizes = [(config.num_hidden_layers, config.hidden_size) for config in PRESETS.values()]
+    sizes = [(config.num_hidden_layers, config.hidden_size) for config in MODELS.values()]
     assert sizes == sorted(sizes)
 
 

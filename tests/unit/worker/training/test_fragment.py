@@ -8,7 +8,8 @@ from torch import Tensor
 
 from algorithms.fragment_state import FragmentState
 from algorithms.fragments import Fragment, TensorSpec
-from algorithms.plan import PRESETS, Plan
+from algorithms.plan import Plan
+from algorithms.presets import PRESETS
 from worker.training.fragment import FragmentReplica
 from worker.training.inbox import PrefetchedAnchor, RoundDone, RoundFailed
 from worker.wire import state_hash

@@ -6,7 +6,7 @@ from torch import nn
 
 from algorithms.fragment_state import RoundResult
 from algorithms.fragments import Fragment, partition
-from algorithms.plan import PRESETS
+from algorithms.presets import PRESETS
 from murmuration import Swarm
 from worker.training.fragment import FragmentReplica
 from worker.training.model import bare_name, running_statistics, schema_of

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from algorithms.grouping import (
+from algorithms.random_groups import (
     group_of,
     groups,
     membership_epoch,

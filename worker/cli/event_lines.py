@@ -1,0 +1,100 @@
+"""A worker's events as lines for a person."""
+
+import sys
+from collections.abc import Mapping
+
+from protos.addresses import is_loopback, split_address
+from protos.events import stall_words
+from protos.figures import megabytes, percent
+
+_AT_THE_END = {
+    "settling": "settling: until the others are done too",
+    "assembling": "assembling the model from its stages",
+    "evaluating": "evaluating",
+}
+
+
+def announce_plainly(event: Mapping[str, object]) -> None:
+    """Prints an event for a person: one plain line."""
+    if (line := describe(event)) is not None:
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()
+
+
+def describe(event: Mapping[str, object]) -> str | None:
+    """One line, None for an event that needs none."""
+    match event["event"]:
+        case "listening":
+            return _listening(event)
+        case "started":
+            group = event["group"]
+            names = ", ".join(group) if isinstance(group, list) else ""
+            return f"started at step {event['step']} with {names}"
+        case "progress" if event.get("state") == "training":
+            sent = megabytes(float(str(event.get("bytes_sent", 0))))
+            loss = event["loss"]
+            learned = f"loss {loss:.3f}  " if isinstance(loss, float) else ""
+            return (
+                f"step {event['step']}/{event['steps']}  {learned}"
+                f"round {event['round']}  sent {sent}"
+            )
+        case "progress" if (words := _AT_THE_END.get(str(event.get("state")))) is not None:
+            return f"step {event['step']}/{event['steps']}  {words}"
+        case "round_failed":
+            return f"round {event['round']} failed: {event['reason']}"
+        case "stalled":
+            return f"round {event['round']} waits for {stall_words(event)}"
+        case "adopted":
+            nobody = event.get("confirmed_by") == []
+            alone = " (on its word alone: nobody else has it)" if nobody else ""
+            return (
+                f"took over {event['donor']}'s state at step {event['step']}: {event['reason']}"
+                f"{alone}"
+            )
+        case "resumed":
+            return f"goes on from {event['path']} (--fresh begins anew)"
+        case "moves":
+            return f"moves from stage {event['stage']} to stage {event['to']}"
+        case "rebuilt":
+            return f"rebuilt stage {event['stage']} from {_parts(event['from'])}"
+        case "member":
+            return f"{event['peer_changed']} is {event['health']}"
+        case "unreachable":
+            if not isinstance(peers := event["peers"], list) or not peers:
+                return "reaches every peer again"
+            named = ", ".join(peers)
+            return f"does not reach {named}, alive all the same: check that port and the link"
+        case "warning":
+            return f"warning: {event['text']}"
+        case "checkpoint":
+            return f"checkpoint {event['path']}"
+        case "result":
+            loss = event["val_loss"]
+            scored = f"validation loss {loss:.4f}, " if isinstance(loss, float) else ""
+            return (
+                f"{event['reason']} at step {event['step']}: {scored}"
+                f"{event['rounds_completed']} rounds, anchor {event['anchor_hash']}"
+            )
+        case _:
+            return None
+
+
+def _listening(event: Mapping[str, object]) -> str:
+    """Where a peer is reached, and what to type to join it: that must work as it stands."""
+    address = str(event["address"])
+    host, port = split_address(address)
+    origin = f" ({event['origin']}; --advertise says otherwise)" if event.get("origin") else ""
+    said = f"{event['peer']} is reached at {address}{origin}"
+    if is_loopback(host):
+        return (
+            f"{said}, from this machine only\n"
+            f"another worker here joins with: murmur join {address} --out runs/another"
+        )
+    flags = f"--listen 0.0.0.0:{port} --insecure"
+    return f"{said}\nanother machine joins with: murmur join {address} {flags}"
+
+
+def _parts(weights: object) -> str:
+    """`25 % of stage 0 and 75 % of stage 2`."""
+    assert isinstance(weights, Mapping)
+    return " and ".join(f"{percent(weight, 0)} of stage {n}" for n, weight in weights.items())

@@ -1,0 +1,315 @@
+"""First contact, both sides of it: what is asked before a peer is a member, and what is answered.
+
+A peer of another run is refused. One that this swarm cannot dial is refused too: it is dialled
+back, by two where there are two, since nobody's rounds may wait for a peer that none can reach.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from protos import murmuration_pb2 as pb
+from protos.addresses import caller_host, is_loopback, is_wildcard, split_address
+from protos.manifest import first_difference
+from protos.text import shown
+from worker import wire
+from worker.config import Config
+from worker.errors import ManifestRefused, NotDialled, PeersUnreachable
+from worker.manifest import Manifest
+from worker.membership import Gossiped, Health, Member, Phase
+from worker.membership.io import GossipService
+from worker.transport import Transport, TransportError
+from worker.transport.grpc import GrpcTransport
+
+_JOIN_S = 6.0  # both peers that dial back may need their time
+_DIAL_S = 2.0
+_DIALS = 8  # at once: a peer that asks to be dialled is a stranger
+_DIALLED_WITHIN_S = 3.0  # with what it takes to begin, a joiner is told within ten
+_TRY_S = 3.0
+_GLANCE_S = 2.0
+_PAUSE_S = 0.25
+
+
+class FirstContact:
+    """Takes newcomers in, and asks to be taken in. I/O thread only.
+
+    Args:
+        gossip: of this peer; the newcomers become its members.
+        manifest: of the run; a peer with another is refused.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        gossip: GossipService,
+        manifest: Manifest,
+        transport: Transport,
+        clock: Callable[[], float],
+    ) -> None:
+        self.gossip, self._manifest, self._packed = gossip, manifest, manifest.pack()
+        self._transport, self._clock = transport, clock
+        self._dialling = asyncio.Semaphore(_DIALS)
+        self._seconds_asked = 0
+        self._undialled_since: float | None = None
+
+    @property
+    def undialled(self) -> bool:
+        """Whether peers have refused to take this one in, since they cannot dial it, and nobody
+        has taken it in."""
+        alone = not any(member.live for member in self.gossip.others)
+        return alone and self._undialled_since is not None
+
+    async def serve(self, request: bytes, caller: str) -> bytes:
+        """First contact: refuses another run, tells a peer without a manifest what the run is."""
+        join = wire.parse(pb.JoinRequest, request)
+        if not join.manifest:
+            return pb.JoinReply(
+                manifest=self._packed,
+                seen_from=caller_host(caller),
+                time_ms=time.time_ns() // 1_000_000,
+            ).SerializeToString()
+        theirs = Manifest.unpack(join.manifest)
+        if theirs.run != self.gossip.run:
+            difference = first_difference(theirs.agreed, self._manifest.agreed)
+            refusal = f"the manifests differ in {difference}"
+            return pb.JoinReply(refusal=refusal, manifest=self._packed).SerializeToString()
+        members, refused = self.gossip.read_members([join.member])
+        if refused:
+            return pb.JoinReply(refusal=refused[0], manifest=self._packed).SerializeToString()
+        (member,) = members
+        if member.peer == self.gossip.me.peer and member.address != self.gossip.me.address:
+            refusal = f"its own name is {member.peer!r} too; choose another with --name"
+            return pb.JoinReply(refusal=refusal, manifest=self._packed).SerializeToString()
+        if (unfit := undialable(member.address, self.gossip.me.address)) is not None:
+            return pb.JoinReply(refusal=unfit, manifest=self._packed).SerializeToString()
+        if (address := await self._name_taken_at(member)) is not None:
+            refusal = f"{member.peer!r} lives at {address}; choose another name with --name"
+            return pb.JoinReply(refusal=refusal, manifest=self._packed).SerializeToString()
+        unreached = await self._dial_back(member, alone=join.dial_only)
+        if unreached is not None:
+            seen_from = caller_host(caller)
+            seen = f" (calls come from {seen_from})" if seen_from else ""
+            refusal = f"{unreached} at {member.address}, which it advertises{seen}"
+            reply = pb.JoinReply(refusal=refusal, undialled=True, manifest=self._packed)
+            return reply.SerializeToString()
+        if join.dial_only:
+            return pb.JoinReply().SerializeToString()
+        self.gossip.handle(Gossiped((member,)))
+        known = [wire.member_to_message(member) for member in self.gossip.one_message_of_members()]
+        return pb.JoinReply(members=known).SerializeToString()
+
+    async def _name_taken_at(self, member: Member) -> str | None:
+        """Where another process answers by the newcomer's name; a former life of it does not."""
+        known = next((each for each in self.gossip.others if each.peer == member.peer), None)
+        if known is None or not known.live or known.address == member.address:
+            return None
+        timeout_s = self.gossip.probe_timeout_s
+        sender = await self.gossip.exchange(known.peer, known.address, timeout_s)
+        return known.address if sender == member.peer else None
+
+    async def _dial_back(self, member: Member, *, alone: bool) -> str | None:
+        """Who cannot dial a newcomer: this peer, or, unless it is to answer alone, another that it
+        asks. None when it may become a member: nobody's rounds would wait for one that cannot be
+        reached."""
+        if any(
+            (known.epoch, known.address) == (member.epoch, member.address) and known.live
+            for known in self.gossip.others
+            if known.peer == member.peer
+        ):
+            return None
+        async with self._dialling:
+            second = None if alone else asyncio.ensure_future(self._second_dial(member))
+            if not await self.gossip.answers(member.peer, member.address, _DIAL_S):
+                if second is not None:
+                    second.cancel()
+                return f"{self.gossip.me.peer} does not reach {member.peer}"
+            return None if second is None else await second
+
+    async def _second_dial(self, member: Member) -> str | None:
+        """As `_dial_back`, by another peer, if there is one; another one at each try."""
+        able = [
+            other
+            for other in self.gossip.others
+            if other.health is Health.ALIVE
+            and other.peer not in (member.peer, *self.gossip.me.unreachable)
+            and other.address != member.address
+        ]
+        if not able:
+            return None
+        self._seconds_asked += 1
+        other = able[self._seconds_asked % len(able)]
+        undialled = await ask_to_dial(self._transport, other.address, member, self._packed)
+        return f"{other.peer} does not reach {member.peer}" if undialled else None
+
+    async def contact(self, address: str) -> str | None:
+        """First contact. Returns what is wrong where another try may help.
+
+        Raises:
+            ManifestRefused: it runs something else.
+            NotDialled: peers have said for a while that they cannot dial this one, nobody else has
+                taken it in, and its run has not begun.
+        """
+        try:
+            await self.join(address)
+        except (TransportError, wire.WireError) as error:
+            return str(error)
+        except NotDialled as error:
+            now = self._clock()
+            self._undialled_since = self._undialled_since or now
+            waits = self.gossip.me.phase in (Phase.STARTING, Phase.READY)
+            if self.undialled and waits and now - self._undialled_since >= _DIALLED_WITHIN_S:
+                raise
+            return str(error)
+        self._undialled_since = None
+        return None
+
+    async def join(self, address: str) -> None:
+        """First contact with a peer. Raises ManifestRefused, NotDialled, Unreachable."""
+        request = pb.JoinRequest(
+            member=wire.member_to_message(self.gossip.me), manifest=self._packed
+        )
+        raw = await self._transport.call(
+            address, "Control/Join", request.SerializeToString(), _JOIN_S
+        )
+        reply = wire.parse(pb.JoinReply, raw)
+        if reply.undialled:
+            raise NotDialled(
+                f"{shown(reply.refusal, 300)}; open that port, or say with --advertise HOST:PORT "
+                "where others reach this peer"
+            )
+        if reply.refusal:
+            raise ManifestRefused(f"{address} refuses this run: {shown(reply.refusal, 200)}")
+        members, refused = self.gossip.read_members(reply.members)
+        self.gossip.warn(f"does not believe {address}: {reason}" for reason in refused)
+        self.gossip.handle(Gossiped(members))
+
+
+async def ask_to_dial(
+    transport: Transport, asked: str, member: Member, manifest: bytes
+) -> bool | None:
+    """Whether the peer at `asked` cannot dial a member of its run; None when it does not say."""
+    message = wire.member_to_message(member)
+    request = pb.JoinRequest(member=message, manifest=manifest, dial_only=True)
+    with suppress(TransportError, wire.WireError):
+        raw = await transport.call(asked, "Control/Join", request.SerializeToString(), 2 * _DIAL_S)
+        reply = wire.parse(pb.JoinReply, raw)
+        return None if reply.refusal and not reply.undialled else reply.undialled
+    return None
+
+
+def undialable(theirs: str, mine: str) -> str | None:
+    """Why the address that a newcomer advertises is none for this swarm, in which `mine` is one."""
+    if ":" in theirs:
+        try:
+            split_address(theirs)
+        except ValueError as error:
+            return shown(str(error))
+    if "/" in theirs:
+        return f"{shown(theirs)} is no HOST:PORT"
+    there, here = (address.rpartition(":")[0].strip("[]") for address in (theirs, mine))
+    if is_wildcard(there):
+        return f"nobody can dial {theirs}; say with --advertise at which HOST:PORT others reach you"
+    if is_loopback(there) and not is_loopback(here):
+        return (
+            f"{theirs} is reachable from its own machine only, and this swarm is on several; "
+            "listen on 0.0.0.0:7700 with --insecure"
+        )
+    if is_loopback(here) and not is_loopback(there):
+        return (
+            f"this swarm is on one machine only; listen on 127.0.0.1 too, or start the peer at "
+            f"{mine} with --listen 0.0.0.0:7700 --insecure"
+        )
+    return None
+
+
+@dataclass(frozen=True)
+class FirstAnswer:
+    """What a peer or a coordinator says before this process knows anything of the run.
+
+    Args:
+        coordinated: whether it is a coordinator.
+        seen_from: the host that it has seen this process at; empty where it does not say.
+        time_ms: its wall clock, from 1970; 0 where it does not say.
+    """
+
+    manifest: Manifest
+    coordinated: bool
+    seen_from: str
+    time_ms: int
+
+
+def fetch_manifest(address: str, timeout_s: float, proxy: str | None = None) -> FirstAnswer:
+    """Asks a peer or a coordinator what its run is.
+
+    Raises:
+        PeersUnreachable: no answer within `timeout_s`; says what was tried.
+    """
+    return asyncio.run(_fetch_manifest(GrpcTransport("127.0.0.1:0", proxy), address, timeout_s))
+
+
+def check_run(addresses: Sequence[str], config: Config, proxy: str | None = None) -> str:
+    """Asks those that answer at once whether they run what `config` says, before a model is built.
+
+    Returns:
+        The host that the first of `addresses` has seen this process at; empty where it has not.
+
+    Raises:
+        ManifestRefused: one runs something else; names the first difference.
+    """
+    answers = asyncio.run(_first_answers(addresses, proxy))
+    mine = Manifest.of(config, ()).agreed
+    for address, answer in answers.items():
+        theirs = {**answer.manifest.agreed, "tensors": mine["tensors"]}  # known with the model
+        if difference := first_difference(mine, theirs):
+            raise ManifestRefused(
+                f"{address} runs something else: {difference}; leave it out, or join another run"
+            )
+    first = answers.get(addresses[0]) if addresses else None
+    return first.seen_from if first else ""
+
+
+async def _first_answers(addresses: Sequence[str], proxy: str | None) -> dict[str, FirstAnswer]:
+    """By address, of those that answer one call."""
+    transport = GrpcTransport("127.0.0.1:0", proxy)
+
+    async def ask(address: str) -> FirstAnswer | None:
+        with suppress(TransportError, wire.WireError):
+            return await _ask_run(transport, address, _GLANCE_S)
+        return None
+
+    try:
+        answers = await asyncio.gather(*map(ask, addresses))
+    finally:
+        await transport.close()
+    found = zip(addresses, answers, strict=True)
+    return {address: answer for address, answer in found if answer is not None}
+
+
+async def _ask_run(transport: Transport, address: str, timeout_s: float) -> FirstAnswer:
+    """Raises TransportError, WireError."""
+    request = pb.JoinRequest().SerializeToString()
+    raw = await transport.call(address, "Control/Join", request, timeout_s)
+    reply = wire.parse(pb.JoinReply, raw)
+    manifest = Manifest.unpack(reply.manifest)
+    return FirstAnswer(manifest, reply.coordinator, reply.seen_from, reply.time_ms)
+
+
+async def _fetch_manifest(transport: Transport, address: str, timeout_s: float) -> FirstAnswer:
+    deadline = time.monotonic() + timeout_s
+    tries, problem = 0, ""
+    try:
+        while (left_s := deadline - time.monotonic()) > 0:
+            tries += 1
+            try:
+                return await _ask_run(transport, address, min(_TRY_S, left_s))
+            except (TransportError, wire.WireError) as error:
+                problem = str(error)
+            await asyncio.sleep(_PAUSE_S)
+    finally:
+        await transport.close()
+    raise PeersUnreachable(
+        f"no peer answers at {address}: {tries} tries in {timeout_s:.1f} s, the last: {problem}; "
+        "check the address, that a worker runs there, and that its port is open"
+    )
