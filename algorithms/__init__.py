@@ -1,8 +1,8 @@
 """The mathematics and the decisions of Murmuration: no I/O, clock, threads or global RNG.
 
-What a run does      plan, fragments, schedule
+What a run does      plan, presets, fragments, schedule
 One outer round      diloco (means over all), noloco (small groups), codecs (how values travel)
-Which peers          grouping (groups and reducers)
+Which peers          groups_and_reducers
 All of it            reference: all peers in one process, the executable specification
 Model in stages      skippipe
 Before a run         link, workload, utilization, proposals: how fast it is, and which plan fits

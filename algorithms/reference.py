@@ -29,8 +29,8 @@ from algorithms.diloco import (
     with_residual,
 )
 from algorithms.fragments import Fragment
+from algorithms.groups_and_reducers import groups, membership_epoch
 from algorithms.plan import Plan
-from algorithms.random_groups import groups, membership_epoch
 
 
 class TrainedReplica(Protocol):

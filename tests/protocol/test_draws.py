@@ -10,9 +10,9 @@ from itertools import count, islice, product
 
 import pytest
 
+from algorithms.groups_and_reducers import groups as drawn
+from algorithms.groups_and_reducers import membership_epoch
 from algorithms.presets import PRESETS
-from algorithms.random_groups import groups as drawn
-from algorithms.random_groups import membership_epoch
 from tests.protocol.problem import Problem
 from tests.protocol.swarm import Swarm
 from tests.protocol.views import member

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from algorithms.groups_and_reducers import groups, membership_epoch
 from algorithms.presets import PRESETS
-from algorithms.random_groups import groups, membership_epoch
 from tests.protocol.problem import Problem
 from tests.protocol.swarm import Swarm
 from tests.protocol.virtual_time import run

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable
 from functools import lru_cache
 
-from algorithms.random_groups import Pair, groups, membership_epoch
+from algorithms.groups_and_reducers import Pair, groups, membership_epoch
 from worker.exchange.pairwise.dialogue import PairDialogue
 from worker.exchange.pairwise.prefetch import AnchorPrefetch
 from worker.exchange.pairwise.round import (

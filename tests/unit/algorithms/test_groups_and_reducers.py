@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from algorithms.random_groups import (
+from algorithms.groups_and_reducers import (
     group_of,
     groups,
     membership_epoch,
