@@ -26,7 +26,8 @@ from worker.errors import (
     PeersUnreachable,
     UsageError,
 )
-from worker.library.swarm import Swarm, add_arguments
+from worker.library.swarm import Swarm
+from worker.library.terms import add_arguments
 from worker.training.optimizers import Muon
 
 __all__ = [
