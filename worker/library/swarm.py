@@ -35,7 +35,7 @@ from worker.folder import EventLog
 from worker.library.hooks import UserReplica
 from worker.library.share import SharePosition, share
 from worker.library.site import Site, SiteRank, Told, agreed, fragments_of, is_site
-from worker.library.terms import Addresses, settings_by_argument
+from worker.library.terms import Addresses, Terms, agree_on_terms, settings_by_argument
 from worker.manifest import Manifest
 from worker.session import AWAIT_OTHERS_S, Session
 from worker.training.inbox import Mailbox, Stop
@@ -130,8 +130,8 @@ class Swarm:
             given[f"task.frozen={json.dumps(frozen)}"] = "the hash of the frozen parameters"
         schema = self._replica.schema
         addresses = Addresses(listen, advertise, joins, insecure)
-        terms = partial(_terms, given, addresses, schema)
-        decided: _Terms = agreed(terms) if is_site() else terms()
+        terms = partial(agree_on_terms, given, addresses, schema)
+        decided: Terms = agreed(terms) if is_site() else terms()
         self._config, coordinated, found = decided
         self._manifest = Manifest.of(self._config, schema)
         self._fragments = fragments_of(schema, self._config)

@@ -1,0 +1,156 @@
+"""What a loop of one's own and its run agree on: addresses, arguments, the config of both."""
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from algorithms.fragments import TensorSpec
+from protos.addresses import is_loopback, is_wildcard, split_address
+from protos.manifest import first_difference
+from worker.addresses import FoundHost, find_host
+from worker.adopted_config import join_config
+from worker.config import Config, load_config
+from worker.errors import ConfigError, ManifestRefused, PeersUnreachable, UsageError
+from worker.library.site import is_site
+from worker.manifest import Manifest
+from worker.membership.first_contact import FirstAnswer, fetch_manifest
+from worker.tasks import OWN_LOOP
+
+_NO_END = 1 << 40  # steps of a run that ends when its loops do
+_JOIN_S = 10.0
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """Of a peer, and those to join at: `HOST:PORT` each."""
+
+    listen: str
+    advertise: str | None
+    joins: tuple[str, ...]
+    insecure: bool
+
+    def check(self) -> None:
+        """Raises UsageError for what is no HOST:PORT, ConfigError for a public one unasked."""
+        given = filter(None, (self.advertise, *self.joins))
+        try:
+            host, *_ = [split_address(each)[0] for each in (self.listen, *given)]
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+        if self.advertise and is_wildcard(split_address(self.advertise)[0]):
+            raise UsageError(f"advertise={self.advertise!r}: nobody can dial that; name a host")
+        if not self.insecure and not is_loopback(host):
+            raise ConfigError(
+                f"listen={self.listen!r}: reachable from other machines, and this version does not "
+                "encrypt; say insecure=True to accept that, or listen on 127.0.0.1"
+            )
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Gives a script the options of `Swarm` that differ between machines: `--join`, `--listen`,
+    `--advertise`, `--name`, `--min-peers`, `--out`, `--insecure`.
+
+    Swarm(model, optimizer, **vars(parser.parse_args())) takes them as they are.
+    """
+    group = parser.add_argument_group("swarm")
+    group.add_argument("--join", default=(), metavar="HOST:PORT", help="of any peer of the run")
+    group.add_argument("--listen", default="127.0.0.1:0", metavar="HOST:PORT", help="to serve")
+    group.add_argument("--advertise", metavar="HOST:PORT", help="that others reach this peer at")
+    group.add_argument("--name", help="of this peer")
+    group.add_argument("--min-peers", type=int, help="start when so many are here")
+    group.add_argument("--out", help="folder for events.jsonl")
+    group.add_argument("--insecure", action="store_true", help="serve others unencrypted")
+
+
+class Terms(NamedTuple):
+    """The run's config, whether a coordinator gave it, and the host to advertise, if not given."""
+
+    config: Config
+    coordinated: bool
+    found: FoundHost | None
+
+
+def settings_by_argument(
+    preset: str | None,
+    inner_steps: int | None,
+    steps: int | None,
+    more: Mapping[str, object] | None,
+) -> dict[str, str]:
+    """`section.key=value` as the TOML has it, by the argument that says so."""
+    named: dict[str, object] = {}
+    if preset is not None:
+        named["diloco.preset"] = preset
+    if inner_steps is not None:
+        named["diloco.inner_steps"] = inner_steps
+    if steps is not None:
+        named["run.steps"] = steps
+    arguments = {"diloco.preset": "preset", "diloco.inner_steps": "inner_steps"}
+    arguments["run.steps"] = "steps"
+    found = {f"{k}={json.dumps(v)}": f"{arguments[k]}={v!r}" for k, v in named.items()}
+    return found | {f"{k}={json.dumps(v)}": f"settings[{k!r}]" for k, v in (more or {}).items()}
+
+
+def agree_on_terms(
+    given: Mapping[str, str], addresses: Addresses, schema: Sequence[TensorSpec]
+) -> Terms:
+    """What this peer and the run agree on. Raises as `Swarm`."""
+    addresses.check()
+    contacts: tuple[str, ...] = ()
+    if not addresses.joins:
+        config, coordinated, seen_from = _started(given), False, ""
+    else:
+        first, where = _first_answer(addresses.joins)
+        coordinated, contacts, seen_from = first.coordinated, (where,), first.seen_from
+        config = _joined(given, first.manifest, where)
+        own = Manifest.of(config, schema)
+        if different := first_difference(first.manifest.agreed, own.agreed):
+            raise ManifestRefused(f"{where} trains another model: {different} (there: here)")
+    found = None
+    if addresses.advertise is None:
+        found = find_host(addresses.listen, contacts, seen_from)
+    if is_site() and config.plan.payload == "gradient":
+        raise UsageError(
+            "preset ddp averages gradients at every step, which a site of several processes does "
+            "by itself; use diloco or streaming between sites"
+        )
+    return Terms(config, coordinated, found)
+
+
+def _started(given: Mapping[str, str]) -> Config:
+    task = f'task.name="{OWN_LOOP}"'
+    ends = () if any(each.startswith("run.steps=") for each in given) else (f"run.steps={_NO_END}",)
+    config = load_config(None, [task, *ends, *given], None, given)
+    if config.stages.count > 1:
+        raise ConfigError("settings: a loop of your own trains whole models: leave out stages")
+    return config
+
+
+def _first_answer(joins: Sequence[str]) -> tuple[FirstAnswer, str]:
+    """Of the first that answers, and its address."""
+    problem = None
+    for address in joins:
+        try:
+            return fetch_manifest(address, _JOIN_S), address
+        except PeersUnreachable as error:
+            problem = error
+    assert problem is not None
+    raise problem
+
+
+def _joined(given: Mapping[str, str], manifest: Manifest, where: str) -> Config:
+    task = manifest.sections.get("task")
+    name = task.get("name") if isinstance(task, Mapping) else None
+    if name != OWN_LOOP:
+        raise ManifestRefused(
+            f"{where} trains the task {name!r}, not a loop of its own: join it with "
+            f"`murmur join {where}`"
+        )
+    frozen = [each for each in given if each.startswith("task.frozen=")]
+    options = manifest.sections["task"]
+    if frozen != [f"task.frozen={json.dumps(options[key])}" for key in options if key == "frozen"]:
+        raise ManifestRefused(
+            f"{where} has other frozen parameters than this model: load the same checkpoint, and "
+            "freeze the same part of it"
+        )
+    return join_config(manifest.sections, None, list(given), where)
