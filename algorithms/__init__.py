@@ -2,7 +2,7 @@
 
 What a run does      plan, presets, fragments, schedule
 One outer round      diloco (means over all), noloco (small groups), codecs (how values travel)
-Which peers          groups_and_reducers
+Which peers          pairing (small groups), reducers (of which shard)
 All of it            reference: all peers in one process, the executable specification
 Model in stages      skippipe
 Before a run         link, workload, utilization, proposals: how fast it is, and which plan fits

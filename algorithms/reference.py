@@ -29,7 +29,7 @@ from algorithms.diloco import (
     with_residual,
 )
 from algorithms.fragments import Fragment
-from algorithms.groups_and_reducers import groups, membership_epoch
+from algorithms.pairing import groups, membership_epoch
 from algorithms.plan import Plan
 
 

@@ -2,7 +2,7 @@
 
     python tests/bench/stability.py [--picture docs/stability.png]
 
-64 replicas with random anchors take the outer update in groups by `algorithms.groups_and_reducers`.
+64 replicas with random anchors take the outer update in groups by `algorithms.pairing`.
 NoLoCo's, on a grid of (a, c), goes without pseudo-gradients: what is measured is by how much the
 replicas' variance grows a round. Replicas that share their momentum always come together, so theirs
 is by how much their distance from the bottom of a bowl grows, on a grid of a and of b times the
@@ -26,7 +26,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from algorithms.groups_and_reducers import groups, membership_epoch
 from algorithms.noloco import (
     SharedMomentum,
     largest_stable_c,
@@ -35,6 +34,7 @@ from algorithms.noloco import (
     modified_momentum,
     spectral_radius,
 )
+from algorithms.pairing import groups, membership_epoch
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

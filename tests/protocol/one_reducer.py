@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from algorithms.codecs import codec_by_name
-from algorithms.groups_and_reducers import reducer_orders
 from algorithms.plan import Plan
+from algorithms.reducers import reducer_orders
 from protos import murmuration_pb2 as pb
 from tests.protocol.swarm import inline
 from tests.protocol.views import view

@@ -2,7 +2,7 @@
 
 import pytest
 
-from algorithms.groups_and_reducers import reducer_orders
+from algorithms.reducers import reducer_orders
 from tests.protocol.problem import Problem, steady
 from tests.protocol.swarm import Swarm
 from tests.protocol.taps import Passing, frame_up, once

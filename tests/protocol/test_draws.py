@@ -10,8 +10,8 @@ from itertools import count, islice, product
 
 import pytest
 
-from algorithms.groups_and_reducers import groups as drawn
-from algorithms.groups_and_reducers import membership_epoch
+from algorithms.pairing import groups as drawn
+from algorithms.pairing import membership_epoch
 from algorithms.presets import PRESETS
 from tests.protocol.problem import Problem
 from tests.protocol.swarm import Swarm

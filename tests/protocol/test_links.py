@@ -6,8 +6,8 @@ from itertools import combinations
 import pytest
 import torch
 
-from algorithms.groups_and_reducers import reducer_orders
 from algorithms.plan import Plan
+from algorithms.reducers import reducer_orders
 from tests.protocol.problem import Problem, steady
 from tests.protocol.swarm import Swarm
 from tests.protocol.taps import Passing, frame_up, once

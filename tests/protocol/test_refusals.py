@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from algorithms.groups_and_reducers import reducer_orders
+from algorithms.reducers import reducer_orders
 from protos import murmuration_pb2 as pb
 from tests.protocol.one_reducer import GROUP, RUN, bench, contribution, encoded, header, up
 from tests.protocol.virtual_time import Stalled, run

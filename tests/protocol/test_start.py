@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from algorithms.groups_and_reducers import groups, membership_epoch
+from algorithms.pairing import groups, membership_epoch
 from algorithms.presets import PRESETS
 from tests.protocol.problem import Problem
 from tests.protocol.swarm import Swarm

@@ -9,8 +9,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from algorithms.codecs import Codec, codec_by_name
-from algorithms.groups_and_reducers import reducer_orders
 from algorithms.plan import Plan
+from algorithms.reducers import reducer_orders
 from protos.events import new_event
 from protos.text import shown
 from worker import wire

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
-from algorithms.groups_and_reducers import Pair, reached_by_all
+from algorithms.reducers import Pair, reached_by_all
 from worker.membership import Health, Member, Phase
 
 

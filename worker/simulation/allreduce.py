@@ -18,7 +18,7 @@ from torch import Tensor
 from algorithms.codecs import codec_by_name
 from algorithms.diloco import mean_in_order
 from algorithms.fragments import shard_bounds
-from algorithms.groups_and_reducers import reducer_orders
+from algorithms.reducers import reducer_orders
 from worker.exchange.allreduce import events
 from worker.exchange.allreduce.contributor import Contributor, OwnRound
 from worker.exchange.allreduce.dialogue import ContributionHeader, ReductionHeader, ShardRange

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from algorithms.codecs import CODECS, codec_by_name
 from algorithms.diloco import mean_in_order
 from algorithms.fragments import Fragment, TensorSpec, layer_of, partition
-from algorithms.groups_and_reducers import reducer_orders
 from algorithms.plan import Plan
+from algorithms.reducers import reducer_orders
 from worker import wire
 
 NAMES = tuple(codec.name for codec in CODECS)

@@ -13,7 +13,8 @@ import math
 from collections.abc import Iterable
 from functools import lru_cache
 
-from algorithms.groups_and_reducers import Pair, groups, membership_epoch
+from algorithms.pairing import groups, membership_epoch
+from algorithms.reducers import Pair
 from worker.exchange.pairwise.dialogue import PairDialogue
 from worker.exchange.pairwise.prefetch import AnchorPrefetch
 from worker.exchange.pairwise.round import (

@@ -1,22 +1,14 @@
-"""Which peers exchange, and which of them reduces what: answers that all compute alike.
+"""The groups of a round in pairs: which peers exchange with each other, drawn alike by all.
 
-Every peer that knows the members computes the same groups and the same reducers, so no peer is
-asked. Names are ranked by hashes that depend on nothing but the arguments.
-
-groups           of a round in small groups: a permutation, cut
-separated        the same without two that cannot reach each other together
-reached_by_all   of a group of all: the peers that everybody reaches
-reducer_orders   which peer reduces which shard: rendezvous (highest random weight) hashing
-
-A group of n cuts a fragment into chunks_per_peer * n shards, and each peer reduces as many of them.
-So traffic per peer is 2 (n-1)/n of the fragment.
+Every peer that knows the members computes the same groups, so no peer is asked. Names are ranked by
+hashes that depend on nothing but the arguments.
 """
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from hashlib import blake2b
 
-Pair = tuple[str, str]
+from algorithms.reducers import Pair, ranking
 
 
 def membership_epoch(peers: Iterable[str]) -> int:
@@ -81,21 +73,6 @@ def groups(
     return tuple(tuple(sorted(group)) for group in together)
 
 
-def group_of(
-    me: str,
-    run: int,
-    fragment: int,
-    round_: int,
-    epoch: int,
-    peers: Iterable[str],
-    size: int = 2,
-    unreachable: Collection[tuple[str, str]] = (),
-) -> tuple[str, ...] | None:
-    """The group that `me` is in, itself included; None if it sits this round out."""
-    every = groups(run, fragment, round_, epoch, peers, size, unreachable)
-    return next((group for group in every if me in group), None)
-
-
 def _sitting_out(key: bytes, round_: int, members: list[str], count: int) -> tuple[str, ...]:
     """`count` of the members, taken in turn from a circle in an order of its own."""
     circle = ranking(key, members) if count else ()
@@ -137,27 +114,6 @@ def separated(
     return [group for group in groups if len(group) > 1]
 
 
-def reached_by_all(group: Collection[str], unreachable: Iterable[Pair]) -> frozenset[str]:
-    """Those of a group that everybody in it reaches.
-
-    They are at least a third of it, as no more than three times its share may fall to any peer. If
-    fewer are left, the peer in most pairs does not count, for the fault is its own; where no single
-    peer is in most, all are named.
-    """
-    inside = frozenset(group)
-    pairs = {pair for pair in unreachable if inside.issuperset(pair)}
-    while pairs:
-        left = inside.difference(*pairs)
-        if 3 * len(left) >= len(inside):
-            return left
-        named = Counter(peer for pair in pairs for peer in pair)
-        (worst, most), *others = named.most_common(2)
-        if most == others[0][1]:
-            return inside
-        pairs = {pair for pair in pairs if worst not in pair}
-    return inside
-
-
 def _by_peer(unreachable: Iterable[Pair]) -> Mapping[str, set[str]]:
     unreached: dict[str, set[str]] = defaultdict(set)
     for one, other in unreachable:
@@ -192,42 +148,3 @@ def _change(
                     mine[here], other[there] = comes, leaves
                     return True
     return False
-
-
-def weight(key: bytes, peer: str) -> int:
-    """The 64-bit weight of a peer for a key."""
-    return int.from_bytes(blake2b(peer.encode(), key=key[:64], digest_size=8).digest(), "big")
-
-
-def ranking(key: bytes, peers: Sequence[str]) -> tuple[str, ...]:
-    """The peers by falling weight for this key; ties (never seen) by name."""
-    return tuple(sorted(peers, key=lambda peer: (-weight(key, peer), peer)))
-
-
-def reducer_orders(
-    run: int, fragment: int, group: Sequence[str], chunks_per_peer: int = 1
-) -> tuple[tuple[str, ...], ...]:
-    """For each of the chunks_per_peer * len(group) shards, the peers that may reduce it, in order.
-
-    The first is the reducer. Of len(group) shards in a row, each takes the heaviest peer that has
-    none yet, so that the load is exactly even. The others follow by weight and take over when all
-    before them are gone. As long as the group stays the same a peer reduces the same shards of a
-    fragment in every round: it keeps the residual of their rounding (docs/adr/0006).
-
-    Args:
-        run: 64-bit run id.
-        fragment: fragment index.
-        group: the peers that lay out the round; the order does not matter.
-        chunks_per_peer: how many shards each peer reduces.
-    """
-    taken: set[str] = set()
-    orders = []
-    for shard in range(chunks_per_peer * len(group)):
-        if shard % len(group) == 0:
-            taken.clear()
-        key = b"".join(number.to_bytes(8, "big") for number in (run, fragment, shard))
-        by_weight = ranking(key, group)
-        first = next(peer for peer in by_weight if peer not in taken)
-        taken.add(first)
-        orders.append((first, *(peer for peer in by_weight if peer != first)))
-    return tuple(orders)

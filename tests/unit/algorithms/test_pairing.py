@@ -1,4 +1,4 @@
-"""Groups and reducers: everyone computes the same, loads are even, and turns are kept."""
+"""Groups of a round in pairs: everyone computes the same, and turns are kept."""
 
 from collections import Counter
 from itertools import chain, combinations
@@ -7,16 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from algorithms.groups_and_reducers import (
-    group_of,
-    groups,
-    membership_epoch,
-    ranking,
-    reached_by_all,
-    reducer_orders,
-    separated,
-    weight,
-)
+from algorithms.pairing import groups, membership_epoch, separated
 
 NAMES = st.text("abcdé猫 ", min_size=1, max_size=12)
 SWARMS = st.lists(NAMES, min_size=2, max_size=14, unique=True)
@@ -52,24 +43,14 @@ def test_every_peer_computes_the_same_from_members_in_any_order(
     run: int, round_: int, epoch: int, peers: list[str], size: int, data: st.DataObject
 ) -> None:
     made = groups(run, 0, round_, epoch, peers, size)
-    seen = {me: group_of(me, run, 0, round_, epoch, view(data, peers), size) for me in peers}
-    for me, group in seen.items():
-        if group is None:
-            assert all(me not in other for other in made)
-        else:
-            assert me in group
-            assert group in made
-            assert all(seen[partner] == group for partner in group)
-
-
-def view(data: st.DataObject, peers: list[str]) -> list[str]:
-    return data.draw(st.permutations(peers))
+    elsewhere = data.draw(st.permutations(peers))
+    assert groups(run, 0, round_, epoch, elsewhere, size) == made
 
 
 @given(SWARMS, st.data())
 def test_the_epoch_is_of_the_set(peers: list[str], data: st.DataObject) -> None:
     epoch = membership_epoch(peers)
-    assert epoch == membership_epoch([*view(data, peers), peers[0]])
+    assert epoch == membership_epoch([*data.draw(st.permutations(peers)), peers[0]])
     assert 0 <= epoch < 2**64
     assert epoch != membership_epoch(peers[1:])
     assert epoch != membership_epoch([*peers, "someone quite else"])
@@ -147,11 +128,6 @@ def test_fewer_peers_than_a_group_make_one_and_one_peer_makes_none() -> None:
     assert groups(1, 0, 0, 0, ["b", "a", "c"], 4) == (("a", "b", "c"),)
     assert groups(1, 0, 0, 0, ["a"], 4) == ()
     assert groups(1, 0, 0, 0, []) == ()
-    assert group_of("a", 1, 0, 0, 0, ["a"]) is None
-
-
-def test_who_is_no_member_is_in_no_group() -> None:
-    assert group_of("stranger", 1, 0, 0, 0, letters(4)) is None
 
 
 @pytest.mark.parametrize("size", [1, 0, -2])
@@ -187,9 +163,8 @@ def test_two_that_do_not_reach_each_other_never_meet(
         assert set().union(*made) == set().union(*drawn)
     elif len(peers) > size:
         assert len(made[0]) == size
-    for me in peers:
-        mine = group_of(me, run, 0, round_, epoch, view(data, peers), size, {pair})
-        assert mine == next((group for group in made if me in group), None)
+    elsewhere = data.draw(st.permutations(peers))
+    assert groups(run, 0, round_, epoch, elsewhere, size, {pair}) == made
 
 
 PEERS = "abcdefghijkl"
@@ -266,99 +241,3 @@ def test_who_changes_places_and_who_sits_out(
 def test_members_of_other_groups_change_before_who_would_sit_out() -> None:
     made = separated(["ab", "cd"], {("a", "b")}, bench="e")
     assert sorted(chain(*made)) == list("abcd")
-
-
-@pytest.mark.parametrize(
-    ("group", "unreachable", "reached"),
-    [
-        ("abcd", "", "abcd"),
-        ("abcd", "ab", "cd"),
-        ("abc", "ab", "c"),
-        ("ab", "ab", "ab"),
-        ("abcd", "ab cd", "abcd"),
-        ("abcdef", "ab cd", "ef"),
-        ("abcdef", "ab ac ad", "ef"),
-        ("abcdef", "ab ac ad ae", "abcdef"),
-        ("abcdef", "ab ac ad ae ef", "abcd"),
-        ("abcd", "ax bx", "abcd"),
-    ],
-)
-def test_reached_by_all(group: str, unreachable: str, reached: str) -> None:
-    """At least a third of the group: one that hardly anybody reaches does not count."""
-    pairs = {(one, other) for one, other in unreachable.split()}
-    assert reached_by_all(group, pairs) == set(reached)
-
-
-@given(st.integers(1, 12), PAIRS)
-def test_at_least_a_third_is_left(count: int, unreachable: frozenset[tuple[str, str]]) -> None:
-    group = PEERS[:count]
-    left = reached_by_all(group, unreachable)
-    assert 3 * len(left) >= count
-    assert left <= set(group)
-
-
-GROUPS = st.lists(NAMES, min_size=1, max_size=12, unique=True)
-EIGHT = [f"peer-{letter}" for letter in "abcdefgh"]
-
-
-@given(U64, st.integers(0, 10**6), GROUPS)
-def test_each_peer_reduces_one_shard_and_every_order_names_all(
-    run: int, fragment: int, group: list[str]
-) -> None:
-    orders = reducer_orders(run, fragment, group)
-    assert sorted(order[0] for order in orders) == sorted(group)
-    assert all(sorted(order) == sorted(group) for order in orders)
-
-
-@given(U64, st.integers(0, 100), GROUPS, st.data())
-def test_the_order_of_the_group_does_not_matter(
-    run: int, fragment: int, group: list[str], data: st.DataObject
-) -> None:
-    shuffled = data.draw(st.permutations(group))
-    assert reducer_orders(run, fragment, group) == reducer_orders(run, fragment, shuffled)
-
-
-@given(st.binary(max_size=80), GROUPS, st.data())
-def test_a_peer_that_goes_leaves_the_order_of_the_others(
-    key: bytes, group: list[str], data: st.DataObject
-) -> None:
-    gone = data.draw(st.sampled_from(group))
-    rest = tuple(peer for peer in ranking(key, group) if peer != gone)
-    assert ranking(key, [peer for peer in group if peer != gone]) == rest
-
-
-def test_run_and_fragment_each_give_other_reducers() -> None:
-    here = reducer_orders(1, 0, EIGHT)
-    assert here != reducer_orders(2, 0, EIGHT)
-    assert here != reducer_orders(1, 1, EIGHT)
-
-
-def test_over_the_fragments_every_peer_gets_every_shard_about_as_often() -> None:
-    fragments = 800
-    firsts = Counter(
-        (shard, order[0])
-        for fragment in range(fragments)
-        for shard, order in enumerate(reducer_orders(7, fragment, EIGHT))
-    )
-    assert len(firsts) == 64
-    assert all(60 <= count <= 145 for count in firsts.values())  # 100 on average
-
-
-def test_the_shards_of_a_lost_peer_go_to_all_others_in_turn() -> None:
-    heirs: Counter[str] = Counter()
-    for fragment in range(700):
-        for order in reducer_orders(7, fragment, EIGHT):
-            if order[0] == "peer-c":
-                heirs[order[1]] += 1
-    assert set(heirs) == set(EIGHT) - {"peer-c"}
-    assert all(60 <= count <= 145 for count in heirs.values())  # 100 on average
-
-
-def test_weights_are_the_same_on_every_machine_and_version() -> None:
-    """Two versions that disagree here would send one shard to two reducers."""
-    assert weight(b"key", "peer") == 15262365844821319713
-    assert reducer_orders(1, 2, ["a", "b", "c"]) == (
-        ("a", "b", "c"),
-        ("c", "a", "b"),
-        ("b", "c", "a"),
-    )
