@@ -23,7 +23,7 @@ _HEALTH = {value: name.removeprefix("HEALTH_").lower() for name, value in pb.Hea
 
 @dataclass
 class KnownPeer:
-    """One worker: its newest card, when it last called (monotonic s), and its record."""
+    """One worker: what it last said, when it last called (monotonic s), and its record."""
 
     member: pb.Member
     heard_s: float
@@ -68,7 +68,7 @@ class Registry:
         member = pb.Member()
         member.CopyFrom(request.member)  # a part of the request would keep all of it in memory
         far = now_ms is not None and member.epoch > now_ms + CLOCKS_APART_MS
-        refusal = "bad card: its epoch is in the future; set the clock" if far else ""
+        refusal = "bad member: its epoch is in the future; set the clock" if far else ""
         if refusal := refusal or self._refusal(request, now):
             kind = refusal.partition(":")[0]
             self.refused[kind] = self.refused.get(kind, 0) + 1
@@ -137,9 +137,9 @@ class Registry:
         member = request.member
         for name in (member.peer, member.address):
             if not 0 < len(name.encode()) <= _MAX_NAME_BYTES or printable(name) != name:
-                return "bad card: name and address must be 1 to 256 bytes of printable text"
+                return "bad member: name and address must be 1 to 256 bytes of printable text"
         if len(member.profile) > PROFILE_BYTES or member.ByteSize() > 3 * PROFILE_BYTES:
-            return f"bad card: {member.ByteSize()} bytes; no worker would believe it"
+            return f"bad member: {member.ByteSize()} bytes; no worker would believe it"
         if self.manifest and request.manifest:
             if difference := manifest_difference(self.manifest, request.manifest):
                 return difference

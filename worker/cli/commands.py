@@ -79,7 +79,7 @@ class WorkerFlags:
     )
     out: Path = option("--out", type=click.Path(path_type=Path), default=Path("runs/worker"))
     fresh: bool = option(
-        "--fresh", is_flag=True, help="Begin anew, and put the checkpoints in OUT aside."
+        "--fresh", is_flag=True, help="Start from step 0, and put the checkpoints in OUT aside."
     )
     resume: bool = option(
         "--resume", is_flag=True, help="Go on from a checkpoint in OUT, and refuse without one."

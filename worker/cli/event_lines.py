@@ -52,7 +52,7 @@ def describe(event: Mapping[str, object]) -> str | None:
                 f"{alone}"
             )
         case "resumed":
-            return f"goes on from {event['path']} (--fresh begins anew)"
+            return f"goes on from {event['path']} (--fresh starts from step 0)"
         case "moves":
             return f"moves from stage {event['stage']} to stage {event['to']}"
         case "rebuilt":

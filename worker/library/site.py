@@ -41,7 +41,7 @@ class _Write:
 
 
 @dataclass(frozen=True)
-class Told:
+class SwarmProgress:
     """What rank 0 knows of the swarm, and the others are told of it."""
 
     step: int
@@ -52,7 +52,7 @@ class Told:
 
 @dataclass(frozen=True)
 class _GoOn:
-    told: Told
+    progress: SwarmProgress
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Site:
         self,
         fragments: Sequence[Fragment],
         parameters: Mapping[str, Tensor],
-        tell: Callable[[], Told] | None = None,
+        tell: Callable[[], SwarmProgress] | None = None,
     ) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self._groups: list[dist.ProcessGroup] = [dist.new_group(backend="gloo")]
@@ -100,7 +100,7 @@ class Site:
         assert self._tell is not None, "rank 0 has something to tell"
         self._say(_GoOn(self._tell()))
 
-    def follow(self) -> Told:
+    def follow(self) -> SwarmProgress:
         """Other ranks: does what rank 0 says; returns what it tells in the end."""
         while True:
             match self._heard():
@@ -109,8 +109,8 @@ class Site:
                 case _Write(index):
                     fragment = self._fragments[index]
                     self._take(fragment, torch.empty(fragment.elements))
-                case _GoOn(told):
-                    return told
+                case _GoOn(progress):
+                    return progress
                 case _Failed(error):
                     raise error
 
@@ -163,48 +163,48 @@ class SiteRank:
         self._seed = config.run.seed
         self._site = Site(fragments, self._replica.parameters)
         self._open = ExitStack()
-        self._told = self._site.follow()
+        self._progress = self._site.follow()
 
     def __enter__(self) -> Self:
         """Waits until rank 0 is in the swarm."""
         with ExitStack() as opening:
             opening.enter_context(self._replica.hooked(self._before_step, self._after_step))
-            self._told = self._site.follow()
+            self._progress = self._site.follow()
             self._open = opening.pop_all()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         with self._open:
             if kind is None:
-                self._told = self._site.follow()
+                self._progress = self._site.follow()
 
     def _before_step(self) -> None:
-        if not self._told.done:
+        if not self._progress.done:
             self._replica.check_unchanged()
 
     def _after_step(self) -> None:
-        if not self._told.done:
-            self._told = self._site.follow()
+        if not self._progress.done:
+            self._progress = self._site.follow()
 
     @property
     def name(self) -> str:
         """The site's."""
-        return self._told.name
+        return self._progress.name
 
     @property
     def step(self) -> int:
         """Position in the run's schedule."""
-        return self._told.step
+        return self._progress.step
 
     @property
     def done(self) -> bool:
         """Whether the run's last step is taken."""
-        return self._told.done
+        return self._progress.done
 
     @property
     def peers(self) -> tuple[str, ...]:
         """The live peers by name, after the last step."""
-        return self._told.peers
+        return self._progress.peers
 
     @property
     def is_first(self) -> bool:
@@ -248,7 +248,7 @@ class SiteRank:
             self._site.follow()
 
     def _place(self) -> SharePosition:
-        peers = self._told.peers
+        peers = self._progress.peers
         return SharePosition(peers.index(self.name), len(peers), self._site.rank, self._site.size)
 
 

@@ -34,7 +34,7 @@ from worker.errors import UsageError
 from worker.folder import EventLog
 from worker.library.hooks import UserReplica
 from worker.library.share import SharePosition, share
-from worker.library.site import Site, SiteRank, Told, agreed, fragments_of, is_site
+from worker.library.site import Site, SiteRank, SwarmProgress, agreed, fragments_of, is_site
 from worker.library.terms import Addresses, Terms, agree_on_terms, settings_by_argument
 from worker.manifest import Manifest
 from worker.session import AWAIT_OTHERS_S, Session
@@ -146,7 +146,7 @@ class Swarm:
             wait_s=wait_s if wait_s is not None else (inf if joins else _WAIT_S),
         )
         self._out = Path(out) if out is not None else None
-        self._log: Callable[[dict[str, object]], None] = self._told_logger
+        self._log: Callable[[dict[str, object]], None] = self._to_logger
         self._mailbox = Mailbox()
         self._session: Session | None = None
         self._open, self._inside = ExitStack(), False
@@ -154,7 +154,7 @@ class Swarm:
         self._known: tuple[float, tuple[str, ...]] = (-inf, ())
         self._site: Site | None = None
         if is_site():
-            self._site = Site(self._fragments, self._replica.parameters, self._told)
+            self._site = Site(self._fragments, self._replica.parameters, self._progress)
             self._replica.accessor = self._site
         with self._speaking():
             self._loop = TrainingLoop(
@@ -177,7 +177,7 @@ class Swarm:
         """
         events = None
         if self._out is not None:
-            self._log = events = EventLog(self._out, self._told_logger, self._name_event)
+            self._log = events = EventLog(self._out, self._to_logger, self._name_event)
         self._session = Session(
             self._config,
             self._node,
@@ -380,17 +380,17 @@ class Swarm:
     # ------------------------------------------------------------------------------- inside
 
     def _place(self) -> SharePosition:
-        peers, site = self._told().peers, self._site
+        peers, site = self._progress().peers, self._site
         rank, ranks = (site.rank, site.size) if site is not None else (0, 1)
         return SharePosition(peers.index(self.name), len(peers), rank, ranks)
 
-    def _told(self) -> Told:
+    def _progress(self) -> SwarmProgress:
         """What a site's other ranks are told; who is there as of half a second ago, at most."""
         at_s, peers = self._known
         if not self._inside or time.monotonic() > at_s + _KNOWN_S:
             peers = self.peers
             self._known = (time.monotonic(), peers)
-        return Told(self.step, self.done, self.name, peers)
+        return SwarmProgress(self.step, self.done, self.name, peers)
 
     def _speaking(self) -> AbstractContextManager[None]:
         """Around all that reads or writes parameters: on a site the other ranks take part."""
@@ -399,7 +399,7 @@ class Swarm:
     def _name_event(self, event: dict[str, object]) -> None:
         event.setdefault("peer", self.name)
 
-    def _told_logger(self, event: dict[str, object]) -> None:
+    def _to_logger(self, event: dict[str, object]) -> None:
         """Any thread."""
         kind = str(event["event"])
         level = logging.WARNING if kind == "warning" else _LEVELS.get(kind, logging.INFO)

@@ -189,7 +189,8 @@ def load(folder: Path) -> tuple[Checkpoint, list[str]]:
             problems.append(f"{path}: {error}; going back to the one before")
     detail = f" ({problems[0]})" if problems else ""
     raise CheckpointError(
-        f"{folder}: no usable checkpoint{detail}; begin anew with --fresh, or name another --out"
+        f"{folder}: no usable checkpoint{detail}; start from step 0 with --fresh, "
+        "or name another --out"
     )
 
 

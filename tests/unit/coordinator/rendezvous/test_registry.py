@@ -149,7 +149,7 @@ def test_a_member_too_large_for_the_others_is_not_handed_out() -> None:
     many.member.digests.extend([pb.FragmentDigest(version=2**40, hash=2**60)] * 3000)
     assert registry.introduce(many, 0.0).reply.refusal
     assert names(registry, call("w0"), 1.0) == []
-    assert registry.refused == {"bad card": 3}
+    assert registry.refused == {"bad member": 3}
 
 
 def test_a_small_event_cannot_become_a_heap_of_objects() -> None:

@@ -32,7 +32,7 @@ from worker.cli.event_lines import announce_plainly, describe
         ),
         (
             {"event": "resumed", "path": "out/checkpoints/step-00000020", "step": 20},
-            "goes on from out/checkpoints/step-00000020 (--fresh begins anew)",
+            "goes on from out/checkpoints/step-00000020 (--fresh starts from step 0)",
         ),
         (
             {"event": "stalled", "fragment": 0, "round": 3, "waiting_for": ["w1", "w2"],

@@ -181,12 +181,14 @@ def test_when_none_is_usable_it_says_what_is_wrong_and_what_to_do(two: Path) -> 
         load(two)
     line = str(refused.value)
     assert line.startswith(f"{two}: no usable checkpoint ({two / 'step-00000200'}: cut short: 5 of")
-    assert line.endswith("begin anew with --fresh, or name another --out")
+    assert line.endswith("start from step 0 with --fresh, or name another --out")
 
 
 def test_a_folder_without_checkpoints_has_none(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "missing"):
-        with pytest.raises(CheckpointError, match="no usable checkpoint; begin anew with --fresh"):
+        with pytest.raises(
+            CheckpointError, match="no usable checkpoint; start from step 0 with --fresh"
+        ):
             load(folder)
 
 
