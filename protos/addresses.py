@@ -20,6 +20,16 @@ def split_address(address: str) -> tuple[str, int]:
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
+def with_host(address: str) -> str:
+    """HOST:PORT as it is; a port alone is one of loopback.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    whole = f"{LOOPBACK_HOST}:{address}" if address.isascii() and address.isdigit() else address
+    return join_address(*split_address(whole))
+
+
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach the host. Names other than localhost count as no."""
     if host == "localhost":

@@ -45,6 +45,7 @@ class NodeConfig(JoinConfig):
     advertise: the address others reach it at, with port 0 for the bound one; None for all of that.
     advertise_origin: how it was found where nobody gave it, for the user.
     coordinator: address, or None.
+    metrics: HOST:PORT to serve Prometheus at, or None.
     stage: which part of the model this peer serves.
     stage_counts: they go on where a peer moves to another stage.
     epoch: tells this process from earlier ones of the peer; None for the ms from 1970 to its start.
@@ -54,6 +55,7 @@ class NodeConfig(JoinConfig):
     advertise: str | None = None
     advertise_origin: str = ""
     coordinator: str | None = None
+    metrics: str | None = None
     stage: int = 0
     stage_counts: StageCounts = field(default_factory=StageCounts)
     epoch: int | None = None

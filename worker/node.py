@@ -43,10 +43,11 @@ from worker.membership import (
 from worker.membership.coordinator_client import CoordinatorClient
 from worker.membership.first_contact import FirstContact
 from worker.membership.io import GossipService
+from worker.membership.swim import MAX_MEMBERS
 from worker.pipeline.context import StageContext
 from worker.pipeline.node import StageNode
 from worker.pipeline.rebalancing import StageExchange
-from worker.status import LagMonitor, status_document
+from worker.status import LagMonitor, Measurements, RoundTotals, status_document
 from worker.training.inbox import (
     Begin,
     FastestPace,
@@ -124,7 +125,8 @@ class Node:
         self._coordinator: CoordinatorClient | None = None
         self._inbox: asyncio.Queue[ToIO] = asyncio.Queue()
         self._progress: dict[str, object] = {}
-        self._rounds = {"completed": 0, "failed": 0}
+        self._rounds = RoundTotals()
+        self._round_trips_s: dict[str, float] = {}
         self._fastest_s = 0.0
         self._closing = asyncio.Event()
         self._defects: set[str] = set()
@@ -303,10 +305,14 @@ class Node:
             context=self.context,
             gossip=self.gossip,
             traffic=self.transport.traffic,
+            progress=self._progress,
             rounds=self._rounds,
-            loss=self._progress.get("loss"),
-            lag=self.lag,
-            up_s=self.clock() - self._began_s,
+            measured=Measurements(
+                up_s=self.clock() - self._began_s,
+                loop_lag_ms=self.lag.summary_ms(),
+                round_trips_s=self._round_trips_s,
+                stage_counts=self._node.stage_counts if self.stages is not None else None,
+            ),
         )
 
     async def _on_status(self, _request: bytes) -> bytes:
@@ -374,6 +380,9 @@ class Node:
 
     def on_round_trip(self, peer: str, seconds: float) -> None:
         """A small call was answered."""
+        if len(self._round_trips_s) >= MAX_MEMBERS:
+            self._round_trips_s.clear()  # of peers that came and went; the others are timed again
+        self._round_trips_s[peer] = seconds
         if self.stages is not None:
             self.stages.context.measurements.round_trip(peer, seconds)
 
@@ -384,7 +393,10 @@ class Node:
 
     def finished(self, result: RoundDone | RoundFailed) -> None:
         """A round of this peer has ended."""
-        self._rounds["completed" if isinstance(result, RoundDone) else "failed"] += 1
+        if isinstance(result, RoundDone):
+            self._rounds.completed(result.exchange_s)
+        else:
+            self._rounds.failed += 1
         self.post(result)
 
     def give_up(self, fragment: int, reason: str) -> None:

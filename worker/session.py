@@ -8,9 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
+from protos.events import new_event
 from worker.catchup.start import all_agree
 from worker.component import Environment, NodeConfig
 from worker.config import Config
+from worker.exporter import MetricsServer
 from worker.iothread import IOThread
 from worker.manifest import Manifest
 from worker.membership import Member
@@ -51,10 +53,16 @@ class Session:
         self._elements, self._log = elements, log
         self.transport, self._mailbox = transport, mailbox
         self.io = IOThread(self._make_node, mailbox)
+        self._metrics: MetricsServer | None = None
 
     def start(self) -> str:
         """Starts serving and joining; returns the advertised address. Raises AddressInUse."""
-        return self.io.start()
+        address = self.io.start()
+        if self._node.metrics is not None:
+            node = self.io.node
+            self._metrics = MetricsServer(self._node.metrics, lambda: self.io.ask(node.status))
+            self._log(new_event("metrics", url=self._metrics.url))
+        return address
 
     @property
     def others(self) -> list[Member]:
@@ -73,6 +81,8 @@ class Session:
 
     def close(self) -> None:
         """Leaves if it has not left, and ends the I/O thread."""
+        if self._metrics is not None:
+            self._metrics.close()
         self.io.close()
 
     def _make_node(self) -> Node:

@@ -3,16 +3,21 @@
 import asyncio
 import random
 from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 
 from worker.config import Config
 from worker.exchange.context import Context
 from worker.membership import Member
 from worker.membership.io import GossipService
+from worker.pipeline.context import StageCounts
 from worker.pipeline.profile import Profile
 from worker.transport import Traffic
 
 _PERIOD_S = 0.05
 _SAMPLES = 20_000
+_OF_PROGRESS = (
+    "loss", "learning_rate", "steps_per_s", "samples", "samples_per_s", "tokens", "tokens_per_s",
+)  # fmt: skip
 
 
 class LagMonitor:
@@ -50,23 +55,51 @@ class LagMonitor:
             self._samples_s[slot] = lag_s
 
 
+@dataclass
+class RoundTotals:
+    """This peer's own rounds so far; `exchange_s` is how long the completed were on their way."""
+
+    done: int = 0
+    failed: int = 0
+    exchange_s: float = 0.0
+    last_exchange_s: float | None = None
+
+    def completed(self, exchange_s: float) -> None:
+        """Counts one."""
+        self.done += 1
+        self.exchange_s += exchange_s
+        self.last_exchange_s = exchange_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurements:
+    """Args:
+    up_s: how long this peer has been listening: traffic is counted since then.
+    loop_lag_ms: as `LagMonitor.summary_ms`.
+    round_trips_s: the latest of a small call, by peer.
+    stage_counts: None where the model is whole.
+    """
+
+    up_s: float
+    loop_lag_ms: Mapping[str, float]
+    round_trips_s: Mapping[str, float]
+    stage_counts: StageCounts | None
+
+
 def status_document(
     *,
     config: Config,
     context: Context,
     gossip: GossipService,
     traffic: Traffic,
-    rounds: Mapping[str, int],
-    loss: object,
-    lag: LagMonitor,
-    up_s: float,
+    progress: Mapping[str, object],
+    rounds: RoundTotals,
+    measured: Measurements,
 ) -> dict[str, object]:
     """Where this peer is, whom it knows, and what crossed the network so far. io thread only.
 
     Args:
-        rounds: how many of this peer's were completed, and failed.
-        loss: the latest, None as long as there is none.
-        up_s: how long this peer has been listening: traffic is counted since then.
+        progress: the latest event of that kind; empty as long as there is none.
     """
     counts, me = context.counts, gossip.me
     return {
@@ -77,9 +110,9 @@ def status_document(
         "phase": me.phase.name.lower(),
         "step": me.step,
         "steps": config.run.steps,
-        "loss": loss,
-        "up_s": round(up_s, 1),
-        "members": [_member(member, staged=config.stages.count > 1) for member in gossip.members],
+        **{key: progress.get(key) for key in _OF_PROGRESS},
+        "up_s": round(measured.up_s, 1),
+        "members": [_member(member, config, measured) for member in gossip.members],
         "traffic": {
             "bytes_sent": traffic.sent_bytes,
             "bytes_received": traffic.received_bytes,
@@ -88,22 +121,36 @@ def status_document(
             "sent_by_method": dict(traffic.sent),
             "received_by_method": dict(traffic.received),
         },
-        "rounds": {**rounds, "late": counts.late, "takeovers": counts.takeovers},
+        "rounds": {
+            "completed": rounds.done,
+            "failed": rounds.failed,
+            "late": counts.late,
+            "takeovers": counts.takeovers,
+            "exchange_s": round(rounds.exchange_s, 3),
+            "last_exchange_s": _rounded(rounds.last_exchange_s, 3),
+        },
         "refused": dict(counts.refused),
-        "loop_lag_ms": lag.summary_ms(),
+        **({"microbatches": asdict(staged)} if (staged := measured.stage_counts) else {}),
+        "loop_lag_ms": dict(measured.loop_lag_ms),
     }
 
 
-def _member(member: Member, *, staged: bool) -> dict[str, object]:
+def _member(member: Member, config: Config, measured: Measurements) -> dict[str, object]:
+    rtt_s = measured.round_trips_s.get(member.peer)
     return {
         "peer": member.peer,
-        **(_staged(member) if staged else {}),
+        **(_staged(member) if config.stages.count > 1 else {}),
         "address": member.address,
         "health": member.health.name.lower(),
         "phase": member.phase.name.lower(),
         "step": member.step,
+        "rtt_ms": None if rtt_s is None else round(1000 * rtt_s, 3),
         "versions": [digest.version for digest in member.digests],
     }
+
+
+def _rounded(value: float | None, decimals: int) -> float | None:
+    return None if value is None else round(value, decimals)
 
 
 def _staged(member: Member) -> dict[str, object]:

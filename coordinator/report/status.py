@@ -84,6 +84,7 @@ Show = Callable[[float], str]
 _SHORT_S = 60
 _WAYS = ("sent", "received")
 _UNITS = ("bytes", "ms", "s", "mbps")
+_PER_S = "_per_s"
 
 
 def print_status(document: Document, console: "Console") -> None:
@@ -212,6 +213,8 @@ def _span(versions: object) -> str:
 
 def _unit(key: str) -> Show | None:
     parts = key.split("_")
+    if key.endswith(_PER_S):
+        return lambda value: f"{value:,.4g}/s" if value < 1000 else f"{value:,.0f}/s"
     if "bytes" in parts:
         return size
     if "mbps" in parts:
@@ -229,4 +232,5 @@ def _seconds(seconds: float) -> str:
 
 def _words(key: str) -> str:
     """`bytes_sent` as people say it; units stand with the values."""
-    return printable(" ".join(part for part in key.split("_") if part not in _UNITS))
+    parts = key.removesuffix(_PER_S).split("_")
+    return printable(" ".join(part for part in parts if part not in _UNITS))

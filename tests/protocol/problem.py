@@ -81,6 +81,7 @@ class Synthetic:
     """
 
     accessor = None  # its parameters are all here
+    samples = tokens_per_sample = learning_rate = None  # it draws none, and has no optimizer
 
     def __init__(
         self, problem: Problem, peer: str, computes: Callable[[float], None] = lambda _: None

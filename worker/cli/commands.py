@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from protos.addresses import is_loopback, is_wildcard, join_address, split_address
+from protos.addresses import is_loopback, is_wildcard, join_address, split_address, with_host
 from protos.settings import settings_of
 from worker.cli.event_lines import announce_plainly
 from worker.cli.options import option, options
@@ -77,6 +77,11 @@ class WorkerFlags:
     proxy: str | None = option(
         "--proxy", help="HOST:PORT of an HTTP CONNECT proxy to reach others by."
     )
+    metrics: str | None = option(
+        "--metrics",
+        metavar="[HOST:]PORT",
+        help="Serve Prometheus at /metrics; by default not, and a port alone on loopback.",
+    )
     out: Path = option("--out", type=click.Path(path_type=Path), default=Path("runs/worker"))
     fresh: bool = option(
         "--fresh", is_flag=True, help="Start from step 0, and put the checkpoints in OUT aside."
@@ -101,6 +106,7 @@ class WorkerFlags:
 
     def check_addresses(self, *others: str) -> None:
         """Raises UsageError for what is no HOST:PORT, ConfigError for a public one unasked."""
+        _ = self.metrics_address
         given = filter(None, (self.coordinator, self.proxy, *others))
         advertised = [self.advertise] if self.advertise else []
         try:
@@ -117,6 +123,17 @@ class WorkerFlags:
                 f"--listen {self.listen}: reachable from other machines, and this version does not "
                 "encrypt; type --insecure to accept that, or listen on 127.0.0.1"
             )
+
+    @property
+    def metrics_address(self) -> str | None:
+        """HOST:PORT to serve Prometheus at. Raises UsageError."""
+        try:
+            return None if self.metrics is None else with_host(self.metrics)
+        except ValueError as error:
+            raise UsageError(
+                f"--metrics {self.metrics}: write a port of this machine, such as 9464, or "
+                "HOST:PORT where others are to read them"
+            ) from error
 
     @property
     def resumes(self) -> bool | None:
@@ -373,6 +390,7 @@ def _run(
         advertise_origin=found.origin if found else "",
         joins=waits.joins,
         coordinator=flags.coordinator,
+        metrics=flags.metrics_address,
         min_peers=waits.min_peers,
         stage=flags.stage or 0,
         wait_s=waits.wait_s,

@@ -26,6 +26,8 @@ def describe(event: Mapping[str, object]) -> str | None:
     match event["event"]:
         case "listening":
             return _listening(event)
+        case "metrics":
+            return f"metrics for Prometheus at {event['url']}"
         case "started":
             group = event["group"]
             names = ", ".join(group) if isinstance(group, list) else ""

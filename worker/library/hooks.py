@@ -15,6 +15,7 @@ from worker.errors import UsageError
 from worker.training.fragment import Accessor
 from worker.training.inbox import IterationOver, StageJob
 from worker.training.model import running_statistics, schema_of, trained_parameters
+from worker.training.replica import first_learning_rate
 from worker.wire import tensor_hash
 
 _in_a_swarm: WeakSet[nn.Module] = WeakSet()
@@ -44,7 +45,14 @@ class UserReplica:
         self._parameters: dict[str, Tensor] = {name: value.detach() for name, value in named}
         self.loss = math.nan
         self.accessor: Accessor | None = None
+        self.samples: int | None = None  # the loop that draws them is the user's
+        self.tokens_per_sample: int | None = None
         self._check()
+
+    @property
+    def learning_rate(self) -> float | None:
+        """Of the last step, of the first group of parameters."""
+        return first_learning_rate(self.optimizers)
 
     @property
     def parameters(self) -> Mapping[str, Tensor]:

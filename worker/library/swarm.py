@@ -35,7 +35,13 @@ from worker.folder import EventLog
 from worker.library.hooks import UserReplica
 from worker.library.share import SharePosition, share
 from worker.library.site import Site, SiteRank, SwarmProgress, agreed, fragments_of, is_site
-from worker.library.terms import Addresses, Terms, agree_on_terms, settings_by_argument
+from worker.library.terms import (
+    Addresses,
+    Terms,
+    agree_on_terms,
+    metrics_address,
+    settings_by_argument,
+)
 from worker.manifest import Manifest
 from worker.session import AWAIT_OTHERS_S, Session
 from worker.training.inbox import Mailbox, Stop
@@ -90,6 +96,7 @@ class Swarm:
         settings: more of the run's TOML, such as `{"diloco.codec": "e3m0"}`.
         out: a folder for `events.jsonl`; None writes nothing.
         insecure: serve other machines, unencrypted.
+        serve_metrics: `HOST:PORT`, or a port of loopback, to serve Prometheus at.
 
     Raises:
         UsageError: model, optimizer or an argument cannot be used.
@@ -122,6 +129,7 @@ class Swarm:
         settings: Mapping[str, object] | None = None,
         out: str | Path | None = None,
         insecure: bool = False,
+        serve_metrics: str | int | None = None,
     ) -> None:
         joins = (join,) if isinstance(join, str) else tuple(join)
         self._replica = UserReplica(model, optimizer)
@@ -142,6 +150,7 @@ class Swarm:
             advertise_origin=found.origin if found else "",
             joins=() if coordinated else joins,
             coordinator=joins[0] if coordinated else None,
+            metrics=metrics_address(serve_metrics),
             min_peers=min_peers if min_peers is not None else (None if joins else 1),
             wait_s=wait_s if wait_s is not None else (inf if joins else _WAIT_S),
         )

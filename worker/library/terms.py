@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from algorithms.fragments import TensorSpec
-from protos.addresses import is_loopback, is_wildcard, split_address
+from protos.addresses import is_loopback, is_wildcard, split_address, with_host
 from protos.manifest import first_difference
 from worker.addresses import FoundHost, find_host
 from worker.adopted_config import join_config
@@ -47,9 +47,17 @@ class Addresses:
             )
 
 
+def metrics_address(given: str | int | None) -> str | None:
+    """HOST:PORT to serve Prometheus at. Raises UsageError."""
+    try:
+        return None if given is None else with_host(str(given))
+    except ValueError as error:
+        raise UsageError(f"serve_metrics: {error}") from error
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Gives a script the options of `Swarm` that differ between machines: `--join`, `--listen`,
-    `--advertise`, `--name`, `--min-peers`, `--out`, `--insecure`.
+    `--advertise`, `--name`, `--min-peers`, `--out`, `--serve-metrics`, `--insecure`.
 
     Swarm(model, optimizer, **vars(parser.parse_args())) takes them as they are.
     """
@@ -60,6 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--name", help="of this peer")
     group.add_argument("--min-peers", type=int, help="start when so many are here")
     group.add_argument("--out", help="folder for events.jsonl")
+    group.add_argument("--serve-metrics", metavar="[HOST:]PORT", help="for Prometheus")
     group.add_argument("--insecure", action="store_true", help="serve others unencrypted")
 
 

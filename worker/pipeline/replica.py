@@ -94,6 +94,11 @@ class StageReplica(InnerReplica):
         self.gradient_norm = 0.0
         self.busy_s = 0.0
 
+    @property
+    def samples(self) -> int | None:
+        """Drawn so far; None where no microbatches begin."""
+        return self.cursor.position if self._microbatches else None
+
     # ----------------------------------------------------------------------------- an iteration
 
     def begin(self, iteration: int) -> None:

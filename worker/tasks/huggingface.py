@@ -89,6 +89,7 @@ class HuggingFace:
         self._transformers = _library("transformers")
         self._source, self._seed, self._lora = model, seed, lora
         self._batch_size, self._context = batch_size, context
+        self.tokens_per_sample = context
         self._config = self._read_config()
         self._tokenizer = self._read_tokenizer(tokenizer)
         if self._tokenizer is None:

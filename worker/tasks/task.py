@@ -92,7 +92,8 @@ class Batch:
 class Task(Protocol):
     """A model with the samples and the loss that train it.
 
-    An attribute `loss_unit`, such as "nats per token", is printed beside the loss.
+    An attribute `loss_unit`, such as "nats per token", is printed beside the loss; with one called
+    `tokens_per_sample`, tokens are counted.
 
     Called from the train thread only. Build one with `load_task`.
     """

@@ -20,6 +20,7 @@ _LONGEST = 5
 _CURVE_POINTS = 400
 _CURVE_STEPS = 1000  # to a point at most: a run may have no end
 _PROGRESS_S = 0.5
+_PACE_REPORTS = 20  # of progress: what a second brings is told over about ten of them
 
 
 @dataclass(frozen=True, order=True)
@@ -142,6 +143,29 @@ class Metrics:
         }
 
 
+class Throughput:
+    """What a second brings, waits included, over the latest reports of progress."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, int, int]] = deque(maxlen=_PACE_REPORTS)
+
+    def add(self, now_s: float, step: int, samples: int) -> None:
+        """Where the training is at that time."""
+        self._seen.append((now_s, step, samples))
+
+    def restart(self) -> None:
+        """The step has moved otherwise than by training."""
+        self._seen.clear()
+
+    def per_s(self) -> tuple[float | None, float | None]:
+        """(steps, samples); None before there are two reports."""
+        if len(self._seen) < 2 or self._seen[-1][0] <= self._seen[0][0]:
+            return None, None
+        began, ended = self._seen[0], self._seen[-1]
+        seconds = ended[0] - began[0]
+        return (ended[1] - began[1]) / seconds, (ended[2] - began[2]) / seconds
+
+
 class Reporter:
     """Tells the I/O thread of the training: events, and what is committed. train thread only.
 
@@ -165,9 +189,12 @@ class Reporter:
         self._mailbox, self._clock = mailbox, clock
         self._replica, self._fragments, self._pace, self._steps = replica, fragments, pace, steps
         self._progress_at = -math.inf
+        self._throughput, self._samples_before = Throughput(), replica.samples or 0
 
     def event(self, kind: EventKind, **fields: object) -> None:
         """Plain values, for the log."""
+        if kind in ("adopted", "skipped"):
+            self._throughput.restart()
         self._mailbox.post(TrainingEvent(new_event(kind, **fields)))
 
     def publish(self, step: int) -> None:
@@ -192,6 +219,7 @@ class Reporter:
             loss=self._loss,
             round=self._fragments[0].state.version,
             state=state,
+            **self._pace_figures(step),
         )
         if state == "training":
             self.publish(step)
@@ -223,6 +251,25 @@ class Reporter:
             waiting_for=list(result.waiting_for),
         )
 
+    def _pace_figures(self, step: int) -> dict[str, object]:
+        """What the training takes in: of this process, and a second. Samples are missing where the
+        loop is the user's, tokens where the task does not count in them."""
+        replica, samples = self._replica, self._replica.samples
+        drawn = (samples or 0) - self._samples_before
+        self._throughput.add(self._clock(), step, drawn)
+        steps_per_s, samples_per_s = self._throughput.per_s()
+        figures: dict[str, object] = {
+            "learning_rate": replica.learning_rate,
+            "steps_per_s": _short(steps_per_s),
+        }
+        if samples is None:
+            return figures
+        figures |= {"samples": drawn, "samples_per_s": _short(samples_per_s)}
+        if (tokens := replica.tokens_per_sample) is not None:
+            per_s = None if samples_per_s is None else samples_per_s * tokens
+            figures |= {"tokens": drawn * tokens, "tokens_per_s": _short(per_s)}
+        return figures
+
     @property
     def _loss(self) -> float | None:
         """None on a stage without a loss of its own."""
@@ -231,6 +278,10 @@ class Reporter:
 
 def _rounded(seconds: Mapping[str, float] | Mapping[int, float]) -> dict[str, float]:
     return {str(key): round(value, 3) for key, value in sorted(seconds.items()) if value >= 0.001}
+
+
+def _short(per_s: float | None) -> float | None:
+    return None if per_s is None else round(per_s, 3)
 
 
 def _median(seconds: deque[float]) -> float | None:

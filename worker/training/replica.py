@@ -5,12 +5,13 @@ import math
 import statistics
 import warnings
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from worker.tasks import Cursor, SchedulesItself, Task, next_batch
 from worker.training.config import InnerConfig
@@ -31,6 +32,21 @@ class Replica(Protocol):
 
     loss: float  # of the last step; NaN where there is none
     accessor: Accessor | None  # of parameters that other processes hold in part
+
+    @property
+    def samples(self) -> int | None:
+        """Drawn so far in its stream; None where the loop is the user's own."""
+        ...
+
+    @property
+    def tokens_per_sample(self) -> int | None:
+        """None where the task does not say."""
+        ...
+
+    @property
+    def learning_rate(self) -> float | None:
+        """Of the last step, of the first group of parameters."""
+        ...
 
     @property
     def parameters(self) -> Mapping[str, Tensor]:
@@ -81,6 +97,21 @@ class InnerReplica:
     def parameters(self) -> Mapping[str, Tensor]:
         """Local parameters and statistics by name, detached: writing changes the model."""
         return self._parameters
+
+    @property
+    def samples(self) -> int | None:
+        """Drawn so far in its stream."""
+        return self.cursor.position
+
+    @property
+    def tokens_per_sample(self) -> int | None:
+        """None where the task does not say."""
+        return getattr(self._task, "tokens_per_sample", None)
+
+    @property
+    def learning_rate(self) -> float | None:
+        """Of the last step, of the first group of parameters."""
+        return first_learning_rate(self.optimizers)
 
     def handle(self, message: StageJob | IterationOver) -> None:
         """A whole model has no jobs to do for others."""
@@ -178,6 +209,13 @@ class InnerReplica:
             warnings.simplefilter("ignore")  # that no optimizer has stepped in between
             for scheduler, _ in itertools.product(self._schedulers, range(steps)):
                 scheduler.step()
+
+
+def first_learning_rate(optimizers: Sequence[Optimizer]) -> float | None:
+    """Of the first group of parameters; None where there is none."""
+    rates = (group["lr"] for optimizer in optimizers for group in optimizer.param_groups)
+    rate = next(rates, None)
+    return None if rate is None else float(rate)
 
 
 class Pace:

@@ -10,7 +10,28 @@ from protos.addresses import (
     is_wildcard,
     join_address,
     split_address,
+    with_host,
 )
+
+
+@pytest.mark.parametrize(
+    ("given", "address"),
+    [
+        ("9464", "127.0.0.1:9464"),
+        ("0", "127.0.0.1:0"),
+        ("0.0.0.0:9464", "0.0.0.0:9464"),
+        ("[::1]:9464", "[::1]:9464"),
+        ("one.example:9464", "one.example:9464"),
+    ],
+)
+def test_a_port_alone_is_one_of_loopback(given: str, address: str) -> None:
+    assert with_host(given) == address
+
+
+@pytest.mark.parametrize("given", ["", "one.example", ":9464", "65536", "²"])
+def test_what_is_neither_address_nor_port_is_refused(given: str) -> None:
+    with pytest.raises(ValueError, match="is no HOST:PORT"):
+        with_host(given)
 
 
 @pytest.mark.parametrize(

@@ -130,6 +130,8 @@ def test_without_members_it_says_so() -> None:
     [
         ("heard_s_ago", 75.2, "1 min 15 s"),
         ("link_mbps", 12.3456, "12.35 Mbit/s"),
+        ("steps_per_s", 9.5, "9.5/s"),
+        ("tokens_per_s", 48_640.25, "48,640/s"),
         ("step", 12_345, "12,345"),
         ("share", 0.123456, "0.1235"),
         ("flag", True, "True"),

@@ -126,6 +126,12 @@ def test_a_bad_address_is_exit_code_2_and_the_last_line_says_how_it_looks(
     assert line.endswith(f"{address!r} is no HOST:PORT, such as 192.0.2.7:7700")
 
 
+@pytest.mark.parametrize("address", ["metrics", "host:", "70000", ":9464"])
+def test_metrics_are_served_at_a_port_or_at_host_and_port(murmur: Murmur, address: str) -> None:
+    line = refused(murmur, 2, "up", "--metrics", address)
+    assert line.startswith(f"murmur: --metrics {address}: write a port of this machine")
+
+
 def test_a_wildcard_is_not_advertised(murmur: Murmur) -> None:
     line = refused(murmur, 2, "up", "--advertise", "0.0.0.0:7700")
     assert line.startswith("murmur: --advertise 0.0.0.0:7700: nobody can dial that")

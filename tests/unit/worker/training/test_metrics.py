@@ -8,6 +8,7 @@ from torch import nn
 
 from algorithms.fragments import Fragment, TensorSpec
 from algorithms.plan import Plan
+from worker.library.hooks import UserReplica
 from worker.membership import Phase
 from worker.tasks import Cursor
 from worker.tasks.llama_bytes import LlamaBytes
@@ -124,18 +125,18 @@ STEPS = 20
 class Told:
     """A reporter of one fragment, and what it has told."""
 
-    def __init__(self) -> None:
+    def __init__(self, position: int = 0, replica: UserReplica | None = None) -> None:
         parameters = {"x": torch.zeros(4)}
         fragment = Fragment(0, (TensorSpec("x", (4,)),))
         self.fragment, self.now = FragmentReplica(fragment, Plan(), parameters), 0.0
-        task, mailbox = LlamaBytes(seed=0), Mailbox()
+        self.task, mailbox = LlamaBytes(seed=0), Mailbox()
         self.posted: list[ToIO] = []
         mailbox.connect(self.posted.append)
-        cursor = Cursor(seed=0, stream="w0")
-        self.replica = InnerReplica(task, nn.Linear(2, 2), InnerConfig(), cursor, STEPS)
+        cursor = Cursor(seed=0, stream="w0", position=position)
+        self.replica = InnerReplica(self.task, nn.Linear(2, 2), InnerConfig(), cursor, STEPS)
         pace = Pace(3, unequal=False)
         self.reporter = Reporter(
-            mailbox, self.replica, [self.fragment], pace, STEPS, lambda: self.now
+            mailbox, replica or self.replica, [self.fragment], pace, STEPS, lambda: self.now
         )
 
     def published(self) -> Published:
@@ -184,6 +185,47 @@ def test_progress_is_told_now_and_then_and_at_the_last_step() -> None:
     told.reporter.progress(STEPS)
     assert [event["step"] for event in told.events()] == [0, 5, 10, STEPS]
     assert sum(isinstance(each, Published) for each in told.posted) == 4
+
+
+def test_progress_tells_what_a_second_brings_waits_included() -> None:
+    told = Told()
+    for second, samples in enumerate((0, 8, 24)):
+        told.now = float(second)
+        told.replica.cursor = Cursor(seed=0, stream="w0", position=samples)
+        told.reporter.progress(3 * second)
+    first, *_, last = told.events()
+    assert (first["steps_per_s"], first["samples"]) == (None, 0)
+    assert (last["steps_per_s"], last["samples"], last["samples_per_s"]) == (3.0, 24, 12.0)
+    context = told.task.tokens_per_sample
+    assert (last["tokens"], last["tokens_per_s"]) == (24 * context, 12.0 * context)
+
+
+def test_a_step_taken_over_from_another_peer_is_no_pace() -> None:
+    told = Told()
+    for second, step in enumerate((0, 1, 500, 502)):
+        told.now = float(second)
+        if step == 500:
+            told.reporter.event("adopted")
+        told.reporter.progress(step)
+    paces = [each["steps_per_s"] for each in told.events() if each["event"] == "progress"]
+    assert paces == [None, 1.0, None, 2.0]
+
+
+def test_samples_of_an_earlier_process_are_not_told_again() -> None:
+    told = Told(position=1000)
+    told.replica.cursor = Cursor(seed=0, stream="w0", position=1040)
+    told.reporter.progress(1)
+    assert told.events()[-1]["samples"] == 40
+
+
+def test_where_the_loop_is_the_users_there_are_no_samples_to_tell_of() -> None:
+    model = nn.Linear(2, 2)
+    replica = UserReplica(model, torch.optim.SGD(model.parameters(), lr=0.25))
+    told = Told(replica=replica)
+    told.reporter.progress(1)
+    (event,) = told.events()
+    assert event["learning_rate"] == 0.25
+    assert event.keys().isdisjoint({"samples", "samples_per_s", "tokens", "tokens_per_s"})
 
 
 def test_waiting_is_told_at_once_and_publishes_nothing() -> None:

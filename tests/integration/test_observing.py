@@ -1,0 +1,79 @@
+"""What real workers show of themselves while they train."""
+
+import signal
+from pathlib import Path
+from typing import Any
+from urllib.error import URLError
+from urllib.request import urlopen
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from coordinator.report.status import ask
+from tests.support.workers import SMALL, running_swarm, settings_of
+
+ENDLESS = settings_of(run__steps=10_000_000, diloco__inner_steps=10)
+
+
+def scraped(url: str) -> dict[tuple[str, ...], float]:
+    """(name, values of the labels by name, but the peer's) -> value: a worker's own metrics."""
+    with urlopen(url) as answer:
+        text = answer.read().decode()
+    return {
+        (
+            sample.name,
+            *(value for key, value in sample.labels.items() if key != "peer"),
+        ): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name.startswith("murmuration_")
+    }
+
+
+def at(document: Any, path: list[str]) -> float:
+    """The number there in a status document."""
+    for key in path:
+        document = document[key]
+    return float(document)
+
+
+def test_metrics_are_the_numbers_of_the_status(tmp_path: Path) -> None:
+    with running_swarm(2, tmp_path, *SMALL, *ENDLESS) as swarm:
+        w0 = swarm.start("w0", "--metrics", "0")
+        swarm.start("w1")
+        url = w0.wait_for(lambda e: e["event"] == "metrics", "address of its metrics")["url"]
+        assert url.startswith("http://127.0.0.1:")
+        w0.wait_for_round(3)
+        # Counters only grow: a scrape between two questions lies between their answers.
+        before = ask(swarm.addresses["w0"])
+        found = scraped(url)
+        after = ask(swarm.addresses["w0"])
+
+        for name, *path in (
+            (("murmuration_tokens_total",), "tokens"),
+            (("murmuration_rounds_total", "completed"), "rounds", "completed"),
+            (("murmuration_payload_bytes_total", "sent"), "traffic", "payload_bytes_sent"),
+            (
+                ("murmuration_bytes_total", "sent", "Exchange", "data"),
+                "traffic", "sent_by_method", "Data/Exchange",
+            ),
+        ):  # fmt: skip
+            assert at(before, path) <= found[name] <= at(after, path), name
+        assert found["murmuration_rounds_total", "completed"] >= 3
+        assert found["murmuration_round_seconds_sum",] > 0
+        assert found["murmuration_members", "alive"] == 2
+        assert found["murmuration_learning_rate",] > 0
+        w0.send(signal.SIGTERM)
+        assert w0.wait() == 0
+        with pytest.raises(URLError):
+            urlopen(url)
+
+
+def test_a_port_for_metrics_that_is_taken_is_told_before_anything_is_trained(
+    tmp_path: Path,
+) -> None:
+    with running_swarm(1, tmp_path, *SMALL) as swarm:
+        w0 = swarm.start("w0", "--metrics", swarm.addresses["w0"])
+        assert w0.wait() == 7
+        assert w0.errors.startswith(f"murmur: --metrics {swarm.addresses['w0']}: cannot listen")
+        assert not (tmp_path / "w0").exists()

@@ -1,0 +1,38 @@
+"""What a worker answers `murmur status`, made up."""
+
+from typing import Any
+
+STATUS: dict[str, Any] = {
+    "kind": "worker",
+    "peer": "w0",
+    "run": "00000000000000aa",
+    "preset": "noloco",
+    "phase": "training",
+    "step": 120,
+    "steps": 2000,
+    "loss": None,
+    "learning_rate": 0.003,
+    "steps_per_s": 9.5,
+    "samples": None,
+    "samples_per_s": None,
+    "tokens": 61440,
+    "tokens_per_s": 4864.0,
+    "members": [{"health": "alive"}, {"health": "alive"}, {"health": "suspect"}],
+    "traffic": {
+        "sent_by_method": {"Control/Gossip": 1600, "Data/PairRound": 9000},
+        "received_by_method": {"Data/PairRound": 8000},
+        "payload_bytes_sent": 8900,
+        "payload_bytes_received": 7900,
+    },
+    "rounds": {
+        "completed": 6,
+        "failed": 1,
+        "late": 2,
+        "takeovers": 3,
+        "exchange_s": 4.5,
+        "last_exchange_s": 0.7,
+    },
+    "refused": {"invalid": 2, "again": 5},
+    "microbatches": {"visits": 40, "dropped": 1},
+    "loop_lag_ms": {"p50": 0.5, "p99": 4.0, "max": 9.0},
+}

@@ -1,0 +1,174 @@
+"""`/metrics` of one peer, for Prometheus: the numbers of its status document, read at each scrape.
+
+Nothing is counted here. What `murmur status` shows and what a scrape returns is one document.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from importlib.metadata import version
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Metric, ProcessCollector, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily
+from prometheus_client.registry import Collector
+
+from protos.addresses import join_address, split_address
+from worker.membership import Health, Phase
+from worker.transport import AddressInUse
+
+Document = Mapping[str, Any]
+
+_PREFIX = "murmuration_"
+_GAUGES = {
+    "step": ("step", "Position in the run's schedule, in inner steps."),
+    "steps": ("steps", "Inner steps of the whole run."),
+    "loss": ("loss", "Training loss of the last inner step, in the task's own unit."),
+    "learning_rate": ("learning_rate", "Of the last inner step."),
+    "steps_per_s": ("steps_per_second", "Inner steps a second over the last ten, with all waits."),
+    "samples_per_s": ("samples_per_second", "Samples a second, likewise."),
+    "tokens_per_s": ("tokens_per_second", "Tokens a second, likewise."),
+}
+_COUNTERS = {
+    "samples": "Samples that were learned from.",
+    "tokens": "Tokens that were learned from.",
+}
+_WAYS = ("sent", "received")
+
+
+class StatusCollector(Collector):
+    """Metrics of a status document. any thread.
+
+    Args:
+        status: reads the document; may raise RuntimeError or TimeoutError when the peer is ending,
+            which then has no figures.
+    """
+
+    def __init__(self, status: Callable[[], Document]) -> None:
+        self._status = status
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing: the peer need not be there yet."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        """What the peer says now."""
+        try:
+            document = self._status()
+        except (RuntimeError, TimeoutError):
+            return
+        yield from metrics_of(document)
+
+
+def metrics_of(document: Document) -> Iterator[Metric]:
+    """All of a worker's status document; what is not known yet is left out."""
+    peer = str(document["peer"])
+
+    def gauge(name: str, text: str, values: Mapping[str, object], label: str = "") -> Metric:
+        return _filled(GaugeMetricFamily, peer, name, text, values, label)
+
+    def counter(name: str, text: str, values: Mapping[str, object], label: str = "") -> Metric:
+        return _filled(CounterMetricFamily, peer, name, text, values, label)
+
+    info = GaugeMetricFamily(
+        f"{_PREFIX}peer_info", "Always 1.", labels=["peer", "run", "preset", "version"]
+    )
+    info.add_metric([peer, document["run"], document["preset"], version("murmuration")], 1)
+    yield info
+    for key, (name, text) in _GAUGES.items():
+        yield gauge(name, text, {"": document.get(key)})
+    for key, text in _COUNTERS.items():
+        yield counter(key, text, {"": document.get(key)})
+    phases = {each.name.lower(): int(each.name.lower() == document["phase"]) for each in Phase}
+    yield gauge("phase", "1 for the phase that the peer is in.", phases, "phase")
+    healths = [member["health"] for member in document["members"]]
+    known = {each.name.lower(): healths.count(each.name.lower()) for each in Health}
+    yield gauge(
+        "members", "Peers of the run, this one among them, as it sees them.", known, "health"
+    )
+    rounds = document["rounds"]
+    outcomes = {key: rounds[key] for key in ("completed", "failed")}
+    yield counter("rounds", "This peer's outer rounds.", outcomes, "outcome")
+    yield counter("late", "Own rounds that closed without this peer's part.", {"": rounds["late"]})
+    yield counter(
+        "takeovers", "Shards of own rounds whose reducer was lost.", {"": rounds["takeovers"]}
+    )
+    took = SummaryMetricFamily(
+        f"{_PREFIX}round_seconds", "How long completed rounds were on their way.", labels=["peer"]
+    )
+    took.add_metric([peer], count_value=rounds["completed"], sum_value=rounds["exchange_s"])
+    yield took
+    yield from _traffic(peer, document["traffic"])
+    refused = document["refused"]
+    yield counter("refused", "Messages that were not taken, by reason.", refused, "reason")
+    if "microbatches" in document:
+        counted = document["microbatches"]
+        yield counter("microbatches", "Of a stage: what became of them.", counted, "what")
+    lag_s = {key: value / 1000 for key, value in document["loop_lag_ms"].items()}
+    yield gauge("loop_lag_seconds", "How late the I/O loop wakes, since its start.", lag_s, "at")
+
+
+def _filled(
+    kind: type[GaugeMetricFamily] | type[CounterMetricFamily],
+    peer: str,
+    name: str,
+    text: str,
+    values: Mapping[str, object],
+    label: str,
+) -> Metric:
+    """One family with a value for each that is a number. Args: label: of the keys of `values`."""
+    family = kind(f"{_PREFIX}{name}", text, labels=["peer", *([label] if label else [])])
+    for key, value in values.items():
+        if isinstance(value, int | float):
+            family.add_metric([peer, *([key] if label else [])], value)
+    return family
+
+
+def _traffic(peer: str, traffic: Mapping[str, Any]) -> Iterator[Metric]:
+    crossed = CounterMetricFamily(
+        f"{_PREFIX}bytes",
+        "Bytes as they stand in the TCP stream, by plane and method.",
+        labels=["peer", "direction", "plane", "method"],
+    )
+    payload = CounterMetricFamily(
+        f"{_PREFIX}payload_bytes",
+        "Of these, encoded pseudo-gradients, reductions and anchors.",
+        labels=["peer", "direction"],
+    )
+    for way in _WAYS:
+        for full_name, count in sorted(traffic[f"{way}_by_method"].items()):
+            plane, _, method = full_name.partition("/")
+            crossed.add_metric([peer, way, plane.lower(), method], count)
+        payload.add_metric([peer, way], traffic[f"payload_bytes_{way}"])
+    yield crossed
+    yield payload
+
+
+class MetricsServer:
+    """Serves `/metrics` over HTTP, from threads of its own.
+
+    Args:
+        address: HOST:PORT; port 0 takes a free one.
+        status: as `StatusCollector` takes it.
+
+    Raises:
+        AddressInUse: another process listens there, or the address is not this machine's.
+    """
+
+    def __init__(self, address: str, status: Callable[[], Document]) -> None:
+        host, port = split_address(address)
+        registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+        registry.register(StatusCollector(status))
+        try:
+            self._server, self._thread = start_http_server(port, host, registry)
+        except OSError as error:
+            raise AddressInUse(
+                f"--metrics {address}: cannot listen there: {error.strerror or error}; "
+                "choose another port, or 0 for a free one"
+            ) from error
+        self.url = f"http://{join_address(host, self._server.server_port)}/metrics"
+
+    def close(self) -> None:
+        """Serves no more, and frees the port."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
