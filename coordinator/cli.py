@@ -81,11 +81,30 @@ def coordinator(listen: str, expect: int | None, out: Path, as_json: bool, insec
 @click.command()
 @click.argument("address", metavar="HOST:PORT")
 @click.option("--json", "as_json", is_flag=True, help="Print the whole document as JSON.")
-def status(address: str, as_json: bool) -> None:
-    """Show how the swarm is, as any worker or coordinator sees it."""
+@click.option("--watch", "watches", is_flag=True, help="Ask all peers again and again.")
+@click.option(
+    "--every",
+    "every_s",
+    type=click.FloatRange(min=0.1),
+    default=2.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="With --watch.",
+)
+def status(address: str, as_json: bool, watches: bool, every_s: float) -> None:
+    """Show how the swarm is, as any worker or coordinator sees it.
+
+    With --watch: a row for each peer, by its own word, until Ctrl-C or the end of the run; a line
+    each time where the output is no terminal, and one JSON object a line with --json.
+    """
     _check_address(address)
     from coordinator.report.status import ask, print_status
 
+    if watches:
+        from coordinator.report.watch import Watch, screen_for, watch
+
+        watch(Watch(address), screen_for(_console(), as_json=as_json), every_s)
+        return
     document = ask(address)
     if as_json:
         click.echo(json.dumps(document, indent=1, default=_plain))

@@ -1,6 +1,10 @@
 """What real workers show of themselves while they train."""
 
+import json
 import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
@@ -77,3 +81,41 @@ def test_a_port_for_metrics_that_is_taken_is_told_before_anything_is_trained(
         assert w0.wait() == 7
         assert w0.errors.startswith(f"murmur: --metrics {swarm.addresses['w0']}: cannot listen")
         assert not (tmp_path / "w0").exists()
+
+
+def wait_for_line(lines: Iterable[str], wanted: Callable[[dict[str, Any]], bool]) -> None:
+    """Reads on until a snapshot fits, by its rows by peer."""
+    for line in lines:
+        if wanted({row["peer"]: row for row in json.loads(line)["peers"]}):
+            return
+    raise AssertionError("the watch ended before that")
+
+
+def test_a_watch_shows_every_peer_and_outlives_the_one_it_began_with(tmp_path: Path) -> None:
+    with running_swarm(2, tmp_path, *SMALL, *ENDLESS) as swarm:
+        swarm.start_all()
+        swarm.workers["w0"].wait_for_round(1)
+        command = ("status", swarm.addresses["w0"], "--watch", "--json", "--every", "0.1")
+        watch = subprocess.Popen(
+            [sys.executable, "-m", "worker.cli", *command], stdout=subprocess.PIPE, text=True
+        )
+        with watch:
+            assert watch.stdout is not None
+            try:
+                wait_for_line(
+                    watch.stdout,
+                    lambda rows: (
+                        len(rows) == 2
+                        and all(row["answers"] and row["sent_mbps"] for row in rows.values())
+                        and rows["w1"]["rtt_ms"] > 0
+                    ),
+                )
+                swarm.workers["w0"].send(signal.SIGTERM)
+                wait_for_line(
+                    watch.stdout,
+                    lambda rows: not rows["w0"]["answers"] and rows["w1"]["answers"],
+                )
+                watch.send_signal(signal.SIGINT)
+                assert watch.wait() == 0
+            finally:
+                watch.kill()
