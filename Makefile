@@ -8,7 +8,7 @@ RUN := PATH="$(abspath $(BIN)):$$PATH" PYTHONPATH=. python
 # Two test processes at most: more would only wait for each other on a small machine.
 TEST_PROCESSES ?= 2
 
-.PHONY: help swarm test check lint quick-test coverage fmt proto bench exchange codecs parity baselines losses frontier optimizers traffic goodput plan-table sync-time unequal pair-faults pair-latency stability schedules simulate skippipe-routes skippipe-deadlock skippipe-omission schedule stage-times stage-kills stage-memory stage-losses stage-parity same-bits memory bench-peers hostile compose-test clean
+.PHONY: help swarm test check lint quick-test coverage fmt proto bench exchange codecs parity baselines losses frontier optimizers traffic goodput plan-table sync-time unequal pair-faults pair-latency stability schedules simulate skippipe-routes skippipe-deadlock skippipe-omission schedule stage-times stage-kills stage-memory stage-losses stage-parity same-bits memory bench-peers hostile compose-test slurm-test clean
 
 help:  ## what there is
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -153,6 +153,9 @@ bench-peers: $(READY) .venv-peers/.ready  ## torchft and hivemind on our task; A
 
 compose-test:  ## the container swarm on a real engine, one container killed on the way
 	deploy/compose-test
+
+slurm-test: $(READY)  ## the array job on a real Slurm of one node, a task requeued on the way (root)
+	PATH="$(abspath $(BIN)):$$PATH" deploy/slurm-test $(ARGS)
 
 clean:  ## remove the virtual environment and the runs
 	rm -rf $(VENV) *.egg-info runs
