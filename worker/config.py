@@ -1,6 +1,6 @@
 """A run's TOML file: one section per owner, unknown keys refused with the nearest valid name.
 
-    [run]         seed, steps
+    [run]         seed, steps, how often the held-out loss is measured
     [task]        name, and the task's own options
     [inner]       the inner optimizer
     [stages]      how the model is cut, and how microbatches are routed
@@ -11,7 +11,7 @@
     [checkpoint]  how often, how many
 
 `[run] [task] [inner] [stages] [diloco]` are run-wide: they make the manifest. The rest is the
-machine's own, and so are `diloco.overlap_steps` and `stages.memory_mib`.
+machine's own, and so is what `ADVISED` names.
 """
 
 import dataclasses
@@ -75,16 +75,23 @@ class ConfigOrigin:
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """Args: seed: of the model and all streams of samples; steps: inner steps of the run."""
+    """Args:
+    seed: of the model and all streams of samples; steps: inner steps of the run.
+    evaluate_every: inner steps between two measurements of the anchor's held-out loss on the way;
+        0: only at the end.
+    """
 
     seed: int = 0
     steps: int = 1600
+    evaluate_every: int = 0
 
     def __post_init__(self) -> None:
         if self.steps < 1:
             raise ValueError(f"steps is {self.steps}; it must be at least 1")
         if not 0 <= self.seed < 2**63:
             raise ValueError(f"seed is {self.seed}; it must be 0 to 2^63 - 1")
+        if self.evaluate_every < 0:
+            raise ValueError(f"evaluate_every is {self.evaluate_every}; it must be at least 0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +126,12 @@ class Config:
 
 RUN_WIDE = ("run", "task", "inner", "stages", "diloco")
 # Of these, what peers need not have in common.
-ADVISED = (("diloco", "overlap_steps"), ("stages", "memory_mib"), ("task", "init"))
+ADVISED = (
+    ("diloco", "overlap_steps"),
+    ("run", "evaluate_every"),
+    ("stages", "memory_mib"),
+    ("task", "init"),
+)
 _SECTIONS = (*RUN_WIDE, "rounds", "exchange", "membership", "checkpoint")
 
 
@@ -190,8 +202,14 @@ def parse_config(document: Mapping[str, Any], source: ConfigOrigin | str) -> Con
             f"{source.of('inner', ['accumulate'])}: [inner] accumulate is for whole models; stages "
             "take the mean over [stages] microbatches"
         )
+    run = _build(RunConfig(), document.get("run", {}), "run", source)
+    if run.evaluate_every and stages.count > 1:
+        raise ConfigError(
+            f"{source.of('run', ['evaluate_every'])}: [run] evaluate_every is for whole models; "
+            "stages are put together at the end of the run, and evaluated then"
+        )
     return Config(
-        run=_build(RunConfig(), document.get("run", {}), "run", source),
+        run=run,
         task=_task(dict(document.get("task", {})), source),
         inner=inner,
         stages=stages,

@@ -33,6 +33,7 @@ from worker.tasks import Cursor
 from worker.training import checkpoint
 from worker.training.checkpoint import any_in
 from worker.training.device import chosen_device
+from worker.training.evaluation import PeriodicEvaluation
 from worker.training.export import load_initial
 from worker.training.inbox import Mailbox, StageMove, Stop, TrainingEvent
 from worker.training.loop import Trainer
@@ -175,11 +176,22 @@ class Worker:
             steps=config.run.steps,
             step=0,
             mailbox=self._mailbox,
-            checkpoint=self._checkpoint_now_and_then,
+            between_steps=self._between_steps,
         )
         if restored is not None:
             checkpoint.restore_trainer(trainer, restored)
+        self._evaluation = PeriodicEvaluation(
+            self._task,
+            self._model,
+            seed=config.run.seed,
+            every_steps=config.run.evaluate_every,
+            step=trainer.step,
+        )
         return trainer
+
+    def _between_steps(self, trainer: Trainer) -> None:
+        self._checkpoint_now_and_then(trainer)
+        self._evaluation.evaluate_if_due(trainer, lambda: self._interrupted_by is None)
 
     def _device(self) -> torch.device:
         asked = self._options.device

@@ -22,6 +22,7 @@ _GAUGES = {
     "step": ("step", "Position in the run's schedule, in inner steps."),
     "steps": ("steps", "Inner steps of the whole run."),
     "loss": ("loss", "Training loss of the last inner step, in the task's own unit."),
+    "val_loss": ("validation_loss", "Held-out loss of the anchors, with [run] evaluate_every."),
     "learning_rate": ("learning_rate", "Of the last inner step."),
     "steps_per_s": ("steps_per_second", "Inner steps a second over the last ten, with all waits."),
     "samples_per_s": ("samples_per_second", "Samples a second, likewise."),

@@ -124,7 +124,7 @@ class Node:
         self._pairs: Pairs | None = None
         self._coordinator: CoordinatorClient | None = None
         self._inbox: asyncio.Queue[ToIO] = asyncio.Queue()
-        self._progress: dict[str, object] = {}
+        self._progress: dict[str, object] = {}  # what the latest events of the training say
         self._rounds = RoundTotals()
         self._round_trips_s: dict[str, float] = {}
         self._fastest_s = 0.0
@@ -344,8 +344,8 @@ class Node:
             case IterationStarted() | StageJobDone() if self.stages is not None:
                 await self.stages.handle(message)
             case TrainingEvent(event):
-                if event["event"] == "progress":
-                    self._progress = event
+                if event["event"] in ("progress", "validation"):
+                    self._progress |= event
                 self.log(event)
 
     async def _publish(self, published: Published) -> None:

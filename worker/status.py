@@ -16,7 +16,8 @@ from worker.transport import Traffic
 _PERIOD_S = 0.05
 _SAMPLES = 20_000
 _OF_PROGRESS = (
-    "loss", "learning_rate", "steps_per_s", "samples", "samples_per_s", "tokens", "tokens_per_s",
+    "loss", "val_loss", "learning_rate", "steps_per_s", "samples", "samples_per_s", "tokens",
+    "tokens_per_s",
 )  # fmt: skip
 
 
@@ -99,7 +100,7 @@ def status_document(
     """Where this peer is, whom it knows, and what crossed the network so far. io thread only.
 
     Args:
-        progress: the latest event of that kind; empty as long as there is none.
+        progress: what the latest events of the training say; empty as long as there are none.
     """
     counts, me = context.counts, gossip.me
     return {

@@ -42,6 +42,7 @@ class Record:
     exit_code: int | None = None
     result: dict[str, object] | None = None
     curve: Curve = field(default_factory=list)
+    val_curve: Curve = field(default_factory=list)
     _first_step: tuple[float, int] | None = None  # when heard, and where the worker then was
     _last_round: dict[int, int] = field(default_factory=dict)
     _last_failed: dict[int, int] = field(default_factory=dict)
@@ -59,6 +60,8 @@ class Record:
                 self.started = True
             case "progress" if self.result is None:
                 self._progress(event)
+            case "validation":
+                self._validation(event)
             case "round":
                 self.rounds_completed += _is_later(self._last_round, event)
             case "round_failed":
@@ -108,6 +111,10 @@ class Record:
         reported = curve_of(self.result or {}, "train_loss_curve")
         return reported or self.curve
 
+    def validation_curve(self) -> Curve:
+        """Likewise, of the anchor's held-out loss."""
+        return curve_of(self.result or {}, "val_loss_curve") or self.val_curve
+
     def _progress(self, event: Event) -> None:
         self.state = text_of(event, "state") or self.state
         self._stage(event)
@@ -124,6 +131,13 @@ class Record:
             self.curve.append((self.step, self.loss))
             if len(self.curve) > _MAX_CURVE_POINTS:
                 del self.curve[1::2]
+
+    def _validation(self, event: Event) -> None:
+        step, loss = int_of(event, "step"), float_of(event, "val_loss")
+        if step is not None and loss is not None and step > (self.val_curve or [(-1, 0.0)])[-1][0]:
+            self.val_curve.append((step, loss))
+            if len(self.val_curve) > _MAX_CURVE_POINTS:
+                del self.val_curve[1::2]
 
     def _moves(self, event: Event) -> None:
         """Counts a move. Nobody goes the same way twice in a row: then it is the same event."""

@@ -77,6 +77,8 @@ def headline(report: Report) -> str:
 def figure_lines(report: Report) -> list[tuple[str, str]]:
     """(label, value) of each headline figure; what nobody reported stands as not known."""
     lines = [("validation loss", _validation(report))]
+    if curve := report["val_loss_curve"]:
+        lines.append(("on the way", f"{curve[0][1]:.2f} {sparkline(curve)} {curve[-1][1]:.2f}"))
     if curve := report["train_loss_curve"]:
         lines.append(("training loss", f"{curve[0][1]:.2f} {sparkline(curve)} {curve[-1][1]:.2f}"))
     lines += [

@@ -185,6 +185,7 @@ class EventFormatter:
         self._health: dict[str, int] = {}
         self._refusals: set[tuple[str | None, str | None, int | None]] = set()
         self._stall = ("", -1, 0.0)
+        self._validated = -1  # up to this step
         self._warned: dict[str, set[str]] = {}  # peers by text, since it was last a line
         self._writers: dict[str, Callable[[Event], str | None]] = {
             "started": self._started,
@@ -193,6 +194,7 @@ class EventFormatter:
             "adopted": _adopted,
             "refused": self._refused,
             "warning": self._warning,
+            "validation": self._validation,
             "moves": lambda event: (
                 f"moves from stage {_stage(event, 'stage')} to {_stage(event, 'to')}"
             ),
@@ -247,6 +249,14 @@ class EventFormatter:
             return None
         self._stall = (late, round_, seconds)
         return f"waits in round {round_} for {stall_words(event)}"
+
+    def _validation(self, event: Event) -> str | None:
+        """Once for each step: where all agree on the anchor, all measure the same."""
+        step, loss = int_of(event, "step"), float_of(event, "val_loss")
+        if step is None or loss is None or step <= self._validated:
+            return None
+        self._validated = step
+        return f"measures a validation loss of {loss:.4f} at step {step}"
 
     def _member(self, event: Event) -> str | None:
         """Doubts, deaths and returns; that a peer joins or leaves in good order is ordinary."""

@@ -87,6 +87,7 @@ def build_report(
         "checkpoint": next((p["checkpoint"] for p in peers if p["checkpoint"]), None),
         "loss_png": None,
         "peers": peers,
+        "val_loss_curve": mean_curve([record.validation_curve() for record in records]),
         "train_loss_curve": mean_curve([record.loss_curve() for record in records]),
         **staged_figures(records),
     }

@@ -59,7 +59,13 @@ def _draw(report: Report, records: Sequence[Record], path: Path) -> str | None:
     if report["inner_steps"]:
         title += f", a round every {count(report['inner_steps'], 'inner step')}"
     draw_loss_curve(
-        path, curves, report["train_loss_curve"], report["val_loss"], title, report["loss_unit"]
+        path,
+        curves,
+        report["train_loss_curve"],
+        report["val_loss"],
+        title,
+        report["loss_unit"],
+        report["val_loss_curve"],
     )
     return str(path)
 
@@ -74,13 +80,16 @@ def draw_loss_curve(
     val_loss: float | None,
     title: str,
     unit: str | None = None,
+    val_curve: Curve | None = None,
 ) -> None:
-    """Writes a PNG: each worker thin, their mean thick, the anchor's validation loss at the end.
+    """Writes a PNG: each worker thin, their mean thick, the anchor's validation loss at the end
+    and, where it was measured, on the way.
 
     Args:
         curves: training loss per inner step (nats), by worker.
         mean: over the workers.
         val_loss: of the anchor, in `unit`; None leaves it out.
+        val_curve: the same on the way.
 
     Raises:
         OSError: the file cannot be written.
@@ -102,6 +111,10 @@ def draw_loss_curve(
     if mean:
         steps, losses = zip(*thinned(smoothed(mean)), strict=True)
         axes.plot(steps, losses, color="#15466b", linewidth=2.2, label="mean of the workers")
+    if val_curve:
+        steps, losses = zip(*thinned(val_curve), strict=True)
+        label = "validation loss on the way"
+        axes.plot(steps, losses, "o-", color="#c8553d", linewidth=1.0, markersize=3, label=label)
     if val_loss is not None:
         last = mean[-1][0] if mean else 0
         axes.axhline(val_loss, color="#c8553d", linewidth=1.0, linestyle=(0, (4, 3)), alpha=0.8)
@@ -112,7 +125,7 @@ def draw_loss_curve(
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="#dddddd", linewidth=0.6)
     axes.set_axisbelow(True)
-    if mean or val_loss is not None:
+    if mean or val_curve or val_loss is not None:
         axes.legend(frameon=False)
     picture = io.BytesIO()
     figure.savefig(picture, format="png")

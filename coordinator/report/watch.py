@@ -50,6 +50,7 @@ class PeerRow:
     steps: int | None
     rounds: int | None
     loss: float | None
+    val_loss: float | None
     steps_per_s: float | None
     samples_per_s: float | None
     tokens_per_s: float | None
@@ -205,6 +206,7 @@ class Watch:
             steps=int_of(own, "steps"),
             rounds=int_of(rounds, "completed"),
             loss=float_of(own or member, "loss"),
+            val_loss=float_of(own, "val_loss"),
             steps_per_s=float_of(own, "steps_per_s"),
             samples_per_s=float_of(own, "samples_per_s"),
             tokens_per_s=float_of(own, "tokens_per_s"),
@@ -340,7 +342,19 @@ def table(snapshot: Snapshot) -> "Table":
     staged = any(row.stage is not None for row in snapshot.rows)
     found.add_column("peer", no_wrap=True)
     found.add_column("state", no_wrap=True)
-    names = ["step", "a second", "loss", "round", "RTT", "sends", "receives", "sent", "received"]
+    validated = any(row.val_loss is not None for row in snapshot.rows)
+    names = [
+        "step",
+        "a second",
+        "loss",
+        *(["validation"] if validated else []),
+        "round",
+        "RTT",
+        "sends",
+        "receives",
+        "sent",
+        "received",
+    ]
     for name in (["stage"] if staged else []) + names:
         found.add_column(name, justify="right", no_wrap=True)
     found.add_column("not taken", overflow="fold")
@@ -353,6 +367,7 @@ def table(snapshot: Snapshot) -> "Table":
             f"{row.step:,}",
             _pace(row),
             optional(row.loss, lambda loss: f"{loss:.3f}"),
+            *([optional(row.val_loss, lambda loss: f"{loss:.3f}")] if validated else []),
             optional(row.rounds, str),
             optional(row.rtt_ms, lambda ms: seconds(ms / 1000)),
             optional(row.sent_mbps, rate),

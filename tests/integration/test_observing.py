@@ -119,3 +119,27 @@ def test_a_watch_shows_every_peer_and_outlives_the_one_it_began_with(tmp_path: P
                 assert watch.wait() == 0
             finally:
                 watch.kill()
+
+
+def test_the_validation_loss_on_the_way_is_reported_and_changes_no_bit(tmp_path: Path) -> None:
+    reports = []
+    for every_steps in (0, 10):
+        out = tmp_path / str(every_steps)
+        done = subprocess.run(
+            [
+                sys.executable, "-m", "worker.cli", "swarm", "--workers", "2", "--steps", "24",
+                "--inner-steps", "8", "--out", str(out), *SMALL,
+                *settings_of(run__evaluate_every=every_steps),
+            ],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("measures a validation loss of") == (2 if every_steps else 0)
+        reports.append(json.loads((out / "report.json").read_text()))
+    never, often = reports
+    assert never["val_loss_curve"] == []
+    assert [step for step, _ in often["val_loss_curve"]] == [10, 20]
+    assert [each["rounds_completed"] for each in reports] == [3, 3]
+    hashes = [{peer["anchor_hash"] for peer in each["peers"]} for each in reports]
+    assert hashes[0] == hashes[1]
+    assert len(hashes[0]) == 1

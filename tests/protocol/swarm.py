@@ -190,7 +190,7 @@ class Swarm:
             steps=problem.steps,
             step=0,
             mailbox=train,
-            checkpoint=lambda _: None,
+            between_steps=lambda _: None,
             clock=self.loop.time,
         )
         peer = Peer(name, address, transport, node, train, trainer, held.replica, events)

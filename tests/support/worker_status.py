@@ -11,6 +11,7 @@ STATUS: dict[str, Any] = {
     "step": 120,
     "steps": 2000,
     "loss": None,
+    "val_loss": 2.25,
     "learning_rate": 0.003,
     "steps_per_s": 9.5,
     "samples": None,

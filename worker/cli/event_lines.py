@@ -42,6 +42,8 @@ def describe(event: Mapping[str, object]) -> str | None:
             )
         case "progress" if (words := _AT_THE_END.get(str(event.get("state")))) is not None:
             return f"step {event['step']}/{event['steps']}  {words}"
+        case "validation":
+            return f"step {event['step']}  validation loss {event['val_loss']:.4f}"
         case "round_failed":
             return f"round {event['round']} failed: {event['reason']}"
         case "stalled":

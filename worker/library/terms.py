@@ -115,6 +115,11 @@ def agree_on_terms(
         own = Manifest.of(config, schema)
         if different := first_difference(first.manifest.agreed, own.agreed):
             raise ManifestRefused(f"{where} trains another model: {different} (there: here)")
+    if config.run.evaluate_every:
+        raise ConfigError(
+            "settings: run.evaluate_every is for tasks: a loop of your own evaluates by itself, "
+            "the anchor within `with swarm.anchor()`; leave it out"
+        )
     found = None
     if addresses.advertise is None:
         found = find_host(addresses.listen, contacts, seen_from)

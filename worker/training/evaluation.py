@@ -1,10 +1,13 @@
 """What the anchor is worth: held-out loss, also without some of its stages, and a piece of text."""
 
+import random
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -58,6 +61,52 @@ def evaluating(*modules: nn.Module) -> Iterator[None]:
             each.training = True
 
 
+@contextmanager
+def random_states_kept(device: torch.device) -> Iterator[None]:
+    """Python's, numpy's and torch's global generators go on afterwards as if nothing had been
+    drawn; torch's on the CPU and, where that is a CUDA device, on it."""
+    python, arrays = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(arrays)
+
+
+class PeriodicEvaluation:
+    """The held-out loss of the anchors at an interval of the run. train thread only.
+
+    It leaves no trace in the training: parameters, dropout, running statistics and random states
+    are afterwards as they were, to the bit.
+
+    Args:
+        task, model: what is trained; seed: of the run.
+        every_steps: the interval in the schedule; 0: never.
+        step: position in the schedule to go on from.
+    """
+
+    def __init__(
+        self, task: Task, model: nn.Module, *, seed: int, every_steps: int, step: int
+    ) -> None:
+        self._task, self._model, self._seed, self._every_steps = task, model, seed, every_steps
+        self._passed = step // every_steps if every_steps else 0
+
+    def evaluate_if_due(self, trainer: Trainer, wanted: Callable[[], bool]) -> None:
+        """Between two steps; the trainer tells of the loss. At the end of the run the result has
+        it in any case. Args: wanted: as `validation_loss` takes it."""
+        if not self._every_steps or not trainer.trains:
+            return
+        passed = trainer.step // self._every_steps
+        if passed <= self._passed:
+            return
+        self._passed, began_s = passed, time.monotonic()
+        trainer.report("evaluating")
+        with random_states_kept(device_of(self._model)), anchors_loaded(trainer):
+            loss = validation_loss(self._task, self._model, self._seed, wanted)
+        trainer.evaluated(loss, time.monotonic() - began_s)
+
+
 def validation_loss(
     task: Task, model: nn.Module, seed: int, wanted: Callable[[], bool] = lambda: True
 ) -> float | None:
@@ -82,7 +131,8 @@ def mean_loss(
     """Mean of a loss over the batches that `validation_loss` takes, or as many to train on."""
     batches = task.batches(split, Cursor(seed=seed, stream="validation"))
     losses: list[float] = []
-    with torch.inference_mode():
+    # Not in inference mode: what a model caches in its forward is used in training again.
+    with torch.no_grad():
         while len(losses) < _VALIDATION_BATCHES:
             if not wanted():
                 return None

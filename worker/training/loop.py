@@ -141,6 +141,16 @@ class TrainingLoop:
         """Says what this worker is at after the last step."""
         self._reporter.progress(self.step, state)
 
+    def evaluated(self, loss: float | None, seconds: float) -> None:
+        """The held-out loss of the anchors at this step, None where that was cut short, and how
+        long it took."""
+        self.metrics.evaluate_s += seconds
+        if loss is not None:
+            self.metrics.validated(self.step, loss)
+            self._reporter.event(
+                "validation", step=self.step, val_loss=loss, seconds=round(seconds, 3)
+            )
+
     def withdraw_done(self) -> None:
         """Stopped after the last step: nobody may take what is done last for done by this peer."""
         self._reporter.phase = Phase.TRAINING
@@ -202,7 +212,7 @@ class Trainer(TrainingLoop):
 
     Args:
         replica: model, inner optimizer and samples.
-        checkpoint: called now and then between two steps, with this trainer.
+        between_steps: called after each step, with this trainer.
         the others: as `TrainingLoop`'s.
     """
 
@@ -215,7 +225,7 @@ class Trainer(TrainingLoop):
         steps: int,
         step: int,
         mailbox: Mailbox,
-        checkpoint: Callable[["Trainer"], None],
+        between_steps: Callable[["Trainer"], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(
@@ -227,7 +237,7 @@ class Trainer(TrainingLoop):
             mailbox=mailbox,
             clock=clock,
         )
-        self.replica, self._checkpoint = replica, checkpoint
+        self.replica, self._between_steps = replica, between_steps
         if isinstance(replica, StageReplica):
             self._iterations = Iterations(replica, self._mailbox, self._clock)
 
@@ -259,4 +269,4 @@ class Trainer(TrainingLoop):
         self.average_gradients(gradients, visits)
         self.replica.inner_step(outer.step, gradients)
         self.end_step(waited_s)
-        self._checkpoint(self)
+        self._between_steps(self)

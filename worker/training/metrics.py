@@ -18,6 +18,7 @@ from worker.training.replica import Pace, Replica
 _REMEMBERED_STEPS = 4096
 _LONGEST = 5
 _CURVE_POINTS = 400
+_MOST_VALIDATIONS = 4096
 _CURVE_STEPS = 1000  # to a point at most: a run may have no end
 _PROGRESS_S = 0.5
 _PACE_REPORTS = 20  # of progress: what a second brings is told over about ten of them
@@ -47,8 +48,10 @@ class Metrics:
     rounds_completed: int = 0
     rounds_failed: int = 0
     adoptions: int = 0
+    evaluate_s: float = 0.0  # between two steps
     peak_rss_bytes: int = 0  # of the process, up to the last step
     curve: list[tuple[int, float]] = field(default_factory=list)
+    val_curve: list[tuple[int, float]] = field(default_factory=list)  # of the anchors
     stall_s_by_peer: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     stall_s_by_fragment: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
     _waited_s: tuple[float, float] = (0.0, 0.0)  # up to the last step: for microbatches, for rounds
@@ -90,6 +93,12 @@ class Metrics:
             self.curve.append((step, statistics.fmean(self._recent)))
             self._recent.clear()
 
+    def validated(self, step: int, loss: float) -> None:
+        """The held-out loss of the anchors at a step; of very many every other one is kept."""
+        self.val_curve.append((step, loss))
+        if len(self.val_curve) > _MOST_VALIDATIONS:
+            del self.val_curve[1::2]
+
     def stepped(self, seconds: float, *, in_flight: bool) -> None:
         """Takes the time of an inner step, with or without a round on its way."""
         self.inner_steps += 1
@@ -129,6 +138,7 @@ class Metrics:
             "wall_s": round(self.wall_s, 3),
             "compute_s": round(self.compute_s, 3),
             "stall_s": round(self.stall_s, 3),
+            "evaluate_s": round(self.evaluate_s, 3),
             "compute_utilization": round(self.compute_utilization, 4),
             "rounds_completed": self.rounds_completed,
             "rounds_failed": self.rounds_failed,

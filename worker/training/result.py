@@ -72,6 +72,7 @@ def build_result(
         "loss_unit": getattr(task, "loss_unit", None),
         "sample": sample,
         "train_loss_curve": metrics.curve,
+        "val_loss_curve": metrics.val_curve,
         **metrics.plain(),
         "payload_bytes_sent": counts.payload_sent_bytes,
         "payload_bytes_received": counts.payload_received_bytes,

@@ -122,7 +122,7 @@ def test_an_unknown_key_gets_the_nearest_name_in_one_line(toml: Any) -> None:
 
 def test_a_key_like_no_other_gets_all_names() -> None:
     assert config_error("run.zzz=1") == (
-        "--set run.zzz=1: [run] has no key 'zzz'; use one of seed, steps"
+        "--set run.zzz=1: [run] has no key 'zzz'; use one of seed, steps, evaluate_every"
     )
 
 
@@ -303,6 +303,13 @@ def test_stages_go_through_iterations_together() -> None:
     said = config_error("stages.count=4", "diloco.dylu=true")
     assert "dylu" in said
     assert "leave" in said
+
+
+def test_a_loss_on_the_way_is_of_whole_models() -> None:
+    assert load_config(None, ["run.evaluate_every=50"]).run.evaluate_every == 50
+    assert "evaluate_every is -1; it must be at least 0" in config_error("run.evaluate_every=-1")
+    said = config_error("stages.count=4", "run.evaluate_every=50")
+    assert "[run] evaluate_every is for whole models" in said
 
 
 def test_the_machines_own_sections_are_not_run_wide() -> None:

@@ -31,6 +31,7 @@ def test_every_number_of_the_status_is_a_metric() -> None:
     numbers = {
         ("step",): 120,
         ("steps",): 2000,
+        ("validation_loss",): 2.25,
         ("learning_rate",): 0.003,
         ("steps_per_second",): 9.5,
         ("tokens_total",): 61440,

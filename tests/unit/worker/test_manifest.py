@@ -76,6 +76,11 @@ def test_peers_may_differ_in_what_is_advice() -> None:
     own = join_config(there.sections, None, ["diloco.overlap_steps=3"], "there")
     assert own.plan.overlap_steps == 3
     assert Manifest.of(own, SCHEMA).run == there.run
+    often = manifest("run.evaluate_every=50")
+    assert often.run == here.run
+    assert join_config(often.sections, None, [], "there").run.evaluate_every == 50
+    seldom = join_config(often.sections, None, ["run.evaluate_every=0"], "there")
+    assert seldom.run.evaluate_every == 0
     roomy = manifest("stages.memory_mib=128.0")
     assert roomy.run == here.run
     assert roomy.config("there").stages.memory_mib == 128.0

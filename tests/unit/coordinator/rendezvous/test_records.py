@@ -78,6 +78,17 @@ def test_a_silent_worker_is_shown_as_such_once_it_has_started() -> None:
     assert record.shown_state(75.0) == "killed (SIGKILL)"
 
 
+def test_losses_of_the_anchor_on_the_way_are_kept_in_order_and_the_workers_own_curve_counts() -> (
+    None
+):
+    record = Record("w0")
+    for step, loss in ((20, 3.0), (20, 9.0), (10, 9.0), (40, math.nan), (60, 2.0), ("x", 1.0)):
+        record.apply({"event": "validation", "step": step, "val_loss": loss}, 0.0)
+    assert record.validation_curve() == [(20, 3.0), (60, 2.0)]
+    record.apply({"event": "result", "val_loss_curve": [[20, 3.0], [40, 2.5], [60, 2.0]]}, 0.0)
+    assert record.validation_curve() == [(20, 3.0), (40, 2.5), (60, 2.0)]
+
+
 def test_one_that_evaluates_is_not_silent() -> None:
     record = Record("w0")
     record.apply(progress(100), 60.0)

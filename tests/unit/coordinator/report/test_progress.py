@@ -199,6 +199,19 @@ def test_a_link_that_breaks_often_has_one_line_for_each_sender_and_round() -> No
         assert formatter.line(event | other) is not None
 
 
+def test_a_validation_loss_is_said_once_for_each_step() -> None:
+    formatter = EventFormatter()
+
+    def said(peer: str, step: int, loss: object) -> str | None:
+        event = {"event": "validation", "peer": peer, "step": step, "val_loss": loss}
+        return formatter.line(event)
+
+    assert said("w1", 200, 2.34567) == "w1 measures a validation loss of 2.3457 at step 200"
+    assert said("w0", 200, 2.34567) is None
+    assert said("w0", 400, "low") is None
+    assert said("w0", 400, 2.0) == "w0 measures a validation loss of 2.0000 at step 400"
+
+
 def test_what_does_not_fit_is_refused() -> None:
     event = {"event": "refused", "peer": "w0", "reason": "part 7", "again": False}
     assert EventFormatter().line(event) == "w0 refused: part 7"

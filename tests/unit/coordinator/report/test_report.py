@@ -223,6 +223,23 @@ def test_a_folder_that_cannot_be_written_is_said_and_survived(tmp_path: Path, re
     assert "could not be written" in console.file.getvalue()
 
 
+def test_the_validation_loss_on_the_way_is_reported_printed_and_drawn(
+    tmp_path: Path, result_event
+) -> None:
+    curves = ([[20, 4.0], [40, 2.0]], [[20, 5.0]])
+    records = [
+        finished(result_event(f"w{i}", val_loss_curve=curve)) for i, curve in enumerate(curves)
+    ]
+    report = build_report(records, settings={}, elapsed_s=1.0)
+    assert report["val_loss_curve"] == [(20, 4.5), (40, 2.0)]
+    (line,) = [line.split() for line in printed(report).splitlines() if "on the way" in line]
+    assert (line[3], line[-1]) == ("4.50", "2.00")
+    without, drawn = tmp_path / "without.png", tmp_path / "with.png"
+    draw_loss_curve(without, {}, [], 2.0, "run")
+    draw_loss_curve(drawn, {}, [], 2.0, "run", val_curve=report["val_loss_curve"])
+    assert drawn.read_bytes() != without.read_bytes()
+
+
 def test_an_empty_run_can_be_drawn(tmp_path: Path) -> None:
     draw_loss_curve(tmp_path / "empty.png", {}, [], None, "nothing")
     assert (tmp_path / "empty.png").exists()

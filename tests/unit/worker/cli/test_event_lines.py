@@ -31,6 +31,14 @@ from worker.cli.event_lines import announce_plainly, describe
             "step 90/90  evaluating",
         ),
         (
+            {"event": "validation", "step": 60, "val_loss": 2.34567, "seconds": 0.8},
+            "step 60  validation loss 2.3457",
+        ),
+        (
+            {"event": "metrics", "url": "http://127.0.0.1:9464/metrics"},
+            "metrics for Prometheus at http://127.0.0.1:9464/metrics",
+        ),
+        (
             {"event": "resumed", "path": "out/checkpoints/step-00000020", "step": 20},
             "goes on from out/checkpoints/step-00000020 (--fresh starts from step 0)",
         ),

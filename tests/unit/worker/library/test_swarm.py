@@ -3,6 +3,7 @@
 import doctest
 import json
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 import torch
@@ -179,3 +180,32 @@ def test_the_example_in_the_docstring_is_right() -> None:
 def test_an_adapter_that_is_not_there_is_named() -> None:
     with pytest.raises(AttributeError, match="no attribute 'torchtitan'"):
         murmuration.torchtitan  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("argument", "line"),
+    [
+        ({"serve_metrics": "here"}, "serve_metrics: '.*here' is no HOST:PORT"),
+        ({"settings": {"run.evaluate_every": 5}}, "a loop of your own evaluates by itself"),
+    ],
+)
+def test_what_a_loop_of_ones_own_cannot_have_is_told(
+    argument: dict[str, object], line: str
+) -> None:
+    with pytest.raises((ConfigError, UsageError), match=line):
+        Swarm(*model_of(), **argument)
+
+
+def test_a_loop_of_ones_own_can_serve_metrics() -> None:
+    model, optimizer = model_of()
+    told: list[str] = []
+    with Swarm(model, optimizer, inner_steps=2, steps=4, name="me", serve_metrics=0) as swarm:
+        swarm.report(1.5)
+        one_step(model, optimizer)
+        assert swarm._session is not None
+        metrics = swarm._session._metrics
+        assert metrics is not None
+        with urlopen(metrics.url) as answer:
+            told = answer.read().decode().splitlines()
+    assert 'murmuration_members{health="alive",peer="me"} 1.0' in told
+    assert 'murmuration_learning_rate{peer="me"} 0.01' in told

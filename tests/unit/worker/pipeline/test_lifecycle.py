@@ -168,7 +168,7 @@ class Ending:
             steps=PROBLEM.steps,
             step=PROBLEM.steps,
             mailbox=mailbox,
-            checkpoint=lambda _: None,
+            between_steps=lambda _: None,
         )
         mailbox.answer(Started(("me",)))
         self.trainer.run()

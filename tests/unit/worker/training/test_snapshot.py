@@ -44,7 +44,7 @@ def trainer_of(plan: Plan = PLAN, *, seed: int = 0) -> Trainer:
         steps=20,
         step=0,
         mailbox=Mailbox(),
-        checkpoint=lambda _: None,
+        between_steps=lambda _: None,
     )
 
 

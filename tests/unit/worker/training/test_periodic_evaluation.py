@@ -1,0 +1,150 @@
+"""The validation loss on the way: told at its steps, and without a trace in the training."""
+
+import random
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import cast
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from algorithms.fragments import partition
+from algorithms.presets import PRESETS
+from worker.tasks import Batch, Cursor
+from worker.training.config import InnerConfig
+from worker.training.evaluation import PeriodicEvaluation, validation_loss
+from worker.training.inbox import Mailbox, Started, ToIO, TrainingEvent
+from worker.training.loop import Trainer
+from worker.training.model import schema_of
+from worker.training.replica import InnerReplica
+
+STEPS = 10
+
+
+class Drawing:
+    """Its model has dropout, running statistics and a cache; its loss draws from every global
+    generator, of training and of held-out batches."""
+
+    def __init__(self, *, noise: bool) -> None:
+        self._noise = noise
+
+    def model(self) -> nn.Module:
+        with torch.random.fork_rng():
+            torch.manual_seed(3)
+            return Caching()
+
+    def batches(self, split: str, cursor: Cursor) -> Iterator[Batch]:
+        while True:
+            generator = torch.Generator().manual_seed(cursor.position + 1000 * len(split))
+            inputs = torch.randn(16, 4, generator=generator)
+            cursor = cursor.advance(16)
+            yield Batch(inputs, inputs.sum(1), cursor)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        drawn = torch.rand(()) + random.random() + float(np.random.rand())
+        noise = drawn if self._noise else 0.0
+        return nn.functional.mse_loss(model(batch.inputs).squeeze(1), batch.targets + noise)
+
+
+class Caching(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Linear(8, 1)
+        )
+        self._scale: Tensor | None = None
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if not self.training or self._scale is None:
+            self._scale = torch.ones(1)  # what is cached in an evaluation is used in training
+        out: Tensor = self.layers(inputs) * self._scale
+        return out
+
+
+class Run:
+    """One peer that trains by itself from a seed, and what it tells."""
+
+    def __init__(
+        self, every_steps: int, *, noise: bool = True, wanted: Callable[[], bool] = lambda: True
+    ) -> None:
+        random.seed(1)
+        np.random.seed(2)
+        torch.manual_seed(3)
+        self.task = task = Drawing(noise=noise)
+        self.model, mailbox, self.posted = task.model(), Mailbox(), list[ToIO]()
+        mailbox.connect(self.posted.append)
+        mailbox.answer(Started(("w0",)))
+        cursor = Cursor(seed=0, stream="w0")
+        schema = schema_of(self.model)
+        self.trainer = Trainer(
+            replica=InnerReplica(task, self.model, InnerConfig(warmup_steps=0), cursor, STEPS),
+            fragments=partition(schema, 1),
+            plan=PRESETS["local"],
+            steps=STEPS,
+            step=0,
+            mailbox=mailbox,
+            between_steps=lambda trainer: evaluation.evaluate_if_due(trainer, wanted),
+        )
+        evaluation = PeriodicEvaluation(task, self.model, seed=0, every_steps=every_steps, step=0)
+        self.trainer.run()
+
+    def validations(self) -> list[dict[str, object]]:
+        events = [each.event for each in self.posted if isinstance(each, TrainingEvent)]
+        return [event for event in events if event["event"] == "validation"]
+
+
+def test_the_training_is_the_same_to_the_bit() -> None:
+    never = Run(every_steps=0)
+    after = torch.rand(()), random.random(), np.random.rand()
+    often = Run(every_steps=3)
+    assert (torch.rand(()), random.random(), np.random.rand()) == after
+    for (name, value), other in zip(
+        never.model.state_dict().items(), often.model.state_dict().values(), strict=True
+    ):
+        assert torch.equal(value, other), name
+    assert often.model.training
+
+
+@pytest.mark.parametrize(
+    ("every_steps", "told"), [(0, []), (3, [3, 6, 9]), (5, [5]), (STEPS, []), (1000, [])]
+)
+def test_it_is_told_at_the_interval_but_for_the_last_step(
+    every_steps: int, told: list[int]
+) -> None:
+    run = Run(every_steps)
+    assert [event["step"] for event in run.validations()] == told
+    assert [step for step, _ in run.trainer.metrics.val_curve] == told
+
+
+def test_it_is_the_loss_of_the_anchor_and_not_of_the_local_parameters() -> None:
+    run = Run(every_steps=2, noise=False)
+    losses = {event["val_loss"] for event in run.validations()}
+    # A peer that exchanges nothing has the anchor that it began with, until the end.
+    assert losses == {validation_loss(run.task, run.task.model(), 0)}
+    assert losses != {validation_loss(run.task, run.model, 0)}
+
+
+def test_one_that_a_signal_cuts_short_tells_no_loss() -> None:
+    run = Run(every_steps=3, wanted=lambda: False)
+    assert run.validations() == []
+    assert run.trainer.step == STEPS
+
+
+@pytest.mark.parametrize(("resumed_at", "told"), [(0, [3, 6, 9]), (4, [6, 9]), (6, [9])])
+def test_a_run_that_goes_on_does_not_repeat_what_it_has_measured(
+    resumed_at: int, told: list[int]
+) -> None:
+    task, said = Drawing(noise=False), list[int]()
+    evaluation = PeriodicEvaluation(task, task.model(), seed=0, every_steps=3, step=resumed_at)
+    for step in range(resumed_at, STEPS):
+        position = SimpleNamespace(
+            trains=True,
+            step=step,
+            fragments=[],
+            report=lambda _: None,
+            evaluated=lambda *_, step=step: said.append(step),
+        )
+        evaluation.evaluate_if_due(cast(Trainer, position), lambda: True)
+    assert said == told
