@@ -24,6 +24,7 @@ EventKind = Literal[
     "refused",  # reason, again, sender, round: a message that was not taken
     "member",  # peer_changed, health
     "unreachable",  # peers: that this one does not reach, though they are alive
+    "preempted",  # source: of the notice that this machine will go away
     "adopted",  # donor, step, reason: another peer's state was taken over
     "skipped",  # step, reason
     "resumed",  # path, step: goes on from a checkpoint of this peer's own

@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -29,6 +29,7 @@ from worker.manifest import Manifest
 from worker.pipeline.lifecycle import StageLifecycle
 from worker.pipeline.part import fragments_of, part_of
 from worker.session import AWAIT_OTHERS_S, Session
+from worker.supervision import Systemd, leaving_on
 from worker.tasks import Cursor
 from worker.training import checkpoint
 from worker.training.checkpoint import any_in
@@ -48,6 +49,8 @@ class WorkerOptions:
     node: name, addresses and whom to wait for.
     listen: `host:port` to serve.
     device: where the model is trained, as `--device` names it.
+    leave_on: a file or a URL that tells when this machine will go away, as
+        `worker.supervision.is_noticed` takes it.
     rebuilds: whether the stage is made from its neighbours, since nobody is left who served it.
     proxy: `host:port` of an HTTP CONNECT proxy to reach others through.
     out: folder for checkpoints, `events.jsonl` and `result.json`.
@@ -62,6 +65,7 @@ class WorkerOptions:
     resume: bool | None
     announce: Announce
     proxy: str | None = None
+    leave_on: str | None = None
     device: str = "auto"
     rebuilds: bool = False
 
@@ -110,6 +114,7 @@ class Worker:
         self._saved_path: Path | None = None
         self._tokens_per_step = 0
         self._interrupted_by: int | None = None
+        self._noticed = False  # that the machine will go away
         self.goes_on: WorkerOptions | None = None  # as what, after a move to another stage
 
     def run(self) -> int:
@@ -132,11 +137,16 @@ class Worker:
         trainer = self._trainer(restored)
         session = self._session
         try:
-            with self._signals():
+            with (
+                self._signals(),
+                leaving_on(self._options.leave_on, self._leave),
+                ExitStack() as up,
+            ):
                 session.start()
+                up.enter_context(Systemd().watched(lambda: session.io.ask(lambda: None)))
                 stage = self._stage_life(session.io) if self._part.stage is not None else None
                 if stage is not None and self._options.rebuilds:
-                    stage.rebuild(trainer, lambda: self._interrupted_by is not None)
+                    stage.rebuild(trainer, lambda: self._leaves)
                 try:
                     trainer.run()
                 except MurmurError:
@@ -191,7 +201,7 @@ class Worker:
 
     def _between_steps(self, trainer: Trainer) -> None:
         self._checkpoint_now_and_then(trainer)
-        self._evaluation.evaluate_if_due(trainer, lambda: self._interrupted_by is None)
+        self._evaluation.evaluate_if_due(trainer, lambda: not self._leaves)
 
     def _device(self) -> torch.device:
         asked = self._options.device
@@ -251,6 +261,18 @@ class Worker:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
+    def _leave(self) -> None:
+        """On a notice that the machine will go away, as after SIGTERM; a signal may still follow.
+        any thread."""
+        self._noticed = True
+        self._log(new_event("preempted", source=str(self._options.leave_on)))
+        self._mailbox.answer(Stop("preempted"))
+
+    @property
+    def _leaves(self) -> bool:
+        """Whether somebody waits for this process to end."""
+        return self._noticed or self._interrupted_by is not None
+
     # ---------------------------------------------------------------------------- checkpoints
 
     def _checkpoint_now_and_then(self, trainer: Trainer) -> None:
@@ -298,7 +320,7 @@ class Worker:
             io=session.io,
             whole=whole,
             saved=self._saved_path,
-            hurried=lambda: self._interrupted_by == signal.SIGTERM,
+            hurried=lambda: self._noticed or self._interrupted_by == signal.SIGTERM,
         )
         result["exit_code"] = code
         (self._options.out / "result.json").write_text(json.dumps(result, indent=1))

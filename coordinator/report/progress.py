@@ -192,6 +192,7 @@ class EventFormatter:
             "round_failed": _round_failed,
             "stalled": self._stalled,
             "adopted": _adopted,
+            "preempted": lambda _: "leaves: its machine will go away",
             "refused": self._refused,
             "warning": self._warning,
             "validation": self._validation,

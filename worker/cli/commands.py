@@ -89,6 +89,11 @@ class WorkerFlags:
     resume: bool = option(
         "--resume", is_flag=True, help="Go on from a checkpoint in OUT, and refuse without one."
     )
+    leave_on: str | None = option(
+        "--leave-on",
+        metavar="FILE|URL",
+        help="Leave, save and exit 0 once this exists, or answers: a notice of preemption.",
+    )
     insecure: bool = option("--insecure", is_flag=True, help="Serve other machines unencrypted.")
     as_json: bool = option("--json", is_flag=True, help="Events as JSON lines.")
     stage: int | None = option(
@@ -399,6 +404,7 @@ def _run(
         node=node,
         listen=flags.listen,
         proxy=flags.proxy,
+        leave_on=flags.leave_on,
         out=flags.out,
         resume=flags.resumes,
         device=flags.device,

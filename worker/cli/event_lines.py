@@ -48,6 +48,8 @@ def describe(event: Mapping[str, object]) -> str | None:
             return f"round {event['round']} failed: {event['reason']}"
         case "stalled":
             return f"round {event['round']} waits for {stall_words(event)}"
+        case "preempted":
+            return f"{event['source']} says that this machine will go away: leaving"
         case "adopted":
             nobody = event.get("confirmed_by") == []
             alone = " (on its word alone: nobody else has it)" if nobody else ""

@@ -9,6 +9,7 @@ import pytest
 
 from protos.exit_codes import ExitCode
 from worker.cli.commands import join, up
+from worker.supervision import Systemd
 
 UNIT = Path(__file__).parents[3] / "deploy" / "murmuration.service"
 
@@ -33,6 +34,13 @@ def test_a_worker_is_not_started_again_where_that_cannot_help() -> None:
         ExitCode.MANIFEST_REFUSED,
         ExitCode.CHECKPOINT,
     }
+
+
+def test_the_watchdog_is_one_that_the_worker_feeds() -> None:
+    assert "Type=notify\n" in UNIT.read_text()
+    (seconds,) = re.findall(r"WatchdogSec=(\d+)\n", UNIT.read_text())
+    told = {"NOTIFY_SOCKET": "/run/systemd/notify", "WATCHDOG_USEC": f"{seconds}000000"}
+    assert Systemd(told).watchdog_s == 60
 
 
 def test_the_unit_types_what_the_commands_take() -> None:

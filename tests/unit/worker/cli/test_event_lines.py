@@ -39,6 +39,10 @@ from worker.cli.event_lines import announce_plainly, describe
             "metrics for Prometheus at http://127.0.0.1:9464/metrics",
         ),
         (
+            {"event": "preempted", "source": "/run/notice"},
+            "/run/notice says that this machine will go away: leaving",
+        ),
+        (
             {"event": "resumed", "path": "out/checkpoints/step-00000020", "step": 20},
             "goes on from out/checkpoints/step-00000020 (--fresh starts from step 0)",
         ),

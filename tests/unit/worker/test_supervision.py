@@ -1,0 +1,156 @@
+"""Notices that the machine will go away, and what systemd is told."""
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from worker import supervision
+from worker.supervision import Systemd, is_noticed, leaving_on
+
+PATIENCE_S = 60.0
+TOKEN = "a token"
+
+
+class Metadata(BaseHTTPRequestHandler):
+    """A cloud's service: what it answers stands in the path."""
+
+    def do_GET(self) -> None:
+        status, _, body = self.path.removeprefix("/").partition("/")
+        if status == "google":
+            status = "200" if self.headers["Metadata-Flavor"] == "Google" else "403"
+        if status == "amazon":
+            status = "200" if self.headers["X-aws-ec2-metadata-token"] == TOKEN else "401"
+        self.answer(int(status), body)
+
+    def do_PUT(self) -> None:
+        right = self.path == "/latest/api/token" and int(
+            self.headers["X-aws-ec2-metadata-token-ttl-seconds"]
+        )
+        self.answer(200 if right else 400, TOKEN)
+
+    def answer(self, status: int, body: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body.encode())
+
+    def log_message(self, *_: object) -> None:
+        """Says nothing."""
+
+
+@contextmanager
+def metadata() -> Iterator[str]:
+    with HTTPServer(("127.0.0.1", 0), Metadata) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_a_file_that_exists_is_a_notice(tmp_path: Path) -> None:
+    notice = tmp_path / "notice"
+    assert not is_noticed(str(notice))
+    notice.touch()
+    assert is_noticed(str(notice))
+
+
+def test_a_url_that_says_so_is_a_notice() -> None:
+    with metadata() as url:
+        said = {
+            path: is_noticed(f"{url}/{path}")
+            for path in (
+                "200/terminate", "200/TRUE", "200/FALSE", "200/none", "200/0", "200/", "404/x",
+                "500/x", "google/TRUE", "google/FALSE", "amazon/terminate", "amazon/",
+            )
+        }  # fmt: skip
+    true = ["200/terminate", "200/TRUE", "google/TRUE", "amazon/terminate"]
+    assert [path for path, noticed in said.items() if noticed] == true
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1/", "http://", "http://[", "http://a b/"])
+def test_a_url_that_does_not_answer_is_none(url: str) -> None:
+    assert not is_noticed(url)
+
+
+def test_a_notice_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervision, "_POLL_S", 0.001)
+    notice, left, told = tmp_path / "notice", threading.Event(), list[str]()
+
+    def leave() -> None:
+        told.append(threading.current_thread().name)
+        left.set()
+
+    with leaving_on(str(notice), leave):
+        assert told == []
+        notice.touch()
+        assert left.wait(PATIENCE_S)
+    assert told == ["murmur-notice"]
+
+
+def test_without_a_notice_nothing_is_told_and_no_thread_stays(tmp_path: Path) -> None:
+    told: list[None] = []
+    before = threading.active_count()
+    for source in (None, str(tmp_path / "never")):
+        with leaving_on(source, lambda: told.append(None)):
+            pass
+    assert (told, threading.active_count()) == ([], before)
+
+
+@contextmanager
+def service_manager(path: str) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.settimeout(PATIENCE_S)
+        listener.bind(path)
+        yield listener
+
+
+def test_systemd_hears_that_the_service_is_ready_and_well(tmp_path: Path) -> None:
+    path = str(tmp_path / "notify")
+    environment = {
+        "NOTIFY_SOCKET": path, "WATCHDOG_USEC": "30000", "WATCHDOG_PID": str(os.getpid()),
+    }  # fmt: skip
+    with service_manager(path) as listener, Systemd(environment).watched(lambda: None):
+        heard = [listener.recv(100) for _ in range(3)]
+    assert heard == [b"READY=1", b"WATCHDOG=1", b"WATCHDOG=1"]
+
+
+def test_a_peer_that_does_not_answer_does_not_feed_the_watchdog(tmp_path: Path) -> None:
+    path, asked = str(tmp_path / "notify"), threading.Event()
+    answers = iter((RuntimeError("closed"), TimeoutError(), RuntimeError("closed")))
+
+    def answer() -> None:
+        if (error := next(answers, None)) is not None:
+            raise error
+        asked.set()
+
+    with service_manager(path) as listener:
+        systemd = Systemd({"NOTIFY_SOCKET": path, "WATCHDOG_USEC": "3000"})
+        with systemd.watched(answer):
+            assert asked.wait(PATIENCE_S)
+            heard = [listener.recv(100), listener.recv(100)]
+    assert heard == [b"READY=1", b"WATCHDOG=1"]
+    assert next(answers, None) is None
+
+
+def test_an_abstract_socket_will_do_and_another_process_watchdog_is_none_of_ours() -> None:
+    name = f"@murmuration-test-{os.getpid()}"
+    with service_manager(f"\0{name[1:]}") as listener:
+        systemd = Systemd({"NOTIFY_SOCKET": name, "WATCHDOG_USEC": "1000", "WATCHDOG_PID": "1"})
+        assert systemd.watchdog_s == 0.0
+        with systemd.watched(lambda: None):
+            assert listener.recv(100) == b"READY=1"
+
+
+@pytest.mark.parametrize("environment", [{}, {"NOTIFY_SOCKET": "/nowhere/at/all"}])
+def test_where_nobody_listens_nothing_happens(environment: dict[str, str]) -> None:
+    with Systemd(environment).watched(lambda: None):
+        pass

@@ -1,0 +1,140 @@
+"""What the machine around a worker has to do with it: notices that it will go away, and systemd.
+
+Both are told by threads of their own, so that neither waits for the training or for the network.
+"""
+
+import os
+import socket
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from http.client import HTTPException
+from pathlib import Path
+from urllib.parse import urlsplit
+
+_POLL_S = 1.0
+_ANSWER_S = 2.0
+_MAX_BYTES = 1024
+_NOT_YET = frozenset({"", "0", "false", "none", "no"})
+# Of Google's metadata, which answers nobody without it; others pass it over.
+_HEADERS = {"Metadata-Flavor": "Google"}
+# Amazon's wants a token first.
+_TOKEN_PATH = "/latest/api/token"
+_TOKEN_ASKED, _TOKEN_GIVEN = "X-aws-ec2-metadata-token-ttl-seconds", "X-aws-ec2-metadata-token"
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def is_noticed(source: str) -> bool:
+    """Whether a notice is there: the file exists; or the URL answers 200 with anything but nothing,
+    0, false, no or none. A URL that does not answer has no notice. Blocks for seconds at most."""
+    if not source.startswith(("http://", "https://")):
+        return Path(source).exists()
+    with suppress(OSError, ValueError, HTTPException):  # no answer, no URL, no HTTP
+        try:
+            return _says_so(_read(source, _HEADERS))
+        except urllib.error.HTTPError as error:
+            error.close()
+            if error.code != 401:
+                return False
+        place = urlsplit(source)
+        token = _read(
+            f"{place.scheme}://{place.netloc}{_TOKEN_PATH}", {_TOKEN_ASKED: "60"}, method="PUT"
+        )
+        return _says_so(_read(source, {_TOKEN_GIVEN: token}))
+    return False
+
+
+def _says_so(answer: str) -> bool:
+    return answer.strip().lower() not in _NOT_YET
+
+
+def _read(url: str, headers: dict[str, str], method: str = "GET") -> str:
+    request = urllib.request.Request(url, headers=headers, method=method)
+    with _DIRECT.open(request, timeout=_ANSWER_S) as answer:
+        text: bytes = answer.read(_MAX_BYTES)
+    return text.decode(errors="replace")
+
+
+@contextmanager
+def leaving_on(source: str | None, leave: Callable[[], None]) -> Iterator[None]:
+    """Within the block `leave` is called, once and from another thread, when a notice comes.
+
+    Args:
+        source: a file or a URL, as `is_noticed` takes it; None for none.
+    """
+    if source is None:
+        yield
+        return
+    ended = threading.Event()
+
+    def wait() -> None:
+        while not ended.is_set():
+            if is_noticed(source):
+                leave()
+                return
+            ended.wait(_POLL_S)
+
+    with _thread("murmur-notice", wait, ended):
+        yield
+
+
+class Systemd:
+    """The service manager that started this process, if one did and asks for word.
+
+    Args:
+        environment: where it says so: NOTIFY_SOCKET, and WATCHDOG_USEC where it has a watchdog.
+
+    Ref: sd_notify(3): a datagram of lines to the socket.
+    """
+
+    def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
+        path = environment.get("NOTIFY_SOCKET", "")
+        self._address = f"\0{path[1:]}" if path.startswith("@") else path
+        usec = environment.get("WATCHDOG_USEC", "")
+        own = environment.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
+        self.watchdog_s = int(usec) / 1e6 if usec.isdigit() and own and self._address else 0.0
+
+    def tell(self, *lines: str) -> None:
+        """Sends these; nothing where nobody listens."""
+        if not self._address:
+            return
+        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            sender.sendto("\n".join(lines).encode(), self._address)
+
+    @contextmanager
+    def watched(self, answers: Callable[[], object]) -> Iterator[None]:
+        """Says that the service is ready, and within the block feeds the watchdog, if there is one,
+        as long as the peer answers.
+
+        Args:
+            answers: returns if the peer is well; raises RuntimeError or TimeoutError else.
+        """
+        self.tell("READY=1")
+        if not self.watchdog_s:
+            yield
+            return
+        ended = threading.Event()
+
+        def feed() -> None:
+            while not ended.is_set():
+                with suppress(RuntimeError, TimeoutError):
+                    answers()
+                    self.tell("WATCHDOG=1")
+                ended.wait(self.watchdog_s / 3)
+
+        with _thread("murmur-watchdog", feed, ended):
+            yield
+
+
+@contextmanager
+def _thread(name: str, work: Callable[[], None], ended: threading.Event) -> Iterator[None]:
+    """Runs in the background within the block; `ended` is set after it."""
+    thread = threading.Thread(target=work, name=name, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(_ANSWER_S)
