@@ -8,7 +8,7 @@ RUN := PATH="$(abspath $(BIN)):$$PATH" PYTHONPATH=. python
 # Two test processes at most: more would only wait for each other on a small machine.
 TEST_PROCESSES ?= 2
 
-.PHONY: help swarm test check lint quick-test coverage fmt proto bench exchange codecs parity baselines losses frontier optimizers traffic goodput plan-table sync-time unequal pair-faults pair-latency stability schedules simulate skippipe-routes skippipe-deadlock skippipe-omission schedule stage-times stage-kills stage-memory stage-losses stage-parity same-bits memory bench-peers hostile compose-test slurm-test clean
+.PHONY: help swarm test check lint quick-test coverage fmt proto bench exchange codecs parity baselines losses frontier optimizers traffic goodput plan-table sync-time unequal pair-faults pair-latency stability schedules simulate skippipe-routes skippipe-deadlock skippipe-omission schedule stage-times stage-kills stage-memory stage-losses stage-parity same-bits samples memory bench-peers hostile compose-test slurm-test clean
 
 help:  ## what there is
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -133,6 +133,9 @@ stage-losses: $(READY)  ## what cutting a model into 4 stages x 2 replicas costs
 
 same-bits: $(READY)  ## what small fixed runs end with, hashed: compare two commits
 	$(RUN) tests/bench/same_bits.py
+
+samples: $(READY)  ## samples of an epoch drawn never, once, twice, under joins, a leave and kills
+	$(RUN) tests/bench/samples.py $(ARGS)
 
 stage-parity: $(READY)  ## real workers in 4 stages against one process that trains the whole model
 	$(RUN) tests/bench/stage_parity.py $(ARGS)

@@ -97,6 +97,148 @@ REFUSAL_AGAIN: RefusalCode.ValueType  # 5
 Global___RefusalCode: _TypeAlias = RefusalCode  # noqa: Y015
 
 @_typing.final
+class LeaseNews(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: _builtins.int
+    HOLDINGS_FIELD_NUMBER: _builtins.int
+    LEDGERS_FIELD_NUMBER: _builtins.int
+    run: _builtins.int
+    @_builtins.property
+    def holdings(self) -> _containers.RepeatedCompositeFieldContainer[Global___BlockHolding]:
+        """the sender's own; in an answer, then others' of blocks asked for"""
+
+    @_builtins.property
+    def ledgers(self) -> _containers.RepeatedCompositeFieldContainer[Global___StreamLedger]: ...
+    def __init__(
+        self,
+        *,
+        run: _builtins.int = ...,
+        holdings: _abc.Iterable[Global___BlockHolding] | None = ...,
+        ledgers: _abc.Iterable[Global___StreamLedger] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["holdings", b"holdings", "ledgers", b"ledgers", "run", b"run"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LeaseNews: _TypeAlias = LeaseNews  # noqa: Y015
+
+@_typing.final
+class BlockHolding(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PEER_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
+    ASKED_FIELD_NUMBER: _builtins.int
+    peer: _builtins.str
+    epoch: _builtins.int
+    """as in its `Member`"""
+    sequence: _builtins.int
+    """a later one replaces an earlier"""
+    @_builtins.property
+    def held(self) -> _containers.RepeatedCompositeFieldContainer[Global___SampleBlock]: ...
+    @_builtins.property
+    def asked(self) -> _containers.RepeatedCompositeFieldContainer[Global___SampleBlock]: ...
+    def __init__(
+        self,
+        *,
+        peer: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+        sequence: _builtins.int = ...,
+        held: _abc.Iterable[Global___SampleBlock] | None = ...,
+        asked: _abc.Iterable[Global___SampleBlock] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked", b"asked", "epoch", b"epoch", "held", b"held", "peer", b"peer", "sequence", b"sequence"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BlockHolding: _TypeAlias = BlockHolding  # noqa: Y015
+
+@_typing.final
+class SampleBlock(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STREAM_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    stream: _builtins.int
+    """names an order of samples that all know"""
+    number: _builtins.int
+    """of its block: the epoch, times 2^32, and the place in it"""
+    def __init__(
+        self,
+        *,
+        stream: _builtins.int = ...,
+        number: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number", "stream", b"stream"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SampleBlock: _TypeAlias = SampleBlock  # noqa: Y015
+
+@_typing.final
+class StreamLedger(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STREAM_FIELD_NUMBER: _builtins.int
+    DONE_FIELD_NUMBER: _builtins.int
+    CURSORS_FIELD_NUMBER: _builtins.int
+    stream: _builtins.int
+    @_builtins.property
+    def done(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Blocks that are used up: where a range starts and where it stops, in turn, each as the
+        difference from the number before.
+        """
+
+    @_builtins.property
+    def cursors(self) -> _containers.RepeatedCompositeFieldContainer[Global___BlockCursor]: ...
+    def __init__(
+        self,
+        *,
+        stream: _builtins.int = ...,
+        done: _abc.Iterable[_builtins.int] | None = ...,
+        cursors: _abc.Iterable[Global___BlockCursor] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cursors", b"cursors", "done", b"done", "stream", b"stream"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StreamLedger: _TypeAlias = StreamLedger  # noqa: Y015
+
+@_typing.final
+class BlockCursor(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    USED_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    used: _builtins.int
+    """samples"""
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        used: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number", "used", b"used"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BlockCursor: _TypeAlias = BlockCursor  # noqa: Y015
+
+@_typing.final
 class Member(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -67,6 +67,11 @@ class ControlStub:
                 request_serializer=protos_dot_murmuration__pb2.FinishedRequest.SerializeToString,
                 response_deserializer=protos_dot_murmuration__pb2.FinishedReply.FromString,
                 _registered_method=True)
+        self.Lease = channel.unary_unary(
+                '/murmuration.v1.Control/Lease',
+                request_serializer=protos_dot_murmuration__pb2.LeaseNews.SerializeToString,
+                response_deserializer=protos_dot_murmuration__pb2.LeaseNews.FromString,
+                _registered_method=True)
 
 
 class ControlServicer:
@@ -120,6 +125,14 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Lease(self, request, context):
+        """Which blocks of samples the sender holds and asks for, and what is used. It has what it asks for
+        when all that are alive have answered and nothing in the answers stands against it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -152,6 +165,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.Finished,
                     request_deserializer=protos_dot_murmuration__pb2.FinishedRequest.FromString,
                     response_serializer=protos_dot_murmuration__pb2.FinishedReply.SerializeToString,
+            ),
+            'Lease': grpc.unary_unary_rpc_method_handler(
+                    servicer.Lease,
+                    request_deserializer=protos_dot_murmuration__pb2.LeaseNews.FromString,
+                    response_serializer=protos_dot_murmuration__pb2.LeaseNews.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -319,6 +337,33 @@ class Control:
             '/murmuration.v1.Control/Finished',
             protos_dot_murmuration__pb2.FinishedRequest.SerializeToString,
             protos_dot_murmuration__pb2.FinishedReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Lease(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/murmuration.v1.Control/Lease',
+            protos_dot_murmuration__pb2.LeaseNews.SerializeToString,
+            protos_dot_murmuration__pb2.LeaseNews.FromString,
             options,
             channel_credentials,
             insecure,

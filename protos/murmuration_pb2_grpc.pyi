@@ -54,6 +54,10 @@ class ControlStub:
     """An origin reports that its microbatches have come back, or were given up. A peer that serves a
     stage goes on to the next iteration when all origins have reported.
     """
+    Lease: _grpc.UnaryUnaryMultiCallable[_murmuration_pb2.LeaseNews, _murmuration_pb2.LeaseNews]
+    """Which blocks of samples the sender holds and asks for, and what is used. It has what it asks for
+    when all that are alive have answered and nothing in the answers stands against it.
+    """
 
 @_typing.type_check_only
 class ControlAsyncStub(ControlStub):
@@ -80,6 +84,10 @@ class ControlAsyncStub(ControlStub):
     Finished: _aio.UnaryUnaryMultiCallable[_murmuration_pb2.FinishedRequest, _murmuration_pb2.FinishedReply]  # type: ignore[assignment]
     """An origin reports that its microbatches have come back, or were given up. A peer that serves a
     stage goes on to the next iteration when all origins have reported.
+    """
+    Lease: _aio.UnaryUnaryMultiCallable[_murmuration_pb2.LeaseNews, _murmuration_pb2.LeaseNews]  # type: ignore[assignment]
+    """Which blocks of samples the sender holds and asks for, and what is used. It has what it asks for
+    when all that are alive have answered and nothing in the answers stands against it.
     """
 
 class ControlServicer(metaclass=_abc_1.ABCMeta):
@@ -140,6 +148,16 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_murmuration_pb2.FinishedReply, _abc.Awaitable[_murmuration_pb2.FinishedReply]]:
         """An origin reports that its microbatches have come back, or were given up. A peer that serves a
         stage goes on to the next iteration when all origins have reported.
+        """
+
+    @_abc_1.abstractmethod
+    def Lease(
+        self,
+        request: _murmuration_pb2.LeaseNews,
+        context: _ServicerContext,
+    ) -> _typing.Union[_murmuration_pb2.LeaseNews, _abc.Awaitable[_murmuration_pb2.LeaseNews]]:
+        """Which blocks of samples the sender holds and asks for, and what is used. It has what it asks for
+        when all that are alive have answered and nothing in the answers stands against it.
         """
 
 def add_ControlServicer_to_server(servicer: ControlServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -8,6 +8,7 @@ from typing import Protocol
 from worker.catchup.bootstrap import JoinConfig
 from worker.exchange.context import Offload
 from worker.exchange.types import View
+from worker.leases import Ledger
 from worker.pipeline.context import StageCounts
 from worker.training.inbox import Begin
 
@@ -48,6 +49,7 @@ class NodeConfig(JoinConfig):
     metrics: HOST:PORT to serve Prometheus at, or None.
     stage: which part of the model this peer serves.
     stage_counts: they go on where a peer moves to another stage.
+    ledger: samples that are used already, from a checkpoint.
     epoch: tells this process from earlier ones of the peer; None for the ms from 1970 to its start.
     """
 
@@ -58,6 +60,7 @@ class NodeConfig(JoinConfig):
     metrics: str | None = None
     stage: int = 0
     stage_counts: StageCounts = field(default_factory=StageCounts)
+    ledger: Ledger = field(default_factory=Ledger)
     epoch: int | None = None
 
 

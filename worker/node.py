@@ -30,6 +30,16 @@ from worker.exchange.compression import Compression
 from worker.exchange.context import Context
 from worker.exchange.pairwise.io import Pairs
 from worker.exchange.types import View
+from worker.leases.io import LeaseService
+from worker.leases.types import (
+    BlockBegun,
+    EpochEnded,
+    LeaseMessage,
+    SamplesUsed,
+    Starved,
+    StreamClosed,
+    StreamOpened,
+)
 from worker.manifest import Manifest
 from worker.membership import (
     Digest,
@@ -65,6 +75,7 @@ from worker.transport import Refused, Stream, Transport, TransportError, Unreach
 
 _MEMBERSHIP_TICK_S = 0.1
 _ROUNDS_TICK_S = 0.05
+_GIVE_BACK_S = 1.0
 _MAX_REASON, _MAX_TEXT = 200, 500  # characters
 _TOLD = frozenset({"warning", "refused", "round_failed", "member", "adopted"})
 
@@ -78,6 +89,7 @@ class Node:
     """
 
     gossip: GossipService  # from `listen` on
+    leases: LeaseService  # likewise
     stages: StageNode | None = None  # what serves a stage here, where the model is cut
 
     def __init__(
@@ -144,6 +156,7 @@ class Node:
         self.log(new_event("listening", address=me.address, pid=os.getpid(), **origin))
         self._add_membership(me)
         self._add_rounds()
+        self._add_leases()
         if self._config.stages.count > 1:
             self._add_stages()
         return me.address
@@ -196,6 +209,11 @@ class Node:
         rounds = dict.fromkeys((self._final, self._own_rounds))
         self._components += [*self._reducers, *rounds]
 
+    def _add_leases(self) -> None:
+        self.leases = LeaseService(self._manifest.run, self.gossip, self, self._node.ledger)
+        self._calls["Control/Lease"] = self.leases.on_lease
+        self._components.append(self.leases)
+
     def _add_stages(self) -> None:
         config, gossip = self._config, self.gossip
         context = StageContext(
@@ -245,6 +263,7 @@ class Node:
                     await self._handle(self._inbox.get_nowait())
                 if self._coordinator is not None:
                     await self._coordinator.flush()
+                await self.leases.leave(_GIVE_BACK_S)
                 await self.gossip.leave()
                 for task in tasks:
                     task.cancel()
@@ -327,13 +346,18 @@ class Node:
         """Takes a message of the train thread; on the loop's thread."""
         self._inbox.put_nowait(message)
 
-    def post(self, message: ToTrain) -> None:
+    def post(self, message: ToTrain | LeaseMessage) -> None:
         """Sends one to the train thread."""
         self._mailbox.answer(message)
+
+    async def settled(self) -> None:
+        """Returns when all that was delivered is dealt with."""
+        await self._inbox.join()
 
     async def _read_inbox(self) -> None:
         while True:
             await self._handle(await self._inbox.get())
+            self._inbox.task_done()
 
     async def _handle(self, message: ToIO) -> None:
         match message:
@@ -343,6 +367,10 @@ class Node:
                 await self._publish(published)
             case IterationStarted() | StageJobDone() if self.stages is not None:
                 await self.stages.handle(message)
+            case StreamOpened() | BlockBegun() | Starved() | SamplesUsed() | EpochEnded():
+                self.leases.handle(message)
+            case StreamClosed():
+                self.leases.handle(message)
             case TrainingEvent(event):
                 if event["event"] in ("progress", "validation"):
                     self._progress |= event

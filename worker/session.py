@@ -75,6 +75,10 @@ class Session:
         gossip, plan = self.io.node.gossip, self._config.plan
         return self.io.ask(lambda: all_agree(gossip.me, gossip.others, plan))
 
+    def settle(self) -> None:
+        """Returns when all that the train thread has said is dealt with."""
+        self.io.do(self.io.node.settled, _LEAVE_S)
+
     def leave(self) -> None:
         """Tells the others that this peer goes, so that nobody waits for it."""
         self.io.do(self.io.node.gossip.leave, _LEAVE_S)

@@ -11,6 +11,7 @@ import pytest
 from tests.support.gate import gate
 from tests.support.head_starts import AnchorPrefetch
 from tests.support.reference import reference_hashes
+from tests.support.shard_loop import SAMPLES
 from tests.support.workers import SMALL, Hashes, WorkerProcess, free_addresses, settings_of
 from worker.config import Config, load_config, to_document
 
@@ -118,3 +119,31 @@ def test_a_loop_that_fails_leaves_the_others_in_good_order_and_another_joins(
         and e["health"] != "alive"
     ]  # fmt: skip
     assert left["health"] == "left"
+
+
+def test_every_sample_of_an_epoch_is_drawn_once_by_peers_of_unequal_batches(tmp_path: Path) -> None:
+    held = gate(tmp_path, 1)
+    (address,) = free_addresses(1)
+    first = {"listen": address, "min_peers": 3}
+    each = {
+        "w0": {"batch": 4, **first},
+        "w1": {"batch": 7, "join": address},
+        "w2": {"batch": 3, "join": address},
+    }
+    peers = []
+    try:
+        for name, own in each.items():
+            arguments = {"name": name, "gate": str(held.fifo), **own}
+            peers.append(
+                WorkerProcess([json.dumps(arguments)], name, ("tests.support.shard_loop",))
+            )
+        for peer in peers:
+            peer.wait_for(lambda e: e["event"] == "drawn", "its first batch")
+        with held.opened():
+            assert [peer.wait() for peer in peers] == [0, 0, 0], [peer.errors for peer in peers]
+    finally:
+        for peer in peers:
+            peer.end()
+    drawn = [sample for peer in peers for e in peer.of("drawn") for sample in e["samples"]]
+    assert sorted(drawn) == list(range(SAMPLES))
+    assert all(len(peer.of("drawn")) > 1 for peer in peers)

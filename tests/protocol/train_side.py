@@ -7,7 +7,8 @@ import threading
 from collections.abc import Callable
 
 from tests.protocol.virtual_time import VirtualLoop
-from worker.training.inbox import Mailbox, ToIO, ToTrain
+from worker.leases.types import LeaseMessage
+from worker.training.inbox import Mailbox, Stop, ToIO, ToTrain
 
 
 class Unwind(BaseException):
@@ -39,7 +40,7 @@ class TrainSide(Mailbox):
         self._thread.start()
         self._loop.call_soon(self._turn, context=self._context)
 
-    def answer(self, message: ToTrain) -> None:
+    def answer(self, message: ToTrain | LeaseMessage) -> None:
         super().answer(message)
         if self._waits:
             self._waits = False
@@ -67,6 +68,11 @@ class TrainSide(Mailbox):
         if not self.ended and self._wake_at < math.inf:
             self._timer = self._loop.call_at(self._wake_at, self._turn, context=self._context)
 
+    def left(self) -> list[ToIO]:
+        """What was posted since the thread has ended."""
+        posted, self._reporter[:] = list(self._reporter), []
+        return posted
+
     # thread
 
     def wait(self, timeout_s: float | None = None) -> ToTrain | None:
@@ -74,6 +80,12 @@ class TrainSide(Mailbox):
         while (message := self.poll()) is None and self._loop.time() < deadline:
             self._waits = True
             self._wake_at = deadline
+            self._pause()
+        return message
+
+    def wait_lease(self) -> LeaseMessage | Stop:
+        while (message := self.poll_lease()) is None:
+            self._waits = True
             self._pause()
         return message
 

@@ -4,7 +4,7 @@ swarm.py    Swarm, the context manager
 terms.py    addresses, arguments, and the config that the run and the loop agree on
 hooks.py    the model and the optimizer of such a loop, as the outer loop sees them
 site.py     several processes of torchrun as one peer
-share.py    a share of the samples that no other peer has
+share.py    a share of the samples that no other peer has, leased in blocks (worker/leases/)
 hf.py       a callback for transformers.Trainer
 lightning.py   and one for Lightning's
 """

@@ -24,8 +24,9 @@ from torch.optim import Optimizer
 from algorithms.fragments import Fragment, TensorSpec
 from worker.config import Config
 from worker.errors import ConfigError, MurmurError
+from worker.leases.types import LeaseMessage
 from worker.library.hooks import UserReplica, is_sharded, whole
-from worker.library.share import SharePosition, share
+from worker.library.share import Shares
 
 T = TypeVar("T")
 
@@ -60,7 +61,12 @@ class _Failed:
     error: BaseException
 
 
-_Word = _Read | _Write | _GoOn | _Failed
+@dataclass(frozen=True)
+class _Leased:
+    message: LeaseMessage | None
+
+
+_Word = _Read | _Write | _GoOn | _Failed | _Leased
 
 
 class Site:
@@ -125,6 +131,18 @@ class Site:
         self._say(_Write(fragment.index))
         self._take(fragment, values.contiguous())
 
+    def share(self, message: LeaseMessage | None) -> None:
+        """Rank 0: what it was told of its samples, as all ranks draw."""
+        self._say(_Leased(message))
+
+    def shared(self) -> LeaseMessage | None:
+        """Other ranks: the same."""
+        word = self._heard()
+        if isinstance(word, _Failed):
+            raise word.error
+        assert isinstance(word, _Leased), "all ranks draw the same"
+        return word.message
+
     def _is_sharded(self, fragment: Fragment) -> bool:
         return any(is_sharded(self._parameters[s.name]) for s in fragment.specs)
 
@@ -160,8 +178,10 @@ class SiteRank:
         _ = self._replica.frozen_hash  # all ranks gather what it is of
         config: Config = agreed(None)[0]
         fragments = fragments_of(self._replica.schema, config)
-        self._seed = config.run.seed
-        self._site = Site(fragments, self._replica.parameters)
+        self._site = site = Site(fragments, self._replica.parameters)
+        self._shares = Shares(
+            config.run.seed, site.rank, site.size, lambda _: None, lambda _: site.shared()
+        )
         self._open = ExitStack()
         self._progress = self._site.follow()
 
@@ -231,12 +251,11 @@ class SiteRank:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Rank 0 loads it."""
 
-    def shard(self, loader: Iterable[T]) -> Iterator[T]:
+    def shard(
+        self, loader: Iterable[T], *, name: str = "", block: int | None = None
+    ) -> Iterator[T]:
         """As `Swarm.shard`: batches that no other rank has either."""
-        for batch in share(loader, self._seed, self._place):
-            if self.done:
-                return
-            yield batch
+        return self._shares.share(loader, name, block, lambda: self.done)
 
     @contextmanager
     def anchor(self) -> Iterator[nn.Module]:
@@ -246,10 +265,6 @@ class SiteRank:
             yield self._replica.model
         finally:
             self._site.follow()
-
-    def _place(self) -> SharePosition:
-        peers = self._progress.peers
-        return SharePosition(peers.index(self.name), len(peers), self._site.rank, self._site.size)
 
 
 def agreed(decide: Callable[[], Any] | None) -> Any:

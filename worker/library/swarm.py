@@ -15,8 +15,10 @@ import logging
 import socket
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -32,8 +34,10 @@ from protos.addresses import join_address
 from worker.component import NodeConfig
 from worker.errors import UsageError
 from worker.folder import EventLog
+from worker.leases import Ledger
+from worker.leases.types import LeaseMessage
 from worker.library.hooks import UserReplica
-from worker.library.share import SharePosition, share
+from worker.library.share import Shares
 from worker.library.site import Site, SiteRank, SwarmProgress, agreed, fragments_of, is_site
 from worker.library.terms import (
     Addresses,
@@ -165,6 +169,9 @@ class Swarm:
         if is_site():
             self._site = Site(self._fragments, self._replica.parameters, self._progress)
             self._replica.accessor = self._site
+        rank, ranks = (self._site.rank, self._site.size) if self._site else (0, 1)
+        self._shares = Shares(self._config.run.seed, rank, ranks, self._mailbox.post, self._lease)
+        self._leased: dict[int, deque[LeaseMessage]] = {}  # of other streams than was waited for
         with self._speaking():
             self._loop = TrainingLoop(
                 replica=self._replica,
@@ -217,6 +224,7 @@ class Swarm:
         trace: TracebackType | None,
     ) -> None:
         with self._open:
+            self._shares.tell()
             if error is None:
                 with self._speaking():
                     self._end()
@@ -313,19 +321,32 @@ class Swarm:
         is read at once, which on a GPU waits for it."""
         self._replica.loss = loss.item() if isinstance(loss, Tensor) else float(loss)
 
-    def shard(self, loader: Iterable[T]) -> Iterator[T]:
-        """A share of the batches that no other peer has, until they or the run end.
+    def shard(
+        self, loader: Iterable[T], *, name: str = "", block: int | None = None
+    ) -> Iterator[T]:
+        """Batches of one epoch that no other peer has, until nobody has any left or the run ends.
+
+        Blocks of samples are leased. Every sample of an epoch is drawn once; of those that a peer
+        has drawn as it crashes, at most a block (or two batches, if that is more) are drawn again.
+        What is left of a block when a peer leaves or dies goes to another, if need be together with
+        the next epoch. docs/library.md has what this rests on.
 
         Args:
-            loader: with the same batches in the same order on every peer; a `DataLoader` over a
-                data set with indices is read in an order of the swarm's own, and only its share
-                is loaded.
+            loader: with the same samples on every peer. A `DataLoader` over a data set with indices
+                is read in an order of the swarm's own if it is random, and only the share is
+                loaded; batch sizes may differ. A sequence is shared by its items. Anything else is
+                read from the front by every peer, which leaves out what is not its own.
+            name: tells streams apart that are as long, such as those of training and validation.
+            block: samples that are leased together (items where `loader` is no `DataLoader`), the
+                same on every peer; None for 1/128 of an epoch and at most 1024, or 8 items where
+                its length is not known.
+
+        Raises:
+            UsageError: out of the block, or `block` or `name` cannot be used.
         """
-        seed, place = self._config.run.seed, self._place
-        for batch in share(loader, seed, place):
-            if self.done:
-                return
-            yield batch
+        if not self._inside:
+            raise UsageError("swarm.shard is for the inside of the `with` block")
+        return self._shares.share(loader, name, block, lambda: self.done or not self._inside)
 
     @contextmanager
     def anchor(self) -> Iterator[nn.Module]:
@@ -342,7 +363,8 @@ class Swarm:
                     each.write(local)
 
     def state_dict(self) -> dict[str, Any]:
-        """The outer state, to be saved beside the model's and the optimizer's own.
+        """The outer state and the samples that are used, to be saved beside the model's and the
+        optimizer's own.
 
         Anchors and momenta are not copied: they are never written again.
         """
@@ -357,7 +379,8 @@ class Swarm:
             }
             for each in self._loop.fragments
         ]
-        return {"run": self._manifest.run, "step": self.step, "fragments": fragments}
+        found = {"run": self._manifest.run, "step": self.step, "fragments": fragments}
+        return found | {"samples": self._used_samples()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on from a `state_dict`, before the `with` block; the model's and the optimizer's
@@ -385,13 +408,36 @@ class Swarm:
                 state_hash(anchor, momentum, group),
             )
             each.residual = saved["residual"]
+        if "samples" in state:
+            self._node = replace(self._node, ledger=Ledger.of(state["samples"]))
 
     # ------------------------------------------------------------------------------- inside
 
-    def _place(self) -> SharePosition:
-        peers, site = self._progress().peers, self._site
-        rank, ranks = (site.rank, site.size) if site is not None else (0, 1)
-        return SharePosition(peers.index(self.name), len(peers), rank, ranks)
+    def _used_samples(self) -> dict[str, Any]:
+        if not self._inside or self._session is None:
+            return self._node.ledger.plain()
+        self._shares.tell()
+        self._session.settle()
+        return self._session.io.ask(self._node.ledger.plain)
+
+    def _lease(self, stream: int) -> LeaseMessage | None:
+        """The next message of a stream of samples; None when the run is over for this peer."""
+        message = self._next_lease(stream)
+        if self._site is not None:
+            self._site.share(message)
+        return message
+
+    def _next_lease(self, stream: int) -> LeaseMessage | None:
+        if kept := self._leased.get(stream):
+            return kept.popleft()
+        while self._inside:
+            message = self._mailbox.wait_lease()
+            if isinstance(message, Stop):
+                return None
+            if message.stream == stream:
+                return message
+            self._leased.setdefault(message.stream, deque()).append(message)
+        return None
 
     def _progress(self) -> SwarmProgress:
         """What a site's other ranks are told; who is there as of half a second ago, at most."""

@@ -16,6 +16,7 @@ from worker.membership.member import (
     newest,
 )
 from worker.membership.swim import (
+    MAX_MEMBERS,
     Action,
     Event,
     Gossiped,
@@ -34,6 +35,7 @@ from worker.membership.swim import (
 )
 
 __all__ = [
+    "MAX_MEMBERS",
     "MAX_UNREACHABLE",
     "Action",
     "Digest",

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from algorithms.fragment_state import FragmentState, RoundResult
 from algorithms.fragments import Ranges
+from worker.leases.types import LeaseMessage, ShareMessage
 from worker.membership import Phase
 
 # ------------------------------------------------------------------------- train thread -> I/O
@@ -80,7 +81,7 @@ class StageJobDone:
     shape: tuple[int, ...] = ()
 
 
-ToIO = Begin | Published | TrainingEvent | IterationStarted | StageJobDone
+ToIO = Begin | Published | TrainingEvent | IterationStarted | StageJobDone | ShareMessage
 
 # ------------------------------------------------------------------------- I/O -> train thread
 
@@ -231,6 +232,7 @@ class Mailbox:
 
     def __init__(self) -> None:
         self._to_train: queue.SimpleQueue[ToTrain] = queue.SimpleQueue()
+        self._to_share: queue.SimpleQueue[LeaseMessage | Stop] = queue.SimpleQueue()
         self._deliver: Callable[[ToIO], None] | None = None
 
     def connect(self, deliver: Callable[[ToIO], None]) -> None:
@@ -243,9 +245,12 @@ class Mailbox:
             raise RuntimeError("the I/O thread is not running")
         self._deliver(message)
 
-    def answer(self, message: ToTrain) -> None:
+    def answer(self, message: ToTrain | LeaseMessage) -> None:
         """io, or a signal handler: never blocks."""
-        self._to_train.put(message)
+        if isinstance(message, LeaseMessage | Stop):
+            self._to_share.put(message)
+        if not isinstance(message, LeaseMessage):
+            self._to_train.put(message)
 
     def poll(self) -> ToTrain | None:
         """train: the next message if there is one."""
@@ -260,3 +265,20 @@ class Mailbox:
             return self._to_train.get(timeout=timeout_s)
         except queue.Empty:
             return None
+
+    def poll_lease(self) -> LeaseMessage | Stop | None:
+        """train: the next message of a stream of samples if there is one. These have a queue of
+        their own, since others are for between two steps, and samples are drawn at any time."""
+        try:
+            return self._kept(self._to_share.get_nowait())
+        except queue.Empty:
+            return None
+
+    def wait_lease(self) -> LeaseMessage | Stop:
+        """train: the next message of a stream of samples; at the end of the run always a Stop."""
+        return self._kept(self._to_share.get())
+
+    def _kept(self, message: LeaseMessage | Stop) -> LeaseMessage | Stop:
+        if isinstance(message, Stop):
+            self._to_share.put(message)
+        return message

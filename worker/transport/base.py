@@ -17,6 +17,7 @@ CONTROL_METHODS = (
     "Control/Status",
     "Control/Measure",
     "Control/Finished",
+    "Control/Lease",
 )
 DATA_METHODS = (
     "Data/Exchange",

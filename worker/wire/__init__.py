@@ -3,10 +3,12 @@
 Sizes are checked against what the manifest implies before anything is allocated, then the hash of
 each frame, then the hash of the whole, then that the values are finite. Nothing is ever unpickled.
 
-`tensors` knows torch; `payloads` and `messages` know the protos; this package alone knows both.
+`tensors` knows torch; `leases`, `payloads` and `messages` know the protos; this package knows
+both, and no other does.
 """
 
 from worker.wire.errors import Again, WireError
+from worker.wire.leases import lease_news_from_message, lease_news_to_message
 from worker.wire.messages import (
     Reduction,
     check_name,
@@ -70,6 +72,8 @@ __all__ = [
     "group_hash",
     "hash64",
     "is_finite",
+    "lease_news_from_message",
+    "lease_news_to_message",
     "member_from_message",
     "member_to_message",
     "parse",

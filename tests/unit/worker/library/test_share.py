@@ -1,70 +1,235 @@
-"""Every batch is drawn by exactly one peer as long as the peers stay."""
+"""What loops are given of samples that peers share: whatever they come from, each once."""
 
-import itertools
+from collections.abc import Iterable, Iterator
+from typing import Any
 
+import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    SequentialSampler,
+    TensorDataset,
+)
 
-from worker.library.share import SharePosition, share
-
-
-def drawn(loader: object, peers: int, epochs: int = 1) -> list[list[object]]:
-    """What each peer draws, epoch after epoch, each from a loader of its own."""
-    return [
-        [
-            item
-            for _ in range(epochs)
-            for item in share(loader, 7, lambda mine=mine: SharePosition(mine, peers))  # type: ignore[arg-type, misc]
-        ]
-        for mine in range(peers)
-    ]
+from tests.unit.worker.leases.tables import Tables
+from worker.errors import UsageError
+from worker.leases.types import LeaseMessage
+from worker.library.share import Shares
 
 
-def test_items_of_any_iterable_go_round() -> None:
-    assert drawn(range(7), 3) == [[0, 3, 6], [1, 4], [2, 5]]
+class Peers:
+    """Loops that share samples, all in one thread."""
+
+    def __init__(self, *names: str, ranks: int = 1) -> None:
+        self.tables = Tables(*names)
+        self.names, self.over = names, False
+        self.shares = {name: self._shares(name, 0, ranks) for name in names}
+
+    def _shares(self, name: str, rank: int, ranks: int) -> Shares:
+        tables = self.tables
+
+        def receive(_stream: int) -> LeaseMessage | None:
+            for _ in range(3):
+                if tables.received[name]:
+                    return tables.received[name].popleft()
+                tables.tick()
+            raise AssertionError(f"{name} waits for ever")
+
+        return Shares(7, rank, ranks, lambda message: tables.handle(name, message), receive)
+
+    def draw(self, sources: dict[str, Any], **more: Any) -> dict[str, list[Any]]:
+        """An epoch: the loops take turns."""
+        loops = {
+            name: self.shares[name].share(
+                source, more.get("name", ""), more.get("block"), lambda: self.over
+            )
+            for name, source in sources.items()
+        }
+        drawn: dict[str, list[Any]] = {name: [] for name in sources}
+        while loops:
+            for name, loop in list(loops.items()):
+                for item in loop:
+                    drawn[name].append(item)
+                    break
+                else:
+                    del loops[name]
+        return drawn
 
 
-def loader(*, shuffle: bool) -> DataLoader[tuple[torch.Tensor, ...]]:
-    return DataLoader(TensorDataset(torch.arange(24)), batch_size=4, shuffle=shuffle)
+def loader(size: int = 4, length: int = 24, **more: Any) -> DataLoader[Any]:
+    return DataLoader(TensorDataset(torch.arange(length)), batch_size=size, **more)
 
 
-def values(batches: list[object]) -> list[int]:
-    return [int(value) for (batch,) in batches for value in batch]  # type: ignore[attr-defined]
+def values(drawn: dict[str, list[Any]]) -> list[int]:
+    return [int(v) for batches in drawn.values() for (batch,) in batches for v in batch]
 
 
-def test_a_shuffled_data_set_is_drawn_once_in_an_order_common_to_all() -> None:
-    shares = [
-        values(list(share(loader(shuffle=True), 7, lambda mine=mine: SharePosition(mine, 3))))  # type: ignore[misc]
-        for mine in range(3)
-    ]
-    together = list(itertools.chain(*shares))
-    assert sorted(together) == list(range(24))
-    assert together != list(range(24))
-    assert [len(each) for each in shares] == [8, 8, 8]
+class Letters(IterableDataset[str]):
+    def __iter__(self) -> Iterator[str]:
+        return iter("abcdefghijklmnopqrs")
 
 
-def test_each_epoch_has_an_order_of_its_own() -> None:
-    again = loader(shuffle=True)
-    first, second = (values(list(share(again, 7, lambda: SharePosition(0, 1)))) for _ in range(2))
-    assert first != second
-    assert sorted(first) == sorted(second) == list(range(24))
+class OneShot:
+    """An iterator: it cannot be begun again."""
+
+    def __init__(self, items: Iterable[int]) -> None:
+        self._items = iter(items)
+
+    def __iter__(self) -> Iterator[int]:
+        return self._items
+
+
+def test_a_shuffled_data_set_is_drawn_once_in_an_order_of_the_epochs() -> None:
+    peers = Peers("a", "b", "c")
+    epochs = []
+    for _ in range(2):
+        drawn = peers.draw({name: loader(shuffle=True) for name in "abc"})
+        assert sorted(values(drawn)) == list(range(24))
+        assert all(4 <= len(batches) * 4 <= 12 for batches in drawn.values())
+        epochs.append(values(drawn))
+    assert epochs[0] != epochs[1]
+
+
+def test_batch_sizes_may_differ() -> None:
+    sources = {"a": loader(2, 50), "b": loader(5, 50, shuffle=False), "c": loader(3, 50)}
+    drawn = Peers(*"abc").draw(sources, block=4)
+    assert sorted(values(drawn)) == list(range(50))
+    sizes = {name: {len(batch) for (batch,) in drawn[name][:-1]} for name in "abc"}
+    assert sizes == {"a": {2}, "b": {5}, "c": {3}}
 
 
 def test_an_order_that_is_not_random_is_kept() -> None:
-    assert values(list(share(loader(shuffle=False), 7, lambda: SharePosition(0, 1)))) == list(
-        range(24)
-    )
+    assert values(Peers("a").draw({"a": loader()})) == list(range(24))
 
 
-def test_who_leaves_hands_its_place_on() -> None:
-    peers = iter([2, 2, 2, 1, 1, 1, 1, 1, 1, 1])
-    assert list(share(range(6), 7, lambda: SharePosition(0, next(peers)))) == [0, 2, 3, 4, 5]
+def test_batches_of_a_users_own_sampler_stay_whole() -> None:
+    def own() -> DataLoader[Any]:
+        class Pairs(BatchSampler):
+            """By length, say."""
+
+        sampler = Pairs(SequentialSampler(range(11)), 2, drop_last=False)
+        return DataLoader(TensorDataset(torch.arange(11)), batch_sampler=sampler)
+
+    drawn = Peers("a", "b").draw({"a": own(), "b": own()})
+    batches = sorted(batch.tolist() for each in drawn.values() for (batch,) in each)
+    assert batches == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [10]]
 
 
-def test_ranks_of_a_site_draw_as_many_each() -> None:
-    shares = {
-        (mine, rank): list(share(range(11), 7, lambda m=mine, r=rank: SharePosition(m, 2, r, 2)))  # type: ignore[misc]
-        for mine in range(2)
-        for rank in range(2)
-    }
-    assert shares == {(0, 0): [0, 4, 8], (0, 1): [1, 5, 9], (1, 0): [2, 6], (1, 1): [3, 7]}
+def test_samples_that_are_not_batched() -> None:
+    drawn = Peers("a", "b").draw({name: loader(None, 9) for name in "ab"})  # type: ignore[arg-type]
+    assert sorted(int(v) for each in drawn.values() for (v,) in each) == list(range(9))
+
+
+def test_worker_processes_load_ahead_and_what_they_loaded_in_vain_goes_back() -> None:
+    peers = Peers("a")
+    ahead = loader(2, 40, num_workers=1, prefetch_factor=4)
+    first = peers.shares["a"].share(ahead, "", 4, lambda: False)
+    begun = [next(first) for _ in range(3)]
+    first.close()  # type: ignore[attr-defined]
+    rest = peers.draw({"a": ahead}, block=4)
+    assert values({"a": begun}) == list(range(6))
+    assert sorted(values(rest)) == list(range(6, 40))
+
+
+def test_an_incomplete_batch_is_left_to_the_next_epoch_where_none_is_wanted() -> None:
+    peers = Peers("a")
+    first, second = (peers.draw({"a": loader(4, 10, drop_last=True)}) for _ in range(2))
+    assert [len(values(first)), len(values(second))] == [8, 12]
+    assert sorted(values(first) + values(second))[:4] == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("source", [list("abcdefghijklmnopqrs"), "abcdefghijklmnopqrs"])
+def test_items_of_any_sequence_are_shared(source: Any) -> None:
+    drawn = Peers("a", "b").draw({"a": source, "b": source}, block=2)
+    assert sorted([*drawn["a"], *drawn["b"]]) == list("abcdefghijklmnopqrs")
+    assert len(drawn["a"]) > 5 < len(drawn["b"])
+
+
+@pytest.mark.parametrize("block", [1, 3, 19, 20])
+def test_a_stream_whose_length_nobody_knows_is_shared_to_its_end(block: int) -> None:
+    peers = Peers("a", "b")
+    for _ in range(2):
+        sources = {name: DataLoader(Letters(), batch_size=None) for name in "ab"}
+        drawn = peers.draw(sources, block=block)
+        assert sorted([*drawn["a"], *drawn["b"]]) == list("abcdefghijklmnopqrs")
+
+
+def test_an_iterator_is_read_once() -> None:
+    drawn = Peers("a", "b").draw({name: OneShot(range(23)) for name in "ab"}, block=4)
+    assert sorted([*drawn["a"], *drawn["b"]]) == list(range(23))
+
+
+def test_blocks_of_a_stream_that_come_free_behind_its_reader_are_read_in_another_pass() -> None:
+    peers = Peers("a", "b")
+    sources = {name: DataLoader(Letters(), batch_size=None) for name in "ab"}
+    early = peers.shares["b"].share(sources["b"], "", 3, lambda: False)
+    seen = next(early)
+    mine = peers.shares["a"].share(sources["a"], "", 3, lambda: False)
+    drawn = [next(mine) for _ in range(9)]
+    peers.tables.kill("b")
+    drawn += mine
+    assert sorted(drawn)[:2] in (["a", "b"], ["b", "c"])
+    assert sorted({seen, *drawn}) == list("abcdefghijklmnopqrs")
+
+
+def test_ranks_of_a_site_take_as_much_each() -> None:
+    """What rank 0 is told, the other ranks are told in the same order."""
+    tables = Tables("a", "b")
+    told: list[LeaseMessage | None] = []
+
+    def receive(_stream: int) -> LeaseMessage | None:
+        tables.tick()
+        told.append(tables.received["a"].popleft())
+        return told[-1]
+
+    heard = iter(range(10**6))
+    rank_0 = Shares(7, 0, 2, lambda message: tables.handle("a", message), receive)
+    rank_1 = Shares(7, 1, 2, lambda _: None, lambda _: told[next(heard)])
+    drawn = {0: [], 1: []}  # type: ignore[var-annotated]
+    loops = [each.share(loader(3, 44), "", 5, lambda: False) for each in (rank_0, rank_1)]
+    for zero, one in zip(*loops, strict=True):
+        drawn[0].append(zero)
+        drawn[1].append(one)
+    assert len(drawn[0]) == len(drawn[1]) == 7
+    assert len(set(values(drawn))) == 42  # type: ignore[arg-type]
+    assert {len(batch) for each in drawn.values() for (batch,) in each} == {3}
+
+
+def test_a_loop_that_ends_early_goes_on_in_the_same_epoch() -> None:
+    peers = Peers("a")
+    source = loader(3, 30)
+    for number, (first,) in enumerate(peers.shares["a"].share(source, "", 5, lambda: False)):
+        assert first.tolist() == list(range(3 * number, 3 * number + 3))
+        if number == 3:
+            break
+    assert sorted(values(peers.draw({"a": source}, block=5))) == list(range(12, 30))
+
+
+def test_the_end_of_the_run_ends_it() -> None:
+    peers = Peers("a")
+    loop = peers.shares["a"].share(range(50), "", None, lambda: peers.over)
+    assert [next(loop), next(loop)] == [0, 1]
+    peers.over = True
+    assert list(loop) == []
+
+
+def test_a_second_call_ends_the_first() -> None:
+    peers = Peers("a")
+    first = peers.shares["a"].share(range(20), "", 2, lambda: False)
+    begun = [next(first) for _ in range(3)]
+    second = peers.shares["a"].share(range(20), "", 2, lambda: False)
+    assert sorted([*begun, *second]) == list(range(20))
+    assert list(first) == []
+
+
+def test_two_data_sets_of_one_length_need_names() -> None:
+    shares = Peers("a").shares["a"]
+    train, other = loader(), loader()
+    shares.share(train, "", None, lambda: False)
+    with pytest.raises(UsageError, match="name='validation'"):
+        shares.share(other, "", None, lambda: False)
+    shares.share(other, "validation", None, lambda: False)
+    with pytest.raises(UsageError, match="block=0"):
+        shares.share(train, "", 0, lambda: False)

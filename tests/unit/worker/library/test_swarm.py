@@ -209,3 +209,40 @@ def test_a_loop_of_ones_own_can_serve_metrics() -> None:
             told = answer.read().decode().splitlines()
     assert 'murmuration_members{health="alive",peer="me"} 1.0' in told
     assert 'murmuration_learning_rate{peer="me"} 0.01' in told
+
+
+def test_samples_are_gone_on_with_where_the_checkpoint_was() -> None:
+    def drawn(swarm: Swarm, most: int) -> list[int]:
+        found = []
+        for sample in swarm.shard(range(40), block=4):
+            one_step(model, optimizer)
+            found.append(sample)
+            if len(found) == most:
+                break
+        return found
+
+    settings = {"preset": "diloco", "inner_steps": 2}
+    model, optimizer = model_of()
+    with Swarm(model, optimizer, **settings) as first:
+        before = drawn(first, 14)
+        saved = first.state_dict()
+        lost = drawn(first, 9)
+    assert first.state_dict()["samples"] != saved["samples"]
+    model, optimizer = model_of()
+    second = Swarm(model, optimizer, **settings)
+    second.load_state_dict(saved)
+    with second:
+        rest = drawn(second, 40)
+    assert sorted([*before, *rest]) == list(range(40))
+    assert set(lost) <= set(rest)
+
+
+def test_samples_are_shared_inside_the_block_only() -> None:
+    model, optimizer = model_of()
+    swarm = Swarm(model, optimizer)
+    with pytest.raises(UsageError, match="inside of the `with` block"):
+        swarm.shard(range(3))
+    with swarm:
+        loop = swarm.shard(range(200))
+        assert next(loop) == 0
+    assert list(loop) == []

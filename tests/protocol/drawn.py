@@ -1,0 +1,168 @@
+"""A swarm whose trainers draw numbered samples of a stream that is leased in blocks."""
+
+import random
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from algorithms.plan import Plan
+from tests.protocol.problem import Problem, Synthetic
+from tests.protocol.swarm import Held, Swarm
+from tests.protocol.train_side import TrainSide
+from worker.leases import LeasedBlocks, Stream
+from worker.leases.types import LeaseMessage
+from worker.training.inbox import Stop
+
+Sample = tuple[int, int]  # epoch and place in it
+
+
+class Draws:
+    """What one peer draws, epoch after epoch.
+
+    Args:
+        samples: what all peers have drawn: it is added to.
+    """
+
+    def __init__(self, train: TrainSide, stream: Stream, batch: int, samples: list[Sample]) -> None:
+        self._train, self._stream, self._batch = train, stream, batch
+        self._samples, self.ended_calls = samples, 0
+        self._blocks: LeasedBlocks | None = None
+
+    def batch(self) -> None:
+        """One batch, as `Swarm.shard` gives it to a loop."""
+        while True:
+            if self._blocks is None:
+                self._blocks = LeasedBlocks(
+                    self._stream, self._batch, self._train.post, self._receive, self.ended_calls
+                )
+            runs = self._blocks.take(self._batch)
+            drawn = [
+                (run.epoch, run.block.place * self._stream.block + at)
+                for run in runs
+                for at in range(run.begin, run.end)
+            ]
+            if drawn:
+                self._blocks.use(len(drawn))
+                self._samples += drawn
+                return
+            if self._blocks.run_is_over:
+                return
+            self._blocks.close()
+            self._blocks = None
+            self.ended_calls += 1
+
+    def close(self) -> None:
+        if self._blocks is not None:
+            self._blocks.close()
+
+    def _receive(self) -> LeaseMessage | None:
+        message = self._train.wait_lease()
+        return None if isinstance(message, Stop) else message
+
+
+class Drawing(Synthetic):
+    """Draws a batch for each inner step."""
+
+    draws: Draws
+
+    def backward(self, step: int) -> Mapping[str, Tensor]:
+        self.draws.batch()
+        return super().backward(step)
+
+
+class DrawingSwarm(Swarm):
+    """Args: stream, batch: what is drawn, and how much for each step."""
+
+    def __init__(
+        self, problem: Problem, stream: Stream, batch: int = 4, delay_s: float = 0.01
+    ) -> None:
+        super().__init__(problem, delay_s)
+        self.stream, self.batch = stream, batch
+        self.samples: dict[str, list[Sample]] = {}
+
+    def part(self, problem: Problem, name: str, train: TrainSide) -> Held:
+        replica = Drawing(problem, name, train.computes)
+        drawn = self.samples.setdefault(name, [])
+        replica.draws = Draws(train, self.stream, self.batch, drawn)
+        return Held(replica, problem.fragments)
+
+    async def leave(self, name: str) -> None:
+        """As SIGTERM."""
+        peer = self.peers[name]
+        peer.train.answer(Stop("SIGTERM"))
+        await self.until(lambda: peer.done, 30)
+        peer.killed = True  # it is gone, in good order
+        peer.replica.draws.close()
+        for message in peer.train.left():
+            peer.node.deliver(message)
+        peer.node.close()
+
+    def is_past(self, name: str) -> bool:
+        """Whether a peer has drawn some blocks of later epochs only: what was left of the first
+        comes before these."""
+        drawn = self.samples[name][-4 * self.stream.block :]
+        return len(drawn) == 4 * self.stream.block and all(epoch > 0 for epoch, _ in drawn)
+
+    def counted(self, epoch: int) -> "Counts":
+        """How often each sample of an epoch was drawn."""
+        times = Counter(s for drawn in self.samples.values() for s in drawn if s[0] == epoch)
+        assert self.stream.length is not None
+        each = Counter(times[epoch, place] for place in range(self.stream.length))
+        more = sum(each[n] for n in each if n > 2)
+        again = sum((n - 1) * each[n] for n in each if n)
+        return Counts(each[0], each[1], each[2], more, again)
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Samples of an epoch by how often they were drawn; `again` are the draws beyond the first."""
+
+    never: int
+    once: int
+    twice: int
+    more: int
+    again: int
+
+
+STREAM = Stream(id=1, block=20, length=4000)
+
+
+@dataclass(frozen=True)
+class Churn:
+    """Two joins, a leave and two kills of a swarm of four, within the first epoch of its samples.
+
+    Args:
+        seed: of when each comes, and of who leaves and who dies.
+    """
+
+    seed: int
+    stream: Stream = STREAM
+    batch: int = 4
+    delay_s: float = 0.01
+
+    async def run(self) -> Counts:
+        """Goes on until nobody draws of the first epoch any more."""
+        rng = random.Random(self.seed)
+        problem = Problem(steps=1200, plan=Plan(inner_steps=10), seed=self.seed)
+        async with DrawingSwarm(problem, self.stream, self.batch, self.delay_s) as swarm:
+            await swarm.start(*"abcd")
+            events = rng.sample(["join e", "join f", "leave", "kill", "kill"], 5)
+            for event in events:
+                await swarm.sleep(rng.uniform(0.3, 4.0))
+                stay = [peer.name for peer in swarm.alive]
+                match event.split():
+                    case "join", name:
+                        await swarm.join(name, via=[rng.choice(stay)])
+                    case ["leave"]:
+                        await swarm.leave(rng.choice(stay))
+                    case ["kill"]:
+                        swarm.kill(rng.choice(stay))
+            await swarm.until(lambda: all(swarm.is_past(peer.name) for peer in swarm.alive), 200)
+            return swarm.counted(0)
+
+    @property
+    def most_again(self) -> int:
+        """Draws that two kills may repeat."""
+        return 2 * max(self.stream.block, 2 * self.batch)

@@ -1,0 +1,80 @@
+"""Samples are leased in blocks: all of an epoch once, and at most a block again for a crash."""
+
+import pytest
+
+from algorithms.plan import Plan
+from tests.protocol.drawn import Churn, Counts, DrawingSwarm
+from tests.protocol.problem import Problem, steady
+from tests.protocol.virtual_time import run
+from worker.leases import Stream
+
+
+def test_peers_that_stay_draw_every_sample_once() -> None:
+    async def scenario() -> None:
+        problem = Problem(steps=200, plan=Plan(inner_steps=10))
+        stream = Stream(id=1, block=20, length=990)
+        async with DrawingSwarm(problem, stream) as swarm:
+            await swarm.start(*"abcd")
+            await swarm.finished()
+            swarm.assert_equal(versions=(20,))
+            for epoch in range(3):
+                assert swarm.counted(epoch) == Counts(never=0, once=990, twice=0, more=0, again=0)
+            assert all(len(drawn) > 780 for drawn in swarm.samples.values())
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    "churn",
+    [
+        Churn(3),
+        Churn(107, delay_s=0.23),
+        Churn(114, delay_s=0.23),
+        Churn(5, stream=Stream(id=1, block=5, length=4003), batch=12),
+        Churn(3, stream=Stream(id=1, block=7, length=4003), batch=3, delay_s=0.06),
+    ],
+    ids=[
+        "blocks",
+        "slow links",
+        "a kill as a batch is given",
+        "batches over blocks",
+        "a leave before the kills are known",
+    ],
+)
+def test_joins_leaves_and_kills_repeat_a_block_for_each_kill(churn: Churn) -> None:
+    counts = run(churn.run())
+    assert counts.never == 0
+    assert counts.once > 3900
+    assert counts.again <= churn.most_again
+
+
+def test_a_peer_that_leaves_hands_on_the_rest_of_its_block() -> None:
+    async def scenario() -> None:
+        stream = Stream(id=1, block=40, length=1200)
+        async with DrawingSwarm(steady(320), stream) as swarm:
+            await swarm.start(*"abc")
+            await swarm.until(lambda: len(swarm.samples["b"]) == 48, 60)  # the second, not its end
+            await swarm.leave("b")
+            await swarm.until(lambda: all(swarm.is_past(peer.name) for peer in swarm.alive), 200)
+            assert swarm.counted(0) == Counts(never=0, once=1200, twice=0, more=0, again=0)
+
+    run(scenario())
+
+
+def test_a_peer_that_was_held_for_dead_gives_up_the_blocks_that_others_took() -> None:
+    """As SIGSTOP for half a minute: it counts as a crash."""
+
+    async def scenario() -> None:
+        stream = Stream(id=1, block=16, length=1600)
+        async with DrawingSwarm(steady(300), stream) as swarm:
+            await swarm.start(*"abcd")
+            await swarm.until(lambda: len(swarm.samples["d"]) >= 40, 60)
+            swarm.freeze("d")
+            await swarm.sleep(30)
+            swarm.thaw("d")
+            await swarm.until(lambda: all(swarm.is_past(peer.name) for peer in swarm.alive), 400)
+            counts = swarm.counted(0)
+            assert counts.never == 0
+            assert counts.again <= 2 * stream.block
+
+    run(scenario())

@@ -1,0 +1,104 @@
+"""Lease tables that talk to each other without a network."""
+
+from collections import deque
+from collections.abc import Iterable
+
+from worker.exchange.types import View
+from worker.leases import LeaseTable, Ledger
+from worker.leases.types import (
+    Announce,
+    AnnouncementAnswered,
+    AnnouncementLost,
+    LeaseAction,
+    LeaseEvent,
+    LeaseMessage,
+    LeaseTick,
+    MembersChanged,
+    PeerSilent,
+)
+from worker.membership import Health, Member
+
+
+class Tables:
+    """One table for each name.
+
+    Attributes:
+        received: by peer, what its train thread is told.
+        held_back: peers that messages to and from wait for.
+    """
+
+    def __init__(self, *names: str) -> None:
+        self.tables: dict[str, LeaseTable] = {}
+        self.received: dict[str, deque[LeaseMessage]] = {}
+        self.members: dict[str, Member] = {}
+        self.silent: list[PeerSilent] = []
+        self.held_back: set[str] = set()
+        self.gone: set[str] = set()
+        self._under_way: list[tuple[str, Announce]] = []
+        for name in names:
+            self.join(name)
+
+    def join(self, name: str, epoch: int = 1) -> None:
+        """A peer, or another life of it."""
+        self.tables[name] = LeaseTable(name, Ledger())
+        self.received[name] = deque()
+        self.members[name] = Member(name, f"{name}:1", epoch)
+        self.all_see()
+
+    def kill(self, name: str, *, seen: bool = True) -> None:
+        self.gone.add(name)
+        if seen:
+            self.members[name] = Member(name, f"{name}:1", epoch=1, health=Health.DEAD)
+            self.all_see()
+
+    def all_see(self) -> None:
+        for name in self.tables:
+            self.see(name, self.members.values())
+
+    def see(self, name: str, members: Iterable[Member]) -> None:
+        view = View({member.peer: member for member in members})
+        self.handle(name, MembersChanged(view, self.members[name].epoch))
+
+    def handle(self, name: str, event: LeaseEvent) -> None:
+        """Feeds one event, and lets all messages arrive that it gives rise to."""
+        self._carry_out(name, self.tables[name].handle(event))
+        self.deliver()
+
+    def close(self, name: str) -> None:
+        self._carry_out(name, self.tables[name].close())
+        self.deliver()
+
+    def tick(self) -> None:
+        for name in [name for name in self.tables if name not in self.gone]:
+            self.handle(name, LeaseTick())
+
+    def deliver(self) -> None:
+        """What is under way arrives everywhere before any answer does: all speak at once."""
+        waiting: list[tuple[str, Announce]] = []
+        while self._under_way:
+            sent, self._under_way = self._under_way, []
+            answers: list[tuple[str, LeaseEvent]] = []
+            for sender, announce in sent:
+                peer = announce.peer
+                if {sender, peer} & self.held_back:
+                    waiting.append((sender, announce))
+                elif peer in self.gone:
+                    answers.append((sender, AnnouncementLost(peer)))
+                else:
+                    reply, actions = self.tables[peer].answer(announce.news)
+                    self._carry_out(peer, actions)
+                    answers.append((sender, AnnouncementAnswered(peer, announce.number, reply)))
+            for sender, answer in answers:
+                if sender not in self.gone:
+                    self._carry_out(sender, self.tables[sender].handle(answer))
+        self._under_way = waiting
+
+    def _carry_out(self, name: str, actions: Iterable[LeaseAction]) -> None:
+        for action in actions:
+            match action:
+                case Announce():
+                    self._under_way.append((name, action))
+                case PeerSilent():
+                    self.silent.append(action)
+                case _:
+                    self.received[name].append(action)

@@ -1,0 +1,183 @@
+"""The train thread's end of a leased stream: positions to draw, and those that are used."""
+
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from worker.leases.types import (
+    Block,
+    BlockBegun,
+    BlockLeased,
+    EpochEnded,
+    Exhausted,
+    LeaseMessage,
+    LeaseRevoked,
+    SamplesUsed,
+    ShareMessage,
+    Starved,
+    Stream,
+    StreamClosed,
+    StreamOpened,
+    UseKnown,
+)
+
+
+class Run(NamedTuple):
+    """Positions in a row of one block: `begin` to `end` of the order of its epoch."""
+
+    block: Block
+    begin: int
+    end: int
+
+    @property
+    def epoch(self) -> int:
+        return self.block.epoch
+
+
+class LeasedBlocks:
+    """Positions of a stream that no other peer has. train thread only.
+
+    Draw them with `take`, and say with `use`, in the same order, when they are given to the loop.
+    The two may be apart, as where a `DataLoader` loads ahead.
+
+    Args:
+        stream: what is drawn from.
+        at_once: positions that are mostly taken with one call.
+        post: to the I/O thread; must not block.
+        receive: the next message of the stream, for which it waits; None when the run ends.
+        opening: a number of its own for each time that the stream is opened here.
+        again: whether this is another pass over the epoch that was exhausted.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        at_once: int,
+        post: Callable[[ShareMessage], None],
+        receive: Callable[[], LeaseMessage | None],
+        opening: int,
+        again: bool = False,
+    ) -> None:
+        self.stream, self._opening = stream, opening
+        self.passed_over = False  # whether another pass over the stream would find something
+        self._post, self._receive = post, receive
+        self._most_unknown = max(stream.block, 2 * at_once)
+        self._granted: deque[tuple[Block, int]] = deque()
+        self._current: Run | None = None
+        self._drawn: deque[Run] = deque()
+        self._cursors: dict[Block, int] = {}
+        self._done: list[Block] = []
+        self._total = self._posted = self._known = 0
+        self._lengths: dict[int, int] = {}  # of epochs whose end was found
+        self._ended = self.run_is_over = False
+        post(StreamOpened(stream, opening, 1 + -(-at_once // stream.block), again))
+
+    def take(self, count: int) -> list[Run]:
+        """The next `count` positions; fewer when nobody has any left to give."""
+        runs: list[Run] = []
+        while count and (current := self._current or self._next()) is not None:
+            end = min(current.end, current.begin + count)
+            runs.append(current._replace(end=end))
+            count -= end - current.begin
+            rest = current._replace(begin=end)
+            self._current = rest if rest.begin < rest.end else None
+        self._drawn += runs
+        return runs
+
+    def use(self, count: int) -> None:
+        """The oldest `count` that were taken are given to the loop next; the others hear of them
+        when it comes back.
+
+        Waits as long as more than a block (or twice `at_once`) would be used that nobody knows of:
+        so much is repeated when this process dies.
+        """
+        if 2 * (self._total + count - self._posted) >= self._most_unknown:
+            self.tell()
+        while self._total + count - self._known > self._most_unknown and not self.run_is_over:
+            self._take_message()
+        self._total += count
+        while count:
+            run = self._drawn.popleft()
+            used = min(run.end - run.begin, count)
+            count -= used
+            if used < run.end - run.begin:
+                self._drawn.appendleft(run._replace(begin=run.begin + used))
+            self._advance(run.block, run.begin + used)
+
+    def end_epoch(self, run: Run, length: int) -> None:
+        """The stream, whose length nobody knew, has ended where this run was to be read: what was
+        taken beyond it does not exist."""
+        self._lengths[run.epoch] = length
+        self._current = None
+        fits = (each._replace(end=min(each.end, self._size(each.block))) for each in self._drawn)
+        self._drawn = deque(each for each in fits if each.begin < each.end)
+        self._granted = deque(each for each in self._granted if self._size(each[0]))
+        size, block = self.stream.block, run.block
+        first_missing = block.number - block.place + -(-length // size)
+        if self._size(block) and all(each.block != block for each in self._drawn):
+            self._advance(block, self._size(block))
+        self._post(EpochEnded(block._replace(number=first_missing)))
+
+    def tell(self) -> None:
+        """Tells what is used."""
+        if self._total > self._posted or self._done:
+            self._posted = self._total
+            cursors, done = dict(self._cursors), tuple(self._done)
+            self._post(SamplesUsed(self.stream.id, self._total, cursors, done))
+            self._done.clear()
+
+    def abandon(self) -> None:
+        """Draws no more, since the stream was opened again."""
+        self.tell()
+        self._granted.clear()
+        self._current, self._ended, self.run_is_over = None, True, True
+
+    def close(self) -> None:
+        """Gives back what is not used."""
+        self.tell()
+        self._post(StreamClosed(self.stream.id))
+
+    # --------------------------------------------------------------------------------- inside
+
+    def _next(self) -> Run | None:
+        """The block to draw from next, which may be waited for."""
+        while not self._granted:
+            if self._ended:
+                return None
+            self.tell()
+            self._post(Starved(self.stream.id))
+            self._take_message()
+        block, begin = self._granted.popleft()
+        self._post(BlockBegun(block))
+        return Run(block, begin, self._size(block))
+
+    def _take_message(self) -> None:
+        message = self._receive()
+        if message is not None and message.opening != self._opening:
+            return  # late: of an earlier time
+        match message:
+            case BlockLeased(_, block, begin):
+                self._granted.append((block, begin))
+            case LeaseRevoked(_, block):
+                self._granted = deque(each for each in self._granted if each[0] != block)
+                if self._current is not None and self._current.block == block:
+                    self._current = None
+            case UseKnown(_, _, total):
+                self._known = max(self._known, total)
+            case Exhausted(_, _, behind):
+                self._ended, self.passed_over = True, behind
+            case None:
+                self._ended = self.run_is_over = True
+
+    def _size(self, block: Block) -> int:
+        size = self.stream.size(block)
+        if (length := self._lengths.get(block.epoch)) is not None:
+            size = max(0, min(size, length - block.place * self.stream.block))
+        return size
+
+    def _advance(self, block: Block, used: int) -> None:
+        if used < self._size(block):
+            self._cursors[block] = used
+            return
+        self._cursors.pop(block, None)
+        self._done.append(block)

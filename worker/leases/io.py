@@ -1,0 +1,128 @@
+"""Carries out what the machine of leases says, over the transport."""
+
+import asyncio
+from collections.abc import Coroutine
+from contextlib import suppress
+from typing import Protocol
+
+from protos import murmuration_pb2 as pb
+from worker import wire
+from worker.exchange.types import View
+from worker.leases.ledger import Ledger
+from worker.leases.table import LeaseTable
+from worker.leases.types import (
+    Announce,
+    AnnouncementAnswered,
+    AnnouncementLost,
+    LeaseAction,
+    LeaseEvent,
+    LeaseMessage,
+    LeaseNews,
+    LeaseTick,
+    MembersChanged,
+    PeerSilent,
+)
+from worker.membership.io import GossipService
+from worker.transport import Transport, TransportError
+
+_CALL_S = 3.0
+_POLL_S = 0.02
+
+
+class LeaseHost(Protocol):
+    """What leases ask of the node that they run in."""
+
+    transport: Transport
+
+    def spawn(self, work: Coroutine[None, None, None]) -> None:
+        """Runs a coroutine in the background."""
+        ...
+
+    def post(self, message: LeaseMessage) -> None:
+        """Sends one to the train thread."""
+        ...
+
+
+class LeaseService:
+    """One peer's leases, live: a component of its node. io thread only.
+
+    Args:
+        run: names the run.
+        gossip: who is there.
+        host: carries out what concerns the whole node.
+        ledger: what is used already, from a checkpoint.
+    """
+
+    def __init__(self, run: int, gossip: GossipService, host: LeaseHost, ledger: Ledger) -> None:
+        self._run, self._gossip, self._host = run, gossip, host
+        self._group: asyncio.TaskGroup | None = None
+        self._table = LeaseTable(gossip.me.peer, ledger)
+        self.on_view(gossip.swarm)
+
+    @property
+    def ledger(self) -> Ledger:
+        """What is used, as far as this peer knows."""
+        return self._table.ledger
+
+    def on_view(self, _view: View) -> None:
+        """Membership has changed."""
+        self.handle(MembersChanged(self._gossip.swarm, self._gossip.me.epoch))
+
+    def tick(self) -> None:
+        """Time passes."""
+        self.handle(LeaseTick())
+
+    async def close(self) -> None:
+        """Nothing is left to do: `leave` came before."""
+
+    def handle(self, event: LeaseEvent) -> None:
+        """Feeds the machine and does what it says."""
+        self._carry_out(self._table.handle(event))
+
+    async def on_lease(self, request: bytes) -> bytes:
+        """Answers another peer's announcement. Raises WireError."""
+        news = wire.lease_news_from_message(wire.parse(pb.LeaseNews, request), self._run)
+        reply, actions = self._table.answer(news)
+        self._carry_out(actions)
+        return wire.lease_news_to_message(reply, self._run).SerializeToString()
+
+    async def leave(self, within_s: float) -> None:
+        """Gives back what is held, and waits until all that are alive know it."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s), asyncio.TaskGroup() as group:
+                self._group = group  # the node spawns nothing any more
+                self._carry_out(self._table.close())
+                while not self._table.idle:
+                    await asyncio.sleep(_POLL_S)
+                    self.tick()
+
+    def _carry_out(self, actions: list[LeaseAction]) -> None:
+        for action in actions:
+            match action:
+                case Announce(peer, number, news):
+                    self._spawn(self._announce(peer, number, news))
+                case PeerSilent(peer):
+                    self._gossip.suspect(peer)
+                case _:
+                    self._host.post(action)
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        if self._group is None:
+            self._host.spawn(work)
+            return
+        try:
+            self._group.create_task(work)
+        except RuntimeError:  # the group has ended
+            work.close()
+
+    async def _announce(self, peer: str, number: int, news: LeaseNews) -> None:
+        request = wire.lease_news_to_message(news, self._run).SerializeToString()
+        address = self._gossip.address_of(peer)
+        try:
+            if address is None:
+                raise TransportError("no address known")
+            raw = await self._host.transport.call(address, "Control/Lease", request, _CALL_S)
+            theirs = wire.lease_news_from_message(wire.parse(pb.LeaseNews, raw), self._run)
+            self.handle(AnnouncementAnswered(peer, number, theirs))
+        except (TransportError, wire.WireError):
+            self.handle(AnnouncementLost(peer))

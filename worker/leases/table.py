@@ -1,0 +1,404 @@
+"""Who holds which block of samples, as a state machine: `handle(event) -> actions`.
+
+No peer leads. A peer says which free blocks it asks for to all that are alive, and has them when
+all have answered and nothing stands against it:
+
+- An answer holds what the other one has or asks for itself, what it knows to be used, and who else,
+  as far as it knows, has a block that was asked for.
+- Of two that ask for one block the heavier by rendezvous hashing gets it: the other withdraws as it
+  answers. A block that somebody has is never given away.
+
+So of two peers that know each other, or a third one, at most one has a block: the later to ask is
+told. A peer that is suspected is not asked. It asks this one before it has anything, unless each
+suspects the other. A peer that died or left holds nothing: its blocks are free, from where it was
+known to be in them.
+
+How far a peer is in its blocks goes to all in the same messages. `UseKnown` says what has arrived,
+and the train thread goes no further than a block beyond: that is all that a crash repeats.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import islice
+
+from algorithms.reducers import weight
+from worker.exchange.types import View
+from worker.leases.ledger import Ledger
+from worker.leases.types import (
+    EPOCH_BLOCKS,
+    Announce,
+    AnnouncementAnswered,
+    AnnouncementLost,
+    Block,
+    BlockBegun,
+    BlockLeased,
+    EpochEnded,
+    Exhausted,
+    Holding,
+    LeaseAction,
+    LeaseEvent,
+    LeaseNews,
+    LeaseRevoked,
+    LeaseTick,
+    MembersChanged,
+    PeerSilent,
+    SamplesUsed,
+    ShareMessage,
+    Starved,
+    Stream,
+    StreamClosed,
+    StreamOpened,
+    UseKnown,
+)
+from worker.membership import MAX_MEMBERS, Health
+
+_CHOICES_PER_PEER = 5  # to choose from, of the free blocks that stand first; alone: the first
+
+
+@dataclass
+class _Opened:
+    """A stream that the train thread draws from."""
+
+    stream: Stream
+    opening: int
+    ahead: int
+    epoch: int  # the earliest
+    again: bool
+    first: int = 0
+    stop: int | None = None  # blocks up to it are given; None until all have answered once
+    total: int = 0
+    known: int = 0
+    begun: set[Block] = field(default_factory=set)
+    starved: bool = False
+    ended: bool = False
+
+
+@dataclass
+class _Announcement:
+    """On its way to all that are alive."""
+
+    number: int
+    news: LeaseNews
+    asked: tuple[Block, ...]
+    totals: dict[int, int]
+    nothing_free: frozenset[int]  # streams of which no block could be asked for
+    answered: set[str] = field(default_factory=set)
+
+
+class LeaseTable:
+    """One peer's part.
+
+    Args:
+        me: this peer's name.
+        ledger: what is used already, from a checkpoint.
+    """
+
+    def __init__(self, me: str, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self._me, self._epoch, self._view = me, 0, View()
+        self._said = self._announced = 0
+        self._used_here: set[Block] = set()
+        self._past: dict[int, int] = {}  # by stream: the epoch after the one that was exhausted
+        self._others: dict[str, Holding] = {}
+        self._opened: dict[int, _Opened] = {}
+        self._asked: dict[Block, None] = {}
+        self._held: dict[Block, None] = {}
+        self._announcement: _Announcement | None = None
+        self._calling: set[str] = set()
+        self._news_to_tell = False
+        self._actions: list[LeaseAction] = []
+
+    @property
+    def idle(self) -> bool:
+        """Whether all that are alive know what this peer knows."""
+        return self._announcement is None and not self._news_to_tell
+
+    def handle(self, event: LeaseEvent) -> list[LeaseAction]:
+        """Takes one event and says what to do."""
+        self._actions = []
+        match event:
+            case LeaseTick():
+                self._look_for_free()
+            case MembersChanged(view, epoch):
+                self._view, self._epoch = view, epoch
+            case AnnouncementAnswered(peer, number, news):
+                self._calling.discard(peer)
+                self._merge(news)
+                if self._announcement is not None and self._announcement.number == number:
+                    self._announcement.answered.add(peer)
+            case AnnouncementLost(peer):
+                self._calling.discard(peer)
+                self._actions.append(PeerSilent(peer))
+                return self._actions  # again at the next tick
+            case _:
+                self._heard_from_loop(event)
+        self._go_on()
+        return self._actions
+
+    def answer(self, news: LeaseNews) -> tuple[LeaseNews, list[LeaseAction]]:
+        """What to say to a peer that announces this, and what to do."""
+        self._actions = []
+        asker, *_ = news.holdings
+        for block in [block for block in asker.blocks if block in self._asked]:
+            if weight(_key(block), asker.peer) > weight(_key(block), self._me):
+                del self._asked[block]
+        self._merge(news)
+        wanted = set(asker.blocks)
+        against = (each for each in self._live_holdings() if not wanted.isdisjoint(each.blocks))
+        known = [each for each in against if each.peer != asker.peer]
+        self._go_on()
+        return self._news(known, wanted), self._actions
+
+    def close(self) -> list[LeaseAction]:
+        """Nothing more is drawn here: gives back what is held, and says what to do."""
+        self._actions = []
+        for stream in list(self._opened):
+            self._close(stream)
+        if (
+            not self.idle
+        ):  # to all at once: earlier calls may wait for a silent peer, or never begin
+            self._announcement, self._news_to_tell = None, True
+            self._calling.clear()
+        self._go_on()
+        return self._actions
+
+    # --------------------------------------------------------------------------------- inside
+
+    def _heard_from_loop(self, message: ShareMessage) -> None:
+        match message:
+            case StreamOpened(stream, opening, ahead, again):
+                self._close(stream.id)
+                past = self._past.get(stream.id, 0)
+                self._opened[stream.id] = _Opened(
+                    stream, opening, ahead, max(0, past - again), again
+                )
+                self._news_to_tell = True
+            case BlockBegun(block):
+                if opened := self._opened.get(block.stream):
+                    opened.begun.add(block)
+                    opened.starved = False
+            case Starved(stream_id):
+                if opened := self._opened.get(stream_id):
+                    opened.starved = True
+            case SamplesUsed():
+                self._used(message)
+            case EpochEnded(block):
+                end = (block.epoch + 1) * EPOCH_BLOCKS
+                self.ledger.finish(block.stream, block.number, end)
+                self._drop(
+                    b
+                    for b in (*self._asked, *self._held)
+                    if b.stream == block.stream and block.number <= b.number < end
+                )
+                self._news_to_tell = True
+            case StreamClosed(stream_id):
+                self._close(stream_id)
+        self._look_for_free()
+
+    def _used(self, used: SamplesUsed) -> None:
+        self.ledger.merge({}, used.cursors)
+        self._used_here |= used.cursors.keys()
+        for block in used.done:
+            self.ledger.finish(block.stream, block.number, block.number + 1)
+        self._drop(used.done)
+        if opened := self._opened.get(used.stream):
+            opened.total = used.total
+        self._news_to_tell = True
+
+    def _close(self, stream: int) -> None:
+        if self._opened.pop(stream, None) is not None:
+            self._drop(b for b in (*self._asked, *self._held) if b.stream == stream)
+            self._news_to_tell = True
+
+    def _drop(self, blocks: Iterable[Block]) -> None:
+        for block in list(blocks):
+            self._asked.pop(block, None)
+            self._held.pop(block, None)
+            if opened := self._opened.get(block.stream):
+                opened.begun.discard(block)
+
+    def _merge(self, news: LeaseNews) -> None:
+        self.ledger.merge(news.done, news.cursors)
+        for holding in news.holdings:
+            known = self._others.get(holding.peer)
+            if known is None and len(self._others) >= MAX_MEMBERS:
+                continue
+            newer = known is None or (holding.epoch, holding.sequence) > (
+                known.epoch,
+                known.sequence,
+            )
+            if holding.peer != self._me and newer:
+                self._others[holding.peer] = holding
+        for block in [block for block in self._held if self._is_lost(block)]:
+            self._drop([block])
+            self._actions.append(LeaseRevoked(self._opened[block.stream].opening, block))
+            self._news_to_tell = True
+
+    def _is_lost(self, block: Block) -> bool:
+        """Whether another took a block that is held here: it has held this peer for dead."""
+        if self.ledger.is_done(block):
+            return True
+        key = _key(block)
+        return any(
+            block in each.held and weight(key, each.peer) > weight(key, self._me)
+            for each in self._live_holdings()
+        )
+
+    def _live_holdings(self) -> list[Holding]:
+        """Of the others that are not gone. Who is not known as a member counts: it may be new."""
+        found = []
+        for holding in self._others.values():
+            member = self._view.members.get(holding.peer)
+            if member is None or (member.live and member.epoch <= holding.epoch):
+                found.append(holding)
+        return found
+
+    def _taken(self, stream: int) -> set[int]:
+        own = (*self._asked, *self._held)
+        others = (block for each in self._live_holdings() for block in each.blocks)
+        return {block.number for block in (*own, *others) if block.stream == stream}
+
+    def _awaited(self) -> list[str]:
+        """The others that are asked: alive beyond doubt, and not out of reach of this one."""
+        me = self._view.members.get(self._me)
+        unreached = me.unreachable if me is not None else ()
+        return [
+            peer
+            for peer, member in self._view.members.items()
+            if peer != self._me
+            and member.health is Health.ALIVE
+            and peer not in unreached
+            and self._me not in member.unreachable
+        ]
+
+    def _lacks(self, opened: _Opened) -> int:
+        """Blocks to ask for."""
+        mine = [b for b in (*self._asked, *self._held) if b.stream == opened.stream.id]
+        return opened.ahead - sum(block not in opened.begun for block in mine)
+
+    def _free(self, opened: _Opened, first: int) -> list[int]:
+        """Those that stand first."""
+        if opened.stop is None:
+            return []
+        stream = opened.stream
+        found = self.ledger.free(
+            stream.id, first, opened.stop, stream.blocks, self._taken(stream.id)
+        )
+        most = max(1, self._lacks(opened), _CHOICES_PER_PEER * len(self._awaited()))
+        return list(islice(found, most))
+
+    def _look_for_free(self) -> None:
+        """Asks where there is something to ask for, or to tell that there is nothing."""
+        for opened in self._opened.values():
+            if opened.stop is None or opened.ended or (lacks := self._lacks(opened)) <= 0:
+                continue
+            in_vain = opened.starved and lacks == opened.ahead
+            if in_vain or self._free(opened, opened.first):
+                self._news_to_tell = True
+
+    def _go_on(self) -> None:
+        while True:
+            if self._announcement is None and self._news_to_tell:
+                self._begin()
+            if (current := self._announcement) is None:
+                return
+            awaited = set(self._awaited()) - current.answered
+            for peer in sorted(awaited - self._calling):
+                self._calling.add(peer)
+                self._actions.append(Announce(peer, current.number, current.news))
+            if awaited:
+                return
+            self._complete(current)
+
+    def _begin(self) -> None:
+        self._news_to_tell = False
+        nothing_free = set()
+        for opened in self._opened.values():
+            if opened.stop is None or opened.ended:
+                continue
+            chosen = self._choose(opened)
+            if not chosen and self._lacks(opened) > 0:
+                nothing_free.add(opened.stream.id)
+            self._asked |= dict.fromkeys(chosen)
+        self._announced += 1
+        self._announcement = _Announcement(
+            self._announced,
+            self._news((), ()),
+            tuple(self._asked),
+            {stream: opened.total for stream, opened in self._opened.items()},
+            frozenset(nothing_free),
+        )
+
+    def _choose(self, opened: _Opened) -> list[Block]:
+        """Free blocks near the front: of these the ones that are this peer's by weight, so that few
+        ask for the same."""
+        stream, lacks = opened.stream, self._lacks(opened)
+        free = [Block(stream.id, number) for number in self._free(opened, opened.first)]
+        if not stream.in_order:
+            free.sort(key=lambda block: -weight(_key(block), self._me))
+        chosen = sorted(free[: max(0, lacks)])
+        if stream.in_order and chosen:
+            opened.first = chosen[-1].number + 1
+        return chosen
+
+    def _complete(self, done: _Announcement) -> None:
+        self._announcement = None
+        others = {block for each in self._live_holdings() for block in each.blocks}
+        for block in done.asked:
+            if block not in self._asked:
+                continue
+            del self._asked[block]
+            if block not in others and not self.ledger.is_done(block):
+                self._held[block] = None
+                opening = self._opened[block.stream].opening
+                self._actions.append(BlockLeased(opening, block, self.ledger.cursors.get(block, 0)))
+            else:
+                self._news_to_tell = True
+        for stream, total in done.totals.items():
+            if (opened := self._opened.get(stream)) is None:
+                continue
+            if total > opened.known:
+                opened.known = total
+                self._actions.append(UseKnown(opened.opening, stream, total))
+            if opened.stop is None:
+                self._set_epoch(opened)
+                self._news_to_tell = True
+            elif stream in done.nothing_free and not self._free(opened, opened.first):
+                self._exhausted(opened)
+        self._look_for_free()
+
+    def _set_epoch(self, opened: _Opened) -> None:
+        """The latest that anybody is in, or the next where nothing is left in it."""
+        stream = opened.stream
+        taken = self._taken(stream.id)
+        epoch = max(opened.epoch, self.ledger.last_epoch(stream.id, taken))
+        start, stop = epoch * EPOCH_BLOCKS, (epoch + 1) * EPOCH_BLOCKS
+        left = self.ledger.free(stream.id, start, stop, stream.blocks, taken)
+        if not opened.again and next(left, None) is None:
+            epoch, start, stop = epoch + 1, stop, stop + EPOCH_BLOCKS
+        opened.epoch, opened.stop = epoch, stop
+        opened.first = start if stream.in_order else 0
+        if stream.blocks is not None:
+            self.ledger.finish(stream.id, start + stream.blocks, stop)
+
+    def _exhausted(self, opened: _Opened) -> None:
+        if opened.starved and not opened.ended and self._lacks(opened) == opened.ahead:
+            opened.ended = True
+            self._past[opened.stream.id] = opened.epoch + 1
+            start = opened.epoch * EPOCH_BLOCKS
+            behind = opened.stream.in_order and self._free(opened, start)
+            self._actions.append(Exhausted(opened.opening, opened.stream.id, bool(behind)))
+
+    def _news(self, others: Iterable[Holding], wanted: Iterable[Block]) -> LeaseNews:
+        """This peer's own, with these holdings, and the cursors of wanted blocks."""
+        self._said += 1
+        mine = Holding(self._me, self._epoch, self._said, tuple(self._held), tuple(self._asked))
+        cursors = self.ledger.cursors
+        self._used_here &= cursors.keys()
+        known = {block: cursors[block] for block in cursors if block in self._used_here}
+        known |= {block: cursors[block] for block in wanted if block in cursors}
+        return LeaseNews((mine, *others), dict(self.ledger.done), known)
+
+
+def _key(block: Block) -> bytes:
+    return f"block {block.stream} {block.number}".encode()

@@ -1,0 +1,245 @@
+"""What the train thread, the machine and other peers tell each other of blocks of samples."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from algorithms.fragments import Ranges
+from worker.exchange.types import View
+
+EPOCH_BLOCKS = 1 << 32  # block i of epoch e has the number e * EPOCH_BLOCKS + i
+
+
+class Block(NamedTuple):
+    """A block of a stream: positions in a row of the order of one epoch."""
+
+    stream: int
+    number: int
+
+    @property
+    def epoch(self) -> int:
+        return self.number // EPOCH_BLOCKS
+
+    @property
+    def place(self) -> int:
+        """In its epoch, from 0."""
+        return self.number % EPOCH_BLOCKS
+
+
+@dataclass(frozen=True)
+class Stream:
+    """An order of positions that all peers know, again and again; each time is an epoch.
+
+    Args:
+        id: the same on every peer that draws of it.
+        block: positions of a block.
+        length: of an epoch; None where nobody knows before its end.
+        in_order: a peer reads it from the front: it is given rising blocks of one epoch.
+    """
+
+    id: int
+    block: int
+    length: int | None
+    in_order: bool = False
+
+    @property
+    def blocks(self) -> int | None:
+        """Of an epoch."""
+        return None if self.length is None else -(-self.length // self.block)
+
+    def size(self, block: Block) -> int:
+        """Positions of the block; the last one of an epoch may have fewer."""
+        if self.length is None:
+            return self.block
+        return max(0, min(self.block, self.length - block.place * self.block))
+
+
+# ------------------------------------------------------------------------------ between peers
+
+
+@dataclass(frozen=True)
+class Holding:
+    """The blocks that a peer has, and those that it asks for; a later sequence number replaces an
+    earlier one. `epoch` is that of its `Member`."""
+
+    peer: str
+    epoch: int
+    sequence: int
+    held: tuple[Block, ...] = ()
+    asked: tuple[Block, ...] = ()
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        """All that others leave alone."""
+        return (*self.held, *self.asked)
+
+
+@dataclass(frozen=True)
+class LeaseNews:
+    """What one peer tells another: who holds what, its own holding first; the blocks that are used
+    by stream, as ranges of numbers; and how much is used of others."""
+
+    holdings: tuple[Holding, ...]
+    done: Mapping[int, Ranges] = field(default_factory=dict)
+    cursors: Mapping[Block, int] = field(default_factory=dict)
+
+
+# ------------------------------------------------------------------------- train thread -> I/O
+
+
+@dataclass(frozen=True)
+class StreamOpened:
+    """Blocks are wanted, `ahead` of them beyond the one that is drawn from: of the epoch that the
+    others are in; with `again` of the one that was exhausted last. `opening` tells this time from
+    those before: all answers have it."""
+
+    stream: Stream
+    opening: int
+    ahead: int
+    again: bool = False
+
+
+@dataclass(frozen=True)
+class BlockBegun:
+    """The first position of a block is about to be drawn."""
+
+    block: Block
+
+
+@dataclass(frozen=True)
+class Starved:
+    """Nothing is left to draw: a block is waited for."""
+
+    stream: int
+
+
+@dataclass(frozen=True)
+class SamplesUsed:
+    """`total` positions since the stream was opened; `cursors` are how many of each block, and
+    `done` the blocks that are used up."""
+
+    stream: int
+    total: int
+    cursors: Mapping[Block, int]
+    done: tuple[Block, ...]
+
+
+@dataclass(frozen=True)
+class EpochEnded:
+    """This block and those after it in its epoch do not exist."""
+
+    block: Block
+
+
+@dataclass(frozen=True)
+class StreamClosed:
+    """No more is drawn: what is held goes back."""
+
+    stream: int
+
+
+ShareMessage = StreamOpened | BlockBegun | Starved | SamplesUsed | EpochEnded | StreamClosed
+
+# ------------------------------------------------------------------------- I/O -> train thread
+
+
+@dataclass(frozen=True)
+class BlockLeased:
+    """The block is this peer's from position `begin` of it on."""
+
+    opening: int
+    block: Block
+    begin: int
+
+    @property
+    def stream(self) -> int:
+        return self.block.stream
+
+
+@dataclass(frozen=True)
+class LeaseRevoked:
+    """The others have held this peer for dead: the block is another's by now."""
+
+    opening: int
+    block: Block
+
+    @property
+    def stream(self) -> int:
+        return self.block.stream
+
+
+@dataclass(frozen=True)
+class UseKnown:
+    """All that are alive know that so many positions are used."""
+
+    opening: int
+    stream: int
+    total: int
+
+
+@dataclass(frozen=True)
+class Exhausted:
+    """Nothing is free in this epoch and those before. `behind`: but for blocks that a stream which
+    is read from the front has passed."""
+
+    opening: int
+    stream: int
+    behind: bool = False
+
+
+LeaseMessage = BlockLeased | LeaseRevoked | UseKnown | Exhausted
+
+# ------------------------------------------------------------------------------ machine's events
+
+
+@dataclass(frozen=True)
+class LeaseTick:
+    """Time passes."""
+
+
+@dataclass(frozen=True)
+class MembersChanged:
+    """Membership has changed; `epoch` is this peer's own."""
+
+    view: View
+    epoch: int
+
+
+@dataclass(frozen=True)
+class AnnouncementAnswered:
+    """A peer has answered an `Announce`."""
+
+    peer: str
+    number: int
+    news: LeaseNews
+
+
+@dataclass(frozen=True)
+class AnnouncementLost:
+    """An `Announce` has failed."""
+
+    peer: str
+
+
+LeaseEvent = LeaseTick | MembersChanged | AnnouncementAnswered | AnnouncementLost | ShareMessage
+
+# ----------------------------------------------------------------------------- machine's actions
+
+
+@dataclass(frozen=True)
+class Announce:
+    """Tell a peer; report `AnnouncementAnswered` or `AnnouncementLost`."""
+
+    peer: str
+    number: int
+    news: LeaseNews
+
+
+@dataclass(frozen=True)
+class PeerSilent:
+    """A peer has not answered: membership should probe it."""
+
+    peer: str
+
+
+LeaseAction = Announce | PeerSilent | LeaseMessage
