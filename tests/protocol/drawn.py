@@ -154,7 +154,8 @@ class Churn:
                 stay = [peer.name for peer in swarm.alive]
                 match event.split():
                     case "join", name:
-                        await swarm.join(name, via=[rng.choice(stay)])
+                        first = rng.choice(stay)  # which may die before others know of this one
+                        await swarm.join(name, via=sorted(stay, key=lambda peer: peer != first))
                     case ["leave"]:
                         await swarm.leave(rng.choice(stay))
                     case ["kill"]:
