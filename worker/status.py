@@ -147,6 +147,7 @@ def _member(member: Member, config: Config, measured: Measurements) -> dict[str,
         "step": member.step,
         "rtt_ms": None if rtt_s is None else round(1000 * rtt_s, 3),
         "versions": [digest.version for digest in member.digests],
+        **({"unreachable": list(member.unreachable)} if member.unreachable else {}),
     }
 
 
