@@ -267,11 +267,11 @@ class Tasks:
     """Background tasks whose failures are never silent, and which all end together."""
 
     def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], None] = {}  # they end in order
 
     def spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
+        self._tasks[task] = None
         task.add_done_callback(self._ended)
         return task
 
@@ -282,7 +282,7 @@ class Tasks:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
+        self._tasks.pop(task, None)
         if not task.cancelled() and (error := task.exception()) is not None:
             asyncio.get_running_loop().call_exception_handler(
                 {"message": "a background task failed", "exception": error, "task": task}

@@ -30,7 +30,7 @@ class MemoryNetwork:
         self._served: dict[str, tuple[MemoryTransport, Handler]] = {}
         self._cuts: set[frozenset[str]] = set()
         self._closed: dict[str, bool] = {}
-        self._streams: set[_Pipe] = set()
+        self._streams: dict[_Pipe, None] = {}  # in order, so that every run of a test is the same
 
     def cut(self, a: str, b: str) -> None:
         """Breaks the link: streams between the two end now, calls and new streams fail."""
@@ -73,7 +73,7 @@ class MemoryTransport:
     def __init__(self, network: MemoryNetwork, address: str) -> None:
         self._network, self._address = network, address
         self._traffic = Traffic()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], None] = {}
 
     @property
     def traffic(self) -> Traffic:
@@ -117,7 +117,7 @@ class MemoryTransport:
             return near
         far = _PipeEnd(pipe, pipe.down, pipe.up, other.traffic)
         other._spawn(_serve(handler, method, far))
-        self._network._streams.add(pipe)
+        self._network._streams[pipe] = None
         return near
 
     def connect(self, address: str) -> None:
@@ -134,8 +134,8 @@ class MemoryTransport:
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = None
+        task.add_done_callback(lambda ended: self._tasks.pop(ended, None))
 
 
 async def _serve(handler: Handler, method: str, stream: "_PipeEnd") -> None:
@@ -161,7 +161,7 @@ class _Pipe:
 
     def sever(self) -> None:
         self.severed.set()
-        self.network._streams.discard(self)
+        self.network._streams.pop(self, None)
 
     async def or_severed(self, work: Coroutine[None, None, bytes | None]) -> bytes | None:
         """Does the work, or raises Unreachable as soon as the stream is cut."""
