@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,11 @@ def worker_results(out: Path) -> list[Report]:
     return [json.loads(path.read_text()) for path in sorted(out.glob("*/result.json"))]
 
 
-def run_swarm(*args: str, out: Path | None = None) -> Report:
+def run_swarm(
+    *args: str,
+    out: Path | None = None,
+    program: Sequence[str] = (sys.executable, "-m", "worker.cli"),
+) -> Report:
     """Runs a local swarm to its end and returns its report; what it prints goes to stderr.
 
     One torch thread a worker, so that runs with other numbers of workers compare.
@@ -24,13 +29,14 @@ def run_swarm(*args: str, out: Path | None = None) -> Report:
     Args:
         args: of `murmur swarm`.
         out: where the run's folder goes; None removes it.
+        program: that `murmur` is.
 
     Raises:
         SystemExit: it failed.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "report.json"
-        command = [sys.executable, "-m", "worker.cli", "swarm"]
+        command = [*program, "swarm"]
         where = ["--out", str(out or Path(folder) / "run"), "--json", str(path)]
         env = {**os.environ, "OMP_NUM_THREADS": "1"}
         done = subprocess.run([*command, *where, *args], stdout=sys.stderr, env=env, check=False)
