@@ -1,7 +1,21 @@
-"""What all tests share: nothing of theirs is kept in the home of whoever runs them."""
+"""What all tests share: nothing of theirs is kept in the home of whoever runs them, and examples
+that are drawn are the same each time."""
 
 import os
 import tempfile
 
+from hypothesis import HealthCheck, settings
+
 _state = tempfile.TemporaryDirectory(prefix="murmur-tests-")
 os.environ["XDG_STATE_HOME"] = _state.name
+
+# The same examples every time, and a slow machine fails nothing.
+settings.register_profile(
+    "steady",
+    deadline=None,
+    derandomize=True,
+    max_examples=60,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("steady")

@@ -52,7 +52,8 @@ def main() -> int:
                         try:
                             outcome = once()
                         except grpc.RpcError as error:
-                            outcome = f"no answer: {error.code().name}"  # type: ignore[attr-defined]
+                            code = error.code()  # type: ignore[attr-defined]  # not in its stubs
+                            outcome = f"no answer: {code.name}"
                         time.sleep(1 / options.per_s)
                     during = 10 * (rounds(swarm) - counted) / elapsed_s
             ended = [each for each, w in swarm.workers.items() if w.process.poll() is not None]

@@ -80,10 +80,10 @@ def test_a_call_that_cannot_be_answered_ends_alone() -> None:
                     await node.on_call(method, raw)
                 assert len(str(refused.value)) <= 200
 
-            def broken(_raw: bytes) -> None:
+            async def broken(_raw: bytes) -> bytes:
                 raise KeyError("a defect of ours")
 
-            node._calls["Control/Measure"] = broken  # type: ignore[assignment]
+            node._calls["Control/Measure"] = broken
             for _ in range(3):
                 with pytest.raises(Refused, match="cannot be answered"):
                     await node.on_call("Control/Measure", b"")

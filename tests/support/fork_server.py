@@ -40,6 +40,7 @@ class ForkedPopen(subprocess.Popen[Any]):
     """A `Popen` that forks `python -m MODULE` from the server, and spawns everything else.
 
     The launcher's prefixes are taken off: the leash, and the namespace, which the child enters.
+    (Types are ignored below where `Popen`'s stubs leave its private parts out.)
     """
 
     _connection: socket.socket | None = None
@@ -152,6 +153,9 @@ def serve(fd: int) -> None:
                     continue
                 connection, _ = listening.accept()
                 request, fds, _, _ = socket.recv_fds(connection, _MAX_REQUEST_BYTES, 3)
+                if not request:  # whoever asked was killed before it said for what
+                    connection.close()
+                    continue
                 if (pid := os.fork()) == 0:
                     signal.set_wakeup_fd(-1)
                     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -159,8 +163,9 @@ def serve(fd: int) -> None:
                         each.close()
                     selector.close()
                     _become(json.loads(request), fds)
-                connection.send(str(pid).encode())
                 running[pid] = connection
+                with suppress(ConnectionError):
+                    connection.send(str(pid).encode())
                 for each_fd in fds:
                     os.close(each_fd)
 
@@ -170,7 +175,7 @@ def _reap(running: dict[int, socket.socket]) -> None:
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
             connection = running.pop(pid)
-            with connection, suppress(BrokenPipeError):  # whoever started it is gone
+            with connection, suppress(ConnectionError):  # whoever started it is gone
                 connection.send(str(status).encode())
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -35,9 +36,9 @@ ALONE, DDP = Point("local", None), Point("ddp", None)
 ONE_BIT = Point("onebit", 28)
 
 
-def run_of(point: Point, **changes: object) -> Run:
+def run_of(point: Point, **changes: Any) -> Run:
     run = Run(point, "adamw", Rates(0.01), seed=0, steps=3, workers=2, settings=TINY)
-    return replace(run, **changes)  # type: ignore[arg-type]
+    return replace(run, **changes)
 
 
 def result(loss: float, fewer: float = 400.0) -> Result:

@@ -1,7 +1,6 @@
 """Text: where it comes from, and that held-out text is never trained on."""
 
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -99,11 +98,8 @@ def test_hidden_binary_and_empty_files_are_passed_over(tmp_path: Path) -> None:
     assert sorted([train, validation]) == [b"aaaa" * 9, b"bbbb" * 9]
 
 
-def test_the_standard_library_is_quick_plentiful_and_the_same_twice() -> None:
-    load_text("stdlib")  # from now on from the page cache
-    start_s = time.perf_counter()
+def test_the_standard_library_is_plentiful_and_the_same_twice() -> None:
     corpus = load_text("stdlib")
-    assert time.perf_counter() - start_s < 1.0
     assert corpus.train.size > 3_000_000
     share = corpus.validation.size / (corpus.train.size + corpus.validation.size)
     assert HELD_OUT_SHARE / 3 < share < HELD_OUT_SHARE * 3

@@ -1,5 +1,7 @@
 """The pass that ends a run in pairs: who is waited for, how long, and when it is tried again."""
 
+from typing import Any
+
 from tests.protocol.views import member
 from worker.exchange.allreduce.final_average import (
     FinalAverage,
@@ -21,8 +23,8 @@ def seen(*members: Member) -> View:
     return View({each.peer: each for each in members})
 
 
-def here(peer: str, version: int = ROUND, **changes: Phase | Health) -> Member:
-    return member(peer, versions=(version,), **changes)  # type: ignore[arg-type]
+def here(peer: str, version: int = ROUND, **changes: Any) -> Member:
+    return member(peer, versions=(version,), **changes)
 
 
 def come(view: View) -> FinalAverage:

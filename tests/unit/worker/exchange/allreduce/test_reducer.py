@@ -3,6 +3,7 @@
 import random
 from dataclasses import replace
 from itertools import count
+from typing import Any
 
 import pytest
 
@@ -32,7 +33,7 @@ def reducer(me: str = "a", seen: View | None = None, version: int | None = 0) ->
 
 
 def header(
-    peer: str, key: ShardKey = KEY, group: Group = GROUP, **changes: object
+    peer: str, key: ShardKey = KEY, group: Group = GROUP, **changes: Any
 ) -> ContributionHeader:
     plain = ContributionHeader(
         run=ByName.run,
@@ -46,7 +47,7 @@ def header(
         total_bytes=BYTES,
         hash=ord(peer),
     )
-    return replace(plain, **changes)  # type: ignore[arg-type]
+    return replace(plain, **changes)
 
 
 def offer(
@@ -55,7 +56,7 @@ def offer(
     key: ShardKey = KEY,
     group: Group = GROUP,
     now: float = 0.0,
-    **changes: object,
+    **changes: Any,
 ) -> tuple[int, list[events.ReducerAction]]:
     """A peer wants to contribute: the number of its stream, and what it is told."""
     stream = next(numbers)
@@ -368,10 +369,10 @@ def test_who_comes_while_the_mean_is_computed_gets_the_answer_and_is_not_in_it()
     ],
 )
 def test_a_header_that_does_not_fit_is_refused(
-    wrong: dict[str, object], kind: str, faulty: bool
+    wrong: dict[str, Any], kind: str, faulty: bool
 ) -> None:
     machine = reducer()
-    stream, actions = offer(machine, **wrong)  # type: ignore[arg-type]
+    stream, actions = offer(machine, **wrong)
     (refused,) = actions
     assert isinstance(refused, events.RefuseStream)
     assert (refused.stream, refused.kind, refused.faulty) == (stream, kind, faulty)
