@@ -1,8 +1,8 @@
 """Bad input, given to real processes: one line, the documented exit code, nothing lost."""
 
+import re
 import shutil
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -69,13 +69,10 @@ def test_a_swarm_is_refused_before_anything_is_started_or_written(
 
 def test_a_peer_that_does_not_answer_is_given_up_within_ten_seconds(tmp_path: Path) -> None:
     (address,) = free_addresses(1)
-    started = time.monotonic()
     code, line = refused("join", address, "--out", str(tmp_path))
-    took_s = time.monotonic() - started
     assert code == 6
-    assert address in line
-    assert "tries" in line
-    assert took_s < 20  # ten, and the start of a process on a busy machine
+    (seconds,) = re.findall(rf"{address}: [1-9]\d* tries in (\d+\.\d) s", line)
+    assert 3 <= float(seconds) <= 10  # less what the start of the process has taken
 
 
 def test_a_port_in_use_and_another_manifest(tmp_path: Path) -> None:

@@ -67,12 +67,9 @@ def test_a_joiner_that_nobody_can_dial_is_told_and_slows_nobody(tmp_path: Path) 
         for worker in swarm.workers.values():
             worker.wait_for_round(0)
         with held.opened():
-            stranger = WorkerProcess(
-                ["join", swarm.addresses["w0"], "--name", "new", "--advertise", nowhere,
-                 "--out", str(tmp_path / "new"), "--json", *held.settings],
-                "new",
-            )  # fmt: skip
-            swarm.workers["new"] = stranger
+            stranger = swarm.join(
+                "new", swarm.addresses["w0"], "--advertise", nowhere, *held.settings
+            )
             stranger.wait_for(lambda e: e["event"] == "listening", "an address")
             before = [swarm.workers[name].wait_for_round(1)["round"] for name in swarm.names]
             assert stranger.wait() == 9

@@ -11,17 +11,14 @@ from pathlib import Path
 import pytest
 
 import murmuration
-from tests.support.workers import PATIENCE_S, free_addresses
+from tests.support.workers import PATIENCE_S, free_addresses, wait_until_listens
 
 EXAMPLES = Path(murmuration.__file__).parent / "docs/examples"
 
 
 def run_peers(script: str, *options: str, peers: int = 2) -> list[str]:
     """What a first peer and those that join it print."""
-    (address,) = free_addresses(1)
-    first = (*options, "--name", "w0", "--listen", address, "--min-peers", str(peers))
-    joining = [(*options, "--name", f"w{i}", "--join", address) for i in range(1, peers)]
-    with started(script, first, *joining) as processes:
+    with started(script, options, *[options] * (peers - 1)) as processes:
         printed = [process.communicate(timeout=PATIENCE_S)[0] for process in processes]
     assert [process.returncode for process in processes] == [0] * peers, printed
     return printed
@@ -29,18 +26,24 @@ def run_peers(script: str, *options: str, peers: int = 2) -> list[str]:
 
 @contextmanager
 def started(script: str, *each: tuple[str, ...]) -> Iterator[list[subprocess.Popen[str]]]:
-    """A process of the example for each of these options."""
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", str(EXAMPLES / script), *options],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},  # three peers share the cores
-        )
-        for options in each
-    ]
+    """A process of the example for each of these options; the others join the first."""
+    (address,) = free_addresses(1)
+    processes: list[subprocess.Popen[str]] = []
     try:
+        for number, options in enumerate(each):
+            if number == 1:
+                wait_until_listens(address)
+            first = ("--listen", address, "--min-peers", str(len(each)))
+            where = ("--name", f"w{number}", *(("--join", address) if number else first))
+            processes.append(
+                subprocess.Popen(
+                    [sys.executable, "-W", "ignore", str(EXAMPLES / script), *options, *where],
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                    env=os.environ | {"OMP_NUM_THREADS": "1"},  # three peers share the cores
+                )
+            )
         yield processes
     finally:
         for process in processes:
@@ -74,10 +77,8 @@ def test_three_peers_train_a_gpt_with_two_optimizers() -> None:
 
 
 def test_adapters_over_other_frozen_weights_are_refused() -> None:
-    (address,) = free_addresses(1)
-    first = ("--steps", "20", "--lora", "--name", "w0", "--listen", address, "--min-peers", "2")
-    joiner = ("--steps", "20", "--name", "w1", "--join", address)
-    with started("transformers_trainer.py", first, joiner) as processes:
+    short = ("--steps", "20")
+    with started("transformers_trainer.py", (*short, "--lora"), short) as processes:
         refused, _ = processes[1].communicate(timeout=PATIENCE_S)
     assert processes[1].returncode == 1
     assert "has other frozen parameters than this model" in refused

@@ -2,7 +2,11 @@
 
 import json
 import signal
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 from tests.support.gate import gate
 from tests.support.workers import (
@@ -38,21 +42,37 @@ def test_a_killed_worker_is_missed_by_nobody(tmp_path: Path) -> None:
     assert last["contributors"] == 3
 
 
-def test_a_worker_comes_back_and_ends_equal(tmp_path: Path) -> None:
+@pytest.fixture
+def quick_disk() -> Iterator[Path]:
+    """A folder in memory, where there is such a thing: a checkpoint must not outlast the run."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
+        yield Path(folder)
+
+
+def kill_once_saved(worker: WorkerProcess, after_step: int) -> None:
+    """SIGKILL after a round, and after a checkpoint of a later step than this."""
+    worker.wait_for_all(
+        "a round and a checkpoint",
+        lambda e: e["event"] == "round" and e["round"] >= 2,
+        lambda e: e["event"] == "checkpoint" and e["step"] > after_step,
+    )
+    worker.send(signal.SIGKILL)
+    assert worker.wait() == -signal.SIGKILL
+
+
+def test_a_worker_comes_back_and_ends_equal(quick_disk: Path) -> None:
     settings = [*SMALL, *QUICK, *settings_of(run__steps=120, diloco__inner_steps=10)]
     settings += settings_of(checkpoint__every_s=0.001)
-    held = gate(tmp_path, 85)
-    with running_swarm(4, tmp_path, *settings, *held.settings) as swarm:
+    held = gate(quick_disk, 85)
+    with running_swarm(4, quick_disk, *settings, *held.settings) as swarm:
         swarm.start_all()
-        victim = swarm.workers["w3"]
-        victim.wait_for_round(2)
-        victim.send(signal.SIGKILL)
-        victim.wait()
+        kill_once_saved(swarm.workers["w3"], after_step=0)
         swarm.workers["w0"].wait_for_round(7)  # the others have gone on without it
         back = swarm.start("w3")  # the same command line as before
         assert back.wait_for(lambda e: e["event"] == "resumed", "resuming")["step"] > 0
         adopted = back.wait_for(lambda e: e["event"] == "adopted", "adoption")
-        swarm.wait_until_trains("w3", "w0", "w1", "w2")
+        swarm.wait_until_all_train()
         with held.opened():
             results = swarm.wait()
     assert adopted["step"] >= 70
@@ -61,36 +81,24 @@ def test_a_worker_comes_back_and_ends_equal(tmp_path: Path) -> None:
     assert swarm.workers["w0"].of("round")[-1]["contributors"] == 4
 
 
-def test_a_worker_comes_back_to_a_run_with_error_feedback_and_ends_equal(tmp_path: Path) -> None:
-    settings = [
-        *SMALL,
-        *QUICK,
-        *settings_of(
-            run__steps=120,
-            diloco__preset="streaming",
-            diloco__inner_steps=6,
-            diloco__overlap_steps=2,
-            diloco__codec="e3m0",
-            diloco__reduction_codec="e3m0",
-            diloco__error_feedback="true",
-            checkpoint__every_s=0.001,
-        ),
-    ]
-    held = gate(tmp_path, 85)
-    with running_swarm(3, tmp_path, *settings, *held.settings) as swarm:
+# Of three fragments; each has had a round after twelve steps.
+STREAMING = {"run__steps": 120, "diloco__inner_steps": 6, "diloco__overlap_steps": 2}
+
+
+def test_a_worker_comes_back_to_a_run_with_error_feedback_and_ends_equal(quick_disk: Path) -> None:
+    four_bits = {"diloco__codec": "e3m0", "diloco__reduction_codec": "e3m0"}
+    settings = [*SMALL, *QUICK, *settings_of(diloco__preset="streaming", **STREAMING, **four_bits)]
+    settings += settings_of(diloco__error_feedback="true", checkpoint__every_s=0.001)
+    held = gate(quick_disk, 85)
+    with running_swarm(3, quick_disk, *settings, *held.settings) as swarm:
         swarm.start_all()
-        victim = swarm.workers["w2"]
-        victim.wait_for(
-            lambda e: e["event"] == "checkpoint" and e["step"] > 12, "a checkpoint after rounds"
-        )
-        victim.send(signal.SIGKILL)
-        assert victim.wait() == -signal.SIGKILL
-        saved = checkpoint.load(tmp_path / "w2" / "checkpoints")[0]
+        kill_once_saved(swarm.workers["w2"], after_step=12)
+        saved = checkpoint.load(quick_disk / "w2" / "checkpoints")[0]
         assert saved.named("residual").keys() == saved.named("anchor").keys()
         swarm.workers["w0"].wait_for_round(8)  # the others have gone on without it
         back = swarm.start("w2", "--resume")
         back.wait_for(lambda e: e["event"] == "adopted", "adoption")
-        swarm.wait_until_trains("w2", "w0", "w1")
+        swarm.wait_until_all_train()
         with held.opened():
             results = swarm.wait()
     assert len({Hashes.of(result) for result in results.values()}) == 1
@@ -99,68 +107,39 @@ def test_a_worker_comes_back_to_a_run_with_error_feedback_and_ends_equal(tmp_pat
 
 
 def test_replicas_that_keep_what_was_not_sent_come_back_join_late_and_end_equal(
-    tmp_path: Path,
+    quick_disk: Path,
 ) -> None:
-    settings = [
-        *SMALL,
-        *QUICK,
-        *settings_of(
-            run__steps=120,
-            diloco__preset="onebit",
-            diloco__inner_steps=6,
-            diloco__fragments=0,
-            diloco__overlap_steps=2,
-            checkpoint__every_s=0.001,
-        ),
-    ]
-    held = gate(tmp_path, 85)
-    with running_swarm(3, tmp_path, *settings, *held.settings) as swarm:
+    onebit = settings_of(diloco__preset="onebit", diloco__fragments=0, **STREAMING)
+    settings = [*SMALL, *QUICK, *onebit, *settings_of(checkpoint__every_s=0.001)]
+    held = gate(quick_disk, 85)
+    with running_swarm(3, quick_disk, *settings, *held.settings) as swarm:
         swarm.start_all()
-        victim = swarm.workers["w2"]
-        victim.wait_for(
-            lambda e: e["event"] == "checkpoint" and e["step"] > 12, "a checkpoint after rounds"
-        )
-        victim.send(signal.SIGKILL)
-        assert victim.wait() == -signal.SIGKILL
+        kill_once_saved(swarm.workers["w2"], after_step=12)
         swarm.workers["w0"].wait_for_round(8)  # the others have gone on without it
         back = swarm.start("w2", "--resume")
         back.wait_for(lambda e: e["event"] == "adopted", "adoption")
-        where = ["--name", "w3", "--out", str(tmp_path / "w3"), "--json"]
-        newcomer = WorkerProcess(["join", swarm.addresses["w1"], *where, *held.settings], "w3")
-        swarm.workers["w3"] = newcomer
+        newcomer = swarm.join("w3", swarm.addresses["w1"], *held.settings)
         newcomer.wait_for(lambda e: e["event"] == "adopted", "adoption")
-        for name in ("w2", "w3"):
-            swarm.wait_until_trains(name, "w0", "w1")
+        swarm.wait_until_all_train()
         with held.opened():
             results = swarm.wait("w0", "w1", "w2", "w3")
     assert len({Hashes.of(result) for result in results.values()}) == 1
     assert results["w2"]["steps"] < results["w0"]["steps"] == 120
-    # Rounds of milliseconds may be over before gossip tells of the newcomer, which then adopts.
+    # The newcomer adopts instead where it is taken for dead, on a machine that has no time for it.
     exact = [swarm.workers[name].of("round")[-1] for name in ("w0", "w1", "w2")]
     assert {event["contributors"] for event in exact} in ({3}, {4})
 
 
 def test_a_worker_joins_with_an_address_and_its_own_task(tmp_path: Path) -> None:
-    settings = [*SMALL, *QUICK, *settings_of(run__steps=600, diloco__inner_steps=10)]
+    settings = [*SMALL, *QUICK, *settings_of(run__steps=100, diloco__inner_steps=10)]
     held = gate(tmp_path, 25)
     with running_swarm(2, tmp_path, *settings, *held.settings) as swarm:
         swarm.start_all()
         swarm.workers["w0"].wait_for_round(1)
-        newcomer = WorkerProcess(
-            [
-                "join",
-                swarm.addresses["w1"],
-                "--name",
-                "new",
-                "--out",
-                str(tmp_path / "new"),
-                "--json",
-                *held.settings,  # a task of one's own is not loaded on the swarm's word
-            ],
-            "new",
-        )
-        swarm.workers["new"] = newcomer
+        # A task of one's own is not loaded on the swarm's word.
+        newcomer = swarm.join("new", swarm.addresses["w1"], *held.settings)
         newcomer.wait_for(lambda e: e["event"] == "adopted", "adoption")
+        swarm.wait_until_all_train()
         with held.opened():
             results = swarm.wait("w0", "w1", "new")
     assert len({Hashes.of(result) for result in results.values()}) == 1
@@ -197,20 +176,13 @@ def test_a_worker_joins_through_the_coordinator_which_reports(tmp_path: Path) ->
         ["coordinator", "--listen", address, "--expect", "3", "--json", "--out", str(tmp_path)],
         "coordinator",
     )
-    settings = [*SMALL, *QUICK, *settings_of(run__steps=300, diloco__inner_steps=10)]
+    settings = [*SMALL, *QUICK, *settings_of(run__steps=100, diloco__inner_steps=10)]
     held = gate(tmp_path, 25)
     with running_swarm(2, tmp_path, *settings, *held.settings) as swarm:
         swarm.ended.append(coordinator)
         swarm.start_all("--coordinator", address)
         swarm.workers["w0"].wait_for_round(1)
-        newcomer = WorkerProcess(
-            [
-                *("join", address, "--name", "new", "--out", str(tmp_path / "new"), "--json"),
-                *held.settings,
-            ],
-            "new",
-        )
-        swarm.workers["new"] = newcomer
+        newcomer = swarm.join("new", address, *held.settings)
         newcomer.wait_for(lambda e: e["event"] == "adopted", "adoption")
         with held.opened():
             results = swarm.wait("w0", "w1", "new")

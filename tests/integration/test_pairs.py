@@ -2,11 +2,13 @@
 
 import itertools
 import signal
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
+from coordinator.report.status import ask
 from tests.support.gate import Gate, gate, gates
 from tests.support.head_starts import AnchorPrefetch
 from tests.support.held_rounds import HeldRound, held_round
@@ -15,6 +17,7 @@ from tests.support.reference import reference_hashes
 from tests.support.shaped import relayed_swarm
 from tests.support.watched import Hold, program
 from tests.support.workers import (
+    PATIENCE_S,
     QUICK,
     SMALL,
     Event,
@@ -25,6 +28,11 @@ from tests.support.workers import (
     settings_of,
 )
 from worker.config import load_config
+
+# A partner that a busy machine holds up is waited for, whoever is in doubt of it.
+PATIENT = settings_of(
+    rounds__patience_s=60, membership__probe_timeout_s=5, membership__suspicion_factor=20
+)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +49,7 @@ def test_four_workers_in_pairs_equal_the_reference(
     tmp_path: Path, preset: str, extra: Mapping[str, object]
 ) -> None:
     settings = [*SMALL, *settings_of(run__steps=25, run__seed=3, diloco__inner_steps=6, **extra)]
-    with running_swarm(4, tmp_path, "--preset", preset, *settings) as swarm:
+    with running_swarm(4, tmp_path, "--preset", preset, *settings, *PATIENT) as swarm:
         swarm.start_all()
         results = swarm.wait()
         rounds = [event for name in swarm.names for event in swarm.workers[name].of("round")]
@@ -52,7 +60,8 @@ def test_four_workers_in_pairs_equal_the_reference(
     hashes = {peer: Hashes.of(result) for peer, result in results.items()}
     assert len(set(hashes.values())) == (1 if consensus else 2)  # who met last hold the same
     config = load_config(None, settings[1::2], preset)
-    assert (len(head_starts) > 0) == config.plan.shared_momentum
+    if config.plan.overlap_steps == 0:  # else whether one comes in time is up to the network
+        assert (len(head_starts) > 0) == config.plan.shared_momentum
     assert hashes == reference_hashes(config, swarm.names, head_starts)
 
 
@@ -91,7 +100,7 @@ def test_a_stopped_worker_holds_up_nobody_and_comes_back(tmp_path: Path) -> None
             swarm.workers[name].wait_for_round(38)
         stopped.send(signal.SIGCONT)
         stopped.wait_for(lambda e: e["event"] == "skipped", "where the others are")
-        swarm.wait_until_trains("w3", "w0", "w1", "w2")
+        swarm.wait_until_all_train()
         with held.opened():
             results = swarm.wait()
     assert {result["step"] for result in results.values()} == {480}
@@ -105,10 +114,8 @@ def test_a_stopped_worker_holds_up_nobody_and_comes_back(tmp_path: Path) -> None
 VICTIM, SURVIVORS = "w2", ("w0", "w1", "w3")
 WORKERS = (*SURVIVORS, VICTIM)
 HELD = 3  # the round
-# A partner whose link is cut is given up within seconds.
-CUT = settings_of(rounds__patience_s=2, rounds__slack_s=4, rounds__grace_s=4)
-# A round takes half a second: several are held until everybody knows of the cut.
-PAUSED = settings_of(task__name="tests.support.slow_task:SlowBytes", task__pause_s=0.05)
+# Whoever waits for a last word that does not come gives it up within seconds.
+CUT = settings_of(rounds__patience_s=3, rounds__slack_s=3)
 AMID = (*SMALL, *QUICK, *settings_of(run__steps=160, diloco__inner_steps=10))
 PLAN = load_config(None, AMID[1::2], "noloco").plan
 WORSE = 1.05  # of 16 rounds each one lost costs a percent
@@ -122,7 +129,8 @@ def watched(folder: Path, hold: Hold | None = None) -> dict[str, Sequence[str]]:
 @pytest.fixture(scope="module")
 def undisturbed_loss(tmp_path_factory: pytest.TempPathFactory) -> float:
     """The validation loss of a swarm to which nothing happens."""
-    with running_swarm(4, tmp_path_factory.mktemp("run"), "--preset", "noloco", *AMID) as swarm:
+    settings = ("--preset", "noloco", *AMID, *PATIENT)
+    with running_swarm(4, tmp_path_factory.mktemp("run"), *settings) as swarm:
         swarm.start_all()
         results = swarm.wait()
     assert sum(result["rounds_failed"] for result in results.values()) == 0
@@ -162,10 +170,23 @@ def wait_for_the_loss(swarm: Swarm, partner: str) -> None:
         swarm.workers[name].wait_for(seen, "a death, and the lost round")
 
 
+def wait_for_the_cut(swarm: Swarm, partner: str) -> None:
+    """Until everyone knows of the link that is cut, and the partner has given the round up."""
+    swarm.workers[partner].wait_for(
+        lambda e: e["event"] == "round_failed" and e["round"] == HELD, "the lost round"
+    )
+    cut, deadline = {VICTIM: [partner], partner: [VICTIM]}, time.monotonic() + PATIENCE_S
+    for name in WORKERS:
+        known: dict[str, list[str]] = {}
+        while known != cut:
+            assert time.monotonic() < deadline, f"{name} knows of {known}"
+            members = ask(swarm.addresses[name])["members"]
+            known = {m["peer"]: m["unreachable"] for m in members if "unreachable" in m}
+
+
 def partner_in(swarm: Swarm, begun: Gate, held: HeldRound) -> str:
     """The victim's in the held round. All begin together: who starts a second later than others
     would find them rounds ahead, and follow."""
-    swarm.start_all()
     for worker in swarm.workers.values():
         worker.wait_for(lambda e: e["event"] == "started", "start")
     with begun.opened():
@@ -197,6 +218,7 @@ def test_a_worker_killed_amid_an_exchange_harms_nobody(
         running_swarm(4, tmp_path, *settings) as swarm,
     ):
         swarm.programs |= watched(tmp_path / "accounts", held.hold)
+        swarm.start_all()
         partner = partner_in(swarm, begun, held)
         swarm.workers[VICTIM].send(signal.SIGKILL)
         wait_for_the_loss(swarm, partner)
@@ -222,6 +244,7 @@ def test_a_worker_stopped_amid_an_exchange_harms_nobody(
         running_swarm(4, tmp_path, *settings) as swarm,
     ):
         swarm.programs |= watched(tmp_path / "accounts", held.hold)
+        swarm.start_all()
         partner, stopped = partner_in(swarm, begun, held), swarm.workers[VICTIM]
         stopped.send(signal.SIGSTOP)
         wait_for_the_loss(swarm, partner)
@@ -232,7 +255,7 @@ def test_a_worker_stopped_amid_an_exchange_harms_nobody(
             with held.gate.opened():
                 stopped.send(signal.SIGCONT)
                 stopped.wait_for(lambda e: e["event"] == "skipped", "where the others are")
-                swarm.wait_until_trains(VICTIM, *SURVIVORS)
+                swarm.wait_until_all_train()
                 with end.opened():
                     results = swarm.wait()
     accounts = PairAccounts(tmp_path / "accounts", PLAN)
@@ -246,24 +269,26 @@ def test_a_worker_stopped_amid_an_exchange_harms_nobody(
 def test_a_link_cut_amid_an_exchange_and_for_good_harms_nobody(
     tmp_path: Path, undisturbed_loss: float
 ) -> None:
-    settings = ("--preset", "noloco", *AMID, *CUT, *PAUSED)
+    begun, noticed = gates(tmp_path, 5, 45)
+    settings = ("--preset", "noloco", *AMID, *CUT, *noticed.settings)
     with held_round(tmp_path, HELD, "staged") as held:
         programs = watched(tmp_path / "accounts", held.hold)
         with relayed_swarm(4, tmp_path, "100mbit", settings, programs=programs) as (swarm, relay):
-            partner = held.partner()
+            partner = partner_in(swarm, begun, held)
             relay.cut(VICTIM, partner)
             with held.gate.opened():
-                results = swarm.wait()
+                wait_for_the_cut(swarm, partner)
+                with noticed.opened():
+                    results = swarm.wait()
     accounts = PairAccounts(tmp_path / "accounts", PLAN)
     assert_no_harm(results, accounts, undisturbed_loss)
     alone_with(accounts, partner)
     assert marks_until_left(swarm.workers[VICTIM], partner) == [[partner]]
     assert {worker.of("round")[-1]["contributors"] for worker in swarm.workers.values()} == {4}
-    assert failed(swarm.workers[partner])[HELD] == {VICTIM}
     for name in WORKERS:
-        rounds = {entry.round for entry in accounts.applied(name)}
-        assert max(rounds) > HELD
-        assert len(rounds) >= 12
-        if name not in (VICTIM, partner):  # it waits for nobody else, and not for long
-            lost = failed(swarm.workers[name])
-            assert set().union(*lost.values()) <= {VICTIM, partner}
+        lost = failed(swarm.workers[name])
+        if name == VICTIM:  # it has had its partner's last word, or not
+            assert lost in ({}, {HELD: {partner}})
+        else:
+            assert lost == ({HELD: {VICTIM}} if name == partner else {})
+        assert {entry.round for entry in accounts.applied(name)} == set(range(16)) - set(lost)

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tests.integration.test_examples import EXAMPLES
-from tests.support.workers import PATIENCE_S, free_addresses
+from tests.support.workers import PATIENCE_S, free_addresses, wait_until_listens
 
 TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d")
 STANDALONE = ("--rdzv-endpoint", "127.0.0.1:0")
@@ -45,11 +45,11 @@ def test_a_site_and_a_process_train_one_model(kind: str) -> None:
     (address,) = free_addresses(1)
     script = str(EXAMPLES / "site.py")
     site = (script, "--shard", kind, "--name", "w0", "--listen", address, "--min-peers", "2")
-    peers = [
-        python(*TORCHRUN, *STANDALONE, *site),
-        python(script, "--name", "w1", "--join", address),
-    ]
-    found = re.findall(r"(w\d): weights (\S+)", "".join(printed(peer) for peer in peers))
+    peers = [python(*TORCHRUN, *STANDALONE, *site)]
+    wait_until_listens(address)
+    peers.append(python(script, "--name", "w1", "--join", address))
+    # Both ranks write to one pipe: the end of a line may come after the other's.
+    found = re.findall(r"(w\d): weights (-?\d+\.\d{9})", "".join(printed(peer) for peer in peers))
     assert sorted(name for name, _ in found) == ["w0", "w0", "w1"]
     assert len({weights for _, weights in found}) == 1
 

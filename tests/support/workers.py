@@ -3,7 +3,6 @@
 import json
 import queue
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -14,7 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import grpc
+
 from coordinator.report.status import ask
+from protos.addresses import ReservedPorts
 from tests.support.fork_server import ForkedPopen
 
 Event = dict[str, Any]
@@ -84,6 +86,16 @@ class WorkerProcess:
             if wanted(event):
                 return event
 
+    def wait_for_all(self, what: str, *wanted: Callable[[Event], bool]) -> None:
+        """Until there was an event of each kind, in whatever order."""
+        left = set(wanted)
+
+        def last(event: Event) -> bool:
+            left.difference_update([each for each in left if each(event)])
+            return not left
+
+        self.wait_for(last, what)
+
     def wait_for_round(self, number: int) -> Event:
         """Waits until this worker has applied round `number` or a later one."""
         return self.wait_for(
@@ -119,6 +131,8 @@ class WorkerProcess:
     def _read_events(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
+            if not line.endswith("\n"):  # killed while it was writing
+                break
             event = json.loads(line)
             self.events.append(event)
             self._new.put(event)
@@ -167,6 +181,12 @@ class Swarm:
         self.workers[name] = worker
         return worker
 
+    def join(self, name: str, via: str, *extra: str) -> WorkerProcess:
+        """Starts a newcomer, which is told one address: a worker's or a coordinator's."""
+        where = ("--name", name, "--out", str(self.out / name), "--json")
+        self.workers[name] = WorkerProcess(["join", via, *where, *extra], name)
+        return self.workers[name]
+
     def start_all(self, *extra: str) -> None:
         for name in self.names:
             self.start(name, *extra)
@@ -181,15 +201,22 @@ class Swarm:
             results[name] = worker.result
         return results
 
-    def wait_until_trains(self, name: str, *others: str) -> None:
-        """Until these others know that a worker trains, so that their next rounds count on it."""
+    def wait_until_all_train(self) -> None:
+        """Until each worker knows that all train: any of them may lay out the next round."""
         deadline = time.monotonic() + PATIENCE_S
-        for other in others:
-            seen: Event = {}
-            while (seen.get("health"), seen.get("phase")) != ("alive", "training"):
-                assert time.monotonic() < deadline, f"{other} sees {seen}"
-                members = ask(self.addresses[other])["members"]
-                seen = next((each for each in members if each["peer"] == name), {})
+        for name, worker in self.workers.items():
+            address = worker.of("listening")[0]["address"]
+            while late := self._not_training(address):
+                assert time.monotonic() < deadline, f"{name} sees {late}"
+
+    def _not_training(self, address: str) -> Event:
+        """What the worker there knows of those that do not train, as far as it knows."""
+        members = {member["peer"]: member for member in ask(address)["members"]}
+        seen = {
+            name: (members[name]["health"], members[name]["phase"]) if name in members else None
+            for name in self.workers
+        }
+        return {name: at for name, at in seen.items() if at != ("alive", "training")}
 
     def status(self, name: str) -> Event:
         """What `murmur status --json` says of one worker."""
@@ -213,16 +240,21 @@ def running_swarm(count: int, out: Path, *settings: str) -> Iterator[Swarm]:
         swarm.end()
 
 
+_reserved: list[ReservedPorts] = []  # as long as this process lives
+
+
 def free_addresses(count: int) -> list[str]:
-    """Loopback addresses that nobody listened on a moment ago."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
+    """Loopback addresses that nobody gets but those that are told to listen there."""
+    _reserved.append(ReservedPorts(count))
+    return _reserved[-1].addresses
+
+
+def wait_until_listens(address: str) -> None:
+    """Until a peer serves there: a joiner gives up after ten seconds, and this one may have to load
+    its libraries first."""
+    options = [("grpc.enable_http_proxy", 0), ("grpc.max_reconnect_backoff_ms", 100)]
+    with grpc.insecure_channel(address, options=options) as channel:
+        grpc.channel_ready_future(channel).result(PATIENCE_S)
 
 
 def settings_of(**values: object) -> list[str]:
