@@ -230,6 +230,11 @@ class Plan:
         return self.merge == "keep"
 
     @property
+    def compares_norms(self) -> bool:
+        """Whether contributions come with their norms (`algorithms.robust`)."""
+        return (self.exchange, self.payload) == ("mean", "pseudo_gradient")
+
+    @property
     def needs_encoding_error(self) -> bool:
         """Whether what a contribution's encoding has left out is asked for."""
         return self.error_feedback or self.keeps

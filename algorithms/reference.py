@@ -31,6 +31,7 @@ from algorithms.diloco import (
 from algorithms.fragments import Fragment
 from algorithms.pairing import groups, membership_epoch
 from algorithms.plan import Plan
+from algorithms.robust import NORM_LIMIT, aggregate, norm, norm_factors, norm_ratios
 
 
 class TrainedReplica(Protocol):
@@ -122,6 +123,7 @@ class _Run:
         }
         self.rounds = [0] * len(fragments)
         self.residuals: dict[tuple[str, int], Tensor] = {}  # of each peer's contributions
+        self.norms: dict[tuple[str, int], float] = {}  # of contributions
         self.errors: dict[tuple[str, int], Tensor] = {}  # of those in flight, with merge `keep`
         self.reduction_residuals: dict[int, Tensor] = {}
         self.in_flight: dict[tuple[str, int], Means] = {}
@@ -294,7 +296,11 @@ class _Run:
         plan, round_ = self.plan, self.rounds[index]
         self.rounds[index] += 1
         arrived = [self.contribution(peer, index, round_, g) for peer, g in own.items()]
-        mean = mean_in_order(arrived, over=plan.mean_over)
+        factors: tuple[float, ...] = (1.0,) * len(arrived)
+        if plan.compares_norms:
+            ratios = norm_ratios([self.norms[peer, index] for peer in own])
+            factors = norm_factors(ratios, NORM_LIMIT)
+        mean = aggregate(arrived, factors, over=plan.mean_over)
         if index in self.reduction_residuals:
             mean.add_(self.reduction_residuals[index])
         decoded = self.through(
@@ -310,6 +316,7 @@ class _Run:
         """A peer's pseudo-gradient as others decode it."""
         plan, residual = self.plan, self.residuals.get((peer, index))
         values = with_residual(g, residual, plan.error_decay)
+        self.norms[peer, index] = norm(values)
         decoded = self.through(
             codec_by_name(plan.codec), values, partial(contribution_seed, peer, index, round_)
         )

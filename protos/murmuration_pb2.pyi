@@ -954,6 +954,7 @@ class ContributionHeader(_message.Message):
     HASH_FIELD_NUMBER: _builtins.int
     REDUCTION_OFFSET_FIELD_NUMBER: _builtins.int
     WEIGHT_FIELD_NUMBER: _builtins.int
+    NORM_FIELD_NUMBER: _builtins.int
     RESUMED_FIELD_NUMBER: _builtins.int
     run: _builtins.int
     fragment: _builtins.int
@@ -973,6 +974,8 @@ class ContributionHeader(_message.Message):
     """bytes of the reduction that an earlier attempt already holds"""
     weight: _builtins.int
     """inner steps, or visits of a stage, that it stands for"""
+    norm: _builtins.float
+    """of the whole fragment's contribution, before it is encoded"""
     resumed: _builtins.bool
     """an earlier attempt may have left bytes there: wait for `resume`"""
     def __init__(
@@ -990,11 +993,12 @@ class ContributionHeader(_message.Message):
         hash: _builtins.int = ...,
         reduction_offset: _builtins.int = ...,
         weight: _builtins.int = ...,
+        norm: _builtins.float = ...,
         resumed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec", b"codec", "elements", b"elements", "fragment", b"fragment", "group", b"group", "hash", b"hash", "reduction_offset", b"reduction_offset", "resumed", b"resumed", "round", b"round", "run", b"run", "sender", b"sender", "shard", b"shard", "total_bytes", b"total_bytes", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec", b"codec", "elements", b"elements", "fragment", b"fragment", "group", b"group", "hash", b"hash", "norm", b"norm", "reduction_offset", b"reduction_offset", "resumed", b"resumed", "round", b"round", "run", b"run", "sender", b"sender", "shard", b"shard", "total_bytes", b"total_bytes", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -208,6 +208,14 @@ def parse_config(document: Mapping[str, Any], source: ConfigOrigin | str) -> Con
             f"{source.of('run', ['evaluate_every'])}: [run] evaluate_every is for whole models; "
             "stages are put together at the end of the run, and evaluated then"
         )
+    rounds = _build(RoundConfig(), document.get("rounds", {}), "rounds", source)
+    alike = (plan.exchange, plan.weighting, plan.mean_over) == ("mean", "uniform", "all")
+    if rounds.aggregation == "trimmed" and not alike:
+        where = source.of("rounds", ["aggregation"])
+        raise ConfigError(
+            f'{where}: [rounds] aggregation = "trimmed" is for means over all in which all count '
+            "alike; leave out exchange, weighting and mean_over"
+        )
     return Config(
         run=run,
         task=_task(dict(document.get("task", {})), source),
@@ -215,7 +223,7 @@ def parse_config(document: Mapping[str, Any], source: ConfigOrigin | str) -> Con
         stages=stages,
         preset=preset,
         plan=plan,
-        rounds=_build(RoundConfig(), document.get("rounds", {}), "rounds", source),
+        rounds=rounds,
         exchange=_build(ExchangeConfig(), document.get("exchange", {}), "exchange", source),
         membership=_build(MembershipConfig(), document.get("membership", {}), "membership", source),
         checkpoint=_build(CheckpointConfig(), document.get("checkpoint", {}), "checkpoint", source),

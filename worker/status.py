@@ -131,6 +131,7 @@ def status_document(
             "last_exchange_s": _rounded(rounds.last_exchange_s, 3),
         },
         "refused": dict(counts.refused),
+        "quarantine": dict(counts.left_out),
         **({"microbatches": asdict(staged)} if (staged := measured.stage_counts) else {}),
         "loop_lag_ms": dict(measured.loop_lag_ms),
     }

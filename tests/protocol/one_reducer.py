@@ -27,6 +27,7 @@ ELEMENTS = 3_000
 SHARD = next(k for k, order in enumerate(reducer_orders(RUN, 0, GROUP)) if order[0] == "r")
 KEY = ShardKey(0, 0, SHARD)
 VALUES = {"a": 1.0, "b": 2.0, "r": 6.0}
+NORM = 6.0 * ELEMENTS**0.5  # that each announces
 
 
 @dataclass
@@ -65,7 +66,7 @@ class Bench:
         """Valid contributions of all three give their mean, untouched by what was before."""
         payload = encoded("r")
         own = asyncio.create_task(
-            self.reducer.contribute(KEY, GROUP, wire.Payload.of(payload), weight=1)
+            self.reducer.contribute(KEY, GROUP, wire.Payload.of(payload), weight=1, norm=NORM)
         )
         answers = await asyncio.gather(
             self.send(contribution("a"), "a"), self.send(contribution("b"), "b")
@@ -123,6 +124,7 @@ def header(peer: str = "a", **changes: object) -> pb.ContributionHeader:
         "elements": 1_000,
         "total_bytes": len(payload),
         "hash": wire.hash64(payload),
+        "norm": NORM,
     }
     return pb.ContributionHeader(**{**fields, **changes})
 

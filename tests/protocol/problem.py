@@ -25,6 +25,7 @@ class Problem:
         layers: number of values of each layer; a fragment holds one or more of them.
         steps: of the run.
         exchange: whether payloads are compressed; `auto` would depend on the real clock.
+        far: how much further away a peer's point is, by peer; 1 where none is given.
         step_s: virtual seconds that an inner step takes, by peer; 0.1 where none is given.
     """
 
@@ -34,6 +35,7 @@ class Problem:
     rounds: RoundConfig = field(default_factory=RoundConfig)
     membership: MembershipConfig = field(default_factory=MembershipConfig)
     exchange: ExchangeConfig = field(default_factory=lambda: ExchangeConfig(compression="never"))
+    far: Mapping[str, float] = field(default_factory=dict)
     step_s: Mapping[str, float] = field(default_factory=dict)
     seed: int = 0
 
@@ -91,7 +93,8 @@ class Synthetic:
             spec.name: torch.randn(spec.shape, generator=shared) for spec in problem.schema
         }
         self._targets = {
-            spec.name: torch.randn(spec.shape, generator=own) for spec in problem.schema
+            spec.name: torch.randn(spec.shape, generator=own) * problem.far.get(peer, 1.0)
+            for spec in problem.schema
         }
         self._computes, self._step_s = computes, problem.step_s.get(peer, 0.1)
         self._taken = 0

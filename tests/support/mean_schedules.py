@@ -9,9 +9,9 @@ from random import Random
 import torch
 from torch import Tensor
 
-from algorithms.diloco import mean_in_order
 from algorithms.link import Link
 from algorithms.plan import Merge
+from algorithms.robust import NORM_LIMIT, aggregate, norm, norm_factors, norm_ratios
 from worker.exchange.allreduce import events
 from worker.exchange.allreduce.contributor import Contributor
 from worker.exchange.types import RoundConfig, ShardKey
@@ -248,10 +248,15 @@ def _of_close(run: Run, close: Close) -> Iterator[str]:
     given = [run.record.values[each] for each in zip(names, inputs, strict=True)]
     if {round_ for round_, _ in given} != {close.key.round}:
         yield f"mixed rounds: {close.key} has {[round_ for round_, _ in given]}"
-    elif not torch.equal(close.reduction.mean, mean_in_order(values for _, values in given)):
+    elif not torch.equal(close.reduction.mean, _expected_mean([values for _, values in given])):
         yield f"wrong mean: {close.key} of {names}"
     if close.reduction.header.last not in names:
         yield f"wrong last: {close.key} of {names}, {close.reduction.header.last}"
+
+
+def _expected_mean(contributions: list[Tensor]) -> Tensor:
+    ratios = norm_ratios([norm(each) for each in contributions])
+    return aggregate(contributions, norm_factors(ratios, NORM_LIMIT))
 
 
 def _of_outcome(run: Run, outcome: Outcome) -> Iterator[str]:

@@ -99,6 +99,7 @@ class Counts:
     late: int = 0
     takeovers: int = 0
     refused: dict[str, int] = field(default_factory=dict)
+    left_out: Counter[str] = field(default_factory=Counter)  # shards, of peers in quarantine
     _equal: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -156,6 +157,13 @@ class Context:
         if times & (times - 1) == 0:
             event = new_event("refused", reason=shown(str(error), _MAX_REASON), again=again)
             self.log({**event, "sender": sender, "round": round_, "times": times})
+
+    def left_out(self, peer: str) -> None:
+        """Counts a contribution that does not count, and tells of a peer's first."""
+        self.counts.left_out[peer] += 1
+        if self.counts.left_out[peer] == 1:
+            text = f"{peer} is in quarantine: its contributions are far too large again and again"
+            self.log(new_event("warning", text=text))
 
     @property
     def codec(self) -> Codec:

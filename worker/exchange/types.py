@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
 from algorithms.reducers import Pair, reached_by_all
+from algorithms.robust import NORM_LIMIT, Aggregation
 from worker.membership import Health, Member, Phase
 
 
@@ -203,6 +204,11 @@ class RoundConfig:
         patience_s: how long a partner that has not come to a round of pairs is waited for.
         retry_s: between two tries of one exchange.
         slack_s: added to every deadline.
+        norm_limit: a contribution whose norm is above so many times the median of the round's
+            counts as far as that; 0 takes each as it is. For means of three peers or more.
+        aggregation: what this peer makes of the contributions to the shards that it reduces:
+            their `mean`; or of five or more the `trimmed` mean, which leaves out the largest and
+            the smallest fifth of each value.
     """
 
     quorum: float = 0.5
@@ -211,6 +217,8 @@ class RoundConfig:
     patience_s: float = 5.0
     retry_s: float = 0.25
     slack_s: float = 30.0
+    norm_limit: float = NORM_LIMIT
+    aggregation: Aggregation = "mean"
 
     def __post_init__(self) -> None:
         if not 0 < self.quorum <= 1:
@@ -218,6 +226,13 @@ class RoundConfig:
         for name in ("grace_s", "floor_mbps", "patience_s", "retry_s", "slack_s"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0")
+        if self.norm_limit != 0 and not self.norm_limit >= 1:
+            raise ValueError(
+                f"norm_limit is {self.norm_limit}; it must be at least 1 (medians of the norms), "
+                "or 0 for no limit"
+            )
+        if self.aggregation not in ("mean", "trimmed"):
+            raise ValueError(f"aggregation is {self.aggregation!r}; use one of mean, trimmed")
 
     def transfer_s(self, payload_bytes: int) -> float:
         """Time for `payload_bytes` at the floor bandwidth."""

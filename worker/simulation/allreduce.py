@@ -16,9 +16,9 @@ from itertools import count
 from torch import Tensor
 
 from algorithms.codecs import codec_by_name
-from algorithms.diloco import mean_in_order
 from algorithms.fragments import shard_bounds
 from algorithms.reducers import reducer_orders
+from algorithms.robust import aggregate, norm
 from worker.exchange.allreduce import events
 from worker.exchange.allreduce.contributor import Contributor, OwnRound
 from worker.exchange.allreduce.dialogue import ContributionHeader, ReductionHeader, ShardRange
@@ -141,7 +141,7 @@ class MeanRounds(Peer):
         self._values, self._group, self.got, self._links = values, group, {}, {}
         self.contributor = Contributor(
             self.me,
-            OwnRound(0, round_, group, hashes=(self.tries,) * len(group)),
+            OwnRound(0, round_, group, (self.tries,) * len(group), norm=norm(values)),
             self.layout,
             self.swarm.view(self.number),
             self.swarm.config,
@@ -260,7 +260,9 @@ class MeanRounds(Peer):
         self._links[header.key.shard, attempt] = link
         if peer is self:
             link.number = next(self._own_numbers)
-            own = events.OwnOffered(link.number, header.key, self._group, header.hash, 1)
+            own = events.OwnOffered(
+                link.number, header.key, self._group, header.hash, 1, header.norm
+            )
             self.later(0.0, lambda: self.offered(link, own))
             return
         link.stream = stream = self.swarm.network.open(self.number, peer.number, attempt)
@@ -329,7 +331,7 @@ class MeanRounds(Peer):
 
     def _compute(self, action: events.ComputeShard) -> None:
         links = [self._contributions[action.key][peer] for peer in action.contributors]
-        mean = mean_in_order(link.values for link in links)
+        mean = aggregate((link.values for link in links), action.factors)
         header = ReductionHeader(
             contributors=action.contributors,
             next_group=action.next_group,

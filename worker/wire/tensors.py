@@ -1,13 +1,15 @@
 """Tensors and their encodings, block by block, so that the loop is never held up for long."""
 
-from collections.abc import Iterable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 import xxhash
 from torch import Tensor
 
 from algorithms.codecs import Codec
-from algorithms.diloco import MeanOver, mean_in_order
+from algorithms.diloco import mean_in_order
+from algorithms.robust import norm
 from worker.wire.errors import WireError
 
 BLOCK_ELEMENTS = 256 * 1024  # 1 MiB of fp32: short enough not to hold the loop up
@@ -44,27 +46,34 @@ def encoding_error(codec: Codec, payload: memoryview, values: Tensor) -> Tensor:
     return error
 
 
-def check_values(codec: Codec, payload: memoryview, elements: int, limit: float) -> None:
-    """Raises WireError unless all encoded values are finite, of sane size and within the limit."""
+def check_values(codec: Codec, payload: memoryview, elements: int, limit: float) -> float:
+    """The norm of encoded values.
+
+    Raises WireError unless all are finite, of sane size and within the limit.
+    """
+    squares = 0.0
     for start, stop in _blocks(elements):
         block = _decode(codec, payload, start, stop)
         if not is_finite(block) or (block.numel() and float(block.abs().max()) > limit):
             raise WireError(_NOT_FINITE)
+        squares += norm(block) ** 2
+    return math.sqrt(squares)
 
 
 def average(
     codec: Codec,
     payloads: Sequence[memoryview],
     elements: int,
-    weights: Sequence[int] | None = None,
-    over: MeanOver = "all",
+    mean_of: Callable[[Iterable[Tensor]], Tensor] = mean_in_order,
 ) -> Tensor:
-    """The mean of encoded values, in the order given, block by block. Raises WireError."""
+    """The mean of encoded values, in the order given, block by block. Raises WireError.
+
+    Args:
+        mean_of: elementwise, of the decoded values of a block.
+    """
     mean = torch.empty(elements)
     for start, stop in _blocks(elements):
-        mean[start:stop] = mean_in_order(
-            (_decode(codec, payload, start, stop) for payload in payloads), weights, over
-        )
+        mean[start:stop] = mean_of(_decode(codec, payload, start, stop) for payload in payloads)
     return mean
 
 

@@ -312,6 +312,16 @@ def test_a_loss_on_the_way_is_of_whole_models() -> None:
     assert "[run] evaluate_every is for whole models" in said
 
 
+def test_a_trimmed_mean_is_of_contributions_that_count_alike() -> None:
+    assert load_config(None, ["rounds.aggregation=trimmed"]).rounds.aggregation == "trimmed"
+    for other in ("diloco.exchange=pairs", "diloco.mean_over=senders"):
+        said = config_error("rounds.aggregation=trimmed", other)
+        assert "--set rounds.aggregation=trimmed: [rounds] aggregation" in said
+        assert "leave out exchange, weighting and mean_over" in said
+    assert "use one of mean, trimmed" in config_error("rounds.aggregation=median")
+    assert "norm_limit is 0.5; it must be at least 1" in config_error("rounds.norm_limit=0.5")
+
+
 def test_the_machines_own_sections_are_not_run_wide() -> None:
     config = load_config(None, ["rounds.quorum=1", "membership.gossip_s=9", "checkpoint.keep=5"])
     assert to_document(config) == to_document(Config())

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count, takewhile
 from typing import Generic, TypeVar
 
+from algorithms.robust import Quarantine, norm_factors, norm_ratios
 from worker.exchange.allreduce import events
 from worker.exchange.allreduce.dialogue import Group, RoundLayout
 from worker.exchange.types import RoundConfig, ShardKey, View
@@ -32,6 +33,7 @@ class PeerContribution:
     hash: int
     total_bytes: int
     weight: int
+    norm: float
     received_bytes: int = 0
     whole: bool = False
 
@@ -76,6 +78,7 @@ class ReducedShards:
         self._groups: dict[tuple[int, int], Group] = {}
         self._open: dict[ShardKey, OpenShard] = {}
         self._attempts = count(1)
+        self._quarantine = Quarantine()
 
     def version(self, fragment: int) -> int | None:
         """Of this peer's own state; None as long as it has none."""
@@ -218,7 +221,7 @@ class ReducedShards:
 
     def _compute(self, key: ShardKey, entry: OpenShard, group: Group) -> events.ComputeShard:
         entry.computing = next(self._attempts)
-        contributors = tuple(sorted(entry.contributors))
+        contributors, factors, left_out = self._held_to_norms(key, entry)
         next_group = {
             peer
             for peer in self.view.joinable() | entry.contributors.keys()
@@ -230,9 +233,25 @@ class ReducedShards:
             shard=self._layout.shards(key.fragment, group)[key.shard],
             contributors=contributors,
             weights=tuple(entry.contributions[peer].weight for peer in contributors),
+            factors=factors,
+            left_out=left_out,
             next_group=tuple(sorted(next_group)),
-            last=next(reversed(entry.contributors)),
+            last=next(peer for peer in reversed(entry.contributors) if peer in contributors),
         )
+
+    def _held_to_norms(
+        self, key: ShardKey, entry: OpenShard
+    ) -> tuple[Group, tuple[float, ...], Group]:
+        """(the contributors that count, the factor of each, those in quarantine)."""
+        peers = tuple(sorted(entry.contributors))
+        ratios = norm_ratios([entry.contributions[peer].norm for peer in peers])
+        self._quarantine.saw(key.fragment, key.round, dict(zip(peers, ratios, strict=True)))
+        out = self._quarantine.peers.intersection(peers)
+        if len(out) == len(peers):
+            out = frozenset()
+        counted = [i for i, peer in enumerate(peers) if peer not in out]
+        factors = norm_factors([ratios[i] for i in counted], self._config.norm_limit)
+        return tuple(peers[i] for i in counted), factors, tuple(sorted(out))
 
     def _expected(self, key: ShardKey, group: Group) -> set[str]:
         return {peer for peer in group if self.view.will_contribute(peer, key.fragment, key.round)}

@@ -41,6 +41,7 @@ class OwnRound:
     group: Group
     hashes: tuple[int, ...]
     weight: int = 1
+    norm: float = 0.0
 
 
 @dataclass
@@ -335,6 +336,7 @@ class Contributor:
             total_bytes=range_.contribution_bytes,
             hash=own.hashes[shard],
             weight=own.weight,
+            norm=own.norm,
             reduction_offset=part.came_bytes,
             resumed=resumed,
         )

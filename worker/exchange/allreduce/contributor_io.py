@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from algorithms.diloco import contribution_seed
+from algorithms.robust import norm
 from protos import murmuration_pb2 as pb
 from protos.events import new_event
 from worker import wire
@@ -61,6 +62,7 @@ class _OwnRound:
     error: "Tensor | None"
     mean: "Tensor"
     began: float
+    norm: float
     away: set[int] = field(default_factory=set)
     told_s: float = 0.0
     tries: dict[tuple[int, int], _Try] = field(default_factory=dict)
@@ -113,7 +115,7 @@ class ContributorIO:
         shards = context.shards(fragment, begin.group)
         began = context.clock()
         try:
-            payloads, error = await context.worked(
+            payloads, error, own_norm = await context.worked(
                 begin.values.numel(), lambda: self._encode(begin, shards)
             )
         except ValueError as failure:  # too large for the codec; nobody is told of it
@@ -123,7 +125,7 @@ class ContributorIO:
         hashes = tuple(payload.hash for payload in payloads)
         machine = Contributor(
             context.me,
-            OwnRound(fragment, begin.round, begin.group, hashes, begin.weight),
+            OwnRound(fragment, begin.round, begin.group, hashes, begin.weight, own_norm),
             context,
             self._view,
             context.config,
@@ -133,7 +135,7 @@ class ContributorIO:
             for each in earlier.tries.values():
                 self._end(each)
         mean = begin.values.new_empty(begin.values.shape)
-        round_ = _OwnRound(machine, begin, shards, payloads, error, mean, began)
+        round_ = _OwnRound(machine, begin, shards, payloads, error, mean, began, own_norm)
         self._rounds[fragment] = round_
         self._handle(round_, RoundTick())
 
@@ -169,8 +171,9 @@ class ContributorIO:
 
     def _encode(
         self, begin: Begin, shards: tuple[ShardRange, ...]
-    ) -> tuple[list[wire.Payload], "Tensor | None"]:
-        """The payload of each shard, and what their encoding has left out. Runs off the loop."""
+    ) -> tuple[list[wire.Payload], "Tensor | None", float]:
+        """The payload of each shard, what their encoding has left out, and the norm of all. Runs
+        off the loop."""
         context, values = self._context, begin.values
         codec, plan = context.codec, context.plan
         if plan.rounding == "stochastic":
@@ -193,7 +196,8 @@ class ContributorIO:
             for raw, shard in zip(raws, shards, strict=True):
                 part = values[shard.start : shard.stop]
                 error[shard.start : shard.stop] = wire.encoding_error(codec, raw, part)
-        return [context.compression.payload(codec, raw) for raw in raws], error
+        own_norm = norm(values) if plan.compares_norms else 0.0
+        return [context.compression.payload(codec, raw) for raw in raws], error, own_norm
 
     def _handle(self, round_: _OwnRound, event: events.ContributorEvent) -> None:
         fragment, machine = round_.machine.fragment, round_.machine
@@ -285,7 +289,7 @@ class ContributorIO:
         """This peer is the shard's reducer itself."""
         shard, begin = key.shard, round_.begin
         answer = await self._reducer.contribute(
-            key, begin.group, round_.payloads[shard], begin.weight
+            key, begin.group, round_.payloads[shard], begin.weight, round_.norm
         )
         match answer:
             case events.RedirectStream(_, peer):

@@ -34,6 +34,8 @@ class ContributionHeader:
         elements, total_bytes: of the shard; encoded.
         hash: of the whole encoded shard.
         weight: what the values count in the mean.
+        norm: of the whole fragment's contribution, before it is encoded; 0 where norms are not
+            compared.
         reduction_offset: bytes of the reduction that an earlier try has brought.
         resumed: an earlier try at this reducer may have left bytes there.
     """
@@ -49,6 +51,7 @@ class ContributionHeader:
     total_bytes: int
     hash: int
     weight: int = 1
+    norm: float = 0.0
     reduction_offset: int = 0
     resumed: bool = False
 

@@ -206,6 +206,7 @@ class OwnOffered:
     group: Group
     hash: int
     weight: int
+    norm: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -344,13 +345,18 @@ class AnswerStream:
 
 @dataclass(frozen=True)
 class ComputeShard:
-    """Average the contributions in this order, then report `ShardComputed`."""
+    """Average the contributions in this order, each times its factor; report `ShardComputed`.
+
+    `left_out` are peers in quarantine, whose contributions do not count.
+    """
 
     key: ShardKey
     attempt: int
     shard: ShardRange
     contributors: Group
     weights: tuple[int, ...]
+    factors: tuple[float, ...]
+    left_out: Group
     next_group: Group
     last: str
 

@@ -97,7 +97,7 @@ class Reducer:
                 actions += self._shards.advanced(fragment, version, group)
             case events.ContributionOffered(stream, header):
                 actions += self._offered(_Offer(stream, header, own=False, held_until=now))
-            case events.OwnOffered(stream, key, group, hash_, weight):
+            case events.OwnOffered(stream, key, group, hash_, weight, own_norm):
                 hash_of_group = self._layout.group_hash(group)
                 header = ContributionHeader(
                     run=self._layout.run,
@@ -111,6 +111,7 @@ class Reducer:
                     total_bytes=0,
                     hash=hash_,
                     weight=weight,
+                    norm=own_norm,
                 )
                 actions += self._offered(_Offer(stream, header, own=True, held_until=now))
             case events.ReductionLearned() | events.ShardComputed():
@@ -231,6 +232,8 @@ class Reducer:
             if not offer.own and (early := self._misfit(header, group)):
                 return [self._refuse(offer, "again", early, faulty=True)]
             weight = self._layout.weight(header.weight)
+            if not 0 <= header.norm < math.inf:
+                raise ValueError(f"{key} from {sender}: a norm of {header.norm}")
         except ValueError as error:
             return [self._refuse(offer, "invalid", str(error), faulty=True)]
         entry = offer.shard = self._shards.open(key)
@@ -243,7 +246,9 @@ class Reducer:
             return []
         fresh = offer.own or earlier is None or not header.resumed
         if fresh or earlier is None:
-            earlier = PeerContribution(offer.stream, header.hash, header.total_bytes, weight)
+            earlier = PeerContribution(
+                offer.stream, header.hash, header.total_bytes, weight, header.norm
+            )
             entry.contributions[sender] = earlier
         earlier.stream, offer.contribution = offer.stream, earlier
         actions: list[events.ReducerAction] = []

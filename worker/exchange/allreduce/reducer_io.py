@@ -7,6 +7,7 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from algorithms.diloco import reduction_seed
+from algorithms.robust import NORM_SLACK, aggregate
 from protos import murmuration_pb2 as pb
 from protos.events import new_event
 from worker import wire
@@ -106,13 +107,13 @@ class ReducerIO:
     # --------------------------------------------------------------------------------- the streams
 
     async def contribute(
-        self, key: ShardKey, group: Group, payload: wire.Payload, weight: int
+        self, key: ShardKey, group: Group, payload: wire.Payload, weight: int, norm: float
     ) -> events.RedirectStream | events.RefuseStream | wire.Reduction:
         """This peer's own contribution to a shard that it reduces itself."""
         number = next(self._numbers)
         served = self._served[number] = _Served(own=payload)
         try:
-            self._handle(events.OwnOffered(number, key, group, payload.hash, weight))
+            self._handle(events.OwnOffered(number, key, group, payload.hash, weight, norm))
             while True:
                 order = await served.orders.get()
                 if isinstance(order, events.RedirectStream | events.RefuseStream | wire.Reduction):
@@ -187,9 +188,12 @@ class ReducerIO:
         codec, limit = context.codec, context.reduction_codec.limit
         try:
             incoming.verify()
-            await context.worked(
+            norm = await context.worked(
                 elements, lambda: wire.check_values(codec, incoming.buffer, elements, limit)
             )
+            announced = served.header.norm if served.header is not None else norm
+            if context.plan.compares_norms and norm > NORM_SLACK * announced:
+                raise wire.WireError(f"values of norm {norm:.3g}, announced were {announced:.3g}")
         except wire.WireError as error:
             self._damaged(number, error)
             return
@@ -264,6 +268,8 @@ class ReducerIO:
     async def _compute(self, action: events.ComputeShard, inputs: list[memoryview]) -> None:
         """Averages in the order given, block by block, into the bytes that everyone applies."""
         context, key, shard = self._context, action.key, action.shard
+        for peer in action.left_out:
+            context.left_out(peer)
         before = self._residuals.before(key, shard.start, shard.stop)
         try:
             payload, residual = await context.worked(
@@ -293,8 +299,18 @@ class ReducerIO:
         """The bytes that everyone applies, and what their encoding has left out. Off the loop."""
         context, codec, key = self._context, self._context.reduction_codec, action.key
         start, stop = action.shard.bounds
-        weights, over = list(action.weights), context.plan.mean_over
-        mean = wire.average(context.codec, inputs, stop - start, weights, over)
+        mean = wire.average(
+            context.codec,
+            inputs,
+            stop - start,
+            lambda each: aggregate(
+                each,
+                action.factors,
+                action.weights,
+                over=context.plan.mean_over,
+                aggregation=context.config.aggregation,
+            ),
+        )
         if residual is not None:
             mean.add_(residual)
         seed = None

@@ -1,9 +1,11 @@
 """Messages and values of pair rounds as they travel: wire form, codecs, checks and means."""
 
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING
 
 from algorithms.codecs import Codec, codec_by_name
+from algorithms.diloco import mean_in_order
 from algorithms.plan import Plan
 from protos import murmuration_pb2 as pb
 from worker import wire
@@ -170,8 +172,9 @@ class PairValues:
         parts, own = buffer.parts(index, self._context.me), buffer.own[index]
         payloads = [payload_of(p).raw if p is own else _incoming(p).buffer for p in parts]
         weights = [part.weight for part in parts] if index == CONTRIBUTION else None
+        mean_of = partial(mean_in_order, weights=weights)
         return await self._context.worked(
-            len(payloads) * elements, lambda: wire.average(codec, payloads, elements, weights)
+            len(payloads) * elements, lambda: wire.average(codec, payloads, elements, mean_of)
         )
 
     async def anchor(self, anchor: "Tensor") -> PairPart:

@@ -1,0 +1,84 @@
+"""A member whose contributions are far too large moves the others no further than the limit."""
+
+from dataclasses import replace
+
+import torch
+
+from protos import murmuration_pb2 as pb
+from tests.protocol.problem import Problem, Synthetic
+from tests.protocol.swarm import Swarm
+from tests.protocol.taps import Passing
+from tests.protocol.virtual_time import run
+from worker.exchange.types import RoundConfig
+
+FAR = Problem(steps=6, far={"d": 40.0})
+
+
+def test_a_norm_above_the_limit_counts_as_the_reference_says() -> None:
+    async def scenario() -> None:
+        async with Swarm(FAR) as swarm:
+            await swarm.start(*"abcd")
+            await swarm.finished()
+            swarm.assert_reference()
+
+    run(scenario())
+
+
+def test_the_trimmed_mean_stays_with_the_honest() -> None:
+    async def anchor_of(rounds: RoundConfig) -> torch.Tensor:
+        problem = replace(FAR, steps=3, rounds=rounds)
+        async with Swarm(problem) as swarm:
+            await swarm.start(*"abcde")
+            await swarm.finished()
+            swarm.assert_equal()
+            return swarm["a"].trainer.states[0].anchor
+
+    async def scenario() -> None:
+        """`d` pulls each value further than the honest do: with the trimmed mean by no more."""
+        honest = replace(FAR, steps=3, far={}).reference("abce")["a"][0].anchor
+        start = Synthetic(FAR, "a").parameters["layers.0.w"]
+        trimmed = await anchor_of(RoundConfig(norm_limit=0.0, aggregation="trimmed"))
+        taken = await anchor_of(RoundConfig(norm_limit=0.0))
+        assert torch.dist(trimmed, honest) < torch.dist(start, honest) < torch.dist(taken, honest)
+
+    run(scenario())
+
+
+def test_a_peer_that_is_too_large_again_and_again_is_left_out_and_the_others_say_so() -> None:
+    problem = replace(FAR, steps=60)
+
+    async def scenario() -> None:
+        async with Swarm(problem) as swarm:
+            await swarm.start(*"abcd")
+            await swarm.finished()
+            swarm.assert_equal()
+            told = [e["text"] for peer in swarm.alive for e in peer.of_kind("warning")]
+            assert told
+            assert all(str(text).startswith("d is in quarantine") for text in told)
+            quarantine = swarm["a"].node.status()["quarantine"]
+            assert isinstance(quarantine, dict)
+            assert quarantine["d"] > 0
+            honest = replace(problem, far={}).reference("abc")["a"][0].anchor
+            with_d = swarm["a"].trainer.states[0].anchor
+            assert torch.dist(with_d, honest) < torch.linalg.vector_norm(honest)
+
+    run(scenario())
+
+
+def test_a_peer_that_announces_less_than_it_sends_is_refused() -> None:
+    def tap(passing: Passing) -> bytes:
+        if not (passing.up and passing.source == "d" and passing.body == "header"):
+            return passing.message
+        up = pb.ExchangeUp.FromString(passing.message)
+        up.header.norm /= 20
+        return up.SerializeToString()
+
+    async def scenario() -> None:
+        async with Swarm(replace(FAR, steps=3)) as swarm:
+            swarm.tap = tap
+            await swarm.start(*"abcd")
+            await swarm.until(lambda: all(swarm[name].versions == (1,) for name in "abc"), 200)
+            reasons = [str(e["reason"]) for e in swarm["a"].of_kind("refused")]
+            assert any("announced were" in reason for reason in reasons)
+
+    run(scenario())

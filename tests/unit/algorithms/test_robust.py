@@ -1,0 +1,99 @@
+"""No peer moves a mean by more than the limit, and one that tries again and again is left out."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from algorithms.diloco import mean_in_order
+from algorithms.robust import (
+    Quarantine,
+    aggregate,
+    norm,
+    norm_factors,
+    norm_ratios,
+    trimmed_mean,
+)
+
+NORMS = st.lists(st.floats(0, 1e30), min_size=1, max_size=9)
+SEEDS = st.integers(0, 2**32 - 1)
+
+
+def contributions(count: int, seed: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(17, generator=generator) for _ in range(count)]
+
+
+@given(NORMS, st.floats(1, 10))
+def test_no_contribution_counts_more_than_the_limit(norms: list[float], limit: float) -> None:
+    ratios = norm_ratios(norms)
+    factors = norm_factors(ratios, limit)
+    median = sorted(norms)[(len(norms) - 1) // 2]
+    for each, factor in zip(norms, factors, strict=True):
+        assert 0 < factor <= 1
+        if len(norms) >= 3 and median > 0:
+            assert each * factor <= limit * median * 1.001
+            assert (factor == 1) == (each / median <= limit)
+        else:
+            assert factor == 1
+
+
+def test_the_limit_is_none_where_it_is_0_and_where_two_contribute() -> None:
+    assert norm_factors(norm_ratios([1.0, 1.0, 1e9]), 0.0) == (1.0, 1.0, 1.0)
+    assert norm_factors(norm_ratios([1.0, 1e9]), 3.0) == (1.0, 1.0)
+    assert norm_factors(norm_ratios([0.0, 0.0, 1e9]), 3.0) == (1.0, 1.0, 1.0)
+
+
+@given(st.integers(1, 8), SEEDS)
+def test_ordinary_contributions_have_the_plain_mean_bit_for_bit(count: int, seed: int) -> None:
+    each = contributions(count, seed)
+    factors = norm_factors(norm_ratios([norm(one) for one in each]), 10.0)
+    assert torch.equal(aggregate(each, factors), mean_in_order(each))
+
+
+@given(st.integers(3, 8), SEEDS, st.floats(4, 1e6))
+def test_one_far_contribution_moves_the_mean_by_no_more_than_its_share(
+    count: int, seed: int, times: float
+) -> None:
+    each = contributions(count, seed)
+    attacked = [each[0] * -times, *each[1:]]
+    norms = [norm(one) for one in attacked]
+    factors = norm_factors(norm_ratios(norms), 3.0)
+    moved = aggregate(attacked, factors) - aggregate(each, [1.0] * count)
+    largest = max(norm(one) for one in each)
+    assert norm(moved) <= (3 * largest + largest) / count * 1.001
+
+
+@given(st.integers(5, 9), SEEDS, st.sampled_from([-1e9, 1e9]))
+def test_the_trimmed_mean_lies_among_the_others(count: int, seed: int, value: float) -> None:
+    each = contributions(count, seed)
+    honest = torch.stack(each[1:])
+    attacked = [torch.full((17,), value), *each[1:]]
+    trimmed = aggregate(attacked, [1.0] * count, aggregation="trimmed")
+    assert torch.equal(trimmed, trimmed_mean(attacked))
+    assert (trimmed >= honest.min(dim=0).values - 1e-6).all()
+    assert (trimmed <= honest.max(dim=0).values + 1e-6).all()
+
+
+def test_fewer_than_five_are_not_trimmed() -> None:
+    each = contributions(4, 1)
+    plain = aggregate(each, [1.0] * 4)
+    assert torch.equal(aggregate(each, [1.0] * 4, aggregation="trimmed"), plain)
+
+
+@pytest.mark.parametrize("ratio", [11.0, 1e9, float("inf")])
+def test_three_far_rounds_put_a_peer_in_quarantine_and_ordinary_ones_let_it_out(
+    ratio: float,
+) -> None:
+    quarantine = Quarantine()
+    for round_ in range(2):
+        for _ in range(4):  # the shards of one round count once
+            quarantine.saw(0, round_, {"a": 1.0, "b": ratio})
+    assert quarantine.peers == frozenset()
+    quarantine.saw(0, 2, {"a": 1.0, "b": ratio})
+    assert quarantine.peers == {"b"}
+    quarantine.saw(0, 3, {"a": 1.0, "b": 1.0})
+    quarantine.saw(1, 0, {"a": 1.0, "b": 1.0})
+    assert quarantine.peers == {"b"}
+    quarantine.saw(1, 1, {"a": 1.0, "b": 1.0})
+    assert quarantine.peers == frozenset()
