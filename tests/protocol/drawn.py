@@ -99,6 +99,15 @@ class DrawingSwarm(Swarm):
             peer.node.deliver(message)
         peer.node.close()
 
+    def deaths_are_known(self) -> bool:
+        """Whether all that live know who does not."""
+        alive = {peer.name for peer in self.alive}
+        return all(
+            member["peer"] in alive or member["health"] in ("dead", "left")
+            for peer in self.alive
+            for member in peer.members
+        )
+
     def is_past(self, name: str) -> bool:
         """Whether a peer has drawn some blocks of later epochs only: what was left of the first
         comes before these."""
@@ -160,7 +169,17 @@ class Churn:
                         await swarm.leave(rng.choice(stay))
                     case ["kill"]:
                         swarm.kill(rng.choice(stay))
-            await swarm.until(lambda: all(swarm.is_past(peer.name) for peer in swarm.alive), 200)
+            await swarm.until(swarm.deaths_are_known, 60)
+            known = {name: len(drawn) for name, drawn in swarm.samples.items()}
+            more = 8 * (self.stream.block + self.batch)  # what was free by then comes among these
+            await swarm.until(
+                lambda: all(
+                    swarm.is_past(peer.name)
+                    and len(swarm.samples[peer.name]) > known[peer.name] + more
+                    for peer in swarm.alive
+                ),
+                200,
+            )
             return swarm.counted(0)
 
     @property
