@@ -8,7 +8,7 @@ RUN := PATH="$(abspath $(BIN)):$$PATH" PYTHONPATH=. python
 # Two test processes at most: more would only wait for each other on a small machine.
 TEST_PROCESSES ?= 2
 
-.PHONY: help swarm test check lint quick-test coverage fmt proto bench exchange codecs parity baselines losses frontier optimizers traffic goodput plan-table sync-time unequal pair-faults pair-latency stability schedules simulate skippipe-routes skippipe-deadlock skippipe-omission schedule stage-times stage-kills stage-memory stage-losses stage-parity same-bits samples memory bench-peers hostile compose-test slurm-test clean
+.PHONY: help swarm test check lint quick-test coverage fmt proto bench exchange tls codecs parity baselines losses frontier optimizers traffic goodput plan-table sync-time unequal pair-faults pair-latency stability schedules simulate skippipe-routes skippipe-deadlock skippipe-omission schedule stage-times stage-kills stage-memory stage-losses stage-parity same-bits samples memory bench-peers hostile compose-test slurm-test clean
 
 help:  ## what there is
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -53,6 +53,9 @@ bench: $(READY)  ## all presets, torchft and hivemind on 2 to 1000 Mbit/s: the R
 exchange: $(READY)  ## exchange on loopback, and the I/O loop's lag while training
 	$(RUN) tests/bench/exchange.py $(ARGS)
 	$(RUN) tests/bench/lag.py
+
+tls: $(READY)  ## exchange on loopback with mutual TLS beside plain
+	$(RUN) tests/bench/exchange.py --tls 4 $(ARGS)
 
 codecs: $(READY)  ## codec throughput on one core
 	$(RUN) tests/bench/codecs.py $(ARGS)

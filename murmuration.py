@@ -19,6 +19,7 @@ extra of that name: `pip install 'murmuration[hf]'`. See docs/library.md.
 import importlib
 from types import ModuleType
 
+from protos.identity import IdentityError
 from worker.errors import (
     ConfigError,
     ManifestRefused,
@@ -32,6 +33,7 @@ from worker.training.optimizers import Muon
 
 __all__ = [
     "ConfigError",
+    "IdentityError",
     "ManifestRefused",
     "Muon",
     "MurmurError",

@@ -7,6 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from coordinator.launcher.launch import Launch
+    from protos.identity import Authority, Identity
 
 _PLAIN_WIDTH = 160
 
@@ -45,7 +47,7 @@ link_means_option = click.option(
     help="Where report.json and loss.png go.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per event on stdout.")
-@click.option("--insecure", is_flag=True, help="Serve a network without encryption.")
+@click.option("--insecure", is_flag=True, help="Encrypt nothing, and let anybody join.")
 def coordinator(listen: str, expect: int | None, out: Path, as_json: bool, insecure: bool) -> None:
     """Introduce workers to each other, and watch the swarm.
 
@@ -53,7 +55,8 @@ def coordinator(listen: str, expect: int | None, out: Path, as_json: bool, insec
     by itself once --expect workers have delivered their results (or have been silent for 30 s), on
     Ctrl-C or SIGTERM with what it has.
     """
-    _check_listen(listen, insecure)
+    host, _ = _check_address(listen)
+    identity, authority = _identity_for(out, public=not is_loopback(host), insecure=insecure)
     import asyncio
 
     from coordinator.rendezvous.server import CoordinatorRun
@@ -61,7 +64,10 @@ def coordinator(listen: str, expect: int | None, out: Path, as_json: bool, insec
     from coordinator.report.results import leave_results
 
     began_s = time.monotonic()
-    session = CoordinatorRun(None if as_json else PlainProgress(sys.stdout, began_s), expect)
+    if authority is not None and not as_json:
+        click.echo(f"workers join with --token TOKEN, as `murmur token create {out}` gives it here")
+    progress = None if as_json else PlainProgress(sys.stdout, began_s)
+    session = CoordinatorRun(progress, expect, identity, authority)
     asyncio.run(session.run(listen))
     records = session.registry.records()
     if not records:
@@ -91,7 +97,13 @@ def coordinator(listen: str, expect: int | None, out: Path, as_json: bool, insec
     metavar="SECONDS",
     help="With --watch.",
 )
-def status(address: str, as_json: bool, watches: bool, every_s: float) -> None:
+@click.option(
+    "--run",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="The folder of a worker of that run on this machine: an encrypted run answers its own.",
+)
+def status(address: str, as_json: bool, watches: bool, every_s: float, run: Path | None) -> None:
     """Show how the swarm is, as any worker or coordinator sees it.
 
     With --watch: a row for each peer, by its own word, until Ctrl-C or the end of the run; a line
@@ -99,13 +111,16 @@ def status(address: str, as_json: bool, watches: bool, every_s: float) -> None:
     """
     _check_address(address)
     from coordinator.report.status import ask, print_status
+    from protos.identity import member_identity
 
+    identity = member_identity(run) if run is not None else None
     if watches:
         from coordinator.report.watch import Watch, screen_for, watch
 
-        watch(Watch(address), screen_for(_console(), as_json=as_json), every_s)
+        watched = Watch(address, partial(ask, identity=identity))
+        watch(watched, screen_for(_console(), as_json=as_json), every_s)
         return
-    document = ask(address)
+    document = ask(address, identity=identity)
     if as_json:
         click.echo(json.dumps(document, indent=1, default=_plain))
         return
@@ -150,6 +165,7 @@ def status(address: str, as_json: bool, watches: bool, every_s: float) -> None:
     "break a minute); w0=LINK for one.",
 )
 @link_means_option
+@click.option("--insecure", is_flag=True, help="Encrypt nothing.")
 def swarm(out: Path | None, json_path: str | None, **options: Any) -> None:
     """Train on worker processes of this machine, and report.
 
@@ -229,15 +245,25 @@ def _check_address(address: str) -> tuple[str, int]:
         raise Failure(str(error), ExitCode.USAGE) from error
 
 
-def _check_listen(listen: str, insecure: bool) -> None:
-    host, _ = _check_address(listen)
-    if not insecure and not is_loopback(host):
-        raise Failure(
-            f"--listen {listen} opens the run to everybody that reaches this machine, and this "
-            "version does not encrypt yet: add --insecure where the network is trusted, or listen "
-            "on 127.0.0.1",
-            ExitCode.CONFIGURATION,
-        )
+def _identity_for(
+    out: Path, *, public: bool, insecure: bool
+) -> "tuple[Identity | None, Authority | None]":
+    """The coordinator's certificate and, if its run begins here, the run's key; neither where
+    nothing is encrypted. Raises IdentityError."""
+    from protos.identity import Authority, Identity, IdentityError, Role
+
+    if insecure:
+        return None, None
+    identity, authority = Identity.load(out), Authority.load(out)
+    try:
+        if authority is None and identity is None and public:
+            authority = Authority.make(out)
+        if authority is not None and identity is None:
+            identity = authority.new_identity(Role.COORDINATOR, "coordinator")
+            identity.save(out)
+    except OSError as error:
+        raise IdentityError(f"--out {out}: {error}; choose another folder") from error
+    return identity, authority
 
 
 def _console(*, stderr: bool = False) -> "Console":

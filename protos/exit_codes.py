@@ -15,6 +15,7 @@ class ExitCode(IntEnum):
     ADDRESS_IN_USE = 7
     CHECKPOINT = 8
     NOT_DIALLED = 9
+    NOT_ADMITTED = 10
     INTERRUPTED = 130
 
 

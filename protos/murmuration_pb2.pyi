@@ -239,6 +239,53 @@ class BlockCursor(_message.Message):
 Global___BlockCursor: _TypeAlias = BlockCursor  # noqa: Y015
 
 @_typing.final
+class EnrolRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    REQUEST_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    request: _builtins.bytes
+    """PKCS #10, DER: the key, signed by itself"""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        request: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "request", b"request"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EnrolRequest: _TypeAlias = EnrolRequest  # noqa: Y015
+
+@_typing.final
+class EnrolReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REFUSAL_FIELD_NUMBER: _builtins.int
+    CERTIFICATE_FIELD_NUMBER: _builtins.int
+    refusal: _builtins.str
+    """empty: welcome"""
+    certificate: _builtins.bytes
+    """PEM"""
+    def __init__(
+        self,
+        *,
+        refusal: _builtins.str = ...,
+        certificate: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate", b"certificate", "refusal", b"refusal"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EnrolReply: _TypeAlias = EnrolReply  # noqa: Y015
+
+@_typing.final
 class Member(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -37,6 +37,11 @@ class ControlStub:
         Args:
             channel: A grpc.Channel.
         """
+        self.Enrol = channel.unary_unary(
+                '/murmuration.v1.Control/Enrol',
+                request_serializer=protos_dot_murmuration__pb2.EnrolRequest.SerializeToString,
+                response_deserializer=protos_dot_murmuration__pb2.EnrolReply.FromString,
+                _registered_method=True)
         self.Join = channel.unary_unary(
                 '/murmuration.v1.Control/Join',
                 request_serializer=protos_dot_murmuration__pb2.JoinRequest.SerializeToString,
@@ -79,6 +84,14 @@ class ControlServicer:
 
     Served by every worker: membership and introspection. Requests are at most 64 KiB.
     """
+
+    def Enrol(self, request, context):
+        """Asks for a certificate, with that of a token, from a peer that holds the run's key. The only call
+        that a token's certificate is good for.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
 
     def Join(self, request, context):
         """First contact. Refused, with the first differing key, when the manifests differ; and when the
@@ -136,6 +149,11 @@ class ControlServicer:
 
 def add_ControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
+            'Enrol': grpc.unary_unary_rpc_method_handler(
+                    servicer.Enrol,
+                    request_deserializer=protos_dot_murmuration__pb2.EnrolRequest.FromString,
+                    response_serializer=protos_dot_murmuration__pb2.EnrolReply.SerializeToString,
+            ),
             'Join': grpc.unary_unary_rpc_method_handler(
                     servicer.Join,
                     request_deserializer=protos_dot_murmuration__pb2.JoinRequest.FromString,
@@ -184,6 +202,33 @@ class Control:
 
     Served by every worker: membership and introspection. Requests are at most 64 KiB.
     """
+
+    @staticmethod
+    def Enrol(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/murmuration.v1.Control/Enrol',
+            protos_dot_murmuration__pb2.EnrolRequest.SerializeToString,
+            protos_dot_murmuration__pb2.EnrolReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
 
     @staticmethod
     def Join(request,

@@ -36,6 +36,10 @@ class ControlStub:
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ControlAsyncStub: ...
+    Enrol: _grpc.UnaryUnaryMultiCallable[_murmuration_pb2.EnrolRequest, _murmuration_pb2.EnrolReply]
+    """Asks for a certificate, with that of a token, from a peer that holds the run's key. The only call
+    that a token's certificate is good for.
+    """
     Join: _grpc.UnaryUnaryMultiCallable[_murmuration_pb2.JoinRequest, _murmuration_pb2.JoinReply]
     """First contact. Refused, with the first differing key, when the manifests differ; and when the
     receiver, or another peer that it asks, cannot dial the caller back.
@@ -67,6 +71,10 @@ class ControlAsyncStub(ControlStub):
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
+    Enrol: _aio.UnaryUnaryMultiCallable[_murmuration_pb2.EnrolRequest, _murmuration_pb2.EnrolReply]  # type: ignore[assignment]
+    """Asks for a certificate, with that of a token, from a peer that holds the run's key. The only call
+    that a token's certificate is good for.
+    """
     Join: _aio.UnaryUnaryMultiCallable[_murmuration_pb2.JoinRequest, _murmuration_pb2.JoinReply]  # type: ignore[assignment]
     """First contact. Refused, with the first differing key, when the manifests differ; and when the
     receiver, or another peer that it asks, cannot dial the caller back.
@@ -95,6 +103,16 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
 
     Served by every worker: membership and introspection. Requests are at most 64 KiB.
     """
+
+    @_abc_1.abstractmethod
+    def Enrol(
+        self,
+        request: _murmuration_pb2.EnrolRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_murmuration_pb2.EnrolReply, _abc.Awaitable[_murmuration_pb2.EnrolReply]]:
+        """Asks for a certificate, with that of a token, from a peer that holds the run's key. The only call
+        that a token's certificate is good for.
+        """
 
     @_abc_1.abstractmethod
     def Join(

@@ -44,7 +44,7 @@ def find_host(listen: str, contacts: Sequence[str], seen_from: str = "") -> Foun
             if source and not is_loopback(source):
                 raise ConfigError(
                     f"--listen {listen}: nobody but this machine can dial that, and {contact} is "
-                    "another; say --listen 0.0.0.0:7700 --insecure, or --advertise HOST:PORT where "
+                    "another; say --listen 0.0.0.0:7700, or --advertise HOST:PORT where "
                     "something forwards to it"
                 )
         return None

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from protos.identity import Authority
 from worker.catchup.bootstrap import JoinConfig
 from worker.exchange.context import Offload
 from worker.exchange.types import View
@@ -72,8 +73,10 @@ class Environment:
         offload: where heavy work runs.
         log: takes events as plain values.
         clock: monotonic seconds.
+        authority: of the run, if this peer holds its key: it lets others in.
     """
 
     offload: Offload
     log: Callable[[dict[str, object]], None]
     clock: Callable[[], float] = time.monotonic
+    authority: Authority | None = None

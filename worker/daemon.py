@@ -19,11 +19,13 @@ from torch import Tensor
 
 from protos.events import new_event
 from protos.exit_codes import ExitCode
+from protos.identity import Identity
 from protos.manifest import first_difference
 from worker.component import NodeConfig
 from worker.config import Config, task_of
 from worker.errors import CheckpointError, MurmurError, UsageError
 from worker.folder import Announce, EventLog, alone_in
+from worker.identity import authority_of
 from worker.iothread import IOThread
 from worker.manifest import Manifest
 from worker.pipeline.lifecycle import StageLifecycle
@@ -52,6 +54,7 @@ class WorkerOptions:
     leave_on: a file or a URL that tells when this machine will go away, as
         `worker.supervision.is_noticed` takes it.
     rebuilds: whether the stage is made from its neighbours, since nobody is left who served it.
+    identity: what the peer proves itself by; None: nothing is encrypted.
     proxy: `host:port` of an HTTP CONNECT proxy to reach others through.
     out: folder for checkpoints, `events.jsonl` and `result.json`.
     resume: go on from the newest checkpoint in `out`: if there is one (None), there must be one
@@ -68,6 +71,7 @@ class WorkerOptions:
     leave_on: str | None = None
     device: str = "auto"
     rebuilds: bool = False
+    identity: Identity | None = None
 
 
 def run_worker(config: Config, options: WorkerOptions) -> int:
@@ -104,9 +108,10 @@ class Worker:
             options.node,
             self._manifest,
             elements=[fragment.elements for fragment in self._fragments],
-            transport=GrpcTransport(options.listen, options.proxy),
+            transport=GrpcTransport(options.listen, options.proxy, options.identity),
             mailbox=self._mailbox,
             log=self._log,
+            authority=authority_of(options.identity, options.out),
         )
         self._saver = concurrent.futures.ThreadPoolExecutor(1, "murmur-save")
         self._saving: concurrent.futures.Future[None] | None = None

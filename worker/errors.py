@@ -8,7 +8,8 @@
         CheckpointError     8   none can be used
         NotDialled          9   others cannot dial this peer
 
-Two more live elsewhere: `worker.tasks.TaskError`, 4; `worker.transport.AddressInUse`, 7.
+Three more live elsewhere: `worker.tasks.TaskError`, 4; `worker.transport.AddressInUse`, 7;
+`protos.identity.IdentityError`, 10.
 A message from a peer ends nothing, whatever it holds: that is `worker.wire.WireError`.
 """
 

@@ -30,6 +30,7 @@ from worker.exchange.compression import Compression
 from worker.exchange.context import Context
 from worker.exchange.pairwise.io import Pairs
 from worker.exchange.types import View
+from worker.gate import Gate
 from worker.leases.io import LeaseService
 from worker.leases.types import (
     BlockBegun,
@@ -71,7 +72,15 @@ from worker.training.inbox import (
     ToTrain,
     TrainingEvent,
 )
-from worker.transport import Refused, Stream, Transport, TransportError, Unreachable
+from worker.transport import (
+    NOBODY,
+    Caller,
+    Refused,
+    Stream,
+    Transport,
+    TransportError,
+    Unreachable,
+)
 
 _MEMBERSHIP_TICK_S = 0.1
 _ROUNDS_TICK_S = 0.05
@@ -120,6 +129,12 @@ class Node:
             offload=self.offload,
             log=self.log,
             most_visits=config.stages.most_visits,
+        )
+        self._gate = Gate(
+            environment.authority,
+            offload=self.offload,
+            refused=lambda: self.context.counts.refuse("certificate"),
+            log=self.log,
         )
         self.published: Published | None = None  # what the train thread has committed
         self._held = HeldStates()
@@ -278,21 +293,24 @@ class Node:
 
     # ---------------------------------------------------------------------------------- serving
 
-    async def on_call(self, method: str, request: bytes, caller: str = "") -> bytes:
+    async def on_call(self, method: str, request: bytes, caller: Caller = NOBODY) -> bytes:
         """Answers one control call. Raises Refused: whatever is wrong, it ends this call alone."""
-        if method == "Control/Join":
-            with self._ending_the_call(method):
-                return await self._first_contact.serve(request, caller)
+        with self._ending_the_call(method):
+            self._gate.check(method, request, caller)
+            if method == "Control/Join":
+                return await self._first_contact.serve(request, caller.address)
+            if method == "Control/Enrol":
+                return await self._gate.enrol(request, caller)
         if (answer := self._calls.get(method)) is None:
             raise Refused(f"no method {method}")
         with self._ending_the_call(method):
             return await answer(request)
 
-    async def on_stream(self, method: str, stream: Stream) -> None:
+    async def on_stream(self, method: str, stream: Stream, caller: Caller = NOBODY) -> None:
         """Serves one data stream. Raises Refused, as `on_call`."""
         with suppress(Unreachable, TimeoutError), self._ending_the_call(method):
             if (serve := self._streams.get(method)) is not None:
-                await serve(stream)
+                await serve(self._gate.checked(method, stream, caller))
 
     @contextmanager
     def _ending_the_call(self, method: str) -> Iterator[None]:
@@ -323,7 +341,7 @@ class Node:
             config=self._config,
             context=self.context,
             gossip=self.gossip,
-            traffic=self.transport.traffic,
+            transport=self.transport,
             progress=self._progress,
             rounds=self._rounds,
             measured=Measurements(

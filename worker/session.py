@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from protos.events import new_event
+from protos.identity import Authority
 from worker.catchup.start import all_agree
 from worker.component import Environment, NodeConfig
 from worker.config import Config
@@ -36,6 +37,7 @@ class Session:
         transport: to the others.
         mailbox: between the train thread and the I/O thread.
         log: takes events as plain values, from any thread.
+        authority: of the run, if its key is here.
     """
 
     def __init__(
@@ -48,9 +50,10 @@ class Session:
         transport: Transport,
         mailbox: Mailbox,
         log: Callable[[dict[str, object]], None],
+        authority: Authority | None = None,
     ) -> None:
         self._config, self._node, self._manifest = config, node, manifest
-        self._elements, self._log = elements, log
+        self._elements, self._log, self._authority = elements, log, authority
         self.transport, self._mailbox = transport, mailbox
         self.io = IOThread(self._make_node, mailbox)
         self._metrics: MetricsServer | None = None
@@ -100,7 +103,7 @@ class Session:
             elements=self._elements,
             transport=self.transport,
             mailbox=self._mailbox,
-            environment=Environment(offload=_offload, log=self._log),
+            environment=Environment(offload=_offload, log=self._log, authority=self._authority),
         )
 
 

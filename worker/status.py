@@ -11,7 +11,7 @@ from worker.membership import Member
 from worker.membership.io import GossipService
 from worker.pipeline.context import StageCounts
 from worker.pipeline.profile import Profile
-from worker.transport import Traffic
+from worker.transport import Transport
 
 _PERIOD_S = 0.05
 _SAMPLES = 20_000
@@ -92,7 +92,7 @@ def status_document(
     config: Config,
     context: Context,
     gossip: GossipService,
-    traffic: Traffic,
+    transport: Transport,
     progress: Mapping[str, object],
     rounds: RoundTotals,
     measured: Measurements,
@@ -102,7 +102,7 @@ def status_document(
     Args:
         progress: what the latest events of the training say; empty as long as there are none.
     """
-    counts, me = context.counts, gossip.me
+    counts, me, traffic = context.counts, gossip.me, transport.traffic
     return {
         "kind": "worker",
         "peer": me.peer,
@@ -130,6 +130,7 @@ def status_document(
             "exchange_s": round(rounds.exchange_s, 3),
             "last_exchange_s": _rounded(rounds.last_exchange_s, 3),
         },
+        "encrypted": transport.encrypted,
         "refused": dict(counts.refused),
         "quarantine": dict(counts.left_out),
         **({"microbatches": asdict(staged)} if (staged := measured.stage_counts) else {}),

@@ -38,6 +38,7 @@ class Launch:
         routing, skip: how its microbatches go.
         held: the stage of each worker, where their checkpoints say it.
         link_means: one of `coordinator.links.MEANS`.
+        insecure: nothing is encrypted.
         program: what runs a worker; tests put their own here.
     """
 
@@ -62,6 +63,7 @@ class Launch:
     links: tuple[str, ...] = ()
     held: tuple[int, ...] = ()
     link_means: str = "auto"
+    insecure: bool = False
     program: Sequence[str] = WORKER_PROGRAM
 
     def check(self) -> None:
@@ -167,6 +169,7 @@ class Launch:
         shared = [str(self.config)] if self.config else []
         shared += ["--json", "--min-peers", str(self.workers)]
         shared += ["--resume"] if self.resume else ["--fresh"]
+        shared += ["--insecure"] if self.insecure else []
         shared += ["--coordinator", coordinator] if coordinator else []
         shared += ["--preset", self.preset] if self.preset else []
         shared += ["--threads", str(self.threads)] if self.threads else []

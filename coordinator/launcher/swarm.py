@@ -2,6 +2,7 @@
 
 import json
 import selectors
+import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -19,14 +20,16 @@ from coordinator.rendezvous.records import Record
 from coordinator.report.progress import EventFormatter, ProgressScreen, progress_for
 from coordinator.report.report import Report
 from coordinator.report.results import leave_results
-from protos.addresses import LOOPBACK_HOST, ReservedPorts
+from protos.addresses import ReservedPorts
 from protos.events import Event, new_event
 from protos.exit_codes import ExitCode, exit_words
+from protos.identity import FOLDER, Authority, Identity, IdentityError, Role
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 _COORDINATOR_PROGRAM = (sys.executable, "-P", "-m", "coordinator.cli")
+_COORDINATOR = "coordinator"  # its name and folder
 _COORDINATOR_END_S = 5.0
 SAVE_S = 15.0  # to save and end, after Ctrl-C
 _POLL_S = 0.1
@@ -229,6 +232,8 @@ def _train(
     interrupts: Interrupts,
 ) -> Outcome:
     """Starts all processes and follows them; when it returns or raises, none is left."""
+    if not launch.insecure:
+        _certify(launch)
     with ExitStack() as stack:
         network = _enter_network(launch, stack, progress) if launch.links else None
         helper, address = (
@@ -253,6 +258,32 @@ def _train(
         if network is not None:
             settings["link_bytes"] = _traffic(network, progress)
         return outcome
+
+
+def _certify(launch: Launch) -> None:
+    """Leaves a key and certificate in each one's folder, or those that are there from before.
+    Raises IdentityError."""
+    authority = Authority.load(launch.out)
+    try:
+        if authority is None:
+            authority = Authority.make(launch.out)
+        roles = dict.fromkeys(launch.names, Role.PEER)
+        roles |= {_COORDINATOR: Role.COORDINATOR} if launch.coordinator else {}
+        for name, role in roles.items():
+            if not _is_certified(launch.out / name, authority, role, name):
+                authority.new_identity(role, name).save(launch.out / name)
+    except OSError as error:
+        raise Failure(f"--out {launch.out}: {error}; choose another", ExitCode.USAGE) from error
+
+
+def _is_certified(folder: Path, authority: Authority, role: Role, name: str) -> bool:
+    """Whether what is there from before can be used."""
+    try:
+        held = Identity.load(folder)
+    except IdentityError:
+        return False
+    wanted = (authority.certificate, role, name)
+    return held is not None and (held.authority, held.role, held.name) == wanted
 
 
 def _enter_network(launch: Launch, stack: ExitStack, progress: ProgressScreen) -> LinkNetwork:
@@ -298,10 +329,10 @@ def _start_coordinator(
         address = stack.enter_context(ReservedPorts(1)).addresses[0]
     else:
         address = network.reserve()
-    command = [*_COORDINATOR_PROGRAM, "--listen", address, "--out", str(launch.out / "coordinator")]
-    if network is not None and network.host != LOOPBACK_HOST:
+    command = [*_COORDINATOR_PROGRAM, "--listen", address, "--out", str(launch.out / _COORDINATOR)]
+    if launch.insecure:
         command.append("--insecure")
-    process = WorkerProcess("coordinator", command, launch.out / "coordinator.log")
+    process = WorkerProcess(_COORDINATOR, command, launch.out / f"{_COORDINATOR}.log")
     stack.callback(process.close)
     stack.callback(process.interrupt_and_wait, _COORDINATOR_END_S)
     return process, address
@@ -328,6 +359,8 @@ def _make_folder(folder: Path) -> bool:
 
 def _remove_if_bare(folder: Path) -> None:
     """Takes away a folder that a failed start has made, unless something of worth is in it."""
+    for keys in (*folder.glob(f"*/{FOLDER}"), folder / FOLDER):
+        shutil.rmtree(keys, ignore_errors=True)
     for log in folder.glob("*.log"):
         log.unlink(missing_ok=True)
     for part in (*folder.glob("*/"), folder):

@@ -174,7 +174,7 @@ class LinkNetwork:
         if self._namespaces is None:
             return Place(self._addresses[index], (), options)
         prefix = tuple(self._namespaces.members[index].prefix)
-        return Place(self._addresses[index], prefix, ("--insecure", *options))
+        return Place(self._addresses[index], prefix, options)
 
 
 _END_S = 5.0

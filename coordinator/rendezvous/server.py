@@ -4,7 +4,7 @@ import asyncio
 import json
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -19,14 +19,16 @@ from protos import murmuration_pb2 as pb
 from protos import murmuration_pb2_grpc as rpc
 from protos.addresses import caller_host
 from protos.documents import pack
-from protos.events import Event, new_event
+from protos.events import Event, new_event, printable
 from protos.exit_codes import ExitCode
+from protos.identity import Authority, Identity, IdentityError, Role, certified_name
 
 if TYPE_CHECKING:
     from grpc import ServicerContext
 
 PATIENCE_S = 30.0  # for a silent worker, before the run counts as over without it
 _TICK_S = 0.25
+_MEMBERS = frozenset({Role.PEER, Role.COORDINATOR})
 _LAST_CALLS_S = 1.0
 _OPTIONS: list[tuple[str, int]] = [
     ("grpc.so_reuseport", 0),  # else two coordinators could share a port and half of the calls
@@ -51,10 +53,12 @@ class CoordinatorService(rpc.CoordinatorServicer):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.registry, self._on_event, self._clock = registry, on_event, clock
+        self.encrypted = False
 
     async def Introduce(  # noqa: N802 (as in the .proto)
         self, request: pb.IntroduceRequest, context: "ServicerContext"
     ) -> pb.IntroduceReply:
+        await _check(context, {Role.PEER}, request.member.peer)
         introduction = self.registry.introduce(request, self._clock(), time.time_ns() // 1_000_000)
         for event in introduction.events:
             self._on_event(event)
@@ -63,18 +67,38 @@ class CoordinatorService(rpc.CoordinatorServicer):
     async def Status(  # noqa: N802 (as in the .proto)
         self, request: pb.StatusRequest, context: "ServicerContext"
     ) -> pb.StatusReply:
-        return pb.StatusReply(document=pack(self.registry.status(self._clock())))
+        await _check(context, _MEMBERS)
+        document = self.registry.status(self._clock()) | {"encrypted": self.encrypted}
+        return pb.StatusReply(document=pack(document))
 
 
 class EntryService(rpc.ControlServicer):
-    """`murmur join` through the coordinator: says what the run is; the joiner introduces itself."""
+    """`murmur join` through the coordinator: says what the run is; the joiner introduces itself.
 
-    def __init__(self, registry: Registry) -> None:
-        self._registry = registry
+    Args: authority: of the run, if its key is here: it lets workers in.
+    """
+
+    def __init__(self, registry: Registry, authority: Authority | None = None) -> None:
+        self._registry, self._authority = registry, authority
+
+    async def Enrol(  # noqa: N802 (as in the .proto)
+        self, request: pb.EnrolRequest, context: "ServicerContext"
+    ) -> pb.EnrolReply:
+        token_id = await _check(context, {Role.TOKEN})
+        try:
+            if self._authority is None:
+                raise IdentityError("it does not hold the run's key: join at the one that does")
+            certificate = await asyncio.to_thread(
+                self._authority.admit, token_id, request.name, request.request
+            )
+        except IdentityError as error:
+            return pb.EnrolReply(refusal=str(error))
+        return pb.EnrolReply(certificate=certificate)
 
     async def Join(  # noqa: N802 (as in the .proto)
         self, request: pb.JoinRequest, context: "ServicerContext"
     ) -> pb.JoinReply:
+        await _check(context, _MEMBERS)
         if not self._registry.manifest:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "no worker has been here yet")
         return pb.JoinReply(
@@ -85,8 +109,35 @@ class EntryService(rpc.ControlServicer):
         )
 
 
-async def start_server(listen: str, service: CoordinatorService) -> tuple[aio.Server, str]:
+async def _check(
+    context: "ServicerContext", roles: Collection[Role], claimed: str | None = None
+) -> str:
+    """The name in the caller's certificate, which must be of one of these roles; empty where
+    nothing is encrypted. Ends the call otherwise, and that of a caller that claims another name."""
+    tls: Mapping[str, Iterable[bytes]] = context.auth_context()  # type: ignore[assignment]
+    if "x509_pem_cert" not in tls:  # with TLS everybody has one
+        return ""
+    names = [name.decode() for name in tls.get("x509_subject_alternative_name", ())]
+    role, name = certified_name(names) or (None, "")
+    if role not in roles or claimed not in (None, name):
+        await context.abort(
+            grpc.StatusCode.PERMISSION_DENIED,
+            f"the certificate of {role} {printable(name)} is not for this call",
+        )
+    return name
+
+
+async def start_server(
+    listen: str,
+    service: CoordinatorService,
+    identity: Identity | None = None,
+    authority: Authority | None = None,
+) -> tuple[aio.Server, str]:
     """Starts serving.
+
+    Args:
+        identity: of the coordinator; None: nothing is encrypted.
+        authority: of the run, if its key is here.
 
     Returns:
         The server, and the address with the bound port.
@@ -94,14 +145,15 @@ async def start_server(listen: str, service: CoordinatorService) -> tuple[aio.Se
     Raises:
         Failure: the port is taken, or the address is not this machine's.
     """
+    service.encrypted = identity is not None
     server = aio.server(options=_OPTIONS)
     rpc.add_CoordinatorServicer_to_server(service, server)
-    entry = EntryService(service.registry)  # type: ignore[abstract]  # the rest: unimplemented
+    entry = EntryService(service.registry, authority)  # type: ignore[abstract]  # no more is served
     rpc.add_ControlServicer_to_server(entry, server)
     checks = health.aio.HealthServicer()  # type: ignore[attr-defined]  # not in its stubs
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     try:
-        port = server.add_insecure_port(listen)
+        port = _add_port(server, listen, identity)
     except RuntimeError:
         port = 0
     if port == 0:
@@ -115,16 +167,33 @@ async def start_server(listen: str, service: CoordinatorService) -> tuple[aio.Se
     return server, f"{listen.rpartition(':')[0]}:{port}"
 
 
+def _add_port(server: aio.Server, listen: str, identity: Identity | None) -> int:
+    if identity is None:
+        return server.add_insecure_port(listen)
+    credentials = grpc.ssl_server_credentials(
+        [(identity.key, identity.certificate)], identity.authority, require_client_auth=True
+    )
+    return server.add_secure_port(listen, credentials)
+
+
 class CoordinatorRun:
     """One life of the coordinator, from listening to the end of the run.
 
     Args:
         progress: None prints events as JSON on stdout instead.
         expect: the run is over when this many workers are through; None: when a signal comes.
+        identity, authority: as `start_server` takes them.
     """
 
-    def __init__(self, progress: ProgressScreen | None, expect: int | None) -> None:
+    def __init__(
+        self,
+        progress: ProgressScreen | None,
+        expect: int | None,
+        identity: Identity | None = None,
+        authority: Authority | None = None,
+    ) -> None:
         self.registry = Registry()
+        self._identity, self._authority = identity, authority
         self._progress, self._expect = progress, expect
         self._formatter = EventFormatter()
         self._told: dict[str, str] = {}
@@ -133,7 +202,7 @@ class CoordinatorRun:
     async def run(self, listen: str) -> None:
         """Serves until the expected workers are through, or a signal comes. Raises Failure."""
         service = CoordinatorService(self.registry, self._handle)
-        server, address = await start_server(listen, service)
+        server, address = await start_server(listen, service, self._identity, self._authority)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._stop.set)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from coordinator import Failure
+from protos.addresses import is_loopback
 from protos.documents import STATUS_BYTES, BadDocument, unpack
 from protos.events import float_of, printable
 from protos.exit_codes import ExitCode
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     import grpc
     from rich.console import Console
     from rich.table import Table
+
+    from protos.identity import Identity
 
 
 TIMEOUT_S = 10.0
@@ -31,8 +34,13 @@ _OPTIONS = (
 )
 
 
-def ask(address: str, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
+def ask(
+    address: str, timeout_s: float = TIMEOUT_S, identity: "Identity | None" = None
+) -> dict[str, Any]:
     """The status document of the worker or coordinator that answers at `address`.
+
+    Args:
+        identity: of a member of the run; None where it is not encrypted.
 
     Raises:
         Failure: nobody answered in time, or not with a status; says what was tried.
@@ -43,7 +51,7 @@ def ask(address: str, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
     from protos import murmuration_pb2_grpc as rpc
 
     began_s = time.monotonic()
-    with grpc.insecure_channel(address, options=_OPTIONS) as channel:
+    with _channel(address, identity) as channel:
         for stub in (rpc.ControlStub(channel), rpc.CoordinatorStub(channel)):
             left_s = max(0.1, timeout_s - (time.monotonic() - began_s))
             try:
@@ -51,8 +59,10 @@ def ask(address: str, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
             except grpc.RpcError as error:
                 if error.code() is grpc.StatusCode.UNIMPLEMENTED:
                     continue
+                waited_s = time.monotonic() - began_s
                 raise Failure(
-                    _unreachable(address, error, time.monotonic() - began_s), ExitCode.UNREACHABLE
+                    _unreachable(address, error, waited_s, secure=identity is not None),
+                    ExitCode.UNREACHABLE,
                 ) from error
             try:
                 return unpack(reply.document, STATUS_BYTES)
@@ -67,8 +77,31 @@ def ask(address: str, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
     )
 
 
-def _unreachable(address: str, error: "grpc.RpcError", waited_s: float) -> str:
+def _channel(address: str, identity: "Identity | None") -> "grpc.Channel":
+    import grpc
+
+    if identity is None:
+        return grpc.insecure_channel(address, options=_OPTIONS)
+    credentials = grpc.ssl_channel_credentials(
+        identity.authority, identity.key, identity.certificate
+    )
+    name = ("grpc.ssl_target_name_override", identity.server_name(None))
+    return grpc.secure_channel(address, credentials, options=(*_OPTIONS, name))
+
+
+def _unreachable(address: str, error: "grpc.RpcError", waited_s: float, *, secure: bool) -> str:
     details = " ".join((error.details() or "no details").split())
+    if details.startswith("failed to connect") and "Connection refused" not in details:
+        if secure and "WRONG_VERSION_NUMBER" in details:
+            return f"{address} does not encrypt: ask it without --run"
+        closed = "Socket closed" in details or "reset by peer" in details
+        if (secure and closed) or "TSI_PROTOCOL_FAILURE" in details:
+            return f"{address} is of another run than the folder that --run names"
+        if closed:
+            return (
+                f"{address} closes the connection: if its run is encrypted, name the folder of a "
+                "worker of it on this machine as --run DIR"
+            )
     cause = details.rpartition(": ")[2]  # gRPC puts the chain of its inner errors before it
     waited = f" for {waited_s:.1f} s" if waited_s >= _TOLD_S else ""
     return (
@@ -106,6 +139,18 @@ def print_status(document: Document, console: "Console") -> None:
             console.print(_table(_words(key), value))
     if not document.get("members"):
         console.print("no members are known yet")
+    if document.get("encrypted") is False and not _on_one_machine(document):
+        console.print(
+            "warning: nothing is encrypted (--insecure): others can read along, and anybody that "
+            "reaches a port may join",
+            soft_wrap=True,
+        )
+
+
+def _on_one_machine(document: Document) -> bool:
+    """Whether the addresses of all members are of this machine alone."""
+    addresses = [str(each.get("address", "")) for each in document.get("members") or []]
+    return all(is_loopback(each.rpartition(":")[0].strip("[]")) for each in addresses)
 
 
 def fact_lines(document: Document) -> list[tuple[str, str]]:

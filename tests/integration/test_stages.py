@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from coordinator.report.status import ask
+from protos.identity import member_identity
 from tests.support.fork_server import MURMUR
 from tests.support.gate import Gate
 from tests.support.stage_accounts import Accounts
@@ -89,25 +90,33 @@ def listening(out: Path, name: str) -> dict[str, Any]:
 KILLED = ("w1", "w4")
 
 
-def wait_for_stage(stage: int, address: str, *phases: str) -> None:
+def members_at(out: Path, name: str) -> list[dict[str, Any]]:
+    """As a worker of the swarm in that folder knows them."""
+    address = listening(out, name)["address"]
+    members: list[dict[str, Any]] = ask(address, identity=member_identity(out))["members"]
+    return members
+
+
+def wait_for_stage(stage: int, out: Path, name: str, *phases: str) -> None:
     """Until the worker there knows of a peer in that stage and in one of the phases.
 
     Not of one that was killed: for a while the others still take it to be alive."""
     deadline = time.monotonic() + PATIENCE_S
     known: list[tuple[int, str]] = []
     while not any((stage, phase) in known for phase in phases):
-        assert time.monotonic() < deadline, f"{address} knows of {known}"
-        members = ask(address)["members"]
-        alive = [m for m in members if m["health"] == "alive" and m["peer"] not in KILLED]
+        assert time.monotonic() < deadline, f"{name} knows of {known}"
+        alive = [
+            m for m in members_at(out, name) if m["health"] == "alive" and m["peer"] not in KILLED
+        ]
         known = [(m["stage"], m["phase"]) for m in alive]
 
 
-def wait_for_members(count: int, address: str) -> None:
+def wait_for_members(count: int, out: Path, name: str) -> None:
     """Until the worker there knows of so many, itself included: the first to know begins."""
-    deadline, members = time.monotonic() + PATIENCE_S, list[object]()
+    deadline, members = time.monotonic() + PATIENCE_S, list[dict[str, Any]]()
     while len(members) < count:
-        assert time.monotonic() < deadline, f"{address} knows of {members}"
-        members = ask(address)["members"]
+        assert time.monotonic() < deadline, f"{name} knows of {members}"
+        members = members_at(out, name)
 
 
 def kill_stage_1(printed: IO[str], out: Path) -> None:
@@ -162,9 +171,9 @@ def test_a_killed_replica_is_gone_round(tmp_path: Path) -> None:
         swarm(out, "--steps", "6", *QUICK, *those.settings) as process,
     ):
         for name in those.names():
+            wait_for_members(6, out, "w0")
             address = listening(out, "w0")["address"]
-            wait_for_members(6, address)
-            status = json.loads(murmur("status", address, "--json"))
+            status = json.loads(murmur("status", address, "--json", "--run", str(out)))
             assert {row["peer"]: row["stage"] for row in status["members"]} == {
                 "w0": 0, "w1": 1, "w2": 2, "w3": 0, "w4": 1, "w5": 2,
             }  # fmt: skip
@@ -237,7 +246,7 @@ def test_a_stage_whose_replicas_are_all_killed_is_rebuilt(tmp_path: Path) -> Non
             if "has rebuilt stage 1" in line:
                 break
         for name in ("w0", "w3"):
-            wait_for_stage(1, listening(out, name)["address"], "ready", "training")
+            wait_for_stage(1, out, name, "ready", "training")
         with held.opened():
             report, _ = ended(process, out)
     codes = {peer["peer"]: peer["exit_code"] for peer in report["peers"]}
@@ -275,13 +284,13 @@ def test_who_is_done_waits_for_a_stage_that_is_being_rebuilt(tmp_path: Path) -> 
     with swarm(out, "--steps", "6", *QUICK, *settings) as process:
         assert process.stdout is not None
         kill_stage_1(process.stdout, out)
-        addresses = [listening(out, name)["address"] for name in ("w0", "w3")]
-        for address in addresses:
-            wait_for_stage(1, address, "starting")
+        origin_names = ("w0", "w3")
+        for name in origin_names:
+            wait_for_stage(1, out, name, "starting")
         with Gate(origins, ()).opened():
-            for address in addresses:
-                wait_for_stage(0, address, "done")
-                wait_for_stage(2, address, "done")
+            for name in origin_names:
+                wait_for_stage(0, out, name, "done")
+                wait_for_stage(2, out, name, "done")
             with Gate(anew, ()).opened():
                 report, text = ended(process, out)
     codes = {peer["peer"]: peer["exit_code"] for peer in report["peers"]}

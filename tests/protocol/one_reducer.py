@@ -18,7 +18,7 @@ from worker.exchange.allreduce.reducer_io import ReducerIO
 from worker.exchange.compression import Compression
 from worker.exchange.context import Context
 from worker.exchange.types import ExchangeConfig, RoundConfig, ShardKey
-from worker.transport import Stream
+from worker.transport import Caller, Stream
 from worker.transport.memory import MemoryNetwork, MemoryTransport
 
 RUN = 77
@@ -38,10 +38,10 @@ class Bench:
     events: list[dict[str, object]]
     network: MemoryNetwork = field(default_factory=MemoryNetwork)
 
-    async def on_call(self, method: str, request: bytes, caller: str) -> bytes:
+    async def on_call(self, method: str, request: bytes, caller: Caller) -> bytes:
         raise AssertionError("no calls here")
 
-    async def on_stream(self, method: str, stream: Stream) -> None:
+    async def on_stream(self, method: str, stream: Stream, caller: Caller) -> None:
         await self.reducer.serve(stream)
 
     async def open(self, name: str) -> Stream:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from protos import murmuration_pb2 as pb
-from worker.transport.base import Handler, Stream
+from worker.transport.base import Caller, Handler, Stream
 from worker.transport.memory import MemoryNetwork, MemoryTransport
 
 T = TypeVar("T")
@@ -63,9 +63,11 @@ class TappedTransport(MemoryTransport):
     async def listen(self, handler: Handler) -> str:
         return await super().listen(_Serving(handler, self._own))
 
-    def open(self, address: str, method: str) -> Stream:
+    def open(self, address: str, method: str, peer: str | None = None) -> Stream:
         lag_s = self._lag_s(self._address, address)
-        return _TappedStream(super().open(address, method), self._passes(address, method), lag_s)
+        return _TappedStream(
+            super().open(address, method, peer), self._passes(address, method), lag_s
+        )
 
     def _passes(self, address: str, method: str) -> Callable[[bool, bytes], bytes]:
         def passes(up: bool, message: bytes) -> bytes:
@@ -83,11 +85,11 @@ class _Serving:
     def __init__(self, handler: Handler, context: contextvars.Context) -> None:
         self._handler, self._context = handler, context
 
-    async def on_call(self, method: str, request: bytes, caller: str) -> bytes:
+    async def on_call(self, method: str, request: bytes, caller: Caller) -> bytes:
         return await self._in_own_context(self._handler.on_call(method, request, caller))
 
-    async def on_stream(self, method: str, stream: Stream) -> None:
-        await self._in_own_context(self._handler.on_stream(method, stream))
+    async def on_stream(self, method: str, stream: Stream, caller: Caller) -> None:
+        await self._in_own_context(self._handler.on_stream(method, stream, caller))
 
     async def _in_own_context(self, work: Coroutine[None, None, T]) -> T:
         loop = asyncio.get_running_loop()

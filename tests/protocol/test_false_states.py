@@ -13,7 +13,7 @@ from tests.protocol.virtual_time import run
 from worker import wire
 from worker.catchup.repair import JumpLimit
 from worker.membership import Digest, Member, Phase
-from worker.transport import Stream
+from worker.transport import Caller, Stream
 from worker.transport.memory import MemoryTransport
 
 VALUES = 300
@@ -58,10 +58,10 @@ class Liar:
         said = pb.GossipMessage(sender="x", run=self._run, members=[self.card])
         return said.SerializeToString()
 
-    async def on_call(self, method: str, request: bytes, caller: str) -> bytes:
+    async def on_call(self, method: str, request: bytes, caller: Caller) -> bytes:
         return self._said()
 
-    async def on_stream(self, method: str, stream: Stream) -> None:
+    async def on_stream(self, method: str, stream: Stream, caller: Caller) -> None:
         if method != "Data/Fetch":
             return
         request = pb.FetchRequest.FromString(await stream.receive() or b"")

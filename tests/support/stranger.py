@@ -10,6 +10,7 @@ from google.protobuf.message import Message
 
 from protos import murmuration_pb2 as pb
 from protos.documents import pack
+from protos.identity import Identity
 from worker.manifest import Manifest
 
 T = TypeVar("T", bound=Message)
@@ -18,11 +19,18 @@ _PACKAGE = "/murmuration.v1."
 
 
 class Stranger:
-    """Calls one worker, as no worker would."""
+    """Calls one worker, as no worker would. Args: identity: that he has got hold of."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, identity: Identity | None = None) -> None:
         options = [("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)]
-        self._channel = grpc.insecure_channel(address, options=options)
+        if identity is None:
+            self._channel = grpc.insecure_channel(address, options=options)
+            return
+        credentials = grpc.ssl_channel_credentials(
+            identity.authority, identity.key, identity.certificate
+        )
+        name = ("grpc.ssl_target_name_override", identity.server_name(None))
+        self._channel = grpc.secure_channel(address, credentials, options=[*options, name])
 
     def call(self, method: str, request: Message | bytes, reply: type[T]) -> T:
         """One unary call. Raises grpc.RpcError, which says what the worker says to it."""
@@ -91,13 +99,20 @@ class _Answers(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # only the st
 
 @contextmanager
 def serving(
-    answers: Mapping[str, Callable[[bytes], Any]], address: str = "127.0.0.1:0"
+    answers: Mapping[str, Callable[[bytes], Any]],
+    address: str = "127.0.0.1:0",
+    identity: Identity | None = None,
 ) -> Iterator[str]:
     """Serves these methods: bytes for a control call, an iterator of them for a data stream.
-    Yields the address."""
+    Yields the address. Args: identity: to show to callers; None: nothing is encrypted."""
     server = grpc.server(ThreadPoolExecutor(8))
     server.add_generic_rpc_handlers((_Answers(answers),))
-    port = server.add_insecure_port(address)
+    if identity is None:
+        port = server.add_insecure_port(address)
+    else:
+        shown = [(identity.key, identity.certificate)]
+        credentials = grpc.ssl_server_credentials(shown, identity.authority, True)
+        port = server.add_secure_port(address, credentials)
     server.start()
     try:
         yield f"127.0.0.1:{port}"

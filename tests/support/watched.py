@@ -23,7 +23,7 @@ from worker import daemon
 from worker.cli import main
 from worker.exchange.pairwise.stream import CONTRIBUTION
 from worker.training.fragment import FragmentReplica
-from worker.transport import Stream
+from worker.transport import Caller, Stream
 from worker.transport.base import Handler
 from worker.transport.grpc import GrpcTransport
 
@@ -129,12 +129,13 @@ class _HeldHandler:
     handler: Handler
     hold: Hold
 
-    async def on_call(self, method: str, request: bytes, caller: str) -> bytes:
+    async def on_call(self, method: str, request: bytes, caller: Caller) -> bytes:
         return await self.handler.on_call(method, request, caller)
 
-    async def on_stream(self, method: str, stream: Stream) -> None:
+    async def on_stream(self, method: str, stream: Stream, caller: Caller) -> None:
         meets = method == "Data/PairRound"
-        await self.handler.on_stream(method, HeldStream(stream, self.hold) if meets else stream)
+        stream = HeldStream(stream, self.hold) if meets else stream
+        await self.handler.on_stream(method, stream, caller)
 
 
 def held_transport(hold: Hold) -> type[GrpcTransport]:
@@ -144,8 +145,8 @@ def held_transport(hold: Hold) -> type[GrpcTransport]:
         async def listen(self, handler: Handler) -> str:
             return await super().listen(_HeldHandler(handler, hold))
 
-        def open(self, address: str, method: str) -> Stream:
-            stream = super().open(address, method)
+        def open(self, address: str, method: str, peer: str | None = None) -> Stream:
+            stream = super().open(address, method, peer)
             return HeldStream(stream, hold) if method == "Data/PairRound" else stream
 
     return HeldTransport

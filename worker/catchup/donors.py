@@ -72,7 +72,7 @@ class Donors:
         expected = {index: sizes[index] for index in fragments}
         try:
             step, states = await fetch_states(
-                host.transport, donor.address, self._gossip.run, expected, host.offload
+                host.transport, donor, self._gossip.run, expected, host.offload
             )
             self._check_announced(donor, step, states)
         except (TransportError, wire.WireError) as error:
@@ -167,8 +167,6 @@ class Donors:
     async def _confirms(self, member: Member, states: Mapping[int, FragmentState]) -> bool | None:
         """None: it does not know, or does not say."""
         try:
-            return await confirm_states(
-                self._host.transport, member.address, self._gossip.run, states
-            )
+            return await confirm_states(self._host.transport, member, self._gossip.run, states)
         except (TransportError, wire.WireError):
             return None

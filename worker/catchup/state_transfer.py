@@ -7,6 +7,7 @@ from algorithms.fragment_state import FragmentState
 from protos import murmuration_pb2 as pb
 from worker import wire
 from worker.exchange.context import Offload
+from worker.membership import Member
 from worker.membership.swim import MAX_MEMBERS
 from worker.training.inbox import Published
 from worker.transport import Stream, Transport, TransportError
@@ -71,7 +72,7 @@ async def serve_states(
 
 async def fetch_states(
     transport: Transport,
-    address: str,
+    donor: Member,
     run: int,
     expected: Mapping[int, tuple[int, int]],
     offload: Offload,
@@ -87,7 +88,7 @@ async def fetch_states(
     Raises:
         TransportError, WireError: nothing was taken.
     """
-    stream = transport.open(address, "Data/Fetch")
+    stream = transport.open(donor.address, "Data/Fetch", donor.peer)
     try:
         request = pb.FetchRequest(run=run, fragments=sorted(expected))
         await stream.send(request.SerializeToString())
@@ -103,7 +104,7 @@ async def fetch_states(
 
 
 async def confirm_states(
-    transport: Transport, address: str, run: int, states: Mapping[int, FragmentState]
+    transport: Transport, donor: Member, run: int, states: Mapping[int, FragmentState]
 ) -> bool | None:
     """Asks a second peer for states that another has given.
 
@@ -113,7 +114,7 @@ async def confirm_states(
     Raises:
         TransportError, WireError: it does not say.
     """
-    stream = transport.open(address, "Data/Fetch")
+    stream = transport.open(donor.address, "Data/Fetch", donor.peer)
     try:
         order = sorted(states)
         request = pb.FetchRequest(

@@ -40,7 +40,7 @@ def cli() -> None:
     \b
     Exit codes: 0 done; 2 usage; 3 configuration; 4 task or text; 5 the swarm runs something else;
     6 peers unreachable; 7 address in use; 8 no usable checkpoint; 9 others cannot dial this peer;
-    130 interrupted after a save.
+    10 not let in: a token or certificate; 130 interrupted after a save.
     """
 
 
@@ -87,6 +87,7 @@ def exit_code_of(error: Exception) -> int | None:
     for module, name, code in (
         ("worker.tasks.task", "TaskError", ExitCode.TASK),
         ("worker.transport.base", "AddressInUse", ExitCode.ADDRESS_IN_USE),
+        ("protos.identity", "IdentityError", ExitCode.NOT_ADMITTED),
     ):
         if module in sys.modules and isinstance(
             error, getattr(importlib.import_module(module), name)

@@ -3,11 +3,13 @@
 import json
 import math
 import socket
+import sys
 import time
 import uuid
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,15 +20,17 @@ from protos.addresses import is_loopback, is_wildcard, join_address, split_addre
 from protos.settings import settings_of
 from worker.cli.event_lines import announce_plainly
 from worker.cli.options import option, options
-from worker.errors import ConfigError, UsageError
+from worker.errors import UsageError
 
 if TYPE_CHECKING:
+    from protos.identity import Identity
     from worker.addresses import FoundHost
     from worker.catchup.bootstrap import JoinConfig
     from worker.config import Config
     from worker.training.export import Layout
 
 _JOIN_S = 10.0
+_PRINTED_USES = 16  # peers that the token which `up` prints lets in
 _STARTED = time.monotonic()
 _LARGEST = 100.0  # nats whose perplexity is still told
 
@@ -94,7 +98,15 @@ class WorkerFlags:
         metavar="FILE|URL",
         help="Leave, save and exit 0 once this exists, or answers: a notice of preemption.",
     )
-    insecure: bool = option("--insecure", is_flag=True, help="Serve other machines unencrypted.")
+    token: str | None = option(
+        "--token", help="That lets this peer in; or the variable MURMUR_TOKEN, or --token-file."
+    )
+    token_file: Path | None = option(
+        "--token-file", type=click.Path(path_type=Path), help="A file that holds the token."
+    )
+    insecure: bool = option(
+        "--insecure", is_flag=True, help="Encrypt nothing, and let anybody join."
+    )
     as_json: bool = option("--json", is_flag=True, help="Events as JSON lines.")
     stage: int | None = option(
         "--stage", type=click.IntRange(0), help="Of a model in stages, to serve."
@@ -110,12 +122,13 @@ class WorkerFlags:
     )
 
     def check_addresses(self, *others: str) -> None:
-        """Raises UsageError for what is no HOST:PORT, ConfigError for a public one unasked."""
+        """Raises UsageError for what is no HOST:PORT."""
         _ = self.metrics_address
         given = filter(None, (self.coordinator, self.proxy, *others))
         advertised = [self.advertise] if self.advertise else []
         try:
-            host, *_ = [split_address(each)[0] for each in (self.listen, *advertised, *given)]
+            for each in (self.listen, *advertised, *given):
+                split_address(each)
         except ValueError as error:
             raise UsageError(str(error)) from error
         if self.advertise and is_wildcard(split_address(self.advertise)[0]):
@@ -123,11 +136,23 @@ class WorkerFlags:
                 f"--advertise {self.advertise}: nobody can dial that; name the host that others "
                 "reach this peer at, or leave it out to have it found"
             )
-        if not self.insecure and not is_loopback(host):
-            raise ConfigError(
-                f"--listen {self.listen}: reachable from other machines, and this version does not "
-                "encrypt; type --insecure to accept that, or listen on 127.0.0.1"
-            )
+
+    def identity(self, contacts: Sequence[str]) -> "Identity | None":
+        """As `Admission.identity`, which says what is raised."""
+        from protos.identity import token_from
+        from worker.identity import Admission
+
+        own = (self.listen, *([self.advertise] if self.advertise else []))
+        admission = Admission(
+            folder=self.out,
+            default_name=_default_name(self.out),
+            name=self.name,
+            token=token_from(self.token, self.token_file),
+            insecure=self.insecure,
+            public=not all(is_loopback(split_address(each)[0]) for each in own),
+            proxy=self.proxy,
+        )
+        return admission.identity(contacts)
 
     @property
     def metrics_address(self) -> str | None:
@@ -197,9 +222,10 @@ def up(
         )
     _check_cut(config, flags.stage)
     contacts = [*joins, *([flags.coordinator] if flags.coordinator else [])]
-    found = flags.found(contacts, check_run(contacts, config, flags.proxy))
+    identity = flags.identity(contacts)
+    found = flags.found(contacts, check_run(contacts, config, flags.proxy, identity))
     waits = JoinConfig(joins=joins, min_peers=wanted, wait_s=wait_s)
-    return _run(config, flags, waits, found)
+    return _run(config, flags, waits, found, identity)
 
 
 @click.command()
@@ -219,9 +245,10 @@ def join(address: str, config: Path | None, said: RunFlags, flags: WorkerFlags) 
     from worker.membership.first_contact import fetch_manifest
 
     flags.check_addresses(address)
+    identity = flags.identity([address])
     # Ten seconds from when the command was typed, the time to load torch included.
     timeout_s = max(3.0, _JOIN_S - (time.monotonic() - _STARTED))
-    first = fetch_manifest(address, timeout_s, flags.proxy)
+    first = fetch_manifest(address, timeout_s, flags.proxy, identity)
     found = flags.found([address], first.seen_from)
     if first.coordinated:
         flags = replace(flags, coordinator=address)
@@ -236,9 +263,10 @@ def join(address: str, config: Path | None, said: RunFlags, flags: WorkerFlags) 
 
         held = None if flags.fresh else held_stage(flags.out / "checkpoints")
         if held is None:
-            held = stage_to_serve(address, merged.stages, flags.proxy)
+            held = stage_to_serve(address, merged.stages, flags.proxy, identity)
         flags = replace(flags, stage=held)
-    return _run(merged, flags, JoinConfig(joins=joins, min_peers=None, wait_s=math.inf), found)
+    waits = JoinConfig(joins=joins, min_peers=None, wait_s=math.inf)
+    return _run(merged, flags, waits, found, identity)
 
 
 _of_task = click.option(
@@ -378,7 +406,11 @@ def assemble(run: Path, out: Path | None, settings: tuple[str, ...]) -> int:
 
 
 def _run(
-    config: "Config", flags: WorkerFlags, waits: "JoinConfig", found: "FoundHost | None"
+    config: "Config",
+    flags: WorkerFlags,
+    waits: "JoinConfig",
+    found: "FoundHost | None",
+    identity: "Identity | None",
 ) -> int:
     """Args: waits: whom to join and wait for; found: the host to advertise, if none was given."""
     import torch
@@ -390,7 +422,7 @@ def _run(
     if flags.threads is not None:
         torch.set_num_threads(flags.threads)
     node = NodeConfig(
-        peer=flags.name or _default_name(flags.out),
+        peer=identity.name if identity else flags.name or _default_name(flags.out),
         advertise=join_address(found.host, 0) if found else flags.advertise,
         advertise_origin=found.origin if found else "",
         joins=waits.joins,
@@ -408,7 +440,10 @@ def _run(
         out=flags.out,
         resume=flags.resumes,
         device=flags.device,
-        announce=print_line if flags.as_json else announce_plainly,
+        announce=print_line
+        if flags.as_json
+        else partial(announce_plainly, joins=_joins(flags, identity)),
+        identity=identity,
     )
     return run_worker(config, worker)
 
@@ -426,3 +461,17 @@ def _default_name(out: Path) -> str:
     """The same for every start on this machine with this folder: samples depend on the name."""
     place = f"{uuid.getnode()}/{out.resolve()}"
     return f"{socket.gethostname()}-{zlib.crc32(place.encode()):08x}"
+
+
+def _joins(flags: WorkerFlags, identity: "Identity | None") -> str:
+    """What lets another machine in, as it is typed. A token is a secret: it is made for a terminal
+    only, never for what may be a log."""
+    from protos.identity import Authority
+
+    if identity is None:
+        return "--insecure" if flags.insecure else ""
+    if (authority := Authority.load(flags.out)) is None:
+        return "--token TOKEN, as `murmur token create` gives it where the run was begun"
+    if not sys.stdout.isatty():
+        return f"--token TOKEN, as `murmur token create {flags.out}` gives it here"
+    return f"--token {authority.create_token(_PRINTED_USES)}"

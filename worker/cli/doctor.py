@@ -14,12 +14,13 @@ import click
 
 from protos.addresses import is_loopback, is_wildcard, join_address, split_address
 from protos.exit_codes import ExitCode
+from protos.identity import Identity
 from worker.errors import ConfigError, MurmurError, UsageError
 
 if TYPE_CHECKING:
     from worker.manifest import Manifest
     from worker.membership.first_contact import FirstAnswer
-    from worker.transport import Stream
+    from worker.transport import Caller, Stream, Transport
 
 _NAME = "doctor"
 _CALL_S = 3.0
@@ -45,7 +46,12 @@ class Finding:
     "--listen", default="0.0.0.0:7700", show_default=True, help="HOST:PORT, as for a worker."
 )
 @click.option("--advertise", help="HOST:PORT that others reach this peer at.")
-@click.option("--out", type=click.Path(path_type=Path), default=Path("runs/worker"))
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path("runs/worker"),
+    help="Of the worker; a certificate in it is used.",
+)
 @click.option("--json", "as_json", is_flag=True, help="The findings as JSON.")
 def doctor(
     address: str | None, listen: str, advertise: str | None, out: Path, as_json: bool
@@ -59,7 +65,8 @@ def doctor(
             split_address(each)
         except ValueError as error:
             raise UsageError(str(error)) from error
-    findings = [*_machine(out), *_network(address, listen, advertise)]
+    identity = Identity.load(out)  # a run that is encrypted answers nobody else
+    findings = [*_machine(out), *_network(address, listen, advertise, identity)]
     if as_json:
         click.echo(json.dumps([asdict(finding) for finding in findings], indent=1))
     else:
@@ -120,15 +127,18 @@ def _memory_bytes() -> int | None:
 # ------------------------------------------------------------------------------------ the network
 
 
-def _network(address: str | None, listen: str, advertise: str | None) -> Iterator[Finding]:
+def _network(
+    address: str | None, listen: str, advertise: str | None, identity: Identity | None
+) -> Iterator[Finding]:
     from worker.addresses import find_host
     from worker.membership.first_contact import fetch_manifest
+    from worker.transport.grpc import GrpcTransport
 
     first: FirstAnswer | None = None
     if address is not None:
         began = time.monotonic()
         try:
-            first = fetch_manifest(address, _CALL_S)
+            first = fetch_manifest(address, _CALL_S, security=identity)
         except MurmurError as error:
             yield Finding("the peer", False, str(error), "see there")
         else:
@@ -151,7 +161,8 @@ def _network(address: str | None, listen: str, advertise: str | None) -> Iterato
     near = ", which only this machine reaches" if is_loopback(split_address(where)[0]) else ""
     yield Finding("address", True, f"{where}{origin}{near}")
     if first is not None and address is not None and not first.coordinated:
-        yield asyncio.run(_dialled_back(address, listen, where, first.manifest))
+        transport = GrpcTransport(listen, security=identity)
+        yield asyncio.run(_dialled_back(transport, address, where, first.manifest))
 
 
 def _run(first: "FirstAnswer", address: str) -> Iterator[Finding]:
@@ -181,15 +192,15 @@ def _run(first: "FirstAnswer", address: str) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-async def _dialled_back(address: str, listen: str, where: str, run: "Manifest") -> Finding:
+async def _dialled_back(
+    transport: "Transport", address: str, where: str, run: "Manifest"
+) -> Finding:
     """Whether the peer reaches this machine: it is asked to dial a server that stands here for a
     moment."""
     from worker.membership import Member
     from worker.membership.first_contact import ask_to_dial
     from worker.transport import TransportError
-    from worker.transport.grpc import GrpcTransport
 
-    transport = GrpcTransport(listen)
     try:
         bound = await transport.listen(_Answers(run.run))
         host, port = split_address(where)
@@ -214,10 +225,10 @@ class _Answers:
     def __init__(self, run: int) -> None:
         self._run = run
 
-    async def on_call(self, method: str, request: bytes, caller: str) -> bytes:
+    async def on_call(self, method: str, request: bytes, caller: "Caller") -> bytes:
         from protos import murmuration_pb2 as pb
 
         return pb.GossipMessage(sender=_NAME, run=self._run).SerializeToString()
 
-    async def on_stream(self, method: str, stream: "Stream") -> None:
+    async def on_stream(self, method: str, stream: "Stream", caller: "Caller") -> None:
         """Nothing is served here."""

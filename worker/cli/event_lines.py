@@ -14,18 +14,23 @@ _AT_THE_END = {
 }
 
 
-def announce_plainly(event: Mapping[str, object]) -> None:
-    """Prints an event for a person: one plain line."""
-    if (line := describe(event)) is not None:
+def announce_plainly(event: Mapping[str, object], joins: str = "") -> None:
+    """Prints an event for a person: one plain line. Args: joins: as `describe` takes it."""
+    if (line := describe(event, joins)) is not None:
         sys.stdout.write(line + "\n")
         sys.stdout.flush()
 
 
-def describe(event: Mapping[str, object]) -> str | None:
-    """One line, None for an event that needs none."""
+def describe(event: Mapping[str, object], joins: str = "") -> str | None:
+    """One line, None for an event that needs none.
+
+    Args: joins: what to type behind `murmur join HOST:PORT` to be let in.
+    """
     match event["event"]:
         case "listening":
-            return _listening(event)
+            return _listening(event, joins)
+        case "enrolled":
+            return f"let in {event['name']} by token {event['token']}"
         case "metrics":
             return f"metrics for Prometheus at {event['url']}"
         case "started":
@@ -85,19 +90,19 @@ def describe(event: Mapping[str, object]) -> str | None:
             return None
 
 
-def _listening(event: Mapping[str, object]) -> str:
+def _listening(event: Mapping[str, object], joins: str) -> str:
     """Where a peer is reached, and what to type to join it: that must work as it stands."""
     address = str(event["address"])
     host, port = split_address(address)
     origin = f" ({event['origin']}; --advertise says otherwise)" if event.get("origin") else ""
     said = f"{event['peer']} is reached at {address}{origin}"
+    by = f" {joins}" if joins else ""
     if is_loopback(host):
         return (
             f"{said}, from this machine only\n"
-            f"another worker here joins with: murmur join {address} --out runs/another"
+            f"another worker here joins with: murmur join {address} --out runs/another{by}"
         )
-    flags = f"--listen 0.0.0.0:{port} --insecure"
-    return f"{said}\nanother machine joins with: murmur join {address} {flags}"
+    return f"{said}\nanother machine joins with: murmur join {address} --listen 0.0.0.0:{port}{by}"
 
 
 def _parts(weights: object) -> str:

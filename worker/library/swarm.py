@@ -19,7 +19,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
-from functools import partial
 from math import inf
 from pathlib import Path
 from types import TracebackType
@@ -31,9 +30,11 @@ from torch.optim import Optimizer
 
 from algorithms.fragment_state import FragmentState
 from protos.addresses import join_address
+from protos.identity import Identity, token_from
 from worker.component import NodeConfig
 from worker.errors import UsageError
 from worker.folder import EventLog
+from worker.identity import Admission, authority_of
 from worker.leases import Ledger
 from worker.leases.types import LeaseMessage
 from worker.library.hooks import UserReplica
@@ -98,8 +99,11 @@ class Swarm:
         min_peers: the run starts when so many are here; one that joins leaves that to the others.
         wait_s: how long to wait for them (s); by default two minutes, or as long as the others do.
         settings: more of the run's TOML, such as `{"diloco.codec": "e3m0"}`.
-        out: a folder for `events.jsonl`; None writes nothing.
-        insecure: serve other machines, unencrypted.
+        out: a folder for `events.jsonl`, and for the peer's key and certificate; None writes
+            nothing.
+        token: that lets this peer into the run; by default the variable MURMUR_TOKEN. A peer in
+            whose `out` there is a certificate needs none.
+        insecure: encrypt nothing, and let anybody join.
         serve_metrics: `HOST:PORT`, or a port of loopback, to serve Prometheus at.
 
     Raises:
@@ -107,6 +111,7 @@ class Swarm:
         ConfigError: a setting.
         ManifestRefused: the run to join trains something else.
         PeersUnreachable: nobody answers at `join`.
+        IdentityError: the run does not let this peer in.
     """
 
     def __new__(
@@ -132,6 +137,7 @@ class Swarm:
         wait_s: float | None = None,
         settings: Mapping[str, object] | None = None,
         out: str | Path | None = None,
+        token: str | None = None,
         insecure: bool = False,
         serve_metrics: str | int | None = None,
     ) -> None:
@@ -141,15 +147,30 @@ class Swarm:
         if (frozen := self._replica.frozen_hash) is not None:
             given[f"task.frozen={json.dumps(frozen)}"] = "the hash of the frozen parameters"
         schema = self._replica.schema
-        addresses = Addresses(listen, advertise, joins, insecure)
-        terms = partial(agree_on_terms, given, addresses, schema)
+        self._out = Path(out) if out is not None else None
+        self._identity: Identity | None = None
+        default_name = f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
+
+        def terms() -> Terms:
+            addresses = Addresses(listen, advertise, joins)
+            addresses.check()
+            self._identity = Admission(
+                folder=self._out,
+                default_name=default_name,
+                name=name,
+                token=token_from(token, None),
+                insecure=insecure,
+                public=addresses.public,
+            ).identity(joins)
+            return agree_on_terms(given, addresses, schema, self._identity)
+
         decided: Terms = agreed(terms) if is_site() else terms()
         self._config, coordinated, found = decided
         self._manifest = Manifest.of(self._config, schema)
         self._fragments = fragments_of(schema, self._config)
         self._listen = listen
         self._node = NodeConfig(
-            peer=name or f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}",
+            peer=self._identity.name if self._identity else name or default_name,
             advertise=join_address(found.host, 0) if found else advertise,
             advertise_origin=found.origin if found else "",
             joins=() if coordinated else joins,
@@ -158,7 +179,6 @@ class Swarm:
             min_peers=min_peers if min_peers is not None else (None if joins else 1),
             wait_s=wait_s if wait_s is not None else (inf if joins else _WAIT_S),
         )
-        self._out = Path(out) if out is not None else None
         self._log: Callable[[dict[str, object]], None] = self._to_logger
         self._mailbox = Mailbox()
         self._session: Session | None = None
@@ -199,9 +219,10 @@ class Swarm:
             self._node,
             self._manifest,
             elements=[fragment.elements for fragment in self._fragments],
-            transport=GrpcTransport(self._listen, None),
+            transport=GrpcTransport(self._listen, security=self._identity),
             mailbox=self._mailbox,
             log=self._log,
+            authority=authority_of(self._identity, self._out),
         )
         with ExitStack() as opening:
             if events is not None:

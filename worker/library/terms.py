@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from algorithms.fragments import TensorSpec
 from protos.addresses import is_loopback, is_wildcard, split_address, with_host
+from protos.identity import Identity
 from protos.manifest import first_difference
 from worker.addresses import FoundHost, find_host
 from worker.adopted_config import join_config
@@ -29,22 +30,23 @@ class Addresses:
     listen: str
     advertise: str | None
     joins: tuple[str, ...]
-    insecure: bool
 
     def check(self) -> None:
-        """Raises UsageError for what is no HOST:PORT, ConfigError for a public one unasked."""
+        """Raises UsageError for what is no HOST:PORT."""
         given = filter(None, (self.advertise, *self.joins))
         try:
-            host, *_ = [split_address(each)[0] for each in (self.listen, *given)]
+            for each in (self.listen, *given):
+                split_address(each)
         except ValueError as error:
             raise UsageError(str(error)) from error
         if self.advertise and is_wildcard(split_address(self.advertise)[0]):
             raise UsageError(f"advertise={self.advertise!r}: nobody can dial that; name a host")
-        if not self.insecure and not is_loopback(host):
-            raise ConfigError(
-                f"listen={self.listen!r}: reachable from other machines, and this version does not "
-                "encrypt; say insecure=True to accept that, or listen on 127.0.0.1"
-            )
+
+    @property
+    def public(self) -> bool:
+        """Whether other machines can reach the peer."""
+        own = (self.listen, *([self.advertise] if self.advertise else []))
+        return not all(is_loopback(split_address(each)[0]) for each in own)
 
 
 def metrics_address(given: str | int | None) -> str | None:
@@ -57,7 +59,7 @@ def metrics_address(given: str | int | None) -> str | None:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Gives a script the options of `Swarm` that differ between machines: `--join`, `--listen`,
-    `--advertise`, `--name`, `--min-peers`, `--out`, `--serve-metrics`, `--insecure`.
+    `--advertise`, `--name`, `--min-peers`, `--out`, `--serve-metrics`, `--token`, `--insecure`.
 
     Swarm(model, optimizer, **vars(parser.parse_args())) takes them as they are.
     """
@@ -67,9 +69,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--advertise", metavar="HOST:PORT", help="that others reach this peer at")
     group.add_argument("--name", help="of this peer")
     group.add_argument("--min-peers", type=int, help="start when so many are here")
-    group.add_argument("--out", help="folder for events.jsonl")
+    group.add_argument("--out", help="folder for events.jsonl and the peer's certificate")
     group.add_argument("--serve-metrics", metavar="[HOST:]PORT", help="for Prometheus")
-    group.add_argument("--insecure", action="store_true", help="serve others unencrypted")
+    group.add_argument("--token", help="that lets this peer in; or the variable MURMUR_TOKEN")
+    group.add_argument("--insecure", action="store_true", help="encrypt nothing")
 
 
 class Terms(NamedTuple):
@@ -101,15 +104,17 @@ def settings_by_argument(
 
 
 def agree_on_terms(
-    given: Mapping[str, str], addresses: Addresses, schema: Sequence[TensorSpec]
+    given: Mapping[str, str],
+    addresses: Addresses,
+    schema: Sequence[TensorSpec],
+    identity: Identity | None,
 ) -> Terms:
     """What this peer and the run agree on. Raises as `Swarm`."""
-    addresses.check()
     contacts: tuple[str, ...] = ()
     if not addresses.joins:
         config, coordinated, seen_from = _started(given), False, ""
     else:
-        first, where = _first_answer(addresses.joins)
+        first, where = _first_answer(addresses.joins, identity)
         coordinated, contacts, seen_from = first.coordinated, (where,), first.seen_from
         config = _joined(given, first.manifest, where)
         own = Manifest.of(config, schema)
@@ -140,12 +145,12 @@ def _started(given: Mapping[str, str]) -> Config:
     return config
 
 
-def _first_answer(joins: Sequence[str]) -> tuple[FirstAnswer, str]:
+def _first_answer(joins: Sequence[str], identity: Identity | None) -> tuple[FirstAnswer, str]:
     """Of the first that answers, and its address."""
     problem = None
     for address in joins:
         try:
-            return fetch_manifest(address, _JOIN_S), address
+            return fetch_manifest(address, _JOIN_S, security=identity), address
         except PeersUnreachable as error:
             problem = error
     assert problem is not None

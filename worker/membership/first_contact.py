@@ -20,7 +20,7 @@ from worker.errors import ManifestRefused, NotDialled, PeersUnreachable
 from worker.manifest import Manifest
 from worker.membership import Gossiped, Health, Member, Phase
 from worker.membership.io import GossipService
-from worker.transport import Transport, TransportError
+from worker.transport import Security, Transport, TransportError
 from worker.transport.grpc import GrpcTransport
 
 _JOIN_S = 6.0  # both peers that dial back may need their time
@@ -214,12 +214,12 @@ def undialable(theirs: str, mine: str) -> str | None:
     if is_loopback(there) and not is_loopback(here):
         return (
             f"{theirs} is reachable from its own machine only, and this swarm is on several; "
-            "listen on 0.0.0.0:7700 with --insecure"
+            "listen on 0.0.0.0:7700"
         )
     if is_loopback(here) and not is_loopback(there):
         return (
             f"this swarm is on one machine only; listen on 127.0.0.1 too, or start the peer at "
-            f"{mine} with --listen 0.0.0.0:7700 --insecure"
+            f"{mine} with --listen 0.0.0.0:7700"
         )
     return None
 
@@ -240,16 +240,24 @@ class FirstAnswer:
     time_ms: int
 
 
-def fetch_manifest(address: str, timeout_s: float, proxy: str | None = None) -> FirstAnswer:
+def fetch_manifest(
+    address: str, timeout_s: float, proxy: str | None = None, security: Security | None = None
+) -> FirstAnswer:
     """Asks a peer or a coordinator what its run is.
 
     Raises:
         PeersUnreachable: no answer within `timeout_s`; says what was tried.
     """
-    return asyncio.run(_fetch_manifest(GrpcTransport("127.0.0.1:0", proxy), address, timeout_s))
+    transport = GrpcTransport("127.0.0.1:0", proxy, security)
+    return asyncio.run(_fetch_manifest(transport, address, timeout_s))
 
 
-def check_run(addresses: Sequence[str], config: Config, proxy: str | None = None) -> str:
+def check_run(
+    addresses: Sequence[str],
+    config: Config,
+    proxy: str | None = None,
+    security: Security | None = None,
+) -> str:
     """Asks those that answer at once whether they run what `config` says, before a model is built.
 
     Returns:
@@ -258,7 +266,8 @@ def check_run(addresses: Sequence[str], config: Config, proxy: str | None = None
     Raises:
         ManifestRefused: one runs something else; names the first difference.
     """
-    answers = asyncio.run(_first_answers(addresses, proxy))
+    transport = GrpcTransport("127.0.0.1:0", proxy, security)
+    answers = asyncio.run(_first_answers(transport, addresses))
     mine = Manifest.of(config, ()).agreed
     for address, answer in answers.items():
         theirs = {**answer.manifest.agreed, "tensors": mine["tensors"]}  # known with the model
@@ -270,9 +279,8 @@ def check_run(addresses: Sequence[str], config: Config, proxy: str | None = None
     return first.seen_from if first else ""
 
 
-async def _first_answers(addresses: Sequence[str], proxy: str | None) -> dict[str, FirstAnswer]:
-    """By address, of those that answer one call."""
-    transport = GrpcTransport("127.0.0.1:0", proxy)
+async def _first_answers(transport: Transport, addresses: Sequence[str]) -> dict[str, FirstAnswer]:
+    """By address, of those that answer one call. Closes the transport."""
 
     async def ask(address: str) -> FirstAnswer | None:
         with suppress(TransportError, wire.WireError):

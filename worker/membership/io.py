@@ -132,7 +132,7 @@ class GossipService:
         """A stream to a peer. Raises TransportError: no address is known."""
         if (address := self.address_of(peer)) is None:
             raise TransportError("no address known")
-        return self._transport.open(address, method)
+        return self._transport.open(address, method, peer)
 
     def suspect(self, peer: str) -> None:
         """A stream to the peer broke: it is probed now."""
@@ -140,9 +140,10 @@ class GossipService:
 
     def connect(self, peers: Iterable[str]) -> None:
         """Begins to open the data connections to these peers, without waiting."""
-        for address in map(self.address_of, peers):
+        for peer in peers:
+            address = self.address_of(peer)
             if address is not None and address != self.me.address:
-                self._transport.connect(address)
+                self._transport.connect(address, peer)
 
     def tick(self) -> None:
         """Time passes."""
@@ -233,7 +234,7 @@ class GossipService:
         began = self._clock()
         request = self._message(self._news.request(peer, self.members, began))
         try:
-            raw = await self._transport.call(address, "Control/Gossip", request, timeout_s)
+            raw = await self._transport.call(address, "Control/Gossip", request, timeout_s, peer)
             answer = wire.parse(pb.GossipMessage, raw)
             sender = answer.sender if answer.run == self.run else None
             if sender is not None:

@@ -234,7 +234,7 @@ async def report_iteration(
     while not over and member is not None and member.live:
         try:
             answer = await context.transport.call(
-                member.address, "Control/Finished", request, _REPORT_S
+                member.address, "Control/Finished", request, _REPORT_S, member.peer
             )
             over = not counted or wire.parse(pb.FinishedReply, answer).over
         except (TransportError, wire.WireError):

@@ -148,7 +148,7 @@ async def call_stage(
         MicrobatchDropped: the microbatch is lost.
     """
     payload, measurements = wire.Payload.of(values), context.measurements
-    stream = context.transport.open(member.address, "Data/StageCall")
+    stream = context.transport.open(member.address, "Data/StageCall", member.peer)
     try:
         with measurements.sending() as sample:
             began = context.clock()

@@ -151,5 +151,7 @@ class StageNode:
         request = pb.MeasureRequest(payload=payload).SerializeToString()
         began = self.context.clock()
         transport = self.context.transport
-        await transport.call(member.address, "Control/Measure", request, _PROBE_LIMIT_S)
+        await transport.call(
+            member.address, "Control/Measure", request, _PROBE_LIMIT_S, member.peer
+        )
         return self.context.clock() - began

@@ -153,7 +153,7 @@ async def fetch_stages(
         for member in sorted(replicas, key=lambda m: (m.phase is not Phase.DONE, -m.step, m.peer)):
             try:
                 _, states = await fetch_states(
-                    context.transport, member.address, context.run, sizes, context.offload
+                    context.transport, member, context.run, sizes, context.offload
                 )
             except (TransportError, WireError):
                 continue

@@ -30,7 +30,7 @@ from worker.pipeline.config import StagesConfig
 from worker.pipeline.planner import links_of, measured_share, snapshot_of
 from worker.pipeline.profile import Profile
 from worker.training.inbox import StageMove
-from worker.transport import Transport, TransportError
+from worker.transport import Security, Transport, TransportError
 from worker.transport.grpc import GrpcTransport
 
 _ASK_S = 5.0
@@ -46,10 +46,16 @@ _ENOUGH = 0.5  # of the links, measured, to choose by them
 _NEAR_S = 0.01  # hops that take less count alike: such figures tell of machines, not of links
 
 
-def stage_to_serve(address: str, stages: StagesConfig, proxy: str | None = None) -> int:
+def stage_to_serve(
+    address: str,
+    stages: StagesConfig,
+    proxy: str | None = None,
+    security: Security | None = None,
+) -> int:
     """Asks a peer, or by way of a coordinator one, who serves what. Raises PeersUnreachable."""
     try:
-        members = asyncio.run(members_at(GrpcTransport("127.0.0.1:0", proxy), address))
+        transport = GrpcTransport("127.0.0.1:0", proxy, security)
+        members = asyncio.run(members_at(transport, address))
     except (TransportError, wire.WireError) as error:
         raise PeersUnreachable(
             f"{address} does not say who serves which stage: {error}; choose one with --stage"

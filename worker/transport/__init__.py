@@ -7,25 +7,33 @@ the same way and can delay messages and cut links.
 from worker.transport.base import (
     CONTROL_METHODS,
     DATA_METHODS,
+    NOBODY,
     AddressInUse,
+    Caller,
     Handler,
     Refused,
+    Security,
     Stream,
     Traffic,
     Transport,
     TransportError,
     Unreachable,
+    Untrusted,
 )
 
 __all__ = [
     "CONTROL_METHODS",
     "DATA_METHODS",
+    "NOBODY",
     "AddressInUse",
+    "Caller",
     "Handler",
     "Refused",
+    "Security",
     "Stream",
     "Traffic",
     "Transport",
     "TransportError",
     "Unreachable",
+    "Untrusted",
 ]

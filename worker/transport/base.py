@@ -3,14 +3,17 @@
 Errors:
     TransportError
         Unreachable     the peer does not answer, or the link broke; trying again may help
+            Untrusted   one side does not take the other's certificate, or has none
         Refused         by a handler: this call cannot be, and ends
         AddressInUse    this process cannot listen there
 """
 
 from collections import Counter
-from typing import Protocol
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 CONTROL_METHODS = (
+    "Control/Enrol",
     "Control/Join",
     "Control/Gossip",
     "Control/IndirectProbe",
@@ -43,12 +46,53 @@ class Unreachable(TransportError):
     """The peer does not answer, or the link broke."""
 
 
+class Untrusted(Unreachable):
+    """The handshake fails: one side does not take the other's certificate, or has none."""
+
+
 class Refused(TransportError):
     """A handler does not take what it was sent; the message says why, and goes to the caller."""
 
 
 class AddressInUse(TransportError):
     """Another process listens there, or the address is not this machine's."""
+
+
+class Security(Protocol):
+    """A key and certificate that this process shows to others, and believes others by (PEM)."""
+
+    @property
+    def key(self) -> bytes: ...
+
+    @property
+    def certificate(self) -> bytes: ...
+
+    @property
+    def authority(self) -> bytes: ...
+
+    def server_name(self, peer: str | None) -> str:
+        """The name in the certificate of a server that is this peer; None: any of the run."""
+        ...
+
+    def certified(self, names: Sequence[str]) -> tuple[str, str]:
+        """(role, name) that the alternative names of a caller's certificate stand for."""
+        ...
+
+
+class Caller(NamedTuple):
+    """Who calls.
+
+    Args:
+        address: the transport's own name of where it is from.
+        role, name: that its certificate says; empty where nothing is encrypted.
+    """
+
+    address: str = ""
+    role: str = ""
+    name: str = ""
+
+
+NOBODY = Caller()
 
 
 class Stream(Protocol):
@@ -74,33 +118,43 @@ class Stream(Protocol):
 class Handler(Protocol):
     """What a peer answers. io thread only."""
 
-    async def on_call(self, method: str, request: bytes, caller: str) -> bytes:
-        """Answers one call; `caller` is the transport's own name of where it is from. Raises
-        Refused."""
+    async def on_call(self, method: str, request: bytes, caller: Caller) -> bytes:
+        """Answers one call. Raises Refused."""
         ...
 
-    async def on_stream(self, method: str, stream: Stream) -> None:
+    async def on_stream(self, method: str, stream: Stream, caller: Caller) -> None:
         """Serves one stream; returning ends it. Raises Refused."""
         ...
 
 
 class Transport(Protocol):
-    """One peer's way to all others. io thread only."""
+    """One peer's way to all others. io thread only.
+
+    Where a `peer` is named, nobody else may answer at the address: its certificate must be of that
+    name, if there are certificates; otherwise, of any peer of the run.
+    """
 
     @property
     def traffic(self) -> "Traffic": ...
+
+    @property
+    def encrypted(self) -> bool:
+        """Whether peers prove who they are, and nobody else reads along."""
+        ...
 
     async def listen(self, handler: Handler) -> str:
         """Starts serving; returns the address with the bound port. Raises AddressInUse."""
         ...
 
-    async def call(self, address: str, method: str, request: bytes, timeout_s: float) -> bytes:
+    async def call(
+        self, address: str, method: str, request: bytes, timeout_s: float, peer: str | None = None
+    ) -> bytes:
         """One small request and its answer. Raises Unreachable."""
         ...
 
-    def open(self, address: str, method: str) -> Stream: ...
+    def open(self, address: str, method: str, peer: str | None = None) -> Stream: ...
 
-    def connect(self, address: str) -> None:
+    def connect(self, address: str, peer: str | None = None) -> None:
         """Begins to open the data connection that streams to this peer will use, without waiting:
         a first round of exchanges does not have to."""
         ...
@@ -115,7 +169,8 @@ class Traffic:
 
     A message costs its own bytes, gRPC's prefix of 5 and HTTP/2's 9 for each 16 KiB begun. What is
     not counted (HTTP/2 HEADERS of each call, window updates, TCP/IP headers) was measured at under
-    0.1 % of a shard's exchange; `tests/bench/traffic.py` holds the count against the kernel's.
+    0.1 % of a shard's exchange; `tests/bench/traffic.py` holds the count against the kernel's. Nor
+    is TLS counted, which adds 22 bytes to each 16 KiB.
     """
 
     def __init__(self) -> None:

@@ -1,14 +1,16 @@
 """The transport over gRPC: one server, and per peer one channel for control and one for data.
 
 Messages are bytes here; `protos/murmuration.proto` says what they are. Health checks of gRPC are
-answered too. The settings were measured:
-without BDP probing and a large look-ahead one stream over a 100 ms link stays at a
-tenth of what it can carry, and without keepalive a dead link is noticed after many minutes.
+answered too. With a certificate, both sides prove who they are by TLS; without one nothing is
+encrypted. The settings were measured: without BDP probing and a large look-ahead one stream over a
+100 ms link stays at a tenth of what it can carry, and without keepalive a dead link is noticed
+after many minutes.
 """
 
 import asyncio
 import os
 from collections.abc import Callable
+from typing import NamedTuple
 
 import grpc
 from grpc import aio
@@ -20,17 +22,33 @@ from worker.transport.base import (
     MAX_CONTROL_BYTES,
     MAX_DATA_BYTES,
     AddressInUse,
+    Caller,
     Handler,
     Refused,
+    Security,
     Stream,
     Traffic,
     Unreachable,
+    Untrusted,
 )
 
 _PACKAGE = "/murmuration.v1."
 _MAX_DETAILS = 300  # characters of what another peer says of a failure
 # What grpc.aio raises for a stream that is over; the last where it has ended on its own meanwhile.
 _ENDED = (aio.AioRpcError, aio.UsageError, asyncio.InvalidStateError)
+_WANTS = "it closes the connection: it may want a certificate, see --token"
+_TAKES_NOT = "it closes the connection: it does not take this certificate"
+# What gRPC says of a handshake, and what it means, by whether this side encrypts.
+_HANDSHAKE = {
+    False: [("Socket closed", _WANTS), ("reset by peer", _WANTS)],
+    True: [
+        ("WRONG_VERSION_NUMBER", "it does not encrypt: it was started with --insecure"),
+        ("Hostname Verification", "somebody else answers there: the certificate has another name"),
+        ("TSI_PROTOCOL_FAILURE", "its certificate is not of this run's authority"),
+        ("Socket closed", _TAKES_NOT),
+        ("reset by peer", _TAKES_NOT),
+    ],
+}
 
 _COMMON_OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_receive_message_length", MAX_DATA_BYTES),
@@ -64,27 +82,36 @@ class GrpcTransport:
     Args:
         proxy: HOST:PORT of an HTTP CONNECT proxy to reach others through. All of them: exceptions
             that the environment makes for the web (`no_proxy`) do not count in this process then.
+        security: what this process proves itself by, and believes others by; None: nothing is
+            encrypted, and whoever reaches the port may call.
     """
 
-    def __init__(self, listen_address: str, proxy: str | None = None) -> None:
-        self._listen_address = listen_address
+    def __init__(
+        self, listen_address: str, proxy: str | None = None, security: Security | None = None
+    ) -> None:
+        self._listen_address, self._security = listen_address, security
         self._channel_options = [*_CHANNEL_OPTIONS, *_proxy_options(proxy)]
         self._traffic = Traffic()
         self._server: aio.Server | None = None
-        self._channels: dict[tuple[str, bool], aio.Channel] = {}
+        self._channels: dict[_Line, aio.Channel] = {}
 
     @property
     def traffic(self) -> Traffic:
         return self._traffic
 
+    @property
+    def encrypted(self) -> bool:
+        return self._security is not None
+
     async def listen(self, handler: Handler) -> str:
         server = aio.server(options=_SERVER_OPTIONS)
-        server.add_generic_rpc_handlers((_Router(handler, self._traffic),))
+        router = _Router(handler, self._traffic, self._security)
+        server.add_generic_rpc_handlers((router,))
         checks = health.aio.HealthServicer()  # type: ignore[attr-defined]  # not in its stubs
         health_pb2_grpc.add_HealthServicer_to_server(checks, server)
         host = self._listen_address.rpartition(":")[0]
         try:
-            port = server.add_insecure_port(self._listen_address)
+            port = self._add_port(server)
         except RuntimeError:
             port = 0
         if port == 0:
@@ -97,33 +124,33 @@ class GrpcTransport:
         self._server = server
         return f"{host}:{port}"
 
-    async def call(self, address: str, method: str, request: bytes, timeout_s: float) -> bytes:
-        multicallable = self._channel(address, data=False).unary_unary(
-            _PACKAGE + method, _as_is, _as_is
-        )
+    async def call(
+        self, address: str, method: str, request: bytes, timeout_s: float, peer: str | None = None
+    ) -> bytes:
+        line = self._line(address, peer, data=False)
+        multicallable = self._channel(line).unary_unary(_PACKAGE + method, _as_is, _as_is)
         self._traffic.count_sent(method, len(request))
         try:
             answer: bytes = await multicallable(request, timeout=timeout_s)
         except aio.AioRpcError as error:
-            self._forget(address, data=False, error=error)
-            raise Unreachable(_describe(address, error)) from error
+            self._forget(line, error)
+            raise _unreachable(line, error) from error
         self._traffic.count_received(method, len(answer))
         return answer
 
-    def open(self, address: str, method: str) -> Stream:
-        multicallable = self._channel(address, data=True).stream_stream(
-            _PACKAGE + method, _as_is, _as_is
-        )
+    def open(self, address: str, method: str, peer: str | None = None) -> Stream:
+        line = self._line(address, peer, data=True)
+        multicallable = self._channel(line).stream_stream(_PACKAGE + method, _as_is, _as_is)
         return _ClientStream(
-            address,
+            line,
             method,
             multicallable(None),
             self._traffic,
-            lambda error: self._forget(address, data=True, error=error),
+            lambda error: self._forget(line, error),
         )
 
-    def connect(self, address: str) -> None:
-        self._channel(address, data=True).get_state(try_to_connect=True)
+    def connect(self, address: str, peer: str | None = None) -> None:
+        self._channel(self._line(address, peer, data=True)).get_state(try_to_connect=True)
 
     async def close(self) -> None:
         channels, self._channels = list(self._channels.values()), {}
@@ -133,29 +160,62 @@ class GrpcTransport:
             await self._server.stop(grace=0.5)
             self._server = None
 
-    def _forget(self, address: str, *, data: bool, error: aio.AioRpcError) -> None:
+    def _add_port(self, server: aio.Server) -> int:
+        if self._security is None:
+            return server.add_insecure_port(self._listen_address)
+        mine = (self._security.key, self._security.certificate)
+        credentials = grpc.ssl_server_credentials(
+            [mine], self._security.authority, require_client_auth=True
+        )
+        return server.add_secure_port(self._listen_address, credentials)
+
+    def _line(self, address: str, peer: str | None, *, data: bool) -> "_Line":
+        security = self._security
+        return _Line(address, data, security.server_name(peer) if security is not None else None)
+
+    def _forget(self, line: "_Line", error: aio.AioRpcError) -> None:
         """Drops a channel that cannot connect: it would fail every call until its back-off ends,
         though the peer may have come up meanwhile. How often to try is for the caller to say."""
         if error.code() is grpc.StatusCode.UNAVAILABLE:
-            self._channels.pop((address, data), None)
+            self._channels.pop(line, None)
 
-    def _channel(self, address: str, *, data: bool) -> aio.Channel:
-        key = (address, data)
-        if key not in self._channels:
-            self._channels[key] = aio.insecure_channel(address, options=self._channel_options)
-        return self._channels[key]
+    def _channel(self, line: "_Line") -> aio.Channel:
+        if line not in self._channels:
+            self._channels[line] = self._new_channel(line)
+        return self._channels[line]
+
+    def _new_channel(self, line: "_Line") -> aio.Channel:
+        security = self._security
+        if security is None or line.server_name is None:
+            return aio.insecure_channel(line.address, options=self._channel_options)
+        credentials = grpc.ssl_channel_credentials(
+            security.authority, security.key, security.certificate
+        )
+        # Peers have names, and come to other addresses: what is verified is not the host's name.
+        name = ("grpc.ssl_target_name_override", line.server_name)
+        options = [*self._channel_options, name]
+        return aio.secure_channel(line.address, credentials, options=options)
+
+
+class _Line(NamedTuple):
+    """Which connection. Args: server_name: that the certificate there must have; None: not
+    encrypted."""
+
+    address: str
+    data: bool
+    server_name: str | None
 
 
 class _ClientStream:
     def __init__(
         self,
-        address: str,
+        line: _Line,
         method: str,
         call: "aio.StreamStreamCall[bytes, bytes]",
         traffic: Traffic,
         failed: Callable[[aio.AioRpcError], None],
     ) -> None:
-        self._address, self._method, self._call, self._traffic = address, method, call, traffic
+        self._line, self._method, self._call, self._traffic = line, method, call, traffic
         self._failed = failed
 
     async def send(self, message: bytes) -> None:
@@ -187,8 +247,8 @@ class _ClientStream:
     def _broken(self, error: Exception) -> Unreachable:
         if isinstance(error, aio.AioRpcError):
             self._failed(error)
-            return Unreachable(_describe(self._address, error))
-        return Unreachable(f"{self._address}: the stream has ended")
+            return _unreachable(self._line, error)
+        return Unreachable(f"{self._line.address}: the stream has ended")
 
 
 class _ServerStream:
@@ -224,15 +284,11 @@ class _ServerStream:
 class _Router(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # only the stubs are generic
     """Leads each known method to the handler, as bytes."""
 
-    def __init__(self, handler: Handler, traffic: Traffic) -> None:
+    def __init__(self, handler: Handler, traffic: Traffic, security: Security | None) -> None:
+        self._handler, self._traffic, self._security = handler, traffic, security
         self._handlers = {
-            **{
-                _PACKAGE + method: self._unary(method, handler, traffic)
-                for method in CONTROL_METHODS
-            },
-            **{
-                _PACKAGE + method: self._stream(method, handler, traffic) for method in DATA_METHODS
-            },
+            **{_PACKAGE + method: self._unary(method) for method in CONTROL_METHODS},
+            **{_PACKAGE + method: self._stream(method) for method in DATA_METHODS},
         }
 
     def service(
@@ -240,10 +296,9 @@ class _Router(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # only the stu
     ) -> "grpc.RpcMethodHandler[bytes, bytes] | None":
         return self._handlers.get(handler_call_details.method)
 
-    @staticmethod
-    def _unary(
-        method: str, handler: Handler, traffic: Traffic
-    ) -> "grpc.RpcMethodHandler[bytes, bytes]":
+    def _unary(self, method: str) -> "grpc.RpcMethodHandler[bytes, bytes]":
+        handler, traffic = self._handler, self._traffic
+
         async def serve(request: bytes, context: "aio.ServicerContext[bytes, bytes]") -> bytes:
             traffic.count_received(method, len(request))
             if len(request) > MAX_CONTROL_BYTES:
@@ -252,7 +307,7 @@ class _Router(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # only the stu
                     f"{method} takes at most {MAX_CONTROL_BYTES} bytes, got {len(request)}",
                 )
             try:
-                answer = await handler.on_call(method, request, context.peer())
+                answer = await handler.on_call(method, request, self._caller(context))
             except Refused as refused:
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(refused))
             traffic.count_sent(method, len(answer))
@@ -260,17 +315,25 @@ class _Router(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # only the stu
 
         return grpc.unary_unary_rpc_method_handler(serve)
 
-    @staticmethod
-    def _stream(
-        method: str, handler: Handler, traffic: Traffic
-    ) -> "grpc.RpcMethodHandler[bytes, bytes]":
+    def _stream(self, method: str) -> "grpc.RpcMethodHandler[bytes, bytes]":
+        handler, traffic = self._handler, self._traffic
+
         async def serve(_requests: object, context: "aio.ServicerContext[bytes, bytes]") -> None:
+            stream = _ServerStream(method, context, traffic)
             try:
-                await handler.on_stream(method, _ServerStream(method, context, traffic))
+                await handler.on_stream(method, stream, self._caller(context))
             except Refused as refused:
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(refused))
 
         return grpc.stream_stream_rpc_method_handler(serve)
+
+    def _caller(self, context: "aio.ServicerContext[bytes, bytes]") -> Caller:
+        """TLS has verified the certificate before it comes to a call."""
+        if self._security is None:
+            return Caller(context.peer())
+        names = context.auth_context().get("x509_subject_alternative_name", ())
+        certified = self._security.certified([name.decode() for name in names])
+        return Caller(context.peer(), *certified)
 
 
 def _proxy_options(proxy: str | None) -> list[tuple[str, int | str]]:
@@ -284,7 +347,12 @@ def _as_is(message: bytes) -> bytes:
     return message
 
 
-def _describe(address: str, error: aio.AioRpcError) -> str:
+def _unreachable(line: _Line, error: aio.AioRpcError) -> Unreachable:
     code = error.code().name.lower().replace("_", " ")
     details = (error.details() or "").splitlines()
-    return f"{address}: {code}" + (f" ({details[0][:_MAX_DETAILS]})" if details else "")
+    said = details[0][:_MAX_DETAILS] if details else ""
+    if said.startswith("failed to connect"):
+        for part, meaning in _HANDSHAKE[line.server_name is not None]:
+            if part in said:
+                return Untrusted(f"{line.address}: {meaning}")
+    return Unreachable(f"{line.address}: {code}" + (f" ({said})" if said else ""))

@@ -11,6 +11,7 @@ from worker.transport.base import (
     MAX_CONTROL_BYTES,
     MAX_DATA_BYTES,
     AddressInUse,
+    Caller,
     Handler,
     Refused,
     Stream,
@@ -79,13 +80,19 @@ class MemoryTransport:
     def traffic(self) -> Traffic:
         return self._traffic
 
+    @property
+    def encrypted(self) -> bool:
+        return False
+
     async def listen(self, handler: Handler) -> str:
         if self._address in self._network._served:
             raise AddressInUse(f"cannot listen on {self._address}: the address is taken")
         self._network._served[self._address] = (self, handler)
         return self._address
 
-    async def call(self, address: str, method: str, request: bytes, timeout_s: float) -> bytes:
+    async def call(
+        self, address: str, method: str, request: bytes, timeout_s: float, peer: str | None = None
+    ) -> bytes:
         if len(request) > MAX_CONTROL_BYTES:
             raise Unreachable(f"{address}: {method} takes at most {MAX_CONTROL_BYTES} bytes")
         self._traffic.count_sent(method, len(request))
@@ -96,7 +103,7 @@ class MemoryTransport:
                     await asyncio.Event().wait()
                 other, handler = self._network.reach(self._address, address)
                 other.traffic.count_received(method, len(request))
-                answer = await handler.on_call(method, request, self._address)
+                answer = await handler.on_call(method, request, Caller(self._address))
                 other.traffic.count_sent(method, len(answer))
                 await asyncio.sleep(self._network.delay_s)
                 self._network.reach(self._address, address)
@@ -105,7 +112,7 @@ class MemoryTransport:
         self._traffic.count_received(method, len(answer))
         return answer
 
-    def open(self, address: str, method: str) -> Stream:
+    def open(self, address: str, method: str, peer: str | None = None) -> Stream:
         pipe = _Pipe(self._network, frozenset((self._address, address)), method, address)
         near = _PipeEnd(pipe, pipe.up, pipe.down, self._traffic)
         if self._network.loses(self._address, address):
@@ -116,11 +123,11 @@ class MemoryTransport:
             pipe.sever()
             return near
         far = _PipeEnd(pipe, pipe.down, pipe.up, other.traffic)
-        other._spawn(_serve(handler, method, far))
+        other._spawn(_serve(handler, method, far, Caller(self._address)))
         self._network._streams[pipe] = None
         return near
 
-    def connect(self, address: str) -> None:
+    def connect(self, address: str, peer: str | None = None) -> None:
         """Streams in memory need no connection."""
 
     async def close(self) -> None:
@@ -138,9 +145,9 @@ class MemoryTransport:
         task.add_done_callback(lambda ended: self._tasks.pop(ended, None))
 
 
-async def _serve(handler: Handler, method: str, stream: "_PipeEnd") -> None:
+async def _serve(handler: Handler, method: str, stream: "_PipeEnd", caller: Caller) -> None:
     try:
-        await handler.on_stream(method, stream)
+        await handler.on_stream(method, stream, caller)
         await stream.done()
     except Refused:
         stream.cancel()

@@ -7,6 +7,7 @@ each frame, then the hash of the whole, then that the values are finite. Nothing
 both, and no other does.
 """
 
+from worker.wire.claims import claimed_sender
 from worker.wire.errors import Again, WireError
 from worker.wire.leases import lease_news_from_message, lease_news_to_message
 from worker.wire.messages import (
@@ -62,6 +63,7 @@ __all__ = [
     "bytes_tensor",
     "check_name",
     "check_values",
+    "claimed_sender",
     "contribution_from_message",
     "contribution_to_message",
     "counted_members",

@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from coordinator import cli
+from protos.identity import IdentityError, Role
 from tests.bench.compare.command import bench
 
 
@@ -24,7 +25,6 @@ from tests.bench.compare.command import bench
         (cli.swarm, ["--resume"], 2, "name the folder"),
         (cli.swarm, ["--resume", "--out", "nowhere"], 2, "no folder nowhere"),
         (cli.swarm, ["--out", "file/below"], 2, "cannot be made"),
-        (cli.coordinator, ["--listen", "0.0.0.0:0"], 3, "add --insecure"),
         (cli.coordinator, ["--listen", "7600"], 2, "is no HOST:PORT"),
         (cli.coordinator, ["--listen", "127.0.0.1:99999"], 2, "is no HOST:PORT"),
         (cli.status, ["nowhere"], 2, "is no HOST:PORT"),
@@ -58,6 +58,21 @@ def test_importing_the_commands_imports_nothing_heavy() -> None:
     code = f"import sys, coordinator.cli; print(*sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
+
+
+def test_a_coordinator_of_a_network_begins_the_runs_authority(tmp_path: Path) -> None:
+    assert cli._identity_for(tmp_path / "a", public=False, insecure=False) == (None, None)
+    assert cli._identity_for(tmp_path / "a", public=True, insecure=True) == (None, None)
+    assert not (tmp_path / "a").exists()
+    identity, authority = cli._identity_for(tmp_path / "a", public=True, insecure=False)
+    assert identity is not None
+    assert authority is not None
+    assert (identity.role, identity.authority) == (Role.COORDINATOR, authority.certificate)
+    again, _ = cli._identity_for(tmp_path / "a", public=False, insecure=False)
+    assert again == identity
+    (tmp_path / "file").write_text("")
+    with pytest.raises(IdentityError, match="choose another folder"):
+        cli._identity_for(tmp_path / "file", public=True, insecure=False)
 
 
 def test_a_coordinator_process_ends_cleanly_when_told_to() -> None:

@@ -33,6 +33,7 @@ def test_a_worker_is_not_started_again_where_that_cannot_help() -> None:
         ExitCode.TASK,
         ExitCode.MANIFEST_REFUSED,
         ExitCode.CHECKPOINT,
+        ExitCode.NOT_ADMITTED,
     }
 
 

@@ -282,8 +282,10 @@ class Pairs:
         self._set_timer()
 
     def _open(self, stream: PairStream) -> None:
-        address = self._address_of(stream.peer)
-        link = _StreamLink(self._transport.open(address, "Data/PairRound") if address else None)
+        peer, address = stream.peer, self._address_of(stream.peer)
+        link = _StreamLink(
+            self._transport.open(address, "Data/PairRound", peer) if address else None
+        )
         stream.link = link
         self._tasks.spawn(self._run(stream, link))
 

@@ -143,12 +143,10 @@ def test_command_lines() -> None:
 def test_places_become_commands() -> None:
     launch = Launch(workers=2, out=Path("o"), program=("murmur",))
     places = {
-        "w0": Place("10.0.0.2:7", ("nsenter", "--net=/run/netns/n0"), ("--insecure",)),
-        "w1": Place(
-            "10.0.0.3:7", ("nsenter", "--net=/run/netns/n1"), ("--insecure", "--proxy", "h:1")
-        ),
+        "w0": Place("10.0.0.2:7", ("nsenter", "--net=/run/netns/n0")),
+        "w1": Place("10.0.0.3:7", ("nsenter", "--net=/run/netns/n1"), ("--proxy", "h:1")),
     }
     commands = launch.commands([place.address for place in places.values()], None, places)
     assert commands["w0"][:4] == ["nsenter", "--net=/run/netns/n0", "murmur", "up"]
-    assert commands["w0"][-3:] == ["--join", "10.0.0.3:7", "--insecure"]
-    assert commands["w1"][-3:] == ["--insecure", "--proxy", "h:1"]
+    assert commands["w0"][-2:] == ["--join", "10.0.0.3:7"]
+    assert commands["w1"][-2:] == ["--proxy", "h:1"]

@@ -16,7 +16,11 @@ from worker.cli.event_lines import announce_plainly, describe
              "origin": "as 192.0.2.1:7700 sees it"},
             "w0 is reached at 192.0.2.7:7701 (as 192.0.2.1:7700 sees it; --advertise says "
             "otherwise)\nanother machine joins with: murmur join 192.0.2.7:7701 "
-            "--listen 0.0.0.0:7701 --insecure",
+            "--listen 0.0.0.0:7701",
+        ),
+        (
+            {"event": "enrolled", "name": "w1", "token": "0123abcd"},
+            "let in w1 by token 0123abcd",
         ),
         ({"event": "started", "step": 0, "group": ["a", "b"]}, "started at step 0 with a, b"),
         (

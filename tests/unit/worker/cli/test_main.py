@@ -83,9 +83,10 @@ def refused(murmur: Murmur, code: int, *args: str) -> str:
             "murmur: missing.toml: cannot be read: No such file or directory",
         ),
         (
-            ["--listen", "0.0.0.0:7700"],
-            "murmur: --listen 0.0.0.0:7700: reachable from other machines, and this version does "
-            "not encrypt; type --insecure to accept that, or listen on 127.0.0.1",
+            ["--join", "127.0.0.1:1", "--listen", "0.0.0.0:7700"],
+            "murmur: other machines can reach this peer, so it needs a token: make one where the "
+            "run was begun, with `murmur token create RUN`, and paste it as --token (or type "
+            "--insecure: nothing is encrypted then, and anybody may join)",
         ),
     ],
     ids=lambda value: value[-1] if isinstance(value, list) else "",

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import murmuration
-from murmuration import ConfigError, PeersUnreachable, Swarm, UsageError
+from murmuration import ConfigError, IdentityError, PeersUnreachable, Swarm, UsageError
 
 
 def model_of(dtype: torch.dtype = torch.float32) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -137,7 +137,9 @@ def test_a_state_of_another_run_is_refused() -> None:
         ({"settings": {"diloco.codek": "e3m0"}}, ConfigError, r"settings\['diloco.codek'\]"),
         ({"settings": {"stages.count": 2}}, ConfigError, "whole models"),
         ({"listen": "nowhere"}, UsageError, "nowhere"),
-        ({"listen": "0.0.0.0:7700"}, ConfigError, "insecure=True"),
+        ({"listen": "0.0.0.0:7700"}, ConfigError, "name a folder to keep it in, as out="),
+        ({"listen": "0.0.0.0:7700", "join": "127.0.0.1:1"}, ConfigError, "needs a token"),
+        ({"token": "murmur1.x"}, IdentityError, "this is no token"),
         ({"advertise": "0.0.0.0:7700"}, UsageError, "nobody can dial"),
     ],
 )

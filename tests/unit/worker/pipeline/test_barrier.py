@@ -16,7 +16,7 @@ from worker.pipeline.barrier import BarrierReceiver, IterationTracker, Orphans, 
 from worker.pipeline.config import StagesConfig
 from worker.pipeline.stage_call import Incarnation, StageCallKey
 from worker.training.inbox import IterationOver
-from worker.transport import Stream
+from worker.transport import Caller, Stream
 from worker.transport.memory import MemoryNetwork, MemoryTransport
 
 A, B = Incarnation("a", 1), Incarnation("b", 1)
@@ -442,7 +442,7 @@ class Replica:
         self.script, self.calls, self.events = list(script), 0, list[dict[str, object]]()
         self.last = self.member  # what the origin knows when the script is at its end
 
-    async def on_call(self, method: str, request: bytes, caller: str) -> bytes:
+    async def on_call(self, method: str, request: bytes, caller: Caller) -> bytes:
         assert method == "Control/Finished"
         self.calls += 1
         over = self.script.pop(0)
@@ -452,7 +452,7 @@ class Replica:
             raise wire.WireError("broken")
         return pb.FinishedReply(over=over).SerializeToString()
 
-    async def on_stream(self, method: str, stream: Stream) -> None:
+    async def on_stream(self, method: str, stream: Stream, caller: Caller) -> None:
         raise AssertionError(method)
 
     def told(self, counted: Sequence[int]) -> list[object]:

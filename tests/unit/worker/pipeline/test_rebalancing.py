@@ -22,7 +22,7 @@ from worker.pipeline.rebalancing import (
     slowest_stage,
 )
 from worker.training.inbox import StageMove
-from worker.transport import Stream
+from worker.transport import Caller, Stream
 from worker.transport.memory import MemoryNetwork, MemoryTransport
 
 STAGES = 3
@@ -332,11 +332,11 @@ class Answering:
     def __init__(self, kind: str, members: object) -> None:
         self.document = {"kind": kind, "members": members}
 
-    async def on_call(self, method: str, request: bytes, caller: str) -> bytes:
+    async def on_call(self, method: str, request: bytes, caller: Caller) -> bytes:
         assert method == "Control/Status"
         return wire.status_reply(self.document)
 
-    async def on_stream(self, method: str, stream: Stream) -> None:
+    async def on_stream(self, method: str, stream: Stream, caller: Caller) -> None:
         raise AssertionError("nobody opens one")
 
 

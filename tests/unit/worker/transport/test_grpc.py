@@ -1,12 +1,17 @@
 """What the gRPC transport does on the wire."""
 
 import asyncio
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from worker.transport import Stream, TransportError
+from protos.identity import Authority, Identity, Role
+from worker.transport import NOBODY, Caller, Stream, TransportError, Unreachable, Untrusted
 from worker.transport.grpc import GrpcTransport
 
 
@@ -35,10 +40,10 @@ def test_a_data_connection_opens_before_there_is_anything_to_send() -> None:
 class Ends:
     """Ends every stream at once."""
 
-    async def on_call(self, method: str, request: bytes, caller: str) -> bytes:
+    async def on_call(self, method: str, request: bytes, caller: Caller) -> bytes:
         return b""
 
-    async def on_stream(self, method: str, stream: Stream) -> None:
+    async def on_stream(self, method: str, stream: Stream, caller: Caller) -> None:
         return None
 
 
@@ -71,3 +76,129 @@ def test_probes_learn_that_it_serves() -> None:
             await transport.close()
 
     assert asyncio.run(scenario()) == health_pb2.HealthCheckResponse.SERVING
+
+
+class Echoes:
+    """Says who calls."""
+
+    def __init__(self) -> None:
+        self.caller = NOBODY
+
+    async def on_call(self, method: str, request: bytes, caller: Caller) -> bytes:
+        self.caller = caller
+        return f"{caller.role} {caller.name}".encode()
+
+    async def on_stream(self, method: str, stream: Stream, caller: Caller) -> None:
+        await stream.send(f"{caller.role} {caller.name}".encode())
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Authority:
+    return Authority.make(tmp_path)
+
+
+@asynccontextmanager
+async def serving(identity: Identity | None) -> AsyncIterator[str]:
+    server = GrpcTransport("127.0.0.1:0", security=identity)
+    try:
+        yield await server.listen(Echoes())
+    finally:
+        await server.close()
+
+
+async def said(identity: Identity | None, address: str, peer: str | None = None) -> bytes:
+    client = GrpcTransport("127.0.0.1:0", security=identity)
+    try:
+        return await client.call(address, "Control/Measure", b"", 20, peer)
+    finally:
+        await client.close()
+
+
+def test_both_sides_know_who_the_other_is(run: Authority) -> None:
+    async def scenario() -> None:
+        server, client = (run.new_identity(Role.PEER, name) for name in ("a", "B:/ö"))
+        async with serving(server) as address:
+            assert (await said(client, address)).decode() == "peer B:/ö"
+            assert (await said(client, address, "a")).decode() == "peer B:/ö"
+            with pytest.raises(Untrusted, match="has another name"):
+                await said(client, address, "b")
+            transport = GrpcTransport("127.0.0.1:0", security=client)
+            try:
+                stream = transport.open(address, "Data/Fetch", "a")
+                assert await stream.receive() == "peer B:/ö".encode()
+                with pytest.raises(Untrusted, match="has another name"):
+                    await transport.open(address, "Data/Fetch", "A").receive()
+            finally:
+                await transport.close()
+
+    asyncio.run(scenario())
+
+
+def test_who_has_no_certificate_of_the_run_gets_nothing(run: Authority, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        other = Authority.make(tmp_path / "other").new_identity(Role.PEER, "b")
+        async with serving(run.new_identity(Role.PEER, "a")) as address:
+            with pytest.raises(Untrusted, match="may want a certificate, see --token"):
+                await said(None, address)
+            with pytest.raises(Untrusted, match="not of this run's authority"):
+                await said(other, address)
+            # One that believes the run, and shows a certificate of somebody else's.
+            mixed = Identity(other.key, other.certificate, run.certificate, Role.PEER, "b")
+            with pytest.raises(Untrusted, match="does not take this certificate"):
+                await said(mixed, address)
+
+    asyncio.run(scenario())
+
+
+def test_a_server_of_another_run_or_with_a_tokens_certificate_gets_nothing(
+    run: Authority, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        client, token = run.new_identity(Role.PEER, "b"), run.create_token().identity
+        async with serving(
+            Authority.make(tmp_path / "other").new_identity(Role.PEER, "a")
+        ) as there:
+            with pytest.raises(Untrusted, match="not of this run's authority"):
+                await said(client, there)
+            with pytest.raises(Untrusted, match="not of this run's authority"):
+                await said(token, there)
+        async with serving(token) as there:
+            with pytest.raises(Untrusted, match="has another name"):
+                await said(client, there)
+        async with serving(None) as there:
+            with pytest.raises(Untrusted, match="does not encrypt"):
+                await said(client, there)
+
+    asyncio.run(scenario())
+
+
+def test_nobody_is_untrusted_for_not_being_there(run: Authority) -> None:
+    async def scenario() -> None:
+        async with serving(None) as address:
+            pass
+        with pytest.raises(Unreachable) as error:
+            await said(run.new_identity(Role.PEER, "b"), address)
+        assert not isinstance(error.value, Untrusted)
+
+    asyncio.run(scenario())
+
+
+def test_peers_speak_tls_1_3(run: Authority, tmp_path: Path) -> None:
+    async def scenario() -> str | None:
+        mine, other = (run.new_identity(Role.PEER, name) for name in ("a", "b"))
+        key, certificate = tmp_path / "key", tmp_path / "certificate"
+        key.write_bytes(other.key)
+        certificate.write_bytes(other.certificate)
+        context = ssl.create_default_context(cadata=run.certificate.decode())
+        context.load_cert_chain(certificate, key)
+        context.set_alpn_protocols(["h2"])
+        async with serving(mine) as address:
+            host, port = address.split(":")
+            _, writer = await asyncio.open_connection(
+                host, int(port), ssl=context, server_hostname=mine.server_name("a")
+            )
+            version: str | None = writer.get_extra_info("ssl_object").version()
+            writer.transport.abort()
+            return version
+
+    assert asyncio.run(scenario()) == "TLSv1.3"

@@ -1,0 +1,40 @@
+"""Who may speak in a run, and for whom: keys, certificates, tokens.
+
+A run has one authority. It signs a certificate for each peer, which binds the peer's own key to its
+name; peers believe no other signature. A token lets a peer ask for its certificate.
+
+    IdentityError   somebody is not let in, or a file or token cannot be used; one line for the user
+"""
+
+from protos.identity.authority import (
+    PEER_VALID_S,
+    TOKEN_USES,
+    TOKEN_VALID_S,
+    Authority,
+    TokenRecord,
+)
+from protos.identity.certificates import (
+    FOLDER,
+    Identity,
+    IdentityError,
+    Role,
+    certified_name,
+    member_identity,
+)
+from protos.identity.token import Token, token_from
+
+__all__ = [
+    "FOLDER",
+    "PEER_VALID_S",
+    "TOKEN_USES",
+    "TOKEN_VALID_S",
+    "Authority",
+    "Identity",
+    "IdentityError",
+    "Role",
+    "Token",
+    "TokenRecord",
+    "certified_name",
+    "member_identity",
+    "token_from",
+]

@@ -1,0 +1,209 @@
+"""The authority of a run: signs certificates, makes tokens, and keeps who was let in by which.
+
+It is a key in the folder of whoever began the run. `murmur token` and the process that lets peers
+in share the folder's ledger; a lock keeps their changes apart.
+"""
+
+import json
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from filelock import FileLock, Timeout
+
+from protos.identity.certificates import (
+    FOLDER,
+    Identity,
+    IdentityError,
+    Role,
+    check_name,
+    fingerprint,
+    key_to_pem,
+    new_key,
+    requested_key,
+    self_signed,
+    signed_certificate,
+    write_secret,
+)
+from protos.identity.token import Token
+
+_DAY_S = 24 * 3600.0
+PEER_VALID_S = 366 * _DAY_S
+TOKEN_VALID_S = _DAY_S
+TOKEN_USES = 1
+_AUTHORITY_VALID_S = 10 * PEER_VALID_S
+_KEY, _CERTIFICATE, _LEDGER = "authority.key", "authority.pem", "ledger.json"
+_LOCK_S = 5.0
+_KEPT = 256  # tokens that have ended and are still listed
+
+
+@dataclass(frozen=True)
+class TokenRecord:
+    """What the authority keeps of a token: nothing that lets anybody in.
+
+    Args:
+        made, expires: seconds since 1970.
+        uses: how many peers it may let in; admitted: the names of those that it has.
+    """
+
+    id: str
+    made: float
+    expires: float
+    uses: int
+    admitted: tuple[str, ...]
+    revoked: bool
+
+    def state(self, now: float) -> str:
+        """In one word."""
+        if self.revoked:
+            return "revoked"
+        if now >= self.expires:
+            return "expired"
+        return "used" if len(self.admitted) >= self.uses else "valid"
+
+
+class Authority:
+    """any thread; any number of processes. Args: folder: the worker's or coordinator's."""
+
+    def __init__(self, folder: Path, key: ec.EllipticCurvePrivateKey, certificate: bytes) -> None:
+        self._folder, self._key, self.certificate = folder / FOLDER, key, certificate
+
+    @classmethod
+    def load(cls, folder: Path) -> "Authority | None":
+        """The one whose key is in the folder; None if there is none. Raises IdentityError."""
+        kept = folder / FOLDER
+        if not (kept / _KEY).exists():
+            return None
+        try:
+            key = serialization.load_pem_private_key((kept / _KEY).read_bytes(), None)
+            if not isinstance(key, ec.EllipticCurvePrivateKey):
+                raise ValueError("not ECDSA")
+            return cls(folder, key, (kept / _CERTIFICATE).read_bytes())
+        except (OSError, ValueError) as error:
+            raise IdentityError(f"{kept}: the run's key cannot be read: {error}") from error
+
+    @classmethod
+    def make(cls, folder: Path) -> "Authority":
+        """A new one. Raises OSError."""
+        key, kept = new_key(), folder / FOLDER
+        certificate = self_signed(key, _AUTHORITY_VALID_S)
+        write_secret(kept / _CERTIFICATE, certificate)
+        write_secret(kept / _KEY, key_to_pem(key))
+        return cls(folder, key, certificate)
+
+    def new_identity(self, role: Role, name: str) -> Identity:
+        """A key with its certificate, for a process of this authority's own user: the name is its
+        from now on. Raises IdentityError."""
+        check_name(name)
+        key = new_key()
+        with self._ledger() as ledger:
+            ledger["names"][f"{role}/{name}"] = fingerprint(key.public_key())
+        certificate = self._sign(key.public_key(), role, name, PEER_VALID_S)
+        return Identity.of(key_to_pem(key), certificate, self.certificate)
+
+    # --------------------------------------------------------------------------------- tokens
+
+    def create_token(self, uses: int = TOKEN_USES, valid_s: float = TOKEN_VALID_S) -> Token:
+        """One that lets `uses` peers in, within `valid_s`. Raises OSError, IdentityError."""
+        token_id, key, now = secrets.token_hex(4), new_key(), time.time()
+        with self._ledger() as ledger:
+            ledger["tokens"][token_id] = {
+                "made": now,
+                "expires": now + valid_s,
+                "uses": uses,
+                "admitted": {},
+                "revoked": False,
+            }
+            ended = [id_ for id_, each in ledger["tokens"].items() if now >= each["expires"]]
+            for old in ended[:-_KEPT]:
+                del ledger["tokens"][old]
+        certificate = self._sign(key.public_key(), Role.TOKEN, token_id, valid_s)
+        return Token(Identity.of(key_to_pem(key), certificate, self.certificate))
+
+    def tokens(self) -> list[TokenRecord]:
+        """Oldest first. Raises IdentityError."""
+        return [
+            TokenRecord(
+                id_,
+                each["made"],
+                each["expires"],
+                each["uses"],
+                tuple(each["admitted"].values()),
+                each["revoked"],
+            )
+            for id_, each in self._read()["tokens"].items()
+        ]
+
+    def revoke(self, token_id: str) -> None:
+        """Nobody is let in by it any more; who was, stays. Raises IdentityError: there is none."""
+        with self._ledger() as ledger:
+            if token_id not in ledger["tokens"]:
+                known = ", ".join(ledger["tokens"]) or "none"
+                raise IdentityError(f"there is no token {token_id} here; there are: {known}")
+            ledger["tokens"][token_id]["revoked"] = True
+
+    def admit(self, token_id: str, name: str, request: bytes) -> bytes:
+        """Signs a certificate (PEM) for the key of a request; asked again for the same key and
+        name, gives another: the first answer may have been lost.
+
+        Raises:
+            IdentityError: the token does not let it in, or another key has the name.
+        """
+        check_name(name)
+        key = requested_key(request)
+        mark, now = fingerprint(key), time.time()
+        with self._ledger() as ledger:
+            token = ledger["tokens"].get(token_id)
+            if token is None:
+                raise IdentityError(f"token {token_id} is not known here")
+            if token["revoked"]:
+                raise IdentityError(f"token {token_id} was revoked")
+            if now >= token["expires"]:
+                raise IdentityError(f"token {token_id} has expired")
+            if token["admitted"].get(mark) != name:
+                if len(token["admitted"]) >= token["uses"]:
+                    raise IdentityError(
+                        f"token {token_id} has let in {len(token['admitted'])} of "
+                        f"{token['uses']}: it is used up"
+                    )
+                if ledger["names"].setdefault(f"{Role.PEER}/{name}", mark) != mark:
+                    raise IdentityError(
+                        f"another key has the name {name!r} in this run; choose another with --name"
+                    )
+                token["admitted"][mark] = name
+        return self._sign(key, Role.PEER, name, PEER_VALID_S)
+
+    # --------------------------------------------------------------------------------- inside
+
+    def _sign(self, key: ec.EllipticCurvePublicKey, role: Role, name: str, valid_s: float) -> bytes:
+        return signed_certificate(self.certificate, self._key, key, role, name, valid_s)
+
+    def _read(self) -> dict[str, Any]:
+        """Raises IdentityError."""
+        path = self._folder / _LEDGER
+        try:
+            ledger = json.loads(path.read_bytes())
+        except FileNotFoundError:
+            return {"tokens": {}, "names": {}}
+        except (OSError, ValueError) as error:
+            raise IdentityError(f"{path} cannot be read: {error}") from error
+        assert isinstance(ledger, dict)
+        return ledger
+
+    @contextmanager
+    def _ledger(self) -> Iterator[dict[str, Any]]:
+        """To be changed; is kept unless the block raises."""
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with FileLock(self._folder / ".lock", timeout=_LOCK_S):
+                ledger = self._read()
+                yield ledger
+                write_secret(self._folder / _LEDGER, json.dumps(ledger, indent=1).encode())
+        except (OSError, Timeout) as error:
+            raise IdentityError(f"{self._folder} cannot be written: {error}") from error

@@ -1,0 +1,272 @@
+"""Keys and certificates, and the files of a peer that has one.
+
+Keys are ECDSA P-256: gRPC's TLS takes no certificate with an Ed25519 key (docs/adr/0017). In a
+certificate stand, as alternative names,
+
+    URI murmur:peer/NAME        the role, and whom it speaks for
+    DNS HASH.peer.murmuration   the same for clients, which compare names of hosts
+    DNS member.murmuration      of this run, whoever it is
+
+A token's certificate has the URI alone, so that nobody can serve with it.
+"""
+
+import datetime
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from urllib.parse import quote, unquote
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+FOLDER = "identity"  # in a worker's or coordinator's folder
+_KEY, _CERTIFICATE, _AUTHORITY = "key.pem", "certificate.pem", "authority.pem"
+_SCHEME = "murmur:"
+_MEMBER = "member.murmuration"
+_MAX_NAME_BYTES = 256
+_CLOCKS_APART = datetime.timedelta(days=1)  # that a certificate's start may be ahead for others
+
+
+class IdentityError(Exception):
+    """The message is one line for the user: what, where, how to fix."""
+
+
+class Role(StrEnum):
+    """What a certificate is for. A token's holder may ask for a certificate, and nothing else."""
+
+    PEER = "peer"
+    COORDINATOR = "coordinator"
+    TOKEN = "token"
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A key and its certificate, with the authority that it is of; all in PEM.
+
+    Args:
+        role, name: that the certificate says.
+    """
+
+    key: bytes = field(repr=False)
+    certificate: bytes
+    authority: bytes
+    role: Role
+    name: str
+
+    @classmethod
+    def of(cls, key: bytes, certificate: bytes, authority: bytes) -> "Identity":
+        """Raises IdentityError: they are no certificates, or do not fit one another."""
+        try:
+            mine, root = _certificate(certificate), _certificate(authority)
+            private = serialization.load_pem_private_key(key, None)
+            names = mine.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+            if mine.issuer != root.subject:
+                raise InvalidSignature
+            mine.verify_directly_issued_by(root)
+        except InvalidSignature:
+            raise IdentityError("the certificate is not of this authority") from None
+        except (ValueError, TypeError, x509.ExtensionNotFound) as error:
+            raise IdentityError(f"a key or certificate cannot be read: {error}") from error
+        if private.public_key() != mine.public_key():
+            raise IdentityError("the certificate is of another key")
+        certified = certified_name(names.get_values_for_type(x509.UniformResourceIdentifier))
+        if certified is None:
+            raise IdentityError("the certificate names nobody")
+        return cls(key, certificate, authority, *certified)
+
+    @classmethod
+    def load(cls, folder: Path) -> "Identity | None":
+        """The one in a worker's folder; None if there is none. Raises IdentityError."""
+        kept = folder / FOLDER
+        if not (kept / _CERTIFICATE).exists():
+            return None
+        try:
+            parts = [(kept / name).read_bytes() for name in (_KEY, _CERTIFICATE, _AUTHORITY)]
+            identity = cls.of(*parts)
+        except (OSError, IdentityError) as error:
+            raise IdentityError(f"{kept}: {error}; remove it, and join with a new token") from error
+        if identity.expires < datetime.datetime.now(datetime.UTC):
+            raise IdentityError(
+                f"{kept}: its certificate has expired on {identity.expires:%Y-%m-%d}; remove it, "
+                "and join with a new token"
+            )
+        return identity
+
+    def save(self, folder: Path) -> None:
+        """Puts it in a worker's folder, for its user alone. Raises OSError."""
+        kept = folder / FOLDER
+        write_secret(kept / _KEY, self.key)
+        write_secret(kept / _AUTHORITY, self.authority)
+        write_secret(kept / _CERTIFICATE, self.certificate)  # last: it says that all are there
+
+    @property
+    def expires(self) -> datetime.datetime:
+        return _certificate(self.certificate).not_valid_after_utc
+
+    @property
+    def run(self) -> str:
+        """The authority's fingerprint, in short: to tell runs apart."""
+        return fingerprint(_certificate(self.authority).public_key())[:16]
+
+    # What a transport asks, as `worker.transport.Security` has it.
+
+    def server_name(self, peer: str | None) -> str:
+        """The name that a server's certificate must have: that of a peer, or any of the run."""
+        return _MEMBER if peer is None else _host_of(peer)
+
+    def certified(self, names: Iterable[str]) -> tuple[str, str]:
+        """(role, name) that the alternative names of a caller's certificate stand for."""
+        return certified_name(names) or ("unknown", "")
+
+
+def member_identity(folder: Path) -> Identity:
+    """That of a worker or coordinator on this machine, or of the first worker of a swarm whose
+    folder it is. Raises IdentityError: there is none."""
+    for each in (folder, *sorted(path.parent for path in folder.glob(f"*/{FOLDER}"))):
+        if (identity := Identity.load(each)) is not None:
+            return identity
+    raise IdentityError(f"{folder} has no certificate of a run: name a worker's --out")
+
+
+def certified_name(names: Iterable[str]) -> tuple[Role, str] | None:
+    """What the alternative names of a certificate say; None: of no role that is known."""
+    for each in names:
+        if each.startswith(_SCHEME):
+            role, slash, name = each.removeprefix(_SCHEME).partition("/")
+            if slash and name and role in set(Role):
+                return Role(role), unquote(name)
+    return None
+
+
+def check_name(name: str) -> None:
+    """Raises IdentityError: no peer is called that."""
+    if not 0 < len(name.encode()) <= _MAX_NAME_BYTES or not name.isprintable():
+        raise IdentityError(f"{name[:80]!r} is no name of a peer")
+
+
+def new_key() -> ec.EllipticCurvePrivateKey:
+    return ec.generate_private_key(ec.SECP256R1())
+
+
+def key_to_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+
+
+def fingerprint(key: object) -> str:
+    """SHA-256 of a public key, in hex: what names the key. Raises IdentityError."""
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
+        raise IdentityError("a key is not ECDSA P-256")
+    point = key.public_bytes(
+        serialization.Encoding.X962, serialization.PublicFormat.CompressedPoint
+    )
+    return hashlib.sha256(point).hexdigest()
+
+
+def request_for(key: ec.EllipticCurvePrivateKey) -> bytes:
+    """A request for a certificate (PKCS #10, DER), which proves that the key is the sender's. Whom
+    it is for stands beside it."""
+    request = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))
+    return request.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.DER)
+
+
+def requested_key(request: bytes) -> ec.EllipticCurvePublicKey:
+    """Raises IdentityError: it is no request, or not signed by its key."""
+    try:
+        parsed = x509.load_der_x509_csr(request)
+        if not parsed.is_signature_valid:
+            raise IdentityError("a request for a certificate is not signed by its key")
+        key = parsed.public_key()
+    except ValueError as error:
+        raise IdentityError("a request for a certificate cannot be read") from error
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
+        raise IdentityError("a key is not ECDSA P-256")
+    return key
+
+
+def self_signed(key: ec.EllipticCurvePrivateKey, valid_s: float) -> bytes:
+    """An authority's certificate (PEM)."""
+    name = _subject(f"murmuration {fingerprint(key.public_key())[:16]}")
+    builder = _builder(name, name, key.public_key(), valid_s).add_extension(
+        x509.BasicConstraints(ca=True, path_length=0), critical=True
+    )
+    return _signed(builder, key)
+
+
+def signed_certificate(
+    issuer: bytes,
+    issuer_key: ec.EllipticCurvePrivateKey,
+    key: ec.EllipticCurvePublicKey,
+    role: Role,
+    name: str,
+    valid_s: float,
+) -> bytes:
+    """A certificate (PEM) by the authority whose certificate is `issuer`."""
+    names: list[x509.GeneralName] = [
+        x509.UniformResourceIdentifier(f"{_SCHEME}{role}/{quote(name, safe='')}")
+    ]
+    if role is not Role.TOKEN:
+        names += [x509.DNSName(_MEMBER)]
+    if role is Role.PEER:
+        names += [x509.DNSName(_host_of(name))]
+    builder = _builder(_subject(role), _certificate(issuer).subject, key, valid_s).add_extension(
+        x509.SubjectAlternativeName(names), critical=False
+    )
+    return _signed(builder, issuer_key)
+
+
+def write_secret(path: Path, content: bytes) -> None:
+    """As a whole or not at all, readable for its user alone. Raises OSError."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".")  # of mode 600
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _host_of(peer: str) -> str:
+    """Names of peers may hold anything, and hosts are compared without regard to case."""
+    return f"{hashlib.sha256(peer.encode()).hexdigest()[:40]}.peer.murmuration"
+
+
+def _certificate(pem: bytes) -> x509.Certificate:
+    return x509.load_pem_x509_certificate(pem)
+
+
+def _subject(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, valid_s: float
+) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _CLOCKS_APART)
+        .not_valid_after(now + datetime.timedelta(seconds=valid_s))
+    )
+
+
+def _signed(builder: x509.CertificateBuilder, key: ec.EllipticCurvePrivateKey) -> bytes:
+    return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)

@@ -1,0 +1,245 @@
+"""A run on the internet is closed to strangers: real workers, real TLS, tokens of every kind."""
+
+import json
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import grpc
+import pytest
+
+from coordinator import Failure
+from coordinator.report.status import ask
+from protos import murmuration_pb2 as pb
+from protos.identity import Authority, Identity, IdentityError, Role, Token
+from tests.support.stranger import Stranger, serving
+from tests.support.workers import QUICK, SMALL, WorkerProcess, free_addresses, settings_of
+from worker.identity import enrol
+
+ENDLESS = [*SMALL, *QUICK, *settings_of(run__steps=1_000_000, diloco__inner_steps=5)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("admission")
+
+
+@pytest.fixture(scope="module")
+def run(folder: Path) -> Authority:
+    return Authority.make(folder / "first")
+
+
+@pytest.fixture(scope="module")
+def first(folder: Path, run: Authority) -> Iterator[str]:
+    """The address of the worker that has begun the run, and holds its key."""
+    worker = WorkerProcess(["up", "--out", str(folder / "first"), "--json", *ENDLESS], "first")
+    try:
+        listening = worker.wait_for(lambda e: e["event"] == "listening", "address")
+        worker.wait_for(lambda e: e["event"] == "started", "start")
+        yield str(listening["address"])
+    finally:
+        worker.end()
+
+
+def test_a_token_lets_a_worker_in_and_its_certificate_lets_it_in_again(
+    folder: Path, run: Authority, first: str
+) -> None:
+    token, out = run.create_token(), folder / "second"
+    arguments = ["join", first, "--out", str(out), "--name", "second", "--token", str(token)]
+    for _ in range(2):  # the token is used up, which the command line that started it may not know
+        worker = WorkerProcess([*arguments, "--json"], "second")
+        try:
+            worker.wait_for(lambda e: e["event"] == "round" and e["contributors"] == 2, "round")
+            members = ask(first, identity=Identity.load(folder / "first"))["members"]
+            assert {m["peer"] for m in members if m["health"] == "alive"} >= {"second"}
+            worker.send(signal.SIGTERM)
+            assert worker.wait() == 0
+        finally:
+            worker.end()
+    (record,) = [each for each in run.tokens() if each.id == token.id]
+    assert record.admitted == ("second",)
+    said = (out / "events.jsonl").read_text() + (folder / "first/events.jsonl").read_text()
+    assert str(token)[20:60] not in said
+    assert "PRIVATE KEY" not in said
+
+
+def test_a_stranger_is_refused_at_the_handshake(folder: Path, run: Authority, first: str) -> None:
+    plain = Stranger(first)
+    try:
+        with pytest.raises(grpc.RpcError) as refused:
+            plain.call("Control/Status", pb.StatusRequest(), pb.StatusReply)
+        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+    finally:
+        plain.close()
+    with pytest.raises(Failure, match="if its run is encrypted, name the folder"):
+        ask(first)
+    other = Authority.make(folder / "other").new_identity(Role.PEER, "first")
+    with pytest.raises(Failure, match="is of another run than the folder"):
+        ask(first, identity=other)
+    mixed = replace(other, authority=run.certificate)  # believes the run, is not of it
+    with pytest.raises(Failure, match="is of another run than the folder"):
+        ask(first, identity=mixed)
+    with pytest.raises(Failure, match="not for the certificate of a token"):
+        ask(first, identity=replace(run.create_token().identity))
+    document = ask(first, identity=run.new_identity(Role.PEER, "looks on"))
+    assert document["encrypted"] is True
+
+
+def expired(run: Authority) -> Token:
+    return run.create_token(valid_s=-1)
+
+
+def reused(run: Authority) -> Token:
+    token = run.create_token()
+    run.admit(token.id, "somebody", pb.EnrolRequest.FromString(_request()).request)
+    return token
+
+
+def revoked(run: Authority) -> Token:
+    token = run.create_token()
+    run.revoke(token.id)
+    return token
+
+
+def _request() -> bytes:
+    from protos.identity.certificates import new_key, request_for
+
+    return pb.EnrolRequest(request=request_for(new_key())).SerializeToString()
+
+
+@pytest.mark.parametrize(
+    ("made", "reason"),
+    [
+        (expired, "has expired on"),
+        (reused, "it is used up"),
+        (revoked, "was revoked"),
+    ],
+)
+def test_a_token_that_is_none_any_more_lets_nobody_in(
+    run: Authority, first: str, made, reason: str
+) -> None:
+    with pytest.raises(IdentityError, match=reason) as refused:
+        enrol(made(run), "third", [first])
+    assert "\n" not in str(refused.value)
+
+
+def test_an_expired_token_is_refused_by_the_worker_too(
+    run: Authority, first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By whose clock it is over, whatever the joiner's says."""
+    monkeypatch.setattr(Token, "check_date", lambda token: None)
+    with pytest.raises(IdentityError, match="does not take this certificate"):
+        enrol(expired(run), "third", [first])
+
+
+def test_a_token_of_another_run_lets_nobody_in(folder: Path, first: str) -> None:
+    token = Authority.make(folder / "another").create_token()
+    with pytest.raises(IdentityError, match="not of this run's authority"):
+        enrol(token, "third", [first])
+
+
+def test_a_man_in_the_middle_with_a_certificate_of_his_own_learns_nothing(
+    folder: Path, run: Authority
+) -> None:
+    """Neither from somebody who joins nor from one who asks, though he answers at the address."""
+    heard: list[bytes] = []
+
+    def listens(request: bytes) -> bytes:
+        heard.append(request)
+        return pb.EnrolReply(certificate=run.certificate).SerializeToString()
+
+    his = Authority.make(folder / "his").new_identity(Role.PEER, "first")
+    both = replace(his, authority=run.certificate + his.authority)  # he would take anybody's
+    with serving({"Control/Enrol": listens, "Control/Status": listens}, identity=both) as there:
+        with pytest.raises(IdentityError, match="not of this run's authority"):
+            enrol(run.create_token(), "third", [there])
+        with pytest.raises(Failure, match="is of another run than the folder"):
+            ask(there, identity=run.new_identity(Role.PEER, "third"))
+    assert heard == []
+
+
+def test_a_holder_of_the_token_cannot_stand_in_for_the_run(run: Authority) -> None:
+    token, heard = run.create_token(uses=2), []
+    with (
+        serving(
+            {"Control/Enrol": lambda raw: heard.append(raw) or b""}, identity=token.identity
+        ) as there,
+        pytest.raises(IdentityError, match="has another name"),
+    ):
+        enrol(token, "third", [there])
+    assert heard == []
+
+
+def test_a_name_that_another_key_has_is_refused(run: Authority, first: str) -> None:
+    token = run.create_token(uses=3)
+    assert enrol(token, "only one", [first]).name == "only one"
+    with pytest.raises(IdentityError, match=r"another key has the name 'only one'.*--name"):
+        enrol(token, "only one", [first])
+
+
+def test_who_is_not_let_in_is_told_in_one_line_and_exit_code_10(
+    folder: Path, run: Authority, first: str
+) -> None:
+    out = folder / "not let in"
+    worker = WorkerProcess(["join", first, "--out", str(out), "--token", str(revoked(run))], "x")
+    try:
+        assert worker.wait() == 10
+    finally:
+        worker.end()
+    assert worker.errors.count("\n") == 1
+    assert "murmur: not let in by token" in worker.errors
+    assert f"{first} refuses: token" in worker.errors
+    assert not out.exists()
+
+
+def test_one_without_a_token_is_told_what_it_lacks(first: str, folder: Path) -> None:
+    worker = WorkerProcess(["join", first, "--out", str(folder / "no token")], "x")
+    try:
+        assert worker.wait() == 6
+    finally:
+        worker.end()
+    assert "it may want a certificate, see --token" in worker.errors
+
+
+def test_a_coordinator_lets_workers_in(folder: Path) -> None:
+    (address,) = free_addresses(1)
+    out = folder / "coordinator"
+    authority = Authority.make(out)
+    helper = WorkerProcess(
+        ["--listen", address, "--out", str(out), "--json"], "coordinator", ("coordinator.cli",)
+    )
+    token = folder / "token"
+    token.write_text(str(authority.create_token(uses=2)))
+    steps = [*SMALL, *QUICK, *settings_of(run__steps=20, diloco__inner_steps=5)]
+    shared = ["--coordinator", address, "--token-file", str(token), "--min-peers", "2", "--json"]
+    workers: list[WorkerProcess] = []
+    try:
+        helper.wait_for(lambda e: e["event"] == "listening", "address")
+        for name in ("w0", "w1"):
+            given = ["up", "--name", name, "--out", str(folder / "led" / name), *shared, *steps]
+            workers.append(WorkerProcess(given, name))
+        for worker in workers:
+            assert worker.wait() == 0, worker.errors
+            assert worker.result["rounds_completed"] == 4
+        document = ask(address, identity=Identity.load(folder / "led" / "w0"))
+        assert document["encrypted"] is True
+        assert {member["peer"] for member in document["members"]} == {"w0", "w1"}
+        with pytest.raises(Failure, match="if its run is encrypted"):
+            ask(address)
+        mallory = authority.new_identity(Role.PEER, "mallory")
+        with pytest.raises(grpc.RpcError, match="not for this call"):
+            _introduce(address, mallory, "w0")
+    finally:
+        for each in (*workers, helper):
+            each.end()
+    assert json.loads(json.dumps(helper.events))
+
+
+def _introduce(address: str, identity: Identity, name: str) -> None:
+    request = pb.IntroduceRequest(member=pb.Member(peer=name, address="127.0.0.1:1", epoch=1))
+    stranger = Stranger(address, identity)
+    try:
+        stranger.call("Coordinator/Introduce", request, pb.IntroduceReply)
+    finally:
+        stranger.close()

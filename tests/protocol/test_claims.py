@@ -1,0 +1,122 @@
+"""Nobody speaks for another peer: live nodes hold what is said against the caller's certificate."""
+
+from contextlib import suppress
+
+import pytest
+
+from algorithms.plan import Plan
+from protos import murmuration_pb2 as pb
+from tests.protocol.problem import Problem
+from tests.protocol.swarm import Swarm
+from tests.protocol.virtual_time import run
+from worker.transport import CONTROL_METHODS, DATA_METHODS, Caller, Refused, Unreachable
+from worker.wire import claimed_sender
+
+MALLORY = Caller("ipv4:127.0.0.1:1", "peer", "mallory")
+TOKEN = Caller("ipv4:127.0.0.1:1", "token", "0123abcd")
+
+CLAIMS = {
+    "Control/Join": pb.JoinRequest(manifest=b"x", member=pb.Member(peer="a")),
+    "Control/Gossip": pb.GossipMessage(sender="a"),
+    "Control/Finished": pb.FinishedRequest(origin="a"),
+    "Data/Exchange": pb.ExchangeUp(header=pb.ContributionHeader(sender="a")),
+    "Data/Average": pb.ExchangeUp(header=pb.ContributionHeader(sender="a")),
+    "Data/PairRound": pb.PairMessage(header=pb.PairHeader(sender="a")),
+    "Data/StageCall": pb.StageCallUp(header=pb.StageCallHeader(sender="a")),
+}
+# What these hold is about others, or about nobody.
+SAY_NOTHING = {
+    "Control/Enrol",
+    "Control/IndirectProbe",
+    "Control/Status",
+    "Control/Measure",
+    "Control/Lease",
+    "Data/Fetch",
+}
+
+
+def test_of_every_method_it_is_known_whom_it_says_it_is_from() -> None:
+    assert {*CONTROL_METHODS, *DATA_METHODS} == CLAIMS.keys() | SAY_NOTHING
+    for method, message in CLAIMS.items():
+        assert claimed_sender(method, message.SerializeToString()) == "a"
+    for method in SAY_NOTHING:
+        assert claimed_sender(method, b"anything") is None
+    asking = pb.JoinRequest(manifest=b"x", member=pb.Member(peer="a"), dial_only=True)
+    assert claimed_sender("Control/Join", asking.SerializeToString()) is None
+    assert claimed_sender("Control/Join", b"") is None
+
+
+class Sent:
+    """A stream with one message, which hears what comes back."""
+
+    def __init__(self, message: bytes) -> None:
+        self.messages: list[bytes] = [message]
+        self.heard: list[bytes] = []
+
+    async def send(self, message: bytes) -> None:
+        self.heard.append(message)
+
+    async def done(self) -> None:
+        """Nothing to tell."""
+
+    async def receive(self) -> bytes | None:
+        return self.messages.pop() if self.messages else None
+
+    def cancel(self) -> None:
+        """Nothing to end."""
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+def test_a_member_that_speaks_for_another_is_refused_and_counted(pairs: bool) -> None:
+    async def scenario() -> None:
+        plan = Plan(inner_steps=3, exchange="pairs" if pairs else "mean")
+        problem = Problem(steps=15, plan=plan)
+        async with Swarm(problem) as swarm:
+            await swarm.start("a", "b")
+            node = swarm["b"].node
+            refused = 0
+            for method, message in CLAIMS.items():
+                raw = message.SerializeToString()
+                if method in CONTROL_METHODS:
+                    with pytest.raises(Refused, match="of mallory does not speak for a"):
+                        await node.on_call(method, raw, MALLORY)
+                    refused += 1
+                elif method in node._streams:
+                    stream = Sent(raw)
+                    with suppress(Refused):  # a round in pairs ends its stream itself
+                        await node.on_stream(method, stream, MALLORY)
+                    assert stream.heard == []
+                    refused += 1
+            assert swarm["b"].refused["certificate"] == refused
+            # For itself it may, and where nothing is encrypted anybody.
+            said = pb.GossipMessage(sender="mallory", run=problem.manifest.run)
+            await node.on_call("Control/Gossip", said.SerializeToString(), MALLORY)
+            said.sender = "a"
+            await node.on_call("Control/Gossip", said.SerializeToString())
+            assert swarm["b"].refused["certificate"] == refused
+            await swarm.finished()
+
+    run(scenario())
+
+
+def test_a_tokens_holder_may_ask_for_a_certificate_and_nothing_else() -> None:
+    async def scenario() -> None:
+        async with Swarm(Problem(steps=15)) as swarm:
+            await swarm.start("a", "b")
+            node = swarm["a"].node
+            for method in CONTROL_METHODS:
+                if method != "Control/Enrol":
+                    with pytest.raises(Refused, match="not for the certificate of a token"):
+                        await node.on_call(method, b"", TOKEN)
+            for method in node._streams:
+                stream = Sent(b"")
+                with pytest.raises((Refused, Unreachable), match="certificate of a token"):
+                    await node.on_stream(method, stream, TOKEN)
+                assert stream.heard == []
+            with pytest.raises(Refused, match="Control/Enrol is not for the certificate"):
+                await node.on_call("Control/Enrol", b"", MALLORY)
+            raw = await node.on_call("Control/Enrol", b"", TOKEN)
+            assert "does not hold the run's key" in pb.EnrolReply.FromString(raw).refusal
+            await swarm.finished()
+
+    run(scenario())

@@ -1,0 +1,280 @@
+"""Who is let into a run, and who is not."""
+
+import json
+import stat
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+
+from protos.identity import (
+    FOLDER,
+    Authority,
+    Identity,
+    IdentityError,
+    Role,
+    Token,
+    authority,
+    certificates,
+    member_identity,
+    token_from,
+)
+from protos.identity.certificates import certified_name, key_to_pem, new_key, request_for
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Authority:
+    return Authority.make(tmp_path / "first")
+
+
+def joined(run: Authority, token: Token, name: str) -> Identity:
+    key = new_key()
+    return Identity.of(
+        key_to_pem(key), run.admit(token.id, name, request_for(key)), token.identity.authority
+    )
+
+
+def test_a_token_lets_one_peer_in_and_says_nothing_of_it_elsewhere(
+    run: Authority, tmp_path: Path
+) -> None:
+    token = Token.parse(str(run.create_token()))
+    identity = joined(run, token, "w1")
+    assert (identity.role, identity.name) == (Role.PEER, "w1")
+    (record,) = run.tokens()
+    assert (record.id, record.admitted, record.state(time.time())) == (token.id, ("w1",), "used")
+    secret = str(token).removeprefix("murmur1.")[:60]
+    for path in (tmp_path / "first").rglob("*"):
+        if path.is_file():
+            assert secret not in path.read_text()
+    key = token.identity.key.decode().splitlines()[1]
+    assert key not in repr(token)
+    assert key not in repr(identity)
+
+
+def test_a_token_survives_being_wrapped_by_a_terminal(run: Authority) -> None:
+    text = str(run.create_token())
+    wrapped = "\n".join(text[start : start + 80] for start in range(0, len(text), 80))
+    assert (
+        Token.parse(f"  {wrapped}\n").identity.certificate == Token.parse(text).identity.certificate
+    )
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda t: t[:-9],
+        lambda t: t[9:],
+        lambda t: f"{t[:40]}A{t[41:]}",
+        lambda _: "",
+        lambda _: "murmur1.",
+        lambda _: "murmur1.ä",
+        lambda _: "murmur1." + "A" * 9000,
+    ],
+)
+def test_a_damaged_token_is_none(run: Authority, spoil) -> None:
+    with pytest.raises(IdentityError, match="paste the whole"):
+        Token.parse(spoil(str(run.create_token())))
+
+
+def test_a_used_revoked_unknown_or_expired_token_lets_nobody_in(
+    run: Authority, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    used, revoked, late = (run.create_token() for _ in range(3))
+    joined(run, used, "w1")
+    with pytest.raises(IdentityError, match="1 of 1: it is used up"):
+        joined(run, used, "w2")
+    run.revoke(revoked.id)
+    with pytest.raises(IdentityError, match="was revoked"):
+        joined(run, revoked, "w2")
+    other = Authority.make(tmp_path / "other").create_token()
+    with pytest.raises(IdentityError, match="not known here"):
+        joined(run, other, "w2")
+    now = time.time()
+    monkeypatch.setattr(authority.time, "time", lambda: now + 25 * 3600)
+    with pytest.raises(IdentityError, match="has expired"):
+        joined(run, late, "w2")
+    assert [record.state(now + 25 * 3600) for record in run.tokens()] == [
+        "expired",
+        "revoked",
+        "expired",
+    ]
+    with pytest.raises(IdentityError, match="there is no token nothing here"):
+        run.revoke("nothing")
+
+
+def test_an_expired_token_is_told_from_a_damaged_one(run: Authority) -> None:
+    token = Token.parse(str(run.create_token(valid_s=-1)))
+    with pytest.raises(IdentityError, match=f"token {token.id} has expired on .* UTC"):
+        token.check_date()
+
+
+def test_the_same_key_may_ask_again_when_an_answer_was_lost(run: Authority) -> None:
+    token, key = run.create_token(), new_key()
+    first, second = (run.admit(token.id, "w1", request_for(key)) for _ in range(2))
+    for certificate in (first, second):
+        assert Identity.of(key_to_pem(key), certificate, run.certificate).name == "w1"
+    with pytest.raises(IdentityError, match="used up"):  # but under no other name
+        run.admit(token.id, "w2", request_for(key))
+
+
+def test_one_name_has_one_key(run: Authority) -> None:
+    token = run.create_token(uses=5)
+    joined(run, token, "w1")
+    with pytest.raises(IdentityError, match=r"another key has the name 'w1'.*--name"):
+        joined(run, token, "w1")
+    assert run.tokens()[0].admitted == ("w1",)
+    own = run.new_identity(Role.PEER, "w0")
+    assert own.name == "w0"
+    with pytest.raises(IdentityError, match="another key has the name 'w0'"):
+        joined(run, token, "w0")
+
+
+@pytest.mark.parametrize("name", ["", "x" * 257, "a\nb", "\x1b[31m"])
+def test_a_name_must_be_one(run: Authority, name: str) -> None:
+    with pytest.raises(IdentityError, match="no name of a peer"):
+        joined(run, run.create_token(), name)
+
+
+@pytest.mark.parametrize(
+    "name", ["w0", "Host-1.example", "ä ö/ü:*", "*.peer.murmuration", "x" * 256]
+)
+def test_any_name_comes_back_as_it_was(run: Authority, name: str) -> None:
+    identity = joined(run, run.create_token(), name)
+    assert identity.name == name
+    assert identity.server_name(name) != identity.server_name(name.swapcase() + "x")
+    assert identity.server_name("A") != identity.server_name("a")  # hosts' names have no case
+
+
+def test_a_request_must_be_signed_by_its_key(run: Authority) -> None:
+    request = bytearray(request_for(new_key()))
+    request[-1] ^= 1
+    empty = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))
+    others = (
+        empty.sign(ed25519.Ed25519PrivateKey.generate(), None),
+        empty.sign(ec.generate_private_key(ec.SECP384R1()), hashes.SHA256()),
+    )
+    token = run.create_token()
+    for bad in (
+        bytes(request),
+        b"",
+        b"\x30\x03abc",
+        *(each.public_bytes(serialization.Encoding.DER) for each in others),
+    ):
+        with pytest.raises(IdentityError, match=r"a request for a certificate|P-256"):
+            run.admit(token.id, "w1", bad)
+    assert run.tokens()[0].admitted == ()
+
+
+def test_a_certificate_of_another_authority_or_key_is_no_identity(
+    run: Authority, tmp_path: Path
+) -> None:
+    mine = run.new_identity(Role.PEER, "w0")
+    other = Authority.make(tmp_path / "other").new_identity(Role.PEER, "w0")
+    for key, certificate, root, reason in (
+        (mine.key, other.certificate, mine.authority, "authority"),
+        (other.key, mine.certificate, mine.authority, "another key"),
+        (mine.key, b"nothing", mine.authority, "cannot be read"),
+        (mine.key, mine.authority, mine.authority, "cannot be read"),
+    ):
+        with pytest.raises(IdentityError, match=reason):
+            Identity.of(key, certificate, root)
+
+
+def test_nobody_can_serve_with_a_tokens_certificate(run: Authority) -> None:
+    token = run.create_token().identity
+    certificate = x509.load_pem_x509_certificate(token.certificate)
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == []
+    assert token.role is Role.TOKEN
+
+
+@pytest.mark.parametrize(
+    "names", [[], ["w0"], ["murmur:king/w0"], ["murmur:peer/"], ["murmur:peer"]]
+)
+def test_other_names_of_a_certificate_say_nothing(names: list[str]) -> None:
+    assert certified_name(names) is None
+
+
+def test_files_are_for_their_user_alone(run: Authority, tmp_path: Path) -> None:
+    token = run.create_token()
+    joined(run, token, "w1").save(tmp_path / "w1")
+    for folder in ("first", "w1"):
+        kept = tmp_path / folder / FOLDER
+        assert stat.S_IMODE(kept.stat().st_mode) == 0o700
+        for path in kept.iterdir():
+            if path.name != ".lock":  # empty
+                assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+    assert not (tmp_path / "w1" / FOLDER / "authority.key").exists()
+
+
+def test_it_comes_back_from_its_folder(run: Authority, tmp_path: Path) -> None:
+    assert Identity.load(tmp_path / "w1") is None
+    assert Authority.load(tmp_path / "w1") is None
+    identity = joined(run, run.create_token(), "w1")
+    identity.save(tmp_path / "swarm" / "w1")
+    assert Identity.load(tmp_path / "swarm" / "w1") == identity
+    assert member_identity(tmp_path / "swarm") == identity
+    again = Authority.load(tmp_path / "first")
+    assert again is not None
+    assert joined(again, again.create_token(), "w2").authority == identity.authority
+    with pytest.raises(IdentityError, match="has no certificate of a run"):
+        member_identity(tmp_path / "nothing")
+
+
+def test_damaged_files_are_one_line(run: Authority, tmp_path: Path) -> None:
+    identity = joined(run, run.create_token(), "w1")
+    identity.save(tmp_path / "w1")
+    (tmp_path / "w1" / FOLDER / "key.pem").write_text("nothing")
+    with pytest.raises(IdentityError, match=r"w1/identity: .*; remove it, and join"):
+        Identity.load(tmp_path / "w1")
+    (tmp_path / "first" / FOLDER / "ledger.json").write_text("{")
+    with pytest.raises(IdentityError, match=r"ledger\.json cannot be read"):
+        run.create_token()
+    (tmp_path / "first" / FOLDER / "authority.key").write_text("nothing")
+    with pytest.raises(IdentityError, match="the run's key cannot be read"):
+        Authority.load(tmp_path / "first")
+
+
+def test_an_expired_certificate_is_told_at_the_start(
+    run: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    joined(run, run.create_token(), "w1").save(tmp_path / "w1")
+
+    class Later(datetime):
+        @classmethod
+        def now(cls, tz: object = None) -> datetime:
+            return datetime(2000, 1, 1, tzinfo=UTC) + timedelta(days=36525)
+
+    monkeypatch.setattr(certificates.datetime, "datetime", Later)
+    with pytest.raises(IdentityError, match=r"has expired on .*; remove it, and join"):
+        Identity.load(tmp_path / "w1")
+
+
+def test_old_tokens_are_forgotten(run: Authority, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(authority, "_KEPT", 2)
+    old = [run.create_token(valid_s=-1).id for _ in range(4)]
+    new = run.create_token().id
+    assert [record.id for record in run.tokens()] == [*old[-2:], new]
+    ledger = json.loads((tmp_path / "first" / FOLDER / "ledger.json").read_bytes())
+    assert len(ledger["tokens"]) == 3
+
+
+def test_a_token_comes_from_one_of_three_ways(run: Authority, tmp_path: Path) -> None:
+    text = str(run.create_token())
+    file = tmp_path / "token"
+    file.write_text(f"{text}\n")
+    found = [
+        token_from(text, None, {}),
+        token_from(None, file, {}),
+        token_from(None, None, {"MURMUR_TOKEN": text}),
+    ]
+    assert [str(token) for token in found] == [text] * 3
+    assert token_from(None, None, {}) is None
+    with pytest.raises(IdentityError, match="one or the other"):
+        token_from(text, file, {})
+    with pytest.raises(IdentityError, match=r"--token-file .*nothing: No such file"):
+        token_from(None, tmp_path / "nothing", {})

@@ -1,0 +1,128 @@
+"""`murmur token`, and what a worker prints to be pasted on others."""
+
+import json
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from protos.identity import Authority, Identity, IdentityError, Role, Token
+from worker.cli.commands import WorkerFlags, _joins
+from worker.cli.event_lines import describe
+from worker.cli.token import token
+from worker.errors import ConfigError, UsageError
+from worker.identity import Admission
+
+
+def murmur_token(*arguments: str) -> str:
+    done = CliRunner().invoke(token, arguments)
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    assert done.exit_code == 0
+    return done.stdout
+
+
+def test_tokens_are_made_listed_and_revoked(tmp_path: Path) -> None:
+    run = str(tmp_path / "run")
+    made = Token.parse(murmur_token("create", run, "--uses", "3", "--hours", "2"))
+    other = Token.parse(murmur_token("create", run))
+    assert made.identity.authority == other.identity.authority
+    assert murmur_token("revoke", run, other.id) == f"token {other.id} is revoked\n"
+    listed = json.loads(murmur_token("list", run, "--json"))
+    assert [(each["id"], each["state"], each["uses"]) for each in listed] == [
+        (made.id, "valid", 3),
+        (other.id, "revoked", 1),
+    ]
+    assert listed[0]["expires"] - listed[1]["expires"] == pytest.approx(-22 * 3600, abs=60)
+    shown = murmur_token("list", run)
+    assert made.id in shown
+    assert "0 of 3" in shown
+    with pytest.raises(IdentityError, match="there is no token x here"):
+        murmur_token("revoke", run, "x")
+    for command in (["list"], ["revoke", "x"]):
+        with pytest.raises(IdentityError, match="does not hold a run's key"):
+            murmur_token(command[0], str(tmp_path), *command[1:])
+
+
+def flags(out: Path, **given: object) -> WorkerFlags:
+    """As where nothing else was typed."""
+    typed = {each.name: each.metadata["attributes"].get("default") for each in fields(WorkerFlags)}
+    return WorkerFlags(**{**typed, "out": out, **given})
+
+
+def test_who_begins_a_run_on_a_network_makes_its_key_and_prints_what_to_paste(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begins = flags(tmp_path, name="w0", listen="0.0.0.0:7700")
+    identity = begins.identity([])
+    assert identity is not None
+    assert (identity.role, identity.name) == (Role.PEER, "w0")
+    assert begins.identity([]) == identity  # again from its folder
+    assert flags(tmp_path).identity(["127.0.0.1:1"]) == identity
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: False, raising=False)
+    assert (
+        _joins(begins, identity)
+        == f"--token TOKEN, as `murmur token create {tmp_path}` gives it here"
+    )
+    authority = Authority.load(tmp_path)
+    assert authority is not None
+    assert authority.tokens() == []
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    pasted = _joins(begins, identity)
+    assert Token.parse(pasted.removeprefix("--token ")).identity.authority == identity.authority
+    assert [record.uses for record in authority.tokens()] == [16]
+    listening = {"event": "listening", "peer": "w0", "address": "192.0.2.7:7700"}
+    assert describe(listening, pasted) == (
+        "w0 is reached at 192.0.2.7:7700\nanother machine joins with: "
+        f"murmur join 192.0.2.7:7700 --listen 0.0.0.0:7700 {pasted}"
+    )
+
+
+def test_one_that_was_let_in_says_where_tokens_are_made(tmp_path: Path) -> None:
+    identity = Authority.make(tmp_path / "first").new_identity(Role.PEER, "w1")
+    identity.save(tmp_path / "w1")
+    assert _joins(flags(tmp_path / "w1"), identity) == (
+        "--token TOKEN, as `murmur token create` gives it where the run was begun"
+    )
+    with pytest.raises(ConfigError, match="has the certificate of peer w1, not of peer w2"):
+        flags(tmp_path / "w1", name="w2").identity([])
+    other = Authority.make(tmp_path / "other").create_token()
+    with pytest.raises(IdentityError, match="of another run than the token"):
+        flags(tmp_path / "w1", token=str(other)).identity(["127.0.0.1:1"])
+    own = Authority.load(tmp_path / "first")
+    assert own is not None
+    old = str(own.create_token(valid_s=-1))
+    assert flags(tmp_path / "w1", token=old).identity(["127.0.0.1:1"]) == identity
+
+
+def test_what_needs_no_certificate_gets_none(tmp_path: Path) -> None:
+    assert flags(tmp_path / "a").identity([]) is None
+    assert flags(tmp_path / "a").identity(["127.0.0.1:1"]) is None
+    insecure = flags(tmp_path / "a", listen="0.0.0.0:7700", insecure=True)
+    assert insecure.identity([]) is None
+    assert _joins(insecure, None) == "--insecure"
+    assert _joins(flags(tmp_path / "a"), None) == ""
+    assert not (tmp_path / "a").exists()
+    token = str(Authority.make(tmp_path / "b").create_token())
+    with pytest.raises(UsageError, match="one or the other"):
+        flags(tmp_path / "a", insecure=True, token=token).identity([])
+    with pytest.raises(UsageError, match="say whom to join"):
+        flags(tmp_path / "a", token=token).identity([])
+    for public in ({"listen": "0.0.0.0:7700"}, {"advertise": "192.0.2.7:7700"}):
+        with pytest.raises(ConfigError, match="so it needs a token"):
+            flags(tmp_path / "a", **public).identity(["192.0.2.1:7700"])
+
+
+def test_without_a_folder_a_run_cannot_begin_on_a_network() -> None:
+    with pytest.raises(ConfigError, match="name a folder to keep it in"):
+        Admission(folder=None, default_name="x", public=True).identity([])
+    assert Admission(folder=None, default_name="x").identity([]) is None
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="choose another folder"):
+        Admission(folder=tmp_path / "file", default_name="x", public=True).identity([])
+    assert Identity.load(tmp_path / "file") is None

@@ -1,0 +1,121 @@
+"""`murmur token`: lets other machines into a run that was begun on this one."""
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from protos.identity import TOKEN_USES, TOKEN_VALID_S, Authority, IdentityError, TokenRecord
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_HOUR_S = 3600.0
+_run = click.argument("run", type=click.Path(path_type=Path, file_okay=False), metavar="RUN")
+
+
+@click.group()
+def token() -> None:
+    """Let machines into the run whose key is in the folder RUN.
+
+    RUN is the --out of the worker or coordinator that began the run. A token is a secret: whoever
+    has it may join.
+    """
+
+
+@token.command()
+@_run
+@click.option(
+    "--uses",
+    type=click.IntRange(1),
+    default=TOKEN_USES,
+    show_default=True,
+    help="Peers that it lets in.",
+)
+@click.option(
+    "--hours",
+    type=click.FloatRange(min=0.01, max=24 * 366),
+    default=TOKEN_VALID_S / _HOUR_S,
+    show_default=True,
+    help="Until it expires.",
+)
+def create(run: Path, uses: int, hours: float) -> int:
+    """Print a new token, to be pasted as `murmur join HOST:PORT --token TOKEN`.
+
+    In a folder without a key one is made: a worker that begins its run there is encrypted.
+    """
+    authority = Authority.load(run) or _made(run)
+    made = authority.create_token(uses, hours * _HOUR_S)
+    click.echo(str(made))
+    click.echo(
+        f"token {made.id} lets {uses} in within {hours:g} h; `murmur token revoke {run} {made.id}` "
+        "ends it",
+        err=True,
+    )
+    return 0
+
+
+@token.command("list")
+@_run
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+def list_tokens(run: Path, as_json: bool) -> int:
+    """Show the tokens of RUN, and whom they have let in; not the secrets."""
+    records, now = _held(run).tokens(), time.time()
+    if as_json:
+        rows = [
+            {
+                "id": each.id,
+                "state": each.state(now),
+                "uses": each.uses,
+                "admitted": list(each.admitted),
+                "expires": each.expires,
+            }
+            for each in records
+        ]
+        click.echo(json.dumps(rows, indent=1))
+        return 0
+    from rich.console import Console
+
+    Console(highlight=False).print(_table(records, now))
+    return 0
+
+
+@token.command()
+@_run
+@click.argument("token_id", metavar="ID")
+def revoke(run: Path, token_id: str) -> int:
+    """End a token: nobody is let in by it any more. Peers that it has let in stay."""
+    _held(run).revoke(token_id)
+    click.echo(f"token {token_id} is revoked")
+    return 0
+
+
+def _held(run: Path) -> Authority:
+    """Raises IdentityError."""
+    authority = Authority.load(run)
+    if authority is None:
+        raise IdentityError(
+            f"{run} does not hold a run's key: name the --out of the worker or coordinator that "
+            "began the run"
+        )
+    return authority
+
+
+def _made(run: Path) -> Authority:
+    try:
+        return Authority.make(run)
+    except OSError as error:
+        raise IdentityError(f"{run}: no key can be kept there: {error.strerror}") from error
+
+
+def _table(records: list[TokenRecord], now: float) -> "Table":
+    from rich.table import Table
+
+    table = Table("token", "state", "uses", "expires", "has let in")
+    for each in records:
+        expires = time.strftime("%Y-%m-%d %H:%M", time.localtime(each.expires))
+        used = f"{len(each.admitted)} of {each.uses}"
+        table.add_row(each.id, each.state(now), used, expires, ", ".join(each.admitted))
+    return table

@@ -1,0 +1,101 @@
+"""What a caller may ask of a node by its certificate, and how a newcomer gets one.
+
+Where nothing is encrypted callers have no certificates, and anybody may ask for anything.
+"""
+
+from collections.abc import Callable
+
+from protos import murmuration_pb2 as pb
+from protos.events import new_event
+from protos.identity import Authority, IdentityError, Role
+from protos.text import shown
+from worker import wire
+from worker.exchange.context import Offload
+from worker.transport import Caller, Refused, Stream
+
+_MAX_REASON = 200  # characters
+_MAX_WARNINGS = 32
+_ENROL = "Control/Enrol"
+_MEMBERS = (Role.PEER, Role.COORDINATOR)
+
+
+class Gate:
+    """io thread only.
+
+    Args:
+        authority: of the run, if this peer holds its key.
+        offload: where its files are read and written.
+        refused: called for each call that is refused.
+        log: takes events.
+    """
+
+    def __init__(
+        self,
+        authority: Authority | None,
+        *,
+        offload: Offload,
+        refused: Callable[[], None],
+        log: Callable[[dict[str, object]], None],
+    ) -> None:
+        self._authority, self._offload = authority, offload
+        self._refused, self._log = refused, log
+        self._told: set[str] = set()
+
+    def check(self, method: str, raw: bytes, caller: Caller) -> None:
+        """Raises Refused: the caller speaks for another peer, or holds a token and asks for more
+        than a certificate."""
+        if caller.role and (problem := _problem(method, raw, caller)) is not None:
+            self._refused()
+            raise Refused(shown(problem, _MAX_REASON))
+
+    def checked(self, method: str, stream: Stream, caller: Caller) -> Stream:
+        """The stream, whose first message is checked when it comes."""
+        return _CheckedStream(stream, lambda raw: self.check(method, raw, caller))
+
+    async def enrol(self, request: bytes, caller: Caller) -> bytes:
+        """Signs a newcomer's certificate, where this peer holds the run's key. Raises WireError."""
+        asked, authority = wire.parse(pb.EnrolRequest, request), self._authority
+        if authority is None:
+            refusal = "it does not hold the run's key: join at the peer that does"
+            return pb.EnrolReply(refusal=refusal).SerializeToString()
+        try:
+            certificate = await self._offload(
+                lambda: authority.admit(caller.name, asked.name, asked.request)
+            )
+        except IdentityError as error:
+            self._tell(f"not let in: {error}")
+            return pb.EnrolReply(refusal=str(error)).SerializeToString()
+        self._log(new_event("enrolled", name=asked.name, token=caller.name))
+        return pb.EnrolReply(certificate=certificate).SerializeToString()
+
+    def _tell(self, text: str) -> None:
+        """Once each, and not without end."""
+        if text not in self._told and len(self._told) < _MAX_WARNINGS:
+            self._told.add(text)
+            self._log(new_event("warning", text=text))
+
+
+class _CheckedStream:
+    def __init__(self, stream: Stream, check: Callable[[bytes], None]) -> None:
+        self._stream, self._check, self._checked = stream, check, False
+        self.send, self.done, self.cancel = stream.send, stream.done, stream.cancel
+
+    async def receive(self) -> bytes | None:
+        message = await self._stream.receive()
+        if message is not None and not self._checked:
+            self._check(message)
+            self._checked = True
+        return message
+
+
+def _problem(method: str, raw: bytes, caller: Caller) -> str | None:
+    """Why the caller's certificate is not good for this message."""
+    if caller.role not in ((Role.TOKEN,) if method == _ENROL else _MEMBERS):
+        return f"{method} is not for the certificate of a {caller.role}"
+    try:
+        claimed = wire.claimed_sender(method, raw)
+    except wire.WireError as error:
+        return str(error)
+    if claimed is not None and (caller.role, caller.name) != (Role.PEER, claimed):
+        return f"the certificate of {caller.name} does not speak for {claimed}"
+    return None

@@ -1,0 +1,30 @@
+"""Whom a message says it is from, for its caller's certificate to be held against."""
+
+from collections.abc import Callable, Mapping
+
+from protos import murmuration_pb2 as pb
+from worker.wire.messages import parse
+
+
+def _joining(raw: bytes) -> str | None:
+    join = parse(pb.JoinRequest, raw)
+    # Asked to dial another back, or what the run is: it says nothing of itself.
+    return None if join.dial_only or not join.manifest else join.member.peer
+
+
+# By method, of a call or of the first message of a stream; the others speak for nobody.
+_SENDERS: Mapping[str, Callable[[bytes], str | None]] = {
+    "Control/Join": _joining,
+    "Control/Gossip": lambda raw: parse(pb.GossipMessage, raw).sender,
+    "Control/Finished": lambda raw: parse(pb.FinishedRequest, raw).origin,
+    "Data/Exchange": lambda raw: parse(pb.ExchangeUp, raw).header.sender,
+    "Data/Average": lambda raw: parse(pb.ExchangeUp, raw).header.sender,
+    "Data/PairRound": lambda raw: parse(pb.PairMessage, raw).header.sender,
+    "Data/StageCall": lambda raw: parse(pb.StageCallUp, raw).header.sender,
+}
+
+
+def claimed_sender(method: str, raw: bytes) -> str | None:
+    """The peer that the message says it is from; None where it does not say. Raises WireError."""
+    read = _SENDERS.get(method)
+    return None if read is None else read(raw)
