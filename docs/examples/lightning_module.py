@@ -40,7 +40,7 @@ steps = options.pop("steps")
 
 pieces = torch.tensor(list(Path(__file__).read_bytes())).unfold(0, 32, 4)
 model = NextByte()
-callback = murmuration.lightning.SwarmCallback(inner_steps=10, **options)
+callback = murmuration.lightning.LightningCallback(inner_steps=10, **options)
 trainer = Trainer(
     max_steps=steps,
     accelerator="cpu",

@@ -1,4 +1,4 @@
-"""`murmuration.lightning.SwarmCallback`: a Lightning `Trainer` as a peer of a swarm."""
+"""`murmuration.lightning.LightningCallback`: a Lightning `Trainer` as a peer of a swarm."""
 
 from contextlib import ExitStack
 from typing import Any
@@ -9,11 +9,11 @@ from worker.errors import UsageError
 from worker.library.swarm import Swarm
 
 
-class SwarmCallback(Callback):
+class LightningCallback(Callback):
     """Enters a `Swarm` when fitting begins, and leaves it when it ends or fails.
 
         trainer = Trainer(max_steps=1000,
-                          callbacks=[murmuration.lightning.SwarmCallback(join="one.example:7700")])
+                          callbacks=[murmuration.lightning.LightningCallback(join="one.example:7700")])
 
     A run that is started here has as many steps as the trainer.
 
