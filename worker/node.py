@@ -36,9 +36,9 @@ from worker.leases.types import (
     BlockBegun,
     EpochEnded,
     LeaseMessage,
+    SampleStreamClosed,
     SamplesUsed,
     Starved,
-    StreamClosed,
     StreamOpened,
 )
 from worker.manifest import Manifest
@@ -58,7 +58,7 @@ from worker.membership.swim import MAX_MEMBERS
 from worker.pipeline.context import StageContext
 from worker.pipeline.node import StageNode
 from worker.pipeline.rebalancing import StageExchange
-from worker.status import LagMonitor, Measurements, RoundTotals, status_document
+from worker.status import LagMonitor, NodeMeasurements, RoundTotals, status_document
 from worker.training.inbox import (
     Begin,
     FastestPace,
@@ -344,7 +344,7 @@ class Node:
             transport=self.transport,
             progress=self._progress,
             rounds=self._rounds,
-            measured=Measurements(
+            measured=NodeMeasurements(
                 up_s=self.clock() - self._began_s,
                 loop_lag_ms=self.lag.summary_ms(),
                 round_trips_s=self._round_trips_s,
@@ -387,7 +387,7 @@ class Node:
                 await self.stages.handle(message)
             case StreamOpened() | BlockBegun() | Starved() | SamplesUsed() | EpochEnded():
                 self.leases.handle(message)
-            case StreamClosed():
+            case SampleStreamClosed():
                 self.leases.handle(message)
             case TrainingEvent(event):
                 if event["event"] in ("progress", "validation"):

@@ -73,7 +73,7 @@ class RoundTotals:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measurements:
+class NodeMeasurements:
     """Args:
     up_s: how long this peer has been listening: traffic is counted since then.
     loop_lag_ms: as `LagMonitor.summary_ms`.
@@ -95,7 +95,7 @@ def status_document(
     transport: Transport,
     progress: Mapping[str, object],
     rounds: RoundTotals,
-    measured: Measurements,
+    measured: NodeMeasurements,
 ) -> dict[str, object]:
     """Where this peer is, whom it knows, and what crossed the network so far. io thread only.
 
@@ -138,7 +138,7 @@ def status_document(
     }
 
 
-def _member(member: Member, config: Config, measured: Measurements) -> dict[str, object]:
+def _member(member: Member, config: Config, measured: NodeMeasurements) -> dict[str, object]:
     rtt_s = measured.round_trips_s.get(member.peer)
     return {
         "peer": member.peer,

@@ -11,16 +11,16 @@ from collections.abc import Callable
 
 from tests.protocol.drawn import Churn
 from tests.protocol.virtual_time import run
-from worker.leases import Stream
+from worker.leases import SampleStream
 
 SETTINGS: dict[str, Callable[[int], Churn]] = {
     "blocks of 20, batches of 4, 10 ms": lambda seed: Churn(seed),
     "the same, 230 ms": lambda seed: Churn(seed, delay_s=0.23),
     "blocks of 5, batches of 12, 10 ms": lambda seed: Churn(
-        seed, stream=Stream(id=1, block=5, length=4003), batch=12
+        seed, stream=SampleStream(id=1, block=5, length=4003), batch=12
     ),
     "blocks of 7, batches of 3, 60 ms": lambda seed: Churn(
-        seed, stream=Stream(id=1, block=7, length=4003), batch=3, delay_s=0.06
+        seed, stream=SampleStream(id=1, block=7, length=4003), batch=3, delay_s=0.06
     ),
 }
 

@@ -11,7 +11,7 @@ from algorithms.plan import Plan
 from tests.protocol.problem import Problem, Synthetic
 from tests.protocol.swarm import Held, Swarm
 from tests.protocol.train_side import TrainSide
-from worker.leases import LeasedBlocks, Stream
+from worker.leases import LeasedBlocks, SampleStream
 from worker.leases.types import LeaseMessage
 from worker.training.inbox import Stop
 
@@ -25,7 +25,9 @@ class Draws:
         samples: what all peers have drawn: it is added to.
     """
 
-    def __init__(self, train: TrainSide, stream: Stream, batch: int, samples: list[Sample]) -> None:
+    def __init__(
+        self, train: TrainSide, stream: SampleStream, batch: int, samples: list[Sample]
+    ) -> None:
         self._train, self._stream, self._batch = train, stream, batch
         self._samples, self.ended_calls = samples, 0
         self._blocks: LeasedBlocks | None = None
@@ -76,7 +78,7 @@ class DrawingSwarm(Swarm):
     """Args: stream, batch: what is drawn, and how much for each step."""
 
     def __init__(
-        self, problem: Problem, stream: Stream, batch: int = 4, delay_s: float = 0.01
+        self, problem: Problem, stream: SampleStream, batch: int = 4, delay_s: float = 0.01
     ) -> None:
         super().__init__(problem, delay_s)
         self.stream, self.batch = stream, batch
@@ -135,7 +137,7 @@ class Counts:
     again: int
 
 
-STREAM = Stream(id=1, block=20, length=4000)
+STREAM = SampleStream(id=1, block=20, length=4000)
 
 
 @dataclass(frozen=True)
@@ -147,7 +149,7 @@ class Churn:
     """
 
     seed: int
-    stream: Stream = STREAM
+    stream: SampleStream = STREAM
     batch: int = 4
     delay_s: float = 0.01
 

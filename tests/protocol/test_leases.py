@@ -6,13 +6,13 @@ from algorithms.plan import Plan
 from tests.protocol.drawn import Churn, Counts, DrawingSwarm
 from tests.protocol.problem import Problem, steady
 from tests.protocol.virtual_time import run
-from worker.leases import Stream
+from worker.leases import SampleStream
 
 
 def test_peers_that_stay_draw_every_sample_once() -> None:
     async def scenario() -> None:
         problem = Problem(steps=200, plan=Plan(inner_steps=10))
-        stream = Stream(id=1, block=20, length=990)
+        stream = SampleStream(id=1, block=20, length=990)
         async with DrawingSwarm(problem, stream) as swarm:
             await swarm.start(*"abcd")
             await swarm.finished()
@@ -30,8 +30,8 @@ def test_peers_that_stay_draw_every_sample_once() -> None:
         Churn(3),
         Churn(107, delay_s=0.23),
         Churn(114, delay_s=0.23),
-        Churn(5, stream=Stream(id=1, block=5, length=4003), batch=12),
-        Churn(3, stream=Stream(id=1, block=7, length=4003), batch=3, delay_s=0.06),
+        Churn(5, stream=SampleStream(id=1, block=5, length=4003), batch=12),
+        Churn(3, stream=SampleStream(id=1, block=7, length=4003), batch=3, delay_s=0.06),
     ],
     ids=[
         "blocks",
@@ -50,7 +50,7 @@ def test_joins_leaves_and_kills_repeat_a_block_for_each_kill(churn: Churn) -> No
 
 def test_a_peer_that_leaves_hands_on_the_rest_of_its_block() -> None:
     async def scenario() -> None:
-        stream = Stream(id=1, block=40, length=1200)
+        stream = SampleStream(id=1, block=40, length=1200)
         async with DrawingSwarm(steady(320), stream) as swarm:
             await swarm.start(*"abc")
             await swarm.until(lambda: len(swarm.samples["b"]) == 48, 60)  # the second, not its end
@@ -65,7 +65,7 @@ def test_a_peer_that_was_held_for_dead_gives_up_the_blocks_that_others_took() ->
     """As SIGSTOP for half a minute: it counts as a crash."""
 
     async def scenario() -> None:
-        stream = Stream(id=1, block=16, length=1600)
+        stream = SampleStream(id=1, block=16, length=1600)
         async with DrawingSwarm(steady(300), stream) as swarm:
             await swarm.start(*"abcd")
             await swarm.until(lambda: len(swarm.samples["d"]) >= 40, 60)

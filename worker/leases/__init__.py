@@ -10,6 +10,6 @@ blocks.py   the train thread's end: positions to draw, and those that are used
 from worker.leases.blocks import LeasedBlocks, Run
 from worker.leases.ledger import Ledger
 from worker.leases.table import LeaseTable
-from worker.leases.types import Stream
+from worker.leases.types import SampleStream
 
-__all__ = ["LeaseTable", "LeasedBlocks", "Ledger", "Run", "Stream"]
+__all__ = ["LeaseTable", "LeasedBlocks", "Ledger", "Run", "SampleStream"]

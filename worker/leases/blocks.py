@@ -12,11 +12,11 @@ from worker.leases.types import (
     Exhausted,
     LeaseMessage,
     LeaseRevoked,
+    SampleStream,
+    SampleStreamClosed,
     SamplesUsed,
     ShareMessage,
     Starved,
-    Stream,
-    StreamClosed,
     StreamOpened,
     UseKnown,
 )
@@ -51,7 +51,7 @@ class LeasedBlocks:
 
     def __init__(
         self,
-        stream: Stream,
+        stream: SampleStream,
         at_once: int,
         post: Callable[[ShareMessage], None],
         receive: Callable[[], LeaseMessage | None],
@@ -135,7 +135,7 @@ class LeasedBlocks:
     def close(self) -> None:
         """Gives back what is not used."""
         self.tell()
-        self._post(StreamClosed(self.stream.id))
+        self._post(SampleStreamClosed(self.stream.id))
 
     # --------------------------------------------------------------------------------- inside
 

@@ -42,11 +42,11 @@ from worker.leases.types import (
     LeaseTick,
     MembersChanged,
     PeerSilent,
+    SampleStream,
+    SampleStreamClosed,
     SamplesUsed,
     ShareMessage,
     Starved,
-    Stream,
-    StreamClosed,
     StreamOpened,
     UseKnown,
 )
@@ -59,7 +59,7 @@ _CHOICES_PER_PEER = 5  # to choose from, of the free blocks that stand first; al
 class _Opened:
     """A stream that the train thread draws from."""
 
-    stream: Stream
+    stream: SampleStream
     opening: int
     ahead: int
     epoch: int  # the earliest
@@ -191,7 +191,7 @@ class LeaseTable:
                     if b.stream == block.stream and block.number <= b.number < end
                 )
                 self._news_to_tell = True
-            case StreamClosed(stream_id):
+            case SampleStreamClosed(stream_id):
                 self._close(stream_id)
         self._look_for_free()
 

@@ -27,7 +27,7 @@ class Block(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Stream:
+class SampleStream:
     """An order of positions that all peers know, again and again; each time is an epoch.
 
     Args:
@@ -93,7 +93,7 @@ class StreamOpened:
     others are in; with `again` of the one that was exhausted last. `opening` tells this time from
     those before: all answers have it."""
 
-    stream: Stream
+    stream: SampleStream
     opening: int
     ahead: int
     again: bool = False
@@ -132,13 +132,13 @@ class EpochEnded:
 
 
 @dataclass(frozen=True)
-class StreamClosed:
+class SampleStreamClosed:
     """No more is drawn: what is held goes back."""
 
     stream: int
 
 
-ShareMessage = StreamOpened | BlockBegun | Starved | SamplesUsed | EpochEnded | StreamClosed
+ShareMessage = StreamOpened | BlockBegun | Starved | SamplesUsed | EpochEnded | SampleStreamClosed
 
 # ------------------------------------------------------------------------- I/O -> train thread
 

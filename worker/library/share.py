@@ -22,7 +22,7 @@ from torch.utils.data import (
 )
 
 from worker.errors import UsageError
-from worker.leases import LeasedBlocks, Run, Stream
+from worker.leases import LeasedBlocks, Run, SampleStream
 from worker.leases.types import LeaseMessage, ShareMessage
 from worker.wire import hash64
 
@@ -92,12 +92,16 @@ class Shares:
 
     # --------------------------------------------------------------------------------- inside
 
-    def _stream(self, source: Any, name: str, length: int | None, block: int | None) -> Stream:
+    def _stream(
+        self, source: Any, name: str, length: int | None, block: int | None
+    ) -> SampleStream:
         if block is None:
             known = length is not None
             block = max(1, min(_MOST_SAMPLES, (length or 0) // _LEAST_BLOCKS))
             block = block if known else _UNKNOWN_LENGTH
-        stream = Stream(hash64(f"{name}/{length}/{block}".encode()), block, length, length is None)
+        stream = SampleStream(
+            hash64(f"{name}/{length}/{block}".encode()), block, length, length is None
+        )
         held = getattr(source, "dataset", source)
         before = self._sources.get(stream.id)
         if before is not None and before() is not None and before() is not held:
@@ -111,7 +115,7 @@ class Shares:
             self._sources.pop(stream.id, None)
         return stream
 
-    def _opened(self, stream: Stream, at_once: int, again: bool = False) -> LeasedBlocks:
+    def _opened(self, stream: SampleStream, at_once: int, again: bool = False) -> LeasedBlocks:
         def receive() -> LeaseMessage | None:
             return self._receive(stream.id)
 
@@ -129,7 +133,7 @@ class Shares:
             blocks.close()
 
     def _by_index(
-        self, samples: "_Indexed[T]", stream: Stream, over: Callable[[], bool]
+        self, samples: "_Indexed[T]", stream: SampleStream, over: Callable[[], bool]
     ) -> Iterator[T]:
         blocks = self._opened(stream, samples.batch)
         sizes: deque[int] = deque()
@@ -156,7 +160,7 @@ class Shares:
             self._closed(blocks)
 
     def _in_order(
-        self, source: Iterable[T], stream: Stream, over: Callable[[], bool]
+        self, source: Iterable[T], stream: SampleStream, over: Callable[[], bool]
     ) -> Iterator[T]:
         again = False
         while True:
@@ -216,7 +220,7 @@ class _Indexed(Generic[T]):
     def __len__(self) -> int:
         return self._length
 
-    def places(self, run: Run, stream: Stream) -> list[Any]:
+    def places(self, run: Run, stream: SampleStream) -> list[Any]:
         """What stands at these positions."""
         if run.epoch not in self._orders:
             self._orders = {e: o for e, o in self._orders.items() if e == run.epoch - 1}

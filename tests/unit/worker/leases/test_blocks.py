@@ -4,7 +4,7 @@ from collections import deque
 
 import pytest
 
-from worker.leases import LeasedBlocks, Run, Stream
+from worker.leases import LeasedBlocks, Run, SampleStream
 from worker.leases.types import (
     Block,
     BlockBegun,
@@ -13,15 +13,15 @@ from worker.leases.types import (
     Exhausted,
     LeaseMessage,
     LeaseRevoked,
+    SampleStreamClosed,
     SamplesUsed,
     ShareMessage,
     Starved,
-    StreamClosed,
     StreamOpened,
     UseKnown,
 )
 
-STREAM = Stream(id=1, block=10, length=34)
+STREAM = SampleStream(id=1, block=10, length=34)
 
 
 class Waits(Exception):
@@ -31,7 +31,7 @@ class Waits(Exception):
 class Ends:
     """Both ends of the queues between a loop and its I/O thread."""
 
-    def __init__(self, stream: Stream = STREAM, at_once: int = 4) -> None:
+    def __init__(self, stream: SampleStream = STREAM, at_once: int = 4) -> None:
         self.posted: list[ShareMessage] = []
         self.coming: deque[LeaseMessage | None] = deque()
         self.blocks = LeasedBlocks(stream, at_once, self.posted.append, self._receive, opening=5)
@@ -99,7 +99,7 @@ def test_no_more_than_a_block_is_used_that_the_others_do_not_know_of() -> None:
 
 
 def test_batches_that_are_larger_than_a_block_wait_for_the_one_before_the_last() -> None:
-    ends = Ends(Stream(1, 2, 100), at_once=8)
+    ends = Ends(SampleStream(1, 2, 100), at_once=8)
     ends.lease(*range(12))
     ends.blocks.take(24)
     ends.blocks.use(8)
@@ -146,11 +146,11 @@ def test_what_is_closed_is_told_first() -> None:
     ends.blocks.take(4)
     ends.blocks.use(3)
     ends.blocks.close()
-    assert ends.posted[-2:] == [SamplesUsed(1, 3, {Block(1, 0): 3}, ()), StreamClosed(1)]
+    assert ends.posted[-2:] == [SamplesUsed(1, 3, {Block(1, 0): 3}, ()), SampleStreamClosed(1)]
 
 
 def test_a_stream_that_ends_in_a_block_ends_with_it() -> None:
-    ends = Ends(Stream(1, 10, None, in_order=True), at_once=1)
+    ends = Ends(SampleStream(1, 10, None, in_order=True), at_once=1)
     ends.lease(1, 2)
     (first,) = ends.blocks.take(1)
     ends.blocks.use(1)

@@ -20,19 +20,19 @@ from worker.leases.types import (
     LeaseRevoked,
     LeaseTick,
     PeerSilent,
+    SampleStream,
+    SampleStreamClosed,
     SamplesUsed,
     Starved,
-    Stream,
-    StreamClosed,
     StreamOpened,
     UseKnown,
 )
 from worker.membership import Health
 
-STREAM = Stream(id=1, block=10, length=80)
+STREAM = SampleStream(id=1, block=10, length=80)
 
 
-def opened(stream: Stream = STREAM, ahead: int = 1, again: bool = False) -> StreamOpened:
+def opened(stream: SampleStream = STREAM, ahead: int = 1, again: bool = False) -> StreamOpened:
     return StreamOpened(stream, 0, ahead, again)
 
 
@@ -79,7 +79,7 @@ def test_two_that_ask_at_once_never_have_the_same_block() -> None:
 def test_an_answer_says_that_the_other_asks_for_it_too(first: str) -> None:
     """Its own question is still on the way; whichever comes first, one has the block."""
     tables = Tables("a", "b")
-    only = Stream(id=1, block=10, length=10)
+    only = SampleStream(id=1, block=10, length=10)
     asks = {}
     for name, other in (("a", "b"), ("b", "a")):
         table = tables.tables[name]
@@ -197,7 +197,7 @@ def test_what_is_closed_goes_back() -> None:
     tables.handle("a", opened(ahead=7))
     tables.handle("b", opened(ahead=2))
     (mine,) = leased(tables.received["b"])
-    tables.handle("a", StreamClosed(1))
+    tables.handle("a", SampleStreamClosed(1))
     tables.tick()
     assert len(leased(tables.received["b"])) == 2
     assert mine == leased(tables.received["b"])[0]
@@ -236,7 +236,7 @@ def test_after_its_end_an_epoch_is_not_begun_again(again: bool) -> None:
     tables.handle("a", BlockBegun(Block(1, 7)))
     tables.handle("a", Starved(1))
     tables.received["a"].clear()
-    tables.handle("a", StreamClosed(1))
+    tables.handle("a", SampleStreamClosed(1))
     tables.handle("a", opened(ahead=9, again=again))
     found = leased(tables.received["a"])
     assert found[0] == 7
@@ -245,7 +245,7 @@ def test_after_its_end_an_epoch_is_not_begun_again(again: bool) -> None:
 
 def test_a_stream_without_a_known_length_ends_where_somebody_finds_its_end() -> None:
     tables = Tables("a", "b")
-    stream = Stream(id=1, block=10, length=None, in_order=True)
+    stream = SampleStream(id=1, block=10, length=None, in_order=True)
     tables.handle("a", opened(stream))
     tables.handle("b", opened(stream))
     (mine,), (theirs,) = leased(tables.received["a"]), leased(tables.received["b"])
