@@ -1,6 +1,7 @@
 """`murmuration.Swarm` around a loop of one's own: real processes on real sockets."""
 
 import json
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,11 +9,13 @@ from typing import Any
 
 import pytest
 
+from coordinator.report.status import ask
 from tests.support.gate import gate
 from tests.support.head_starts import AnchorPrefetch
 from tests.support.reference import reference_hashes
 from tests.support.shard_loop import SAMPLES
 from tests.support.workers import (
+    PATIENCE_S,
     SMALL,
     Hashes,
     WorkerProcess,
@@ -43,6 +46,14 @@ class Loops:
         arguments = json.dumps({**shared, **own, **extra})
         self.running[name] = WorkerProcess([arguments], name, PROGRAM)
         return self.running[name]
+
+    def wait_until_known(self, name: str, by: str) -> None:
+        """Until the peer `by` has heard that the other trains."""
+        address, phases = self.events(by)[0]["address"], dict[str, str]()
+        deadline = time.monotonic() + PATIENCE_S
+        while phases.get(name) != "training":
+            assert time.monotonic() < deadline, f"{by} knows of {phases}"
+            phases = {m["peer"]: m["phase"] for m in ask(address)["members"]}
 
     def results(self, *names: str) -> dict[str, dict[str, Any]]:
         found = {}
@@ -117,6 +128,9 @@ def test_a_loop_that_fails_leaves_the_others_in_good_order_and_another_joins(
         assert failing.wait() == 1
         assert "RuntimeError: the loop fails" in failing.errors
         swarm.start("w3").wait_for(lambda e: e["event"] == "entered", "the block")
+        # The others wait at the end for a peer that they know to train.
+        for name in ("w0", "w1"):
+            swarm.wait_until_known("w3", by=name)
         with held.opened():
             results = swarm.results("w0", "w1", "w3")
     # The joiner may miss rounds that close before gossip has told of it.
