@@ -6,7 +6,7 @@ checked field by field, and what does not fit counts as missing.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 EventKind = Literal[
@@ -58,6 +58,25 @@ _MAX_TEXT = 20_000
 def new_event(kind: EventKind, **fields: object) -> dict[str, object]:
     """One event, to which the worker adds its name and the time."""
     return {"event": kind, **fields}
+
+
+class Warnings:
+    """Warning events, each told once, and not without end.
+
+    Args:
+        log: takes the events.
+        most: of them.
+    """
+
+    def __init__(self, log: Callable[[dict[str, object]], None], most: int = 32) -> None:
+        self._log, self._most = log, most
+        self._told: set[str] = set()
+
+    def add(self, text: str, detail: str = "") -> None:
+        """Tells of it, if it is new. Args: detail: said with it; may differ the next time."""
+        if text not in self._told and len(self._told) < self._most:
+            self._told.add(text)
+            self._log(new_event("warning", text=f"{text}: {detail}" if detail else text))
 
 
 def int_of(event: Event, key: str) -> int | None:

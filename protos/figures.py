@@ -75,11 +75,6 @@ def ratio(number: float) -> str:
     return f"{number:,.0f} times" if number >= 20 else f"{number:.1f} times"
 
 
-def relative(number: float) -> str:
-    """Of a whole: `0.53`, `0.012`, `1.00`."""
-    return f"{number:.2f}" if number >= 0.0995 else f"{number:.2g}"
-
-
 def parameters(number: int) -> str:
     """`812 thousand`, `1.3 million`, `7.0 billion` parameters."""
     for scale, word in ((1e9, "billion"), (1e6, "million")):

@@ -23,7 +23,7 @@ def text_table(
         title: above all, if any.
         head_width: characters that heads are broken into lines at, between words.
     """
-    align = _alignment(heads, align)
+    align = "<" + ">" * (len(heads) - 1) if align is None else align
     broken = [textwrap.wrap(head, head_width) if head_width else [head] for head in heads]
     depth = max(map(len, broken))
     # Heads stand on the rule.
@@ -39,18 +39,3 @@ def text_table(
     rule = " " + "─" * (sum(widths) + len(_GAP) * (len(widths) - 1) + 2)
     lines = ["", *map(line, head_rows), rule, *map(line, rows), ""]
     return "\n".join([title, *lines] if title else lines)
-
-
-def markdown_table(
-    heads: Sequence[str], rows: Sequence[Sequence[str]], *, align: str | None = None
-) -> str:
-    """The same in Markdown; a `|` in a cell is escaped."""
-    marks = ["---" if side == "<" else "---:" for side in _alignment(heads, align)]
-    return "\n".join(
-        "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-        for cells in (heads, marks, *rows)
-    )
-
-
-def _alignment(heads: Sequence[str], align: str | None) -> str:
-    return "<" + ">" * (len(heads) - 1) if align is None else align

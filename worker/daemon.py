@@ -117,7 +117,6 @@ class Worker:
         self._saving: concurrent.futures.Future[None] | None = None
         self._saved_at = time.monotonic()
         self._saved_path: Path | None = None
-        self._tokens_per_step = 0
         self._interrupted_by: int | None = None
         self._noticed = False  # that the machine will go away
         self.goes_on: WorkerOptions | None = None  # as what, after a move to another stage

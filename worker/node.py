@@ -1,22 +1,20 @@
 """What runs on the I/O thread, put together: each component is told of views, time and the end.
 
-Components have one small protocol, `Component`; what a peer answers stands in two tables, by the
-name of the method. The train thread's messages come in by `deliver`, and leave by its mailbox.
+Components have one small protocol, `Component`; what a peer answers stands in the two tables of
+its `NodeServer`. The train thread's messages come in by `deliver`, and leave by its mailbox.
 """
 
 import asyncio
 import os
 import random
 import time
-import traceback
-from collections.abc import Awaitable, Callable, Container, Coroutine, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Container, Coroutine, Sequence
 from dataclasses import replace
 
 from algorithms.codecs import codec_by_name
 from protos import murmuration_pb2 as pb
 from protos.addresses import join_address, split_address
-from protos.events import new_event
+from protos.events import Warnings, new_event
 from protos.text import shown
 from worker import wire
 from worker.catchup.bootstrap import Bootstrap
@@ -30,7 +28,7 @@ from worker.exchange.compression import Compression
 from worker.exchange.context import Context
 from worker.exchange.pairwise.io import Pairs
 from worker.exchange.types import View
-from worker.gate import Gate
+from worker.identity import Gate
 from worker.leases.io import LeaseService
 from worker.leases.types import (
     BlockBegun,
@@ -58,6 +56,7 @@ from worker.membership.swim import MAX_MEMBERS
 from worker.pipeline.context import StageContext
 from worker.pipeline.node import StageNode
 from worker.pipeline.rebalancing import StageExchange
+from worker.server import NodeServer
 from worker.status import LagMonitor, NodeMeasurements, RoundTotals, status_document
 from worker.training.inbox import (
     Begin,
@@ -72,20 +71,12 @@ from worker.training.inbox import (
     ToTrain,
     TrainingEvent,
 )
-from worker.transport import (
-    NOBODY,
-    Caller,
-    Refused,
-    Stream,
-    Transport,
-    TransportError,
-    Unreachable,
-)
+from worker.transport import Transport
 
 _MEMBERSHIP_TICK_S = 0.1
 _ROUNDS_TICK_S = 0.05
 _GIVE_BACK_S = 1.0
-_MAX_REASON, _MAX_TEXT = 200, 500  # characters
+_MAX_TEXT = 500  # characters
 _TOLD = frozenset({"warning", "refused", "round_failed", "member", "adopted"})
 
 
@@ -130,24 +121,24 @@ class Node:
             log=self.log,
             most_visits=config.stages.most_visits,
         )
-        self._gate = Gate(
+        refuse = self.context.counts.refuse
+        gate = Gate(
             environment.authority,
             offload=self.offload,
-            refused=lambda: self.context.counts.refuse("certificate"),
+            refused=lambda: refuse("certificate"),
             log=self.log,
         )
+        self.server = NodeServer(gate, lambda: refuse("call"), Warnings(self.log))
         self.published: Published | None = None  # what the train thread has committed
         self._held = HeldStates()
         self._components: list[Component] = []
-        self._calls: dict[str, Callable[[bytes], Awaitable[bytes]]] = {
+        self.server.calls |= {
             "Control/Status": self._on_status,
             "Control/Measure": self._on_measure,
         }
-        self._streams: dict[str, Callable[[Stream], Awaitable[None]]] = {
-            "Data/Fetch": lambda stream: serve_states(
-                stream, manifest.run, self.published, self._held
-            )
-        }
+        self.server.streams["Data/Fetch"] = lambda stream: serve_states(
+            stream, manifest.run, self.published, self._held
+        )
         self._pairs: Pairs | None = None
         self._coordinator: CoordinatorClient | None = None
         self._inbox: asyncio.Queue[ToIO] = asyncio.Queue()
@@ -156,14 +147,13 @@ class Node:
         self._round_trips_s: dict[str, float] = {}
         self._fastest_s = 0.0
         self._closing = asyncio.Event()
-        self._defects: set[str] = set()
         self._group: asyncio.TaskGroup | None = None
 
     # ------------------------------------------------------------------------------- composition
 
     async def listen(self) -> str:
         """Starts serving and returns the advertised address. Raises AddressInUse."""
-        bound = await self.transport.listen(self)
+        bound = await self.transport.listen(self.server)
         node = self._node
         epoch = time.time_ns() // 1_000_000 if node.epoch is None else node.epoch
         me = Member(node.peer, _advertised(node.advertise, bound), epoch, stage=node.stage)
@@ -187,10 +177,11 @@ class Node:
         )
         self.gossip = gossip = GossipService(machine, self._manifest.run, limits, self)
         self._first_contact = FirstContact(gossip, self._manifest, self.transport, self.clock)
-        self._calls |= {
+        self.server.calls |= {
             "Control/Gossip": gossip.on_gossip,
             "Control/IndirectProbe": gossip.on_indirect_probe,
         }
+        self.server.calls_by["Control/Join"] = self._first_contact.serve
         if self._node.coordinator:
             self._coordinator = CoordinatorClient(
                 self._node.coordinator, self._manifest.pack(), self._first_contact, self
@@ -207,26 +198,26 @@ class Node:
                 fragments=len(means.elements), steps=self._config.run.steps
             )
             self._pairs = Pairs(means, schedule, *ways, self.post, gossip.suspect)
-            self._streams["Data/PairRound"] = self._pairs.serve
+            self.server.streams["Data/PairRound"] = self._pairs.serve
             means = replace(means, plan=means.plan.consensus_plan)
             mean_rounds = FinalAverageIO
         reducer = ReducerIO(means)
         self._reducers = [reducer]
         self._final: Rounds = mean_rounds(means, reducer, gossip, self)
         self._own_rounds: Rounds = self._pairs or self._final
-        self._streams["Data/Exchange"] = reducer.serve
+        self.server.streams["Data/Exchange"] = reducer.serve
         if means.plan.keeps and means.plan.consensus:
             exact = replace(means, plan=means.plan.consensus_plan)
             final_reducer = ReducerIO(exact)
             self._reducers.append(final_reducer)
             self._final = ContributorIO(exact, final_reducer, gossip, self, "Data/Average")
-            self._streams["Data/Average"] = final_reducer.serve
+            self.server.streams["Data/Average"] = final_reducer.serve
         rounds = dict.fromkeys((self._final, self._own_rounds))
         self._components += [*self._reducers, *rounds]
 
     def _add_leases(self) -> None:
         self.leases = LeaseService(self._manifest.run, self.gossip, self, self._node.ledger)
-        self._calls["Control/Lease"] = self.leases.on_lease
+        self.server.calls["Control/Lease"] = self.leases.on_lease
         self._components.append(self.leases)
 
     def _add_stages(self) -> None:
@@ -252,8 +243,8 @@ class Node:
             StageExchange.of(config.plan, config.stages, self._manifest.elements),
             publish=lambda profile: gossip.handle(Measured(profile)),
         )
-        self._calls["Control/Finished"] = self.stages.on_finished
-        self._streams["Data/StageCall"] = self.stages.serve
+        self.server.calls["Control/Finished"] = self.stages.on_finished
+        self.server.streams["Data/StageCall"] = self.stages.serve
         self._components.append(self.stages)
 
     # ------------------------------------------------------------------------------- life cycle
@@ -290,50 +281,6 @@ class Node:
     def close(self) -> None:
         """Leaves the swarm and ends `run`."""
         self._closing.set()
-
-    # ---------------------------------------------------------------------------------- serving
-
-    async def on_call(self, method: str, request: bytes, caller: Caller = NOBODY) -> bytes:
-        """Answers one control call. Raises Refused: whatever is wrong, it ends this call alone."""
-        with self._ending_the_call(method):
-            self._gate.check(method, request, caller)
-            if method == "Control/Join":
-                return await self._first_contact.serve(request, caller.address)
-            if method == "Control/Enrol":
-                return await self._gate.enrol(request, caller)
-        if (answer := self._calls.get(method)) is None:
-            raise Refused(f"no method {method}")
-        with self._ending_the_call(method):
-            return await answer(request)
-
-    async def on_stream(self, method: str, stream: Stream, caller: Caller = NOBODY) -> None:
-        """Serves one data stream. Raises Refused, as `on_call`."""
-        with suppress(Unreachable, TimeoutError), self._ending_the_call(method):
-            if (serve := self._streams.get(method)) is not None:
-                await serve(self._gate.checked(method, stream, caller))
-
-    @contextmanager
-    def _ending_the_call(self, method: str) -> Iterator[None]:
-        """Raises Refused for what a peer has sent and cannot be, and for defects in dealing with
-        it: these are told of as well."""
-        try:
-            yield
-        except wire.WireError as error:
-            self.context.counts.refuse("call")
-            raise Refused(shown(str(error), _MAX_REASON)) from error
-        except (TransportError, TimeoutError):
-            raise
-        except Exception as error:
-            self._on_defect(method, error)
-            raise Refused(f"{method} cannot be answered") from error
-
-    def _on_defect(self, where: str, error: Exception) -> None:
-        """Warns once of each, with the place in our code."""
-        at = traceback.extract_tb(error.__traceback__)[-1]
-        text = f"{where}: {type(error).__name__} in {at.name}, line {at.lineno}"
-        if text not in self._defects:
-            self._defects.add(text)
-            self.log(new_event("warning", text=f"{text}: {shown(str(error), _MAX_REASON)}"))
 
     def status(self) -> dict[str, object]:
         """What `murmur status` shows: plain values."""
@@ -479,7 +426,7 @@ class Node:
         try:
             await work
         except Exception as error:
-            self._on_defect("an exchange", error)
+            self.server.on_defect("an exchange", error)
 
 
 def _advertised(advertise: str | None, bound: str) -> str:

@@ -13,11 +13,11 @@ from protos.identity import Authority
 from worker.catchup.start import all_agree
 from worker.component import Environment, NodeConfig
 from worker.config import Config
-from worker.exporter import MetricsServer
 from worker.iothread import IOThread
 from worker.manifest import Manifest
 from worker.membership import Member
 from worker.node import Node
+from worker.status import MetricsServer
 from worker.training.inbox import Mailbox
 from worker.transport import Transport
 

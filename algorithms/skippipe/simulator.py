@@ -116,7 +116,7 @@ class _IterationRun:
     """
 
     def __init__(self, pipeline: Pipeline, routes: Sequence[Route], shared_uplinks: bool) -> None:
-        self._routes, self._shared, self._memory = routes, shared_uplinks, pipeline.memory
+        self._shared, self._memory = shared_uplinks, pipeline.memory
         costs = pipeline.costs
         times_s = [each.tolist() for each in (costs.forward_s, costs.loss_s, costs.backward_s)]
         self._costs, self._edges = costs, pipeline.edges

@@ -176,15 +176,6 @@ class Namespaces:
             _remove_namespace(name)
 
 
-def why_not() -> str | None:
-    """Why namespaces cannot be made here, in one line; None when they can. Tries it."""
-    try:
-        with Namespaces(1, Link(rate_mbps=1)):
-            return None
-    except NoNamespaces as reason:
-        return str(reason)
-
-
 @contextmanager
 def _explained(what: str) -> Iterator[None]:
     """Raises NoNamespaces: what was tried, and why it cannot be had."""

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from algorithms.link import Link
-from coordinator.links.namespaces import Namespaces, why_not
+from coordinator.links.namespaces import Namespaces
 from tests.support.fork_server import MURMUR
 from tests.support.gate import gate, gates
+from tests.support.namespaces import why_not
 from tests.support.shaped import relayed_swarm
 from tests.support.workers import (
     PATIENCE_S,

@@ -13,13 +13,13 @@ from protos import murmuration_pb2 as pb
 from tests.protocol.swarm import inline
 from tests.protocol.views import view
 from tests.support.frames import frames
+from tests.support.memory_transport import MemoryNetwork, MemoryTransport
 from worker import wire
 from worker.exchange.allreduce.reducer_io import ReducerIO
 from worker.exchange.compression import Compression
 from worker.exchange.context import Context
 from worker.exchange.types import ExchangeConfig, RoundConfig, ShardKey
 from worker.transport import Caller, Stream
-from worker.transport.memory import MemoryNetwork, MemoryTransport
 
 RUN = 77
 GROUP = ("a", "b", "r")

@@ -18,13 +18,13 @@ from tests.protocol.taps import Tap, TappedTransport
 from tests.protocol.train_side import TrainSide
 from tests.protocol.virtual_time import Stalled, VirtualLoop, in_peer
 from tests.support.head_starts import AnchorPrefetch
+from tests.support.memory_transport import MemoryNetwork
 from worker.catchup.start import all_agree
 from worker.component import Environment, NodeConfig
 from worker.node import Node
 from worker.status import LagMonitor
 from worker.training.inbox import Stop
 from worker.training.loop import Trainer
-from worker.transport.memory import MemoryNetwork
 from worker.wire import tensor_hash
 
 T = TypeVar("T")

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from protos import murmuration_pb2 as pb
+from tests.support.memory_transport import MemoryNetwork, MemoryTransport
 from worker.transport.base import Caller, Handler, Stream
-from worker.transport.memory import MemoryNetwork, MemoryTransport
 
 T = TypeVar("T")
 

@@ -79,20 +79,20 @@ def test_a_member_that_speaks_for_another_is_refused_and_counted(pairs: bool) ->
                 raw = message.SerializeToString()
                 if method in CONTROL_METHODS:
                     with pytest.raises(Refused, match="of mallory does not speak for a"):
-                        await node.on_call(method, raw, MALLORY)
+                        await node.server.on_call(method, raw, MALLORY)
                     refused += 1
-                elif method in node._streams:
+                elif method in node.server.streams:
                     stream = Sent(raw)
                     with suppress(Refused):  # a round in pairs ends its stream itself
-                        await node.on_stream(method, stream, MALLORY)
+                        await node.server.on_stream(method, stream, MALLORY)
                     assert stream.heard == []
                     refused += 1
             assert swarm["b"].refused["certificate"] == refused
             # For itself it may, and where nothing is encrypted anybody.
             said = pb.GossipMessage(sender="mallory", run=problem.manifest.run)
-            await node.on_call("Control/Gossip", said.SerializeToString(), MALLORY)
+            await node.server.on_call("Control/Gossip", said.SerializeToString(), MALLORY)
             said.sender = "a"
-            await node.on_call("Control/Gossip", said.SerializeToString())
+            await node.server.on_call("Control/Gossip", said.SerializeToString())
             assert swarm["b"].refused["certificate"] == refused
             await swarm.finished()
 
@@ -107,15 +107,15 @@ def test_a_tokens_holder_may_ask_for_a_certificate_and_nothing_else() -> None:
             for method in CONTROL_METHODS:
                 if method != "Control/Enrol":
                     with pytest.raises(Refused, match="not for the certificate of a token"):
-                        await node.on_call(method, b"", TOKEN)
-            for method in node._streams:
+                        await node.server.on_call(method, b"", TOKEN)
+            for method in node.server.streams:
                 stream = Sent(b"")
                 with pytest.raises((Refused, Unreachable), match="certificate of a token"):
-                    await node.on_stream(method, stream, TOKEN)
+                    await node.server.on_stream(method, stream, TOKEN)
                 assert stream.heard == []
             with pytest.raises(Refused, match="Control/Enrol is not for the certificate"):
-                await node.on_call("Control/Enrol", b"", MALLORY)
-            raw = await node.on_call("Control/Enrol", b"", TOKEN)
+                await node.server.on_call("Control/Enrol", b"", MALLORY)
+            raw = await node.server.on_call("Control/Enrol", b"", TOKEN)
             assert "does not hold the run's key" in pb.EnrolReply.FromString(raw).refusal
             await swarm.finished()
 

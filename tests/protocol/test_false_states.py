@@ -10,11 +10,11 @@ from protos import murmuration_pb2 as pb
 from tests.protocol.problem import steady
 from tests.protocol.swarm import Swarm
 from tests.protocol.virtual_time import run
+from tests.support.memory_transport import MemoryTransport
 from worker import wire
 from worker.catchup.repair import JumpLimit
 from worker.membership import Digest, Member, Phase
 from worker.transport import Caller, Stream
-from worker.transport.memory import MemoryTransport
 
 VALUES = 300
 
@@ -52,7 +52,7 @@ class Liar:
     async def start(self) -> None:
         await MemoryTransport(self._swarm.network, "x").listen(self)
         for peer in self._swarm.alive:
-            await peer.node.on_call("Control/Gossip", self._said())
+            await peer.node.server.on_call("Control/Gossip", self._said())
 
     def _said(self) -> bytes:
         said = pb.GossipMessage(sender="x", run=self._run, members=[self.card])
@@ -80,7 +80,7 @@ class Liar:
                 self.card.epoch += 1
                 del self.card.digests[:]
                 for peer in self._swarm.alive:
-                    await peer.node.on_call("Control/Gossip", self._said())
+                    await peer.node.server.on_call("Control/Gossip", self._said())
             parts = wire.state_parts(self._anchor, self._momentum)
             for message, _ in wire.frame_messages(pb.FetchReply, parts):
                 await stream.send(message)

@@ -48,7 +48,13 @@ def test_four_bits_are_four_bits_on_the_wire_and_fewer_when_compressed(codec: st
                 values = sum(e * peer.versions[i] for i, e in enumerate((60_000, 30_000)))
                 assert sent.values == pytest.approx(values * 2 / 3, rel=0.02)
                 assert back.values == pytest.approx(values * 2 / 3, rel=0.02)
-                found.append((sent.bits_travelled, sent.bits_encoded, back.bits_travelled))
+                found.append(
+                    (
+                        8 * sent.payload_bytes / sent.values,
+                        8 * sent.encoded_bytes / sent.values,
+                        8 * back.payload_bytes / back.values,
+                    )
+                )
             return found
 
     for travelled, encoded, back in run(scenario("never")):

@@ -14,8 +14,8 @@ from tests.protocol.pair_taps import GossipMessage, first, meetings
 from tests.protocol.problem import Problem
 from tests.protocol.swarm import Swarm
 from tests.protocol.virtual_time import run
+from tests.support.memory_transport import MemoryTransport
 from worker import wire
-from worker.transport.memory import MemoryTransport
 
 PROBLEM = Problem(steps=15, plan=replace(PRESETS["noloco"], inner_steps=3))
 CODES = pb.RefusalCode

@@ -44,18 +44,20 @@ def test_members_that_cannot_be_are_refused_one_by_one() -> None:
             node = swarm["a"].node
             for what, card in CARDS.items():
                 good = pb.Member(peer=f"good {what}", address="nowhere", epoch=1)
-                raw = await node.on_call("Control/Gossip", gossip(swarm, card, good))
+                raw = await node.server.on_call("Control/Gossip", gossip(swarm, card, good))
                 answer = pb.GossipMessage.FromString(raw)
                 assert len(answer.refused) == 1
                 assert what in answer.refused[0]
                 assert f"good {what}" in {each["peer"] for each in swarm["a"].members}
                 join = pb.JoinRequest(member=card, manifest=swarm.problem.manifest.pack())
-                raw = await node.on_call("Control/Join", join.SerializeToString())
+                raw = await node.server.on_call("Control/Join", join.SerializeToString())
                 assert what in pb.JoinReply.FromString(raw).refusal
             assert swarm["a"].refused["member"] == 2 * len(CARDS)
             assert node.gossip.me.epoch == 1
             far = pb.MemberProgress(epoch=2, heartbeat=FAR, step=3)
-            raw = await node.on_call("Control/Gossip", gossip(swarm, sender="b", progress=far))
+            raw = await node.server.on_call(
+                "Control/Gossip", gossip(swarm, sender="b", progress=far)
+            )
             assert "heartbeat" in pb.GossipMessage.FromString(raw).refused[0]
             await swarm.finished()
             swarm.assert_equal(versions=(12,))
@@ -77,16 +79,16 @@ def test_a_call_that_cannot_be_answered_ends_alone() -> None:
                 ("Control/Nothing", b""),
             ):
                 with pytest.raises(Refused) as refused:
-                    await node.on_call(method, raw)
+                    await node.server.on_call(method, raw)
                 assert len(str(refused.value)) <= 200
 
             async def broken(_raw: bytes) -> bytes:
                 raise KeyError("a defect of ours")
 
-            node._calls["Control/Measure"] = broken
+            node.server.calls["Control/Measure"] = broken
             for _ in range(3):
                 with pytest.raises(Refused, match="cannot be answered"):
-                    await node.on_call("Control/Measure", b"")
+                    await node.server.on_call("Control/Measure", b"")
             (told,) = swarm["a"].of_kind("warning")
             assert "KeyError in broken" in str(told["text"])
             await swarm.finished()

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from algorithms.fragment_state import FragmentState
 from algorithms.plan import Plan
-from protos.events import new_event
+from protos.events import Warnings
 from protos.text import shown
 from worker import wire
 from worker.catchup.state_transfer import confirm_states, fetch_states, sizes_of
@@ -23,7 +23,6 @@ _ASKING_S = 2.0
 _ALONE_S, _ALONE_ROUNDS = 10.0, 3
 _ASIDE_S = 5.0
 _RETRY_S = 0.25
-_MAX_WARNINGS = 32
 _AHEAD_OF_GOSSIP = 256  # rounds between what a donor has announced and what it gives
 
 
@@ -55,7 +54,7 @@ class Donors:
 
     def __init__(self, plan: Plan, gossip: GossipService, host: CatchUpHost) -> None:
         self._plan, self._gossip, self._host = plan, gossip, host
-        self._told: set[str] = set()
+        self._warnings = Warnings(host.log)
         self._aside: dict[str, float] = {}  # whose states were not to be had, until when
         self._still_since = math.inf  # since when a state that nobody confirms was the only one
         self._still_at: dict[int, int] = {}
@@ -93,10 +92,7 @@ class Donors:
     def set_aside(self, donor: Member, reason: str, for_s: float = _ASIDE_S) -> None:
         """Its state is not taken; others come first for a while."""
         self._aside[donor.peer] = self._host.clock() + for_s
-        text = f"fetching from {donor.peer}: {shown(reason, 200)}"
-        if text not in self._told and len(self._told) < _MAX_WARNINGS:
-            self._told.add(text)
-            self._host.log(new_event("warning", text=text))
+        self._warnings.add(f"fetching from {donor.peer}: {shown(reason, 200)}")
 
     def _check_announced(
         self, donor: Member, step: int, states: Mapping[int, FragmentState]

@@ -75,16 +75,6 @@ class Flow:
         self.encoded_bytes += encoded_bytes
         self.values += encoded_bytes * _VALUES / codec.encoded_bytes(_VALUES)
 
-    @property
-    def bits_encoded(self) -> float:
-        """Per value, before compression."""
-        return self.encoded_bytes * 8 / self.values if self.values else 0.0
-
-    @property
-    def bits_travelled(self) -> float:
-        """Per value, as it crossed the network."""
-        return self.payload_bytes * 8 / self.values if self.values else 0.0
-
 
 @dataclass
 class Counts:

@@ -20,7 +20,7 @@ from worker.errors import ManifestRefused, NotDialled, PeersUnreachable
 from worker.manifest import Manifest
 from worker.membership import Gossiped, Health, Member, Phase
 from worker.membership.io import GossipService
-from worker.transport import Security, Transport, TransportError
+from worker.transport import Caller, Security, Transport, TransportError
 from worker.transport.grpc import GrpcTransport
 
 _JOIN_S = 6.0  # both peers that dial back may need their time
@@ -61,13 +61,13 @@ class FirstContact:
         alone = not any(member.live for member in self.gossip.others)
         return alone and self._undialled_since is not None
 
-    async def serve(self, request: bytes, caller: str) -> bytes:
+    async def serve(self, request: bytes, caller: Caller) -> bytes:
         """First contact: refuses another run, tells a peer without a manifest what the run is."""
         join = wire.parse(pb.JoinRequest, request)
         if not join.manifest:
             return pb.JoinReply(
                 manifest=self._packed,
-                seen_from=caller_host(caller),
+                seen_from=caller_host(caller.address),
                 time_ms=time.time_ns() // 1_000_000,
             ).SerializeToString()
         theirs = Manifest.unpack(join.manifest)
@@ -89,7 +89,7 @@ class FirstContact:
             return pb.JoinReply(refusal=refusal, manifest=self._packed).SerializeToString()
         unreached = await self._dial_back(member, alone=join.dial_only)
         if unreached is not None:
-            seen_from = caller_host(caller)
+            seen_from = caller_host(caller.address)
             seen = f" (calls come from {seen_from})" if seen_from else ""
             refusal = f"{unreached} at {member.address}, which it advertises{seen}"
             reply = pb.JoinReply(refusal=refusal, undialled=True, manifest=self._packed)
@@ -182,7 +182,8 @@ class FirstContact:
         if reply.refusal:
             raise ManifestRefused(f"{address} refuses this run: {shown(reply.refusal, 200)}")
         members, refused = self.gossip.read_members(reply.members)
-        self.gossip.warn(f"does not believe {address}: {reason}" for reason in refused)
+        for reason in refused:
+            self.gossip.warnings.add(f"does not believe {address}: {reason}")
         self.gossip.handle(Gossiped(members))
 
 

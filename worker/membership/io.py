@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from protos import murmuration_pb2 as pb
-from protos.events import new_event
+from protos.events import Warnings, new_event
 from protos.text import shown
 from worker import wire
 from worker.exchange.types import View
@@ -38,7 +38,6 @@ _LEAVE_S = 1.0
 _MAX_PROBE_S = 10.0
 _MOST_PROBES = 16  # for others at once
 _MAX_TOLD = 8  # refusals in one answer
-_MAX_WARNINGS = 32
 
 
 class Host(Protocol):
@@ -80,7 +79,7 @@ class GossipService:
     def __init__(self, membership: Membership, run: int, limits: MemberLimits, host: Host) -> None:
         self._membership, self._host = membership, host
         self.limits = limits
-        self._told: set[str] = set()
+        self.warnings = Warnings(host.log)
         self._probing_for = 0
         self._now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
         self._news = Dissemination(membership.me.peer, membership.config.full_s)
@@ -293,14 +292,8 @@ class GossipService:
 
     def _tell(self, peer: str, refused: Sequence[str]) -> None:
         """Warns of what another does not believe."""
-        self.warn(f"{peer} refuses {shown(reason, 200)}" for reason in refused[:_MAX_TOLD])
-
-    def warn(self, texts: Iterable[str]) -> None:
-        """Once each, and not without end."""
-        for text in texts:
-            if text not in self._told and len(self._told) < _MAX_WARNINGS:
-                self._told.add(text)
-                self._host.log(new_event("warning", text=text))
+        for reason in refused[:_MAX_TOLD]:
+            self.warnings.add(f"{peer} refuses {shown(reason, 200)}")
 
     def _log_members(self) -> None:
         for member in self.others:

@@ -14,9 +14,9 @@ from algorithms.link import Link
 from coordinator import Failure
 from coordinator.launcher.launch import Launch
 from coordinator.launcher.processes import Interrupts, WorkerProcess
-from coordinator.links.namespaces import why_not
 from protos.exit_codes import ExitCode
 from tests.bench.compare.options import Bench
+from tests.support.namespaces import why_not
 
 
 @dataclass(frozen=True, kw_only=True)

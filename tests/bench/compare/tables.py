@@ -6,8 +6,8 @@ from typing import Any
 
 from algorithms.link import Link
 from protos.events import float_of, int_of, printable, text_of
-from protos.figures import count, optional, parameters, percent, relative, seconds, size
-from protos.tables import markdown_table, text_table
+from protos.figures import count, optional, parameters, percent, seconds, size
+from protos.tables import text_table
 from tests.bench.compare.budget import Measured, wall_of
 from tests.bench.compare.options import LOCAL
 
@@ -301,7 +301,11 @@ def _markdown_table(table: LinkTable) -> str:
         name = f"`{name}`" if row.title is None else name
         rows.append([name, *figures, *(["; ".join(row.notes)] if noted else [])])
     heads = [table.title, *HEADS[1:], *(["note"] if noted else [])]
-    return markdown_table(heads, rows, align="<" + ">" * len(HEADS[1:]) + "<" * noted)
+    marks = ["---", *["---:"] * len(HEADS[1:]), *(["---"] if noted else [])]
+    return "\n".join(
+        "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+        for cells in (heads, marks, *rows)
+    )
 
 
 def _periods(rows: Sequence[Row]) -> str:
@@ -312,3 +316,8 @@ def _periods(rows: Sequence[Row]) -> str:
         return f"a round every {count(different[0], 'step')}"
     each = ", ".join(f"{name} {period}" for name, period in periods.items())
     return f"steps between rounds: {each}"
+
+
+def relative(number: float) -> str:
+    """Of a whole: `0.53`, `0.012`, `1.00`."""
+    return f"{number:.2f}" if number >= 0.0995 else f"{number:.2g}"

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from tests.support.worker_status import STATUS
-from worker.exporter import metrics_of
+from worker.status.exporter import metrics_of
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 DASHBOARD = json.loads((DEPLOY / "observe" / "dashboard.json").read_text())

@@ -40,8 +40,6 @@ from protos import figures
         (figures.ratio, 0.256, "0.26 times"),
         (figures.ratio, 1.3, "1.3 times"),
         (figures.ratio, 50.2, "50 times"),
-        (figures.relative, 0.5, "0.50"),
-        (figures.relative, 0.0123, "0.012"),
         (figures.parameters, 812, "812 parameters"),
         (figures.parameters, 812_000, "812 thousand parameters"),
         (figures.parameters, 1_300_000, "1.3 million parameters"),

@@ -1,6 +1,6 @@
 """Tables as text."""
 
-from protos.tables import markdown_table, text_table
+from protos.tables import text_table
 
 ROWS = [["w0", "3 MB", "done"], ["worker-1", "33 MB", "a|b"]]
 
@@ -25,12 +25,3 @@ def test_long_heads_are_broken_and_stand_on_the_rule() -> None:
 
 def test_a_table_without_rows_is_its_heads() -> None:
     assert text_table(["a", "b"], []).splitlines()[1:] == ["  a   b", " ───────"]
-
-
-def test_markdown() -> None:
-    assert markdown_table(["worker", "sent", "end"], ROWS, align="<><").splitlines() == [
-        "| worker | sent | end |",
-        "| --- | ---: | --- |",
-        "| w0 | 3 MB | done |",
-        "| worker-1 | 33 MB | a\\|b |",
-    ]

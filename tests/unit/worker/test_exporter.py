@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from protos.addresses import split_address
 from tests.support.worker_status import STATUS
-from worker.exporter import MetricsServer, StatusCollector, metrics_of
+from worker.status.exporter import MetricsServer, StatusCollector, metrics_of
 from worker.transport import AddressInUse
 
 

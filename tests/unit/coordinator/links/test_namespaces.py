@@ -4,6 +4,7 @@ import pytest
 
 from coordinator.links import namespaces
 from coordinator.links.namespaces import free_subnet, leftovers, names, started
+from tests.support.namespaces import why_not
 
 
 def test_a_subnet_is_free_of_all_routes() -> None:
@@ -34,6 +35,4 @@ def test_without_the_capabilities_nothing_is_tried(
 ) -> None:
     monkeypatch.setattr(namespaces, "_capabilities", lambda: capabilities)
     monkeypatch.setattr("sys.platform", "linux")
-    assert namespaces.why_not() == (
-        "network namespaces need root (CAP_NET_ADMIN and CAP_SYS_ADMIN)"
-    )
+    assert why_not() == ("network namespaces need root (CAP_NET_ADMIN and CAP_SYS_ADMIN)")

@@ -10,17 +10,12 @@ VALUES = 1 << 20  # whole blocks of any codec
 
 
 @pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.name)
-def test_bits_are_the_codecs_and_half_of_them_if_half_travelled(codec: Codec) -> None:
+def test_encoded_bytes_stand_for_values_however_few_travelled(codec: Codec) -> None:
     flow, size = Flow(), codec.encoded_bytes(VALUES)
     flow.add(size // 2, size // 2, codec)
     flow.add(0, size - size // 2, codec)
     assert flow.values == pytest.approx(VALUES)
-    assert flow.bits_encoded == pytest.approx(8 * size / VALUES)
-    assert flow.bits_travelled == pytest.approx(4 * size / VALUES, rel=1e-6)
-
-
-def test_nothing_travelled_in_no_bits() -> None:
-    assert (Flow().bits_encoded, Flow().bits_travelled) == (0.0, 0.0)
+    assert (flow.encoded_bytes, flow.payload_bytes) == (size, size // 2)
 
 
 def test_payload_is_contributions_and_reductions() -> None:

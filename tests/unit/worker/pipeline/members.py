@@ -5,11 +5,11 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from algorithms.codecs import codec_by_name
+from tests.support.memory_transport import MemoryNetwork, MemoryTransport
 from worker.membership import Member, Phase
 from worker.pipeline.config import StagesConfig
 from worker.pipeline.context import StageContext
 from worker.pipeline.profile import Profile
-from worker.transport.memory import MemoryNetwork, MemoryTransport
 
 T = TypeVar("T")
 

@@ -9,6 +9,7 @@ import pytest
 
 from protos import murmuration_pb2 as pb
 from tests.protocol.virtual_time import run
+from tests.support.memory_transport import MemoryNetwork, MemoryTransport
 from tests.unit.worker.pipeline.members import context_of, members_of
 from worker import wire
 from worker.membership import Health, Member, Phase
@@ -17,7 +18,6 @@ from worker.pipeline.config import StagesConfig
 from worker.pipeline.stage_call import Incarnation, StageCallKey
 from worker.training.inbox import IterationOver
 from worker.transport import Caller, Stream
-from worker.transport.memory import MemoryNetwork, MemoryTransport
 
 A, B = Incarnation("a", 1), Incarnation("b", 1)
 AGAIN = Incarnation("b", 2)

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 from tests.protocol.stage_swarm import StagedProblem
 from tests.protocol.swarm import inline
+from tests.support.memory_transport import MemoryNetwork, MemoryTransport
 from worker.component import Environment, NodeConfig
 from worker.node import Node
 from worker.pipeline.node import StageNode
 from worker.training.inbox import Mailbox
-from worker.transport.memory import MemoryNetwork, MemoryTransport
 
 PROBLEM = StagedProblem(count=3, layers=3)
 

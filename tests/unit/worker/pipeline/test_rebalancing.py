@@ -9,6 +9,7 @@ from itertools import permutations
 import pytest
 
 from algorithms.presets import PRESETS
+from tests.support.memory_transport import MemoryNetwork, MemoryTransport
 from tests.unit.worker.pipeline.members import members_of, telling
 from worker import wire
 from worker.membership import Health, Member, Phase
@@ -23,7 +24,6 @@ from worker.pipeline.rebalancing import (
 )
 from worker.training.inbox import StageMove
 from worker.transport import Caller, Stream
-from worker.transport.memory import MemoryNetwork, MemoryTransport
 
 STAGES = 3
 EXCHANGE = StageExchange(message_bytes=1000, every_iterations=10, microbatches=4)

@@ -6,7 +6,7 @@ Where nothing is encrypted callers have no certificates, and anybody may ask for
 from collections.abc import Callable
 
 from protos import murmuration_pb2 as pb
-from protos.events import new_event
+from protos.events import Warnings, new_event
 from protos.identity import Authority, IdentityError, Role
 from protos.text import shown
 from worker import wire
@@ -14,7 +14,6 @@ from worker.exchange.context import Offload
 from worker.transport import Caller, Refused, Stream
 
 _MAX_REASON = 200  # characters
-_MAX_WARNINGS = 32
 _ENROL = "Control/Enrol"
 _MEMBERS = (Role.PEER, Role.COORDINATOR)
 
@@ -39,7 +38,7 @@ class Gate:
     ) -> None:
         self._authority, self._offload = authority, offload
         self._refused, self._log = refused, log
-        self._told: set[str] = set()
+        self._warnings = Warnings(log)
 
     def check(self, method: str, raw: bytes, caller: Caller) -> None:
         """Raises Refused: the caller speaks for another peer, or holds a token and asks for more
@@ -63,16 +62,10 @@ class Gate:
                 lambda: authority.admit(caller.name, asked.name, asked.request)
             )
         except IdentityError as error:
-            self._tell(f"not let in: {error}")
+            self._warnings.add(f"not let in: {error}")
             return pb.EnrolReply(refusal=str(error)).SerializeToString()
         self._log(new_event("enrolled", name=asked.name, token=caller.name))
         return pb.EnrolReply(certificate=certificate).SerializeToString()
-
-    def _tell(self, text: str) -> None:
-        """Once each, and not without end."""
-        if text not in self._told and len(self._told) < _MAX_WARNINGS:
-            self._told.add(text)
-            self._log(new_event("warning", text=text))
 
 
 class _CheckedStream:

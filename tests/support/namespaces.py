@@ -1,0 +1,13 @@
+"""Whether this machine has network namespaces for a test or a bench."""
+
+from algorithms.link import Link
+from coordinator.links.namespaces import Namespaces, NoNamespaces
+
+
+def why_not() -> str | None:
+    """Why namespaces cannot be made here, in one line; None when they can. Tries it."""
+    try:
+        with Namespaces(1, Link(rate_mbps=1)):
+            return None
+    except NoNamespaces as reason:
+        return str(reason)
