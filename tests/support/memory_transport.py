@@ -122,7 +122,7 @@ class MemoryTransport:
         except Unreachable:
             pipe.sever()
             return near
-        far = _PipeEnd(pipe, pipe.down, pipe.up, other.traffic)
+        far = _ServedEnd(pipe, pipe.down, pipe.up, other.traffic)
         other._spawn(_serve(handler, method, far, Caller(self._address)))
         self._network._streams[pipe] = None
         return near
@@ -145,10 +145,10 @@ class MemoryTransport:
         task.add_done_callback(lambda ended: self._tasks.pop(ended, None))
 
 
-async def _serve(handler: Handler, method: str, stream: "_PipeEnd", caller: Caller) -> None:
+async def _serve(handler: Handler, method: str, stream: "_ServedEnd", caller: Caller) -> None:
     try:
         await handler.on_stream(method, stream, caller)
-        await stream.done()
+        await stream.returned()
     except Refused:
         stream.cancel()
     except TransportError:
@@ -220,3 +220,13 @@ class _PipeEnd:
     async def _put(self, message: bytes | None) -> None:
         await asyncio.sleep(self._pipe.network.delay_s)
         await self._out.put(message)
+
+
+class _ServedEnd(_PipeEnd):
+    """As over gRPC, the stream ends when its handler returns, and not earlier."""
+
+    async def done(self) -> None:
+        """Nothing to do."""
+
+    async def returned(self) -> None:
+        await super().done()

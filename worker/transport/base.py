@@ -103,7 +103,7 @@ class Stream(Protocol):
         ...
 
     async def done(self) -> None:
-        """Nothing more will be sent from this side."""
+        """Nothing more will be sent from this side; a served stream ends when its handler returns."""
         ...
 
     async def receive(self) -> bytes | None:
