@@ -103,7 +103,8 @@ class Stream(Protocol):
         ...
 
     async def done(self) -> None:
-        """Nothing more will be sent from this side; a served stream ends when its handler returns."""
+        """Nothing more will be sent from this side. A served stream ends when its handler
+        returns."""
         ...
 
     async def receive(self) -> bytes | None:
