@@ -10,7 +10,7 @@ from tests.protocol.problem import Problem
 from tests.protocol.swarm import Swarm
 from tests.protocol.virtual_time import run
 from worker.transport import CONTROL_METHODS, DATA_METHODS, Caller, Refused, Unreachable
-from worker.wire import claimed_sender
+from worker.wire import WireError, claimed_sender
 
 MALLORY = Caller("ipv4:127.0.0.1:1", "peer", "mallory")
 TOKEN = Caller("ipv4:127.0.0.1:1", "token", "0123abcd")
@@ -18,6 +18,7 @@ TOKEN = Caller("ipv4:127.0.0.1:1", "token", "0123abcd")
 CLAIMS = {
     "Control/Join": pb.JoinRequest(manifest=b"x", member=pb.Member(peer="a")),
     "Control/Gossip": pb.GossipMessage(sender="a"),
+    "Control/Lease": pb.LeaseNews(holdings=[pb.BlockHolding(peer="a")]),
     "Control/Finished": pb.FinishedRequest(origin="a"),
     "Data/Exchange": pb.ExchangeUp(header=pb.ContributionHeader(sender="a")),
     "Data/Average": pb.ExchangeUp(header=pb.ContributionHeader(sender="a")),
@@ -30,7 +31,6 @@ SAY_NOTHING = {
     "Control/IndirectProbe",
     "Control/Status",
     "Control/Measure",
-    "Control/Lease",
     "Data/Fetch",
 }
 
@@ -44,6 +44,12 @@ def test_of_every_method_it_is_known_whom_it_says_it_is_from() -> None:
     asking = pb.JoinRequest(manifest=b"x", member=pb.Member(peer="a"), dial_only=True)
     assert claimed_sender("Control/Join", asking.SerializeToString()) is None
     assert claimed_sender("Control/Join", b"") is None
+
+
+def test_nobody_announces_another_peers_blocks_beside_its_own() -> None:
+    both = pb.LeaseNews(holdings=[pb.BlockHolding(peer="mallory"), pb.BlockHolding(peer="a")])
+    with pytest.raises(WireError, match="2 peers' blocks announced"):
+        claimed_sender("Control/Lease", both.SerializeToString())
 
 
 class Sent:

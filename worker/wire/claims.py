@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 
 from protos import murmuration_pb2 as pb
+from worker.wire.errors import WireError
 from worker.wire.messages import parse
 
 
@@ -12,10 +13,19 @@ def _joining(raw: bytes) -> str | None:
     return None if join.dial_only or not join.manifest else join.member.peer
 
 
+def _leasing(raw: bytes) -> str | None:
+    """An announcement is of its sender's own blocks; in answers alone there are others' too."""
+    holdings = parse(pb.LeaseNews, raw).holdings
+    if len(holdings) != 1:
+        raise WireError(f"{len(holdings)} peers' blocks announced; each peer announces its own")
+    return holdings[0].peer
+
+
 # By method, of a call or of the first message of a stream; the others speak for nobody.
 _SENDERS: Mapping[str, Callable[[bytes], str | None]] = {
     "Control/Join": _joining,
     "Control/Gossip": lambda raw: parse(pb.GossipMessage, raw).sender,
+    "Control/Lease": _leasing,
     "Control/Finished": lambda raw: parse(pb.FinishedRequest, raw).origin,
     "Data/Exchange": lambda raw: parse(pb.ExchangeUp, raw).header.sender,
     "Data/Average": lambda raw: parse(pb.ExchangeUp, raw).header.sender,
