@@ -32,7 +32,7 @@ from worker.errors import ConfigError
 from worker.exchange.types import ExchangeConfig, RoundConfig
 from worker.membership import MembershipConfig
 from worker.pipeline.config import StagesConfig
-from worker.tasks import Task, TaskError, load_task
+from worker.tasks import SharesSamples, Task, TaskError, load_task
 from worker.training.config import CheckpointConfig, InnerConfig
 
 if TYPE_CHECKING:
@@ -98,11 +98,14 @@ class RunConfig:
 class TaskConfig:
     """Args:
     name: a built-in task or `package.module:factory`.
+    data: `drawn`: each peer draws samples of its own, in its own order; `leased`: each sample of an
+        epoch is drawn by one peer.
     init: a folder or file that the model's first values are read from; empty: they are drawn.
     options: the factory's keywords.
     """
 
     name: str = "llama-bytes"
+    data: str = "drawn"
     init: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -208,6 +211,12 @@ def parse_config(document: Mapping[str, Any], source: ConfigOrigin | str) -> Con
             f"{source.of('run', ['evaluate_every'])}: [run] evaluate_every is for whole models; "
             "stages are put together at the end of the run, and evaluated then"
         )
+    task = _task(dict(document.get("task", {})), source)
+    if task.data == "leased" and stages.count > 1:
+        raise ConfigError(
+            f'{source.of("task", ["data"])}: [task] data = "leased" is for whole models; leave it '
+            "out, or do not cut the model"
+        )
     rounds = _build(RoundConfig(), document.get("rounds", {}), "rounds", source)
     alike = (plan.exchange, plan.weighting, plan.mean_over) == ("mean", "uniform", "all")
     if rounds.aggregation == "trimmed" and not alike:
@@ -218,7 +227,7 @@ def parse_config(document: Mapping[str, Any], source: ConfigOrigin | str) -> Con
         )
     return Config(
         run=run,
-        task=_task(dict(document.get("task", {})), source),
+        task=task,
         inner=inner,
         stages=stages,
         preset=preset,
@@ -242,19 +251,32 @@ def _task(options: dict[str, Any], source: ConfigOrigin) -> TaskConfig:
         raise ConfigError(
             f"{source.of('task', ['init'])}: [task] init is {init!r}; it must be a folder or a file"
         )
+    data = options.pop("data", TaskConfig.data)
+    if data not in ("drawn", "leased"):
+        raise ConfigError(
+            f"{source.of('task', ['data'])}: [task] data is {data!r}; use drawn or leased, and "
+            "another name for an option of the task's own"
+        )
     for key, value in options.items():
         if not _is_plain(value):
             raise ConfigError(
                 f"{source.of('task', [key])}: [task] {key} is {value!r}; use text, numbers, lists, "
                 "tables"
             )
-    return TaskConfig(name=name, init=init, options=options)
+    return TaskConfig(name=name, data=data, init=init, options=options)
 
 
 def task_of(config: Config) -> Task:
-    """The run's task. Raises TaskError: as `load_task`, with the file or flag, as `whose_task`."""
+    """The run's task. Raises TaskError: as `load_task`, or its samples cannot be leased as `data`
+    says; with the file or flag, as `whose_task`."""
     with whose_task(config):
-        return load_task(config.task.name, seed=config.run.seed, options=config.task.options)
+        task = load_task(config.task.name, seed=config.run.seed, options=config.task.options)
+        if config.task.data == "leased" and not isinstance(task, SharesSamples):
+            raise TaskError(
+                f'data = "leased": the task {config.task.name!r} has no loader() of its samples; '
+                "give it one, or leave data out"
+            )
+        return task
 
 
 @contextmanager
@@ -269,9 +291,11 @@ def whose_task(config: Config) -> Iterator[None]:
 
 def to_document(config: Config) -> dict[str, Any]:
     """The run-wide sections as plain values; `parse_config` takes them back."""
+    task = config.task
+    data = {"data": task.data} if task.data != TaskConfig.data else {}
     return {
         "run": dataclasses.asdict(config.run),
-        "task": {"name": config.task.name, "init": config.task.init, **config.task.options},
+        "task": {"name": task.name, "init": task.init, **data, **task.options},
         "inner": dataclasses.asdict(config.inner),
         "stages": {**dataclasses.asdict(config.stages), "layers": list(config.stages.layers)},
         "diloco": {"preset": config.preset, **dataclasses.asdict(config.plan)},

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,12 +27,14 @@ from worker.errors import CheckpointError, MurmurError, UsageError
 from worker.folder import Announce, EventLog, alone_in
 from worker.identity import authority_of
 from worker.iothread import IOThread
+from worker.leases.types import LeaseMessage
+from worker.library.share import Shares
 from worker.manifest import Manifest
 from worker.pipeline.lifecycle import StageLifecycle
 from worker.pipeline.part import fragments_of, part_of
 from worker.session import AWAIT_OTHERS_S, Session
 from worker.supervision import Systemd, leaving_on
-from worker.tasks import Cursor
+from worker.tasks import Batch, Cursor, SharesSamples
 from worker.training import checkpoint
 from worker.training.checkpoint import any_in
 from worker.training.device import chosen_device
@@ -117,6 +119,8 @@ class Worker:
         self._saving: concurrent.futures.Future[None] | None = None
         self._saved_at = time.monotonic()
         self._saved_path: Path | None = None
+        self._shares: Shares | None = None  # of samples that are leased
+        self._batches: Generator[Batch] | None = None  # of these
         self._interrupted_by: int | None = None
         self._noticed = False  # that the machine will go away
         self.goes_on: WorkerOptions | None = None  # as what, after a move to another stage
@@ -183,6 +187,10 @@ class Worker:
             cursor = replace(cursor, stream=restored.values["stream"])
             cursor = cursor.advance(restored.values["position"])
         replica = self._part.replica(self._task, config, cursor, self._mailbox)
+        if config.task.data == "leased":
+            replica.batches = self._batches = self._leased_batches(cursor)
+            if restored is not None:
+                self._options.node.ledger.load(restored.values["samples"])
         trainer = Trainer(
             replica=replica,
             fragments=self._fragments,
@@ -202,6 +210,15 @@ class Worker:
             step=trainer.step,
         )
         return trainer
+
+    def _leased_batches(self, cursor: Cursor) -> Generator[Batch]:
+        def receive(_stream: int) -> LeaseMessage | None:
+            message = self._mailbox.wait_lease()
+            return None if isinstance(message, Stop) else message
+
+        assert isinstance(self._task, SharesSamples)
+        self._shares = Shares(self._config.run.seed, 0, 1, self._mailbox.post, receive)
+        return self._shares.batches(self._task, cursor)
 
     def _between_steps(self, trainer: Trainer) -> None:
         self._checkpoint_now_and_then(trainer)
@@ -289,7 +306,22 @@ class Worker:
     def _snapshot(
         self, trainer: Trainer, *, copied: bool = True
     ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        return checkpoint.snapshot(trainer, self._manifest, self._part.stage, copied=copied)
+        tensors, values = checkpoint.snapshot(
+            trainer, self._manifest, self._part.stage, copied=copied
+        )
+        if self._shares is not None:
+            values["samples"] = self._used_samples(trainer)
+        return tensors, values
+
+    def _used_samples(self, trainer: Trainer) -> dict[str, Any]:
+        ledger, session = self._options.node.ledger, self._session
+        if trainer.stopped is not None and trainer.stopped.error is not None:
+            return ledger.plain()  # the I/O thread has ended
+        assert self._shares is not None
+        self._shares.tell()
+        with suppress(TimeoutError):  # of a block at most it is not known that it is used
+            session.settle()
+        return session.io.ask(ledger.plain)
 
     def _save(self, step: int, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         folder = self._options.out / "checkpoints"
@@ -304,6 +336,8 @@ class Worker:
 
     def _finish(self, trainer: Trainer, stage: StageLifecycle | None) -> int:
         session = self._session
+        if self._batches is not None:
+            self._batches.close()  # gives back what is not drawn
         if trainer.stopped is None:
             if stage is not None:
                 stage.settle(trainer, session.agreed, AWAIT_OTHERS_S)

@@ -75,13 +75,12 @@ class Ledger:
             "cursors": [[*block, used] for block, used in self.cursors.items()],
         }
 
-    @classmethod
-    def of(cls, plain: Mapping[str, Any]) -> "Ledger":
-        """The inverse."""
-        ledger = cls()
+    def load(self, plain: Mapping[str, Any]) -> None:
+        """Holds what `plain` gave, and nothing else."""
+        self.done.clear()
+        self.cursors.clear()
         done: Sequence[Any] = plain["done"]
-        ledger.merge(
+        self.merge(
             {stream: tuple((start, stop) for start, stop in ranges) for stream, ranges in done},
             {Block(stream, number): used for stream, number, used in plain["cursors"]},
         )
-        return ledger

@@ -1,4 +1,5 @@
-"""A share of the samples that no other peer has: what `swarm.shard` gives to a loop.
+"""A share of the samples that no other peer has: what `swarm.shard` gives to a loop, and to a task
+where `[task] data` is `leased`.
 
 A stream of samples is leased in blocks (`worker.leases`). There are three kinds: a `DataLoader`
 over a data set with indices, whose order may be random; any sequence; and whatever else can be
@@ -7,7 +8,7 @@ iterated, which every peer reads from the front.
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 from weakref import ref
 
@@ -24,6 +25,8 @@ from torch.utils.data import (
 from worker.errors import UsageError
 from worker.leases import LeasedBlocks, Run, SampleStream
 from worker.leases.types import LeaseMessage, ShareMessage
+from worker.tasks import Batch, Cursor, SharesSamples, TaskError
+from worker.training.replica import RunIsOver
 from worker.wire import hash64
 
 T = TypeVar("T")
@@ -62,6 +65,7 @@ class Shares:
     ) -> None:
         self._seed, self._rank, self._ranks = seed, rank, ranks
         self._post, self._receive = post, receive
+        self._is_over = False
         self._openings = itertools.count()
         self._sources: dict[int, ref[Any]] = {}
         self._open: dict[int, LeasedBlocks] = {}
@@ -84,6 +88,25 @@ class Shares:
         if samples is None:
             return self._in_order(source, self._stream(source, name, None, block), over)
         return self._by_index(samples, self._stream(source, name, len(samples), block), over)
+
+    def batches(self, task: SharesSamples, cursor: Cursor) -> Generator[Batch]:
+        """A task's batches that no other peer has, epoch after epoch.
+
+        Args:
+            cursor: counts the samples that are drawn here.
+
+        Raises:
+            TaskError: its loader has no batch.
+            RunIsOver: instead of ending.
+        """
+        loader = task.loader()
+        if not len(loader):
+            raise TaskError("the task's loader() has no batch: give it more samples")
+        while not self._is_over:
+            for inputs, targets in self.share(loader, "", None, lambda: False):
+                cursor = cursor.advance(len(targets))
+                yield Batch(inputs, targets, cursor)
+        raise RunIsOver
 
     def tell(self) -> None:
         """Tells what is used."""
@@ -117,7 +140,9 @@ class Shares:
 
     def _opened(self, stream: SampleStream, at_once: int, again: bool = False) -> LeasedBlocks:
         def receive() -> LeaseMessage | None:
-            return self._receive(stream.id)
+            message = self._receive(stream.id)
+            self._is_over = message is None
+            return message
 
         if before := self._open.get(stream.id):
             before.abandon()
@@ -255,6 +280,8 @@ def _of_loader(loader: DataLoader[Any], seed: int) -> _Indexed[Any]:
             return torch.randperm(len(sampler), generator=generator)
         if isinstance(sampler, SequentialSampler):
             return range(len(sampler))
+        if (set_epoch := getattr(sampler, "set_epoch", None)) is not None:
+            set_epoch(epoch)
         return list(sampler)  # type: ignore[arg-type]
 
     def load(drawn: Iterator[list[Any]]) -> Iterable[Any]:

@@ -18,7 +18,6 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import replace
 from math import inf
 from pathlib import Path
 from types import TracebackType
@@ -35,7 +34,6 @@ from worker.component import NodeConfig
 from worker.errors import UsageError
 from worker.folder import EventLog
 from worker.identity import Admission, authority_of
-from worker.leases import Ledger
 from worker.leases.types import LeaseMessage
 from worker.library.hooks import UserReplica
 from worker.library.share import Shares
@@ -430,7 +428,7 @@ class Swarm:
             )
             each.residual = saved["residual"]
         if "samples" in state:
-            self._node = replace(self._node, ledger=Ledger.of(state["samples"]))
+            self._node.ledger.load(state["samples"])
 
     # ------------------------------------------------------------------------------- inside
 

@@ -109,7 +109,7 @@ class StageReplica(InnerReplica):
             parameter.grad = self._gradients.sums[name]
         self._losses.clear()
         self._returned.clear()
-        self._batches_here = [next_batch(self._batches, "train") for _ in range(self._microbatches)]
+        self._batches_here = [next_batch(self.batches, "train") for _ in range(self._microbatches)]
         if self._batches_here:
             self.cursor = self._batches_here[-1].cursor
         self.busy_s = 0.0

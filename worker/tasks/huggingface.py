@@ -20,10 +20,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 from worker.tasks.llama_bytes import window_starts
 from worker.tasks.task import SPLITS, Batch, Cursor, TaskError, TextError
-from worker.tasks.text import STDLIB, load_text
+from worker.tasks.text import STDLIB, Windows, load_text
 
 BYTES = "bytes"
 # Where a word in a config is the name of something that transformers has itself.
@@ -132,6 +133,11 @@ class HuggingFace:
             windows = torch.from_numpy(tokens[starts[:, None] + offsets].astype(np.int64))
             cursor = cursor.advance(self._batch_size)
             yield Batch(windows[:, :-1].contiguous(), windows[:, 1:].contiguous(), cursor)
+
+    def loader(self) -> DataLoader[tuple[torch.Tensor, torch.Tensor]]:
+        """Return a loader of the text's windows, each token in one of them."""
+        windows = Windows(self._tokens["train"], self._context)
+        return DataLoader(windows, self._batch_size, shuffle=True)
 
     def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
         """Return the mean cross-entropy of the batch in nats per token: scalar, fp32."""

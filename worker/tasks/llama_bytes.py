@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 from worker.tasks.llama import (
     KeyValueCache,
@@ -29,7 +30,7 @@ from worker.tasks.llama import (
 )
 from worker.tasks.llama_config import llama_config
 from worker.tasks.task import SPLITS, Batch, Cursor, TaskError, TextError
-from worker.tasks.text import STDLIB, load_text
+from worker.tasks.text import STDLIB, Windows, load_text
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio: splitmix64's increment
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -119,6 +120,11 @@ class LlamaBytes:
             windows = torch.from_numpy(text[starts[:, None] + offsets].astype(np.int64))
             cursor = cursor.advance(self.batch_size)
             yield Batch(windows[:, :-1].contiguous(), windows[:, 1:].contiguous(), cursor)
+
+    def loader(self) -> DataLoader[tuple[torch.Tensor, torch.Tensor]]:
+        """Return a loader of the text's windows, each byte in one of them."""
+        windows = Windows(self.corpus.train, self.config.max_position_embeddings)
+        return DataLoader(windows, self.batch_size, shuffle=True)
 
     def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
         """Return the mean cross-entropy of the batch in nats per byte: scalar, fp32."""

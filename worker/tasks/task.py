@@ -22,6 +22,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 SPLITS = ("train", "validation")
 
@@ -150,6 +151,19 @@ class SchedulesItself(Protocol):
 
     def scheduler(self, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
         """Return a scheduler, whose `step` is called after each inner step."""
+        ...
+
+
+@runtime_checkable
+class SharesSamples(Protocol):
+    """A task whose training samples can be shared out between the peers: `[task] data` may be
+    `leased`."""
+
+    def loader(self) -> DataLoader[Any]:
+        """Return a loader of all training samples, the same on every peer.
+
+        Its batches are pairs of inputs and targets, `len(targets)` samples each. A random order is
+        replaced by one that follows from the run's seed and the epoch."""
         ...
 
 

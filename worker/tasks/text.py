@@ -15,9 +15,13 @@ import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
 
 from worker.tasks.task import TextError
 
@@ -44,6 +48,28 @@ class Corpus:
 
     train: Bytes
     validation: Bytes
+
+
+class Windows(Dataset[tuple[Tensor, Tensor]]):
+    """The windows of a text that follow one another: inputs and targets, int64, each (size,).
+
+    Targets are one token further on, so that each token but the first is a target once.
+
+    Args:
+        tokens: 1-D, integers, more than `size`.
+        size: tokens of a window; what is left at the end is left out.
+    """
+
+    def __init__(self, tokens: npt.NDArray[np.integer[Any]], size: int) -> None:
+        self._tokens, self._size = tokens, size
+
+    def __len__(self) -> int:
+        return (self._tokens.size - 1) // self._size
+
+    def __getitem__(self, place: int) -> tuple[Tensor, Tensor]:
+        first = place * self._size
+        window = torch.from_numpy(self._tokens[first : first + self._size + 1].astype(np.int64))
+        return window[:-1], window[1:]
 
 
 def load_text(source: str, *, min_bytes: int = 1) -> Corpus:

@@ -18,7 +18,7 @@ from worker.membership import Phase
 from worker.pipeline.replica import Iterations, StageReplica
 from worker.training.inbox import AllStarted, Mailbox, StageMove, Started, Stop
 from worker.training.outer import OuterLoop
-from worker.training.replica import InnerReplica, Replica
+from worker.training.replica import InnerReplica, Replica, RunIsOver
 
 T = TypeVar("T")
 
@@ -262,7 +262,13 @@ class Trainer(TrainingLoop):
             return
         if outer.moved:
             return
-        gradients = dict(self.replica.backward(outer.step))
+        try:
+            gradients = dict(self.replica.backward(outer.step))
+        except RunIsOver:
+            while self.stopped is None:
+                outer.handle(self._mailbox.wait())
+            outer.undo_inner_step()
+            return
         visits = self._iterations.visits if self._iterations is not None else 1
         if self._iterations is not None:
             self._reporter.iteration(outer.step, visits)

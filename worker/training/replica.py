@@ -62,12 +62,17 @@ class Replica(Protocol):
         ...
 
 
+class RunIsOver(Exception):
+    """The run has ended while a batch was waited for."""
+
+
 class InnerReplica:
     """One peer's model, inner optimizer and place in its stream of samples. train thread only.
 
     Implements `algorithms.reference.TrainedReplica`.
 
     Attributes:
+        batches: to learn from.
         optimizers: of its parameters, each of which is in one of them.
         lr_factor: of the learning rates.
     """
@@ -79,7 +84,7 @@ class InnerReplica:
     ) -> None:
         self.model, self.cursor = model, cursor
         self._task, self._config, self._steps = task, config, steps
-        self._batches = task.batches("train", cursor)
+        self.batches = task.batches("train", cursor)
         self._named = trained_parameters(model)
         self._statistics = running_statistics(model)
         self._parameters = {
@@ -141,7 +146,7 @@ class InnerReplica:
         return found | {n: s.clone() for n, s in self._statistics.items()}
 
     def _backward_of_one(self) -> float:
-        batch = moved(next_batch(self._batches, "train"), self._device)
+        batch = moved(next_batch(self.batches, "train"), self._device)
         with self._precision():
             loss = self._task.loss(self.model, batch)
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from algorithms.presets import PRESETS
-from worker.config import Config, load_config, parse_config, to_document
+from worker.config import Config, load_config, parse_config, task_of, to_document
 from worker.errors import ConfigError
+from worker.tasks import TaskError
 
 SHARES = st.floats(0, 0.99)
 POSITIVE = st.floats(1e-6, 100)
@@ -310,6 +311,23 @@ def test_a_loss_on_the_way_is_of_whole_models() -> None:
     assert "evaluate_every is -1; it must be at least 0" in config_error("run.evaluate_every=-1")
     said = config_error("stages.count=4", "run.evaluate_every=50")
     assert "[run] evaluate_every is for whole models" in said
+
+
+def test_leased_samples_are_a_setting_of_runs_that_have_it_and_of_whole_models() -> None:
+    assert "data" not in to_document(Config())["task"]
+    leased = load_config(None, ["task.data=leased"])
+    assert leased.task.options == {}
+    assert parse_config(to_document(leased), "there") == leased
+    assert "[task] data is 'x'; use drawn or leased" in config_error("task.data=x")
+    said = config_error("stages.count=4", "task.data=leased")
+    assert '--set task.data=leased: [task] data = "leased" is for whole models' in said
+
+
+def test_samples_are_leased_of_a_task_that_has_a_loader() -> None:
+    name = "tests.support.statistics_task:Normalised"
+    config = load_config(None, [f"task.name={name}", "task.data=leased"])
+    with pytest.raises(TaskError, match=r"--set task.data=leased: data = .* has no loader\(\)"):
+        task_of(config)
 
 
 def test_a_trimmed_mean_is_of_contributions_that_count_alike() -> None:

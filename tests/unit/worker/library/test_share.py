@@ -9,6 +9,7 @@ from torch.utils.data import (
     BatchSampler,
     DataLoader,
     IterableDataset,
+    Sampler,
     SequentialSampler,
     TensorDataset,
 )
@@ -17,6 +18,8 @@ from tests.unit.worker.leases.tables import Tables
 from worker.errors import UsageError
 from worker.leases.types import LeaseMessage
 from worker.library.share import Shares
+from worker.tasks import Cursor, TaskError
+from worker.training.replica import RunIsOver
 
 
 class Peers:
@@ -24,7 +27,7 @@ class Peers:
 
     def __init__(self, *names: str, ranks: int = 1) -> None:
         self.tables = Tables(*names)
-        self.names, self.over = names, False
+        self.names, self.over, self.ended = names, False, False
         self.shares = {name: self._shares(name, 0, ranks) for name in names}
 
     def _shares(self, name: str, rank: int, ranks: int) -> Shares:
@@ -32,6 +35,8 @@ class Peers:
 
         def receive(_stream: int) -> LeaseMessage | None:
             for _ in range(3):
+                if self.ended:
+                    return None
                 if tables.received[name]:
                     return tables.received[name].popleft()
                 tables.tick()
@@ -115,6 +120,58 @@ def test_batches_of_a_users_own_sampler_stay_whole() -> None:
     drawn = Peers("a", "b").draw({"a": own(), "b": own()})
     batches = sorted(batch.tolist() for each in drawn.values() for (batch,) in each)
     assert batches == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [10]]
+
+
+class Halves(Sampler[int]):
+    """Another half of twelve in each epoch."""
+
+    epoch = 0
+
+    def __len__(self) -> int:
+        return 6
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(6 * self.epoch, 6 * self.epoch + 6))
+
+
+def test_a_sampler_of_ones_own_is_told_the_epoch() -> None:
+    peers, source = Peers("a"), loader(2, 12, sampler=Halves())
+    epochs = [values(peers.draw({"a": source})) for _ in range(2)]
+    assert epochs == [list(range(6)), list(range(6, 12))]
+
+
+class Numbered:
+    """A task's samples."""
+
+    def __init__(self, length: int, **more: Any) -> None:
+        self._pairs = TensorDataset(torch.arange(length), torch.zeros(length))
+        self._more = more
+
+    def loader(self) -> DataLoader[Any]:
+        return DataLoader(self._pairs, batch_size=4, **self._more)
+
+
+def test_a_tasks_batches_are_those_of_all_epochs_and_end_with_the_run() -> None:
+    peers, start = Peers("a"), Cursor(seed=7, stream="w", position=100)
+    batches = peers.shares["a"].batches(Numbered(22), start)
+    found = [next(batches) for _ in range(12)]
+    drawn = [int(value) for batch in found for value in batch.inputs]
+    assert sorted(drawn[:22]) == list(range(22)) == sorted(drawn[22:])
+    assert [batch.cursor.position for batch in found[4:7]] == [120, 122, 126]
+    peers.ended = True
+    with pytest.raises(RunIsOver):
+        next(batches)
+
+
+def test_a_task_without_a_batch_is_told_so() -> None:
+    batches = (
+        Peers("a").shares["a"].batches(Numbered(3, drop_last=True), Cursor(seed=7, stream="w"))
+    )
+    with pytest.raises(TaskError, match=r"loader\(\) has no batch"):
+        next(batches)
 
 
 def test_samples_that_are_not_batched() -> None:

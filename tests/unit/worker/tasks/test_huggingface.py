@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from worker.tasks import Cursor, TaskError, TextError, load_task, next_batch
+from worker.tasks import Batch, Cursor, TaskError, TextError, load_task, next_batch
 from worker.training.model import trained_parameters
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers and peft about themselves
@@ -67,6 +67,13 @@ def test_a_batch_is_windows_of_the_text_and_the_loss_can_be_learned(text: str) -
         losses.append(loss.item())
     assert losses[0] == pytest.approx(5.5, abs=0.3)
     assert losses[-1] < 4
+
+
+def test_its_loader_has_the_text_once(text: str) -> None:
+    task = task_of(text)
+    pairs = list(task.loader())
+    assert pairs[0][0].shape == pairs[0][1].shape == (2, 16)
+    task.loss(task.model(), Batch(*pairs[0], Cursor(seed=3, stream="a"))).backward()
 
 
 def test_of_lora_only_the_adapters_are_trained(text: str) -> None:

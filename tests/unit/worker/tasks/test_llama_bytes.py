@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.tasks import Cursor, TaskError, TextError
+from worker.tasks import Batch, Cursor, TaskError, TextError
 from worker.tasks.llama_bytes import LlamaBytes, decoded, window_starts
 
 SMALL = {
@@ -39,6 +39,13 @@ def test_targets_are_the_inputs_one_byte_later(task: LlamaBytes) -> None:
     text = task.corpus.train.tobytes()
     for row, target in zip(batch.inputs.tolist(), batch.targets.tolist(), strict=True):
         assert bytes([*row, target[-1]]) in text
+
+
+def test_its_loader_has_the_text_once(task: LlamaBytes) -> None:
+    pairs = list(task.loader())
+    assert pairs[0][0].shape == pairs[0][1].shape == (4, 16)
+    assert sum(len(targets) for _, targets in pairs) == (task.corpus.train.size - 1) // 16
+    task.loss(task.model(), Batch(*pairs[0], START)).backward()
 
 
 def test_batches_depend_on_the_cursor_alone(task: LlamaBytes) -> None:

@@ -3,10 +3,11 @@
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from worker.tasks.task import TextError
-from worker.tasks.text import HELD_OUT_SHARE, Corpus, load_text
+from worker.tasks.text import HELD_OUT_SHARE, Corpus, Windows, load_text
 
 
 def contents(corpus: Corpus) -> tuple[bytes, bytes]:
@@ -28,6 +29,15 @@ def test_of_a_file_the_last_tenth_is_held_out(tmp_path: Path) -> None:
     path.write_bytes(bytes(range(200)))
     corpus = load_text(str(path))
     assert contents(corpus) == (bytes(range(180)), bytes(range(180, 200)))
+
+
+def test_windows_follow_one_another_and_have_each_token_once_as_target() -> None:
+    windows = Windows(np.arange(101, dtype=np.uint8), 8)
+    assert len(windows) == 12
+    pairs = [windows[place] for place in range(len(windows))]
+    assert [int(v) for inputs, _ in pairs for v in inputs] == list(range(96))
+    assert [int(v) for _, targets in pairs for v in targets] == list(range(1, 97))
+    assert len(Windows(np.zeros(8), 8)) == 0
 
 
 def test_every_file_of_a_folder_is_on_one_side_whole(folder: Path) -> None:

@@ -58,7 +58,7 @@ def test_each_learns_and_goes_on_from_what_was_saved(name: str, kinds: list[str]
     for parameter, value in first.parameters.items():
         second.parameters[parameter].copy_(value)
     second.restore_optimizers({**tensors, **plain}, 3)
-    second._batches = Line().batches("train", first.cursor)
+    second.batches = Line().batches("train", first.cursor)
     for step in range(4, 7):
         second.inner_step(step, second.backward(step))
     assert torch.equal(values(second), values(whole))

@@ -1,0 +1,47 @@
+"""The trainer's way through a run, of a peer by itself."""
+
+from collections.abc import Iterator
+
+import torch
+
+from algorithms.fragments import partition
+from algorithms.presets import PRESETS
+from tests.support.statistics_task import Normalised
+from worker.tasks import Batch, Cursor
+from worker.training.config import InnerConfig
+from worker.training.inbox import Mailbox, Started, Stop
+from worker.training.loop import Trainer
+from worker.training.model import schema_of
+from worker.training.replica import InnerReplica, RunIsOver
+
+
+def test_a_step_whose_batch_does_not_come_before_the_end_is_not_taken() -> None:
+    task, mailbox = Normalised(seed=1), Mailbox()
+    mailbox.connect(lambda message: None)
+    mailbox.answer(Started(("w0",)))
+    model, cursor = task.model(), Cursor(seed=0, stream="w0")
+    replica = InnerReplica(task, model, InnerConfig(), cursor, 10)
+    after: list[torch.Tensor] = []
+
+    def two() -> Iterator[Batch]:
+        drawn = task.batches("train", cursor)
+        yield next(drawn)
+        yield next(drawn)
+        after.extend(p.clone() for p in model.parameters())
+        mailbox.answer(Stop("SIGTERM"))
+        raise RunIsOver
+
+    replica.batches = two()
+    trainer = Trainer(
+        replica=replica,
+        fragments=partition(schema_of(model), 1),
+        plan=PRESETS["local"],
+        steps=10,
+        step=0,
+        mailbox=mailbox,
+        between_steps=lambda _: None,
+    )
+    trainer.run()
+    assert (trainer.step, trainer.stopped) == (2, Stop("SIGTERM"))
+    assert after
+    assert all(map(torch.equal, after, model.parameters()))
