@@ -2,7 +2,6 @@
 
 import concurrent.futures
 import ctypes
-import json
 import os
 import signal
 import sys
@@ -24,7 +23,7 @@ from protos.manifest import first_difference
 from worker.component import NodeConfig
 from worker.config import Config, task_of
 from worker.errors import CheckpointError, MurmurError, UsageError
-from worker.folder import Announce, EventLog, alone_in
+from worker.folder import Announce, EventLog, alone_in, leave_json
 from worker.identity import authority_of
 from worker.iothread import IOThread
 from worker.leases.types import LeaseMessage
@@ -119,6 +118,7 @@ class Worker:
         self._saving: concurrent.futures.Future[None] | None = None
         self._saved_at = time.monotonic()
         self._saved_path: Path | None = None
+        self._unsaved = False  # what was to be saved last
         self._shares: Shares | None = None  # of samples that are leased
         self._batches: Generator[Batch] | None = None  # of these
         self._interrupted_by: int | None = None
@@ -327,10 +327,15 @@ class Worker:
         folder = self._options.out / "checkpoints"
         try:
             self._saved_path = checkpoint.save(folder, step, tensors, values)
+        except OSError as error:
+            if not self._unsaved:  # it is told once, and tried again each time
+                text = f"no checkpoint at step {step}: {error}; training goes on"
+                self._log(new_event("warning", text=text))
+            self._unsaved = True
+        else:
+            self._unsaved = False
             checkpoint.prune(folder, self._config.checkpoint.keep)
             self._log(new_event("checkpoint", path=str(self._saved_path), step=step))
-        except OSError as error:
-            self._log(new_event("warning", text=f"no checkpoint at step {step}: {error}"))
 
     # ------------------------------------------------------------------------------- the end
 
@@ -349,7 +354,9 @@ class Worker:
         self._saver.submit(
             self._save, trainer.step, *self._snapshot(trainer, copied=False)
         ).result()
-        code = ExitCode.INTERRUPTED if self._interrupted_by == signal.SIGINT else 0
+        code = ExitCode.INTERRUPTED if self._interrupted_by == signal.SIGINT else ExitCode.DONE
+        if self._unsaved:
+            code = ExitCode.CHECKPOINT
         result = build_result(
             task=self._task,
             config=self._config,
@@ -361,7 +368,7 @@ class Worker:
             hurried=lambda: self._noticed or self._interrupted_by == signal.SIGTERM,
         )
         result["exit_code"] = code
-        (self._options.out / "result.json").write_text(json.dumps(result, indent=1))
+        leave_json(self._options.out / "result.json", result, self._log)
         self._mailbox.post(TrainingEvent(new_event("result", **result)))
         return code
 

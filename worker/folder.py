@@ -1,30 +1,32 @@
 """A worker's folder: one worker at a time writes there, and each event it tells of."""
 
 import json
-import os
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from protos.events import new_event
+from protos.files import LineLog, write_atomically
 from worker.errors import ConfigError, MurmurError
 from worker.tasks import TaskError
 from worker.transport import TransportError
 
-_LOCK, _EVENTS = ".lock", "events.jsonl"
+_LOCK, _ROOM, _EVENTS = ".lock", ".room", "events.jsonl"
+_ROOM_BYTES = 64 * 1024
 
 Announce = Callable[[dict[str, object]], None]
 
 
 class EventLog:
-    """`events.jsonl`, always; and on to the terminal or a supervisor. any thread.
+    """`events.jsonl`, as long as the disk has room; and on to the terminal or a supervisor. Never
+    raises OSError. any thread.
 
     Args:
-        announce: takes each event.
+        announce: takes each event, and a warning of the first that the file does not.
         enrich: completes each event first.
     """
 
@@ -32,20 +34,52 @@ class EventLog:
         self._announce, self._enrich = announce, enrich
         self._started_at = time.monotonic()
         self._lock = threading.Lock()
-        out.mkdir(parents=True, exist_ok=True)
-        self._file = (out / _EVENTS).open("a", buffering=1)
+        self._path = out / _EVENTS
+        self._lines: LineLog | None = LineLog(self._path)
+        self._missing = 0
+        with suppress(OSError):  # the first event will tell
+            out.mkdir(parents=True, exist_ok=True)
 
     def __call__(self, event: dict[str, object]) -> None:
-        event.setdefault("time_s", round(time.monotonic() - self._started_at, 3))
-        self._enrich(event)
+        self._complete(event)
         with self._lock:
-            if not self._file.closed:
-                self._file.write(json.dumps(event) + "\n")
+            try:
+                self._write(event)
+            except OSError as error:
+                self._missing += 1
+                if self._missing == 1:
+                    text = f"events are missing in {self._path}: {error.strerror}; training goes on"
+                    self._announce(self._complete(new_event("warning", text=text)))
             self._announce(event)
 
     def close(self) -> None:
         with self._lock:
-            self._file.close()
+            if self._lines is not None:
+                self._lines.close()
+                self._lines = None
+
+    def _write(self, event: dict[str, object]) -> None:
+        """Raises OSError."""
+        if self._lines is None:
+            return
+        if self._missing:
+            text = f"{self._missing} events are missing here: they could not be written"
+            self._lines.write(json.dumps(self._complete(new_event("warning", text=text))))
+            self._missing = 0
+        self._lines.write(json.dumps(event))
+
+    def _complete(self, event: dict[str, object]) -> dict[str, object]:
+        event.setdefault("time_s", round(time.monotonic() - self._started_at, 3))
+        self._enrich(event)
+        return event
+
+
+def leave_json(path: Path, document: object, log: Announce) -> None:
+    """Writes a document for others to read; logs a warning where that cannot be."""
+    try:
+        write_atomically(path, json.dumps(document, indent=1).encode())
+    except OSError as error:
+        log(new_event("warning", text=f"{path} could not be written: {error}"))
 
 
 @contextmanager
@@ -53,17 +87,20 @@ def alone_in(out: Path) -> Iterator[None]:
     """Two workers in one folder would have one name, and take each other's checkpoints away.
     Folders made for a worker that is refused before it has anything to keep do not stay.
 
-    Raises ConfigError: another worker writes there."""
+    Raises ConfigError: another worker writes there, or there is no room."""
     made = [folder for folder in (out, *out.parents) if not folder.exists()]
-    out.mkdir(parents=True, exist_ok=True)
     try:
+        out.mkdir(parents=True, exist_ok=True)
         lock = FileLock(out / _LOCK).acquire(timeout=0)
     except Timeout as error:
         raise ConfigError(
             f"--out {out}: another worker writes there; choose another folder with --out"
         ) from error
+    except OSError as error:
+        raise _cannot_write(out, error) from error
     with lock:
         try:
+            _check_room(out)
             yield
         except (MurmurError, TaskError, TransportError):
             if made and _never_began(out):
@@ -75,6 +112,22 @@ def alone_in(out: Path) -> Iterator[None]:
             raise
 
 
+def _check_room(out: Path) -> None:
+    """Raises ConfigError: on a full disk nothing would be kept of what is trained."""
+    try:
+        write_atomically(out / _ROOM, bytes(_ROOM_BYTES))
+        (out / _ROOM).unlink()
+    except OSError as error:
+        raise _cannot_write(out, error) from error
+
+
+def _cannot_write(out: Path, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"--out {out}: {error.strerror or error}; make room there, or choose another folder with "
+        "--out"
+    )
+
+
 def _never_began(out: Path) -> bool:
     """Whether nothing in a worker's folder tells of training."""
     if {path.name for path in out.iterdir()} - {_LOCK, _EVENTS}:
@@ -82,12 +135,3 @@ def _never_began(out: Path) -> bool:
     log = out / _EVENTS
     lines = log.read_text().splitlines() if log.exists() else []
     return all(json.loads(line)["event"] != "started" for line in lines)
-
-
-def print_line(event: Mapping[str, object]) -> None:
-    """One JSON event a line on stdout; a reader that went away is no error."""
-    try:
-        sys.stdout.write(json.dumps(event) + "\n")
-        sys.stdout.flush()
-    except BrokenPipeError:
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (stays open until the end)

@@ -12,6 +12,8 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
+from protos.files import LineLog
+
 _WRAPPER = Path(__file__).with_name("die_with_parent.py")
 _READ_BYTES = 64 * 1024
 _MAX_LINE_BYTES = 16 * 1024 * 1024
@@ -32,7 +34,7 @@ class WorkerProcess:
         self.name = name
         self.errors: deque[str] = deque(maxlen=_KEPT_ERRORS)
         self.log_path = log_path
-        self._log: IO[str] | None = None
+        self._log = LineLog(log_path)
         self._lines = {"out": _Lines(), "err": _Lines()}
         kept_to = ",".join(map(str, cores)) or "all"
         wrapper = [sys.executable, "-I", "-S", str(_WRAPPER), str(os.getpid()), kept_to]
@@ -98,9 +100,7 @@ class WorkerProcess:
         for stream in (self._process.stdout, self._process.stderr):
             if stream is not None:
                 stream.close()
-        if self._log is not None:
-            self._log.close()
-            self._log = None
+        self._log.close()
 
     def _drain(self, pipe: IO[bytes] | None, key: str) -> list[str]:
         if pipe is None or pipe.closed:
@@ -118,9 +118,7 @@ class WorkerProcess:
 
     def _write_log(self, line: str) -> None:
         with suppress(OSError):  # a full disk must not end the supervisor
-            if self._log is None:
-                self._log = self.log_path.open("a", encoding="utf-8")
-            print(line, file=self._log, flush=True)
+            self._log.write(line)
 
 
 class _Lines:

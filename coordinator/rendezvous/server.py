@@ -21,6 +21,7 @@ from protos.addresses import caller_host
 from protos.documents import pack
 from protos.events import Event, new_event, printable
 from protos.exit_codes import ExitCode
+from protos.files import print_line
 from protos.identity import Authority, Identity, IdentityError, Role, certified_name
 
 if TYPE_CHECKING:
@@ -243,6 +244,6 @@ class CoordinatorRun:
 
     def _say(self, event: Event, line: str | None) -> None:
         if self._progress is None:
-            print(json.dumps(event, default=str), flush=True)
+            print_line(json.dumps(event, default=str))
         elif line:
             self._progress.note(line, time.monotonic())

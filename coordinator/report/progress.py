@@ -8,6 +8,7 @@ from coordinator.rendezvous.records import Record
 from protos.events import Event, float_of, int_of, names_of, printable, stall_words, text_of
 from protos.exit_codes import exit_words
 from protos.figures import duration, megabytes, optional
+from protos.text import shown
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -174,6 +175,7 @@ def _style(state: str) -> str:
 
 
 _MAX_SEEN = 10_000
+_MAX_LINE = 500  # characters
 _WORSE = ("alive", "suspect", "dead")
 
 
@@ -210,7 +212,7 @@ class EventFormatter:
         kind, peer = text_of(event, "event"), text_of(event, "peer") or "?"
         writer = self._writers.get(kind or "")
         words = writer(event) if writer else None
-        return " ".join(f"{peer} {words}".split()) if words else None
+        return shown(" ".join(f"{peer} {words}".split()), _MAX_LINE) if words else None
 
     def _started(self, event: Event) -> str | None:
         group, step = names_of(event, "group"), int_of(event, "step") or 0

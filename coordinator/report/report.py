@@ -1,16 +1,15 @@
 """The final report: the results of all workers, as one JSON document."""
 
 import json
-import os
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from coordinator.rendezvous.records import Record
 from protos.events import Curve, float_of, int_of, printable, text_of
+from protos.files import write_atomically
 
 _LONGEST = 5
 
@@ -106,21 +105,6 @@ def write_report(report: Report, path: Path) -> None:
     """Writes the JSON so that a reader sees the old file or the new one, never a part."""
     text = json.dumps(report, indent=1, allow_nan=False) + "\n"
     write_atomically(path, text.encode())
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Raises OSError; then nothing is left beside the path."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        with suppress(FileNotFoundError):
-            temporary.unlink()
 
 
 def _peer(record: Record) -> dict[str, Any]:

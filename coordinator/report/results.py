@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coordinator.rendezvous.records import Record
-from coordinator.report.report import Report, build_report, write_atomically, write_report
+from coordinator.report.report import Report, build_report, write_report
 from protos.events import Curve
 from protos.figures import count
+from protos.files import write_atomically
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -16,6 +16,7 @@ from protos.documents import STATUS_BYTES, BadDocument, unpack
 from protos.events import float_of, printable
 from protos.exit_codes import ExitCode
 from protos.figures import duration, size
+from protos.text import shown as cut
 
 if TYPE_CHECKING:
     import grpc
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 
 TIMEOUT_S = 10.0
+_MAX_TEXT = 300  # characters that a peer has written
 _TOLD_S = 0.05  # what took less was refused at once
 _OPTIONS = (
     ("grpc.enable_http_proxy", 0),  # peers are reached directly
@@ -102,7 +104,8 @@ def _unreachable(address: str, error: "grpc.RpcError", waited_s: float, *, secur
                 f"{address} closes the connection: if its run is encrypted, name the folder of a "
                 "worker of it on this machine as --run DIR"
             )
-    cause = details.rpartition(": ")[2]  # gRPC puts the chain of its inner errors before it
+    # gRPC puts the chain of its inner errors before it.
+    cause = cut(details.rpartition(": ")[2], _MAX_TEXT)
     waited = f" for {waited_s:.1f} s" if waited_s >= _TOLD_S else ""
     return (
         f"{address} does not answer: tried Control/Status{waited} "
@@ -203,7 +206,7 @@ def shown(key: str, value: object, unit: Show | None = None) -> str:
         if unit is not None:
             return unit(value)
         return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
-    return printable(str(value))
+    return cut(str(value), _MAX_TEXT)
 
 
 def _flow(key: object) -> tuple[str, str] | None:

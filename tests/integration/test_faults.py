@@ -2,12 +2,15 @@
 
 import json
 import signal
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.support.full_disk import fill_disk_of, make_room_for, no_file_above
 from tests.support.gate import gate
 from tests.support.workers import (
     QUICK,
@@ -195,6 +198,47 @@ def test_a_worker_joins_through_the_coordinator_which_reports(tmp_path: Path) ->
         "w1": 0,
     }
     assert report["hashes_agree"]
+
+
+def test_a_full_disk_ends_no_training(tmp_path: Path) -> None:
+    """It warns once, trains on, saves again when there is room, and says at its end if there is
+    none; it does not begin without."""
+    endless = settings_of(run__steps=10_000_000, diloco__inner_steps=10, checkpoint__every_s=0.001)
+    with running_swarm(2, tmp_path, *SMALL, *QUICK, *endless) as swarm:
+        swarm.start_all()
+        worker = swarm.workers["w0"]
+        worker.wait_for_all(
+            "a round and a checkpoint",
+            lambda e: e["event"] == "round",
+            lambda e: e["event"] == "checkpoint",
+        )
+        for times in (1, 2):
+            fill_disk_of(worker)
+            worker.wait_for_all(
+                "a warning of each",
+                lambda e: e["event"] == "warning" and "events are missing in" in e["text"],
+                lambda e: e["event"] == "warning" and "no checkpoint at step" in e["text"],
+            )
+            worker.wait_for_round(worker.of("round")[-1]["round"] + 3)
+            for what in ("events are missing in", "no checkpoint at step"):
+                assert sum(what in event["text"] for event in worker.of("warning")) == times
+            if times == 1:
+                make_room_for(worker)
+                saved = worker.wait_for(lambda e: e["event"] == "checkpoint", "room")
+        worker.send(signal.SIGTERM)
+        assert worker.wait() == 8, worker.errors
+        assert worker.errors == ""
+        assert worker.result["exit_code"] == 8
+        assert checkpoint.load(tmp_path / "w0" / "checkpoints")[0].values["step"] >= saved["step"]
+        events = (tmp_path / "w0" / "events.jsonl").read_text().splitlines()
+        (missing,) = [e for e in map(json.loads, events) if "missing here" in e.get("text", "")]
+        assert int(missing["text"].split()[0]) >= 3
+    command = [sys.executable, "-m", "worker.cli", "up", "--resume", "--out", str(tmp_path / "w0")]
+    with no_file_above(0):
+        full = subprocess.run(command, stderr=subprocess.PIPE, text=True)
+    assert full.returncode == 3
+    assert full.stderr.startswith(f"murmur: --out {tmp_path}/w0: File too large; make room there")
+    assert full.stderr.count("\n") == 1
 
 
 def test_sigterm_saves_and_leaves(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import click
 
 from protos.addresses import is_loopback, is_wildcard, join_address, split_address, with_host
 from protos.settings import settings_of
-from worker.cli.event_lines import announce_plainly
+from worker.cli.event_lines import announce_as_json, announce_plainly
 from worker.cli.options import option, options
 from worker.errors import UsageError
 
@@ -417,7 +417,6 @@ def _run(
 
     from worker.component import NodeConfig
     from worker.daemon import WorkerOptions, run_worker
-    from worker.folder import print_line
 
     if flags.threads is not None:
         torch.set_num_threads(flags.threads)
@@ -440,7 +439,7 @@ def _run(
         out=flags.out,
         resume=flags.resumes,
         device=flags.device,
-        announce=print_line
+        announce=announce_as_json
         if flags.as_json
         else partial(announce_plainly, joins=_joins(flags, identity)),
         identity=identity,

@@ -1,11 +1,12 @@
-"""A worker's events as lines for a person."""
+"""A worker's events as lines, for a person or a program."""
 
-import sys
+import json
 from collections.abc import Mapping
 
 from protos.addresses import is_loopback, split_address
 from protos.events import stall_words
 from protos.figures import megabytes, percent
+from protos.files import print_line
 
 _AT_THE_END = {
     "settling": "settling: until the others are done too",
@@ -14,11 +15,15 @@ _AT_THE_END = {
 }
 
 
+def announce_as_json(event: Mapping[str, object]) -> None:
+    """Prints an event for a program: one line of JSON."""
+    print_line(json.dumps(event))
+
+
 def announce_plainly(event: Mapping[str, object], joins: str = "") -> None:
     """Prints an event for a person: one plain line. Args: joins: as `describe` takes it."""
     if (line := describe(event, joins)) is not None:
-        sys.stdout.write(line + "\n")
-        sys.stdout.flush()
+        print_line(line)
 
 
 def describe(event: Mapping[str, object], joins: str = "") -> str | None:

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from protos import murmuration_pb2 as pb
+from protos.text import shown
 from worker import wire
 from worker.exchange.context import Tasks
 from worker.membership import Member
@@ -16,6 +17,7 @@ from worker.pipeline.context import StageContext
 from worker.pipeline.stage_call import Hop, Incarnation, StageCall, StageReply, call_header
 from worker.transport import Stream, TransportError, Unreachable
 
+_MAX_REASON = 200  # characters
 _PATIENCE_S = 10.0  # with a replica that is silent and not known to be gone
 
 
@@ -183,7 +185,7 @@ async def _acknowledge(stream: Stream) -> None:
 async def _gradient(stream: Stream, first: pb.StageCallDown, expected_bytes: int) -> StageReply:
     if first.HasField("failed"):
         failure = TryElsewhere if first.failed.elsewhere else MicrobatchDropped
-        raise failure(first.failed.reason)
+        raise failure(shown(first.failed.reason, _MAX_REASON))
     header = first.gradient
     if header.total_bytes != expected_bytes:
         raise wire.WireError(f"a gradient of {header.total_bytes} bytes, not {expected_bytes}")

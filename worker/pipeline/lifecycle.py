@@ -4,7 +4,6 @@ Before: it rebuilds a stage that nobody serves from its neighbours. After: one r
 puts the whole model together.
 """
 
-import json
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from protos.events import new_event
 from worker.config import Config
+from worker.folder import leave_json
 from worker.iothread import IOThread
 from worker.manifest import Manifest
 from worker.membership import Health, Member, Phase
@@ -111,7 +111,7 @@ class StageLifecycle:
         """Writes what was measured of the links, for `murmur plan --links`."""
         links = self._io.ask(lambda: self._stages.links)
         if links is not None:
-            (self._out / "links.json").write_text(json.dumps(links, indent=1))
+            leave_json(self._out / "links.json", links, self._log)
 
     @property
     def _assembler(self) -> Member | None:
@@ -152,7 +152,11 @@ class StageLifecycle:
         whole = whole_model(self._task, config, anchors)
         folder = self._out / "assembled"
         checkpoint.set_aside(folder)
-        path = save_whole(folder, trainer.step, self._manifest, whole)
+        try:
+            path = save_whole(folder, trainer.step, self._manifest, whole)
+        except OSError as error:
+            self._log(new_event("warning", text=f"no whole model in {folder}: {error}"))
+            return None
         self._log(new_event("assembled", path=str(path), step=trainer.step))
         return WholeModel(anchors=whole, path=path)
 

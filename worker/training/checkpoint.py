@@ -69,24 +69,11 @@ def save(folder: Path, step: int, tensors: Mapping[str, Tensor], values: Mapping
     folder.mkdir(parents=True, exist_ok=True)
     for left in folder.glob(".partial-*"):  # by a kill in the middle of an earlier save
         shutil.rmtree(left, ignore_errors=True)
-    partial.mkdir()
     try:
-        save_file(dict(tensors), partial / _TENSORS)
-    except SafetensorError as error:
-        raise OSError(f"{partial / _TENSORS}: {error}") from error
-    _sync(partial / _TENSORS)
-    record = {
-        **values,
-        "mark": _mark(values.get("manifest")),
-        "tensors": {
-            "bytes": (partial / _TENSORS).stat().st_size,
-            "xxh3_128": _file_hash(partial / _TENSORS),
-        },
-    }
-    sealed = {"record": record, "xxh3_128": _record_hash(record)}
-    (partial / MANIFEST).write_text(json.dumps(sealed, indent=1))
-    _sync(partial / MANIFEST)
-    _sync(partial)
+        _write(partial, tensors, values)
+    except OSError:  # what there is of it would keep a full disk full
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
     before = final.with_name(final.name + _BEFORE)
     if final.exists():  # the same step, written before a restart
         shutil.rmtree(before, ignore_errors=True)
@@ -95,6 +82,28 @@ def save(folder: Path, step: int, tensors: Mapping[str, Tensor], values: Mapping
     _sync(folder)
     shutil.rmtree(before, ignore_errors=True)
     return final
+
+
+def _write(folder: Path, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+    """Raises OSError."""
+    folder.mkdir()
+    try:
+        save_file(dict(tensors), folder / _TENSORS)
+    except SafetensorError as error:
+        raise OSError(f"{folder / _TENSORS}: {error}") from error
+    _sync(folder / _TENSORS)
+    record = {
+        **values,
+        "mark": _mark(values.get("manifest")),
+        "tensors": {
+            "bytes": (folder / _TENSORS).stat().st_size,
+            "xxh3_128": _file_hash(folder / _TENSORS),
+        },
+    }
+    sealed = {"record": record, "xxh3_128": _record_hash(record)}
+    (folder / MANIFEST).write_text(json.dumps(sealed, indent=1))
+    _sync(folder / MANIFEST)
+    _sync(folder)
 
 
 def below(run: Path) -> Iterator[Checkpoint]:

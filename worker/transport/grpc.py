@@ -350,7 +350,8 @@ def _as_is(message: bytes) -> bytes:
 def _unreachable(line: _Line, error: aio.AioRpcError) -> Unreachable:
     code = error.code().name.lower().replace("_", " ")
     details = (error.details() or "").splitlines()
-    said = details[0][:_MAX_DETAILS] if details else ""
+    # The peer's own words, where it was the one to end the call.
+    said = "".join(c for c in details[0][:_MAX_DETAILS] if c.isprintable()) if details else ""
     if said.startswith("failed to connect"):
         for part, meaning in _HANDSHAKE[line.server_name is not None]:
             if part in said:

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from algorithms.link import Link
 from coordinator.rendezvous.records import ENDING
-from coordinator.report.report import write_atomically
 from protos.events import Event, float_of, int_of
+from protos.files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

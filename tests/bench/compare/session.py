@@ -13,10 +13,10 @@ from algorithms.link import Link
 from coordinator import Failure
 from coordinator.launcher.launch import core_count
 from coordinator.launcher.processes import Interrupts
-from coordinator.report.report import write_atomically
 from protos.events import int_of
 from protos.exit_codes import ExitCode
 from protos.figures import count, duration
+from protos.files import write_atomically
 from tests.bench.compare import runs
 from tests.bench.compare.budget import Cost, cost_of, steps_within
 from tests.bench.compare.options import LOCAL, Bench

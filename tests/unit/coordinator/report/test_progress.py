@@ -174,6 +174,8 @@ def test_failures_say_why_in_one_line() -> None:
     assert formatter.line({"event": "warning", "peer": "w1", "text": "\x1b[2Jhm"}) == (
         "w1 warning: \N{REPLACEMENT CHARACTER}[2Jhm"
     )
+    long = {"event": "warning", "peer": "w1", "text": "x" * 100_000}
+    assert len(formatter.line(long) or "") == 500
 
 
 BROKE = "shard 3 of round 5 of fragment 0 from w1 broke off"

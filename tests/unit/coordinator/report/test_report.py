@@ -8,7 +8,7 @@ from rich.console import Console
 
 from coordinator.rendezvous.records import Record
 from coordinator.report.printer import print_report, sparkline
-from coordinator.report.report import build_report, mean_curve, write_atomically, write_report
+from coordinator.report.report import build_report, mean_curve, write_report
 from coordinator.report.results import draw_loss_curve, leave_results, smoothed, thinned
 
 KEYS = [
@@ -177,22 +177,6 @@ def test_numbers_that_json_cannot_hold_become_null(tmp_path: Path, result_event)
     read = json.loads((tmp_path / "report.json").read_text())
     assert (read["val_loss"], read["compute_s"]) == (None, None)
     assert read["train_loss_curve"] == [[2, 1.0]]
-
-
-def test_a_failed_write_leaves_the_old_file_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "report.json"
-    write_atomically(path, b"old")
-
-    def full(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("coordinator.report.report.os.fsync", full)
-    with pytest.raises(OSError, match="No space"):
-        write_atomically(path, b"new")
-    assert path.read_bytes() == b"old"
-    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_leaves_json_picture_and_a_copy(tmp_path: Path, result_event) -> None:

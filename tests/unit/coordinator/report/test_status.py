@@ -111,11 +111,13 @@ def test_whatever_is_there_is_shown_and_steers_no_terminal() -> None:
         "something_new": [1, 2.5],
         "deep": {"inner_bytes": {"a": 2_000_000}},
         "\x1bkey": 1,
+        "long": "x" * 100_000,
     }
     lines = printed(document)
     assert not any("\x1b" in line for line in lines)
     facts = dict(fact_lines(document))
     assert facts["something new"] == "1, 2.5"
+    assert len(facts["long"]) == 300
     assert facts["traffic odd"] == "3"
     assert facts["deep"] == "inner (a 2.0 MB)"
     assert any(line.split() == ["w1", "-", "3.0", "ms", "-"] for line in lines)

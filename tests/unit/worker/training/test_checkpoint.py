@@ -3,7 +3,6 @@
 import json
 import os
 import pickle
-import resource
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support.full_disk import no_file_above
 from worker.config import load_config
 from worker.errors import CheckpointError
 from worker.manifest import Manifest
@@ -246,14 +246,10 @@ def test_a_partial_folder_is_never_loaded(two: Path) -> None:
 
 def test_a_full_disk_is_an_os_error_and_the_earlier_checkpoints_stand(two: Path) -> None:
     """A limit on the size of files stands in for the disk; the caller catches OSError."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
-    try:
-        with pytest.raises(OSError, match="large"):
-            save(two, 300, {"anchor/0": torch.zeros(10_000)}, {"step": 300})
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with no_file_above(4096), pytest.raises(OSError, match="large"):
+        save(two, 300, {"anchor/0": torch.zeros(10_000)}, {"step": 300})
     assert step_of(two) == 200
+    assert list(two.glob(".partial*")) == []  # it would keep the disk full
 
 
 # ----------------------------------------------------------------------------------------- rest

@@ -11,7 +11,7 @@ from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from protos.identity import Authority, Identity, Role
-from worker.transport import NOBODY, Caller, Stream, TransportError, Unreachable, Untrusted
+from worker.transport import NOBODY, Caller, Refused, Stream, TransportError, Unreachable, Untrusted
 from worker.transport.grpc import GrpcTransport
 
 
@@ -62,6 +62,33 @@ def test_to_send_on_a_stream_that_has_ended_meanwhile_is_a_broken_stream() -> No
             await server.close()
 
     asyncio.run(scenario())
+
+
+class Shouts:
+    """Refuses all with words that are long and steer terminals."""
+
+    async def on_call(self, method: str, request: bytes, caller: Caller) -> bytes:
+        raise Refused("\x1b[2Jx" + "y" * 3000)
+
+    on_stream = on_call
+
+
+def test_what_a_server_says_of_a_refusal_is_cut_and_steers_no_terminal() -> None:
+    async def scenario() -> str:
+        server, client = GrpcTransport("127.0.0.1:0"), GrpcTransport("127.0.0.1:0")
+        try:
+            address = await server.listen(Shouts())
+            with pytest.raises(Unreachable) as refused:
+                await client.call(address, "Control/Status", b"", 10.0)
+            return str(refused.value)
+        finally:
+            await client.close()
+            await server.close()
+
+    said = asyncio.run(scenario())
+    assert "[2Jxyyy" in said
+    assert said.isprintable()
+    assert len(said) < 400
 
 
 def test_probes_learn_that_it_serves() -> None:

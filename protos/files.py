@@ -1,0 +1,67 @@
+"""What a full disk neither tears nor ends: files written as a whole, logs, and stdout."""
+
+import errno
+import os
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+LOG_BYTES = 64 << 20  # of a log, and as much of its earlier part
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """A reader sees the old file or the new one. Raises OSError; then nothing is left beside it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        with suppress(FileNotFoundError):
+            temporary.unlink()
+
+
+class LineLog:
+    """A log that rotates: when it is full it becomes PATH.1, in the place of the one before. One
+    thread at a time. Args: most_bytes: of each of the two."""
+
+    def __init__(self, path: Path, most_bytes: int = LOG_BYTES) -> None:
+        self._path, self._most_bytes = path, most_bytes
+        self._file = -1
+        self._bytes = 0
+
+    def write(self, line: str) -> None:
+        """Appends a line. Raises OSError: nothing of it is in the log."""
+        content = line.encode() + b"\n"
+        if self._file < 0:
+            self._open()
+        if self._bytes and self._bytes + len(content) > self._most_bytes:
+            self._path.replace(self._path.with_name(f"{self._path.name}.1"))
+            self.close()
+            self._open()
+        written = os.write(self._file, content)
+        if written < len(content):  # what the disk had room for
+            os.ftruncate(self._file, self._bytes)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
+        self._bytes += written
+
+    def close(self) -> None:
+        """What is written afterwards opens it again."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def _open(self) -> None:
+        self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        self._bytes = os.fstat(self._file).st_size
+
+
+def print_line(line: str) -> None:
+    """On stdout; that its reader went away, or that the disk below is full, is no error."""
+    try:
+        print(line, flush=True)
+    except OSError:  # what it could not write it would try again at the end, and raise
+        sys.stdout = open(sys.stdout.fileno(), "w", closefd=False)  # noqa: SIM115

@@ -1,0 +1,53 @@
+"""Files, logs and stdout on a disk that is full."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from protos.files import LineLog, write_atomically
+from tests.support.full_disk import no_file_above
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    write_atomically(path, b"old")
+    with no_file_above(3), pytest.raises(OSError, match="File too large"):
+        write_atomically(path, b"newer")
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_log_takes_whole_lines_or_nothing_of_them(tmp_path: Path) -> None:
+    log = LineLog(tmp_path / "log")
+    log.write("one")
+    with no_file_above(7):
+        for _ in range(2):
+            with pytest.raises(OSError, match="No space"):
+                log.write("much longer")
+        log.write("to")
+    log.write("three")
+    log.close()
+    log.write("again")
+    assert (tmp_path / "log").read_text() == "one\nto\nthree\nagain\n"
+
+
+def test_a_log_rotates_and_keeps_its_earlier_part(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text("from before\n")
+    log = LineLog(path, most_bytes=20)
+    for number in range(9):
+        log.write(f"line {number}")
+        assert path.stat().st_size <= 20
+    log.close()
+    kept = Path(f"{path}.1").read_text() + path.read_text()
+    assert kept == "line 5\nline 6\nline 7\nline 8\n"
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_line_on_a_full_disk_is_no_error_then_nor_at_the_end() -> None:
+    program = "from protos.files import print_line; [print_line('x') for _ in range(3)]"
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run([sys.executable, "-c", program], stdout=full, stderr=subprocess.PIPE)
+    assert (ended.returncode, ended.stderr) == (0, b"")

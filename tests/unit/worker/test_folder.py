@@ -1,0 +1,59 @@
+"""A worker's folder on a disk that is full."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.full_disk import no_file_above
+from worker.errors import ConfigError
+from worker.folder import EventLog, alone_in, leave_json
+
+
+def test_events_go_on_and_one_warning_says_that_they_are_not_written(tmp_path: Path) -> None:
+    told: list[dict[str, object]] = []
+    log = EventLog(tmp_path, told.append, lambda event: event.setdefault("peer", "a"))
+    log({"event": "round", "round": 1})
+    with no_file_above(0):
+        for number in (2, 3, 4):
+            log({"event": "round", "round": number})
+    log({"event": "round", "round": 5})
+    log.close()
+    log({"event": "round", "round": 6})
+    warning = told.pop(1)
+    assert warning["peer"] == "a"
+    assert f"missing in {tmp_path}/events.jsonl: File too large" in str(warning["text"])
+    assert [event["round"] for event in told] == [1, 2, 3, 4, 5, 6]
+    lines = (tmp_path / "events.jsonl").read_text().splitlines()
+    first, missing, last = (json.loads(line) for line in lines)
+    assert missing["text"].startswith("3 events are missing here")
+    assert (first["round"], last["round"]) == (1, 5)
+
+
+def test_a_worker_does_not_begin_on_a_full_disk(tmp_path: Path) -> None:
+    with (
+        no_file_above(1000),
+        pytest.raises(ConfigError, match="File too large; make room there") as refused,
+        alone_in(tmp_path / "out"),
+    ):
+        raise AssertionError("it has begun")
+    assert "\n" not in str(refused.value)
+    assert list(tmp_path.iterdir()) == []
+    with alone_in(tmp_path / "out"):
+        pass
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    out = tmp_path / "file" / "out"
+    with pytest.raises(ConfigError, match="choose another folder") as refused, alone_in(out):
+        raise AssertionError("it has begun")
+    assert str(refused.value).startswith(f"--out {out}: Not a directory")
+
+
+def test_a_document_that_cannot_be_written_is_a_warning(tmp_path: Path) -> None:
+    told: list[dict[str, object]] = []
+    with no_file_above(3):
+        leave_json(tmp_path / "result.json", {"a": 1}, told.append)
+    assert [event["event"] for event in told] == ["warning"]
+    assert list(tmp_path.iterdir()) == []
