@@ -25,6 +25,7 @@ Payload = Literal["pseudo_gradient", "gradient"]
 Weighting = Literal["uniform", "work"]
 Rounding = Literal["nearest", "stochastic"]
 Merge = Literal["reset", "keep"]
+Overlap = Literal["fixed", "measured"]
 
 _SHARD_BYTES = 56 * 1024
 _MAX_CHUNKS_PER_PEER = 8
@@ -41,6 +42,8 @@ class Plan:
         fragments: 1, or P fragments of layers plus one for the rest; 0 chooses P by the layers.
         pattern: `strided` or `sequential` layers in a fragment.
         overlap_steps: tau, inner steps between sending and applying; peers may differ.
+        overlap: `fixed`, a peer waits for what has not come after tau steps; or `measured`, it goes
+            on training, by as many steps as rounds have been late (`MeasuredOverlap`).
         merge: what a replica goes on from when a round is over: `reset`, the anchor; or `keep`, the
             anchor minus what it has learned that is not in its contribution, which is what the
             encoding has left out and the steps since. That needs no buffer of error feedback.
@@ -78,6 +81,7 @@ class Plan:
     fragments: int = 1
     pattern: str = "strided"
     overlap_steps: int = 0
+    overlap: Overlap = "fixed"
     merge: Merge = "reset"
     merge_alpha: float = 0.0
     eager: bool = False
@@ -151,11 +155,17 @@ class Plan:
             ("weighting", ("uniform", "work")),
             ("merge", ("reset", "keep")),
             ("mean_over", ("all", "senders")),
+            ("overlap", ("fixed", "measured")),
         ):
             if getattr(self, field) not in known:
                 raise ValueError(
                     f"{field} is {getattr(self, field)!r}; use one of {', '.join(known)}"
                 )
+        if self.overlap == "measured" and self.overlap_steps == 0:
+            raise ValueError(
+                "a measured overlap grows from overlap_steps, which is 0: that is no overlap; make "
+                "it at least 1, or use the preset `streaming`"
+            )
         if self.keeps:
             self._check_keeping()
         if self.mean_over == "senders" and (

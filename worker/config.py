@@ -130,6 +130,7 @@ class Config:
 RUN_WIDE = ("run", "task", "inner", "stages", "diloco")
 # Of these, what peers need not have in common.
 ADVISED = (
+    ("diloco", "overlap"),
     ("diloco", "overlap_steps"),
     ("run", "evaluate_every"),
     ("stages", "memory_mib"),

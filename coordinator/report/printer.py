@@ -224,7 +224,10 @@ def _computing(report: Report) -> str:
 
 def _rounds(report: Report) -> str:
     failed = report["rounds_failed"]
-    return f"{report['rounds_completed']} completed, {failed or 'none'} failed"
+    line = f"{report['rounds_completed']} completed, {failed or 'none'} failed"
+    if tau := report["most_overlap_steps"]:  # where it is measured
+        line += f", up to {count(tau, 'step')} on their way"
+    return line
 
 
 def _replicas(report: Report) -> str:

@@ -73,6 +73,9 @@ def build_report(
         "elapsed_s": round(elapsed_s, 3),
         "rounds_completed": max((record.rounds_completed for record in records), default=0),
         "rounds_failed": sum(record.rounds_failed for record in records),
+        "most_overlap_steps": max(
+            (int_of(r, "most_overlap_steps") or 0 for r in results), default=0
+        ),
         "bytes_sent_per_worker": sent,
         "ddp_bytes_per_worker": ddp,
         "bytes_ratio": ddp / sent if ddp and sent else None,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from algorithms.plan import Plan
+from algorithms.plan import Exchange, Plan
 from tests.protocol.problem import Problem
 from tests.protocol.swarm import Peer, Swarm
 from tests.protocol.virtual_time import run
@@ -95,6 +95,35 @@ def test_with_room_in_tau_nobody_waits() -> None:
     without = run(scenario(0))
     assert min(min(each) for each in without) > 0
     assert [len(each) for each in without] == [5 + 5 + 4 - 3] * 3
+
+
+@pytest.mark.parametrize(("exchange", "left"), [("mean", 0.05), ("pairs", 0.4)])
+def test_a_measured_overlap_grows_until_hardly_anybody_waits(
+    exchange: Exchange, left: float
+) -> None:
+    """Means take some seven steps, and tau is one. A pair's round also takes what one of the two
+    comes later."""
+    fixed = Plan(inner_steps=12, fragments=3, merge_alpha=0.5, overlap_steps=1, exchange=exchange)
+    fixed = replace(fixed, consensus=exchange == "pairs")
+    measured = replace(fixed, overlap="measured")
+
+    async def scenario(plan: Plan) -> list[list[float]]:
+        shared = Problem(layers=LAYERS, steps=10 * 12, plan=plan)
+        async with Swarm(shared, delay_s=0.15) as swarm:
+            await swarm.start(*"abcd")
+            await swarm.finished()
+            swarm.assert_equal()
+            for peer in swarm.alive:
+                assert peer.of_kind("round_failed") == []
+                figures = peer.trainer.metrics.plain()
+                least, most = (2, 12) if plan.overlap == "measured" else (0, 0)
+                assert least <= figures["most_overlap_steps"] <= most
+            return [stalls(peer) for peer in swarm.alive]
+
+    for waits, shorter in zip(run(scenario(fixed)), run(scenario(measured)), strict=True):
+        half = len(waits) // 2
+        assert sum(waits[half:]) > 0.2 * half
+        assert sum(shorter[half:]) < left * sum(waits[half:])
 
 
 def test_a_slow_peer_is_named_by_those_who_wait_for_it() -> None:

@@ -58,6 +58,7 @@ class FragmentReplica(FragmentOptimizer):
         super().__init__(plan, initial_state(plan, anchor), state_hash, fragment.averaged)
         self.fragment, self._accessor = fragment, accessor
         self.arrived: RoundDone | RoundFailed | None = None
+        self.arrived_at_step = 0
         self._parameters = parameters
         self._prefetched: PrefetchedAnchor | None = None
 
@@ -114,13 +115,13 @@ class FragmentReplica(FragmentOptimizer):
             view.copy_(given[name].to(self._parameters[name].dtype))
         return held
 
-    def handle(self, message: RoundDone | RoundFailed | PrefetchedAnchor) -> None:
+    def handle(self, message: RoundDone | RoundFailed | PrefetchedAnchor, step: int) -> None:
         """The end of a round, passed over when it is not the one in flight; or the anchor to start
-        the next one from."""
+        the next one from. Args: step: of the schedule, now."""
         if isinstance(message, PrefetchedAnchor):
             self._prefetched = message
         elif self.in_flight is not None and self.in_flight.round == message.round:
-            self.arrived = message
+            self.arrived, self.arrived_at_step = message, step
 
     def take_result(self) -> RoundDone | RoundFailed | None:
         """What has arrived; once."""

@@ -47,6 +47,7 @@ class Metrics:
     last_step_at: float | None = None
     rounds_completed: int = 0
     rounds_failed: int = 0
+    most_overlap_steps: int = 0  # tau at its longest, where it is measured
     adoptions: int = 0
     evaluate_s: float = 0.0  # between two steps
     peak_rss_bytes: int = 0  # of the process, up to the last step
@@ -142,6 +143,7 @@ class Metrics:
             "compute_utilization": round(self.compute_utilization, 4),
             "rounds_completed": self.rounds_completed,
             "rounds_failed": self.rounds_failed,
+            "most_overlap_steps": self.most_overlap_steps,
             "adoptions": self.adoptions,
             "peak_rss_bytes": self.peak_rss_bytes,
             "stall_s_by_peer": _rounded(self.stall_s_by_peer),

@@ -5,6 +5,7 @@ happens there. When a round fails, the local parameters are kept and the anchor 
 peer's state. When a round closed without this peer, what it has learned is carried over.
 """
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -14,7 +15,7 @@ from algorithms.diloco import pseudo_gradient
 from algorithms.fragment_state import Contribution
 from algorithms.fragments import Fragment
 from algorithms.plan import Plan
-from algorithms.schedule import Due, Schedule
+from algorithms.schedule import Due, MeasuredOverlap, Schedule
 from worker.membership import Phase
 from worker.training.fragment import FragmentReplica
 from worker.training.inbox import (
@@ -38,6 +39,7 @@ from worker.training.metrics import Metrics, Reporter, Stall
 from worker.training.replica import Pace, Replica
 from worker.wire import is_finite
 
+_IN_TIME = 0.1  # of a step: so short a wait counts for none
 _AT_ONCE = 2  # rounds on their way that are applied before the next step: the link stays busy
 
 
@@ -54,6 +56,7 @@ class RoundOrder:
         self, fragments: Sequence[FragmentReplica], plan: Plan, schedule: Schedule
     ) -> None:
         self._fragments, self._plan, self._schedule = fragments, plan, schedule
+        self.overlap = MeasuredOverlap(plan.overlap_steps, plan.inner_steps)
 
     def to_apply(self, step: int) -> list[FragmentReplica]:
         """The rounds in flight that have been long enough; at the last step all."""
@@ -77,7 +80,7 @@ class RoundOrder:
 
     def _is_ripe(self, each: FragmentReplica, step: int) -> bool:
         sent = each.in_flight
-        return sent is not None and step - sent.step >= self._plan.overlap_steps
+        return sent is not None and step - sent.step >= self.overlap.steps
 
     def _place(self, each: FragmentReplica, round_: int) -> tuple[int, int]:
         """Where a round stands in the order of all rounds: by its step in an undisturbed run."""
@@ -286,6 +289,7 @@ class OuterLoop:
         while each.in_flight_round == sent.round and each.arrived is None and self.stopped is None:
             self.handle(self._mailbox.wait())
         stall_s = self._clock() - started
+        self._note_lateness(each, sent, stall_s)
         result = each.take_result() if each.in_flight_round == sent.round else None
         if result is None:
             # Another peer's state took its place, or the run is stopping.
@@ -300,6 +304,16 @@ class OuterLoop:
         self.metrics.rounds_completed += 1
         self.reporter.round_done(result, stall_s)
         return result
+
+    def _note_lateness(self, each: FragmentReplica, sent: Contribution, stall_s: float) -> None:
+        """How many steps the round took, those included that a wait would have been worth."""
+        fixed = self._plan.overlap == "fixed"
+        if fixed or each.arrived is None or self._schedule.applies_at_once(self.step):
+            return
+        overlap, metrics, step_s = self._order.overlap, self.metrics, self.pace.step_s
+        waited = math.ceil(stall_s / step_s - _IN_TIME) if step_s else 0
+        overlap.arrived(each.arrived_at_step - sent.step + waited)
+        metrics.most_overlap_steps = max(metrics.most_overlap_steps, overlap.steps)
 
     def _abandon(self, each: FragmentReplica, result: RoundFailed) -> None:
         """A round of this peer's has come to nothing: local parameters are kept."""
@@ -336,7 +350,7 @@ class OuterLoop:
         """Acts on a message of the I/O thread."""
         match message:
             case RoundDone() | RoundFailed() | PrefetchedAnchor():
-                self.fragments[message.fragment].handle(message)
+                self.fragments[message.fragment].handle(message, self.step)
             case Adopt():
                 self._adopt(message)
             case FastestPace(fastest_s):
