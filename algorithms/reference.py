@@ -170,7 +170,7 @@ class _Run:
             self.start_from_groups(step)
 
     def start_from_groups(self, step: int) -> None:
-        """Who has the anchors of its next group goes on from their mean."""
+        """A peer that has the anchors of its next group goes on from their mean."""
         for index, fragment in enumerate(self.fragments):
             round_ = self.rounds[index]
             if (self.peers[0], index) in self.in_flight or round_ >= self.schedule.rounds(index):

@@ -140,5 +140,5 @@ class MeasuredOverlap:
         return max([self._least, *self._took])
 
     def arrived(self, after_steps: int) -> None:
-        """A reduction has come, or would have, so many inner steps after its round was sent."""
+        """A reduction has come, or would have, this many inner steps after its round was sent."""
         self._took.append(min(after_steps, self._most))

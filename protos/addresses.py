@@ -54,7 +54,7 @@ def join_address(host: str, port: int) -> str:
 
 
 def caller_host(peer: str) -> str:
-    """The host in gRPC's name of who called, such as `ipv4:192.0.2.7:41000`; empty if it has none.
+    """The host in gRPC's name of the caller, such as `ipv4:192.0.2.7:41000`; empty if it has none.
 
     An IPv4 address is given as such where the listener is an IPv6 one.
     """

@@ -54,7 +54,7 @@ class WorkerOptions:
     device: where the model is trained, as `--device` names it.
     leave_on: a file or a URL that tells when this machine will go away, as
         `worker.supervision.is_noticed` takes it.
-    rebuilds: whether the stage is made from its neighbours, since nobody is left who served it.
+    rebuilds: whether the stage is made from its neighbours, since no peer that served it is left.
     identity: what the peer proves itself by; None: nothing is encrypted.
     proxy: `host:port` of an HTTP CONNECT proxy to reach others through.
     out: folder for checkpoints, `events.jsonl` and `result.json`.

@@ -32,7 +32,7 @@ class NodeServer:
         warnings: take our own defects, each with its place in the code.
 
     Attributes:
-        calls: what answers; some by who calls, and not by the message alone.
+        calls: what answers; some by the caller, and not by the message alone.
         streams: what serves.
     """
 

@@ -67,7 +67,7 @@ class BlockCodec(ABC):
     rounds = True
     unit_bytes = 1
     limit = LIMIT
-    scratch_rows = 3  # as much to write to as so many times the blocks worked on; 3 for noise
+    scratch_rows = 3  # room to write to, in multiples of the blocks worked on; 3 for noise
 
     @abstractmethod
     def _scales(

@@ -3,7 +3,7 @@
 Follows the tree of conflict-based search from one draft. A node is a choice of routes with waits;
 of its collisions, the one of the slowest slot is resolved. If one of the two visits returns, the
 later one waits; if both go forward, the faster slot waits, with a branch in which the slower does.
-Who would wait may also go by another replica that has room, or trade replicas with another slot.
+A slot that would wait may also go by another replica that has room, or trade replicas with another.
 Nodes are judged by the simulated iteration, in which peers take what arrives in order: waits only
 say where it is crowded.
 

@@ -107,7 +107,7 @@ class Snapshot:
         return sum(told) if told else None
 
     def over_by(self, later_s: float) -> bool:
-        """Whether silence after so many seconds is that of a run that has ended: every peer was
+        """Whether silence after this many seconds is that of a run that has ended: every peer was
         done or had left, or had little left to do."""
         if self.rows and all(row.state in ("done", "left") for row in self.rows):
             return True
@@ -255,7 +255,7 @@ def watch(watched: Watch, screen: "Screen", every_s: float) -> None:
             watched.sleep(max(0.0, began_s + every_s - watched.clock()))
     except KeyboardInterrupt:
         return
-    except BrokenPipeError:  # whoever read this has seen enough
+    except BrokenPipeError:  # the reader has seen enough
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (stays open until the end)
     finally:
         screen.close()

@@ -1,7 +1,7 @@
 """The authority of a run: signs certificates, makes tokens, and keeps who was let in by which.
 
-It is a key in the folder of whoever began the run. `murmur token` and the process that lets peers
-in share the folder's ledger; a lock keeps their changes apart.
+It is a key in the folder of the worker or coordinator that began the run. `murmur token` and the
+process that lets peers in share the folder's ledger; a lock keeps their changes apart.
 """
 
 import json
@@ -141,7 +141,7 @@ class Authority:
         ]
 
     def revoke(self, token_id: str) -> None:
-        """Nobody is let in by it any more; who was, stays. Raises IdentityError: there is none."""
+        """It lets no peer in any more; those that it has let in stay. Raises IdentityError."""
         with self._ledger() as ledger:
             if token_id not in ledger["tokens"]:
                 known = ", ".join(ledger["tokens"]) or "none"

@@ -213,7 +213,7 @@ def up(
     flags.check_addresses(*joins)
     settings, typed = said.read()
     config = load_config(run, settings, None, typed)
-    # Whoever names others does not want to train alone.
+    # A worker that names others does not want to train alone.
     wanted = min_peers or (2 if joins else 1)
     if config.stages.count > 1 and flags.stage is None:
         raise UsageError(

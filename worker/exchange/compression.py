@@ -47,7 +47,7 @@ class Compression:
         return self._compressed(codec, raw) if self._tries(codec, len(raw)) else Payload.of(raw)
 
     def exchanged(self, sent_bytes: int, took_s: float) -> None:
-        """A round has moved so many bytes up; the link carries at least that."""
+        """A round has moved this many bytes up; the link carries at least that."""
         if took_s > 0 and sent_bytes > 0:
             self._rates.append(sent_bytes / took_s)
 

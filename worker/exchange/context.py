@@ -185,7 +185,7 @@ class Context:
         return await self.worked(values.numel(), work)
 
     async def worked(self, elements: int, work: Callable[[], T]) -> T:
-        """Does numpy and torch work on so many values: off the loop, unless the way there would
+        """Does numpy and torch work on this many values: off the loop, unless the way there would
         take longer than the work."""
         return work() if elements <= _AT_ONCE else await self.offload(work)
 

@@ -60,10 +60,10 @@ class View:
         return fragment >= len(member.digests) or member.digests[fragment].version <= round_
 
     def in_draw(self, fragment: int) -> frozenset[str]:
-        """The peers to draw the groups of a fragment's rounds from: who trains or is about to, and
-        who has ended the run. A pair that meets twice running ends it rounds before others, to whom
-        the draw must not change for that. Who is only suspected stays in: else every doubt would
-        deal everybody another partner."""
+        """The peers to draw the groups of a fragment's rounds from: those that train or are about
+        to, and those that have ended the run. A pair that meets twice running ends it rounds before
+        others, and their draw must not change for that. A peer that is only suspected stays in:
+        else every suspicion would give every peer another partner."""
         return frozenset(
             member.peer
             for member in self.members.values()
@@ -85,7 +85,7 @@ class View:
         return fragment < len(member.digests) and member.digests[fragment].version > round_ + 1
 
     def reducer(self, order: Sequence[str]) -> str | None:
-        """Who is to reduce a shard now: the first of its order that is usable and that everybody
+        """The peer to reduce a shard now: the first of its order that is usable and that everybody
         reaches, else the first that is usable.
 
         Where all of the order are gone, a live peer that the order does not name stands in: else
@@ -126,7 +126,7 @@ class View:
         return min(told, default=0.0)
 
     def arrived(self) -> frozenset[str]:
-        """The live peers that have a model, or had: who counts for the start of a run."""
+        """The live peers that have a model, or had: those that count for the start of a run."""
         return frozenset(
             member.peer
             for member in self.members.values()
@@ -204,7 +204,7 @@ class RoundConfig:
         patience_s: how long a partner that has not come to a round of pairs is waited for.
         retry_s: between two tries of one exchange.
         slack_s: added to every deadline.
-        norm_limit: a contribution whose norm is above so many times the median of the round's
+        norm_limit: a contribution whose norm is above this many times the median of the round's
             counts as far as that; 0 takes each as it is. For means of three peers or more.
         aggregation: what this peer makes of the contributions to the shards that it reduces:
             their `mean`; or of five or more the `trimmed` mean, which leaves out the largest and

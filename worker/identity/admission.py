@@ -47,7 +47,8 @@ class Admission:
         machine can reach the peer.
 
         Args:
-            contacts: whom it calls first; who calls nobody begins the run, and has its authority.
+            contacts: peers that it calls first; one that calls none begins the run, and has the
+                authority.
 
         Raises:
             IdentityError: it is not let in.

@@ -245,7 +245,7 @@ class LeaseTable:
         )
 
     def _live_holdings(self) -> list[Holding]:
-        """Of the others that are not gone. Who is not known as a member counts: it may be new."""
+        """Of the others that are not gone. A peer that is no known member counts: it may be new."""
         found = []
         for holding in self._others.values():
             member = self._view.members.get(holding.peer)

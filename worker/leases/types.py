@@ -170,7 +170,7 @@ class LeaseRevoked:
 
 @dataclass(frozen=True)
 class UseKnown:
-    """All that are alive know that so many positions are used."""
+    """All that are alive know that this many positions are used."""
 
     opening: int
     stream: int

@@ -94,7 +94,7 @@ class Swarm:
             that joins gets them from there, and need not name them.
         listen, advertise: `HOST:PORT` to serve, and that others reach this peer at.
         name: of this peer, different for each; by default the host's and a random mark.
-        min_peers: the run starts when so many are here; one that joins leaves that to the others.
+        min_peers: the run starts when this many are here; one that joins leaves that to the others.
         wait_s: how long to wait for them (s); by default two minutes, or as long as the others do.
         settings: more of the run's TOML, such as `{"diloco.codec": "e3m0"}`.
         out: a folder for `events.jsonl`, and for the peer's key and certificate; None writes

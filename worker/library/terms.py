@@ -68,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--listen", default="127.0.0.1:0", metavar="HOST:PORT", help="to serve")
     group.add_argument("--advertise", metavar="HOST:PORT", help="that others reach this peer at")
     group.add_argument("--name", help="of this peer")
-    group.add_argument("--min-peers", type=int, help="start when so many are here")
+    group.add_argument("--min-peers", type=int, help="start when this many are here")
     group.add_argument("--out", help="folder for events.jsonl and the peer's certificate")
     group.add_argument("--serve-metrics", metavar="[HOST:]PORT", help="for Prometheus")
     group.add_argument("--token", help="that lets this peer in; or the variable MURMUR_TOKEN")

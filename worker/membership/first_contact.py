@@ -110,9 +110,9 @@ class FirstContact:
         return known.address if sender == member.peer else None
 
     async def _dial_back(self, member: Member, *, alone: bool) -> str | None:
-        """Who cannot dial a newcomer: this peer, or, unless it is to answer alone, another that it
-        asks. None when it may become a member: nobody's rounds would wait for one that cannot be
-        reached."""
+        """The peer that cannot dial a newcomer: this one, or, unless it is to answer alone, another
+        that it asks. None when the newcomer may become a member: no round would wait for a peer
+        that cannot be reached."""
         if any(
             (known.epoch, known.address) == (member.epoch, member.address) and known.live
             for known in self.gossip.others

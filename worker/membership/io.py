@@ -60,7 +60,7 @@ class Host(Protocol):
         ...
 
     def on_refused(self, count: int) -> None:
-        """So many members that a peer has sent are not believed."""
+        """This many members that a peer has sent are not believed."""
         ...
 
     def log(self, event: dict[str, object]) -> None: ...
@@ -228,8 +228,8 @@ class GossipService:
         return False
 
     async def exchange(self, peer: str, address: str, timeout_s: float) -> str | None:
-        """Push-pull with one peer. Returns who has answered: somebody else may have the address by
-        now; None when nobody does, or who runs something else."""
+        """Push-pull with one peer. Returns the peer that has answered: another may have the address
+        by now. None when no peer answers, or one of another run."""
         began = self._clock()
         request = self._message(self._news.request(peer, self.members, began))
         try:

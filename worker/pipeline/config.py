@@ -20,7 +20,7 @@ class StagesConfig:
     skip: share of the stages that a route leaves out, stage 0 counted among the visited; the mean
         over the routes of an iteration.
     spread: how many stages more half of the routes visit, and the other half fewer.
-    full_every: every so many iterations all routes are full; 0 for never.
+    full_every: all routes are full in one of this many iterations; 0 for never.
     microbatches: of each origin (a replica of stage 0) and iteration; a batch of the task each.
     activations: codec of what travels between stages, and of its gradients.
     memory_mib: what stage calls may hold on this machine between forward and backward, MiB; their

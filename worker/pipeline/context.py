@@ -117,7 +117,7 @@ class MemoryBudget:
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     async def acquire(self, size: int) -> None:
-        """Returns once so many bytes may be held."""
+        """Returns once this many bytes may be held."""
         if not size or not (self._waiting or not self._fits(size)):
             self._hold(size)
             return
@@ -134,7 +134,7 @@ class MemoryBudget:
             raise
 
     def release(self, size: int) -> None:
-        """So many bytes are held no longer."""
+        """This many bytes are held no longer."""
         self.held_bytes -= size
         self._grant()
 

@@ -136,7 +136,7 @@ class StageMeasurements:
             self._under_way.remove(sample)
 
     def sent(self, peer: str, size: int, seconds: float, *, alone: bool = True) -> None:
-        """So many bytes went to the peer, and it has said so; `seconds` has both ways in it.
+        """This many bytes went to the peer, and it has said so; `seconds` has both ways in it.
 
         Before the first round trip, which is taken off, nothing is learned of a rate.
 

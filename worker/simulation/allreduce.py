@@ -179,7 +179,7 @@ class MeanRounds(Peer):
         self._reduce(event)
 
     def came(self, link: _SimulatedTry, size: float) -> None:
-        """So many more bytes of a contribution are here; they wait until they are taken."""
+        """This many more bytes of a contribution are here; they wait until they are taken."""
         link.unread_bytes += int(size)
         if link.is_read:
             kept, link.unread_bytes = link.unread_bytes, 0

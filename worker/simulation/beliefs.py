@@ -34,7 +34,7 @@ class _Members(Mapping[str, Member]):
 
 
 class SimulatedView(View):
-    """A view whose draw is asked for by thousands of peers: who trains here stays in it."""
+    """A view whose draw is asked for by thousands of peers: a peer that trains here stays in it."""
 
     @cached_property
     def _drawn(self) -> frozenset[str]:

@@ -16,7 +16,7 @@ class Clock:
         self._asked = 0
 
     def after(self, delay_s: float, act: Act) -> None:
-        """Does `act` so many seconds from now."""
+        """Does `act` this many seconds from now."""
         self.at(self.now + delay_s, act)
 
     def at(self, time_s: float, act: Act) -> None:

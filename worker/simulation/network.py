@@ -150,7 +150,7 @@ class SimulatedStream:
             self._send_next(sender)
 
     def break_after(self, messages: int) -> None:
-        """Breaks instead of sending the next message after so many, of either end."""
+        """Breaks instead of sending the next message after this many, of either end."""
         self._breaks_after = messages
 
     def arriving(self, sender: int) -> bool:
@@ -322,7 +322,7 @@ class Network:
         self._slow_s[frozenset((one, other))] = by_s
 
     def be_brittle(self, share: float) -> None:
-        """So many of the streams that are opened from now on break at one of their messages."""
+        """This many of the streams that are opened from now on break at one of their messages."""
         self._brittle = share
 
     def break_all(self, peer: int) -> None:

@@ -35,7 +35,7 @@ class Pipe:
         self._active = self._added = self._plans = 0
 
     def add(self, size: float, done: Act) -> Load:
-        """Begins to carry so many bytes; calls `done` when they are through."""
+        """Begins to carry this many bytes; calls `done` when they are through."""
         self._advance()
         load = Load(self._served + size, done)
         self._added += 1

@@ -26,7 +26,8 @@ class Scenario:
         link: of every peer; its loss is the streams that each link breaks per minute of their life.
         latency_spread: standard deviation of a message's delay over its mean, lognormal; 0: always
             the mean, or within the link's jitter.
-        slow_factor, slow_share: so many of the peers take so many times longer for a step.
+        slow_factor, slow_share: how many times as long slow peers take for a step, and what share
+            of the peers is slow.
         dylu: slow peers take fewer inner steps, so that all come to a round at the same time.
         partition: from when to when (s) the swarm is cut into two halves.
         crash_share: of the peers that die, each at a random time.

@@ -139,7 +139,7 @@ class SimulatedSwarm:
         )
 
     def may_be_left_behind(self, peer: int, version: int) -> bool:
-        """Whether so many are two versions further that it is worth while to look who."""
+        """Whether enough are two versions further for it to be worth while to look which."""
         ahead = sum(count for at, count in self._at_version.items() if at >= version + 2)
         return 2 * ahead >= len(self.view(peer).in_draw(0))
 

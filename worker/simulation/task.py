@@ -30,7 +30,7 @@ class Quadratic:
         self._moves: dict[int, tuple[Tensor, NDArray[np.float64]]] = {}
 
     def descend(self, peer: int, steps: int) -> None:
-        """So many inner steps at once: their sum is normal, and its moments are known."""
+        """This many inner steps at once: their sum is normal, and its moments are known."""
         if steps not in self._moves:
             rate = 1 - _INNER_LR * _CURVATURE
             variance = (1 - rate ** (2 * steps)) / (1 - rate**2) * (_INNER_LR * _NOISE) ** 2

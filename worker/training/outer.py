@@ -261,7 +261,7 @@ class OuterLoop:
             self.publish()
 
     def _apply_all_but(self, last: int) -> None:
-        """Applies the rounds in flight, in their order, but for so many of the last."""
+        """Applies the rounds in flight, in their order, but for this many of the last."""
         in_flight = self._order.in_flight()
         for each in in_flight[: max(0, len(in_flight) - last)]:
             self._apply(each)

@@ -131,7 +131,7 @@ class InnerReplica:
 
         Statistics go along as they are, so that where gradients are averaged they are, too.
 
-        With `accumulate` the mean over so many batches."""
+        With `accumulate` the mean over this many batches."""
         for parameter in self._named.values():
             parameter.grad = None
         losses = [self._backward_of_one() for _ in range(self._config.accumulate)]

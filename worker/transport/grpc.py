@@ -83,7 +83,7 @@ class GrpcTransport:
         proxy: HOST:PORT of an HTTP CONNECT proxy to reach others through. All of them: exceptions
             that the environment makes for the web (`no_proxy`) do not count in this process then.
         security: what this process proves itself by, and believes others by; None: nothing is
-            encrypted, and whoever reaches the port may call.
+            encrypted, and anything that reaches the port may call.
     """
 
     def __init__(

@@ -51,7 +51,7 @@ class Payload:
         return cls(raw, hash64(raw), smaller, unit_bytes)
 
     def unpacked(self) -> "Payload":
-        """Without what zstd made of it: for who rarely sends it again, in half the memory."""
+        """Without what zstd made of it, in half the memory: for one that rarely sends it again."""
         return Payload(self.raw, self.hash)
 
     @property

@@ -1,9 +1,9 @@
 """The shards that a peer reduces: whose contributions they wait for, and when their means close.
 
 A shard closes when everyone awaited has contributed, or when a quorum has and the grace is over.
-It closes once: later offers get the same answer. A successor takes over a shard when it sees nobody
-before itself in the shard's order who may reduce it, and hands it back as long as it has not closed
-it.
+It closes once: later offers get the same answer. A successor takes over a shard when it sees no
+peer before itself in the shard's order that may reduce it. It hands the shard back as long as it
+has not closed it.
 
 A peer remembers the reductions that it received as a contributor too, so that a successor of a
 reducer which died while answering gives the answer that others may already have applied.
@@ -176,7 +176,7 @@ class ReducedShards:
             entry = self._open.get(key)
             if entry is None or entry.computing != event.attempt:
                 return []  # laid out afresh, or handed back
-            if event.failed:  # the shard must not stay closed to those who try again
+            if event.failed:  # the shard must not stay closed to peers that try again
                 del self._open[key]
                 return [events.ForgetContributions(key)]
         self._open.pop(key, None)

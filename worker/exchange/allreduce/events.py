@@ -24,7 +24,7 @@ from worker.exchange.types import (
 
 @dataclass(frozen=True)
 class ContributionResumed:
-    """The reducer has so many bytes of the contribution already."""
+    """The reducer has this many bytes of the contribution already."""
 
     shard: int
     attempt: int
@@ -70,7 +70,7 @@ class ReductionBegun:
 
 @dataclass(frozen=True)
 class ReductionBytes:
-    """So many more bytes of the reduction are here."""
+    """This many more bytes of the reduction are here."""
 
     shard: int
     attempt: int
@@ -211,7 +211,7 @@ class OwnOffered:
 
 @dataclass(frozen=True)
 class ContributionBytes:
-    """So many more bytes are here; nothing was kept where `Reducer.takes` forbids it."""
+    """This many more bytes are here; nothing was kept where `Reducer.takes` forbids it."""
 
     stream: int
     size: int

@@ -37,7 +37,7 @@ class FinalAverageIO:
         self._tasks = Tasks()
 
     async def begin(self, begin: Begin) -> None:
-        """This peer has come to the end; what comes of it is a result."""
+        """This peer has come to the end; its outcome is a result."""
         context, fragment = self._context, begin.fragment
         machine = FinalAverage(
             context.me,

@@ -215,7 +215,7 @@ class Reducer:
             self._offers.pop(offer.stream, None)
             return events.RedirectStream(offer.stream, above)
         if version is not None and key.round < version and not self._shards.begun(key):
-            # Applied here through others, and nobody left who knows the answer.
+            # Applied here through others, and no peer that knows the answer is left.
             return self._refuse(
                 offer, "pruned", f"round {key.round} is over, this peer is at {version}"
             )

@@ -92,7 +92,7 @@ class ReducerIO:
         self._handle(events.Advanced(fragment, version, group))
 
     def learned(self, key: ShardKey, reduction: wire.Reduction) -> None:
-        """A reduction came from its reducer: keep it for others who may ask."""
+        """A reduction came from its reducer: keep it for others that may ask."""
         self._candidates[key] = _Computed(reduction)
         self._handle(events.ReductionLearned(key))
         self._candidates.pop(key, None)
@@ -276,7 +276,7 @@ class ReducerIO:
                 len(inputs) * (shard.stop - shard.start),
                 lambda: self._average(action, inputs, before),
             )
-        except Exception as failure:  # the shard must not stay closed to those who try again
+        except Exception as failure:  # the shard must not stay closed to peers that try again
             context.log(new_event("warning", text=f"{key} was not reduced: {failure}"))
             self._handle(events.ShardComputed(key, action.attempt, failed=True))
             return

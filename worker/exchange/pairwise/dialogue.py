@@ -117,7 +117,7 @@ class PairDialogue(ABC):
         return self._flush()
 
     def forget(self, stream: PairStream) -> None:
-        """Whoever served the stream has ended: nothing more comes, and nobody is to blame."""
+        """The peer that served the stream has ended: nothing more comes, and none is to blame."""
         self._remove(stream)
 
     # ----------------------------------------------------------------------- admission and calls

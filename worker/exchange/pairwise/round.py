@@ -140,7 +140,7 @@ class PairRound:
         lead_s: how far this peer may be ahead of its partners (`ArrivalSkew`).
 
     A partner that has not come is waited for until `patience_until`, and longer while it is heard
-    of. From `deadline` on nothing is staged; who has not staged by then gives the round up.
+    of. From `deadline` on nothing is staged; a peer that has not staged by then gives up.
     """
 
     def __init__(
@@ -250,10 +250,11 @@ class PairRound:
     def _lost(self, peer: str, now: float) -> str | None:
         """Why the partner is not expected back, if it is not.
 
-        One that is cut off is waited for as long as one that has not come, half as long if it is in
-        doubt as well, so that who waits next does not wait in vain; and so is one in doubt of which
-        nothing is heard, as it has frozen. It may have applied the round once this peer has staged:
-        then doubt alone is not enough, and the lack of it counts more.
+        One that is cut off is waited for as long as one that has not come. It is half as long if
+        it is suspected as well, so that the peer that waits next does not wait in vain. So it is if
+        a suspected partner sends nothing, for it has frozen. Once this peer has staged, the partner
+        may have applied the round: then a suspicion alone is not enough, and one that is not
+        suspected is waited for longer.
         """
         partner, patience_s = self._partners[peer], self._config.patience_s
         if partner.staged:
@@ -311,8 +312,8 @@ class PairRound:
         return "; ".join(["the round's deadline has passed", *sorted(reasons)])
 
     def _limit(self) -> float:
-        """When the round is given up: who has staged waits until no partner can stage any more, and
-        its word is here."""
+        """When the round is given up. A peer that has staged waits until no partner can stage any
+        more, and the partner's word is here."""
         if not self._staged:
             return self.deadline
         came_at = max(partner.met_at for partner in self._partners.values())

@@ -5,7 +5,7 @@ streams while no round is on its way. `begin` adds the contribution and starts t
 (`worker.exchange.pairwise.round`). A round that is over stays laid out for two more, so that
 partners that missed the last word can hear it again.
 
-Whoever carries the messages (`worker.exchange.pairwise.io` live, `worker.simulation.pairs` on a
+What carries the messages (`worker.exchange.pairwise.io` live, `worker.simulation.pairs` on a
 virtual network) reports what happens and carries the actions out in their order.
 """
 

@@ -4,7 +4,7 @@ Between every two peers of a group there is one stream, called by the one whose 
 Each side begins with a `PairHeader` that says what it holds already of the other's parts. Then each
 gives its anchor and, when that is due, its contribution: a `PartHeader` and the bytes from where an
 earlier stream has left off. Its last word is `PairStaged`, or a `Refusal`. There is no I/O, clock
-or tensor here: what a part is made of is an opaque handle of whoever carries the messages.
+or tensor here: what a part is made of is an opaque handle of the adapter that carries it.
 """
 
 from collections import defaultdict
@@ -114,7 +114,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class PartProgress:
-    """So many bytes of the part that is arriving are here, in all."""
+    """This many bytes of the part that is arriving are here, in all."""
 
     received_bytes: int
 
