@@ -8,7 +8,7 @@ RUN := PATH="$(abspath $(BIN)):$$PATH" PYTHONPATH=. python
 # Two test processes at most: more would only wait for each other on a small machine.
 TEST_PROCESSES ?= 2
 
-.PHONY: help swarm test check lint quick-test coverage fmt proto bench exchange tls codecs parity baselines losses frontier optimizers traffic goodput plan-table sync-time unequal pair-faults pair-latency stability schedules simulate skippipe-routes skippipe-deadlock skippipe-omission schedule stage-times stage-kills stage-memory stage-losses stage-parity same-bits samples memory bench-peers hostile compose-test slurm-test clean
+.PHONY: help swarm test check lint quick-test coverage fmt proto bench exchange tls codecs parity baselines losses frontier optimizers traffic goodput plan-table sync-time unequal pair-faults pair-latency stability schedules simulate skippipe-routes skippipe-deadlock skippipe-omission schedule stage-times stage-kills stage-memory stage-losses stage-parity same-bits samples memory bench-peers hostile kill-loop compose-test slurm-test clean
 
 help:  ## what there is
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -156,6 +156,9 @@ memory: $(READY)  ## memory beyond a plain training process, as multiples of the
 bench-peers: $(READY) .venv-peers/.ready  ## torchft and hivemind on our task; ARGS="--mbps 20 ..."
 	$(RUN) tests/bench/peers/run.py torchft $(ARGS)
 	$(RUN) tests/bench/peers/run.py hivemind $(ARGS)
+
+kill-loop: $(READY)  ## a worker is killed every 20 s and started by the same line: steps lost, exit codes
+	$(RUN) tests/bench/kill_loop.py $(ARGS)
 
 compose-test:  ## the container swarm on a real engine, one container killed on the way
 	deploy/compose-test
