@@ -16,7 +16,7 @@ EventKind = Literal[
     # step, steps, loss, round, state, bytes_sent, bytes_received, learning_rate, steps_per_s; where
     # they are known, of this process: samples, samples_per_s, tokens, tokens_per_s
     "progress",
-    "validation",  # step, val_loss: of the anchors, seconds
+    "validation",  # step, val_loss and val_metrics: of the anchors, seconds
     "round",  # fragment, round, contributors, missed, stall_s, exchange_s, waited_for
     "round_failed",  # fragment, round, reason, waiting_for
     "stalled",  # fragment, round, waiting_for, seconds so far, last_s: of the round before

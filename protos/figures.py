@@ -5,12 +5,15 @@ compared keep one unit (`megabytes`) or a fixed number of decimals (`percent`).
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeVar
+
+from protos.text import shown
 
 T = TypeVar("T")
 
 _SHORT_S = 60
+_MAX_NAME = 40  # characters
 
 
 def megabytes(count_bytes: float) -> str:
@@ -52,6 +55,13 @@ def percent(share: float, decimals: int | None = None, *, signed: bool = False) 
     sign = "+" if signed else ""
     form = ".3g" if decimals is None else f",.{decimals}f"
     return f"{100 * share:{sign}{form}} %"
+
+
+def listed(values: object) -> str:
+    """`, accuracy 0.9123, recall 0.8`: what a task measures, behind a figure; mostly nothing."""
+    found = values if isinstance(values, Mapping) else {}
+    numbers = {name: value for name, value in found.items() if isinstance(value, int | float)}
+    return "".join(f", {shown(str(name), _MAX_NAME)} {v:.4g}" for name, v in numbers.items())
 
 
 def rate(mbps: float) -> str:

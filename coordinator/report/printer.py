@@ -12,6 +12,7 @@ from protos.figures import (
     count,
     duration,
     in_bits,
+    listed,
     megabytes,
     optional,
     parameters,
@@ -157,11 +158,11 @@ def _validation(report: Report) -> str:
     if loss is None:
         stopped = report["reason"] not in (None, "finished")
         return f"not measured: {'stopped before the end' if stopped else 'no worker reported one'}"
-    unit = report["loss_unit"]
+    unit, metrics = report["loss_unit"], listed(report["val_metrics"])
     if unit is None or not unit.startswith(_NATS):
-        return " ".join(filter(None, (f"{loss:.4f}", unit)))
+        return " ".join(filter(None, (f"{loss:.4f}", unit))) + metrics
     bits = f", {in_bits(loss):.2f} bits per byte" if unit == "nats per byte" else ""
-    return f"{loss:.4f} {unit} (perplexity {perplexity(loss):.2f}{bits})"
+    return f"{loss:.4f} {unit} (perplexity {perplexity(loss):.2f}{bits}){metrics}"
 
 
 def _traffic(report: Report) -> str:

@@ -36,14 +36,14 @@ def build_report(
 ) -> Report:
     """Puts the workers' results together.
 
-    `val_loss compute_s stall_s wall_s compute_utilization` are means over the workers that reported
-    them. `step_s_idle step_s_in_flight` are the workers' median inner steps while no round is on
-    its way and while one is, weighted by the number of such steps. `rounds_completed` is the most
-    that one worker saw, `rounds_failed` the sum over workers. `spread` is how far replicas in pairs
-    were from their group's mean when they last met, relative to its size. `loop_lag_ms` is the
-    worst worker's. `bytes_ratio` says how many times more DDP would have sent. A worker that ended
-    without a result stands in `peers` with what was last heard of it. What differs with a model in
-    stages: see `staged_figures`.
+    `val_loss val_metrics compute_s stall_s wall_s compute_utilization` are means over the workers
+    that reported them. `step_s_idle step_s_in_flight` are the workers' median inner steps while no
+    round is on its way and while one is, weighted by the number of such steps. `rounds_completed`
+    is the most that one worker saw, `rounds_failed` the sum over workers. `spread` is how far
+    replicas in pairs were from their group's mean when they last met, relative to its size.
+    `loop_lag_ms` is the worst worker's. `bytes_ratio` says how many times more DDP would have sent.
+    A worker that ended without a result stands in `peers` with what was last heard of it. What
+    differs with a model in stages: see `staged_figures`.
 
     Args:
         records: one per worker.
@@ -89,6 +89,7 @@ def build_report(
         "checkpoint": next((p["checkpoint"] for p in peers if p["checkpoint"]), None),
         "loss_png": None,
         "peers": peers,
+        "val_metrics": _mean_of_each([_numbers(result.get("val_metrics")) for result in results]),
         "val_loss_curve": mean_curve([record.validation_curve() for record in records]),
         "train_loss_curve": mean_curve([record.loss_curve() for record in records]),
         **staged_figures(records),
@@ -223,6 +224,11 @@ def _reason(peers: Sequence[Mapping[str, Any]]) -> str | None:
 
 def _mean(values: Sequence[float]) -> float | None:
     return fmean(values) if values else None
+
+
+def _mean_of_each(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    names = dict.fromkeys(name for each in found for name in each)
+    return {name: fmean(each[name] for each in found if name in each) for name in names}
 
 
 def _agree(peers: Sequence[Mapping[str, object]]) -> bool | None:

@@ -15,7 +15,7 @@ from algorithms.fragments import Fragment, partition
 from algorithms.plan import Plan
 from worker.config import Config, load_config
 from worker.tasks import Cursor, Task, load_task
-from worker.training.evaluation import validation_loss
+from worker.training.evaluation import validate
 from worker.training.model import schema_of
 from worker.training.replica import InnerReplica
 
@@ -63,9 +63,9 @@ class Trained:
         for fragment, anchor in zip(self.fragments, anchors, strict=True):
             for name, value in fragment.views(anchor).items():
                 parameters[name].copy_(value)
-        loss = validation_loss(self.task, self.replica.model, self.training.seed)
-        assert loss is not None, "there is no limit of time"
-        return loss
+        found = validate(self.task, self.replica.model, self.training.seed)
+        assert found is not None, "there is no limit of time"
+        return found.loss
 
     @property
     def sent(self) -> "Sent":

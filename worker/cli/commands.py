@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import click
 
 from protos.addresses import is_loopback, is_wildcard, join_address, split_address, with_host
+from protos.figures import listed
 from protos.settings import settings_of
 from worker.cli.event_lines import announce_as_json, announce_plainly
 from worker.cli.options import option, options
@@ -321,14 +322,17 @@ def evaluate(
     enters a stage that is left out goes on to the next as it is. Stages are cut as the run's were;
     into another number of them, by parameters.
     """
-    from worker.training.evaluation import checkpoint_loss, find_checkpoint
+    from worker.training.evaluation import evaluate_checkpoint, find_checkpoint
 
     omitted = _stage_numbers(omit) if omit is not None else []
     saved = find_checkpoint(run)
-    loss = checkpoint_loss(saved, stages=stages, omitted=omitted, split=split, settings=settings)
+    found = evaluate_checkpoint(
+        saved, stages=stages, omitted=omitted, split=split, settings=settings
+    )
     named = "stage" if len(omitted) == 1 else "stages"
     without = f", without {named} {', '.join(map(str, omitted))}" if omitted else ""
-    click.echo(f"{saved.path}: {split} loss {loss:.4f}, perplexity {_perplexity(loss)}{without}")
+    figures = f"loss {found.loss:.4f}, perplexity {_perplexity(found.loss)}"
+    click.echo(f"{saved.path}: {split} {figures}{listed(found.metrics)}{without}")
     return 0
 
 

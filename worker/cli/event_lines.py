@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from protos.addresses import is_loopback, split_address
 from protos.events import stall_words
-from protos.figures import megabytes, percent
+from protos.figures import listed, megabytes, percent
 from protos.files import print_line
 
 _AT_THE_END = {
@@ -53,7 +53,8 @@ def describe(event: Mapping[str, object], joins: str = "") -> str | None:
         case "progress" if (words := _AT_THE_END.get(str(event.get("state")))) is not None:
             return f"step {event['step']}/{event['steps']}  {words}"
         case "validation":
-            return f"step {event['step']}  validation loss {event['val_loss']:.4f}"
+            figures = listed(event.get("val_metrics"))
+            return f"step {event['step']}  validation loss {event['val_loss']:.4f}{figures}"
         case "round_failed":
             return f"round {event['round']} failed: {event['reason']}"
         case "stalled":
@@ -86,7 +87,8 @@ def describe(event: Mapping[str, object], joins: str = "") -> str | None:
             return f"checkpoint {event['path']}"
         case "result":
             loss = event["val_loss"]
-            scored = f"validation loss {loss:.4f}, " if isinstance(loss, float) else ""
+            figures = listed(event.get("val_metrics"))
+            scored = f"validation loss {loss:.4f}{figures}, " if isinstance(loss, float) else ""
             return (
                 f"{event['reason']} at step {event['step']}: {scored}"
                 f"{event['rounds_completed']} rounds, anchor {event['anchor_hash']}"

@@ -50,6 +50,7 @@ class HuggingFace:
         text: a file, a folder, a glob, or "stdlib"; it is packed to windows of `context` tokens.
         context: tokens of a sample; batch_size: samples of a batch.
         lora: arguments of peft's `LoraConfig`: only the adapters are trained, and travel.
+        sample_prompt: what the sample in a run's report begins with.
 
     Raises:
         TaskError: transformers or peft is missing, or refuses the model or the adapters.
@@ -84,13 +85,14 @@ class HuggingFace:
         context: int = 128,
         batch_size: int = 4,
         lora: Mapping[str, Any] | None = None,
+        sample_prompt: str = "def ",
     ) -> None:
         if context < 1 or batch_size < 1:
             raise TaskError("context and batch_size must be at least 1")
         self._transformers = _library("transformers")
         self._source, self._seed, self._lora = model, seed, lora
         self._batch_size, self._context = batch_size, context
-        self.tokens_per_sample = context
+        self.tokens_per_sample, self.sample_prompt = context, sample_prompt
         self._config = self._read_config()
         self._tokenizer = self._read_tokenizer(tokenizer)
         if self._tokenizer is None:

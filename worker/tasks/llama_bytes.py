@@ -50,6 +50,7 @@ class LlamaBytes:
         batch_size: samples per batch. Small batches learned most in a given time on a CPU.
         context_bytes: length of a sample; by default what the preset says.
         architecture: fields of `LlamaConfig` to change in the preset.
+        sample_prompt: what the sample in a run's report begins with.
 
     Attributes:
         config: the model's sizes.
@@ -77,6 +78,7 @@ class LlamaBytes:
         batch_size: int = 4,
         context_bytes: int | None = None,
         architecture: Mapping[str, object] | None = None,
+        sample_prompt: str = "def ",
     ) -> None:
         changes = dict(architecture or {})
         if changes.get("vocab_size", 256) != 256:
@@ -87,7 +89,7 @@ class LlamaBytes:
             raise TaskError(f"batch_size must be an integer of at least 1, got {batch_size!r}")
         if not isinstance(text, str):
             raise TextError(f"text must be a path or {STDLIB!r}, got {text!r}")
-        self.seed = seed
+        self.seed, self.sample_prompt = seed, sample_prompt
         self.config = llama_config(model, **changes)
         self.batch_size = batch_size
         self.tokens_per_sample = self.config.max_position_embeddings

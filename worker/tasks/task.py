@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import difflib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -94,7 +94,7 @@ class Task(Protocol):
     """A model with the samples and the loss that train it.
 
     An attribute `loss_unit`, such as "nats per token", is printed beside the loss; with one called
-    `tokens_per_sample`, tokens are counted.
+    `tokens_per_sample`, tokens are counted; `sample_prompt` is what a report's sample begins with.
 
     Called from the train thread only. Build one with `load_task`.
     """
@@ -176,6 +176,17 @@ def next_batch(batches: Iterator[Batch], split: str) -> Batch:
             "from the first again if need be"
         )
     return batch
+
+
+@runtime_checkable
+class Measures(Protocol):
+    """A task with figures of its own, such as accuracy, beside the validation loss."""
+
+    def metrics(self, model: nn.Module, batch: Batch) -> Mapping[str, torch.Tensor | float]:
+        """Return figures of a held-out batch by name, scalars; their means are told.
+
+        Called without gradients, the model in evaluation mode, both on its device."""
+        ...
 
 
 @runtime_checkable

@@ -2,8 +2,10 @@
 
 import random
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from worker.tasks import (
     Batch,
     Cursor,
     Generates,
+    Measures,
     Staged,
     StageModule,
     Streams,
@@ -32,7 +35,15 @@ from worker.training.loop import Trainer
 from worker.training.model import running_statistics, trained_parameters
 
 _VALIDATION_BATCHES = 16
-_SAMPLE_BYTES = 400
+_SAMPLE_BYTES, _SAMPLE_PROMPT = 400, "def "
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Means over held-out batches: of the loss, and of what the task's `metrics` gives, by name."""
+
+    loss: float
+    metrics: Mapping[str, float]
 
 
 @contextmanager
@@ -93,8 +104,8 @@ class PeriodicEvaluation:
         self._passed = step // every_steps if every_steps else 0
 
     def evaluate_if_due(self, trainer: Trainer, wanted: Callable[[], bool]) -> None:
-        """Between two steps; the trainer tells of the loss. At the end of the run the result has
-        it in any case. Args: wanted: as `validation_loss` takes it."""
+        """Between two steps; the trainer tells of it. At the end of the run the result has it in
+        any case. Args: wanted: as `validate` takes it."""
         if not self._every_steps or not trainer.trains:
             return
         passed = trainer.step // self._every_steps
@@ -103,41 +114,51 @@ class PeriodicEvaluation:
         self._passed, began_s = passed, time.monotonic()
         trainer.report("evaluating")
         with random_states_kept(device_of(self._model)), anchors_loaded(trainer):
-            loss = validation_loss(self._task, self._model, self._seed, wanted)
-        trainer.evaluated(loss, time.monotonic() - began_s)
+            found = validate(self._task, self._model, self._seed, wanted)
+        loss, metrics = (found.loss, found.metrics) if found is not None else (None, {})
+        trainer.evaluated(loss, metrics, time.monotonic() - began_s)
 
 
-def validation_loss(
+def validate(
     task: Task, model: nn.Module, seed: int, wanted: Callable[[], bool] = lambda: True
-) -> float | None:
-    """Mean loss over the same held-out batches on every peer; None as soon as it is not `wanted`
-    any more."""
+) -> Evaluation | None:
+    """Over the same held-out batches on every peer; None as soon as it is not `wanted` any more."""
     with evaluating(model):
-        return mean_loss(task, partial(_loss, task, model), seed=seed, wanted=wanted)
+        return _means(task, partial(_measured, task, model), seed=seed, wanted=wanted)
 
 
-def _loss(task: Task, model: nn.Module, batch: Batch) -> Tensor:
-    return task.loss(model, moved(batch, device_of(model)))
+_Measured = tuple[Tensor, Mapping[str, Tensor | float]]
 
 
-def mean_loss(
+def _measured(task: Task, model: nn.Module, batch: Batch) -> _Measured:
+    batch = moved(batch, device_of(model))
+    metrics = task.metrics(model, batch) if isinstance(task, Measures) else {}
+    return task.loss(model, batch), metrics
+
+
+def _means(
     task: Task,
-    loss: Callable[[Batch], Tensor],
+    measured: Callable[[Batch], _Measured],
     *,
     seed: int,
     split: str = "validation",
     wanted: Callable[[], bool] = lambda: True,
-) -> float | None:
-    """Mean of a loss over the batches that `validation_loss` takes, or as many to train on."""
+) -> Evaluation | None:
+    """Over the batches that `validate` takes, or as many to train on."""
     batches = task.batches(split, Cursor(seed=seed, stream="validation"))
     losses: list[float] = []
+    found: defaultdict[str, list[float]] = defaultdict(list)
     # Not in inference mode: what a model caches in its forward is used in training again.
     with torch.no_grad():
         while len(losses) < _VALIDATION_BATCHES:
             if not wanted():
                 return None
-            losses.append(float(loss(next_batch(batches, split))))
-    return sum(losses) / len(losses)
+            loss, metrics = measured(next_batch(batches, split))
+            losses.append(float(loss))
+            for name, value in metrics.items():
+                found[name].append(float(value))
+    means = {name: sum(values) / len(values) for name, values in found.items()}
+    return Evaluation(sum(losses) / len(losses), means)
 
 
 def build_stages(task: Staged, stages: StagesConfig) -> list[StageModule]:
@@ -166,15 +187,16 @@ def route_loss(stages: Sequence[StageModule], route: Sequence[int], batch: Batch
     return stages[0].loss(hidden, batch)
 
 
-def checkpoint_loss(
+def evaluate_checkpoint(
     saved: Checkpoint,
     *,
     stages: int | None = None,
     omitted: Collection[int] = (),
     split: str = "validation",
     settings: Iterable[str] = (),
-) -> float:
-    """Mean loss of a checkpoint's anchor, over as many batches as a run's report takes.
+) -> Evaluation:
+    """Of a checkpoint's anchor, over as many batches as a run's report takes; a model that is cut
+    has a loss alone.
 
     Args:
         saved: of a whole model.
@@ -193,7 +215,7 @@ def checkpoint_loss(
     _check_omitted(cut.count, omitted)
     task = task_of(config)
     model = anchored_model(saved, config, task)
-    loss: Callable[[Batch], Tensor] = partial(task.loss, model)
+    measured: Callable[[Batch], _Measured] = partial(_measured, task, model)
     evaluated: list[nn.Module] = [model]
     if cut.count > 1:
         if not isinstance(task, Staged):
@@ -206,9 +228,9 @@ def checkpoint_loss(
         for part in parts:
             part.load_state_dict({name: values[name] for name in part.state_dict()})
         route = [stage for stage in range(cut.count) if stage not in omitted]
-        loss, evaluated = partial(route_loss, parts, route), [*parts]
+        measured, evaluated = lambda batch: (route_loss(parts, route, batch), {}), [*parts]
     with evaluating(*evaluated):
-        found = mean_loss(task, loss, seed=config.run.seed, split=split)
+        found = _means(task, measured, seed=config.run.seed, split=split)
     assert found is not None, "without a limit it is never cut short"
     return found
 
@@ -230,7 +252,7 @@ def generate_sample(task: Task, model: nn.Module, seed: int) -> str | None:
     """A piece of text, where the task can write one."""
     if not isinstance(task, Generates):
         return None
-    prompt = "def "
+    prompt = str(getattr(task, "sample_prompt", _SAMPLE_PROMPT))
     with evaluating(model):
         return prompt + task.generate(model, prompt, _SAMPLE_BYTES, 0.7, seed)
 

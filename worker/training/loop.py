@@ -6,7 +6,7 @@ commits by copy, so that an error commits nothing.
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from torch import Tensor
@@ -141,15 +141,14 @@ class TrainingLoop:
         """Says what this worker is at after the last step."""
         self._reporter.progress(self.step, state)
 
-    def evaluated(self, loss: float | None, seconds: float) -> None:
-        """The held-out loss of the anchors at this step, None where that was cut short, and how
-        long it took."""
+    def evaluated(self, loss: float | None, metrics: Mapping[str, float], seconds: float) -> None:
+        """The held-out loss of the anchors at this step, None where that was cut short, with the
+        task's metrics, and how long it took."""
         self.metrics.evaluate_s += seconds
         if loss is not None:
             self.metrics.validated(self.step, loss)
-            self._reporter.event(
-                "validation", step=self.step, val_loss=loss, seconds=round(seconds, 3)
-            )
+            found = {"val_loss": loss, "val_metrics": dict(metrics)}
+            self._reporter.event("validation", step=self.step, seconds=round(seconds, 3), **found)
 
     def withdraw_done(self) -> None:
         """Stopped after the last step: nobody may take what is done last for done by this peer."""

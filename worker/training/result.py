@@ -14,7 +14,7 @@ from worker.iothread import IOThread
 from worker.pipeline.node import StageNode
 from worker.pipeline.part import Part
 from worker.tasks import Task
-from worker.training.evaluation import anchors_loaded, generate_sample, validation_loss
+from worker.training.evaluation import Evaluation, anchors_loaded, generate_sample, validate
 from worker.training.loop import Trainer
 from worker.wire import tensor_hash
 
@@ -56,10 +56,10 @@ def build_result(
     peers = sum(part.stage is None or member.stage == part.stage for member in members)
     # Ctrl-C is of somebody that looks on: then what is quick.
     until_s = time.monotonic() + (math.inf if trainer.stopped is None else _LAST_WORDS_S)
-    val_loss, sample = None, None
+    found, sample = None, None
     if not hurried():
         wanted = partial(_wanted, hurried, until_s)
-        val_loss, sample = _evaluate(task, config, part, trainer, whole, wanted)
+        found, sample = _evaluate(task, config, part, trainer, whole, wanted)
     result = {
         "preset": config.preset,
         "inner_steps": config.plan.inner_steps,
@@ -68,7 +68,8 @@ def build_result(
         "step": trainer.step,
         "steps": metrics.inner_steps,
         "reason": "finished" if trainer.stopped is None else trainer.stopped.reason,
-        "val_loss": val_loss,
+        "val_loss": found.loss if found is not None else None,
+        "val_metrics": dict(found.metrics) if found is not None else {},
         "loss_unit": getattr(task, "loss_unit", None),
         "sample": sample,
         "train_loss_curve": metrics.curve,
@@ -105,8 +106,8 @@ def _evaluate(
     trainer: Trainer,
     whole: WholeModel | None,
     wanted: Callable[[], bool],
-) -> tuple[float | None, str | None]:
-    """Validation loss and a sample of the anchors; None where there is no whole model, and as soon
+) -> tuple[Evaluation | None, str | None]:
+    """Validation and a sample of the anchors; None where there is no whole model, and as soon
     as they are not wanted any more."""
     if whole is not None:
         model = task.model()
@@ -117,8 +118,8 @@ def _evaluate(
         return None, None
     trainer.report("evaluating")
     with anchors_loaded(trainer):
-        loss = validation_loss(task, model, config.run.seed, wanted)
-        return loss, generate_sample(task, model, config.run.seed) if wanted() else None
+        found = validate(task, model, config.run.seed, wanted)
+        return found, generate_sample(task, model, config.run.seed) if wanted() else None
 
 
 def _wanted(hurried: Callable[[], bool], until_s: float) -> bool:

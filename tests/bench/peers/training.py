@@ -22,7 +22,7 @@ from algorithms.presets import PRESETS
 from tests.bench.peers.network import LOOPBACK, interface_of, traffic_of
 from worker.tasks import Cursor, load_task
 from worker.training.config import InnerConfig
-from worker.training.evaluation import validation_loss
+from worker.training.evaluation import validate
 from worker.training.replica import InnerReplica
 from worker.wire import tensor_hash
 
@@ -141,7 +141,7 @@ class Training:
         # All workers of a loopback run share one counter (and with whatever else uses it).
         share = self.options.workers if self._interface == LOOPBACK else 1
         self.load(anchor)
-        loss = validation_loss(self.task, self.model, self.options.seed)
+        found = validate(self.task, self.model, self.options.seed)
         say(
             event="result",
             peer=self.options.name,
@@ -150,7 +150,7 @@ class Training:
             torch=torch.__version__,
             steps=self.options.steps,
             params=self.fragment.elements,
-            val_loss=loss,
+            val_loss=found.loss if found is not None else None,
             **self.metrics.plain(),
             rounds_partial=rounds_partial,
             bytes_sent=traffic.sent // share,

@@ -38,4 +38,5 @@ def test_the_task_example_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert (second.inputs == again.inputs).all()
     loss = task.loss(model, first)
     loss.backward()
+    assert 0 < task.metrics(model, first)["accuracy"] < 1
     assert all(parameter.grad is not None for parameter in model.parameters())

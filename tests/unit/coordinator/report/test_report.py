@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from coordinator.rendezvous.records import Record
-from coordinator.report.printer import print_report, sparkline
+from coordinator.report.printer import figure_lines, print_report, sparkline
 from coordinator.report.report import build_report, mean_curve, write_report
 from coordinator.report.results import draw_loss_curve, leave_results, smoothed, thinned
 
@@ -166,6 +166,15 @@ def test_the_printed_report_names_the_figures(result_event) -> None:
 def test_the_mean_curve_uses_who_has_the_step() -> None:
     assert mean_curve([[(1, 4.0), (2, 2.0)], [(1, 2.0)], []]) == [(1, 3.0), (2, 2.0)]
     assert mean_curve([]) == []
+
+
+def test_what_a_task_measures_is_a_mean_over_those_that_did(result_event) -> None:
+    found = [{"accuracy": 0.5, "recall": 0.25}, {"accuracy": 0.75, "recall": math.nan}, None]
+    events = [result_event(f"w{n}", val_metrics=each) for n, each in enumerate(found)]
+    report = build_report([finished(event) for event in events], settings={}, elapsed_s=1.0)
+    assert report["val_metrics"] == {"accuracy": 0.625, "recall": 0.25}
+    (line,) = (value for label, value in figure_lines(report) if label == "validation loss")
+    assert line.endswith("bits per byte), accuracy 0.625, recall 0.25")
 
 
 def test_numbers_that_json_cannot_hold_become_null(tmp_path: Path, result_event) -> None:

@@ -20,7 +20,7 @@ from worker.pipeline.part import part_of
 from worker.tasks import Cursor, load_task
 from worker.tasks.llama import Llama
 from worker.training import checkpoint
-from worker.training.evaluation import checkpoint_loss, find_checkpoint
+from worker.training.evaluation import evaluate_checkpoint, find_checkpoint
 
 LAYERS = 4
 SIZES = (
@@ -243,7 +243,9 @@ def test_the_stages_make_the_model_that_they_were_cut_from(
     whole = saved.named("anchor")
     assert whole.keys() == parameters.keys()
     assert all(torch.equal(whole[name], values) for name, values in parameters.items())
-    assert checkpoint_loss(saved) == pytest.approx(checkpoint_loss(saved, stages=3))
+    assert evaluate_checkpoint(saved).loss == pytest.approx(
+        evaluate_checkpoint(saved, stages=3).loss
+    )
 
 
 def test_stages_of_different_steps_are_told_and_the_least_names_the_model(

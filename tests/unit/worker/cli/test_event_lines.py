@@ -39,6 +39,13 @@ from worker.cli.event_lines import announce_plainly, describe
             "step 60  validation loss 2.3457",
         ),
         (
+            {
+                "event": "validation", "step": 60, "val_loss": 2.34567,
+                "val_metrics": {"accuracy": 0.91234, "top 5": 1.0},
+            },
+            "step 60  validation loss 2.3457, accuracy 0.9123, top 5 1",
+        ),
+        (
             {"event": "metrics", "url": "http://127.0.0.1:9464/metrics"},
             "metrics for Prometheus at http://127.0.0.1:9464/metrics",
         ),

@@ -1,18 +1,26 @@
 """Text from a checkpoint: which one is taken, and that its anchor is what writes."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from algorithms.fragments import TensorSpec
 from worker.config import Config, load_config
 from worker.errors import CheckpointError
 from worker.manifest import Manifest
-from worker.tasks import TaskError, load_task
+from worker.tasks import Batch, Cursor, TaskError, load_task
 from worker.training import checkpoint
-from worker.training.evaluation import find_checkpoint, generate_text
+from worker.training.evaluation import (
+    Evaluation,
+    find_checkpoint,
+    generate_sample,
+    generate_text,
+    validate,
+)
 
 SIZES = (
     "{hidden_size = 8, intermediate_size = 16, num_hidden_layers = 2, num_attention_heads = 2, "
@@ -76,6 +84,37 @@ def test_a_task_that_writes_no_text_says_so(
     save_step(tmp_path, 1, manifest=manifest.plain())
     with pytest.raises(TaskError, match=r"task 'numbers_without_text:build' has no generate\(\)"):
         generate_text(tmp_path, "x", 1, 0.0, 0)
+
+
+class Measured:
+    """A task whose loss is the number of its batch."""
+
+    sample_prompt = "Once "
+
+    def model(self) -> nn.Module:
+        return nn.Linear(1, 1)
+
+    def batches(self, split: str, cursor: Cursor) -> Iterator[Batch]:
+        return (Batch(number, None, cursor) for number in range(99))
+
+    def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        return torch.tensor(float(batch.inputs))
+
+    def metrics(self, model: nn.Module, batch: Batch) -> dict[str, torch.Tensor | float]:
+        assert not model.training
+        assert not torch.is_grad_enabled()
+        even = {"even": float(batch.inputs % 2 == 0)}
+        return {**even, "first": torch.ones(())} if batch.inputs < 4 else {**even}
+
+    def generate(self, model: nn.Module, prompt: str, *_: object) -> str:
+        return f"upon {prompt!r}"
+
+
+def test_a_report_has_the_means_of_what_a_task_measures_and_a_sample_of_its_prompt() -> None:
+    task = Measured()
+    model = task.model()
+    assert validate(task, model, 0) == Evaluation(7.5, {"even": 0.5, "first": 1.0})
+    assert generate_sample(task, model, 0) == "Once upon 'Once '"
 
 
 def test_a_task_that_does_not_stream_writes_in_one_piece(

@@ -14,7 +14,7 @@ from algorithms.fragments import partition
 from algorithms.presets import PRESETS
 from worker.tasks import Batch, Cursor
 from worker.training.config import InnerConfig
-from worker.training.evaluation import PeriodicEvaluation, validation_loss
+from worker.training.evaluation import PeriodicEvaluation, validate
 from worker.training.inbox import Mailbox, Started, ToIO, TrainingEvent
 from worker.training.loop import Trainer
 from worker.training.model import schema_of
@@ -122,8 +122,8 @@ def test_it_is_the_loss_of_the_anchor_and_not_of_the_local_parameters() -> None:
     run = Run(every_steps=2, noise=False)
     losses = {event["val_loss"] for event in run.validations()}
     # A peer that exchanges nothing has the anchor that it began with, until the end.
-    assert losses == {validation_loss(run.task, run.task.model(), 0)}
-    assert losses != {validation_loss(run.task, run.model, 0)}
+    assert losses == {validate(run.task, run.task.model(), 0).loss}
+    assert losses != {validate(run.task, run.model, 0).loss}
 
 
 def test_one_that_a_signal_cuts_short_tells_no_loss() -> None:
