@@ -55,11 +55,12 @@ def started(script: str, *each: tuple[str, ...]) -> Iterator[list[subprocess.Pop
     ("script", "options"),
     [
         ("loop.py", ()),
+        ("accelerate_loop.py", ("--steps", "20")),
         ("transformers_trainer.py", ("--steps", "20")),
         ("transformers_trainer.py", ("--steps", "20", "--lora")),
         ("lightning_module.py", ("--steps", "20")),
     ],
-    ids=["own loop", "transformers", "lora", "lightning"],
+    ids=["own loop", "accelerate", "transformers", "lora", "lightning"],
 )
 def test_two_peers_end_with_one_model(script: str, options: tuple[str, ...]) -> None:
     printed = run_peers(script, *options)

@@ -19,7 +19,7 @@ import murmuration
 
 
 def main() -> None:
-    """Trains with momentum and clipping, a round every four steps."""
+    """Trains with two optimizers, momentum and clipping, a round every four steps."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model: nn.Module = nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 3))
@@ -29,8 +29,9 @@ def main() -> None:
         dist.init_process_group("gloo")
         rank, ranks = dist.get_rank(), dist.get_world_size()
         model = fully_shard(model) if sys.argv[2] == "fsdp" else DistributedDataParallel(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    swarm = murmuration.Swarm(model, optimizer, inner_steps=4, steps=int(sys.argv[1]))
+    first, *others = model.parameters()
+    optimizers = [torch.optim.SGD(each, lr=0.1, momentum=0.9) for each in ([first], others)]
+    swarm = murmuration.Swarm(model, optimizers, inner_steps=4, steps=int(sys.argv[1]))
     with swarm:
         while not swarm.done:
             chosen = swarm.step % 8
@@ -38,8 +39,9 @@ def main() -> None:
             loss = (model(inputs[chosen, mine]) - targets[chosen, mine]).square().mean()
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-            optimizer.step()
-            optimizer.zero_grad()
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
         with swarm.anchor():
             pass
     whole = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in model.parameters()]

@@ -160,7 +160,56 @@ def test_too_few_peers_is_one_line() -> None:
         pass
 
 
-def test_a_loss_that_is_not_finite_loses_the_step_but_not_the_run() -> None:
+def test_a_parameter_that_is_added_in_the_block_is_one_line() -> None:
+    model, optimizer = model_of()
+    with Swarm(model, optimizer):
+        one_step(model, optimizer)
+        model.add_module("extra", nn.Linear(2, 2))
+        with pytest.raises(UsageError, match=r"'extra\.weight' was added") as refused:
+            optimizer.step()
+    assert "\n" not in str(refused.value)
+
+
+def test_a_second_swarm_around_one_model_is_one_line_and_leaves_the_first_alone() -> None:
+    model, optimizer = model_of()
+    with Swarm(model, optimizer, steps=2) as first:
+        one_step(model, optimizer)
+        with (
+            pytest.raises(UsageError, match="this model is in a swarm already") as refused,
+            Swarm(model, optimizer),
+        ):
+            pass
+        one_step(model, optimizer)
+        assert first.done
+    assert "\n" not in str(refused.value)
+
+
+def test_sparse_gradients_are_one_line_where_gradients_are_averaged() -> None:
+    model = nn.Embedding(4, 2, sparse=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with Swarm(model, optimizer, preset="ddp"):
+        model(torch.tensor([1])).sum().backward()
+        with pytest.raises(UsageError, match="'weight' has a sparse gradient") as refused:
+            optimizer.step()
+    assert "\n" not in str(refused.value)
+
+
+def test_tied_weights_are_trained_as_one() -> None:
+    model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
+    model[1].weight = model[0].weight
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with Swarm(model, optimizer, inner_steps=1, steps=2) as swarm:
+        while not swarm.done:
+            model(torch.ones(2, 3)).sum().backward()
+            optimizer.step()
+    assert model[1].weight is model[0].weight
+    (fragment,) = swarm.state_dict()["fragments"]
+    assert torch.equal(fragment["anchor"], model[0].weight.detach().flatten())
+
+
+def test_a_loss_that_is_not_finite_loses_the_step_but_not_the_run(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     model, optimizer = model_of()
     with Swarm(model, optimizer, inner_steps=2, steps=4) as swarm:
         for number in range(4):
@@ -169,6 +218,8 @@ def test_a_loss_that_is_not_finite_loses_the_step_but_not_the_run() -> None:
             optimizer.zero_grad()
         assert swarm.done
     assert values(model).isfinite().all()
+    (line,) = (r.getMessage() for r in caplog.records if r.levelname == "WARNING")
+    assert "parameters are not finite: going on from the anchor" in line
 
 
 def test_everything_public_is_documented() -> None:
