@@ -1,6 +1,7 @@
 """Memory that the presets take beyond a plain training loop, as multiples of the model.
 
-    python tests/bench/memory.py [--workers 2] [--inner-steps 6] [--preset NAME ...] [--large]
+    python tests/bench/memory.py [--workers 2] [--inner-steps 6] [--preset NAME ...]
+    python tests/bench/memory.py --large [--layers 18] [--preset NAME ...]
 
 Real workers train a decoder of two sizes. The peak of a process (VmHWM) is read before the last
 batch, so without the checkpoint that follows, and once more when it has ended. What libraries and
@@ -8,17 +9,21 @@ allocators take does not grow with the model: the difference between the two siz
 between their parameters in fp32, is what counts. A plain loop holds the model, its gradients and
 AdamW's moments: 4, and what autograd and the allocator add. Writes a Markdown table.
 
+An inner step is timed with and without a round in flight: medians, in the larger model.
+
 `--large` trains a model of half a billion parameters in bf16 with SGD instead, and says what the
-processes took together, and how long.
+processes took together, and how long. With `--layers 9` it is a quarter of a billion.
 """
 
 import argparse
+import json
 import multiprocessing
 import os
 import re
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -56,6 +61,9 @@ class Measured(LlamaBytes):
     def model(self) -> Llama:
         return super().model().to(self._dtype)
 
+    def generate(self, *_: Any) -> str:
+        return ""  # the text of a large model takes longer than its training
+
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         self._losses += 1
         if self._losses == self._last_step:
@@ -77,16 +85,17 @@ def main() -> None:
     parser.add_argument("--inner-steps", type=int, default=6)
     parser.add_argument("--preset", nargs="*", choices=PRESETS, default=PRESETS)
     parser.add_argument("--large", action="store_true", help="0.5 billion parameters instead")
+    parser.add_argument("--layers", type=int, default=_LARGE_LAYERS, help="of the large model")
     options = parser.parse_args()
     if options.large:
-        print_large(options.workers, [p for p in options.preset if p != "local"])
+        print_large(options.layers, options.workers, [p for p in options.preset if p != "local"])
         return
     steps = _PERIODS * options.inner_steps + options.inner_steps // 2
     sizes = [parameter_bytes(layers) for layers in LAYERS]
     print(
         f"{options.workers} workers, models of {' and '.join(f'{s / 1e6:.0f}' for s in sizes)} MB\n"
-        "\n| process | peak of each | times the model | beyond plain | with the last checkpoint |\n"
-        "| --- | --- | --- | --- | --- |"
+        "\n| process | peak of each | times the model | beyond plain | with the last checkpoint "
+        "| inner step | with a round in flight |\n| --- | --- | --- | --- | --- | --- | --- |"
     )
     plain: float | None = None
     for preset in ("plain", *options.preset):
@@ -95,20 +104,27 @@ def main() -> None:
             for layers in LAYERS
         ]
         training, whole = (
-            (peaks[1][kind] - peaks[0][kind]) / (sizes[1] - sizes[0]) for kind in (0, 1)
+            (getattr(peaks[1], kind) - getattr(peaks[0], kind)) / (sizes[1] - sizes[0])
+            for kind in ("training_bytes", "whole_bytes")
         )
         plain = training if plain is None else plain
-        each = " and ".join(f"{training_bytes / 1e6:.0f}" for training_bytes, _ in peaks)
+        each = " and ".join(f"{peak.training_bytes / 1e6:.0f}" for peak in peaks)
         last = "-" if preset == "plain" else f"{whole:.2f}"
         print(
-            f"| {preset} | {each} MB | {training:.2f} | {training - plain:.2f} | {last} |",
+            f"| {preset} | {each} MB | {training:.2f} | {training - plain:.2f} | {last} "
+            f"| {milliseconds(peaks[1].idle_s)} | {milliseconds(peaks[1].in_flight_s)} |",
             flush=True,
         )
 
 
-def print_large(workers: int, presets: Sequence[str]) -> None:
-    """Two rounds of a model that fills a machine: peaks and seconds."""
-    count = parameter_bytes(_LARGE_LAYERS, _LARGE_WIDTH) // 4
+def milliseconds(seconds: Sequence[float]) -> str:
+    """Their mean; a dash where nobody measured any."""
+    return f"{1e3 * mean(seconds):.0f} ms" if seconds else "-"
+
+
+def print_large(layers: int, workers: int, presets: Sequence[str]) -> None:
+    """A round of a model that fills a machine: peaks and seconds."""
+    count = parameter_bytes(layers, _LARGE_WIDTH) // 4
     print(f"{workers} workers, {count / 1e6:.0f} million parameters in bf16, SGD\n")
     print("| preset | peak of each | together | seconds |\n| --- | --- | --- | --- |")
     for preset in presets:
@@ -117,10 +133,10 @@ def print_large(workers: int, presets: Sequence[str]) -> None:
             notes = Path(folder) / "notes"
             notes.mkdir()
             extra = settings_of(task__dtype='"bfloat16"', inner__optimizer='"sgd"')
-            each = train_workers(
-                preset, notes, options_of(_LARGE_LAYERS, _LARGE_WIDTH), 12, workers, 8, extra
+            found = train_workers(
+                preset, notes, options_of(layers, _LARGE_WIDTH), 12, workers, 8, extra
             )
-        seconds = time.monotonic() - began
+        seconds, each = time.monotonic() - began, found.whole_bytes
         print(f"| {preset} | {each / 1e9:.2f} GB | {workers * each / 1e9:.2f} GB | {seconds:.0f} |")
 
 
@@ -147,10 +163,19 @@ def parameter_bytes(layers: int, width: int = 384) -> int:
         return 4 * sum(parameter.numel() for parameter in task.model().parameters())
 
 
-def peaks_of(
-    preset: str, layers: int, steps: int, workers: int, inner_steps: int
-) -> tuple[float, float]:
-    """(peak before the last batch, peak of the whole life) in bytes, means over the workers."""
+@dataclass(frozen=True)
+class Found:
+    """Of a swarm: peaks before the last batch and of the whole life, means over the workers; and
+    each worker's median inner step, without a round in flight and with one."""
+
+    training_bytes: float
+    whole_bytes: float = 0.0
+    idle_s: Sequence[float] = ()
+    in_flight_s: Sequence[float] = ()
+
+
+def peaks_of(preset: str, layers: int, steps: int, workers: int, inner_steps: int) -> Found:
+    """Of one size."""
     with tempfile.TemporaryDirectory() as folder:
         notes = Path(folder) / "notes"
         notes.mkdir()
@@ -160,11 +185,12 @@ def peaks_of(
             )
             process.start()
             process.join()
-            whole = 0.0
-        else:
-            whole = train_workers(preset, notes, options_of(layers), steps, workers, inner_steps)
-        training = mean(int(note.read_text()) for note in notes.iterdir())
-    return training, whole
+            return Found(noted(notes))
+        return train_workers(preset, notes, options_of(layers), steps, workers, inner_steps)
+
+
+def noted(notes: Path) -> float:
+    return mean(int(note.read_text()) for note in notes.iterdir())
 
 
 def train_plainly(notes: str, layers: int, steps: int) -> None:
@@ -184,8 +210,8 @@ def train_workers(
     workers: int,
     inner_steps: int,
     extra: Sequence[str] = (),
-) -> float:
-    """Trains a swarm to its end; returns the mean of the peaks of its processes' whole lives."""
+) -> Found:
+    """Trains a swarm to its end."""
     architecture = options.pop("architecture")
     assert isinstance(architecture, dict)
     settings = settings_of(
@@ -201,9 +227,8 @@ def train_workers(
         settings += settings_of(diloco__inner_steps=inner_steps)
     if preset.startswith("streaming"):
         settings += settings_of(diloco__overlap_steps=1)
-    with running_swarm(
-        workers, notes.parent / "out", "--preset", preset, *settings, *extra
-    ) as swarm:
+    out = notes.parent / "out"
+    with running_swarm(workers, out, "--preset", preset, *settings, *extra) as swarm:
         swarm.programs |= dict.fromkeys(swarm.names, _SPAWNED)
         swarm.start_all()
         wholes = []
@@ -211,7 +236,12 @@ def train_workers(
             _, status, usage = os.wait4(worker.process.pid, 0)
             assert status == 0, f"{name} ended with {status}: {worker.errors}"
             wholes.append(1024 * usage.ru_maxrss)
-    return mean(wholes)
+        results = [json.loads((out / name / "result.json").read_text()) for name in swarm.names]
+    idle, in_flight = (
+        [result[key] for result in results if result[key] is not None]
+        for key in ("step_s_idle", "step_s_in_flight")
+    )
+    return Found(noted(notes), mean(wholes), idle, in_flight)
 
 
 if __name__ == "__main__":
