@@ -161,7 +161,8 @@ class Plan:
                 raise ValueError(
                     f"{field} is {getattr(self, field)!r}; use one of {', '.join(known)}"
                 )
-        if self.overlap == "measured" and self.overlap_steps == 0:
+        exchanges = self.exchange != "none"
+        if self.overlap == "measured" and self.overlap_steps == 0 and exchanges:
             raise ValueError(
                 "a measured overlap grows from overlap_steps, which is 0: that is no overlap; make "
                 "it at least 1, or use the preset `streaming`"

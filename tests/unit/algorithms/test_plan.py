@@ -67,6 +67,8 @@ PAIRS = {"exchange": "pairs", "outer_lr": 0.7, "outer_momentum": 0.5, "outer_pul
         ({"payload": "gradient", "inner_steps": 1, "overlap_steps": 1}, r"overlap_steps = 0"),
         ({"eager": True}, r"eager updates need overlap_steps of at least 1"),
         ({"eager": True, "overlap_steps": 1, "merge_alpha": 0.5}, r"merge_alpha = 0"),
+        ({"overlap": "measured"}, r"grows from overlap_steps, which is 0.*at least 1"),
+        ({"overlap": "late"}, r"overlap is 'late'; use one of fixed, measured"),
         ({"rounding": "stochastic"}, r"fp32 and fp32 have no grid"),
         ({"rounding": "up"}, r"rounding is 'up'; use one of nearest, stochastic"),
         ({"error_decay": 0.0}, r"error_decay is 0\.0"),
