@@ -90,7 +90,7 @@ sync-time: $(READY)  ## a round of noloco and of diloco for 2, 4 and 8 peers on 
 unequal: $(READY)  ## one worker five times slower than the others
 	$(RUN) tests/bench/unequal.py $(ARGS)
 
-pair-faults: $(READY)  ## a worker killed, stopped for 60 s, cut off amid a round in pairs: rounds and losses
+pair-faults: $(READY)  ## a worker killed, stopped for 60 s, cut off during a round in pairs: rounds and losses
 	$(RUN) tests/bench/pair_faults.py $(ARGS)
 
 pair-latency: $(READY)  ## NoLoCo's latency model beside figures derived from it
@@ -122,7 +122,7 @@ schedule: $(READY)  ## a staged model's iterations with each routing, predicted 
 stage-times: $(READY)  ## iterations of 4 stages x 2 replicas on unequal links, beside their prediction (root)
 	$(RUN) tests/bench/stage_times.py --plot docs/stages.png $(ARGS)
 
-stage-kills: $(READY)  ## a replica of each of 4 stages killed amid a visit: iterations, and what became of microbatches
+stage-kills: $(READY)  ## a replica of each of 4 stages killed during a call: iterations, and what became of microbatches
 	$(RUN) tests/bench/stage_kills.py $(ARGS)
 
 hostile: $(READY)  ## a stranger attacks real workers: what happens, memory, rounds; one line an attack

@@ -380,7 +380,7 @@ class Node:
             self.stages.context.measurements.round_trip(peer, seconds)
 
     def on_refused(self, count: int) -> None:
-        """So many members that a peer has sent are not believed."""
+        """This many members that a peer has sent are not believed."""
         for _ in range(count):
             self.context.counts.refuse("member")
 

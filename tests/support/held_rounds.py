@@ -1,4 +1,4 @@
-"""A worker that stands still amid a round in pairs until a test has done what it wants to do."""
+"""A worker that stands still during a round in pairs until a test has done what it wants to do."""
 
 import os
 import select
