@@ -44,6 +44,7 @@ LAYERS = (4, 12)  # the smaller has a layer for each of four fragments
 _CONTEXT_BYTES, _BATCH_SIZE = 32, 2  # activations of no size
 _PERIODS = 2
 _LARGE_LAYERS, _LARGE_WIDTH = 18, 1536
+_LARGE_FRAGMENTS = 9  # what is in flight is a fragment's
 _SPAWNED = ("runpy", "worker.cli")  # a process of its own: one that is forked has its parent's peak
 
 
@@ -126,18 +127,29 @@ def print_large(layers: int, workers: int, presets: Sequence[str]) -> None:
     """A round of a model that fills a machine: peaks and seconds."""
     count = parameter_bytes(layers, _LARGE_WIDTH) // 4
     print(f"{workers} workers, {count / 1e6:.0f} million parameters in bf16, SGD\n")
-    print("| preset | peak of each | together | seconds |\n| --- | --- | --- | --- |")
+    print(
+        "| preset | peak of each in training | in its whole life | together | seconds |\n"
+        "| --- | --- | --- | --- | --- |"
+    )
     for preset in presets:
         began = time.monotonic()
         with tempfile.TemporaryDirectory() as folder:
             notes = Path(folder) / "notes"
             notes.mkdir()
-            extra = settings_of(task__dtype='"bfloat16"', inner__optimizer='"sgd"')
+            extra = settings_of(
+                task__dtype='"bfloat16"',
+                inner__optimizer='"sgd"',
+                diloco__fragments=_LARGE_FRAGMENTS if preset == "streaming" else 1,
+            )
             found = train_workers(
-                preset, notes, options_of(layers, _LARGE_WIDTH), 12, workers, 8, extra
+                preset, notes, options_of(layers, _LARGE_WIDTH), 14, workers, 12, extra
             )
         seconds, each = time.monotonic() - began, found.whole_bytes
-        print(f"| {preset} | {each / 1e9:.2f} GB | {workers * each / 1e9:.2f} GB | {seconds:.0f} |")
+        print(
+            f"| {preset} | {found.training_bytes / 1e9:.2f} GB | {each / 1e9:.2f} GB "
+            f"| {workers * each / 1e9:.2f} GB | {seconds:.0f} |",
+            flush=True,
+        )
 
 
 def options_of(layers: int, width: int = 384) -> dict[str, Any]:

@@ -31,6 +31,7 @@ def test_peers_that_stay_draw_every_sample_once() -> None:
         Churn(107, delay_s=0.23),
         Churn(114, delay_s=0.23),
         Churn(5, stream=SampleStream(id=1, block=5, length=4003), batch=12),
+        Churn(65, stream=SampleStream(id=1, block=5, length=4003), batch=12),
         Churn(3, stream=SampleStream(id=1, block=7, length=4003), batch=3, delay_s=0.06),
     ],
     ids=[
@@ -38,6 +39,7 @@ def test_peers_that_stay_draw_every_sample_once() -> None:
         "slow links",
         "a kill as a batch is given",
         "batches over blocks",
+        "a kill that is known when the others are in the next epoch",
         "a leave before the kills are known",
     ],
 )

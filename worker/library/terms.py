@@ -125,6 +125,11 @@ def agree_on_terms(
             "settings: run.evaluate_every is for tasks: a loop of your own evaluates by itself, "
             "the anchor within `with swarm.anchor()`; leave it out"
         )
+    if config.task.data == "leased":
+        raise ConfigError(
+            "settings: task.data is for tasks: a loop of your own shares its samples by "
+            "`swarm.shard(loader)`; leave it out"
+        )
     found = None
     if addresses.advertise is None:
         found = find_host(addresses.listen, contacts, seen_from)

@@ -240,6 +240,7 @@ def test_an_adapter_that_is_not_there_is_named() -> None:
     [
         ({"serve_metrics": "here"}, "serve_metrics: '.*here' is no HOST:PORT"),
         ({"settings": {"run.evaluate_every": 5}}, "a loop of your own evaluates by itself"),
+        ({"settings": {"task.data": "leased"}}, "a loop of your own shares its samples by `swarm"),
     ],
 )
 def test_what_a_loop_of_ones_own_cannot_have_is_told(
