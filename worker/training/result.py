@@ -14,7 +14,7 @@ from worker.iothread import IOThread
 from worker.pipeline.node import StageNode
 from worker.pipeline.part import Part
 from worker.tasks import Task
-from worker.training.evaluation import Evaluation, anchors_loaded, generate_sample, validate
+from worker.training.evaluation import Evaluation, generate_sample, validate
 from worker.training.loop import Trainer
 from worker.wire import tensor_hash
 
@@ -41,7 +41,8 @@ def build_result(
     saved: Path | None,
     hurried: Callable[[], bool],
 ) -> dict[str, object]:
-    """Evaluates the anchors and collects all figures. train thread only.
+    """Evaluates the anchors and collects all figures, when the last checkpoint is saved: the model
+    holds the anchors then. train thread only.
 
     Args:
         part: what this worker trained; a stage alone has no loss and writes no text.
@@ -117,9 +118,10 @@ def _evaluate(
     else:
         return None, None
     trainer.report("evaluating")
-    with anchors_loaded(trainer):
-        found = validate(task, model, config.run.seed, wanted)
-        return found, generate_sample(task, model, config.run.seed) if wanted() else None
+    for each in trainer.fragments:  # the local parameters are saved, and not needed any more
+        each.write(each.state.anchor)
+    found = validate(task, model, config.run.seed, wanted)
+    return found, generate_sample(task, model, config.run.seed) if wanted() else None
 
 
 def _wanted(hurried: Callable[[], bool], until_s: float) -> bool:
