@@ -1,6 +1,7 @@
 """What a worker reports of itself: JSON lines on stdout and in its log, documents on the wire.
 
-Each is a map with `event`, its kind, `peer` and `time_s`, and the fields of its kind. What is read
+Each is a map with `event`, its kind, `peer`, `at`, the time of day with its zone, `time_s`, seconds
+since the start, and the fields of its kind. What is read
 was written by another process, perhaps on another machine, perhaps of another version: it is
 checked field by field, and what does not fit counts as missing.
 """

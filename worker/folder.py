@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from datetime import datetime
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -70,6 +71,7 @@ class EventLog:
 
     def _complete(self, event: dict[str, object]) -> dict[str, object]:
         event.setdefault("time_s", round(time.monotonic() - self._started_at, 3))
+        event.setdefault("at", datetime.now().astimezone().isoformat(timespec="milliseconds"))
         self._enrich(event)
         return event
 

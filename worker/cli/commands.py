@@ -9,7 +9,6 @@ import uuid
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +18,7 @@ import click
 from protos.addresses import is_loopback, is_wildcard, join_address, split_address, with_host
 from protos.figures import listed
 from protos.settings import settings_of
-from worker.cli.event_lines import announce_as_json, announce_plainly
+from worker.cli.event_lines import PlainLines, announce_as_json
 from worker.cli.options import option, options
 from worker.errors import UsageError
 
@@ -109,6 +108,10 @@ class WorkerFlags:
         "--insecure", is_flag=True, help="Encrypt nothing, and let anybody join."
     )
     as_json: bool = option("--json", is_flag=True, help="Events as JSON lines.")
+    quiet: bool = option("-q", "--quiet", is_flag=True, help="Only what needs somebody.")
+    verbose: bool = option(
+        "-v", "--verbose", is_flag=True, help="Each report and each round, not a line a round."
+    )
     stage: int | None = option(
         "--stage", type=click.IntRange(0), help="Of a model in stages, to serve."
     )
@@ -445,7 +448,7 @@ def _run(
         device=flags.device,
         announce=announce_as_json
         if flags.as_json
-        else partial(announce_plainly, joins=_joins(flags, identity)),
+        else PlainLines(_joins(flags, identity), flags.verbose - flags.quiet),
         identity=identity,
     )
     return run_worker(config, worker)

@@ -2,12 +2,18 @@
 
 import json
 from collections.abc import Mapping
+from datetime import datetime
 
 from protos.addresses import is_loopback, split_address
 from protos.events import stall_words
 from protos.figures import listed, megabytes, percent
 from protos.files import print_line
 
+_SILENCE_S = 30.0
+# What a person must know or act on.
+_NEEDED = frozenset(
+    {"listening", "metrics", "resumed", "round_failed", "stalled", "preempted", "warning", "result"}
+)
 _AT_THE_END = {
     "settling": "settling: until the others are done too",
     "assembling": "assembling the model from its stages",
@@ -20,10 +26,44 @@ def announce_as_json(event: Mapping[str, object]) -> None:
     print_line(json.dumps(event))
 
 
-def announce_plainly(event: Mapping[str, object], joins: str = "") -> None:
-    """Prints an event for a person: one plain line. Args: joins: as `describe` takes it."""
-    if (line := describe(event, joins)) is not None:
-        print_line(line)
+class PlainLines:
+    """Prints a worker's events for a person: behind the time of day with its zone, and the seconds
+    since the start. Training is a line for each round, and for 30 s without one.
+
+    Args:
+        joins: as `describe` takes it.
+        verbosity: 1 for each report of the training and each round's times; -1 without what goes
+            its usual way.
+    """
+
+    def __init__(self, joins: str = "", verbosity: int = 0) -> None:
+        self._joins, self._verbosity = joins, verbosity
+        self._round: object = None
+        self._trained_s = -_SILENCE_S
+
+    def __call__(self, event: Mapping[str, object]) -> None:
+        if self._is_wanted(event) and (line := describe(event, self._joins)) is not None:
+            print_line(f"{_stamp(event)}{line}")
+
+    def _is_wanted(self, event: Mapping[str, object]) -> bool:
+        if self._verbosity > 0:
+            return True
+        if self._verbosity < 0:
+            return event["event"] in _NEEDED
+        if event["event"] == "progress" and event.get("state") == "training":
+            round_, now_s = event.get("round"), float(str(event.get("time_s", 0.0)))
+            if round_ == self._round and now_s - self._trained_s < _SILENCE_S:
+                return False
+            self._round, self._trained_s = round_, now_s
+        return event["event"] != "round"
+
+
+def _stamp(event: Mapping[str, object]) -> str:
+    """`14:02:31+0100   12.3 s  `; empty for an event without a time."""
+    if "at" not in event:
+        return ""
+    at = datetime.fromisoformat(str(event["at"]))
+    return f"{at:%H:%M:%S%z} {float(str(event['time_s'])):7.1f} s  "
 
 
 def describe(event: Mapping[str, object], joins: str = "") -> str | None:
@@ -55,6 +95,12 @@ def describe(event: Mapping[str, object], joins: str = "") -> str | None:
         case "validation":
             figures = listed(event.get("val_metrics"))
             return f"step {event['step']}  validation loss {event['val_loss']:.4f}{figures}"
+        case "round":
+            return (
+                f"round {event['round']} of fragment {event['fragment']}: "
+                f"{event['contributors']} peers, {event['exchange_s']:.2f} s under way, "
+                f"{event['stall_s']:.2f} s waited for"
+            )
         case "round_failed":
             return f"round {event['round']} failed: {event['reason']}"
         case "stalled":

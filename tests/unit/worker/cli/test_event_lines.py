@@ -1,6 +1,6 @@
 import pytest
 
-from worker.cli.event_lines import announce_plainly, describe
+from worker.cli.event_lines import PlainLines, describe
 
 
 @pytest.mark.parametrize(
@@ -98,16 +98,50 @@ from worker.cli.event_lines import announce_plainly, describe
              "rounds_completed": 0, "anchor_hash": "ab12"},
             "Ctrl-C at step 9: 0 rounds, anchor ab12",
         ),
-        ({"event": "round", "round": 3}, None),
+        (
+            {"event": "round", "round": 3, "fragment": 1, "contributors": 4, "exchange_s": 1.234,
+             "stall_s": 0.5},
+            "round 3 of fragment 1: 4 peers, 1.23 s under way, 0.50 s waited for",
+        ),
+        ({"event": "head_start"}, None),
     ],
 )  # fmt: skip
 def test_an_event_is_one_plain_line_or_none(event: dict[str, object], line: str | None) -> None:
     assert describe(event) == line
 
 
-def test_lines_go_to_stdout_and_what_needs_none_is_silent(
+def training(time_s: float, round_: int) -> dict[str, object]:
+    return {"event": "progress", "state": "training", "step": int(time_s), "steps": 90,
+            "loss": 2.0, "round": round_, "bytes_sent": 0, "time_s": time_s}  # fmt: skip
+
+
+ROUND = {"event": "round", "round": 0, "fragment": 0, "contributors": 2, "exchange_s": 0.0,
+         "stall_s": 0.0}  # fmt: skip
+DONE = {"event": "checkpoint", "path": "x"}
+WARNING = {"event": "warning", "text": "x"}
+
+
+@pytest.mark.parametrize(
+    ("verbosity", "steps"),
+    [(0, [0, 2, 35, "c", "w"]), (1, [0, 1, "r", 2, 5, 35, "c", "w"]), (-1, ["w"])],
+)
+def test_training_is_a_line_a_round_and_more_or_less_if_asked(
+    verbosity: int, steps: list[object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    show = PlainLines(verbosity=verbosity)
+    for event in (training(0, 0), training(1, 0), ROUND, training(2, 1), training(5, 1),
+                  training(35, 1), DONE, WARNING):  # fmt: skip
+        show(event)
+    lines = capsys.readouterr().out.splitlines()
+    marks = [line.split("/")[0].removeprefix("step ") for line in lines]
+    known = {"round 0 of fragment 0: 2 peers, 0.00 s under way, 0.00 s waited for": "r",
+             "checkpoint x": "c", "warning: x": "w"}  # fmt: skip
+    assert [known.get(mark) or int(mark) for mark in marks] == steps
+
+
+def test_a_line_begins_with_the_time_of_day_and_since_the_start(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    announce_plainly({"event": "warning", "text": "x"})
-    announce_plainly({"event": "round", "round": 3})
-    assert capsys.readouterr().out == "warning: x\n"
+    at = "2026-01-02T14:02:31.123+01:00"
+    PlainLines()({"event": "warning", "text": "x", "at": at, "time_s": 12.345})
+    assert capsys.readouterr().out == "14:02:31+0100    12.3 s  warning: x\n"
