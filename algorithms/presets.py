@@ -1,6 +1,7 @@
 """The presets: each method as a plan with the values that were found best for it, by name.
 
-To add one, add an entry to `PRESETS`; every command, `murmur plan` and the simulator know it then.
+To add one, add an entry to `PRESETS`: workers, `murmur swarm`, `murmur plan` and `make bench` know
+it then. `murmur simulate` knows one preset of each way to exchange.
 """
 
 from dataclasses import replace

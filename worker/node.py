@@ -1,7 +1,7 @@
 """What runs on the I/O thread, put together: each component is told of views, time and the end.
 
-Components have one small protocol, `Component`; what a peer answers stands in the two tables of
-its `NodeServer`. The train thread's messages come in by `deliver`, and leave by its mailbox.
+Components have one small protocol, `Component`; what a peer answers stands in the tables of its
+`NodeServer`. The train thread's messages come in by `deliver`, and leave by its mailbox.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""What a node answers to other peers: a table of calls and one of streams, by name of the method.
+"""What a node answers to other peers: its calls and streams, by name of the method.
 
 Whatever is wrong with what came ends that call and nothing else.
 """

@@ -164,7 +164,10 @@ def fact_lines(document: Document) -> list[tuple[str, str]]:
         facts["step"] = f"{shown('step', facts['step'])} of {shown('steps', facts.pop('steps'))}"
     if isinstance(traffic := facts.pop("traffic", None), Mapping):
         facts |= {f"traffic_{key}": traffic[key] for key in traffic if _flow(key) is None}
-    return [(_words(key), shown(key, value)) for key, value in facts.items()]
+    return [
+        (f"{_words(key)} a second" if key.endswith("_per_s") else _words(key), shown(key, value))
+        for key, value in facts.items()
+    ]
 
 
 def traffic_rows(document: Document) -> list[dict[str, object]]:

@@ -120,11 +120,11 @@ class Bootstrap:
 
     def _too_few(self, problems: dict[str, str]) -> str:
         have = ", ".join(member.peer for member in self._gossip.members if member.live)
-        tried = "; ".join(problems.values()) or "everyone named answered"
+        tried = "; ".join(problems.values()) or "all that it knows answered"
         return (
             f"{len(self._gossip.swarm.arrived())} of {self._config.min_peers} peers after "
             f"{self._config.wait_s:g} s (here: {have}); tried: {tried}; "
-            "start the others, or lower --min-peers"
+            "start the others, lower --min-peers, or wait longer with --wait-s"
         )
 
     def _take_over(self) -> TakeOver:

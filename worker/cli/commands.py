@@ -128,13 +128,18 @@ class WorkerFlags:
     def check_addresses(self, *others: str) -> None:
         """Raises UsageError for what is no HOST:PORT."""
         _ = self.metrics_address
-        given = filter(None, (self.coordinator, self.proxy, *others))
-        advertised = [self.advertise] if self.advertise else []
-        try:
-            for each in (self.listen, *advertised, *given):
-                split_address(each)
-        except ValueError as error:
-            raise UsageError(str(error)) from error
+        own = {
+            "--listen ": self.listen,
+            "--advertise ": self.advertise,
+            "--coordinator ": self.coordinator,
+            "--proxy ": self.proxy,
+        }
+        for flag, address in (*own.items(), *(("", other) for other in others)):
+            try:
+                if address:
+                    split_address(address)
+            except ValueError as error:
+                raise UsageError(f"{flag}{error}") from error
         if self.advertise and is_wildcard(split_address(self.advertise)[0]):
             raise UsageError(
                 f"--advertise {self.advertise}: nobody can dial that; name the host that others "
@@ -155,6 +160,7 @@ class WorkerFlags:
             insecure=self.insecure,
             public=not all(is_loopback(split_address(each)[0]) for each in own),
             proxy=self.proxy,
+            listen=self.listen,
         )
         return admission.identity(contacts)
 

@@ -4,18 +4,20 @@ The files are in the worker's folder, for its user alone (`protos.identity`).
 """
 
 import asyncio
+import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from protos import murmuration_pb2 as pb
+from protos.addresses import split_address
 from protos.identity import Authority, Identity, IdentityError, Role, Token
 from protos.identity.certificates import key_to_pem, new_key, request_for
 from protos.text import shown
 from worker import wire
 from worker.errors import ConfigError, PeersUnreachable, UsageError
-from worker.transport import TransportError, Untrusted
+from worker.transport import AddressInUse, TransportError, Untrusted
 from worker.transport.grpc import GrpcTransport
 
 _ENROL_S, _TRY_S, _PAUSE_S = 8.0, 3.0, 0.25
@@ -32,6 +34,7 @@ class Admission:
         insecure: whether the user has asked for none of it.
         public: whether other machines can reach this peer.
         proxy: HOST:PORT of an HTTP CONNECT proxy to reach others by.
+        listen: HOST:PORT that the peer is to serve at: a token is not spent where that is taken.
     """
 
     folder: Path | None
@@ -41,6 +44,7 @@ class Admission:
     insecure: bool = False
     public: bool = False
     proxy: str | None = None
+    listen: str | None = None
 
     def identity(self, contacts: Sequence[str]) -> Identity | None:
         """The peer's key and certificate; None: nothing is encrypted, as asked, or since only this
@@ -54,6 +58,7 @@ class Admission:
             IdentityError: it is not let in.
             ConfigError: other machines can reach it, and it has no token.
             UsageError: a token for nothing.
+            AddressInUse: the peer could not serve, once it were let in.
         """
         if self.insecure:
             if self.token is not None:
@@ -66,6 +71,7 @@ class Admission:
         if self.token is not None:
             if not contacts:
                 raise UsageError("a token is for joining a run: say whom to join")
+            _check_free(self.listen)
             identity = enrol(self.token, name, contacts, self.proxy)
         elif (authority := self._authority(contacts)) is not None:
             identity = authority.new_identity(Role.PEER, name)
@@ -87,13 +93,14 @@ class Admission:
         if self.folder is None and not contacts:
             raise ConfigError(
                 "other machines can reach this peer, so its run has a key: name a folder to keep "
-                "it in, as out= (or say insecure: nothing is encrypted then, and anybody may join)"
+                "it in, as out= (or insecure=True: nothing is encrypted then, and anybody may join)"
             )
         if contacts or self.folder is None:
             raise ConfigError(
                 "other machines can reach this peer, so it needs a token: make one where the run "
-                "was begun, with `murmur token create RUN`, and paste it as --token (or type "
-                "--insecure: nothing is encrypted then, and anybody may join)"
+                "was begun, with `murmur token create RUN`, and give it as --token, or token= (or "
+                "type --insecure, or insecure=True: nothing is encrypted then, and anybody may "
+                "join)"
             )
         try:
             return Authority.make(self.folder)
@@ -111,6 +118,22 @@ class Admission:
                 f"{self.folder} has a certificate of another run than the token: choose another "
                 "--out, or leave the token out"
             )
+
+
+def _check_free(listen: str | None) -> None:
+    """Raises AddressInUse: another process listens there."""
+    host, port = split_address(listen) if listen else ("", 0)
+    if not port:
+        return
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as trial:
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            trial.bind((host, port))
+        except OSError as error:
+            raise AddressInUse(
+                f"cannot listen on {listen}: {error.strerror}; choose another with --listen "
+                "HOST:PORT, or listen="
+            ) from error
 
 
 def authority_of(identity: Identity | None, folder: Path | None) -> Authority | None:

@@ -159,6 +159,7 @@ class Swarm:
                 token=token_from(token, None),
                 insecure=insecure,
                 public=addresses.public,
+                listen=addresses.listen,
             ).identity(joins)
             return agree_on_terms(given, addresses, schema, self._identity)
 

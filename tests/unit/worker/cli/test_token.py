@@ -1,6 +1,7 @@
 """`murmur token`, and what a worker prints to be pasted on others."""
 
 import json
+import socket
 import sys
 from dataclasses import fields
 from pathlib import Path
@@ -14,6 +15,7 @@ from worker.cli.event_lines import describe
 from worker.cli.token import token
 from worker.errors import ConfigError, UsageError
 from worker.identity import Admission
+from worker.transport import AddressInUse
 
 
 def murmur_token(*arguments: str) -> str:
@@ -113,6 +115,15 @@ def test_what_needs_no_certificate_gets_none(tmp_path: Path) -> None:
     for public in ({"listen": "0.0.0.0:7700"}, {"advertise": "192.0.2.7:7700"}):
         with pytest.raises(ConfigError, match="so it needs a token"):
             flags(tmp_path / "a", **public).identity(["192.0.2.1:7700"])
+
+
+def test_a_token_is_not_spent_by_a_peer_that_could_not_serve(tmp_path: Path) -> None:
+    token = str(Authority.make(tmp_path / "first").create_token())
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        listen = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(AddressInUse, match=f"cannot listen on {listen}: .*--listen HOST:PORT"):
+            flags(tmp_path / "a", listen=listen, token=token).identity(["127.0.0.1:1"])
+    assert not (tmp_path / "a").exists()
 
 
 def test_without_a_folder_a_run_cannot_begin_on_a_network() -> None:
