@@ -271,8 +271,27 @@ def undisturbed(world: PairWorld) -> Iterator[tuple[tuple[str, ...], list[Attend
         if last - min(p.began_at for p in parts) > CONFIG.patience_s - 1.0:
             continue
         end_s = last + exchange_s(world, group)
-        if not any(touches(f, world.numbers(group), first, end_s) for f in world.faults):
+        members = world.numbers(group)
+        if any(is_cut_off(world, peer, first, end_s) for peer in members):
+            continue
+        if not any(touches(f, members, first, end_s) for f in world.faults):
             yield group, parts
+
+
+def is_cut_off(world: PairWorld, peer: int, start_s: float, end_s: float) -> bool:
+    """Whether most of the others that live may not reach it in this time: then no round waits for
+    it (docs/adr/0014)."""
+    crashed = {f.peer for f in world.faults if isinstance(f, Crash) and f.at_s <= end_s}
+    others = {number for number in range(len(world.peers)) if number != peer} - crashed
+    cut = {
+        fault.one + fault.other - peer
+        for fault in world.faults
+        if isinstance(fault, Cut)
+        and peer in (fault.one, fault.other)
+        and fault.from_s <= end_s
+        and start_s <= fault.to_s + 10.0 + NEWS_S
+    }
+    return 2 * len(cut & others) > len(others)
 
 
 def exchange_s(world: PairWorld, group: tuple[str, ...]) -> float:

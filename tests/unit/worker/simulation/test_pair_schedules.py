@@ -51,6 +51,17 @@ def test_nothing_is_violated_whatever_happens() -> None:
     assert min(ends["applied"], ends["failed"], ends["alone"], calm) > SCHEDULES / 5
 
 
+def test_no_round_waits_for_a_peer_that_most_of_the_others_do_not_reach() -> None:
+    """Its link to the partner is whole: the two would meet, if the others reached it."""
+    links = [Cut(1, other, 0.0, 60.0, 0.1) for other in (2, 3)]
+    for faults in (links, links[:1]):
+        world = PairWorld(replace(PAIR, peers=4, rounds=6), tuple(faults)).play()
+        assert violations(world) == []
+        met = [part for part in world.attendances if set(part.group) == {"p00000", "p00001"}]
+        assert met
+        assert all(part.applied == (faults is not links) for part in met), met
+
+
 def test_without_faults_everything_is_applied() -> None:
     for seed in range(30):
         calm = random_world(seed).swarm.scenario
