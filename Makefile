@@ -8,7 +8,7 @@ RUN := PATH="$(abspath $(BIN)):$$PATH" PYTHONPATH=. python
 # Two test processes at most: more would only wait for each other on a small machine.
 TEST_PROCESSES ?= 2
 
-.PHONY: help install swarm test check lint quick-test coverage fmt proto bench exchange tls codecs parity baselines losses frontier optimizers traffic goodput plan-table sync-time unequal pair-faults pair-latency stability schedules simulate skippipe-routes skippipe-deadlock skippipe-omission schedule stage-times stage-kills stage-memory stage-losses stage-parity same-bits samples memory bench-peers hostile kill-loop compose-test slurm-test clean
+.PHONY: help install swarm test check lint quick-test coverage fmt proto bench exchange tls codecs parity baselines losses frontier optimizers traffic goodput plan-table sync-time unequal pair-faults pair-latency stability schedules simulate skippipe-routes skippipe-deadlock skippipe-omission schedule stage-times stage-kills stage-memory stage-losses stage-parity same-bits samples memory bench-peers hostile fuzz kill-loop compose-test slurm-test clean
 
 install: $(READY)  ## the virtual environment with everything in it, and nothing else
 
@@ -158,6 +158,9 @@ memory: $(READY)  ## memory beyond a plain training process, as multiples of the
 bench-peers: $(READY) .venv-peers/.ready  ## torchft and hivemind on our task; ARGS="--mbps 20 ..."
 	$(RUN) tests/bench/peers/run.py torchft $(ARGS)
 	$(RUN) tests/bench/peers/run.py hivemind $(ARGS)
+
+fuzz: $(READY)  ## spoiled messages to live nodes and to every reader: executions, crashes, memory; ARGS="--seconds 600"
+	$(RUN) tests/bench/fuzz.py $(ARGS)
 
 kill-loop: $(READY)  ## a worker is killed every 20 s and started by the same line: steps lost, exit codes
 	$(RUN) tests/bench/kill_loop.py $(ARGS)

@@ -1348,6 +1348,8 @@ class FetchRequest(_message.Message):
     RUN_FIELD_NUMBER: _builtins.int
     FRAGMENTS_FIELD_NUMBER: _builtins.int
     VERSIONS_FIELD_NUMBER: _builtins.int
+    OFFSETS_FIELD_NUMBER: _builtins.int
+    HASHES_FIELD_NUMBER: _builtins.int
     run: _builtins.int
     @_builtins.property
     def fragments(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
@@ -1357,16 +1359,26 @@ class FetchRequest(_message.Message):
         its hash, 0 where it was not, and no frames follow.
         """
 
+    @_builtins.property
+    def offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """By fragment, if given: what has arrived already of the state with this hash. The frames of that
+        state go on there; those of another begin anew.
+        """
+
+    @_builtins.property
+    def hashes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
         self,
         *,
         run: _builtins.int = ...,
         fragments: _abc.Iterable[_builtins.int] | None = ...,
         versions: _abc.Iterable[_builtins.int] | None = ...,
+        offsets: _abc.Iterable[_builtins.int] | None = ...,
+        hashes: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fragments", b"fragments", "run", b"run", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fragments", b"fragments", "hashes", b"hashes", "offsets", b"offsets", "run", b"run", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -82,6 +82,7 @@ def run_worker(config: Config, options: WorkerOptions) -> int:
         MurmurError, TaskError, TransportError: one line for the user.
     """
     return_large_blocks()
+    allow_open_files()
     with alone_in(options.out):
         while True:
             worker = Worker(config, options)
@@ -388,6 +389,22 @@ class Worker:
             event["bytes_received"] = traffic.received_bytes
             if self._part.stage is not None:
                 event["stage"] = self._part.stage
+
+
+_OPEN_FILES = 16_384
+
+
+def allow_open_files() -> None:
+    """As many as this user may have: each peer takes two connections, strangers some more, and
+    shells give a process few. Where there is no such limit nothing happens."""
+    try:
+        import resource
+    except ImportError:
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 _M_MMAP_THRESHOLD = -3  # glibc's malloc.h

@@ -21,7 +21,7 @@ from pathlib import Path
 from urllib.parse import quote, unquote
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
@@ -31,6 +31,13 @@ _KEY, _CERTIFICATE, _AUTHORITY = "key.pem", "certificate.pem", "authority.pem"
 _SCHEME = "murmur:"
 _MEMBER = "member.murmuration"
 _MAX_NAME_BYTES = 256
+# What the library raises for bytes that are no request or certificate.
+_UNREADABLE = (
+    ValueError,
+    UnsupportedAlgorithm,
+    x509.InvalidVersion,
+    x509.UnsupportedGeneralNameType,
+)
 _CLOCKS_APART = datetime.timedelta(days=1)  # that a certificate's start may be ahead for others
 
 
@@ -72,7 +79,7 @@ class Identity:
             mine.verify_directly_issued_by(root)
         except InvalidSignature:
             raise IdentityError("the certificate is not of this authority") from None
-        except (ValueError, TypeError, x509.ExtensionNotFound) as error:
+        except (TypeError, x509.ExtensionNotFound, *_UNREADABLE) as error:
             raise IdentityError(f"a key or certificate cannot be read: {error}") from error
         if private.public_key() != mine.public_key():
             raise IdentityError("the certificate is of another key")
@@ -187,7 +194,7 @@ def requested_key(request: bytes) -> ec.EllipticCurvePublicKey:
         if not parsed.is_signature_valid:
             raise IdentityError("a request for a certificate is not signed by its key")
         key = parsed.public_key()
-    except ValueError as error:
+    except _UNREADABLE as error:
         raise IdentityError("a request for a certificate cannot be read") from error
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
         raise IdentityError("a key is not ECDSA P-256")

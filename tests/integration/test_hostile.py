@@ -1,8 +1,11 @@
 """What a peer may never do to another: a client on our own protos attacks real workers."""
 
 import json
+import resource
+import socket
 import struct
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,7 @@ from protos import murmuration_pb2 as pb
 from tests.support.attacks import Target, false_state, forged_end
 from tests.support.stranger import Stranger, calling, handing_out, serving
 from tests.support.workers import (
+    PATIENCE_S,
     QUICK,
     SMALL,
     Swarm,
@@ -55,6 +59,7 @@ def test_a_joiner_loads_no_code_and_reads_no_file_on_a_peers_word(
 def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
     """Two workers that all attacks of this file are for; none of them may end or fool one."""
     settings = [*SMALL, *QUICK, *settings_of(run__steps=1_000_000, diloco__inner_steps=5)]
+    settings += settings_of(checkpoint__every_s=1)
     with running_swarm(2, tmp_path_factory.mktemp("hostile"), *settings) as swarm:
         swarm.start_all()
         swarm.workers["w1"].wait_for_round(2)
@@ -180,12 +185,41 @@ def test_only_members_are_probed_for_others(swarm: Swarm, stranger: Stranger) ->
         assert answer.alive or timeout_s > 10
 
 
+def test_connections_that_say_nothing_are_closed_and_files_are_left(swarm: Swarm) -> None:
+    """Nobody is kept out meanwhile, and checkpoints are written."""
+    host, port = swarm.addresses["w0"].split(":")
+    with more_files(4096), ExitStack() as stack:
+        idle = [
+            stack.enter_context(socket.create_connection((host, int(port)))) for _ in range(1200)
+        ]
+        worker = swarm.workers["w0"]
+        worker.wait_for(lambda e: e["event"] == "checkpoint", "a checkpoint")
+        assert ask(swarm.addresses["w0"])["peer"] == "w0"
+        for each in idle:
+            each.settimeout(PATIENCE_S)
+            with suppress(ConnectionResetError):
+                while each.recv(1000):
+                    pass
+
+
 @pytest.mark.parametrize("health", [pb.HEALTH_LEFT, pb.HEALTH_DEAD, pb.HEALTH_SUSPECT])
 def test_a_forged_end_of_another_is_taken_back(
     swarm: Swarm, stranger: Stranger, health: pb.Health.ValueType
 ) -> None:
     """Afterwards rounds of both go on: that is what the fixture waits for."""
     forged_end(Target(swarm, stranger, stranger.manifest()), health)
+
+
+@contextmanager
+def more_files(wanted: int) -> Iterator[None]:
+    """This process may have so many open, or as many as it is allowed."""
+    before = soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, allowed), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def resident_bytes(swarm: Swarm) -> int:

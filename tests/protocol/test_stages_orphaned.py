@@ -12,7 +12,7 @@ from tests.protocol.stage_swarm import StagedProblem, StageSwarm
 from tests.protocol.swarm import Peer
 from tests.protocol.virtual_time import run
 from worker.config import Config
-from worker.errors import ConfigError, PeersUnreachable
+from worker.errors import PeersUnreachable
 from worker.membership import Health, MembershipConfig, Phase
 from worker.training.inbox import JobKind, StageMove, Stop
 
@@ -177,15 +177,15 @@ REFUSED = StagedProblem(
 )
 
 
-def test_a_stage_without_room_for_a_microbatch_ends_and_says_what_to_raise() -> None:
+def test_a_stage_without_room_for_a_microbatch_says_what_to_raise() -> None:
     async def scenario() -> None:
         async with StageSwarm(REFUSED) as swarm:
             await swarm.start_all()
             refusing = swarm["1a"]
             refusing.node.stages.context.budget.limit_bytes = 10
             await swarm.sleep(5.0)
-            assert isinstance(refusing.train.error, ConfigError)
-            told = str(refusing.train.error)
+            assert refusing.train.error is None  # whoever sends it may say what it likes
+            (told,) = warnings(refusing)
             assert "raise memory_mib on this machine" in told
             assert "\n" not in told
             assert warnings(swarm["0a"]) == [

@@ -58,6 +58,7 @@ class Donors:
         self._aside: dict[str, float] = {}  # whose states were not to be had, until when
         self._still_since = math.inf  # since when a state that nobody confirms was the only one
         self._still_at: dict[int, int] = {}
+        self._begun: dict[int, wire.Incoming] = {}  # of a state whose donor has broken off
 
     def first_choices(self, members: Sequence[Member]) -> Sequence[Member]:
         """Those that are not set aside; all of them, where there is no other."""
@@ -70,9 +71,8 @@ class Donors:
         sizes = sizes_of(published.states)
         expected = {index: sizes[index] for index in fragments}
         try:
-            step, states = await fetch_states(
-                host.transport, donor, self._gossip.run, expected, host.offload
-            )
+            step, states = await self._states(donor, expected)
+            self._begun = {}
             self._check_announced(donor, step, states)
         except (TransportError, wire.WireError) as error:
             lasting = isinstance(error, wire.WireError)
@@ -88,6 +88,20 @@ class Donors:
         self._still_at = {}
         host.post(Adopt(donor.peer, step, states, reason, confirmed))
         return True
+
+    async def _states(
+        self, donor: Member, expected: Mapping[int, tuple[int, int]]
+    ) -> tuple[int, dict[int, FragmentState]]:
+        """Raises as `fetch_states`. Nobody is blamed for what another has sent before: where the
+        whole does not fit, the donor is asked for all of it."""
+        host, resumes = self._host, bool(self._begun)
+        given = (host.transport, donor, self._gossip.run, expected, host.offload, self._begun)
+        try:
+            return await fetch_states(*given)
+        except wire.WireError:
+            if not resumes:
+                raise
+            return await fetch_states(*given)
 
     def set_aside(self, donor: Member, reason: str, for_s: float = _ASIDE_S) -> None:
         """Its state is not taken; others come first for a while."""

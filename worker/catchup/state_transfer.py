@@ -51,6 +51,8 @@ async def serve_states(
             )
             await stream.send(pb.FetchReply(header=known).SerializeToString())
         return
+    held_there = zip(request.fragments, request.hashes, request.offsets, strict=False)
+    begun = {index: {hash_: offset} for index, hash_, offset in held_there}
     for index in request.fragments:
         if index >= len(published.states):
             raise wire.WireError(f"fragment {index} of {len(published.states)}")
@@ -66,7 +68,8 @@ async def serve_states(
             step=published.entry_step,
         )
         await stream.send(pb.FetchReply(header=header).SerializeToString())
-        for message, _ in wire.frame_messages(pb.FetchReply, parts):
+        offset = begun.get(index, {}).get(state.hash, 0)
+        for message, _ in wire.frame_messages(pb.FetchReply, parts, offset):
             await stream.send(message)
 
 
@@ -76,11 +79,14 @@ async def fetch_states(
     run: int,
     expected: Mapping[int, tuple[int, int]],
     offload: Offload,
+    begun: dict[int, wire.Incoming] | None = None,
 ) -> tuple[int, dict[int, FragmentState]]:
     """Fetches fragments from one peer.
 
     Args:
         expected: by fragment, the number of values of its anchor and of its momentum.
+        begun: by fragment, what has arrived from other donors; what arrives now is left there if
+            the link breaks, for the next to go on with.
 
     Returns:
         (where a joiner goes on in the schedule, states by fragment), each verified by its hash.
@@ -89,16 +95,27 @@ async def fetch_states(
         TransportError, WireError: nothing was taken.
     """
     stream = transport.open(donor.address, "Data/Fetch", donor.peer)
+    begun = {} if begun is None else begun
     try:
-        request = pb.FetchRequest(run=run, fragments=sorted(expected))
+        order = sorted(expected)
+        arrived = [begun.get(index) or wire.Incoming(0, 0) for index in order]
+        request = pb.FetchRequest(
+            run=run,
+            fragments=order,
+            offsets=[each.received_bytes for each in arrived],
+            hashes=[each.hash for each in arrived],
+        )
         await stream.send(request.SerializeToString())
         await stream.done()
         states: dict[int, FragmentState] = {}
         step = 0
-        for index in sorted(expected):
-            header, state = await _receive(stream, index, expected[index], offload)
+        for index in order:
+            header, state = await _receive(stream, index, expected[index], offload, begun)
             states[index], step = state, header.step
         return step, states
+    except wire.WireError:
+        begun.clear()  # whoever it was that sent a part which does not fit
+        raise
     finally:
         stream.cancel()
 
@@ -138,7 +155,11 @@ async def confirm_states(
 
 
 async def _receive(
-    stream: Stream, index: int, sizes: tuple[int, int], offload: Offload
+    stream: Stream,
+    index: int,
+    sizes: tuple[int, int],
+    offload: Offload,
+    begun: dict[int, wire.Incoming],
 ) -> tuple[pb.StateHeader, FragmentState]:
     raw = await stream.receive()
     if raw is None:
@@ -154,7 +175,9 @@ async def _receive(
         raise wire.WireError(f"fragment {index}: a group of {len(header.group)} peers")
     for name in header.group:
         wire.check_name(name)
-    incoming = wire.Incoming(total_bytes, header.hash)
+    incoming = begun.get(index)
+    if incoming is None or (incoming.hash, incoming.total_bytes) != (header.hash, total_bytes):
+        incoming = begun[index] = wire.Incoming(total_bytes, header.hash)
     while not incoming.complete:
         raw = await stream.receive()
         if raw is None:

@@ -9,8 +9,8 @@ import asyncio
 from collections.abc import Coroutine
 
 from protos import murmuration_pb2 as pb
+from protos.events import Warnings
 from worker import wire
-from worker.errors import ConfigError
 from worker.pipeline.barrier import IterationTracker
 from worker.pipeline.config import MicrobatchDropped, TryElsewhere
 from worker.pipeline.context import StageContext, values_of
@@ -54,6 +54,7 @@ class StageServer:
         self._kept: dict[tuple[StageCallKey, int], int] = {}
         self._began = asyncio.Condition()
         self._disagreeing: set[str] = set()
+        self._warnings = Warnings(context.log)
         self._orphaned = 0  # of the microbatches that are counted as dropped
 
     async def serve(self, stream: Stream) -> None:
@@ -69,8 +70,8 @@ class StageServer:
             await stream.send(call_failed(str(error), elsewhere=False))
         except (TryElsewhere, wire.WireError) as error:
             await stream.send(call_failed(str(error), elsewhere=True))
-            if isinstance(error, StageCallTooLarge):
-                context.end(ConfigError(str(error)))
+            if isinstance(error, StageCallTooLarge):  # or so its sender says
+                self._warnings.add(str(error))
         else:
             payload = wire.Payload.of(reply.gradient)
             with context.measurements.sending() as sample:

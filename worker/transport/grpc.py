@@ -65,7 +65,9 @@ _SERVER_OPTIONS: list[tuple[str, int]] = [
     ("grpc.so_reuseport", 0),  # else two peers could share a port and half of the calls
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
     ("grpc.http2.max_ping_strikes", 0),  # BDP probes of a busy link are no offence
+    ("grpc.server_handshake_timeout_ms", 10_000),  # of TLS, and of HTTP/2 without it
 ]
+_MOST_CONNECTIONS = 4096
 _CHANNEL_OPTIONS: list[tuple[str, int]] = [
     *_COMMON_OPTIONS,
     ("grpc.use_local_subchannel_pool", 1),  # else control and data would share one connection
@@ -104,7 +106,8 @@ class GrpcTransport:
         return self._security is not None
 
     async def listen(self, handler: Handler) -> str:
-        server = aio.server(options=_SERVER_OPTIONS)
+        most = ("grpc.max_allowed_incoming_connections", _most_connections())
+        server = aio.server(options=[*_SERVER_OPTIONS, most])
         router = _Router(handler, self._traffic, self._security)
         server.add_generic_rpc_handlers((router,))
         checks = health.aio.HealthServicer()  # type: ignore[attr-defined]  # not in its stubs
@@ -334,6 +337,17 @@ class _Router(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # only the stu
         names = context.auth_context().get("x509_subject_alternative_name", ())
         certified = self._security.certified([name.decode() for name in names])
         return Caller(context.peer(), *certified)
+
+
+def _most_connections() -> int:
+    """That this process accepts: half of its open files are left to the rest of it."""
+    try:
+        import resource
+    except ImportError:  # no such limit there
+        return _MOST_CONNECTIONS
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    unlimited = files == resource.RLIM_INFINITY
+    return _MOST_CONNECTIONS if unlimited else max(1, min(_MOST_CONNECTIONS, files // 2))
 
 
 def _proxy_options(proxy: str | None) -> list[tuple[str, int | str]]:

@@ -1,0 +1,64 @@
+"""Members that nobody has met are said to be far ahead: nobody follows them."""
+
+from dataclasses import replace
+
+import pytest
+
+from algorithms.plan import Plan
+from algorithms.presets import PRESETS
+from protos import murmuration_pb2 as pb
+from tests.protocol.problem import Problem
+from tests.protocol.swarm import Swarm
+from tests.protocol.virtual_time import run
+from worker.transport import Caller
+
+FAR = 999_999
+MALLORY = Caller("ipv4:127.0.0.1:1", "peer", "mallory")
+PLANS = {
+    "means": Plan(inner_steps=5),
+    "pairs": replace(PRESETS["noloco"], inner_steps=5, consensus=False),
+}
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+def test_nobody_skips_to_where_five_ghosts_are_said_to_be(plan: Plan) -> None:
+    """By a member with a certificate, in its own name, for as long as the others train."""
+
+    async def scenario() -> None:
+        problem = Problem(plan=plan, steps=1_000_000, step_s=dict.fromkeys("abc", 0.5))
+        async with Swarm(problem) as swarm:
+            await swarm.start("a", "b", "c")
+            await swarm.until(lambda: min(min(p.versions) for p in swarm.alive) >= 2, 60)
+            digests = [pb.FragmentDigest(version=FAR // 5, hash=7)] * len(problem.fragments)
+            for heartbeat in range(1, 20):
+                ghosts = [
+                    pb.Member(
+                        peer=f"ghost {n}",
+                        address=f"nowhere {n}",
+                        epoch=1,
+                        heartbeat=heartbeat,
+                        step=FAR,
+                        phase=pb.PHASE_TRAINING,
+                        digests=digests,
+                    )
+                    for n in range(5)
+                ]
+                run_id = problem.manifest.run
+                said = pb.GossipMessage(sender="mallory", run=run_id, members=ghosts)
+                for peer in swarm.alive:
+                    raw = said.SerializeToString()
+                    await peer.node.server.on_call("Control/Gossip", raw, MALLORY)
+                await swarm.sleep(1.0)
+            for peer in swarm.alive:
+                assert peer.of_kind("skipped") == peer.of_kind("adopted") == []
+                assert peer.trainer.step < 200
+                assert peer.train.error is None
+            before = [min(peer.versions) for peer in swarm.alive]
+            await swarm.until(
+                lambda: all(
+                    min(p.versions) > was + 2 for p, was in zip(swarm.alive, before, strict=True)
+                ),
+                240,
+            )
+
+    run(scenario())

@@ -1,0 +1,156 @@
+"""A donor breaks off: what has arrived stays, and another gives the rest."""
+
+from contextlib import suppress
+
+import pytest
+import torch
+
+from algorithms.fragment_state import FragmentState
+from algorithms.plan import Plan
+from protos import murmuration_pb2 as pb
+from tests.protocol.problem import Problem
+from tests.protocol.swarm import Swarm, inline
+from tests.protocol.taps import Passing
+from tests.protocol.virtual_time import run
+from tests.support.memory_transport import MemoryNetwork, MemoryTransport
+from worker import wire
+from worker.catchup.state_transfer import HeldStates, fetch_states, serve_states
+from worker.membership import Member, Phase
+from worker.training.inbox import Published
+from worker.transport import Caller, Refused, Stream, TransportError
+
+ELEMENTS, RUN = 700_000, 7
+FRAMES = 6  # of 1 MiB, of anchor and momentum
+
+
+def state(seed: int) -> FragmentState:
+    drawn = torch.Generator().manual_seed(seed)
+    anchor, momentum = (torch.randn(ELEMENTS, generator=drawn) for _ in range(2))
+    hashed = wire.state_hash(anchor, momentum, ("a",))
+    return FragmentState(3, 1, ("a",), anchor, momentum, hashed)
+
+
+class Donor:
+    """Gives a state, or breaks off after some frames; counts those that it has given.
+
+    Args: spoils: the last frame is of other values, with a hash of its own.
+    """
+
+    def __init__(self, given: FragmentState, breaks_after: int = 100, *, spoils: bool = False):
+        self._published = Published(Phase.DONE, 9, 9, (given,), (), 0.1)
+        self._breaks_after, self._spoils = breaks_after, spoils
+        self.frames = 0
+
+    async def on_call(self, method: str, request: bytes, caller: Caller) -> bytes:
+        raise Refused(method)
+
+    async def on_stream(self, method: str, stream: Stream, caller: Caller) -> None:
+        self._stream = stream
+        with suppress(Refused):
+            await serve_states(self, RUN, self._published, HeldStates())
+
+    async def receive(self) -> bytes | None:
+        return await self._stream.receive()
+
+    async def send(self, message: bytes) -> None:
+        reply = pb.FetchReply.FromString(message)
+        if reply.HasField("frame"):
+            if self.frames == self._breaks_after:
+                raise Refused("killed")
+            self.frames += 1
+            if self._spoils and len(reply.frame.payload) < wire.MAX_FRAME_BYTES:
+                reply.frame.payload = bytes(len(reply.frame.payload))
+                reply.frame.hash = wire.hash64(reply.frame.payload)
+        await self._stream.send(reply.SerializeToString())
+
+    async def done(self) -> None:
+        """Served streams end with their handler."""
+
+    def cancel(self) -> None:
+        """Likewise."""
+
+
+async def fetched(*donors: Donor) -> tuple[list[int], dict[int, FragmentState] | str]:
+    """(frames that each donor has given, what the last one led to)."""
+    network, begun = MemoryNetwork(0.01), dict[int, wire.Incoming]()
+    joiner = MemoryTransport(network, "joiner")
+    outcome: dict[int, FragmentState] | str = ""
+    for index, donor in enumerate(donors):
+        name = f"donor {index}"
+        await MemoryTransport(network, name).listen(donor)
+        expected = {0: (ELEMENTS, ELEMENTS)}
+        try:
+            _, outcome = await fetch_states(
+                joiner, Member(name, name, 1), RUN, expected, inline, begun
+            )
+        except (TransportError, wire.WireError) as error:
+            outcome = str(error)
+    return [donor.frames for donor in donors], outcome
+
+
+@pytest.mark.parametrize("before", [0, 1, 4, FRAMES])
+def test_only_what_is_missing_comes_from_the_next_donor(before: int) -> None:
+    frames, states = run(fetched(Donor(state(0), before), Donor(state(0))))
+    assert frames == [before, FRAMES - before]
+    assert isinstance(states, dict)
+    assert torch.equal(states[0].anchor, state(0).anchor)
+    assert states[0].hash == state(0).hash
+
+
+def test_another_state_begins_anew() -> None:
+    frames, states = run(fetched(Donor(state(0), 4), Donor(state(1))))
+    assert frames == [4, FRAMES]
+    assert isinstance(states, dict)
+    assert states[0].hash == state(1).hash
+
+
+def test_a_part_that_does_not_fit_costs_the_whole_once() -> None:
+    """Nobody knows which donor has lied, so nothing is kept of either."""
+    liar = Donor(state(0), spoils=True)
+    frames, states = run(fetched(Donor(state(0), 4), liar, Donor(state(0))))
+    assert frames == [4, 2, FRAMES]
+    assert isinstance(states, dict)
+
+
+@pytest.mark.parametrize("lies", [False, True], ids=["honest", "liar"])
+def test_a_joiner_whose_donor_is_killed_fetches_only_the_rest_from_another(lies: bool) -> None:
+    """All of it where what the first has given does not fit; the second is not blamed for that."""
+
+    async def scenario() -> None:
+        plan = Plan(inner_steps=40, fragments=4)
+        problem = Problem(
+            layers=(90, 80, 70, 60), plan=plan, steps=400, step_s=dict.fromkeys("abcd", 0.5)
+        )
+        async with Swarm(problem) as swarm:
+            await swarm.start(*"abc")
+            await swarm.until(lambda: min(swarm["a"].versions) >= 1, 100)
+            await swarm.sleep(1.0)
+            donors: list[str] = []
+
+            def tap(passing: Passing) -> bytes:
+                if (passing.source, passing.method, passing.up) != ("d", "Data/Fetch", False):
+                    return passing.message
+                reply = pb.FetchReply.FromString(passing.message)
+                if reply.HasField("frame"):
+                    donors.append(passing.target)
+                    if len(donors) == 2:
+                        swarm.kill(passing.target)  # after this frame
+                    elif len(donors) == 1 and lies:
+                        reply.frame.payload = bytes(len(reply.frame.payload))
+                        reply.frame.hash = wire.hash64(reply.frame.payload)
+                return reply.SerializeToString()
+
+            swarm.tap = tap
+            joiner = await swarm.join("d", via="abc")
+            await swarm.until(lambda: bool(joiner.of_kind("adopted")), 60)
+            first, second = donors[0], donors[-1]
+            # Of each of four fragments a frame of its anchor, and one of its momentum.
+            if not lies:
+                assert donors == [first] * 2 + [second] * 6
+            warnings = [str(event["text"]) for event in joiner.of_kind("warning")]
+            assert len(warnings) == 1
+            assert warnings[0].startswith(f"fetching from {first}: ")
+            assert swarm[first].killed
+            assert joiner.of_kind("adopted")[0]["donor"] == second != first
+
+    run(scenario())

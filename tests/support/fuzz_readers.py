@@ -1,0 +1,144 @@
+"""Every reader of bytes from elsewhere that is no method of a node: spoiled bytes end in its error.
+
+Each is a name, valid samples, the function, and the errors that it documents.
+"""
+
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+import torch
+from cryptography.utils import CryptographyDeprecationWarning
+
+from algorithms.codecs import CODECS
+from coordinator.rendezvous.registry import Registry
+from coordinator.report.progress import EventFormatter
+from coordinator.report.status import fact_lines
+from protos import murmuration_pb2 as pb
+from protos.documents import EVENT_BYTES, STATUS_BYTES, BadDocument, pack, unpack
+from protos.identity import Authority, Identity, IdentityError, Role, Token
+from protos.identity.certificates import new_key, request_for, requested_key
+from tests.protocol.problem import Problem
+from worker import wire
+from worker.manifest import Manifest
+from worker.pipeline.profile import Profile
+from worker.wire.payloads import Payload, payload_messages
+
+ELEMENTS = 512
+
+
+class Reader(NamedTuple):
+    samples: Sequence[bytes]
+    read: Callable[[bytes], object]
+    errors: tuple[type[Exception], ...]
+    kind: type | None = None  # of a protobuf message
+
+
+@cache
+def _authority() -> Authority:
+    folder = TemporaryDirectory(prefix="murmur-fuzz-")
+    _folders.append(folder)
+    return Authority.make(Path(folder.name))
+
+
+_folders: list["TemporaryDirectory[str]"] = []  # as long as this process lives
+
+
+def _without_warnings(read: Callable[..., object], *given: bytes) -> None:
+    """Of the library, about what it reads although it should not."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CryptographyDeprecationWarning)
+        read(*given)
+
+
+def _frame(raw: bytes) -> None:
+    incoming = wire.Incoming(4 * ELEMENTS, 0)
+    incoming.add(wire.parse(pb.ExchangeUp, raw).frame)
+
+
+def _frames() -> list[bytes]:
+    plain = memoryview(torch.arange(ELEMENTS, dtype=torch.float32).numpy().tobytes())
+    payloads = (Payload.of(plain, compress=True, unit_bytes=4), Payload.of(plain))
+    return [message for p in payloads for message, *_ in payload_messages(pb.ExchangeUp, p)]
+
+
+def _introduce(raw: bytes) -> None:
+    request = wire.parse(pb.IntroduceRequest, raw)
+    formatter = EventFormatter()
+    introduction = Registry().introduce(request, 1.0, time.time_ns() // 1_000_000)
+    for event in introduction.events:
+        formatter.line(event)
+
+
+def _introductions() -> list[bytes]:
+    manifest = Problem().manifest.pack()
+    member = pb.Member(peer="a", address="h:1", epoch=1, step=3)
+    events: list[dict[str, object]] = [
+        {"event": "progress", "peer": "a", "step": 3, "loss": 2.5, "state": "training"},
+        {"event": "round", "fragment": 0, "round": 1, "contributors": 2, "stall_s": 0.1},
+        {"event": "stalled", "round": 3, "waiting_for": ["b"], "seconds": 9.0},
+        {"event": "result", "reason": "finished", "train_loss_curve": [[1, 2.0]], "step": 3},
+        {"event": "rebuilt", "stage": 1, "from": {"0": 0.5, "2": 0.5}},
+    ]
+    packed = [pack(event) for event in events]
+    said = pb.IntroduceRequest(member=member, manifest=manifest, events=packed)
+    return [said.SerializeToString()]
+
+
+def _readers() -> dict[str, Reader]:
+    authority = _authority()
+    mine = authority.new_identity(Role.PEER, "a")
+    token = str(authority.create_token()).encode()
+    status = {"peer": "a", "step": 3, "members": [{"peer": "b"}], "traffic": {"bytes_sent": 3}}
+    values = torch.linspace(-1, 1, ELEMENTS)
+    readers = {
+        "manifest": Reader([Problem().manifest.pack()], Manifest.unpack, (wire.WireError,)),
+        "event": Reader(
+            [pack({"event": "warning", "text": "x"})],
+            lambda raw: EventFormatter().line(unpack(raw, EVENT_BYTES)),
+            (BadDocument,),
+        ),
+        "status": Reader(
+            [pack(status)], lambda raw: fact_lines(unpack(raw, STATUS_BYTES)), (BadDocument,)
+        ),
+        "profile": Reader([Profile().pack()], Profile.unpack, ()),
+        "introduction": Reader(
+            _introductions(), _introduce, (wire.WireError,), pb.IntroduceRequest
+        ),
+        "frame": Reader(_frames(), _frame, (wire.WireError,), pb.ExchangeUp),
+        "token": Reader(
+            [token], lambda raw: Token.parse(raw.decode(errors="replace")), (IdentityError,)
+        ),
+        "request for a certificate": Reader(
+            [request_for(new_key())],
+            lambda raw: _without_warnings(requested_key, raw),
+            (IdentityError,),
+        ),
+        "certificate": Reader(
+            [mine.certificate],
+            lambda raw: _without_warnings(Identity.of, mine.key, raw, mine.authority),
+            (IdentityError,),
+        ),
+    }
+    for codec in CODECS:
+        readers[f"codec {codec.name}"] = Reader(
+            [bytes(wire.encode(codec, values, 0))],
+            lambda raw, codec=codec: wire.check_values(  # type: ignore[misc]  # bound in the loop
+                codec, memoryview(bytearray(_sized(raw, codec))), ELEMENTS, codec.limit
+            ),
+            (wire.WireError,),
+        )
+    return readers
+
+
+def _sized(raw: bytes, codec: object) -> bytes:
+    """As long as was announced: others are refused before they are decoded."""
+    size: int = codec.encoded_bytes(ELEMENTS)  # type: ignore[attr-defined]  # a Codec
+    return raw[:size].ljust(size, b"\xff")
+
+
+READERS = _readers()
