@@ -1,7 +1,6 @@
 """How bytes reach a peer. Nothing here knows what the bytes mean.
 
-`base` is the interface, `grpc` the real thing, `memory` the same for tests: it counts bytes
-the same way and can delay messages and cut links.
+`base` is the interface, `grpc` the real thing. Tests have one of their own, in memory.
 """
 
 from worker.transport.base import (
