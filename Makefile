@@ -127,6 +127,9 @@ stage-times: $(READY)  ## iterations of 4 stages x 2 replicas on unequal links, 
 stage-kills: $(READY)  ## a replica of each of 4 stages killed during a call: iterations, and what became of microbatches
 	$(RUN) tests/bench/stage_kills.py $(ARGS)
 
+detection: $(READY)  ## how soon 100 simulated peers notice a crash; live peers that are declared dead (long)
+	$(RUN) tests/bench/detection.py $(ARGS)
+
 hostile: $(READY)  ## a stranger attacks real workers: what happens, memory, rounds; one line an attack
 	$(RUN) tests/bench/hostile.py $(ARGS)
 

@@ -173,6 +173,7 @@ class GossipService:
         asked, refused = self._read(gossip)
         self._hear(gossip.sender, asked)
         answer = self._news.answer(gossip.sender, asked, self.members)
+        answer = self._accusing(gossip.sender, answer)
         return self._message(answer, refused[:_MAX_TOLD])
 
     async def on_indirect_probe(self, request: bytes) -> bytes:
@@ -231,7 +232,8 @@ class GossipService:
         """Push-pull with one peer. Returns the peer that has answered: another may have the address
         by now. None when no peer answers, or one of another run."""
         began = self._clock()
-        request = self._message(self._news.request(peer, self.members, began))
+        said = self._accusing(peer, self._news.request(peer, self.members, began))
+        request = self._message(said)
         try:
             raw = await self._transport.call(address, "Control/Gossip", request, timeout_s, peer)
             answer = wire.parse(pb.GossipMessage, raw)
@@ -250,6 +252,11 @@ class GossipService:
     def _hear(self, sender: str, message: GossipMessage) -> None:
         self.handle(Gossiped(with_progress(message, sender, self.members), sender))
         self._news.heard(sender, message, self.members)
+
+    def _accusing(self, peer: str, message: GossipMessage) -> GossipMessage:
+        """With what others say of the receiver's end, for it to refute."""
+        word = self._membership.said_against(peer)
+        return message if word is None else replace(message, members=(*message.members, word))
 
     def _message(self, message: GossipMessage, refused: Sequence[str] = ()) -> bytes:
         said = to_gossip_message(message, self.me.peer, self.run)

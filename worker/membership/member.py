@@ -135,12 +135,3 @@ def newest(known: Member, heard: Member) -> Member:
             (known.incarnation, known.health), (heard.incarnation, heard.health)
         )
     return replace(fields, incarnation=incarnation, health=health)
-
-
-def is_overtaken(rumour: Member, known: Member) -> bool:
-    """Whether a rumour of death is older than the newest heartbeat known."""
-    return (
-        rumour.health is Health.DEAD
-        and rumour.epoch == known.epoch
-        and rumour.heartbeat < known.heartbeat
-    )

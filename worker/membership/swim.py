@@ -3,12 +3,16 @@
 Every `gossip_s` a peer exchanges news of members with others (push-pull); `dissemination` says what
 each message holds. The answer, empty or not, is evidence of life, so this is the probe too. A peer
 that does not answer is probed through others. If they fail as well it is suspected, and declared
-dead after `suspicion_s` unless it refutes by raising its incarnation. A suspicion is enough to
-route around a peer; only a death removes it from a group.
+dead after `suspicion_s` unless it answers, or refutes by raising its incarnation. A suspicion is
+enough to route around a peer; only a death removes it from a group.
+
+What others say of a live peer's end changes nothing by itself: this peer probes it, tells it what
+is said, and believes its own probes (`suspicion`). So nobody can end another by words.
 
 Ref: SWIM (Das et al. 2002) and Lifeguard (arXiv:1707.00788). Differences: each peer probes all
 others within about `probe_s` where there are few, and a few at a time in a larger swarm; messages
-are acknowledged; own starvation shifts all timers instead of scaling them.
+are acknowledged; own starvation shifts all timers instead of scaling them; rumours of an end are
+not believed, but looked into.
 """
 
 import math
@@ -16,21 +20,24 @@ import random
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 
-from worker.membership.member import Digest, Health, Member, Phase, is_overtaken, newest
+from worker.membership.member import Digest, Health, Member, Phase, newest
 from worker.membership.reachability import Reachability
+from worker.membership.suspicion import Suspicions
 
 MAX_MEMBERS = 4096
 _MAX_JUMP = 1000
 _PROBE_ALL_OF = 12
 _PROBE_OF_MORE = 8
+_MOST_PROBES = 32  # under way, before accused peers have to wait for theirs
 
 
 @dataclass(frozen=True, kw_only=True)
 class MembershipConfig:
     """Timing of the failure detector.
 
-    A crash is noticed after about gossip_s + 2 probe_timeout_s + suspicion, where
-    suspicion = suspicion_factor * max(1, log10(peers)) * probe_s.
+    A crash is noticed after about gossip_s + 2 probe_timeout_s + suspicion. The suspicion is
+    suspicion_factor * max(1, log10(peers)) * probe_s where one peer alone has it, and goes down to
+    suspicion_factor * probe_s where four have.
 
     Args:
         gossip_s: between two exchanges with a random peer.
@@ -60,8 +67,13 @@ class MembershipConfig:
             raise ValueError(f"indirect_probes is {self.indirect_probes}; it must be at least 0")
 
     def suspicion_s(self, peers: int) -> float:
-        """How long a suspected peer has to refute."""
-        return self.suspicion_factor * max(1.0, math.log10(max(1, peers))) * self.probe_s
+        """How long a peer that one other suspects has to refute."""
+        return self.least_suspicion_s * max(1.0, math.log10(max(1, peers)))
+
+    @property
+    def least_suspicion_s(self) -> float:
+        """The same for one that several suspect."""
+        return self.suspicion_factor * self.probe_s
 
     def detection_s(self, peers: int) -> float:
         """From a crash to the peer being declared dead, about, at most."""
@@ -178,8 +190,7 @@ class Membership:
         self._asking: dict[str, int] = {}
         self._asked_at: dict[str, float] = {}
         self._reach = Reachability(2 * config.probe_timeout_s)
-        self._suspected_until: dict[str, float] = {}
-        self._accused: set[str] = set()  # by this peer, whose probes have all failed
+        self._suspicions = Suspicions(config.probe_s)
         self._ticked_at: float | None = None
         self._gossip_at = self._reconnect_at = -math.inf
         self._order: list[str] = []
@@ -201,6 +212,14 @@ class Membership:
         member = self._members.get(peer)
         return member.address if member else None
 
+    def said_against(self, peer: str) -> Member | None:
+        """What others say of the peer's end, for it to refute; None: nothing, or this peer agrees,
+        so that it says so itself."""
+        member = self._members.get(peer)
+        if member is None or member.health is not Health.ALIVE or not self._suspicions.get(peer):
+            return None
+        return replace(member, health=Health.SUSPECT)
+
     def handle(self, event: Event, now: float) -> list[Action]:
         """Takes one event at monotonic time `now` (s) and says what to do."""
         self._outline_changed = False
@@ -209,10 +228,10 @@ class Membership:
             case ProbeTick():
                 actions += self._tick(now)
             case Gossiped(members, sender):
-                self._merge(members, now)
-                if sender in self._suspected_until:
+                actions += self._merge(members, sender, now)
+                if sender is not None and (case := self._suspicions.get(sender)) is not None:
                     # It speaks, and its refutation takes another message: its time starts again.
-                    self._suspected_until[sender] = now + self._suspicion_s
+                    case.since = now
             case Probed(peer, answered):
                 actions += self._probed(peer, answered, now)
             case IndirectlyProbed(peer, alive):
@@ -238,10 +257,6 @@ class Membership:
 
     # --------------------------------------------------------------------------------- inside
 
-    @property
-    def _suspicion_s(self) -> float:
-        return self.config.suspicion_s(len(self._members))
-
     def _others(self) -> Iterable[Member]:
         return (member for member in self.members if member.peer != self._me)
 
@@ -259,17 +274,17 @@ class Membership:
         if self._ticked_at is not None:
             asleep_s = now - self._ticked_at - self.config.gossip_s
             if asleep_s > 0:  # this process was starved or frozen, not the others
-                for peer in self._suspected_until:
-                    self._suspected_until[peer] += asleep_s
+                self._suspicions.postpone(asleep_s)
         self._ticked_at = now
-        for peer, until in list(self._suspected_until.items()):
-            if now >= until:
-                del self._suspected_until[peer]
-                self._put(replace(self._members[peer], health=Health.DEAD))
+        config = self.config
+        most_s = config.suspicion_s(len(self._members))
+        for peer in self._suspicions.end_due(now, config.least_suspicion_s, most_s):
+            self._put(replace(self._members[peer], health=Health.DEAD))
         actions: list[Action] = []
         if now >= self._gossip_at:
             self._gossip_at = now + self.config.gossip_s
             actions += self._probe([*self._reach.in_question, *self._next_targets()])
+            actions += self._look_into(self._suspicions.accused)
         if now >= self._reconnect_at:
             self._reconnect_at = now + self.config.reconnect_s
             gone = [member.peer for member in self._others() if not member.live]
@@ -306,13 +321,24 @@ class Membership:
                 actions.append(Probe(peer, address, self.config.probe_timeout_s))
         return actions
 
+    def _look_into(self, accused: Iterable[str]) -> list[Action]:
+        """Probes peers against which something is said, as many at once as may be."""
+        room = max(0, _MOST_PROBES - len(self._probing))
+        return self._probe([peer for peer in accused if peer not in self._asking][:room])
+
+    def _lives(self, peer: str, now: float) -> None:
+        """It has answered, so that what is said against it is wrong."""
+        self._suspicions.answered(peer, now)
+        if (member := self._members.get(peer)) and member.health is Health.SUSPECT:
+            self._put(replace(member, health=Health.ALIVE))
+
     def _probed(self, peer: str, answered: bool, now: float) -> list[Action]:
         self._probing.discard(peer)
         if answered:
             self._reach.answered(peer, now)
-            self._accused.discard(peer)
+            self._lives(peer, now)
         member = self._members.get(peer)
-        if answered or member is None or member.health is not Health.ALIVE or peer in self._asking:
+        if answered or member is None or not member.live or peer in self._asking:
             return []
         helpers = [
             other for other in self._others() if other.health is Health.ALIVE and other.peer != peer
@@ -338,43 +364,61 @@ class Membership:
             swift = now - self._asked_at[peer] <= self.config.probe_timeout_s
             if self._asking.pop(peer) > 0 and swift:
                 self._reach.answered_to_others(peer, now)
+            self._lives(peer, now)
             return
         self._asking[peer] -= 1
         if self._asking[peer] > 0:
             return
         del self._asking[peer]
         member = self._members[peer]
-        if member.health is Health.ALIVE:
-            self._put(replace(member, health=Health.SUSPECT))
-            self._suspected_until[peer] = now + self._suspicion_s
-            self._accused.add(peer)
+        if member.live:
+            case = self._suspicions.accuse(peer, _life(member), self._me, now)
+            case.failed = True
+            self._put(replace(member, health=Health.LEFT if case.left else Health.SUSPECT))
+            if case.left:
+                self._suspicions.close(peer)
 
-    def _merge(self, members: tuple[Member, ...], now: float) -> None:
+    def _merge(self, members: tuple[Member, ...], sender: str | None, now: float) -> list[Action]:
+        accused: list[str] = []
         for heard in members:
-            if heard.peer == self._me:
+            peer = heard.peer
+            if peer == self._me:
                 self._defend(heard)
                 continue
-            known = self._members.get(heard.peer)
-            if known is None and len(self._members) >= MAX_MEMBERS:
+            known = self._members.get(peer)
+            if known is None:
+                if len(self._members) < MAX_MEMBERS:
+                    self._put(heard)
+                    if heard.health is Health.SUSPECT:
+                        self._suspicions.accuse(peer, _life(heard), sender, now)
                 continue
-            if known is not None and known.live and is_overtaken(heard, known):
-                # Newer gossip exists: the sender of this was cut off or slow. Suspect only.
-                heard = replace(heard, health=Health.SUSPECT)
-            merged = newest(known, heard) if known else heard
+            merged = newest(known, heard)
+            hearsay = self._is_hearsay(heard, known, merged, sender)
+            if hearsay:
+                same = _life(merged) == _life(known)
+                merged = replace(merged, health=known.health if same else Health.ALIVE)
             self._put(merged)
-            if heard.peer in self._accused and merged.health is not Health.SUSPECT:
-                self._accused.discard(heard.peer)
-                if merged.health is Health.ALIVE and known and known.epoch == merged.epoch:
-                    self._reach.refuted(heard.peer, now)
-            if merged.health is not Health.SUSPECT:
-                self._suspected_until.pop(heard.peer, None)
-            elif known is None or (known.epoch, known.incarnation) != (
-                merged.epoch,
-                merged.incarnation,
-            ):
-                self._suspected_until[heard.peer] = now + self._suspicion_s
-            else:
-                self._suspected_until.setdefault(heard.peer, now + self._suspicion_s)
+            if _life(merged) > _life(known) or merged.health is Health.LEFT:
+                self._close_case(known, merged, now)
+            if hearsay and _life(heard) >= _life(known) and not self._suspicions.rests(peer, now):
+                case = self._suspicions.accuse(peer, _life(heard), sender, now)
+                case.left |= heard.health is Health.LEFT
+                accused.append(peer)
+        return self._look_into(accused)
+
+    def _is_hearsay(self, heard: Member, known: Member, merged: Member, sender: str | None) -> bool:
+        """Whether it is others' word of the end of a peer that is not known to be gone."""
+        case = self._suspicions.get(heard.peer)
+        itself = heard.peer == sender or (case is not None and case.failed)
+        if heard.health is Health.ALIVE or (heard.health is Health.LEFT and itself):
+            return False
+        return known.live or merged.health is Health.SUSPECT
+
+    def _close_case(self, known: Member, merged: Member, now: float) -> None:
+        """The peer has refuted what is said against it, or has begun again, or has left."""
+        case = self._suspicions.close(known.peer)
+        if case and case.failed and merged.health is Health.ALIVE and known.epoch == merged.epoch:
+            self._reach.refuted(known.peer, now)
 
     def _defend(self, heard: Member) -> None:
         """Refutes what others say of this peer and it has not said itself, unless it is leaving."""
@@ -395,6 +439,10 @@ class Membership:
             incarnation = heard.incarnation + 1 if rumoured else me.incarnation
             beat = max(me.heartbeat, heard.heartbeat) + 1
             self._put(replace(me, incarnation=incarnation, heartbeat=beat))
+
+
+def _life(member: Member) -> tuple[int, int]:
+    return (member.epoch, member.incarnation)
 
 
 def _outline(member: Member) -> tuple[object, ...]:

@@ -1,7 +1,7 @@
 """One peer's machine of membership, what it wants done, and short ways to make it suspect."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from worker.membership import (
@@ -54,8 +54,13 @@ def suspect(membership: Membership, peer: str, now: float) -> None:
     assert health(membership, peer) is Health.SUSPECT
 
 
-def tick_until(membership: Membership, start: float, stop: float) -> None:
-    """Ticks ten times a second; every probe is answered."""
+def tick_until(
+    membership: Membership, start: float, stop: float, silent: Collection[str] = ()
+) -> None:
+    """Ticks ten times a second. The silent answer no probe, nor those who are suspected already."""
     for tenth in range(round(10 * start), round(10 * stop) + 1):
-        for peer in probes(membership.handle(ProbeTick(), tenth / 10)):
-            membership.handle(Probed(peer, answered=True), tenth / 10)
+        now = tenth / 10
+        for peer in probes(membership.handle(ProbeTick(), now)):
+            lives = peer not in silent and health(membership, peer) is not Health.SUSPECT
+            for ask in asked(membership.handle(Probed(peer, lives), now)):
+                membership.handle(IndirectlyProbed(ask.peer, alive=False), now)

@@ -206,12 +206,13 @@ class Simulation:
         self, name: str, to: str, timeout_s: float, ended: Callable[[bool], None]
     ) -> None:
         mine = self.deltas[name]
-        asked = mine.request(to, self.members(name), self.now)
+        asked = self._accusing(name, to, mine.request(to, self.members(name), self.now))
         self._count(name, asked)
 
         def serve(answer: Callable[[Callable[[], None]], None]) -> None:
             self._hear(to, name, asked)
             returned = self.deltas[to].answer(name, asked, self.members(to))
+            returned = self._accusing(to, name, returned)
             self._count(to, returned)
             answer(lambda: self._hear(name, to, returned))
 
@@ -225,6 +226,10 @@ class Simulation:
     def _hear(self, name: str, sender: str, said: GossipMessage) -> None:
         self._step(name, Gossiped(with_progress(said, sender, self.members(name)), sender))
         self.deltas[name].heard(sender, said, self.members(name))
+
+    def _accusing(self, name: str, to: str, said: GossipMessage) -> GossipMessage:
+        word = self.processes[name].machine.said_against(to)
+        return said if word is None else replace(said, members=(*said.members, word))
 
     def _count(self, name: str, said: GossipMessage) -> None:
         size = to_gossip_message(located(said), name, RUN).ByteSize()

@@ -219,7 +219,7 @@ def test_an_answer_to_others_that_took_long_says_nothing_of_the_link() -> None:
 def test_who_is_gone_or_another_is_not_out_of_reach(news: Member) -> None:
     membership = machine("w1", "w2", "w3")
     now = tick_with_a_cut(membership, {"w2"}, 0.0, 20.0)
-    membership.handle(Gossiped((news,)), now)
+    membership.handle(Gossiped((news,), "w2"), now)
     assert membership.me.unreachable == ()
 
 

@@ -1,5 +1,7 @@
 """From a probe that fails to a death, and what comes between."""
 
+import pytest
+
 from tests.unit.worker.membership.machines import (
     CONFIG,
     SUSPICION_S,
@@ -7,6 +9,7 @@ from tests.unit.worker.membership.machines import (
     health,
     machine,
     member,
+    probes,
     suspect,
     tick_until,
 )
@@ -95,7 +98,10 @@ def test_a_suspicion_of_a_higher_incarnation_starts_its_time_again() -> None:
     suspect(membership, "w1", 0.0)
     tick_until(membership, 0.0, 3.0)
     membership.handle(Gossiped((member("w1", incarnation=1, health=Health.SUSPECT),)), 3.0)
-    tick_until(membership, 3.1, 2.9 + SUSPICION_S)
+    assert health(membership, "w1") is Health.ALIVE, "it has refuted, and that is all that is known"
+    tick_until(membership, 3.1, 5.0)
+    suspect(membership, "w1", 5.0)
+    tick_until(membership, 5.1, 2.9 + SUSPICION_S)
     assert health(membership, "w1") is Health.SUSPECT
     tick_until(membership, 3.0 + SUSPICION_S, 3.0 + SUSPICION_S)
     assert health(membership, "w1") is Health.DEAD
@@ -132,11 +138,54 @@ def test_somebody_else_speaking_of_a_suspect_does_not() -> None:
     assert health(membership, "w1") is Health.DEAD
 
 
-def test_a_suspicion_that_is_only_heard_of_runs_out_too() -> None:
+@pytest.mark.parametrize("word", [Health.SUSPECT, Health.DEAD, Health.LEFT])
+def test_what_others_say_of_an_end_makes_this_peer_look_and_no_more(word: Health) -> None:
     membership = machine("w1", "w2", "w3")
-    membership.handle(Gossiped((member("w1", health=Health.SUSPECT),)), 0.0)
-    tick_until(membership, 0.0, SUSPICION_S)
+    actions = membership.handle(Gossiped((member("w1", health=word),), "w2"), 0.0)
+    assert probes(actions) == ["w1"]
+    assert ViewChanged() not in actions
+    assert membership.said_against("w1") == member("w1", health=Health.SUSPECT)
+    assert membership.handle(Probed("w1", answered=True), 0.1) == []
+    assert membership.said_against("w1") is None
+    again = membership.handle(Gossiped((member("w1", health=word),), "w3"), 0.2)
+    assert again == [], "it has only just answered"
+    tick_until(membership, 0.3, 3 * SUSPICION_S)
+    assert health(membership, "w1") is Health.ALIVE
+
+
+def test_a_suspect_that_was_heard_of_first_dies_from_then_on() -> None:
+    membership = machine("w1", "w2", "w3")
+    membership.handle(Gossiped((member("w1", health=Health.SUSPECT),), "w2"), 0.0)
+    suspect(membership, "w1", 2.0)
+    tick_until(membership, 2.1, SUSPICION_S - 0.1)
+    assert health(membership, "w1") is Health.SUSPECT
+    tick_until(membership, SUSPICION_S, SUSPICION_S)
     assert health(membership, "w1") is Health.DEAD
+
+
+def test_a_departure_that_others_tell_of_is_one_when_the_peer_is_silent() -> None:
+    membership = machine("w1", "w2", "w3")
+    membership.handle(Gossiped((member("w1", health=Health.LEFT),), "w2"), 0.0)
+    for _ in asked(membership.handle(Probed("w1", answered=False), 1.0)):
+        membership.handle(IndirectlyProbed("w1", alive=False), 2.0)
+    assert health(membership, "w1") is Health.LEFT
+
+
+def test_several_that_say_the_same_shorten_the_time_of_a_suspect() -> None:
+    """Down to what ten peers have; the word of one counts once, however often it comes."""
+    others = [f"w{n:02}" for n in range(99)]
+    for accusers, time_s in ((1, 2.0), (2, 1.5), (4, 1.0), (9, 1.0)):
+        membership = machine(*others)
+        suspect(membership, "w00", 0.0)
+        for accuser in others[1:accusers]:
+            for _ in range(3):
+                heard = Gossiped((member("w00", health=Health.SUSPECT),), accuser)
+                membership.handle(heard, 0.0)
+        until = time_s * CONFIG.least_suspicion_s
+        tick_until(membership, 0.1, until - 0.1, silent=["w00"])
+        assert health(membership, "w00") is Health.SUSPECT, f"{accusers} accuse"
+        tick_until(membership, until, until)
+        assert health(membership, "w00") is Health.DEAD, f"{accusers} accuse"
 
 
 def test_a_new_life_under_suspicion_gets_its_own_time() -> None:
@@ -145,6 +194,7 @@ def test_a_new_life_under_suspicion_gets_its_own_time() -> None:
     suspect(membership, "w1", 0.0)
     tick_until(membership, 0.0, SUSPICION_S - 0.2)
     membership.handle(Gossiped((member("w1", epoch=2, health=Health.SUSPECT),)), SUSPICION_S - 0.1)
+    suspect(membership, "w1", SUSPICION_S)
     tick_until(membership, SUSPICION_S, SUSPICION_S + 1.0)
     assert health(membership, "w1") is Health.SUSPECT
 

@@ -23,6 +23,7 @@ from worker.membership import (
     Gossiped,
     Health,
     Leaving,
+    Membership,
     MembershipConfig,
     Phase,
     Probe,
@@ -72,10 +73,9 @@ def test_a_peer_alone_has_nothing_to_do() -> None:
 
 def test_who_is_gone_is_tried_now_and_then() -> None:
     """Both the dead and those who left: either may have been started again."""
-    membership = machine("w1", "w2")
-    membership.handle(
-        Gossiped((member("w1", health=Health.LEFT), member("w2", health=Health.DEAD))), 0.0
-    )
+    membership = machine()
+    end(membership, "w1", Health.LEFT)
+    end(membership, "w2", Health.DEAD)
     tried = []
     for tick in range(200):
         for peer in probes(membership.handle(ProbeTick(), tick / 10)):
@@ -92,7 +92,8 @@ def test_who_goes_while_their_turn_is_still_to_come_is_passed_over() -> None:
     (first,) = probes(membership.handle(ProbeTick(), 0.0))
     membership.handle(Probed(first, answered=True), 0.0)
     rest = {"w1", "w2", "w3", "w4"} - {first}
-    membership.handle(Gossiped(tuple(member(peer, health=Health.LEFT) for peer in rest)), 0.1)
+    for peer in rest:
+        membership.handle(Gossiped((member(peer, health=Health.LEFT),), peer), 0.1)
     for tick in range(2, 30):
         for peer in probes(membership.handle(ProbeTick(), tick / 10)):
             assert peer == first
@@ -100,12 +101,18 @@ def test_who_goes_while_their_turn_is_still_to_come_is_passed_over() -> None:
 
 
 def test_doubt_probes_at_once_and_only_whom_it_may_concern() -> None:
-    membership = machine("w1", "w2")
+    membership = machine("w1")
     assert probes(membership.handle(Suspected("w1"), 0.0)) == ["w1"]
     assert probes(membership.handle(Suspected("w1"), 0.0)) == []
     assert membership.handle(Suspected("stranger"), 0.0) == []
-    membership.handle(Gossiped((member("w2", health=Health.DEAD),)), 0.0)
+    end(membership, "w2", Health.DEAD)
     assert membership.handle(Suspected("w2"), 0.0) == []
+
+
+def end(membership: Membership, peer: str, health_: Health) -> None:
+    """It is heard of for the first time when it is gone already."""
+    membership.handle(Gossiped((member(peer, health=health_),)), 0.0)
+    assert health(membership, peer) is health_
 
 
 # ------------------------------------------------------------------------------- about oneself
@@ -178,8 +185,8 @@ def test_an_update_is_newer_than_all_before() -> None:
 
 
 def test_leaving_tells_everyone_who_lives_and_cannot_be_talked_out_of() -> None:
-    membership = machine("w1", "w2", "w3")
-    membership.handle(Gossiped((member("w3", health=Health.DEAD),)), 0.0)
+    membership = machine("w1", "w2")
+    end(membership, "w3", Health.DEAD)
     actions = membership.handle(Leaving(), 0.0)
     assert sorted(probes(actions)) == ["w1", "w2"]
     assert ViewChanged() in actions
@@ -193,7 +200,8 @@ def test_leaving_tells_everyone_who_lives_and_cannot_be_talked_out_of() -> None:
 
 def test_leaving_is_not_death() -> None:
     membership = machine("w1", "w2")
-    assert ViewChanged() in membership.handle(Gossiped((member("w1", health=Health.LEFT),)), 0.0)
+    left = Gossiped((member("w1", health=Health.LEFT),), "w1")
+    assert ViewChanged() in membership.handle(left, 0.0)
     tick_until(membership, 0.0, 30.0)
     assert health(membership, "w1") is Health.LEFT
 
@@ -210,7 +218,7 @@ def test_who_left_while_suspected_left() -> None:
 def test_a_new_life_replaces_the_old_and_old_rumours_do_not_win(end: Health) -> None:
     membership = machine("w1", "w2")
     old = member("w1", incarnation=9, heartbeat=99, health=end)
-    membership.handle(Gossiped((old,)), 0.0)
+    membership.handle(Gossiped((old,), "w1"), 0.0)
     reborn = member("w1", epoch=2, address="elsewhere")
     assert ViewChanged() in membership.handle(Gossiped((reborn,)), 1.0)
     assert membership.handle(Gossiped((old,)), 2.0) == []
@@ -219,8 +227,8 @@ def test_a_new_life_replaces_the_old_and_old_rumours_do_not_win(end: Health) -> 
 
 
 def test_the_dead_may_come_back_by_refuting() -> None:
-    membership = machine("w1", "w2")
-    membership.handle(Gossiped((member("w1", health=Health.DEAD),)), 0.0)
+    membership = machine("w2")
+    end(membership, "w1", Health.DEAD)
     assert ViewChanged() in membership.handle(Gossiped((member("w1", incarnation=1),)), 60.0)
     assert health(membership, "w1") is Health.ALIVE
 
