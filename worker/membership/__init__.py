@@ -6,6 +6,21 @@ from worker.membership.dissemination import (
     MemberProgress,
     with_progress,
 )
+from worker.membership.events import (
+    Action,
+    Event,
+    Gossiped,
+    IndirectlyProbed,
+    IndirectProbe,
+    Leaving,
+    Measured,
+    Probe,
+    Probed,
+    ProbeTick,
+    Suspected,
+    Updated,
+    ViewChanged,
+)
 from worker.membership.member import (
     MAX_UNREACHABLE,
     Digest,
@@ -15,24 +30,7 @@ from worker.membership.member import (
     Phase,
     newest,
 )
-from worker.membership.swim import (
-    MAX_MEMBERS,
-    Action,
-    Event,
-    Gossiped,
-    IndirectlyProbed,
-    IndirectProbe,
-    Leaving,
-    Measured,
-    Membership,
-    MembershipConfig,
-    Probe,
-    Probed,
-    ProbeTick,
-    Suspected,
-    Updated,
-    ViewChanged,
-)
+from worker.membership.swim import MAX_MEMBERS, Membership, MembershipConfig
 
 __all__ = [
     "MAX_MEMBERS",

@@ -110,6 +110,10 @@ class Simulation:
         if self.processes[name].running:
             self._step(name, Updated(Phase.TRAINING, step, digests))
 
+    def say(self, name: str, word: Member, sender: str) -> None:
+        """The peer hears this from the sender, true or not."""
+        self._step(name, Gossiped((word,), sender))
+
     def crash(self, name: str) -> None:
         self.processes[name].running = False
 

@@ -1,6 +1,7 @@
 """Whole swarms on a virtual clock: who is gone is noticed, and nobody else is declared dead."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -121,6 +122,48 @@ def test_a_partition_heals() -> None:
         swarm.partition()
         swarm.run(CONFIG.reconnect_s + 3)
         assert swarm.views() == {tuple((name, Health.ALIVE) for name in swarm.names)}
+
+
+@pytest.mark.parametrize("cut", [3, 9])
+def test_a_heal_of_a_partition_kills_nobody(cut: int) -> None:
+    """Though each side brings the other news of deaths among its own."""
+    for seed in range(2):
+        swarm = Simulation(20, seed, loss=0.01)
+        swarm.run(3)
+        swarm.partition(set(swarm.names[:cut]), set(swarm.names[cut:]))
+        swarm.run(25)
+        before = len(swarm.deaths())
+        assert before == 2 * cut * (20 - cut)
+        swarm.partition()
+        swarm.run(25)
+        assert len(swarm.deaths()) == before, f"seed {seed}"
+        assert len(swarm.views()) == 1, f"seed {seed}"
+
+
+def test_a_hundred_peers_notice_a_crash_within_thirteen_seconds_and_half_of_them_within_ten() -> (
+    None
+):
+    swarm = Simulation(100, seed=1, loss=0.01)
+    swarm.run(5)
+    swarm.crash("w0")
+    swarm.run(13)
+    noticed = sorted(change.at - 5 for change in swarm.deaths() if change.peer == "w0")
+    assert len(noticed) == 99
+    assert noticed[49] <= 10
+    assert {change.peer for change in swarm.deaths()} == {"w0"}
+
+
+def test_a_liar_that_declares_everybody_dead_is_believed_by_nobody() -> None:
+    swarm = Simulation(6, seed=0, loss=0.01)
+    swarm.run(3)
+    for _ in range(40):
+        for victim in ("w1", "w2"):
+            for health in (Health.DEAD, Health.LEFT):
+                for name in ("w3", "w4"):
+                    swarm.say(name, replace(swarm.member(name, victim), health=health), "w5")
+        swarm.run(0.25)
+    gone = [change for change in swarm.changes if change.health is not Health.ALIVE]
+    assert gone == [], "not even for a moment"
 
 
 def test_one_broken_link_kills_nobody() -> None:
