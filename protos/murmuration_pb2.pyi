@@ -302,6 +302,8 @@ class Member(_message.Message):
     STAGE_FIELD_NUMBER: _builtins.int
     PROFILE_FIELD_NUMBER: _builtins.int
     UNREACHABLE_FIELD_NUMBER: _builtins.int
+    SIGNED_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
     peer: _builtins.str
     address: _builtins.str
     epoch: _builtins.int
@@ -320,6 +322,12 @@ class Member(_message.Message):
     """that it serves; 0 where the model is not cut"""
     profile: _builtins.bytes
     """msgpack: what it has measured of its links and its stage"""
+    signed: _builtins.bytes
+    """Where peers have certificates: a Member as its peer has written it, of health ALIVE or LEFT, and
+    the peer's signature over the run and these bytes (ECDSA P-256: r, s). Beside it stands `health`,
+    the sender's own word, and in a JoinRequest `peer`.
+    """
+    signature: _builtins.bytes
     @_builtins.property
     def digests(self) -> _containers.RepeatedCompositeFieldContainer[Global___FragmentDigest]: ...
     @_builtins.property
@@ -342,10 +350,12 @@ class Member(_message.Message):
         stage: _builtins.int = ...,
         profile: _builtins.bytes = ...,
         unreachable: _abc.Iterable[_builtins.str] | None = ...,
+        signed: _builtins.bytes = ...,
+        signature: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "digests", b"digests", "epoch", b"epoch", "health", b"health", "heartbeat", b"heartbeat", "incarnation", b"incarnation", "peer", b"peer", "phase", b"phase", "profile", b"profile", "stage", b"stage", "step", b"step", "step_s", b"step_s", "unreachable", b"unreachable"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "digests", b"digests", "epoch", b"epoch", "health", b"health", "heartbeat", b"heartbeat", "incarnation", b"incarnation", "peer", b"peer", "phase", b"phase", "profile", b"profile", "signature", b"signature", "signed", b"signed", "stage", b"stage", "step", b"step", "step_s", b"step_s", "unreachable", b"unreachable"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -386,10 +396,13 @@ class JoinRequest(_message.Message):
     MEMBER_FIELD_NUMBER: _builtins.int
     MANIFEST_FIELD_NUMBER: _builtins.int
     DIAL_ONLY_FIELD_NUMBER: _builtins.int
+    CERTIFICATE_FIELD_NUMBER: _builtins.int
     manifest: _builtins.bytes
     """zstd of canonical msgpack; empty: "send me yours" """
     dial_only: _builtins.bool
     """only dial the member back: another peer, which it has called, asks"""
+    certificate: _builtins.bytes
+    """DER: of the key that has signed the member"""
     @_builtins.property
     def member(self) -> Global___Member: ...
     def __init__(
@@ -398,10 +411,11 @@ class JoinRequest(_message.Message):
         member: Global___Member | None = ...,
         manifest: _builtins.bytes = ...,
         dial_only: _builtins.bool = ...,
+        certificate: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["member", b"member"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dial_only", b"dial_only", "manifest", b"manifest", "member", b"member"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate", b"certificate", "dial_only", b"dial_only", "manifest", b"manifest", "member", b"member"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -418,6 +432,7 @@ class JoinReply(_message.Message):
     SEEN_FROM_FIELD_NUMBER: _builtins.int
     UNDIALLED_FIELD_NUMBER: _builtins.int
     TIME_MS_FIELD_NUMBER: _builtins.int
+    CERTIFICATES_FIELD_NUMBER: _builtins.int
     refusal: _builtins.str
     """empty: welcome"""
     manifest: _builtins.bytes
@@ -431,6 +446,10 @@ class JoinReply(_message.Message):
     """the receiver's wall clock, from 1970: for `murmur doctor` alone"""
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___Member]: ...
+    @_builtins.property
+    def certificates(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """DER: of some of the members"""
+
     def __init__(
         self,
         *,
@@ -441,10 +460,11 @@ class JoinReply(_message.Message):
         seen_from: _builtins.str = ...,
         undialled: _builtins.bool = ...,
         time_ms: _builtins.int = ...,
+        certificates: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator", b"coordinator", "manifest", b"manifest", "members", b"members", "refusal", b"refusal", "seen_from", b"seen_from", "time_ms", b"time_ms", "undialled", b"undialled"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificates", b"certificates", "coordinator", b"coordinator", "manifest", b"manifest", "members", b"members", "refusal", b"refusal", "seen_from", b"seen_from", "time_ms", b"time_ms", "undialled", b"undialled"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -463,6 +483,8 @@ class GossipMessage(_message.Message):
     RESET_FIELD_NUMBER: _builtins.int
     FULL_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
+    LACKS_FIELD_NUMBER: _builtins.int
+    CERTIFICATES_FIELD_NUMBER: _builtins.int
     sender: _builtins.str
     run: _builtins.int
     """another run's gossip is refused"""
@@ -484,6 +506,14 @@ class GossipMessage(_message.Message):
     def refused(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """of an answer: what is wrong with members that the request held"""
 
+    @_builtins.property
+    def lacks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """peers whose certificates the sender asks for"""
+
+    @_builtins.property
+    def certificates(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """DER: that the receiver has asked for"""
+
     def __init__(
         self,
         *,
@@ -496,10 +526,12 @@ class GossipMessage(_message.Message):
         reset: _builtins.bool = ...,
         full: _builtins.bool = ...,
         refused: _abc.Iterable[_builtins.str] | None = ...,
+        lacks: _abc.Iterable[_builtins.str] | None = ...,
+        certificates: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["progress", b"progress"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged", b"acknowledged", "full", b"full", "members", b"members", "number", b"number", "progress", b"progress", "refused", b"refused", "reset", b"reset", "run", b"run", "sender", b"sender"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged", b"acknowledged", "certificates", b"certificates", "full", b"full", "lacks", b"lacks", "members", b"members", "number", b"number", "progress", b"progress", "refused", b"refused", "reset", b"reset", "run", b"run", "sender", b"sender"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from protos.identity import Authority
+from protos.identity import Authority, Identity
 from worker.catchup.bootstrap import JoinConfig
 from worker.exchange.context import Offload
 from worker.exchange.types import View
@@ -73,10 +73,12 @@ class Environment:
         offload: where heavy work runs.
         log: takes events as plain values.
         clock: monotonic seconds.
+        identity: what this peer proves itself and signs by; None: nothing is encrypted.
         authority: of the run, if this peer holds its key: it lets others in.
     """
 
     offload: Offload
     log: Callable[[dict[str, object]], None]
     clock: Callable[[], float] = time.monotonic
+    identity: Identity | None = None
     authority: Authority | None = None

@@ -24,7 +24,7 @@ from worker.component import NodeConfig
 from worker.config import Config, task_of
 from worker.errors import CheckpointError, MurmurError, UsageError
 from worker.folder import Announce, EventLog, alone_in, leave_json
-from worker.identity import authority_of
+from worker.identity import Credentials
 from worker.iothread import IOThread
 from worker.leases.types import LeaseMessage
 from worker.library.share import Shares
@@ -113,7 +113,7 @@ class Worker:
             transport=GrpcTransport(options.listen, options.proxy, options.identity),
             mailbox=self._mailbox,
             log=self._log,
-            authority=authority_of(options.identity, options.out),
+            credentials=Credentials.of(options.identity, options.out),
         )
         self._saver = concurrent.futures.ThreadPoolExecutor(1, "murmur-save")
         self._saving: concurrent.futures.Future[None] | None = None

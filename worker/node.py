@@ -28,7 +28,7 @@ from worker.exchange.compression import Compression
 from worker.exchange.context import Context
 from worker.exchange.pairwise.io import Pairs
 from worker.exchange.types import View
-from worker.identity import Gate
+from worker.identity import Gate, SignedWords
 from worker.leases.io import LeaseService
 from worker.leases.types import (
     BlockBegun,
@@ -175,7 +175,9 @@ class Node:
             stages=self._config.stages.count,
             stage=self._node.stage,
         )
-        self.gossip = gossip = GossipService(machine, self._manifest.run, limits, self)
+        identity, run = self._environment.identity, self._manifest.run
+        words = None if identity is None else SignedWords(identity, run, self.clock)
+        self.gossip = gossip = GossipService(machine, run, limits, self, words)
         self._first_contact = FirstContact(gossip, self._manifest, self.transport, self.clock)
         self.server.calls |= {
             "Control/Gossip": gossip.on_gossip,

@@ -9,10 +9,10 @@ from dataclasses import replace
 from typing import TypeVar
 
 from protos.events import new_event
-from protos.identity import Authority
 from worker.catchup.start import all_agree
 from worker.component import Environment, NodeConfig
 from worker.config import Config
+from worker.identity import Credentials
 from worker.iothread import IOThread
 from worker.manifest import Manifest
 from worker.membership import Member
@@ -23,6 +23,7 @@ from worker.transport import Transport
 
 T = TypeVar("T")
 
+NOTHING_ENCRYPTED = Credentials()
 AWAIT_OTHERS_S = 30.0  # after the last step
 _LEAVE_S = 5.0
 
@@ -37,7 +38,7 @@ class Session:
         transport: to the others.
         mailbox: between the train thread and the I/O thread.
         log: takes events as plain values, from any thread.
-        authority: of the run, if its key is here.
+        credentials: what the peer has been admitted with.
     """
 
     def __init__(
@@ -50,10 +51,10 @@ class Session:
         transport: Transport,
         mailbox: Mailbox,
         log: Callable[[dict[str, object]], None],
-        authority: Authority | None = None,
+        credentials: Credentials = NOTHING_ENCRYPTED,
     ) -> None:
         self._config, self._node, self._manifest = config, node, manifest
-        self._elements, self._log, self._authority = elements, log, authority
+        self._elements, self._log, self._credentials = elements, log, credentials
         self.transport, self._mailbox = transport, mailbox
         self.io = IOThread(self._make_node, mailbox)
         self._metrics: MetricsServer | None = None
@@ -103,7 +104,12 @@ class Session:
             elements=self._elements,
             transport=self.transport,
             mailbox=self._mailbox,
-            environment=Environment(offload=_offload, log=self._log, authority=self._authority),
+            environment=Environment(
+                offload=_offload,
+                log=self._log,
+                identity=self._credentials.identity,
+                authority=self._credentials.authority,
+            ),
         )
 
 

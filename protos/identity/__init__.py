@@ -15,11 +15,14 @@ from protos.identity.authority import (
 )
 from protos.identity.certificates import (
     FOLDER,
+    Certified,
     Identity,
     IdentityError,
     Role,
+    Verifier,
     certified_name,
     member_identity,
+    signer,
 )
 from protos.identity.token import Token, token_from
 
@@ -29,12 +32,15 @@ __all__ = [
     "TOKEN_USES",
     "TOKEN_VALID_S",
     "Authority",
+    "Certified",
     "Identity",
     "IdentityError",
     "Role",
     "Token",
     "TokenRecord",
+    "Verifier",
     "certified_name",
     "member_identity",
+    "signer",
     "token_from",
 ]

@@ -14,7 +14,7 @@ import datetime
 import hashlib
 import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -24,6 +24,10 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.utils import (
+    decode_dss_signature,
+    encode_dss_signature,
+)
 from cryptography.x509.oid import NameOID
 
 FOLDER = "identity"  # in a worker's or coordinator's folder
@@ -31,6 +35,7 @@ _KEY, _CERTIFICATE, _AUTHORITY = "key.pem", "certificate.pem", "authority.pem"
 _SCHEME = "murmur:"
 _MEMBER = "member.murmuration"
 _MAX_NAME_BYTES = 256
+_SCALAR_BYTES = 32  # of P-256
 # What the library raises for bytes that are no request or certificate.
 _UNREADABLE = (
     ValueError,
@@ -118,6 +123,11 @@ class Identity:
         return _certificate(self.certificate).not_valid_after_utc
 
     @property
+    def der(self) -> bytes:
+        """The certificate, as it travels."""
+        return _certificate(self.certificate).public_bytes(serialization.Encoding.DER)
+
+    @property
     def run(self) -> str:
         """The authority's fingerprint, in short: to tell runs apart."""
         return fingerprint(_certificate(self.authority).public_key())[:16]
@@ -131,6 +141,79 @@ class Identity:
     def certified(self, names: Iterable[str]) -> tuple[str, str]:
         """(role, name) that the alternative names of a caller's certificate stand for."""
         return certified_name(names) or ("unknown", "")
+
+
+@dataclass(frozen=True)
+class Certified:
+    """What an authority says of a key, and the key.
+
+    Args:
+        certificate: DER.
+        issued: when it became valid.
+    """
+
+    role: Role
+    name: str
+    key: ec.EllipticCurvePublicKey
+    certificate: bytes
+    issued: datetime.datetime
+
+    def has_signed(self, signature: bytes, content: bytes) -> bool:
+        """Whether the signature (r and s, 32 bytes each) over these bytes is by this key."""
+        if len(signature) != 2 * _SCALAR_BYTES:
+            return False
+        r, s = (
+            int.from_bytes(part, "big")
+            for part in (signature[:_SCALAR_BYTES], signature[_SCALAR_BYTES:])
+        )
+        try:
+            self.key.verify(encode_dss_signature(r, s), content, ec.ECDSA(hashes.SHA256()))
+        except InvalidSignature:
+            return False
+        return True
+
+
+class Verifier:
+    """Says what certificates are of one authority. Args: authority: its own, in PEM."""
+
+    def __init__(self, authority: bytes) -> None:
+        self._root = _certificate(authority)
+
+    def certified(self, certificate: bytes) -> Certified:
+        """Raises IdentityError: it is none of this authority, or is not valid now."""
+        try:
+            found = x509.load_der_x509_certificate(certificate)
+            names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+            if found.issuer != self._root.subject:
+                raise InvalidSignature
+            found.verify_directly_issued_by(self._root)
+            key = _on_curve(found.public_key())
+        except InvalidSignature:
+            raise IdentityError("a certificate is not of this authority") from None
+        except (TypeError, x509.ExtensionNotFound, *_UNREADABLE) as error:
+            raise IdentityError(f"a certificate cannot be read: {error}") from error
+        if (
+            not found.not_valid_before_utc
+            <= datetime.datetime.now(datetime.UTC)
+            < (found.not_valid_after_utc)
+        ):
+            raise IdentityError("a certificate is not valid now")
+        role_and_name = certified_name(names.get_values_for_type(x509.UniformResourceIdentifier))
+        if role_and_name is None:
+            raise IdentityError("a certificate names nobody")
+        return Certified(*role_and_name, key, certificate, found.not_valid_before_utc)
+
+
+def signer(key: bytes) -> Callable[[bytes], bytes]:
+    """Signs content with a private key (PEM), as `Certified.has_signed` checks it."""
+    private = serialization.load_pem_private_key(key, None)
+    assert isinstance(private, ec.EllipticCurvePrivateKey)
+
+    def sign(content: bytes) -> bytes:
+        pair = decode_dss_signature(private.sign(content, ec.ECDSA(hashes.SHA256())))
+        return b"".join(scalar.to_bytes(_SCALAR_BYTES, "big") for scalar in pair)
+
+    return sign
 
 
 def member_identity(folder: Path) -> Identity:
@@ -172,9 +255,7 @@ def key_to_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 def fingerprint(key: object) -> str:
     """SHA-256 of a public key, in hex: what names the key. Raises IdentityError."""
-    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
-        raise IdentityError("a key is not ECDSA P-256")
-    point = key.public_bytes(
+    point = _on_curve(key).public_bytes(
         serialization.Encoding.X962, serialization.PublicFormat.CompressedPoint
     )
     return hashlib.sha256(point).hexdigest()
@@ -193,12 +274,9 @@ def requested_key(request: bytes) -> ec.EllipticCurvePublicKey:
         parsed = x509.load_der_x509_csr(request)
         if not parsed.is_signature_valid:
             raise IdentityError("a request for a certificate is not signed by its key")
-        key = parsed.public_key()
+        return _on_curve(parsed.public_key())
     except _UNREADABLE as error:
         raise IdentityError("a request for a certificate cannot be read") from error
-    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
-        raise IdentityError("a key is not ECDSA P-256")
-    return key
 
 
 def self_signed(key: ec.EllipticCurvePrivateKey, valid_s: float) -> bytes:
@@ -250,6 +328,13 @@ def write_secret(path: Path, content: bytes) -> None:
 def _host_of(peer: str) -> str:
     """Names of peers may hold anything, and hosts are compared without regard to case."""
     return f"{hashlib.sha256(peer.encode()).hexdigest()[:40]}.peer.murmuration"
+
+
+def _on_curve(key: object) -> ec.EllipticCurvePublicKey:
+    """Raises IdentityError: it is no key of the kind that all have here."""
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
+        raise IdentityError("a key is not ECDSA P-256")
+    return key
 
 
 def _certificate(pem: bytes) -> x509.Certificate:

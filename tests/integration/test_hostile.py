@@ -13,6 +13,7 @@ import zstandard
 
 from coordinator.report.status import ask
 from protos import murmuration_pb2 as pb
+from protos.identity import Authority, Role
 from tests.support.attacks import Target, false_state, forged_end
 from tests.support.stranger import Stranger, calling, handing_out, serving
 from tests.support.workers import (
@@ -208,6 +209,58 @@ def test_a_forged_end_of_another_is_taken_back(
 ) -> None:
     """Afterwards rounds of both go on: that is what the fixture waits for."""
     forged_end(Target(swarm, stranger, stranger.manifest()), health)
+
+
+def test_a_member_with_a_certificate_forges_the_end_and_the_words_of_another(
+    tmp_path: Path,
+) -> None:
+    """The other stays in every round meanwhile, and the status names the forger."""
+    endless = [*SMALL, *QUICK, *settings_of(run__steps=1_000_000, diloco__inner_steps=5)]
+    authority = Authority.make(tmp_path / "w0")
+    mallory = authority.new_identity(Role.PEER, "mallory")
+    begins = ["up", "--out", str(tmp_path / "w0"), "--name", "w0", "--min-peers", "2", "--json"]
+    joins = ["--out", str(tmp_path / "w1"), "--name", "w1", "--json"]
+    first = WorkerProcess([*begins, *endless], "w0")
+    second = None
+    try:
+        address = str(first.wait_for(lambda e: e["event"] == "listening", "address")["address"])
+        token = str(authority.create_token())
+        second = WorkerProcess(["join", address, "--token", token, *joins], "w1")
+        second.wait_for_round(2)
+        with calling(address, mallory) as stranger:
+            run = stranger.manifest().run
+
+            def say(*members: pb.Member) -> pb.GossipMessage:
+                said = pb.GossipMessage(sender="mallory", run=run, members=members, full=True)
+                return stranger.call("Control/Gossip", said, pb.GossipMessage)
+
+            def theirs() -> pb.Member:
+                words = {pb.Member.FromString(each.signed).peer: each for each in say().members}
+                return words["w1"]
+
+            before = len(first.of("round"))
+            while len(first.of("round")) < before + 20:
+                for health in (pb.HEALTH_LEFT, pb.HEALTH_DEAD, pb.HEALTH_SUSPECT):
+                    accused = theirs()
+                    accused.health = health
+                    assert not say(accused).refused
+                changed = pb.Member.FromString(theirs().signed)
+                changed.heartbeat, changed.phase = changed.heartbeat + 5, pb.PHASE_DONE
+                forged = theirs()
+                forged.signed = changed.SerializeToString()
+                (refused,) = say(forged).refused
+                assert refused == "member w1: its words are not signed by it"
+                changed.health = pb.HEALTH_LEFT
+                assert "not signed" in say(changed).refused[0]
+                document = ask(address, identity=mallory)
+                (known,) = [each for each in document["members"] if each["peer"] == "w1"]
+                assert (known["health"], known["phase"]) == ("alive", "training")
+            assert document["accusations"]["mallory of w1"] > 0
+        assert {event["contributors"] for event in first.of("round")[before:]} == {2}
+    finally:
+        for worker in (first, second):
+            if worker is not None:
+                worker.end()
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 
 from algorithms.fragments import Fragment
+from protos.identity import Authority, Identity, Role
 from tests.protocol.problem import Problem, Synthetic
 from tests.protocol.taps import Tap, TappedTransport
 from tests.protocol.train_side import TrainSide
@@ -105,10 +106,14 @@ class Peer:
 class Swarm:
     """Peers of one problem. Use it as `async with Swarm(problem) as swarm`."""
 
-    def __init__(self, problem: Problem, delay_s: float = 0.01) -> None:
+    def __init__(
+        self, problem: Problem, delay_s: float = 0.01, authority: Authority | None = None
+    ) -> None:
+        """Args: authority: certifies the peers, which sign what they say of themselves then."""
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualLoop)
-        self.problem, self.loop = problem, loop
+        self.problem, self.loop, self._authority = problem, loop, authority
+        self._identities: dict[str, Identity] = {}
         self.network = MemoryNetwork(delay_s)
         self.peers: dict[str, Peer] = {}
         self.tap: Tap | None = None
@@ -180,7 +185,12 @@ class Swarm:
             elements=[fragment.elements for fragment in held.fragments],
             transport=transport,
             mailbox=train,
-            environment=Environment(offload=inline, log=events.append, clock=self.loop.time),
+            environment=Environment(
+                offload=inline,
+                log=events.append,
+                clock=self.loop.time,
+                identity=self.identity(name),
+            ),
         )
         node.lag = Punctual(self.loop.time)
         trainer = Trainer(
@@ -208,6 +218,12 @@ class Swarm:
         train.start(work, node.deliver)
         peer.task = self.loop.create_task(self._run(peer), context=context.copy())
         return peer
+
+    def identity(self, name: str) -> Identity | None:
+        """The peer's, the same after a restart; None where there are no certificates."""
+        if self._authority is not None and name not in self._identities:
+            self._identities[name] = self._authority.new_identity(Role.PEER, name)
+        return self._identities.get(name)
 
     def part(self, problem: Problem, name: str, train: TrainSide) -> Held:
         """What a peer is to hold of the model."""

@@ -73,8 +73,8 @@ class Stranger:
 
 
 @contextmanager
-def calling(address: str) -> Iterator[Stranger]:
-    stranger = Stranger(address)
+def calling(address: str, identity: Identity | None = None) -> Iterator[Stranger]:
+    stranger = Stranger(address, identity)
     try:
         yield stranger
     finally:

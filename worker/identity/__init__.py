@@ -2,9 +2,11 @@
 
 admission.py  how a worker comes to its certificate
 gate.py       what a caller may ask of a node by its own, and how it gets one
+words.py      what a peer says of itself, signed
 """
 
-from worker.identity.admission import Admission, authority_of, enrol
+from worker.identity.admission import Admission, Credentials, enrol
 from worker.identity.gate import Gate
+from worker.identity.words import SignedWords
 
-__all__ = ["Admission", "Gate", "authority_of", "enrol"]
+__all__ = ["Admission", "Credentials", "Gate", "SignedWords", "enrol"]

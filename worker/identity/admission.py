@@ -136,9 +136,25 @@ def _check_free(listen: str | None) -> None:
             ) from error
 
 
-def authority_of(identity: Identity | None, folder: Path | None) -> Authority | None:
-    """The authority of an encrypted run, if its key is in the folder. Raises IdentityError."""
-    return Authority.load(folder) if identity is not None and folder is not None else None
+@dataclass(frozen=True)
+class Credentials:
+    """What a peer has been admitted with.
+
+    Args:
+        identity: its key and certificate; None: nothing is encrypted.
+        authority: of its run, if that key is here.
+    """
+
+    identity: Identity | None = None
+    authority: Authority | None = None
+
+    @classmethod
+    def of(cls, identity: Identity | None, folder: Path | None) -> "Credentials":
+        """With the authority of an encrypted run, if its key is in the folder. Raises
+        IdentityError."""
+        if identity is None or folder is None:
+            return cls(identity)
+        return cls(identity, Authority.load(folder))
 
 
 def enrol(token: Token, name: str, addresses: Sequence[str], proxy: str | None = None) -> Identity:

@@ -33,7 +33,7 @@ from protos.identity import Identity, token_from
 from worker.component import NodeConfig
 from worker.errors import UsageError
 from worker.folder import EventLog
-from worker.identity import Admission, authority_of
+from worker.identity import Admission, Credentials
 from worker.leases.types import LeaseMessage
 from worker.library.hooks import UserReplica
 from worker.library.share import Shares
@@ -221,7 +221,7 @@ class Swarm:
             transport=GrpcTransport(self._listen, security=self._identity),
             mailbox=self._mailbox,
             log=self._log,
-            authority=authority_of(self._identity, self._out),
+            credentials=Credentials.of(self._identity, self._out),
         )
         with ExitStack() as opening:
             if events is not None:

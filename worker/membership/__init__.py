@@ -28,6 +28,7 @@ from worker.membership.member import (
     Member,
     MemberLimits,
     Phase,
+    Signed,
     newest,
 )
 from worker.membership.swim import MAX_MEMBERS, Membership, MembershipConfig
@@ -55,6 +56,7 @@ __all__ = [
     "Probe",
     "ProbeTick",
     "Probed",
+    "Signed",
     "Suspected",
     "Updated",
     "ViewChanged",

@@ -126,7 +126,7 @@ class CoordinatorClient:
                 f"coordinator {self._address} refuses: {shown(reply.refusal, 200)}"
             )
         self._events = [event for event in self._events if not any(event is e for e in taken)]
-        for member in self._gossip.read_members(reply.members)[0]:
+        for member in self._gossip.read_hints(reply.members):
             self._meet(member)
 
     def _meet(self, member: Member) -> None:

@@ -273,6 +273,8 @@ def _news(member: Member) -> tuple[object, ...]:
 
 def _most_bytes(member: Member) -> int:
     """A bound of the member's size on the wire."""
+    if (signed := member.signed) is not None:
+        return 16 + len(member.peer.encode()) + len(signed.words) + len(signed.signature)
     names = sum(
         len(name.encode()) + 3 for name in (member.peer, member.address, *member.unreachable)
     )

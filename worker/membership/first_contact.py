@@ -75,10 +75,9 @@ class FirstContact:
             difference = first_difference(theirs.agreed, self._manifest.agreed)
             refusal = f"the manifests differ in {difference}"
             return pb.JoinReply(refusal=refusal, manifest=self._packed).SerializeToString()
-        members, refused = self.gossip.read_members([join.member])
-        if refused:
-            return pb.JoinReply(refusal=refused[0], manifest=self._packed).SerializeToString()
-        (member,) = members
+        member, refusal = self._newcomer(join)
+        if member is None:
+            return pb.JoinReply(refusal=refusal, manifest=self._packed).SerializeToString()
         if member.peer == self.gossip.me.peer and member.address != self.gossip.me.address:
             refusal = f"its own name is {member.peer!r} too; choose another with --name"
             return pb.JoinReply(refusal=refusal, manifest=self._packed).SerializeToString()
@@ -97,8 +96,20 @@ class FirstContact:
         if join.dial_only:
             return pb.JoinReply().SerializeToString()
         self.gossip.handle(Gossiped((member,)))
-        known = [wire.member_to_message(member) for member in self.gossip.one_message_of_members()]
-        return pb.JoinReply(members=known).SerializeToString()
+        known, certificates = self.gossip.introductions()
+        return pb.JoinReply(members=known, certificates=certificates).SerializeToString()
+
+    def _newcomer(self, join: pb.JoinRequest) -> tuple[Member | None, str]:
+        """The one that asks, or is to be dialled; or why it is none. Raises WireError."""
+        if join.dial_only:
+            hints = self.gossip.read_hints([join.member])
+            return (hints[0], "") if hints else (None, "it cannot be a member")
+        certificates = [join.certificate] if join.certificate else []
+        members, refused = self.gossip.read_members([join.member], certificates)
+        for member in members:
+            if member.peer == join.member.peer:
+                return member, ""
+        return None, refused[0] if refused else "its certificate is missing, or not of this run"
 
     async def _name_taken_at(self, member: Member) -> str | None:
         """Where another process answers by the newcomer's name; a former life of it does not."""
@@ -167,8 +178,10 @@ class FirstContact:
 
     async def join(self, address: str) -> None:
         """First contact with a peer. Raises ManifestRefused, NotDialled, Unreachable."""
+        member, certificate = self.gossip.introduction()
+        member.peer = self.gossip.me.peer
         request = pb.JoinRequest(
-            member=wire.member_to_message(self.gossip.me), manifest=self._packed
+            member=member, manifest=self._packed, certificate=b"".join(certificate)
         )
         raw = await self._transport.call(
             address, "Control/Join", request.SerializeToString(), _JOIN_S
@@ -181,7 +194,7 @@ class FirstContact:
             )
         if reply.refusal:
             raise ManifestRefused(f"{address} refuses this run: {shown(reply.refusal, 200)}")
-        members, refused = self.gossip.read_members(reply.members)
+        members, refused = self.gossip.read_members(reply.members, reply.certificates)
         for reason in refused:
             self.gossip.warnings.add(f"does not believe {address}: {reason}")
         self.gossip.handle(Gossiped(members))

@@ -38,6 +38,8 @@ _LEAVE_S = 1.0
 _MAX_PROBE_S = 10.0
 _MOST_PROBES = 16  # for others at once
 _MAX_TOLD = 8  # refusals in one answer
+_MAX_REFUSED = 64  # members of one message, before the rest is not read
+MOST_CERTIFICATES = 32  # in one message
 
 
 class Host(Protocol):
@@ -66,6 +68,32 @@ class Host(Protocol):
     def log(self, event: dict[str, object]) -> None: ...
 
 
+class Words(Protocol):
+    """Signs what this peer says of itself, and checks what others have signed."""
+
+    certificate: bytes
+
+    def signed(self, me: Member) -> Member:
+        """This peer, as it is to travel."""
+        ...
+
+    def read(self, message: pb.Member) -> Member | None:
+        """What a message says; None: the certificate has yet to come. Raises WireError."""
+        ...
+
+    def learn(self, certificates: Iterable[bytes]) -> list[pb.Member]:
+        """Takes certificates. Returns members that have waited for them."""
+        ...
+
+    def certificates(self, peers: Sequence[str]) -> list[bytes]:
+        """Those that are here."""
+        ...
+
+    def lacking(self) -> list[str]:
+        """Peers whose certificates are to be asked for."""
+        ...
+
+
 class GossipService:
     """One peer's membership, live. io thread only.
 
@@ -74,10 +102,18 @@ class GossipService:
         run: its number; another's gossip is not heard.
         limits: of what is believed of a member.
         host: carries out what concerns the whole node.
+        words: None where peers have no certificates: then nothing is signed.
     """
 
-    def __init__(self, membership: Membership, run: int, limits: MemberLimits, host: Host) -> None:
-        self._membership, self._host = membership, host
+    def __init__(
+        self,
+        membership: Membership,
+        run: int,
+        limits: MemberLimits,
+        host: Host,
+        words: Words | None = None,
+    ) -> None:
+        self._membership, self._host, self._words = membership, host, words
         self.limits = limits
         self.warnings = Warnings(host.log)
         self._probing_for = 0
@@ -123,6 +159,22 @@ class GossipService:
     def one_message_of_members(self) -> Sequence[Member]:
         """As many as go into one message, others each time."""
         return self._news.part(self.members)
+
+    def introduction(self) -> tuple[pb.Member, list[bytes]]:
+        """This peer as it travels, and its certificate; for somebody that does not know it yet."""
+        certificates = [] if self._words is None else [self._words.certificate]
+        return self._to_message(self.me), certificates
+
+    def introductions(self) -> tuple[list[pb.Member], list[bytes]]:
+        """As many members as go into one message, and certificates of some."""
+        members = self.one_message_of_members()
+        names = [member.peer for member in members]
+        certificates = [] if self._words is None else self._words.certificates(names)
+        return [self._to_message(member) for member in members], certificates
+
+    def accusers(self, peer: str) -> dict[str, int]:
+        """Who says that a peer has ended that this one reaches, and how often."""
+        return self._membership.accusers(peer)
 
     def address_of(self, peer: str) -> str | None:
         return self._membership.address(peer)
@@ -174,7 +226,7 @@ class GossipService:
         self._hear(gossip.sender, asked)
         answer = self._news.answer(gossip.sender, asked, self.members)
         answer = self._accusing(gossip.sender, answer)
-        return self._message(answer, refused[:_MAX_TOLD])
+        return self._message(answer, refused[:_MAX_TOLD], gossip.lacks)
 
     async def on_indirect_probe(self, request: bytes) -> bytes:
         """Probes another peer in the asking one's place: a member, at the address that this peer
@@ -258,12 +310,38 @@ class GossipService:
         word = self._membership.said_against(peer)
         return message if word is None else replace(message, members=(*message.members, word))
 
-    def _message(self, message: GossipMessage, refused: Sequence[str] = ()) -> bytes:
-        said = to_gossip_message(message, self.me.peer, self.run)
+    def _message(
+        self,
+        message: GossipMessage,
+        refused: Sequence[str] = (),
+        lacked: Sequence[str] = (),
+    ) -> bytes:
+        """Args: lacked: peers whose certificates the receiver has asked for."""
+        members = [self._to_message(member) for member in message.members]
+        said = to_gossip_message(message, self.me.peer, self.run, members)
         said.refused.extend(refused)
+        if self._words is not None:
+            said.lacks.extend(self._words.lacking())
+            said.certificates.extend(self._words.certificates(lacked))
         return said.SerializeToString()
 
-    def read_members(self, messages: Sequence[pb.Member]) -> tuple[tuple[Member, ...], list[str]]:
+    def _to_message(self, member: Member) -> pb.Member:
+        if self._words is None:
+            return wire.member_to_message(member)
+        if member.peer == self.me.peer:
+            member = self._words.signed(member)
+        return wire.signed_member_to_message(member)
+
+    def read_hints(self, messages: Sequence[pb.Member]) -> list[Member]:
+        """Peers to be called at their addresses: nothing else of it is believed, so that nobody
+        needs to have signed it. Raises WireError."""
+        members = [wire.member_from_message(each) for each in wire.counted_members(messages)]
+        now_ms = self._now_ms()
+        return [member for member in members if self.limits.problem(member, now_ms) is None]
+
+    def read_members(
+        self, messages: Sequence[pb.Member], certificates: Sequence[bytes] = ()
+    ) -> tuple[tuple[Member, ...], list[str]]:
         """Those that may be believed, and what is wrong with each of the others.
 
         Raises WireError: too many.
@@ -271,23 +349,34 @@ class GossipService:
         now_ms = self._now_ms()
         members: list[Member] = []
         refused: list[str] = []
-        for message in wire.counted_members(messages):
+        messages = wire.counted_members(messages)
+        if self._words is not None and certificates:
+            messages = [*self._words.learn(certificates[:MOST_CERTIFICATES]), *messages]
+        for message in messages:
+            if len(refused) >= _MAX_REFUSED:
+                break  # whoever sends so many checks none of them itself
             try:
-                member = wire.member_from_message(message)
-                problem = self.limits.problem(member, now_ms)
+                member = self._read_member(message)
+                problem = None if member is None else self.limits.problem(member, now_ms)
             except wire.WireError as error:
-                problem = str(error)
-            if problem is None:
+                member, problem = None, str(error)
+            if problem is not None:
+                refused.append(f"member {shown(_name(message))}: {shown(problem, 160)}")
+            elif member is not None:
                 members.append(member)
-            else:
-                refused.append(f"member {shown(message.peer)}: {shown(problem, 160)}")
         self._host.on_refused(len(refused))
         return tuple(members), refused
+
+    def _read_member(self, message: pb.Member) -> Member | None:
+        """None: its peer's certificate is not here yet. Raises WireError."""
+        if self._words is None:
+            return wire.member_from_message(message)
+        return self._words.read(message)
 
     def _read(self, message: pb.GossipMessage) -> tuple[GossipMessage, list[str]]:
         """What may be believed of it, and what is wrong with the rest. Raises WireError."""
         wire.check_name(message.sender)
-        members, refused = self.read_members(message.members)
+        members, refused = self.read_members(message.members, message.certificates)
         said = from_gossip_message(message, members)
         if said.progress is not None:
             heartbeat, step = said.progress.heartbeat, said.progress.step
@@ -313,14 +402,27 @@ class GossipService:
             self._host.log(new_event("unreachable", peers=list(self._unreachable)))
 
 
-def to_gossip_message(message: GossipMessage, sender: str, run: int) -> pb.GossipMessage:
+def _name(message: pb.Member) -> str:
+    """Whom it is of: a peer's own words name it."""
+    with suppress(wire.WireError):
+        return message.peer or wire.parse(pb.Member, message.signed).peer
+    return ""
+
+
+def to_gossip_message(
+    message: GossipMessage, sender: str, run: int, signed: Sequence[pb.Member] | None = None
+) -> pb.GossipMessage:
+    """Args: signed: the message's members as they travel, where they are signed."""
+    members = signed
+    if members is None:
+        members = [wire.member_to_message(member) for member in message.members]
     progress = None
     if (mine := message.progress) is not None:
         progress = pb.MemberProgress(epoch=mine.epoch, heartbeat=mine.heartbeat, step=mine.step)
     return pb.GossipMessage(
         sender=sender,
         run=run,
-        members=[wire.member_to_message(member) for member in message.members],
+        members=members,
         progress=progress,
         number=message.number,
         acknowledged=message.acknowledged,

@@ -1,6 +1,6 @@
 """What peers gossip about a peer, and which of two records of it is newer."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
 MAX_UNREACHABLE = 16  # peers that one member names
@@ -47,6 +47,14 @@ class Digest:
 
 
 @dataclass(frozen=True)
+class Signed:
+    """What a peer has said of itself, as it wrote it, and its signature."""
+
+    words: bytes
+    signature: bytes
+
+
+@dataclass(frozen=True)
 class Member:
     """One peer as the others know it.
 
@@ -54,6 +62,8 @@ class Member:
     `incarnation` to refute a suspicion, and `heartbeat` when phase or a later field changes.
     `step_s` is the duration of an inner step; 0 when unknown. `profile` holds its measurements for
     the stage that it serves, as they travel. `unreachable` are live peers that it cannot reach.
+    `signed` are the peer's own words, where peers have certificates; `heartbeat` and `step` may be
+    newer, and `health` is ours.
     """
 
     peer: str
@@ -69,6 +79,7 @@ class Member:
     profile: bytes = b""
     unreachable: tuple[str, ...] = ()
     digests: tuple[Digest, ...] = ()
+    signed: Signed | None = field(default=None, repr=False)
 
     @property
     def live(self) -> bool:

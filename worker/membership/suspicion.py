@@ -9,6 +9,7 @@ accuses has failed to reach the accused itself, and the time counts from the fir
 """
 
 import math
+from collections import Counter
 from dataclasses import dataclass, field
 
 CONFIRMATIONS = 3  # accusers beyond the first that shorten the time all the way
@@ -44,6 +45,7 @@ class Suspicions:
         self._pause_s = pause_s
         self._cases: dict[str, Case] = {}
         self._answered_at: dict[str, float] = {}
+        self._words: dict[str, Counter[str]] = {}  # by peer, how often each accuser has said so
 
     def get(self, peer: str) -> Case | None:
         return self._cases.get(peer)
@@ -62,6 +64,16 @@ class Suspicions:
             case.accusers.add(accuser)
         return case
 
+    def count(self, peer: str, accuser: str) -> None:
+        """The accuser says that the peer has ended, once more."""
+        words = self._words.setdefault(peer, Counter())
+        if accuser in words or len(words) < _MOST_ACCUSERS:
+            words[accuser] += 1
+
+    def words_against(self, peer: str) -> dict[str, int]:
+        """By accuser."""
+        return dict(self._words.get(peer, ()))
+
     def rests(self, peer: str, now: float) -> bool:
         """Whether the peer has answered so lately that hearsay means nothing."""
         return now < self._answered_at.get(peer, _NEVER) + self._pause_s
@@ -70,6 +82,10 @@ class Suspicions:
         """It lives: it has answered this peer's own probe, or another's in its place."""
         if self._cases.pop(peer, None) is not None:
             self._answered_at[peer] = now
+
+    def forget_words(self, peer: str) -> None:
+        """They were true, or of an earlier life."""
+        self._words.pop(peer, None)
 
     def close(self, peer: str) -> Case | None:
         """It has refuted, or left, or begun again. Returns the case that there was."""

@@ -142,6 +142,10 @@ class Membership:
             return None
         return replace(member, health=Health.SUSPECT)
 
+    def accusers(self, peer: str) -> dict[str, int]:
+        """Who has said of the peer that it has ended, and how often; of a live peer it is wrong."""
+        return self._suspicions.words_against(peer)
+
     def handle(self, event: Event, now: float) -> list[Action]:
         """Takes one event at monotonic time `now` (s) and says what to do."""
         self._outline_changed = False
@@ -201,6 +205,7 @@ class Membership:
         config = self.config
         most_s = config.suspicion_s(len(self._members))
         for peer in self._suspicions.end_due(now, config.least_suspicion_s, most_s):
+            self._suspicions.forget_words(peer)  # they were true
             self._put(replace(self._members[peer], health=Health.DEAD))
         actions: list[Action] = []
         if now >= self._gossip_at:
@@ -322,7 +327,11 @@ class Membership:
             self._put(merged)
             if _life(merged) > _life(known) or merged.health is Health.LEFT:
                 self._close_case(known, merged, now)
-            if hearsay and _life(heard) >= _life(known) and not self._suspicions.rests(peer, now):
+            if not hearsay or _life(heard) < _life(known):
+                continue
+            if sender is not None:
+                self._suspicions.count(peer, sender)
+            if not self._suspicions.rests(peer, now):
                 case = self._suspicions.accuse(peer, _life(heard), sender, now)
                 case.left |= heard.health is Health.LEFT
                 accused.append(peer)
@@ -331,7 +340,7 @@ class Membership:
     def _is_hearsay(self, heard: Member, known: Member, merged: Member, sender: str | None) -> bool:
         """Whether it is others' word of the end of a peer that is not known to be gone."""
         case = self._suspicions.get(heard.peer)
-        itself = heard.peer == sender or (case is not None and case.failed)
+        itself = heard.peer == sender or heard.signed or (case is not None and case.failed)
         if heard.health is Health.ALIVE or (heard.health is Health.LEFT and itself):
             return False
         return known.live or merged.health is Health.SUSPECT
@@ -339,6 +348,8 @@ class Membership:
     def _close_case(self, known: Member, merged: Member, now: float) -> None:
         """The peer has refuted what is said against it, or has begun again, or has left."""
         case = self._suspicions.close(known.peer)
+        if merged.epoch != known.epoch or not merged.live:
+            self._suspicions.forget_words(known.peer)
         if case and case.failed and merged.health is Health.ALIVE and known.epoch == merged.epoch:
             self._reach.refuted(known.peer, now)
 

@@ -133,6 +133,7 @@ def status_document(
         "encrypted": transport.encrypted,
         "refused": dict(counts.refused),
         "quarantine": dict(counts.left_out),
+        "accusations": _accusations(gossip),
         **({"microbatches": asdict(staged)} if (staged := measured.stage_counts) else {}),
         "loop_lag_ms": dict(measured.loop_lag_ms),
     }
@@ -150,6 +151,16 @@ def _member(member: Member, config: Config, measured: NodeMeasurements) -> dict[
         "rtt_ms": None if rtt_s is None else round(1000 * rtt_s, 3),
         "versions": [digest.version for digest in member.digests],
         **({"unreachable": list(member.unreachable)} if member.unreachable else {}),
+    }
+
+
+def _accusations(gossip: GossipService) -> dict[str, int]:
+    """Who says of a peer that lives that it has ended, and how often."""
+    return {
+        f"{accuser} of {member.peer}": count
+        for member in gossip.others
+        if member.live
+        for accuser, count in gossip.accusers(member.peer).items()
     }
 
 

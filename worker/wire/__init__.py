@@ -23,6 +23,7 @@ from worker.wire.messages import (
     reduction_to_message,
     refusal_kind,
     refusal_to_message,
+    signed_member_to_message,
     status_reply,
     unpack_document,
 )
@@ -84,6 +85,7 @@ __all__ = [
     "reduction_to_message",
     "refusal_kind",
     "refusal_to_message",
+    "signed_member_to_message",
     "split_state",
     "state_hash",
     "state_parts",

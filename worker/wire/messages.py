@@ -114,6 +114,16 @@ def member_to_message(member: Member) -> pb.Member:
     )
 
 
+def signed_member_to_message(member: Member) -> pb.Member:
+    """As its peer has signed it, and what this one says of its health."""
+    assert member.signed is not None
+    return pb.Member(
+        health=pb.Health.ValueType(member.health),
+        signed=member.signed.words,
+        signature=member.signed.signature,
+    )
+
+
 def member_from_message(message: pb.Member) -> Member:
     """Raises WireError when names or enums are out of range."""
     for name in (message.peer, message.address, *message.unreachable):

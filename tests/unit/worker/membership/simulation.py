@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from protos import murmuration_pb2 as pb
+from worker import wire
 from worker.membership import (
     Digest,
     Dissemination,
@@ -29,6 +31,7 @@ from worker.membership import (
     Probe,
     Probed,
     ProbeTick,
+    Signed,
     Updated,
     ViewChanged,
     with_progress,
@@ -62,11 +65,13 @@ class Change:
 
 @dataclass
 class Simulation:
-    """Args: peers: how many, all known to each other at the start; loss: of a message one way."""
+    """Args: peers: how many, all known to each other at the start; loss: of a message one way;
+    signed: whether members are counted with a signature, though none is made."""
 
     peers: int
     seed: int
     loss: float = 0.0
+    signed: bool = False
     config: MembershipConfig = field(default_factory=MembershipConfig)
 
     def __post_init__(self) -> None:
@@ -236,7 +241,9 @@ class Simulation:
         return said if word is None else replace(said, members=(*said.members, word))
 
     def _count(self, name: str, said: GossipMessage) -> None:
-        size = to_gossip_message(located(said), name, RUN).ByteSize()
+        said = located(said)
+        signed = [travelling(member) for member in said.members] if self.signed else None
+        size = to_gossip_message(said, name, RUN, signed).ByteSize()
         self.sent_bytes[name] += size + HTTP_BYTES
         self.messages[name] += 1
 
@@ -292,6 +299,12 @@ class Simulation:
         latency_s = 0.0 if sender == to else self._rng.uniform(*LATENCY_S)
         if (sender == to or self._rng.random() >= self.loss) and self.now + latency_s < by:
             self._at(latency_s, to, work)
+
+
+def travelling(member: Member) -> pb.Member:
+    """With a signature of the usual length."""
+    words = wire.member_to_message(replace(member, health=Health.ALIVE)).SerializeToString()
+    return wire.signed_member_to_message(replace(member, signed=Signed(words, bytes(64))))
 
 
 def located(said: GossipMessage) -> GossipMessage:

@@ -78,6 +78,14 @@ def test_a_hundred_peers_take_two_kilobytes_a_second_each() -> None:
     assert swarm.deaths() == []
 
 
+def test_with_signatures_they_do_so_at_a_round_a_minute() -> None:
+    swarm = Simulation(100, seed=0, signed=True)
+    train(swarm, 6, steps_per_round=120)
+    sent = rates(swarm, 60, steps_per_round=120)
+    assert max(sent.values()) <= 2000
+    assert swarm.deaths() == []
+
+
 @pytest.mark.parametrize("peers", [13, 30])
 def test_a_crash_is_noticed_as_fast_where_not_everybody_probes_all(peers: int) -> None:
     for seed in range(3):

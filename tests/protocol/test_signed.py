@@ -1,0 +1,238 @@
+"""Members sign what they say of themselves: another member can pass it on, and change nothing."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from protos import murmuration_pb2 as pb
+from protos.identity import Authority, Identity, Role
+from tests.protocol.problem import Problem, steady
+from tests.protocol.swarm import Swarm
+from tests.protocol.virtual_time import run
+from worker.identity import SignedWords
+from worker.membership import Health, Member, Phase, Signed
+from worker.transport import Caller
+from worker.wire import signed_member_to_message
+
+MALLORY = Caller("ipv4:127.0.0.1:1", "peer", "mallory")
+
+
+class Mallory:
+    """A member with a certificate of the run, who calls one node with what he makes up."""
+
+    def __init__(self, swarm: Swarm, identity: Identity, run_id: int | None = None) -> None:
+        self._swarm, self._run = swarm, swarm.problem.manifest.run
+        self.identity = identity
+        self.words = SignedWords(identity, run_id or self._run, swarm.loop.time)
+
+    async def says(self, *members: pb.Member) -> pb.GossipMessage:
+        """To `a`; its answer."""
+        said = pb.GossipMessage(
+            sender="mallory",
+            run=self._run,
+            members=members,
+            certificates=[self.words.certificate],
+            full=True,
+        )
+        server = self._swarm["a"].node.server
+        raw = await server.on_call("Control/Gossip", said.SerializeToString(), MALLORY)
+        return pb.GossipMessage.FromString(raw)
+
+    async def member(self, name: str) -> pb.Member:
+        """As `a` passes it on."""
+        return next(each for each in (await self.says()).members if _peer(each) == name)
+
+    def signs(self, member: Member) -> pb.Member:
+        """With his own key, whoever it is of."""
+        return signed_member_to_message(self.words.signed(member))
+
+
+def _peer(member: pb.Member) -> str:
+    return pb.Member.FromString(member.signed).peer
+
+
+def seen(swarm: Swarm, by: str, peer: str) -> Member:
+    return swarm[by].node.gossip.view.members[peer]
+
+
+def test_a_swarm_that_signs_trains_as_one_that_does_not(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        authority = Authority.make(tmp_path)
+        async with Swarm(Problem(steps=30), authority=authority) as swarm:
+            await swarm.start("a", "b", "c")
+            await swarm.until(lambda: swarm["a"].versions >= (2,), 60)
+            await swarm.join("d", via=["c"])
+            await swarm.finished()
+            swarm.assert_equal()
+            for peer in swarm.alive:
+                assert not peer.refused
+                assert len(peer.members) == 4
+                for other in peer.node.gossip.others:
+                    assert other.signed is not None
+
+    run(scenario())
+
+
+def forged(of: pb.Member, change: Callable[[pb.Member], object]) -> pb.Member:
+    """The member with a change that its peer has not signed."""
+    words = pb.Member.FromString(of.signed)
+    change(words)
+    return pb.Member(
+        peer=of.peer, signed=words.SerializeToString(), signature=of.signature, health=of.health
+    )
+
+
+FORGERIES: dict[str, Callable[[pb.Member], object]] = {
+    "left": lambda b: setattr(b, "health", pb.HEALTH_LEFT),
+    "far on": lambda b: (setattr(b, "heartbeat", b.heartbeat + 5), setattr(b, "step", 50)),
+    "elsewhere": lambda b: (setattr(b, "heartbeat", b.heartbeat + 5), setattr(b, "address", "m")),
+    "begun again": lambda b: setattr(b, "epoch", b.epoch + 1),
+    "refuted": lambda b: setattr(b, "incarnation", b.incarnation + 900),
+    "done": lambda b: (setattr(b, "heartbeat", b.heartbeat + 5), setattr(b, "phase", 3)),
+}
+
+
+@pytest.mark.parametrize("forgery", FORGERIES)
+def test_words_of_another_are_refused_unless_it_has_signed_them(
+    tmp_path: Path, forgery: str
+) -> None:
+    async def scenario() -> None:
+        authority = Authority.make(tmp_path)
+        async with Swarm(steady(60), authority=authority) as swarm:
+            await swarm.start("a", "b")
+            await swarm.until(lambda: swarm["a"].versions >= (1,), 60)
+            mallory = Mallory(swarm, authority.new_identity(Role.PEER, "mallory"))
+            card = await mallory.member("b")
+            before = seen(swarm, "a", "b")
+            for bad in (
+                forged(card, FORGERIES[forgery]),
+                _unsigned(forged(card, FORGERIES[forgery])),
+                _signed_by(mallory, forged(card, FORGERIES[forgery])),
+            ):
+                (refused,) = (await mallory.says(bad)).refused
+                assert "its words are not signed" in refused
+            assert seen(swarm, "a", "b") == before
+            assert swarm["a"].refused["member"] == 3
+            await swarm.finished()
+            swarm.assert_equal(versions=(12,))
+
+    run(scenario())
+
+
+def _unsigned(member: pb.Member) -> pb.Member:
+    return pb.Member.FromString(member.signed)
+
+
+def _signed_by(mallory: Mallory, member: pb.Member) -> pb.Member:
+    signature = mallory.words._sign(mallory.words._digest(member.signed))
+    return pb.Member(peer=member.peer, signed=member.signed, signature=signature)
+
+
+@pytest.mark.parametrize("word", [pb.HEALTH_LEFT, pb.HEALTH_DEAD, pb.HEALTH_SUSPECT])
+def test_one_member_cannot_end_another_by_saying_so(
+    tmp_path: Path, word: "pb.Health.ValueType"
+) -> None:
+    """Again and again: the accused is in each round, and the status names who accuses it."""
+
+    async def scenario() -> None:
+        authority = Authority.make(tmp_path)
+        async with Swarm(steady(60), authority=authority) as swarm:
+            await swarm.start("a", "b", "c")
+            await swarm.until(lambda: swarm["a"].versions >= (1,), 60)
+            mallory = Mallory(swarm, authority.new_identity(Role.PEER, "mallory"))
+            for _ in range(40):
+                accused = await mallory.member("b")
+                accused.health = word
+                await mallory.says(accused)
+                assert seen(swarm, "a", "b").health is Health.ALIVE
+                await swarm.until(lambda: True, 1)
+            count = swarm["a"].node.status()["accusations"]
+            assert isinstance(count, dict)
+            assert count["mallory of b"] >= 20
+            await swarm.finished()
+            swarm.assert_equal(versions=(12,))
+            rounds = [event for peer in swarm.alive for event in peer.of_kind("round")]
+            assert {event["contributors"] for event in rounds} == {3}
+
+    run(scenario())
+
+
+def test_a_replay_is_old_after_a_restart_too(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        authority = Authority.make(tmp_path)
+        async with Swarm(steady(100), authority=authority) as swarm:
+            await swarm.start("a", "b", "c")
+            await swarm.until(lambda: swarm["a"].versions >= (1,), 60)
+            mallory = Mallory(swarm, authority.new_identity(Role.PEER, "mallory"))
+            old = await mallory.member("b")
+            swarm.kill("b")
+            await swarm.restart("b", via=["a"])
+            await swarm.until(
+                lambda: (
+                    seen(swarm, "a", "b").epoch == swarm["b"].node.gossip.me.epoch
+                    and seen(swarm, "a", "b").phase is Phase.TRAINING
+                ),
+                60,
+            )
+            before = seen(swarm, "a", "b")
+            for health in (pb.HEALTH_ALIVE, pb.HEALTH_DEAD, pb.HEALTH_LEFT):
+                old.health = health
+                await mallory.says(old)
+                now = seen(swarm, "a", "b")
+                assert (now.epoch, now.address, now.health) == (
+                    before.epoch,
+                    before.address,
+                    Health.ALIVE,
+                )
+            assert swarm["a"].node.status()["accusations"] == {}, "it was of an earlier life"
+            await swarm.finished()
+
+    run(scenario())
+
+
+def test_words_for_another_run_and_certificates_of_another_authority_count_for_nothing(
+    tmp_path: Path,
+) -> None:
+    async def scenario() -> None:
+        authority, other = (Authority.make(tmp_path / name) for name in ("one", "other"))
+        async with Swarm(steady(60), authority=authority) as swarm:
+            await swarm.start("a", "b")
+            await swarm.until(lambda: swarm["a"].versions >= (1,), 60)
+            elsewhere = Mallory(swarm, authority.new_identity(Role.PEER, "mallory"), run_id=7)
+            me = Member("mallory", "nowhere", epoch=1)
+            (refused,) = (await elsewhere.says(elsewhere.signs(me))).refused
+            assert "mallory: its words are not signed by it" in refused
+            outside = Mallory(swarm, other.new_identity(Role.PEER, "oscar"))
+            oscar = Member("oscar", "nowhere", epoch=1)
+            assert "oscar" in (await outside.says(outside.signs(oscar))).lacks
+            assert {each["peer"] for each in swarm["a"].members} == {"a", "b"}
+            await swarm.finished()
+
+    run(scenario())
+
+
+def test_who_is_heard_of_before_its_certificate_is_a_member_once_it_has_come(
+    tmp_path: Path,
+) -> None:
+    """Of a hundred peers a reply has no room for all certificates: the rest is asked for."""
+    authority = Authority.make(tmp_path)
+    clock = [0.0]
+    reader = SignedWords(authority.new_identity(Role.PEER, "a"), 1, lambda: clock[0])
+    written = SignedWords(authority.new_identity(Role.PEER, "b"), 1, lambda: clock[0])
+    message = signed_member_to_message(written.signed(Member("b", "b:1", 1)))
+    assert reader.read(message) is None
+    assert reader.lacking() == ["b"]
+    assert reader.lacking() == [], "it has only just asked"
+    (waited,) = reader.learn(written.certificates(["b", "nobody"]))
+    member = reader.read(waited)
+    assert member is not None
+    assert member.signed == Signed(message.signed, message.signature)
+    assert reader.learn([written.certificate, b"", b"x"]) == []
+    ghost = pb.Member(peer="ghost", address="nowhere", epoch=1).SerializeToString()
+    assert reader.read(pb.Member(signed=ghost, signature=b"y")) is None
+    asked = 0
+    for _ in range(20):
+        clock[0] += 1.0
+        asked += len(reader.lacking())
+    assert asked == 5, "nobody has it"

@@ -1,0 +1,174 @@
+"""What a peer says of itself, signed: who passes it on cannot change it.
+
+A member travels as its peer has written it, with the peer's signature over (run, member). The
+member holds the epoch and the heartbeat, so a replay is older than what is known: of two records
+the later epoch and heartbeat win, and a restart has a later epoch. Heartbeat and step change with
+every step. A peer says them anew to those it calls, and signs when something else has changed.
+
+A signature is checked by the key in the peer's certificate, which the run's authority has signed. A
+certificate comes with the first contact, or is asked for. Until it is there, the member waits.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from protos import murmuration_pb2 as pb
+from protos.identity import Certified, Identity, IdentityError, Role, Verifier, signer
+from worker import wire
+from worker.membership import MAX_MEMBERS, Health, Member, Signed
+from worker.membership.io import MOST_CERTIFICATES
+
+_DOMAIN = b"murmuration member\0"
+_MOST_WAITING_BYTES = 1024 * 1024
+_MOST_BYTES = 12 * 1024  # of certificates in one message
+_ASK_AGAIN_S = 1.0
+_MOST_TRIES = 5
+
+
+@dataclass
+class _Waiting:
+    """A member whose peer's certificate is not here yet."""
+
+    message: pb.Member
+    tries: int = 0
+    asked_s: float | None = None
+
+
+class SignedWords:
+    """One peer's signatures, and its judgement of the others'. io thread only.
+
+    Args:
+        identity: this peer's.
+        run: its number.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, identity: Identity, run: int, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._prefix = _DOMAIN + run.to_bytes(8, "big")
+        self._sign = signer(identity.key)
+        self._verifier = Verifier(identity.authority)
+        self.certificate = identity.der
+        self._keys: dict[str, Certified] = {}
+        self._mine: Member | None = None
+        self._read: dict[str, Member] = {}  # the newest of each that was signed
+        self._waiting: dict[str, _Waiting] = {}
+        self._waiting_bytes = 0
+        self.learn([self.certificate])
+
+    def signed(self, me: Member) -> Member:
+        """This peer, as it is to travel."""
+        if self._mine is None or _content(self._mine) != _content(me):
+            words = wire.member_to_message(me).SerializeToString()
+            self._mine = replace(me, signed=Signed(words, self._sign(self._digest(words))))
+        return replace(me, signed=self._mine.signed)
+
+    def read(self, message: pb.Member) -> Member | None:
+        """What a message says of a member; None: its certificate has yet to come. The health is the
+        sender's word, except for a departure, which is the peer's own.
+
+        Raises WireError: it is not signed, or not by the peer that it is of.
+        """
+        if not message.signed:
+            raise wire.WireError("its words are not signed; all peers must have one version")
+        said = wire.member_from_message(wire.parse(pb.Member, message.signed))
+        if message.peer not in ("", said.peer) or said.health not in (Health.ALIVE, Health.LEFT):
+            raise wire.WireError("it is said to have signed what it would not")
+        if (known := self._keys.get(said.peer)) is None:
+            self._wait(said.peer, message)
+            return None
+        newest, word = self._read.get(said.peer), _word(message.health)
+        proof = Signed(message.signed, message.signature)
+        if newest is not None and (newest.signed == proof or _is_older(said, newest)):
+            if (said.epoch, said.incarnation) != (newest.epoch, newest.incarnation):
+                word = Health.ALIVE  # it was of an earlier life
+        elif known.has_signed(message.signature, self._digest(message.signed)):
+            newest = self._read[said.peer] = replace(said, signed=proof)
+        else:
+            raise wire.WireError("its words are not signed by it")
+        return newest if newest.health is Health.LEFT else replace(newest, health=word)
+
+    def learn(self, certificates: Iterable[bytes]) -> list[pb.Member]:
+        """Takes those certificates that are of this run's authority. Returns the members that have
+        waited for them."""
+        came: list[pb.Member] = []
+        for certificate in certificates:
+            try:
+                found = self._verifier.certified(certificate)
+            except IdentityError:
+                continue  # of another run, or expired since
+            known = self._keys.get(found.name)
+            room = known is not None or len(self._keys) < MAX_MEMBERS
+            newer = known is None or found.issued > known.issued
+            if found.role is Role.PEER and room and newer:
+                self._keys[found.name] = found
+            if (waiting := self._waiting.pop(found.name, None)) is not None:
+                self._waiting_bytes -= waiting.message.ByteSize()
+                came.append(waiting.message)
+        return came
+
+    def certificates(self, peers: Sequence[str]) -> list[bytes]:
+        """Those of the peers that are here, as many as one message takes."""
+        found: list[bytes] = []
+        for peer in peers:
+            if (known := self._keys.get(peer)) is not None:
+                found.append(known.certificate)
+            if sum(map(len, found)) > _MOST_BYTES:
+                return found[:-1]
+        return found[:MOST_CERTIFICATES]
+
+    def lacking(self) -> list[str]:
+        """Peers whose certificates are to be asked for now."""
+        now, due = self._clock(), []
+        for peer, waiting in list(self._waiting.items()):
+            if waiting.asked_s is not None and now < waiting.asked_s + _ASK_AGAIN_S:
+                continue
+            if waiting.tries >= _MOST_TRIES:  # nobody has it
+                self._waiting_bytes -= self._waiting.pop(peer).message.ByteSize()
+                continue
+            waiting.tries, waiting.asked_s = waiting.tries + 1, now
+            due.append(peer)
+            if len(due) == MOST_CERTIFICATES:
+                break
+        return due
+
+    def _wait(self, peer: str, message: pb.Member) -> None:
+        before = self._waiting.get(peer)
+        size = message.ByteSize() - (before.message.ByteSize() if before else 0)
+        if self._waiting_bytes + size > _MOST_WAITING_BYTES:
+            return
+        self._waiting_bytes += size
+        kept = pb.Member()
+        kept.CopyFrom(message)  # a part of a message would keep all of it in memory
+        if before is None:
+            self._waiting[peer] = _Waiting(kept)
+        else:
+            before.message = kept
+
+    def _digest(self, words: bytes) -> bytes:
+        return hashlib.sha256(self._prefix + words).digest()
+
+
+def _content(member: Member) -> Member:
+    """All that a signature is renewed for."""
+    return replace(member, heartbeat=0, step=0, signed=None)
+
+
+def _is_older(said: Member, known: Member) -> bool:
+    """Whether nothing of what is said can win over what is known: it need not be checked."""
+    if said.epoch != known.epoch:
+        return said.epoch < known.epoch
+    return (
+        said.heartbeat <= known.heartbeat
+        and said.incarnation <= known.incarnation
+        and said.health is Health.ALIVE
+    )
+
+
+def _word(health: "pb.Health.ValueType") -> Health:
+    """What the sender says of another, who alone can say that it has left. Raises WireError."""
+    try:
+        return min(Health(health), Health.DEAD)
+    except ValueError as error:
+        raise wire.WireError(str(error)) from error
