@@ -1,6 +1,6 @@
 """Memory that the presets take beyond a plain training loop, as multiples of the model.
 
-    python tests/bench/memory.py [--workers 2] [--inner-steps 6] [--preset NAME ...]
+    python tests/bench/memory.py [--workers 2] [--inner-steps 6] [--sizes 4 12] [--preset NAME ...]
     python tests/bench/memory.py --large [--layers 18] [--preset NAME ...]
 
 Real workers train a decoder of two sizes. The peak of a process (VmHWM) is read before the last
@@ -40,7 +40,7 @@ from worker.training.config import InnerConfig
 from worker.training.replica import InnerReplica
 
 PRESETS = ("local", "diloco", "streaming")
-LAYERS = (4, 12)  # the smaller has a layer for each of four fragments
+LAYERS = (4, 12)  # the smaller has a layer for each of four fragments; diloco's pieces are larger
 _CONTEXT_BYTES, _BATCH_SIZE = 32, 2  # activations of no size
 _PERIODS = 2
 _LARGE_LAYERS, _LARGE_WIDTH = 18, 1536
@@ -85,6 +85,9 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--inner-steps", type=int, default=6)
     parser.add_argument("--preset", nargs="*", choices=PRESETS, default=PRESETS)
+    parser.add_argument(
+        "--sizes", nargs=2, type=int, default=LAYERS, metavar="LAYERS", help="of the two models"
+    )
     parser.add_argument("--large", action="store_true", help="0.5 billion parameters instead")
     parser.add_argument("--layers", type=int, default=_LARGE_LAYERS, help="of the large model")
     options = parser.parse_args()
@@ -92,7 +95,7 @@ def main() -> None:
         print_large(options.layers, options.workers, [p for p in options.preset if p != "local"])
         return
     steps = _PERIODS * options.inner_steps + options.inner_steps // 2
-    sizes = [parameter_bytes(layers) for layers in LAYERS]
+    sizes = [parameter_bytes(layers) for layers in options.sizes]
     print(
         f"{options.workers} workers, models of {' and '.join(f'{s / 1e6:.0f}' for s in sizes)} MB\n"
         "\n| process | peak of each | times the model | beyond plain | with the last checkpoint "
@@ -102,7 +105,7 @@ def main() -> None:
     for preset in ("plain", *options.preset):
         peaks = [
             peaks_of(preset, layers, steps, options.workers, options.inner_steps)
-            for layers in LAYERS
+            for layers in options.sizes
         ]
         training, whole = (
             (getattr(peaks[1], kind) - getattr(peaks[0], kind)) / (sizes[1] - sizes[0])

@@ -1,11 +1,21 @@
-"""Where a model is trained, and how batches get there. What is exchanged is on the CPU.
+"""Where a model is trained, how batches get there, and how parameters get to the host and back.
+
+What is exchanged is on the host. With CUDA a parameter is copied through pinned memory, on a stream
+beside the model's:
+
+    model's stream   step t | ........................ waits | step t + 1
+    side stream             | out 1, out 2 | in 1, out 3 | in 2 ..
+    host                           | merge 1     | merge 2
+
+The host waits for what it reads, the model's stream for what is written, and nothing else does.
 
 Never tried on an accelerator: this module is all that names one.
 """
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -66,3 +76,106 @@ def _moved(value: Any, device: torch.device) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(_moved(each, device) for each in value)
     return value
+
+
+class Done(Protocol):
+    """A copy that was ordered."""
+
+    def synchronize(self) -> None:
+        """The host waits for it."""
+        ...
+
+
+class SideStream(Protocol):
+    """A stream of copies beside the model's own. Its copies are in order."""
+
+    def pinned(self, like: Tensor) -> Tensor:
+        """A fresh tensor on the host of the same shape and type, which copies need not wait for."""
+        ...
+
+    def follow(self) -> None:
+        """Copies that are ordered from now on come after all that the model's stream has now."""
+        ...
+
+    def copy(self, into: Tensor, source: Tensor) -> Done:
+        """Orders a copy between the device and a pinned tensor."""
+        ...
+
+    def lead(self) -> None:
+        """What the model's stream is given from now on comes after all copies ordered so far."""
+        ...
+
+
+class Copies:
+    """Copies of parameters to the host and back, a tensor at a time. train thread only.
+
+    Args:
+        side: the stream for them; None where each copy is waited for, or none is needed.
+    """
+
+    def __init__(self, side: SideStream | None = None) -> None:
+        self._side = side
+
+    def read(self, parameters: Iterable[Tensor]) -> Iterator[Tensor]:
+        """The values of each on the host, in its own type; the next are on their way meanwhile.
+
+        On the CPU they are the parameters themselves."""
+        side = self._side
+        if side is None:
+            yield from (each.cpu() for each in parameters)
+            return
+        side.follow()
+        ordered: deque[tuple[Tensor, Done]] = deque()
+        for each in parameters:
+            host = side.pinned(each)
+            ordered.append((host, side.copy(host, each)))
+            if len(ordered) > 1:
+                yield _arrived(*ordered.popleft())
+        while ordered:
+            yield _arrived(*ordered.popleft())
+
+    def write(self, parameter: Tensor, values: Tensor) -> None:
+        """Makes `values`, on the host and of the same shape, those of the parameter."""
+        side = self._side
+        if side is None:
+            parameter.copy_(values)
+            return
+        host = side.pinned(parameter)
+        host.copy_(values)
+        side.follow()
+        side.copy(parameter, host)
+        side.lead()
+
+
+def copies_for(parameters: Iterable[Tensor]) -> Copies:
+    """With a side stream where there is CUDA under any of these."""
+    device = next((each.device for each in parameters if each.is_cuda), None)
+    return Copies() if device is None else Copies(_CudaStream(device))
+
+
+def _arrived(host: Tensor, done: Done) -> Tensor:
+    done.synchronize()
+    return host
+
+
+class _CudaStream:
+    """Implements `SideStream`. torch keeps a pinned tensor's memory until its copies are done."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch leaves it so
+
+    def pinned(self, like: Tensor) -> Tensor:
+        return torch.empty(like.shape, dtype=like.dtype, device="cpu", pin_memory=True)
+
+    def follow(self) -> None:
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+
+    def copy(self, into: Tensor, source: Tensor) -> torch.cuda.Event:
+        with torch.cuda.stream(self._stream):
+            into.copy_(source, non_blocking=True)
+            event: torch.cuda.Event = self._stream.record_event()
+        return event
+
+    def lead(self) -> None:
+        torch.cuda.current_stream(self._device).wait_stream(self._stream)

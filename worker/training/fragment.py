@@ -3,7 +3,7 @@
 train thread only.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 import torch
@@ -13,6 +13,7 @@ from algorithms.diloco import merge
 from algorithms.fragment_state import FragmentOptimizer, FragmentState, RoundResult
 from algorithms.fragments import Fragment, complement
 from algorithms.plan import Plan
+from worker.training.device import Copies, copies_for
 from worker.training.inbox import PrefetchedAnchor, RoundDone, RoundFailed
 from worker.wire import state_hash
 
@@ -45,6 +46,7 @@ class FragmentReplica(FragmentOptimizer):
         fragment, plan: what is exchanged, and how.
         parameters: the local ones by name, detached; at first the anchor too.
         accessor: reads and writes them; None where they are all here.
+        copies: between their device and the host.
     """
 
     def __init__(
@@ -53,13 +55,13 @@ class FragmentReplica(FragmentOptimizer):
         plan: Plan,
         parameters: Mapping[str, Tensor],
         accessor: Accessor | None = None,
+        copies: Copies | None = None,
     ) -> None:
-        anchor = accessor.read(fragment) if accessor else fragment.flatten(parameters)
-        super().__init__(plan, initial_state(plan, anchor), state_hash, fragment.averaged)
         self.fragment, self._accessor = fragment, accessor
+        self._parameters, self._copies = parameters, copies or copies_for(parameters.values())
+        super().__init__(plan, initial_state(plan, self.local), state_hash, fragment.averaged)
         self.arrived: RoundDone | RoundFailed | None = None
         self.arrived_at_step = 0
-        self._parameters = parameters
         self._prefetched: PrefetchedAnchor | None = None
 
     @property
@@ -67,7 +69,10 @@ class FragmentReplica(FragmentOptimizer):
         """A copy of the local parameters, 1-D."""
         if self._accessor is not None:
             return self._accessor.read(self.fragment)
-        return self.fragment.flatten(self._parameters)
+        flat = torch.empty(self.fragment.elements)
+        for view, values in zip(self.fragment.views(flat).values(), self._read(), strict=True):
+            view.copy_(values)
+        return flat
 
     def held(self, *, copied: bool) -> dict[str, Tensor]:
         """The local parameters by name, without the guess of a round in flight: it ends with that.
@@ -87,8 +92,12 @@ class FragmentReplica(FragmentOptimizer):
         for name, value in self.fragment.views(values).items():
             self._write_one(name, value)
 
+    def _read(self) -> Iterator[Tensor]:
+        """The local parameters, one after another, on the host."""
+        return self._copies.read(self._parameters[spec.name] for spec in self.fragment.specs)
+
     def _write_one(self, name: str, value: Tensor) -> None:
-        self._parameters[name].copy_(value)
+        self._copies.write(self._parameters[name], value)
         if name.endswith(_VARIANCE):  # few bits may have put it below 0
             self._parameters[name].clamp_(min=0)
 
@@ -99,9 +108,10 @@ class FragmentReplica(FragmentOptimizer):
             self.write(self.apply(result, self.local))
             return
         self.advance(result)
-        for name, anchor in self.fragment.views(self.state.anchor).items():
-            local = self._parameters[name].to("cpu", torch.float32)
-            self._write_one(name, merge(local, anchor, self._plan.merge_alpha))
+        anchors, alpha = self.fragment.views(self.state.anchor), self._plan.merge_alpha
+        locals_ = self._read() if alpha else anchors.values()  # nothing of them stays with 0
+        for (name, anchor), local in zip(anchors.items(), locals_, strict=True):
+            self._write_one(name, merge(local.to(torch.float32), anchor, alpha))
 
     def as_held(self, values: Tensor) -> Tensor:
         """`values` (1-D) as the local parameters hold them: rounded where they are not fp32.

@@ -17,6 +17,7 @@ from algorithms.fragments import Fragment
 from algorithms.plan import Plan
 from algorithms.schedule import Due, MeasuredOverlap, Schedule
 from worker.membership import Phase
+from worker.training.device import copies_for
 from worker.training.fragment import FragmentReplica
 from worker.training.inbox import (
     Adopt,
@@ -119,8 +120,10 @@ class OuterLoop:
         self.step, self.moved = step, False
         self.stopped: Stop | None = None
         self.moves_to: StageMove | None = None
+        copies = copies_for(replica.parameters.values())
         self.fragments = [
-            FragmentReplica(each, plan, replica.parameters, replica.accessor) for each in fragments
+            FragmentReplica(each, plan, replica.parameters, replica.accessor, copies)
+            for each in fragments
         ]
         self.metrics, self.pace = Metrics(), Pace(plan.inner_steps, unequal=plan.dylu)
         self.reporter = Reporter(mailbox, replica, self.fragments, self.pace, steps, clock)

@@ -161,7 +161,7 @@ class InnerReplica:
     def inner_step(self, step: int, gradients: Mapping[str, Tensor]) -> None:
         """Clips, then one step of the optimizer at the schedule's learning rate."""
         for name, parameter in self._named.items():
-            parameter.grad = gradients[name]
+            parameter.grad = gradients[name].to(parameter)  # a mean comes in fp32, on the host
         for name, statistic in self._statistics.items():
             if name in gradients:
                 statistic.copy_(gradients[name])

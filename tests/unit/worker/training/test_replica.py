@@ -200,6 +200,12 @@ def test_a_mean_of_gradients_may_take_the_place_of_ones_own() -> None:
         assert torch.allclose(value, before[name] - rate, atol=1e-6)
 
 
+def test_a_mean_of_gradients_in_fp32_serves_parameters_in_bf16() -> None:
+    each = replica(InnerConfig(), model=(model := Line().model().to(torch.bfloat16)))
+    each.inner_step(1, {name: torch.ones(p.shape) for name, p in each.parameters.items()})
+    assert all(p.grad is not None and p.grad.dtype is torch.bfloat16 for p in model.parameters())
+
+
 def measured(inner_steps: int, own_s: float, fastest_s: float, *, unequal: bool = True) -> Pace:
     pace = Pace(inner_steps, unequal=unequal)
     for _ in range(30):
