@@ -6,7 +6,9 @@
     text = "stories/*.txt"
     lora = { r = 8, target_modules = ["q_proj", "v_proj"] }
 
-Nothing is fetched from a hub: the model and its tokenizer are folders on each machine.
+Instead of a text, `dataset` names one of the library `datasets`, which is read as it comes.
+
+The model and its tokenizer are folders on each machine, and are never fetched.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from worker.tasks.llama_bytes import window_starts
+from worker.tasks.streamed import Streamed
 from worker.tasks.task import SPLITS, Batch, Cursor, TaskError, TextError
 from worker.tasks.text import STDLIB, Windows, load_text
 
@@ -48,12 +51,13 @@ class HuggingFace:
             config itself, with `model_type`.
         tokenizer: a folder; by default the model's, or 'bytes', which makes a token of each byte.
         text: a file, a folder, a glob, or "stdlib"; it is packed to windows of `context` tokens.
+        dataset: instead of a text, arguments of `datasets.load_dataset`; column: of its text.
         context: tokens of a sample; batch_size: samples of a batch.
         lora: arguments of peft's `LoraConfig`: only the adapters are trained, and travel.
         sample_prompt: what the sample in a run's report begins with.
 
     Raises:
-        TaskError: transformers or peft is missing, or refuses the model or the adapters.
+        TaskError: transformers, peft or datasets is missing, or refuses what it is given.
         TextError: the text is missing, unreadable or too short.
     """
 
@@ -68,6 +72,7 @@ class HuggingFace:
             "model": not (isinstance(model, Mapping) and _harmless(model, _MODEL_WORDS)),
             "tokenizer": options.get("tokenizer", BYTES) not in (None, BYTES),
             "text": options.get("text", STDLIB) != STDLIB,
+            "dataset": options.get("dataset") is not None,
             "lora": not (
                 lora is None
                 or (isinstance(lora, Mapping) and set(lora) <= _LORA and _harmless(lora, _LORA))
@@ -81,7 +86,9 @@ class HuggingFace:
         seed: int,
         model: str | Mapping[str, Any],
         tokenizer: str | None = None,
-        text: str = STDLIB,
+        text: str | None = None,
+        dataset: Mapping[str, Any] | None = None,
+        column: str = "text",
         context: int = 128,
         batch_size: int = 4,
         lora: Mapping[str, Any] | None = None,
@@ -89,6 +96,8 @@ class HuggingFace:
     ) -> None:
         if context < 1 or batch_size < 1:
             raise TaskError("context and batch_size must be at least 1")
+        if text is not None and dataset is not None:
+            raise TaskError("text and dataset are both given: leave one of them out")
         self._transformers = _library("transformers")
         self._source, self._seed, self._lora = model, seed, lora
         self._batch_size, self._context = batch_size, context
@@ -97,17 +106,12 @@ class HuggingFace:
         self._tokenizer = self._read_tokenizer(tokenizer)
         if self._tokenizer is None:
             self.loss_unit = "nats per byte"
-        corpus = load_text(text)
-        self._tokens = {
-            split: self._tokenized(bytes(part))
-            for split, part in zip(SPLITS, (corpus.train, corpus.validation), strict=True)
-        }
-        for split, tokens in self._tokens.items():
-            if tokens.size <= context:
-                raise TextError(
-                    f"text {text!r}: too short: {tokens.size:,} tokens of {split}, but one sample "
-                    f"takes {context + 1:,}: give more text or a smaller context"
-                )
+        self._streamed = None
+        if dataset is None:
+            self._tokens = self._read_text(STDLIB if text is None else text)
+        else:
+            end = getattr(self._tokenizer, "eos_token_id", None)
+            self._streamed = Streamed(dataset, column, self._tokenized, end)
 
     def model(self) -> nn.Module:
         """Return a new model (CPU, fp32), from its checkpoint or by the seed."""
@@ -128,6 +132,12 @@ class HuggingFace:
         """Yield batches without end: inputs and targets are int64, (batch_size, context)."""
         if split not in SPLITS:
             raise ValueError(f"split is 'train' or 'validation', not {split!r}")
+        if self._streamed is not None:
+            found = self._streamed.windows(split, cursor, self._context + 1)
+            while True:
+                windows = torch.from_numpy(np.stack([next(found) for _ in range(self._batch_size)]))
+                cursor = cursor.advance(self._batch_size)
+                yield Batch(windows[:, :-1].contiguous(), windows[:, 1:].contiguous(), cursor)
         tokens, window = self._tokens[split], self._context + 1
         offsets = np.arange(window)
         while True:
@@ -137,7 +147,13 @@ class HuggingFace:
             yield Batch(windows[:, :-1].contiguous(), windows[:, 1:].contiguous(), cursor)
 
     def loader(self) -> DataLoader[tuple[torch.Tensor, torch.Tensor]]:
-        """Return a loader of the text's windows, each token in one of them."""
+        """Return a loader of the text's windows, each token in one of them.
+
+        Raises:
+            TaskError: a data set that is read as it comes has no places to lease.
+        """
+        if self._streamed is not None:
+            raise TaskError('data = "leased" needs a text: it does not go with a dataset')
         windows = Windows(self._tokens["train"], self._context)
         return DataLoader(windows, self._batch_size, shuffle=True)
 
@@ -217,6 +233,20 @@ class HuggingFace:
                 f"tokenizer {folder!r}: {_one_line(error)}; name a folder with a tokenizer, or "
                 "'bytes'"
             ) from error
+
+    def _read_text(self, text: str) -> dict[str, npt.NDArray[np.int64]]:
+        corpus = load_text(text)
+        found = {
+            split: self._tokenized(bytes(part))
+            for split, part in zip(SPLITS, (corpus.train, corpus.validation), strict=True)
+        }
+        for split, tokens in found.items():
+            if tokens.size <= self._context:
+                raise TextError(
+                    f"text {text!r}: too short: {tokens.size:,} tokens of {split}, but one sample "
+                    f"takes {self._context + 1:,}: give more text or a smaller context"
+                )
+        return found
 
     def _tokenized(self, text: bytes) -> npt.NDArray[np.int64]:
         if self._tokenizer is None:
