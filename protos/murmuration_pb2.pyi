@@ -244,18 +244,22 @@ class EnrolRequest(_message.Message):
 
     NAME_FIELD_NUMBER: _builtins.int
     REQUEST_FIELD_NUMBER: _builtins.int
+    CERTIFICATE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     request: _builtins.bytes
     """PKCS #10, DER: the key, signed by itself"""
+    certificate: _builtins.bytes
+    """DER: that a member has, and wants to be renewed for the same key"""
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         request: _builtins.bytes = ...,
+        certificate: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "request", b"request"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate", b"certificate", "name", b"name", "request", b"request"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

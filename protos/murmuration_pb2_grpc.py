@@ -87,7 +87,7 @@ class ControlServicer:
 
     def Enrol(self, request, context):
         """Asks for a certificate, with that of a token, from a peer that holds the run's key. The only call
-        that a token's certificate is good for.
+        that a token's certificate is good for. A member asks for one that ends later than its own.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -38,7 +38,7 @@ class ControlStub:
     def __new__(cls, channel: _aio.Channel) -> ControlAsyncStub: ...
     Enrol: _grpc.UnaryUnaryMultiCallable[_murmuration_pb2.EnrolRequest, _murmuration_pb2.EnrolReply]
     """Asks for a certificate, with that of a token, from a peer that holds the run's key. The only call
-    that a token's certificate is good for.
+    that a token's certificate is good for. A member asks for one that ends later than its own.
     """
     Join: _grpc.UnaryUnaryMultiCallable[_murmuration_pb2.JoinRequest, _murmuration_pb2.JoinReply]
     """First contact. Refused, with the first differing key, when the manifests differ; and when the
@@ -73,7 +73,7 @@ class ControlAsyncStub(ControlStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Enrol: _aio.UnaryUnaryMultiCallable[_murmuration_pb2.EnrolRequest, _murmuration_pb2.EnrolReply]  # type: ignore[assignment]
     """Asks for a certificate, with that of a token, from a peer that holds the run's key. The only call
-    that a token's certificate is good for.
+    that a token's certificate is good for. A member asks for one that ends later than its own.
     """
     Join: _aio.UnaryUnaryMultiCallable[_murmuration_pb2.JoinRequest, _murmuration_pb2.JoinReply]  # type: ignore[assignment]
     """First contact. Refused, with the first differing key, when the manifests differ; and when the
@@ -111,7 +111,7 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_murmuration_pb2.EnrolReply, _abc.Awaitable[_murmuration_pb2.EnrolReply]]:
         """Asks for a certificate, with that of a token, from a peer that holds the run's key. The only call
-        that a token's certificate is good for.
+        that a token's certificate is good for. A member asks for one that ends later than its own.
         """
 
     @_abc_1.abstractmethod

@@ -74,6 +74,7 @@ class Environment:
         log: takes events as plain values.
         clock: monotonic seconds.
         identity: what this peer proves itself and signs by; None: nothing is encrypted.
+        keep_identity: puts a renewed one where the peer will find it. Raises OSError.
         authority: of the run, if this peer holds its key: it lets others in.
     """
 
@@ -81,4 +82,5 @@ class Environment:
     log: Callable[[dict[str, object]], None]
     clock: Callable[[], float] = time.monotonic
     identity: Identity | None = None
+    keep_identity: Callable[[Identity], None] = lambda identity: None
     authority: Authority | None = None

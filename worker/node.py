@@ -28,7 +28,7 @@ from worker.exchange.compression import Compression
 from worker.exchange.context import Context
 from worker.exchange.pairwise.io import Pairs
 from worker.exchange.types import View
-from worker.identity import Gate, SignedWords
+from worker.identity import Gate, Renewal, SignedWords
 from worker.leases.io import LeaseService
 from worker.leases.types import (
     BlockBegun,
@@ -141,6 +141,7 @@ class Node:
         )
         self._pairs: Pairs | None = None
         self._coordinator: CoordinatorClient | None = None
+        self._renewal: Renewal | None = None
         self._inbox: asyncio.Queue[ToIO] = asyncio.Queue()
         self._progress: dict[str, object] = {}  # what the latest events of the training say
         self._rounds = RoundTotals()
@@ -178,6 +179,17 @@ class Node:
         identity, run = self._environment.identity, self._manifest.run
         words = None if identity is None else SignedWords(identity, run, self.clock)
         self.gossip = gossip = GossipService(machine, run, limits, self, words)
+        if identity is not None and words is not None:
+            self._renewal = Renewal(
+                identity,
+                self._environment.authority,
+                transport=self.transport,
+                holders=self._holders,
+                keep=self._environment.keep_identity,
+                renewed=words.renewed,
+                offload=self.offload,
+                log=self.log,
+            )
         self._first_contact = FirstContact(gossip, self._manifest, self.transport, self.clock)
         self.server.calls |= {
             "Control/Gossip": gossip.on_gossip,
@@ -188,6 +200,11 @@ class Node:
             self._coordinator = CoordinatorClient(
                 self._node.coordinator, self._manifest.pack(), self._first_contact, self
             )
+
+    def _holders(self) -> list[str]:
+        """Addresses of those that may hold the run's key."""
+        known = [self._node.coordinator] if self._node.coordinator else []
+        return [*known, *self._node.joins, *(m.address for m in self.gossip.others if m.live)]
 
     def _add_rounds(self) -> None:
         """Means over all; in a plan of pairs, these and one mean at the end. Replicas that keep
@@ -262,6 +279,8 @@ class Node:
         ]
         if self._coordinator is not None:
             work.append(self._coordinator.run())
+        if self._renewal is not None:
+            work.append(self._renewal.run())
         try:
             async with asyncio.TaskGroup() as group:
                 self._group = group

@@ -108,6 +108,7 @@ class Session:
                 offload=_offload,
                 log=self._log,
                 identity=self._credentials.identity,
+                keep_identity=self._credentials.keep,
                 authority=self._credentials.authority,
             ),
         )

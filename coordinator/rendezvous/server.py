@@ -85,13 +85,18 @@ class EntryService(rpc.ControlServicer):
     async def Enrol(  # noqa: N802 (as in the .proto)
         self, request: pb.EnrolRequest, context: "ServicerContext"
     ) -> pb.EnrolReply:
-        token_id = await _check(context, {Role.TOKEN})
+        caller = await _check(context, {Role.TOKEN, Role.PEER})
         try:
             if self._authority is None:
                 raise IdentityError("it does not hold the run's key: join at the one that does")
-            certificate = await asyncio.to_thread(
-                self._authority.admit, token_id, request.name, request.request
-            )
+            if request.certificate:  # a member's, which wants a later one
+                certificate = await asyncio.to_thread(
+                    self._authority.renew, caller, request.certificate, request.request
+                )
+            else:
+                certificate = await asyncio.to_thread(
+                    self._authority.admit, caller, request.name, request.request
+                )
         except IdentityError as error:
             return pb.EnrolReply(refusal=str(error))
         return pb.EnrolReply(certificate=certificate)

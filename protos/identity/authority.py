@@ -22,6 +22,7 @@ from protos.identity.certificates import (
     Identity,
     IdentityError,
     Role,
+    Verifier,
     check_name,
     fingerprint,
     key_to_pem,
@@ -97,14 +98,14 @@ class Authority:
         write_secret(kept / _KEY, key_to_pem(key))
         return cls(folder, key, certificate)
 
-    def new_identity(self, role: Role, name: str) -> Identity:
+    def new_identity(self, role: Role, name: str, valid_s: float = PEER_VALID_S) -> Identity:
         """A key with its certificate, for a process of this authority's own user: the name is its
         from now on. Raises IdentityError."""
         check_name(name)
         key = new_key()
         with self._ledger() as ledger:
             ledger["names"][f"{role}/{name}"] = fingerprint(key.public_key())
-        certificate = self._sign(key.public_key(), role, name, PEER_VALID_S)
+        certificate = self._sign(key.public_key(), role, name, valid_s)
         return Identity.of(key_to_pem(key), certificate, self.certificate)
 
     # --------------------------------------------------------------------------------- tokens
@@ -177,6 +178,19 @@ class Authority:
                         f"another key has the name {name!r} in this run; choose another with --name"
                     )
                 token["admitted"][mark] = name
+        return self._sign(key, Role.PEER, name, PEER_VALID_S)
+
+    def renew(self, name: str, certificate: bytes, request: bytes) -> bytes:
+        """Signs a later certificate (PEM) for a member that has one (DER), for the same key.
+
+        Raises:
+            IdentityError: what it has is not valid, or of another key or name.
+        """
+        held, key = Verifier(self.certificate).certified(certificate), requested_key(request)
+        if (held.role, held.name) != (Role.PEER, name):
+            raise IdentityError(f"the certificate to be renewed is not that of {name}")
+        if fingerprint(held.key) != fingerprint(key):
+            raise IdentityError("a certificate is renewed for the key that it has; join again")
         return self._sign(key, Role.PEER, name, PEER_VALID_S)
 
     # --------------------------------------------------------------------------------- inside

@@ -123,6 +123,18 @@ class Identity:
         return _certificate(self.certificate).not_valid_after_utc
 
     @property
+    def renewed_from(self) -> datetime.datetime:
+        """When it is time for a later one: when a third of its time is left."""
+        mine = _certificate(self.certificate)
+        return mine.not_valid_after_utc - (mine.not_valid_after_utc - mine.not_valid_before_utc) / 3
+
+    def request(self) -> bytes:
+        """For a later certificate of the same key (PKCS #10, DER)."""
+        private = serialization.load_pem_private_key(self.key, None)
+        assert isinstance(private, ec.EllipticCurvePrivateKey)
+        return request_for(private)
+
+    @property
     def der(self) -> bytes:
         """The certificate, as it travels."""
         return _certificate(self.certificate).public_bytes(serialization.Encoding.DER)

@@ -2,8 +2,11 @@
 
 import json
 import signal
+import socket
+import ssl
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import grpc
@@ -12,12 +15,25 @@ import pytest
 from coordinator import Failure
 from coordinator.report.status import ask
 from protos import murmuration_pb2 as pb
-from protos.identity import Authority, Identity, IdentityError, Role, Token
+from protos.identity import FOLDER, Authority, Identity, IdentityError, Role, Token
 from tests.support.stranger import Stranger, serving
 from tests.support.workers import QUICK, SMALL, WorkerProcess, free_addresses, settings_of
 from worker.identity import enrol
 
 ENDLESS = [*SMALL, *QUICK, *settings_of(run__steps=1_000_000, diloco__inner_steps=5)]
+
+
+def certificate_at(address: str, out: Path) -> bytes:
+    """DER: that the worker shows there, to the one of the folder."""
+    context = ssl.create_default_context(cafile=str(out / FOLDER / "authority.pem"))
+    context.load_cert_chain(out / FOLDER / "certificate.pem", out / FOLDER / "key.pem")
+    context.check_hostname = False
+    host, port = address.rsplit(":", 1)
+    plain = socket.create_connection((host, int(port)))
+    with context.wrap_socket(plain) as encrypted:
+        shown = encrypted.getpeercert(binary_form=True)
+    assert shown is not None
+    return shown
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +78,34 @@ def test_a_token_lets_a_worker_in_and_its_certificate_lets_it_in_again(
     said = (out / "events.jsonl").read_text() + (folder / "first/events.jsonl").read_text()
     assert str(token)[20:60] not in said
     assert "PRIVATE KEY" not in said
+
+
+def test_a_certificate_that_ends_soon_is_renewed_and_no_round_is_lost(
+    folder: Path, run: Authority, first: str
+) -> None:
+    out = folder / "short"
+    # Certificates begin a day ago; this one is due ten seconds from now, in the midst of rounds.
+    short = run.new_identity(Role.PEER, "short", valid_s=12 * 3600 + 15)
+    short.save(out)
+    worker = WorkerProcess(["join", first, "--out", str(out), "--json"], "short")
+    try:
+        begun = worker.wait_for(
+            lambda e: e["event"] == "round" and e["contributors"] == 2, "a round of both"
+        )
+        if not worker.of("renewed"):
+            worker.wait_for(lambda e: e["event"] == "renewed", "a later certificate")
+        worker.wait_for_round(worker.of("round")[-1]["round"] + 5)
+        since = [each for each in worker.of("round") if each["round"] > begun["round"]]
+        assert {each["contributors"] for each in since} == {2}
+        assert all(each["round"] <= begun["round"] for each in worker.of("round_failed"))
+        held = Identity.load(out)
+        assert held is not None
+        assert held.key == short.key
+        assert held.expires - short.expires > timedelta(days=300)
+        (listening,) = worker.of("listening")
+        assert certificate_at(str(listening["address"]), out) == held.der
+    finally:
+        worker.end()
 
 
 def test_a_stranger_is_refused_at_the_handshake(folder: Path, run: Authority, first: str) -> None:

@@ -13,6 +13,7 @@ from worker.transport import CONTROL_METHODS, DATA_METHODS, Caller, Refused, Unr
 from worker.wire import WireError, claimed_sender
 
 MALLORY = Caller("ipv4:127.0.0.1:1", "peer", "mallory")
+COORDINATOR = Caller("ipv4:127.0.0.1:1", "coordinator", "coordinator")
 TOKEN = Caller("ipv4:127.0.0.1:1", "token", "0123abcd")
 
 CLAIMS = {
@@ -120,9 +121,10 @@ def test_a_tokens_holder_may_ask_for_a_certificate_and_nothing_else() -> None:
                     await node.server.on_stream(method, stream, TOKEN)
                 assert stream.heard == []
             with pytest.raises(Refused, match="Control/Enrol is not for the certificate"):
-                await node.server.on_call("Control/Enrol", b"", MALLORY)
-            raw = await node.server.on_call("Control/Enrol", b"", TOKEN)
-            assert "does not hold the run's key" in pb.EnrolReply.FromString(raw).refusal
+                await node.server.on_call("Control/Enrol", b"", COORDINATOR)
+            for caller in (TOKEN, MALLORY):  # a member asks for a later one
+                raw = await node.server.on_call("Control/Enrol", b"", caller)
+                assert "does not hold the run's key" in pb.EnrolReply.FromString(raw).refusal
             await swarm.finished()
 
     run(scenario())

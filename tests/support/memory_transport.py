@@ -14,6 +14,7 @@ from worker.transport.base import (
     Caller,
     Handler,
     Refused,
+    Security,
     Stream,
     Traffic,
     TransportError,
@@ -129,6 +130,9 @@ class MemoryTransport:
 
     def connect(self, address: str, peer: str | None = None) -> None:
         """Streams in memory need no connection."""
+
+    def renew(self, security: Security) -> None:
+        """Nothing is encrypted in memory."""
 
     async def close(self) -> None:
         self._network._served.pop(self._address, None)

@@ -76,6 +76,8 @@ def describe(event: Mapping[str, object], joins: str = "") -> str | None:
             return _listening(event, joins)
         case "enrolled":
             return f"let in {event['name']} by token {event['token']}"
+        case "renewed":
+            return f"the certificate is renewed until {event['expires']}"
         case "metrics":
             return f"metrics for Prometheus at {event['url']}"
         case "started":

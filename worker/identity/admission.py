@@ -143,10 +143,12 @@ class Credentials:
     Args:
         identity: its key and certificate; None: nothing is encrypted.
         authority: of its run, if that key is here.
+        folder: where the identity is kept; None: nowhere.
     """
 
     identity: Identity | None = None
     authority: Authority | None = None
+    folder: Path | None = None
 
     @classmethod
     def of(cls, identity: Identity | None, folder: Path | None) -> "Credentials":
@@ -154,7 +156,12 @@ class Credentials:
         IdentityError."""
         if identity is None or folder is None:
             return cls(identity)
-        return cls(identity, Authority.load(folder))
+        return cls(identity, Authority.load(folder), folder)
+
+    def keep(self, identity: Identity) -> None:
+        """Puts a renewed one in the folder. Raises OSError."""
+        if self.folder is not None:
+            identity.save(self.folder)
 
 
 def enrol(token: Token, name: str, addresses: Sequence[str], proxy: str | None = None) -> Identity:

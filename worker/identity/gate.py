@@ -52,11 +52,14 @@ class Gate:
         return _CheckedStream(stream, lambda raw: self.check(method, raw, caller))
 
     async def enrol(self, request: bytes, caller: Caller) -> bytes:
-        """Signs a newcomer's certificate, where this peer holds the run's key. Raises WireError."""
+        """Signs a newcomer's certificate, or a member's later one, where this peer holds the run's
+        key. Raises WireError."""
         asked, authority = wire.parse(pb.EnrolRequest, request), self._authority
         if authority is None:
             refusal = "it does not hold the run's key: join at the peer that does"
             return pb.EnrolReply(refusal=refusal).SerializeToString()
+        if caller.role == Role.PEER:
+            return await self._renew(authority, asked, caller.name)
         try:
             certificate = await self._offload(
                 lambda: authority.admit(caller.name, asked.name, asked.request)
@@ -65,6 +68,15 @@ class Gate:
             self._warnings.add(f"not let in: {error}")
             return pb.EnrolReply(refusal=str(error)).SerializeToString()
         self._log(new_event("enrolled", name=asked.name, token=caller.name))
+        return pb.EnrolReply(certificate=certificate).SerializeToString()
+
+    async def _renew(self, authority: Authority, asked: pb.EnrolRequest, name: str) -> bytes:
+        try:
+            certificate = await self._offload(
+                lambda: authority.renew(name, asked.certificate, asked.request)
+            )
+        except IdentityError as error:
+            return pb.EnrolReply(refusal=str(error)).SerializeToString()
         return pb.EnrolReply(certificate=certificate).SerializeToString()
 
 
@@ -83,7 +95,7 @@ class _CheckedStream:
 
 def _problem(method: str, raw: bytes, caller: Caller) -> str | None:
     """Why the caller's certificate is not good for this message."""
-    if caller.role not in ((Role.TOKEN,) if method == _ENROL else _MEMBERS):
+    if caller.role not in ((Role.TOKEN, Role.PEER) if method == _ENROL else _MEMBERS):
         return f"{method} is not for the certificate of a {caller.role}"
     try:
         claimed = wire.claimed_sender(method, raw)

@@ -64,6 +64,11 @@ class SignedWords:
             self._mine = replace(me, signed=Signed(words, self._sign(self._digest(words))))
         return replace(me, signed=self._mine.signed)
 
+    def renewed(self, identity: Identity) -> None:
+        """This peer has a later certificate for the same key."""
+        self.certificate = identity.der
+        self.learn([self.certificate])
+
     def read(self, message: pb.Member) -> Member | None:
         """What a message says of a member; None: its certificate has yet to come. The health is the
         sender's word, except for a departure, which is the peer's own.

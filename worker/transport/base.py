@@ -160,6 +160,10 @@ class Transport(Protocol):
         a first round of exchanges does not have to."""
         ...
 
+    def renew(self, security: Security) -> None:
+        """New connections are made with this key and certificate; those that there are stay."""
+        ...
+
     async def close(self) -> None:
         """Stops serving and closes every link."""
         ...

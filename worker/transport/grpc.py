@@ -155,6 +155,10 @@ class GrpcTransport:
     def connect(self, address: str, peer: str | None = None) -> None:
         self._channel(self._line(address, peer, data=True)).get_state(try_to_connect=True)
 
+    def renew(self, security: Security) -> None:
+        self._security = security
+        self._channels.clear()  # a call that is under way keeps its own
+
     async def close(self) -> None:
         channels, self._channels = list(self._channels.values()), {}
         for channel in channels:
@@ -164,11 +168,12 @@ class GrpcTransport:
             self._server = None
 
     def _add_port(self, server: aio.Server) -> int:
-        if self._security is None:
+        if (security := self._security) is None:
             return server.add_insecure_port(self._listen_address)
-        mine = (self._security.key, self._security.certificate)
-        credentials = grpc.ssl_server_credentials(
-            [mine], self._security.authority, require_client_auth=True
+        credentials = grpc.dynamic_ssl_server_credentials(
+            _server_configuration(security),
+            lambda: _server_configuration(self._security or security),  # at each handshake
+            require_client_authentication=True,
         )
         return server.add_secure_port(self._listen_address, credentials)
 
@@ -337,6 +342,12 @@ class _Router(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # only the stu
         names = context.auth_context().get("x509_subject_alternative_name", ())
         certified = self._security.certified([name.decode() for name in names])
         return Caller(context.peer(), *certified)
+
+
+def _server_configuration(security: Security) -> "grpc.ServerCertificateConfiguration":
+    return grpc.ssl_server_certificate_configuration(
+        [(security.key, security.certificate)], security.authority
+    )
 
 
 def _most_connections() -> int:

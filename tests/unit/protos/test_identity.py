@@ -133,6 +133,30 @@ def test_one_name_has_one_key(run: Authority) -> None:
         joined(run, token, "w0")
 
 
+def test_a_certificate_is_renewed_for_its_own_key_and_name(run: Authority, tmp_path: Path) -> None:
+    held = run.new_identity(Role.PEER, "b", valid_s=60)
+    assert held.renewed_from < datetime.now(UTC) < held.expires
+    later = Identity.of(held.key, run.renew("b", held.der, held.request()), run.certificate)
+    assert (later.key, later.name) == (held.key, "b")
+    assert later.expires - held.expires > timedelta(days=300)
+    assert later.renewed_from > datetime.now(UTC) + timedelta(days=200)
+    for name, certificate, request, problem in (
+        ("a", held.der, held.request(), "is not that of a"),
+        ("b", held.der, request_for(new_key()), "for the key that it has"),
+        ("b", b"", held.request(), "cannot be read"),
+        ("b", run.new_identity(Role.PEER, "b", valid_s=-1).der, held.request(), "not valid now"),
+        ("b", run.create_token().identity.der, held.request(), "is not that of b"),
+        (
+            "b",
+            Authority.make(tmp_path / "other").new_identity(Role.PEER, "b").der,
+            held.request(),
+            "not of this authority",
+        ),
+    ):
+        with pytest.raises(IdentityError, match=problem):
+            run.renew(name, certificate, request)
+
+
 @pytest.mark.parametrize("name", ["", "x" * 257, "a\nb", "\x1b[31m"])
 def test_a_name_must_be_one(run: Authority, name: str) -> None:
     with pytest.raises(IdentityError, match="no name of a peer"):

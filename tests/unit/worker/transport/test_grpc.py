@@ -161,6 +161,49 @@ def test_both_sides_know_who_the_other_is(run: Authority) -> None:
     asyncio.run(scenario())
 
 
+class Repeats(Ends):
+    """Says who calls, and on streams all that it hears."""
+
+    async def on_call(self, method: str, request: bytes, caller: Caller) -> bytes:
+        return f"{caller.role} {caller.name}".encode()
+
+    async def on_stream(self, method: str, stream: Stream, caller: Caller) -> None:
+        while (message := await stream.receive()) is not None:
+            await stream.send(message)
+
+
+def test_a_renewed_certificate_is_shown_from_the_next_connection_on(run: Authority) -> None:
+    """A stream that there is goes on; what has expired lets nobody connect, nor be connected to."""
+
+    async def scenario() -> None:
+        client = run.new_identity(Role.PEER, "b")
+        server = GrpcTransport("127.0.0.1:0", security=run.new_identity(Role.PEER, "a"))
+        caller = GrpcTransport("127.0.0.1:0", security=client)
+        try:
+            address = await server.listen(Repeats())
+            stream = caller.open(address, "Data/Fetch", "a")
+            await stream.send(b"here")
+            assert await stream.receive() == b"here"
+            ended = run.new_identity(Role.PEER, "a", valid_s=-1)
+            server.renew(ended)
+            with pytest.raises(Unreachable):
+                await said(client, address, "a")
+            server.renew(run.new_identity(Role.PEER, "a"))
+            assert await said(client, address, "a") == b"peer b"
+            caller.renew(run.new_identity(Role.PEER, "b", valid_s=-1))
+            with pytest.raises(Unreachable):
+                await caller.call(address, "Control/Measure", b"", 20, "a")
+            caller.renew(client)
+            assert await caller.call(address, "Control/Measure", b"", 20, "a") == b"peer b"
+            await stream.send(b"still here")
+            assert await stream.receive() == b"still here"
+        finally:
+            await caller.close()
+            await server.close()
+
+    asyncio.run(scenario())
+
+
 def test_who_has_no_certificate_of_the_run_gets_nothing(run: Authority, tmp_path: Path) -> None:
     async def scenario() -> None:
         other = Authority.make(tmp_path / "other").new_identity(Role.PEER, "b")
