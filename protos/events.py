@@ -130,3 +130,12 @@ def stall_words(event: Event) -> str:
     late = ", ".join(names_of(event, "waiting_for")) or "its end"
     seconds, last_s = (float_of(event, name) or 0.0 for name in ("seconds", "last_s"))
     return f"{late}: {seconds:.0f} s so far, the last round took {last_s:.1f} s"
+
+
+def given_up_words(event: Event) -> str:
+    """Of a state that was taken over: what this peer had trained and the state has not got."""
+    rounds = int_of(event, "rounds_given_up")
+    if not rounds:
+        return ""
+    percent = 100 * (float_of(event, "apart") or 0.0)
+    return f"; its own last {rounds} rounds are given up for it, which were {percent:.2g} % apart"

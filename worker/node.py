@@ -130,14 +130,14 @@ class Node:
         )
         self.server = NodeServer(gate, lambda: refuse("call"), Warnings(self.log))
         self.published: Published | None = None  # what the train thread has committed
-        self._held = HeldStates()
+        self.held = HeldStates()
         self._components: list[Component] = []
         self.server.calls |= {
             "Control/Status": self._on_status,
             "Control/Measure": self._on_measure,
         }
         self.server.streams["Data/Fetch"] = lambda stream: serve_states(
-            stream, manifest.run, self.published, self._held
+            stream, manifest.run, self.published, self.held
         )
         self._pairs: Pairs | None = None
         self._coordinator: CoordinatorClient | None = None
@@ -364,7 +364,7 @@ class Node:
 
     async def _publish(self, published: Published) -> None:
         before, self.published = self.published, published
-        self._held.add(published.states)
+        self.held.add(published.states)
         digests = tuple(Digest(s.version, s.contributors, s.hash) for s in published.states)
         self.gossip.handle(Updated(published.phase, published.step, digests, published.step_s))
         old = before.states if before else (None,) * len(published.states)

@@ -5,7 +5,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Protocol
 
 from coordinator.rendezvous.records import Record
-from protos.events import Event, float_of, int_of, names_of, printable, stall_words, text_of
+from protos.events import (
+    Event,
+    float_of,
+    given_up_words,
+    int_of,
+    names_of,
+    printable,
+    stall_words,
+    text_of,
+)
 from protos.exit_codes import exit_words
 from protos.figures import duration, megabytes, optional
 from protos.text import shown
@@ -288,6 +297,7 @@ def _adopted(event: Event) -> str:
         f"took over the state of {text_of(event, 'donor') or '?'} at step {int_of(event, 'step')}"
         f"{f': {reason}' if reason else ''}"
         f"{', which nobody else has' if event.get('confirmed_by') == [] else ''}"
+        f"{given_up_words(event)}"
     )
 
 

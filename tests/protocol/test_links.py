@@ -167,6 +167,15 @@ def test_a_partition_heals_into_one_swarm(seed: int) -> None:
             swarm.assert_equal()
             last = swarm["a"].of_kind("round")[-1]
             assert last["contributors"] == 4
+            told = {name: swarm[name].of_kind("adopted") for name in NAMES}
+            given_up = {
+                n: [e for e in events if e["rounds_given_up"]] for n, events in told.items()
+            }
+            losers = {name for name, events in given_up.items() if events}
+            assert losers in ({"a", "b"}, {"c", "d"})  # one side's rounds, and it says so
+            for name in losers:
+                assert sum(e["rounds_given_up"] for e in given_up[name]) > 10 - 2
+                assert all(e["apart"] > 0 for e in given_up[name])
 
     run(scenario())
 

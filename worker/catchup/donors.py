@@ -3,6 +3,7 @@
 import asyncio
 import math
 from collections.abc import Container, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Protocol
 
 from algorithms.fragment_state import FragmentState
@@ -10,7 +11,13 @@ from algorithms.plan import Plan
 from protos.events import Warnings
 from protos.text import shown
 from worker import wire
-from worker.catchup.state_transfer import confirm_states, fetch_states, sizes_of
+from worker.catchup.state_transfer import (
+    HeldStates,
+    confirm_states,
+    fetch_states,
+    rounds_apart,
+    sizes_of,
+)
 from worker.exchange.context import Offload
 from worker.membership import Health, Member, Phase
 from worker.membership.io import GossipService
@@ -32,6 +39,7 @@ class CatchUpHost(Protocol):
     transport: Transport
     offload: Offload
     published: Published | None
+    held: HeldStates
 
     @property
     def partners(self) -> Container[str]: ...
@@ -82,12 +90,28 @@ class Donors:
         if confirmed is None:
             self.set_aside(donor, "no other peer has its state", _ASIDE_S)
             return False
+        lost = await self._given_up(donor, published, states)
         for index, state in states.items():
             if state.version > published.states[index].version:
                 host.give_up(index, f"over for the others: {reason}")
         self._still_at = {}
-        host.post(Adopt(donor.peer, step, states, reason, confirmed))
+        host.post(Adopt(donor.peer, step, states, reason, confirmed, lost))
         return True
+
+    async def _given_up(
+        self, donor: Member, published: Published, states: Iterable[int]
+    ) -> dict[int, int]:
+        """By fragment, the rounds of this peer's that the donor's state has not got; nothing where
+        it does not say, and in pairs, where every peer has a history of its own."""
+        host, found = self._host, {}
+        if self._plan.exchange != "pairs":
+            with suppress(TransportError, wire.WireError):
+                for index in states:
+                    mine = published.states[index]
+                    given = (host.transport, donor, self._gossip.run, index, mine, host.held)
+                    if rounds := await rounds_apart(*given):
+                        found[index] = rounds
+        return found
 
     async def _states(
         self, donor: Member, expected: Mapping[int, tuple[int, int]]

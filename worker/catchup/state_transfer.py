@@ -33,6 +33,11 @@ class HeldStates:
         """0: this peer does not know it."""
         return self._hashes.get((fragment, version), 0)
 
+    def versions(self, fragment: int, until: int) -> list[int]:
+        """The remembered ones up to this, the newest first."""
+        known = (version for index, version in self._hashes if index == fragment)
+        return sorted((version for version in known if version <= until), reverse=True)
+
 
 async def serve_states(
     stream: Stream, run: int, published: Published | None, held: HeldStates
@@ -42,7 +47,7 @@ async def serve_states(
     request = wire.parse(pb.FetchRequest, raw or b"")
     if published is None or request.run != run:
         return
-    if len(request.fragments) > len(published.states):
+    if len(request.fragments) > (_HELD if request.versions else len(published.states)):
         raise wire.WireError(f"{len(request.fragments)} fragments of {len(published.states)}")
     if request.versions:
         for index, version in zip(request.fragments, request.versions, strict=False):
@@ -131,23 +136,58 @@ async def confirm_states(
     Raises:
         TransportError, WireError: it does not say.
     """
+    asked = [(index, states[index].version) for index in sorted(states)]
+    hashes = await _hashes_at(transport, donor, run, asked)
+    known = [
+        theirs == states[index].hash if theirs else None
+        for (index, _), theirs in zip(asked, hashes, strict=True)
+    ]
+    return False if False in known else None if None in known else True
+
+
+async def rounds_apart(
+    transport: Transport,
+    donor: Member,
+    run: int,
+    fragment: int,
+    mine: FragmentState,
+    held: HeldStates,
+) -> int:
+    """How many of the latest rounds in this state the donor never had: 0 for a peer that is only
+    behind, more where a partition has made two histories of one. At most as many as are remembered.
+
+    Raises:
+        TransportError, WireError: it does not say.
+    """
+    versions = held.versions(fragment, mine.version)[:_HELD]
+    for asked in (versions[:1], versions[1:]):  # nearly always the newest is one that it had
+        hashes = await _hashes_at(transport, donor, run, [(fragment, v) for v in asked])
+        for version, theirs in zip(asked, hashes, strict=True):
+            if theirs == held.hash_of(fragment, version):
+                return mine.version - version
+    return mine.version - versions[-1] if versions else 0
+
+
+async def _hashes_at(
+    transport: Transport, donor: Member, run: int, asked: Sequence[tuple[int, int]]
+) -> list[int]:
+    """Its hash of each (fragment, version); 0 where it does not know. Raises as `rounds_apart`."""
+    if not asked:
+        return []
     stream = transport.open(donor.address, "Data/Fetch", donor.peer)
     try:
-        order = sorted(states)
-        request = pb.FetchRequest(
-            run=run, fragments=order, versions=[states[index].version for index in order]
-        )
+        fragments, versions = zip(*asked, strict=True)
+        request = pb.FetchRequest(run=run, fragments=fragments, versions=versions)
         await stream.send(request.SerializeToString())
         await stream.done()
-        known: list[bool | None] = []
+        found: list[int] = []
         async with asyncio.timeout(_CONFIRM_S):
-            for index in order:
+            for _ in asked:
                 raw = await stream.receive()
                 if raw is None:
                     raise TransportError("it has nothing")
-                theirs = wire.parse(pb.FetchReply, raw).header.hash
-                known.append(theirs == states[index].hash if theirs else None)
-        return False if False in known else None if None in known else True
+                found.append(wire.parse(pb.FetchReply, raw).header.hash)
+        return found
     except TimeoutError as error:
         raise TransportError(f"no answer in {_CONFIRM_S:g} s") from error
     finally:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from datetime import datetime
 
 from protos.addresses import is_loopback, split_address
-from protos.events import stall_words
+from protos.events import given_up_words, stall_words
 from protos.figures import listed, megabytes, percent
 from protos.files import print_line
 
@@ -114,7 +114,7 @@ def describe(event: Mapping[str, object], joins: str = "") -> str | None:
             alone = " (on its word alone: nobody else has it)" if nobody else ""
             return (
                 f"took over {event['donor']}'s state at step {event['step']}: {event['reason']}"
-                f"{alone}"
+                f"{alone}{given_up_words(event)}"
             )
         case "resumed":
             return f"goes on from {event['path']} (--fresh starts from step 0)"

@@ -6,8 +6,8 @@ at most one adoption on its way. Putting never blocks the train thread; it waits
 """
 
 import queue
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 from torch import Tensor
@@ -125,7 +125,8 @@ class PrefetchedAnchor:
 class Adopt:
     """Another peer's committed states, by fragment, and its position in the schedule.
 
-    `confirmed_by` are others that hold them too.
+    `confirmed_by` are others that hold them too. `given_up` has, by fragment, the rounds of this
+    peer's that are in none of them.
     """
 
     donor: str
@@ -133,6 +134,7 @@ class Adopt:
     states: dict[int, FragmentState]
     reason: str
     confirmed_by: tuple[str, ...] = ()
+    given_up: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from torch import Tensor
 from algorithms.diloco import pseudo_gradient
 from algorithms.fragment_state import Contribution
 from algorithms.fragments import Fragment
+from algorithms.noloco import relative_distance
 from algorithms.plan import Plan
 from algorithms.schedule import Due, MeasuredOverlap, Schedule
 from worker.membership import Phase
@@ -372,6 +373,7 @@ class OuterLoop:
     def _adopt(self, adopt: Adopt) -> None:
         """Takes over another peer's committed states; own progress against the anchor is kept."""
         taken, phase = [], self.reporter.phase
+        lost, apart = 0, 0.0
         for index, theirs in sorted(adopt.states.items()):
             each = self.fragments[index]
             ranks = [(s.version, s.contributors, s.hash) for s in (each.state, theirs)]
@@ -384,11 +386,15 @@ class OuterLoop:
                 and theirs.hash != each.state.hash
             )
             if ranks[1] > ranks[0] or joining or outnumbered:
+                if index in adopt.given_up:
+                    lost = max(lost, adopt.given_up[index])
+                    apart = max(apart, relative_distance(each.state.anchor, theirs.anchor))
                 each.take_over(theirs, keep=not self._gradients)
                 taken.append(index)
         if not taken:
             return
         self.metrics.adoptions += 1
+        self.metrics.rounds_given_up += lost
         if len(adopt.states) == len(self.fragments):
             # All of the other's state belongs to a step of its schedule, even an earlier one than
             # this peer's: else the two would wait for each other's rounds crosswise from now on.
@@ -403,6 +409,8 @@ class OuterLoop:
             step=self.step,
             reason=adopt.reason,
             confirmed_by=list(adopt.confirmed_by),
+            rounds_given_up=lost,
+            apart=apart,
         )
         self.publish()
 

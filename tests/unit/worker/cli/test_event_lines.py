@@ -80,6 +80,12 @@ from worker.cli.event_lines import PlainLines, describe
             {"event": "adopted", "donor": "w2", "step": 60, "reason": "ahead", "confirmed_by": []},
             "took over w2's state at step 60: ahead (on its word alone: nobody else has it)",
         ),
+        (
+            {"event": "adopted", "donor": "w2", "step": 60, "reason": "ahead",
+             "rounds_given_up": 12, "apart": 0.0123},
+            "took over w2's state at step 60: ahead; its own last 12 rounds are given up for it, "
+            "which were 1.2 % apart",
+        ),
         ({"event": "moves", "stage": 2, "to": 1}, "moves from stage 2 to stage 1"),
         (
             {"event": "rebuilt", "stage": 1, "from": {0: 0.25, 2: 0.75}},
