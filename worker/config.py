@@ -220,11 +220,11 @@ def parse_config(document: Mapping[str, Any], source: ConfigOrigin | str) -> Con
         )
     rounds = _build(RoundConfig(), document.get("rounds", {}), "rounds", source)
     alike = (plan.exchange, plan.weighting, plan.mean_over) == ("mean", "uniform", "all")
-    if rounds.aggregation == "trimmed" and not alike:
+    if rounds.aggregation != "mean" and not alike:
         where = source.of("rounds", ["aggregation"])
         raise ConfigError(
-            f'{where}: [rounds] aggregation = "trimmed" is for means over all in which all count '
-            "alike; leave out exchange, weighting and mean_over"
+            f'{where}: [rounds] aggregation = "{rounds.aggregation}" is for means over all in which '
+            "all count alike; leave out exchange, weighting and mean_over"
         )
     return Config(
         run=run,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
 from algorithms.reducers import Pair, reached_by_all
-from algorithms.robust import NORM_LIMIT, Aggregation
+from algorithms.robust import AGGREGATIONS, NORM_LIMIT, Aggregation
 from worker.membership import Health, Member, Phase
 
 
@@ -208,7 +208,8 @@ class RoundConfig:
             counts as far as that; 0 takes each as it is. For means of three peers or more.
         aggregation: what this peer makes of the contributions to the shards that it reduces:
             their `mean`; or of five or more the `trimmed` mean, which leaves out the largest and
-            the smallest fifth of each value.
+            the smallest fifth of each value, or the `centered` one, in which none is further from
+            the middle than most are.
     """
 
     quorum: float = 0.5
@@ -231,8 +232,9 @@ class RoundConfig:
                 f"norm_limit is {self.norm_limit}; it must be at least 1 (medians of the norms), "
                 "or 0 for no limit"
             )
-        if self.aggregation not in ("mean", "trimmed"):
-            raise ValueError(f"aggregation is {self.aggregation!r}; use one of mean, trimmed")
+        if self.aggregation not in AGGREGATIONS:
+            names = ", ".join(AGGREGATIONS)
+            raise ValueError(f"aggregation is {self.aggregation!r}; use one of {names}")
 
     def transfer_s(self, payload_bytes: int) -> float:
         """Time for `payload_bytes` at the floor bandwidth."""

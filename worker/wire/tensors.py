@@ -69,7 +69,7 @@ def average(
     """The mean of encoded values, in the order given, block by block. Raises WireError.
 
     Args:
-        mean_of: elementwise, of the decoded values of a block.
+        mean_of: of the decoded values of a block.
     """
     mean = torch.empty(elements)
     for start, stop in _blocks(elements):
