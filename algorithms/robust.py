@@ -23,6 +23,7 @@ NORM_LIMIT = 3.0  # medians
 _FEWEST = 3  # contributions that have a median
 _FEWEST_ROBUST = 5
 _CLIPPINGS = 3
+_TINY = torch.finfo(torch.float32).tiny
 NORM_SLACK = 2.0  # an encoding may enlarge a contribution's norm
 _FAR = 10.0  # times the median: no honest contribution of equal work has that
 _STRIKES = 3
@@ -143,8 +144,6 @@ def centered_mean(contributions: Sequence[Tensor]) -> Tensor:
     for _ in range(_CLIPPINGS):
         apart = each - center
         distances = torch.linalg.vector_norm(apart, dim=1)
-        share = (distances.median() / distances.clamp(min=torch.finfo(torch.float32).tiny)).clamp(
-            max=1
-        )
+        share = (distances.median() / distances.clamp(min=_TINY)).clamp(max=1)
         center = center + share @ apart / len(each)
     return center.view(contributions[0].shape)

@@ -223,8 +223,8 @@ def parse_config(document: Mapping[str, Any], source: ConfigOrigin | str) -> Con
     if rounds.aggregation != "mean" and not alike:
         where = source.of("rounds", ["aggregation"])
         raise ConfigError(
-            f'{where}: [rounds] aggregation = "{rounds.aggregation}" is for means over all in which '
-            "all count alike; leave out exchange, weighting and mean_over"
+            f'{where}: [rounds] aggregation = "{rounds.aggregation}" is for means over all in '
+            "which all count alike; leave out exchange, weighting and mean_over"
         )
     return Config(
         run=run,
