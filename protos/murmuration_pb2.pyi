@@ -489,6 +489,8 @@ class GossipMessage(_message.Message):
     REFUSED_FIELD_NUMBER: _builtins.int
     LACKS_FIELD_NUMBER: _builtins.int
     CERTIFICATES_FIELD_NUMBER: _builtins.int
+    REVOKED_FIELD_NUMBER: _builtins.int
+    REVOCATIONS_FIELD_NUMBER: _builtins.int
     sender: _builtins.str
     run: _builtins.int
     """another run's gossip is refused"""
@@ -500,6 +502,8 @@ class GossipMessage(_message.Message):
     """whatever was sent before may be lost: numbers count from this one on"""
     full: _builtins.bool
     """all that the sender knows, or a part of it in turn; answer likewise"""
+    revoked: _builtins.int
+    """hash of all revocations that the sender knows; 0: of none"""
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___Member]: ...
     @_builtins.property
@@ -518,6 +522,10 @@ class GossipMessage(_message.Message):
     def certificates(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """DER: that the receiver has asked for"""
 
+    @_builtins.property
+    def revocations(self) -> _containers.RepeatedCompositeFieldContainer[Global___Revocation]:
+        """all, for a receiver that is not known to have them"""
+
     def __init__(
         self,
         *,
@@ -532,14 +540,42 @@ class GossipMessage(_message.Message):
         refused: _abc.Iterable[_builtins.str] | None = ...,
         lacks: _abc.Iterable[_builtins.str] | None = ...,
         certificates: _abc.Iterable[_builtins.bytes] | None = ...,
+        revoked: _builtins.int = ...,
+        revocations: _abc.Iterable[Global___Revocation] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["progress", b"progress"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged", b"acknowledged", "certificates", b"certificates", "full", b"full", "lacks", b"lacks", "members", b"members", "number", b"number", "progress", b"progress", "refused", b"refused", "reset", b"reset", "run", b"run", "sender", b"sender"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged", b"acknowledged", "certificates", b"certificates", "full", b"full", "lacks", b"lacks", "members", b"members", "number", b"number", "progress", b"progress", "refused", b"refused", "reset", b"reset", "revocations", b"revocations", "revoked", b"revoked", "run", b"run", "sender", b"sender"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GossipMessage: _TypeAlias = GossipMessage  # noqa: Y015
+
+@_typing.final
+class Revocation(_message.Message):
+    """By the run's authority: nobody speaks with this peer, or lets anybody in by this token, any more."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SUBJECT_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
+    subject: _builtins.str
+    """peer/NAME or token/ID"""
+    signature: _builtins.bytes
+    """ECDSA P-256: r, s"""
+    def __init__(
+        self,
+        *,
+        subject: _builtins.str = ...,
+        signature: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["signature", b"signature", "subject", b"subject"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Revocation: _TypeAlias = Revocation  # noqa: Y015
 
 @_typing.final
 class MemberProgress(_message.Message):
@@ -1523,20 +1559,26 @@ class IntroduceReply(_message.Message):
     REFUSAL_FIELD_NUMBER: _builtins.int
     MANIFEST_FIELD_NUMBER: _builtins.int
     MEMBERS_FIELD_NUMBER: _builtins.int
+    REVOCATIONS_FIELD_NUMBER: _builtins.int
     refusal: _builtins.str
     manifest: _builtins.bytes
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___Member]: ...
+    @_builtins.property
+    def revocations(self) -> _containers.RepeatedCompositeFieldContainer[Global___Revocation]:
+        """where the coordinator holds the run's key"""
+
     def __init__(
         self,
         *,
         refusal: _builtins.str = ...,
         manifest: _builtins.bytes = ...,
         members: _abc.Iterable[Global___Member] | None = ...,
+        revocations: _abc.Iterable[Global___Revocation] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["manifest", b"manifest", "members", b"members", "refusal", b"refusal"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["manifest", b"manifest", "members", b"members", "refusal", b"refusal", "revocations", b"revocations"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

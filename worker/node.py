@@ -28,7 +28,7 @@ from worker.exchange.compression import Compression
 from worker.exchange.context import Context
 from worker.exchange.pairwise.io import Pairs
 from worker.exchange.types import View
-from worker.identity import Gate, Renewal, SignedWords
+from worker.identity import Expulsions, Gate, Renewal, SignedWords
 from worker.leases.io import LeaseService
 from worker.leases.types import (
     BlockBegun,
@@ -42,6 +42,7 @@ from worker.leases.types import (
 from worker.manifest import Manifest
 from worker.membership import (
     Digest,
+    Expelled,
     Measured,
     Member,
     MemberLimits,
@@ -126,6 +127,10 @@ class Node:
             environment.authority,
             offload=self.offload,
             refused=lambda: refuse("certificate"),
+            key_of=lambda peer: None if self._words is None else self._words.key_of(peer),
+            revoked=lambda caller: (
+                self._expulsions is not None and self._expulsions.includes(caller)
+            ),
             log=self.log,
         )
         self.server = NodeServer(gate, lambda: refuse("call"), Warnings(self.log))
@@ -142,6 +147,8 @@ class Node:
         self._pairs: Pairs | None = None
         self._coordinator: CoordinatorClient | None = None
         self._renewal: Renewal | None = None
+        self._expulsions: Expulsions | None = None
+        self._words: SignedWords | None = None
         self._inbox: asyncio.Queue[ToIO] = asyncio.Queue()
         self._progress: dict[str, object] = {}  # what the latest events of the training say
         self._rounds = RoundTotals()
@@ -178,7 +185,16 @@ class Node:
         )
         identity, run = self._environment.identity, self._manifest.run
         words = None if identity is None else SignedWords(identity, run, self.clock)
-        self.gossip = gossip = GossipService(machine, run, limits, self, words)
+        self._words = words
+        if identity is not None:
+            self._expulsions = Expulsions(
+                identity,
+                self._environment.authority,
+                expelled=lambda peer: self.gossip.handle(Expelled(peer)),
+                offload=self.offload,
+                log=self.log,
+            )
+        self.gossip = gossip = GossipService(machine, run, limits, self, words, self._expulsions)
         if identity is not None and words is not None:
             self._renewal = Renewal(
                 identity,
@@ -279,8 +295,8 @@ class Node:
         ]
         if self._coordinator is not None:
             work.append(self._coordinator.run())
-        if self._renewal is not None:
-            work.append(self._renewal.run())
+        if self._renewal is not None and self._expulsions is not None:
+            work += [self._renewal.run(), self._expulsions.run()]
         try:
             async with asyncio.TaskGroup() as group:
                 self._group = group

@@ -22,7 +22,7 @@ from protos.documents import pack
 from protos.events import Event, new_event, printable
 from protos.exit_codes import ExitCode
 from protos.files import print_line
-from protos.identity import Authority, Identity, IdentityError, Role, certified_name
+from protos.identity import Authority, Identity, IdentityError, Role, certified_name, subject
 
 if TYPE_CHECKING:
     from grpc import ServicerContext
@@ -55,15 +55,29 @@ class CoordinatorService(rpc.CoordinatorServicer):
     ) -> None:
         self.registry, self._on_event, self._clock = registry, on_event, clock
         self.encrypted = False
+        self.authority: Authority | None = None
 
     async def Introduce(  # noqa: N802 (as in the .proto)
         self, request: pb.IntroduceRequest, context: "ServicerContext"
     ) -> pb.IntroduceReply:
-        await _check(context, {Role.PEER}, request.member.peer)
+        name = await _check(context, {Role.PEER}, request.member.peer)
+        revoked = await self._revoked()
+        if name and subject(Role.PEER, name) in {entry.subject for entry in revoked}:
+            await context.abort(
+                grpc.StatusCode.PERMISSION_DENIED, f"peer {printable(name)} was expelled"
+            )
         introduction = self.registry.introduce(request, self._clock(), time.time_ns() // 1_000_000)
         for event in introduction.events:
             self._on_event(event)
+        introduction.reply.revocations.extend(revoked)
         return introduction.reply
+
+    async def _revoked(self) -> list[pb.Revocation]:
+        """By the run's authority, if its key is here."""
+        if self.authority is not None:
+            with suppress(IdentityError):  # the file cannot be read now
+                return await asyncio.to_thread(self.authority.revocations)
+        return []
 
     async def Status(  # noqa: N802 (as in the .proto)
         self, request: pb.StatusRequest, context: "ServicerContext"
@@ -151,7 +165,7 @@ async def start_server(
     Raises:
         Failure: the port is taken, or the address is not this machine's.
     """
-    service.encrypted = identity is not None
+    service.encrypted, service.authority = identity is not None, authority
     server = aio.server(options=_OPTIONS)
     rpc.add_CoordinatorServicer_to_server(service, server)
     entry = EntryService(service.registry, authority)  # type: ignore[abstract]  # no more is served

@@ -24,6 +24,7 @@ from protos.identity.certificates import (
     member_identity,
     signer,
 )
+from protos.identity.revocation import Revocations, revoked_peer, subject
 from protos.identity.token import Token, token_from
 
 __all__ = [
@@ -35,12 +36,15 @@ __all__ = [
     "Certified",
     "Identity",
     "IdentityError",
+    "Revocations",
     "Role",
     "Token",
     "TokenRecord",
     "Verifier",
     "certified_name",
     "member_identity",
+    "revoked_peer",
     "signer",
+    "subject",
     "token_from",
 ]

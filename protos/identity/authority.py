@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from filelock import FileLock, Timeout
 
+from protos import murmuration_pb2 as pb
 from protos.identity.certificates import (
     FOLDER,
     Identity,
@@ -32,6 +33,7 @@ from protos.identity.certificates import (
     signed_certificate,
     write_secret,
 )
+from protos.identity.revocation import check_count, revocation, subject
 from protos.identity.token import Token
 
 _DAY_S = 24 * 3600.0
@@ -98,6 +100,25 @@ class Authority:
         write_secret(kept / _KEY, key_to_pem(key))
         return cls(folder, key, certificate)
 
+    def share(self, folder: Path) -> None:
+        """Gives the key, and what is known of names and tokens, to another worker's folder.
+
+        Raises:
+            IdentityError: the folder is of another run, or holds a key, or cannot be written.
+        """
+        kept = folder / FOLDER
+        try:
+            if (kept / _KEY).exists():
+                raise IdentityError(f"{kept} holds a run's key already")
+            of = kept / _CERTIFICATE
+            if of.exists() and of.read_bytes() != self.certificate:
+                raise IdentityError(f"{kept} is of another run")
+            write_secret(kept / _LEDGER, json.dumps(self._read(), indent=1).encode())
+            write_secret(kept / _CERTIFICATE, self.certificate)
+            write_secret(kept / _KEY, key_to_pem(self._key))
+        except OSError as error:
+            raise IdentityError(f"{kept} cannot be written: {error.strerror}") from error
+
     def new_identity(self, role: Role, name: str, valid_s: float = PEER_VALID_S) -> Identity:
         """A key with its certificate, for a process of this authority's own user: the name is its
         from now on. Raises IdentityError."""
@@ -148,10 +169,37 @@ class Authority:
                 known = ", ".join(ledger["tokens"]) or "none"
                 raise IdentityError(f"there is no token {token_id} here; there are: {known}")
             ledger["tokens"][token_id]["revoked"] = True
+            self._take_back(ledger, subject(Role.TOKEN, token_id))
 
-    def admit(self, token_id: str, name: str, request: bytes) -> bytes:
+    def expel(self, name: str) -> None:
+        """Takes back the certificate of a peer, and its name. Raises IdentityError."""
+        about = subject(Role.PEER, name)
+        with self._ledger() as ledger:
+            if about not in ledger["names"]:
+                known = ", ".join(each.partition("/")[2] for each in ledger["names"]) or "none"
+                raise IdentityError(f"there is no peer {name!r} here; there are: {known}")
+            self._take_back(ledger, about)
+
+    def revocations(self) -> list[pb.Revocation]:
+        """All that has been taken back. Raises IdentityError."""
+        return [
+            pb.Revocation(subject=about, signature=bytes.fromhex(signature))
+            for about, signature in self._read().get("revoked", {}).items()
+        ]
+
+    def _take_back(self, ledger: dict[str, Any], about: str) -> None:
+        revoked = ledger.setdefault("revoked", {})
+        if about not in revoked:
+            check_count(len(revoked))
+            revoked[about] = revocation(key_to_pem(self._key), about).signature.hex()
+
+    def admit(self, token_id: str, name: str, request: bytes, holder: str | None = None) -> bytes:
         """Signs a certificate (PEM) for the key of a request; asked again for the same key and
         name, gives another: the first answer may have been lost.
+
+        Args:
+            holder: fingerprint of the key that a member of that name has, as others know it: it
+                may have been let in by another that holds the run's key.
 
         Raises:
             IdentityError: the token does not let it in, or another key has the name.
@@ -160,6 +208,7 @@ class Authority:
         key = requested_key(request)
         mark, now = fingerprint(key), time.time()
         with self._ledger() as ledger:
+            _check_not_expelled(ledger, name)
             token = ledger["tokens"].get(token_id)
             if token is None:
                 raise IdentityError(f"token {token_id} is not known here")
@@ -173,7 +222,8 @@ class Authority:
                         f"token {token_id} has let in {len(token['admitted'])} of "
                         f"{token['uses']}: it is used up"
                     )
-                if ledger["names"].setdefault(f"{Role.PEER}/{name}", mark) != mark:
+                taken = holder not in (None, mark)
+                if taken or ledger["names"].setdefault(f"{Role.PEER}/{name}", mark) != mark:
                     raise IdentityError(
                         f"another key has the name {name!r} in this run; choose another with --name"
                     )
@@ -191,6 +241,7 @@ class Authority:
             raise IdentityError(f"the certificate to be renewed is not that of {name}")
         if fingerprint(held.key) != fingerprint(key):
             raise IdentityError("a certificate is renewed for the key that it has; join again")
+        _check_not_expelled(self._read(), name)
         return self._sign(key, Role.PEER, name, PEER_VALID_S)
 
     # --------------------------------------------------------------------------------- inside
@@ -221,3 +272,9 @@ class Authority:
                 write_secret(self._folder / _LEDGER, json.dumps(ledger, indent=1).encode())
         except (OSError, Timeout) as error:
             raise IdentityError(f"{self._folder} cannot be written: {error}") from error
+
+
+def _check_not_expelled(ledger: dict[str, Any], name: str) -> None:
+    """Raises IdentityError."""
+    if subject(Role.PEER, name) in ledger.get("revoked", {}):
+        raise IdentityError(f"peer {name!r} was expelled from this run")

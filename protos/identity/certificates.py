@@ -170,19 +170,14 @@ class Certified:
     certificate: bytes
     issued: datetime.datetime
 
+    @property
+    def fingerprint(self) -> str:
+        """Of the key."""
+        return fingerprint(self.key)
+
     def has_signed(self, signature: bytes, content: bytes) -> bool:
         """Whether the signature (r and s, 32 bytes each) over these bytes is by this key."""
-        if len(signature) != 2 * _SCALAR_BYTES:
-            return False
-        r, s = (
-            int.from_bytes(part, "big")
-            for part in (signature[:_SCALAR_BYTES], signature[_SCALAR_BYTES:])
-        )
-        try:
-            self.key.verify(encode_dss_signature(r, s), content, ec.ECDSA(hashes.SHA256()))
-        except InvalidSignature:
-            return False
-        return True
+        return _has_signed(self.key, signature, content)
 
 
 class Verifier:
@@ -190,6 +185,10 @@ class Verifier:
 
     def __init__(self, authority: bytes) -> None:
         self._root = _certificate(authority)
+
+    def has_signed(self, signature: bytes, content: bytes) -> bool:
+        """Whether the signature over these bytes is by the authority itself."""
+        return _has_signed(_on_curve(self._root.public_key()), signature, content)
 
     def certified(self, certificate: bytes) -> Certified:
         """Raises IdentityError: it is none of this authority, or is not valid now."""
@@ -340,6 +339,18 @@ def write_secret(path: Path, content: bytes) -> None:
 def _host_of(peer: str) -> str:
     """Names of peers may hold anything, and hosts are compared without regard to case."""
     return f"{hashlib.sha256(peer.encode()).hexdigest()[:40]}.peer.murmuration"
+
+
+def _has_signed(key: ec.EllipticCurvePublicKey, signature: bytes, content: bytes) -> bool:
+    if len(signature) != 2 * _SCALAR_BYTES:
+        return False
+    halves = signature[:_SCALAR_BYTES], signature[_SCALAR_BYTES:]
+    r, s = (int.from_bytes(half, "big") for half in halves)
+    try:
+        key.verify(encode_dss_signature(r, s), content, ec.ECDSA(hashes.SHA256()))
+    except InvalidSignature:
+        return False
+    return True
 
 
 def _on_curve(key: object) -> ec.EllipticCurvePublicKey:

@@ -4,6 +4,8 @@ import json
 import signal
 import socket
 import ssl
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
@@ -17,7 +19,7 @@ from coordinator.report.status import ask
 from protos import murmuration_pb2 as pb
 from protos.identity import FOLDER, Authority, Identity, IdentityError, Role, Token
 from tests.support.stranger import Stranger, serving
-from tests.support.workers import QUICK, SMALL, WorkerProcess, free_addresses, settings_of
+from tests.support.workers import MURMUR, QUICK, SMALL, WorkerProcess, free_addresses, settings_of
 from worker.identity import enrol
 
 ENDLESS = [*SMALL, *QUICK, *settings_of(run__steps=1_000_000, diloco__inner_steps=5)]
@@ -106,6 +108,71 @@ def test_a_certificate_that_ends_soon_is_renewed_and_no_round_is_lost(
         assert certificate_at(str(listening["address"]), out) == held.der
     finally:
         worker.end()
+
+
+def test_an_expelled_member_is_spoken_with_no_more(
+    folder: Path, run: Authority, first: str
+) -> None:
+    token, out = run.create_token(), folder / "expelled"
+    arguments = ["join", first, "--out", str(out), "--name", "expelled", "--json"]
+    worker = WorkerProcess([*arguments, "--token", str(token)], "expelled")
+    try:
+        worker.wait_for(lambda e: e["event"] == "round" and e["contributors"] == 2, "round")
+        murmur(["token", "expel", str(folder / "first"), "expelled"])
+        worker.wait_for(
+            lambda e: e["event"] == "warning" and "peer expelled was expelled" in e["text"],
+            "word of it",
+        )
+    finally:
+        worker.end()
+    known = Identity.load(folder / "first")
+    members = {m["peer"]: m["health"] for m in ask(first, identity=known)["members"]}
+    assert members["expelled"] == "left"
+    again = WorkerProcess(arguments, "again")
+    try:
+        assert again.wait() != 0
+        assert "was expelled" in again.errors
+    finally:
+        again.end()
+
+
+def test_a_second_holder_of_the_key_lets_in_when_the_first_is_gone(tmp_path: Path) -> None:
+    begun = Authority.make(tmp_path / "h1")
+    h1 = WorkerProcess(["up", "--out", str(tmp_path / "h1"), "--json", *ENDLESS], "h1")
+    h2 = third = None
+    try:
+        address = str(h1.wait_for(lambda e: e["event"] == "listening", "address")["address"])
+        murmur(["token", "share", str(tmp_path / "h1"), str(tmp_path / "h2")])
+        h2 = WorkerProcess(
+            ["join", address, "--out", str(tmp_path / "h2"), "--name", "h2", "--json"], "h2"
+        )
+        h2.wait_for(lambda e: e["event"] == "round" and e["contributors"] == 2, "round of both")
+        h1.send(signal.SIGKILL)
+        (listening,) = h2.of("listening")
+        second = Authority.load(tmp_path / "h2")
+        assert second is not None
+        token = second.create_token(uses=2)
+        joins = ["join", str(listening["address"]), "--token", str(token), "--json"]
+        taken = WorkerProcess([*joins, "--out", str(tmp_path / "x"), "--name", "h2"], "taken")
+        try:
+            assert taken.wait() == 10
+            assert "another key has the name 'h2'" in taken.errors
+        finally:
+            taken.end()
+        third = WorkerProcess([*joins, "--out", str(tmp_path / "h3"), "--name", "h3"], "h3")
+        third.wait_for(lambda e: e["event"] == "round" and e["contributors"] == 2, "round of both")
+        assert begun.tokens() == []
+    finally:
+        for worker in (h1, h2, third):
+            if worker is not None:
+                worker.end()
+
+
+def murmur(arguments: list[str]) -> None:
+    """Runs a command that ends by itself."""
+    subprocess.run(
+        [sys.executable, "-m", *MURMUR, *arguments], check=True, capture_output=True, timeout=60
+    )
 
 
 def test_a_stranger_is_refused_at_the_handshake(folder: Path, run: Authority, first: str) -> None:

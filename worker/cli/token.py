@@ -92,6 +92,34 @@ def revoke(run: Path, token_id: str) -> int:
     return 0
 
 
+@token.command()
+@_run
+@click.argument("peer", metavar="PEER")
+def expel(run: Path, peer: str) -> int:
+    """Take back the certificate of a peer: no peer of the run speaks with it any more.
+
+    The worker or coordinator of RUN tells the others, as soon as it runs.
+    """
+    _held(run).expel(peer)
+    click.echo(f"peer {peer} is expelled")
+    return 0
+
+
+@token.command()
+@_run
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False), metavar="DIR")
+def share(run: Path, folder: Path) -> int:
+    """Give the run's key to a second worker, whose --out is DIR: it lets machines in as well.
+
+    DIR holds the run's secret afterwards: move it to the other machine as one moves a secret. The
+    tokens that there are work at both, each as if it had not been used at the other; revoke and
+    expel count for all.
+    """
+    _held(run).share(folder)
+    click.echo(f"{folder} holds the run's key too; `murmur token create {folder}` works there")
+    return 0
+
+
 def _held(run: Path) -> Authority:
     """Raises IdentityError."""
     authority = Authority.load(run)

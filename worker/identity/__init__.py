@@ -1,14 +1,16 @@
 """Who a peer is, and what that lets it ask for.
 
 admission.py  how a worker comes to its certificate
+expulsions.py which certificates count no more
 gate.py       what a caller may ask of a node by its own, and how it gets one
 renewal.py    how it gets a later certificate
 words.py      what a peer says of itself, signed
 """
 
 from worker.identity.admission import Admission, Credentials, enrol
+from worker.identity.expulsions import Expulsions
 from worker.identity.gate import Gate
 from worker.identity.renewal import Renewal
 from worker.identity.words import SignedWords
 
-__all__ = ["Admission", "Credentials", "Gate", "Renewal", "SignedWords", "enrol"]
+__all__ = ["Admission", "Credentials", "Expulsions", "Gate", "Renewal", "SignedWords", "enrol"]

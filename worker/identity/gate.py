@@ -25,6 +25,8 @@ class Gate:
         authority: of the run, if this peer holds its key.
         offload: where its files are read and written.
         refused: called for each call that is refused.
+        revoked: whether what a caller proves itself by counts no more.
+        key_of: fingerprint of the key that a member has, by its name.
         log: takes events.
     """
 
@@ -34,16 +36,22 @@ class Gate:
         *,
         offload: Offload,
         refused: Callable[[], None],
+        revoked: Callable[[Caller], bool] = lambda caller: False,
+        key_of: Callable[[str], str | None] = lambda peer: None,
         log: Callable[[dict[str, object]], None],
     ) -> None:
         self._authority, self._offload = authority, offload
-        self._refused, self._log = refused, log
+        self._refused, self._revoked, self._log = refused, revoked, log
+        self._key_of = key_of
         self._warnings = Warnings(log)
 
     def check(self, method: str, raw: bytes, caller: Caller) -> None:
         """Raises Refused: the caller speaks for another peer, or holds a token and asks for more
         than a certificate."""
-        if caller.role and (problem := _problem(method, raw, caller)) is not None:
+        if not caller.role:
+            return
+        revoked = f"{caller.role} {caller.name} was expelled" if self._revoked(caller) else None
+        if (problem := revoked or _problem(method, raw, caller)) is not None:
             self._refused()
             raise Refused(shown(problem, _MAX_REASON))
 
@@ -60,9 +68,10 @@ class Gate:
             return pb.EnrolReply(refusal=refusal).SerializeToString()
         if caller.role == Role.PEER:
             return await self._renew(authority, asked, caller.name)
+        holder = self._key_of(asked.name)
         try:
             certificate = await self._offload(
-                lambda: authority.admit(caller.name, asked.name, asked.request)
+                lambda: authority.admit(caller.name, asked.name, asked.request, holder)
             )
         except IdentityError as error:
             self._warnings.add(f"not let in: {error}")

@@ -113,6 +113,11 @@ class SignedWords:
                 came.append(waiting.message)
         return came
 
+    def key_of(self, peer: str) -> str | None:
+        """Fingerprint of the key that its certificate is for; None: it is not here."""
+        known = self._keys.get(peer)
+        return None if known is None else known.fingerprint
+
     def certificates(self, peers: Sequence[str]) -> list[bytes]:
         """Those of the peers that are here, as many as one message takes."""
         found: list[bytes] = []

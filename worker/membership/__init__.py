@@ -9,6 +9,7 @@ from worker.membership.dissemination import (
 from worker.membership.events import (
     Action,
     Event,
+    Expelled,
     Gossiped,
     IndirectlyProbed,
     IndirectProbe,
@@ -40,6 +41,7 @@ __all__ = [
     "Digest",
     "Dissemination",
     "Event",
+    "Expelled",
     "GossipMessage",
     "Gossiped",
     "Health",

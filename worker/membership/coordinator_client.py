@@ -126,6 +126,7 @@ class CoordinatorClient:
                 f"coordinator {self._address} refuses: {shown(reply.refusal, 200)}"
             )
         self._events = [event for event in self._events if not any(event is e for e in taken)]
+        self._gossip.learn_revoked(reply.revocations)
         for member in self._gossip.read_hints(reply.members):
             self._meet(member)
 

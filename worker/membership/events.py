@@ -61,11 +61,28 @@ class Measured:
 
 
 @dataclass(frozen=True)
+class Expelled:
+    """The run's authority has taken a peer's certificate back."""
+
+    peer: str
+
+
+@dataclass(frozen=True)
 class Leaving:
     """This peer goes away on purpose."""
 
 
-Event = ProbeTick | Gossiped | Probed | IndirectlyProbed | Suspected | Updated | Measured | Leaving
+Event = (
+    ProbeTick
+    | Gossiped
+    | Probed
+    | IndirectlyProbed
+    | Suspected
+    | Updated
+    | Measured
+    | Expelled
+    | Leaving
+)
 
 # ------------------------------------------------------------------------------------ actions
 

@@ -38,6 +38,7 @@ _LEAVE_S = 1.0
 _MAX_PROBE_S = 10.0
 _MOST_PROBES = 16  # for others at once
 _MAX_TOLD = 8  # refusals in one answer
+_EXPELLED = "was expelled"  # as a peer says it whose calls are refused
 _MAX_REFUSED = 64  # members of one message, before the rest is not read
 MOST_CERTIFICATES = 32  # in one message
 
@@ -94,6 +95,19 @@ class Words(Protocol):
         ...
 
 
+class Revoked(Protocol):
+    """What the run's authority has taken back."""
+
+    hash: int
+
+    @property
+    def entries(self) -> list[pb.Revocation]: ...
+
+    def learn(self, entries: Iterable[pb.Revocation]) -> None:
+        """Takes those that the authority has signed."""
+        ...
+
+
 class GossipService:
     """One peer's membership, live. io thread only.
 
@@ -102,7 +116,7 @@ class GossipService:
         run: its number; another's gossip is not heard.
         limits: of what is believed of a member.
         host: carries out what concerns the whole node.
-        words: None where peers have no certificates: then nothing is signed.
+        words, revoked: None where peers have no certificates: then nothing is signed.
     """
 
     def __init__(
@@ -112,11 +126,14 @@ class GossipService:
         limits: MemberLimits,
         host: Host,
         words: Words | None = None,
+        revoked: Revoked | None = None,
     ) -> None:
         self._membership, self._host, self._words = membership, host, words
         self.limits = limits
         self.warnings = Warnings(host.log)
         self._probing_for = 0
+        self._revoked = revoked
+        self._revoked_at: dict[str, int] = {}  # by peer, the hash of what it knows of
         self._now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
         self._news = Dissemination(membership.me.peer, membership.config.full_s)
         self.run = run
@@ -226,7 +243,7 @@ class GossipService:
         self._hear(gossip.sender, asked)
         answer = self._news.answer(gossip.sender, asked, self.members)
         answer = self._accusing(gossip.sender, answer)
-        return self._message(answer, refused[:_MAX_TOLD], gossip.lacks)
+        return self._message(answer, gossip.sender, refused[:_MAX_TOLD], gossip.lacks)
 
     async def on_indirect_probe(self, request: bytes) -> bytes:
         """Probes another peer in the asking one's place: a member, at the address that this peer
@@ -285,7 +302,7 @@ class GossipService:
         by now. None when no peer answers, or one of another run."""
         began = self._clock()
         said = self._accusing(peer, self._news.request(peer, self.members, began))
-        request = self._message(said)
+        request = self._message(said, peer)
         try:
             raw = await self._transport.call(address, "Control/Gossip", request, timeout_s, peer)
             answer = wire.parse(pb.GossipMessage, raw)
@@ -295,8 +312,10 @@ class GossipService:
                 self._host.on_round_trip(sender, self._clock() - began)
                 self._hear(sender, said)
                 self._tell(sender, answer.refused)
-        except (TransportError, wire.WireError):
+        except (TransportError, wire.WireError) as error:
             sender = None
+            if _EXPELLED in str(error):
+                self.warnings.add(f"{peer} says: {shown(str(error), 160)}")
         if sender != peer:
             self._news.failed(peer)
         return sender
@@ -313,16 +332,21 @@ class GossipService:
     def _message(
         self,
         message: GossipMessage,
+        peer: str | None = None,
         refused: Sequence[str] = (),
         lacked: Sequence[str] = (),
     ) -> bytes:
-        """Args: lacked: peers whose certificates the receiver has asked for."""
+        """Args: peer: the receiver; lacked: whose certificates it has asked for."""
         members = [self._to_message(member) for member in message.members]
         said = to_gossip_message(message, self.me.peer, self.run, members)
         said.refused.extend(refused)
         if self._words is not None:
             said.lacks.extend(self._words.lacking())
             said.certificates.extend(self._words.certificates(lacked))
+        if self._revoked is not None and self._revoked.hash:
+            said.revoked = self._revoked.hash
+            if peer is not None and self._revoked_at.get(peer) != said.revoked:
+                said.revocations.extend(self._revoked.entries)
         return said.SerializeToString()
 
     def _to_message(self, member: Member) -> pb.Member:
@@ -331,6 +355,11 @@ class GossipService:
         if member.peer == self.me.peer:
             member = self._words.signed(member)
         return wire.signed_member_to_message(member)
+
+    def learn_revoked(self, entries: Iterable[pb.Revocation]) -> None:
+        """Takes what the run's authority has taken back."""
+        if self._revoked is not None:
+            self._revoked.learn(entries)
 
     def read_hints(self, messages: Sequence[pb.Member]) -> list[Member]:
         """Peers to be called at their addresses: nothing else of it is believed, so that nobody
@@ -376,6 +405,10 @@ class GossipService:
     def _read(self, message: pb.GossipMessage) -> tuple[GossipMessage, list[str]]:
         """What may be believed of it, and what is wrong with the rest. Raises WireError."""
         wire.check_name(message.sender)
+        if self._revoked is not None:
+            self.learn_revoked(message.revocations)
+            if self.address_of(message.sender) is not None:
+                self._revoked_at[message.sender] = message.revoked
         members, refused = self.read_members(message.members, message.certificates)
         said = from_gossip_message(message, members)
         if said.progress is not None:

@@ -23,6 +23,7 @@ from dataclasses import dataclass, fields, replace
 from worker.membership.events import (
     Action,
     Event,
+    Expelled,
     Gossiped,
     IndirectlyProbed,
     IndirectProbe,
@@ -113,6 +114,7 @@ class Membership:
         self._asked_at: dict[str, float] = {}
         self._reach = Reachability(2 * config.probe_timeout_s)
         self._suspicions = Suspicions(config.probe_s)
+        self._expelled: set[str] = set()
         self._ticked_at: float | None = None
         self._gossip_at = self._reconnect_at = -math.inf
         self._order: list[str] = []
@@ -172,6 +174,11 @@ class Membership:
             case Measured(profile):
                 beat = self.me.heartbeat + 1
                 self._put(replace(self.me, profile=profile, heartbeat=beat))
+            case Expelled(peer):
+                self._expelled.add(peer)
+                if member := self._members.get(peer):
+                    self._suspicions.close(peer)
+                    self._put(replace(member, health=Health.LEFT))
             case Leaving():
                 self._put(replace(self.me, health=Health.LEFT))
                 actions += self._probe([member.peer for member in self._others() if member.live])
@@ -214,7 +221,11 @@ class Membership:
             actions += self._look_into(self._suspicions.accused)
         if now >= self._reconnect_at:
             self._reconnect_at = now + self.config.reconnect_s
-            gone = [member.peer for member in self._others() if not member.live]
+            gone = [
+                member.peer
+                for member in self._others()
+                if not member.live and member.peer not in self._expelled
+            ]
             actions += self._probe(
                 [*self._rng.sample(gone, min(1, len(gone))), *self.me.unreachable]
             )
@@ -311,6 +322,8 @@ class Membership:
             peer = heard.peer
             if peer == self._me:
                 self._defend(heard)
+                continue
+            if peer in self._expelled:
                 continue
             known = self._members.get(peer)
             if known is None:
