@@ -133,7 +133,7 @@ class Node:
             ),
             log=self.log,
         )
-        self.server = NodeServer(gate, lambda: refuse("call"), Warnings(self.log))
+        self.server = NodeServer(gate, refuse, Warnings(self.log))
         self.published: Published | None = None  # what the train thread has committed
         self.held = HeldStates()
         self._components: list[Component] = []
@@ -195,6 +195,7 @@ class Node:
                 log=self.log,
             )
         self.gossip = gossip = GossipService(machine, run, limits, self, words, self._expulsions)
+        self.server.peers = lambda: sum(member.live for member in gossip.members)
         if identity is not None and words is not None:
             self._renewal = Renewal(
                 identity,

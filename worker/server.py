@@ -1,8 +1,10 @@
 """What a node answers to other peers: its calls and streams, by name of the method.
 
-Whatever is wrong with what came ends that call and nothing else.
+Whatever is wrong with what came ends that call and nothing else. So does a stream that comes on top
+of too many, does not begin, or is not read.
 """
 
+import asyncio
 import traceback
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -13,14 +15,21 @@ from worker import wire
 from worker.identity import Gate
 from worker.transport import (
     NOBODY,
+    Busy,
     Caller,
     Refused,
     Stream,
     TransportError,
     Unreachable,
 )
+from worker.transport.limits import Places
 
 _MAX_REASON = 200  # characters
+STREAMS_EACH = 32  # of one caller at once: it may have two connections for a while
+_STREAMS_PER_PEER = 16  # of all callers together, for each peer of the swarm
+_FEWEST_PEERS = 8  # that there is room for in any case
+_HEADER_S = 10.0
+_SEND_S = 120.0  # for a message of at most 4 MiB, on a link that 16 streams share
 
 
 class NodeServer:
@@ -28,16 +37,20 @@ class NodeServer:
 
     Args:
         gate: what a caller's certificate is good for.
-        refused: called for each message that cannot be what it says it is.
+        refused: called with what is counted, for each message that cannot be what it says it is
+            ("call"), and each stream on top of too many ("busy").
         warnings: take our own defects, each with its place in the code.
 
     Attributes:
         calls: what answers; some by the caller, and not by the message alone.
         streams: what serves.
+        peers: how many there are in the swarm, about: streams are limited by it.
     """
 
-    def __init__(self, gate: Gate, refused: Callable[[], None], warnings: Warnings) -> None:
+    def __init__(self, gate: Gate, refused: Callable[[str], None], warnings: Warnings) -> None:
         self._gate, self._refused, self._warnings = gate, refused, warnings
+        self._places = Places("streams", STREAMS_EACH, lambda: most_streams(self.peers()))
+        self.peers: Callable[[], int] = lambda: 0
         self.calls: dict[str, Callable[[bytes], Awaitable[bytes]]] = {}
         self.calls_by: dict[str, Callable[[bytes, Caller], Awaitable[bytes]]] = {
             "Control/Enrol": gate.enrol
@@ -58,7 +71,9 @@ class NodeServer:
         """Serves one data stream. Raises Refused, as `on_call`."""
         with suppress(Unreachable, TimeoutError), self._ending_the_call(method):
             if (serve := self.streams.get(method)) is not None:
-                await serve(self._gate.checked(method, stream, caller))
+                with self._places.taken(caller):
+                    in_time = _InTime(method, stream)
+                    await serve(self._gate.checked(method, in_time, caller))
 
     @contextmanager
     def _ending_the_call(self, method: str) -> Iterator[None]:
@@ -67,8 +82,12 @@ class NodeServer:
         try:
             yield
         except wire.WireError as error:
-            self._refused()
+            self._refused("call")
             raise Refused(shown(str(error), _MAX_REASON)) from error
+        except Busy as error:
+            self._refused("busy")
+            self._warnings.add(f"refused: {shown(str(error), _MAX_REASON)}")
+            raise
         except (TransportError, TimeoutError):
             raise
         except Exception as error:
@@ -80,3 +99,36 @@ class NodeServer:
         at = traceback.extract_tb(error.__traceback__)[-1]
         text = f"{where}: {type(error).__name__} in {at.name}, line {at.lineno}"
         self._warnings.add(text, shown(str(error), _MAX_REASON))
+
+
+class _InTime:
+    """A served stream whose first message must come soon, and that takes what it is sent.
+
+    What else is waited for, and how long, is for the protocol on it to say."""
+
+    def __init__(self, method: str, stream: Stream) -> None:
+        self._method, self._stream, self._begun = method, stream, False
+        self.done, self.cancel = stream.done, stream.cancel
+
+    async def receive(self) -> bytes | None:
+        if self._begun:
+            return await self._stream.receive()
+        try:
+            async with asyncio.timeout(_HEADER_S):
+                message = await self._stream.receive()
+        except TimeoutError:
+            raise Refused(f"{self._method}: no header in {_HEADER_S:g} s") from None
+        self._begun = True
+        return message
+
+    async def send(self, message: bytes) -> None:
+        try:
+            async with asyncio.timeout(_SEND_S):
+                await self._stream.send(message)
+        except TimeoutError:
+            raise Refused(f"{self._method}: nothing was read for {_SEND_S:g} s") from None
+
+
+def most_streams(peers: int) -> int:
+    """That callers of a swarm of this size may have here at once."""
+    return _STREAMS_PER_PEER * max(_FEWEST_PEERS, peers)

@@ -30,6 +30,7 @@ from worker.training.inbox import JobKind
 from worker.transport import Stream
 
 _AT_ONCE_S = 0.001
+_FRAME_S = 120.0  # for a frame of 1 MiB, on a link that 16 calls share
 
 
 class StageServer:
@@ -79,7 +80,8 @@ class StageServer:
                 await stream.send(gradient_header(payload, reply.path))
                 for message, _, _ in wire.payload_messages(pb.StageCallDown, payload):
                     await stream.send(message)
-                received, seconds = await stream.receive(), context.clock() - began
+                async with asyncio.timeout(_FRAME_S):
+                    received, seconds = await stream.receive(), context.clock() - began
             if received:
                 size, alone = len(payload.raw), sample.alone
                 context.measurements.sent(call.sender, size, seconds, alone=alone)
@@ -233,10 +235,14 @@ class StageServer:
 
 
 async def _activations(header: pb.StageCallHeader, stream: Stream) -> memoryview:
-    """What is not read is not sent, but for the 5 MB or so that gRPC takes ahead."""
+    """What is not read is not sent, but for the half MiB that gRPC takes ahead."""
     incoming = wire.Incoming(header.total_bytes, header.hash)
     while not incoming.complete:
-        raw = await stream.receive()
+        try:
+            async with asyncio.timeout(_FRAME_S):
+                raw = await stream.receive()
+        except TimeoutError:
+            raise wire.Again(f"no activations came for {_FRAME_S:g} s") from None
         incoming.add(wire.parse(pb.StageCallUp, raw or b"").frame)
     incoming.verify()
     return incoming.buffer

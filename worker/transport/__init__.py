@@ -1,6 +1,7 @@
 """How bytes reach a peer. Nothing here knows what the bytes mean.
 
-`base` is the interface, `grpc` the real thing. Tests have one of their own, in memory.
+`base` is the interface, `grpc` the real thing, and `served` its serving side with the limits of
+`limits`. Tests have one of their own, in memory.
 """
 
 from worker.transport.base import (
@@ -8,6 +9,7 @@ from worker.transport.base import (
     DATA_METHODS,
     NOBODY,
     AddressInUse,
+    Busy,
     Caller,
     Handler,
     Refused,
@@ -25,6 +27,7 @@ __all__ = [
     "DATA_METHODS",
     "NOBODY",
     "AddressInUse",
+    "Busy",
     "Caller",
     "Handler",
     "Refused",

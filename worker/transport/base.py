@@ -5,6 +5,7 @@ Errors:
         Unreachable     the peer does not answer, or the link broke; trying again may help
             Untrusted   one side does not take the other's certificate, or has none
         Refused         by a handler: this call cannot be, and ends
+            Busy        too much is under way here; trying again may help
         AddressInUse    this process cannot listen there
 """
 
@@ -52,6 +53,10 @@ class Untrusted(Unreachable):
 
 class Refused(TransportError):
     """A handler does not take what it was sent; the message says why, and goes to the caller."""
+
+
+class Busy(Refused):
+    """The caller, or all callers together, have too much under way here."""
 
 
 class AddressInUse(TransportError):

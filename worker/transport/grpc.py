@@ -14,25 +14,18 @@ from typing import NamedTuple
 
 import grpc
 from grpc import aio
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from worker.transport.base import (
-    CONTROL_METHODS,
-    DATA_METHODS,
-    MAX_CONTROL_BYTES,
-    MAX_DATA_BYTES,
     AddressInUse,
-    Caller,
     Handler,
-    Refused,
     Security,
     Stream,
     Traffic,
     Unreachable,
     Untrusted,
 )
+from worker.transport.served import COMMON_OPTIONS, PACKAGE, Router, server_options
 
-_PACKAGE = "/murmuration.v1."
 _MAX_DETAILS = 300  # characters of what another peer says of a failure
 # What grpc.aio raises for a stream that is over; the last where it has ended on its own meanwhile.
 _ENDED = (aio.AioRpcError, aio.UsageError, asyncio.InvalidStateError)
@@ -50,26 +43,10 @@ _HANDSHAKE = {
     ],
 }
 
-_COMMON_OPTIONS: list[tuple[str, int]] = [
-    ("grpc.max_receive_message_length", MAX_DATA_BYTES),
-    ("grpc.max_send_message_length", MAX_DATA_BYTES),
+_CHANNEL_OPTIONS: list[tuple[str, int]] = [
+    *COMMON_OPTIONS,
     ("grpc.http2.bdp_probe", 1),
     ("grpc.http2.lookahead_bytes", 16 * 1024 * 1024),
-    ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
-]
-_SERVER_OPTIONS: list[tuple[str, int]] = [
-    *_COMMON_OPTIONS,
-    ("grpc.so_reuseport", 0),  # else two peers could share a port and half of the calls
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
-    ("grpc.http2.max_ping_strikes", 0),  # BDP probes of a busy link are no offence
-    ("grpc.server_handshake_timeout_ms", 10_000),  # of TLS, and of HTTP/2 without it
-]
-_MOST_CONNECTIONS = 4096
-_CHANNEL_OPTIONS: list[tuple[str, int]] = [
-    *_COMMON_OPTIONS,
     ("grpc.use_local_subchannel_pool", 1),  # else control and data would share one connection
     ("grpc.enable_retries", 0),
     ("grpc.initial_reconnect_backoff_ms", 200),
@@ -106,12 +83,8 @@ class GrpcTransport:
         return self._security is not None
 
     async def listen(self, handler: Handler) -> str:
-        most = ("grpc.max_allowed_incoming_connections", _most_connections())
-        server = aio.server(options=[*_SERVER_OPTIONS, most])
-        router = _Router(handler, self._traffic, self._security)
-        server.add_generic_rpc_handlers((router,))
-        checks = health.aio.HealthServicer()  # type: ignore[attr-defined]  # not in its stubs
-        health_pb2_grpc.add_HealthServicer_to_server(checks, server)
+        server = aio.server(options=server_options())
+        server.add_generic_rpc_handlers((Router(handler, self._traffic, self._security),))
         host = self._listen_address.rpartition(":")[0]
         try:
             port = self._add_port(server)
@@ -123,7 +96,6 @@ class GrpcTransport:
                 "this machine's; choose another with --listen HOST:PORT (port 0 takes a free one)"
             )
         await server.start()
-        await checks.set("", health_pb2.HealthCheckResponse.SERVING)
         self._server = server
         return f"{host}:{port}"
 
@@ -131,7 +103,7 @@ class GrpcTransport:
         self, address: str, method: str, request: bytes, timeout_s: float, peer: str | None = None
     ) -> bytes:
         line = self._line(address, peer, data=False)
-        multicallable = self._channel(line).unary_unary(_PACKAGE + method, _as_is, _as_is)
+        multicallable = self._channel(line).unary_unary(PACKAGE + method, _as_is, _as_is)
         self._traffic.count_sent(method, len(request))
         try:
             answer: bytes = await multicallable(request, timeout=timeout_s)
@@ -143,7 +115,7 @@ class GrpcTransport:
 
     def open(self, address: str, method: str, peer: str | None = None) -> Stream:
         line = self._line(address, peer, data=True)
-        multicallable = self._channel(line).stream_stream(_PACKAGE + method, _as_is, _as_is)
+        multicallable = self._channel(line).stream_stream(PACKAGE + method, _as_is, _as_is)
         return _ClientStream(
             line,
             method,
@@ -259,106 +231,10 @@ class _ClientStream:
         return Unreachable(f"{self._line.address}: the stream has ended")
 
 
-class _ServerStream:
-    def __init__(
-        self, method: str, context: "aio.ServicerContext[bytes, bytes]", traffic: Traffic
-    ) -> None:
-        self._method, self._context, self._traffic = method, context, traffic
-
-    async def send(self, message: bytes) -> None:
-        self._traffic.count_sent(self._method, len(message))
-        try:
-            await self._context.write(message)
-        except (aio.AioRpcError, aio.UsageError, aio.InternalError) as error:
-            raise Unreachable(f"{self._context.peer()}: the stream has ended") from error
-
-    async def done(self) -> None:
-        """The stream ends when its handler returns."""
-
-    async def receive(self) -> bytes | None:
-        try:
-            message: object = await self._context.read()
-        except (aio.AioRpcError, aio.UsageError, aio.InternalError) as error:
-            raise Unreachable(f"{self._context.peer()}: the stream has ended") from error
-        if not isinstance(message, bytes):  # grpc.aio.EOF
-            return None
-        self._traffic.count_received(self._method, len(message))
-        return message
-
-    def cancel(self) -> None:
-        """Served streams end by returning; nothing to cancel."""
-
-
-class _Router(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # only the stubs are generic
-    """Leads each known method to the handler, as bytes."""
-
-    def __init__(self, handler: Handler, traffic: Traffic, security: Security | None) -> None:
-        self._handler, self._traffic, self._security = handler, traffic, security
-        self._handlers = {
-            **{_PACKAGE + method: self._unary(method) for method in CONTROL_METHODS},
-            **{_PACKAGE + method: self._stream(method) for method in DATA_METHODS},
-        }
-
-    def service(
-        self, handler_call_details: grpc.HandlerCallDetails
-    ) -> "grpc.RpcMethodHandler[bytes, bytes] | None":
-        return self._handlers.get(handler_call_details.method)
-
-    def _unary(self, method: str) -> "grpc.RpcMethodHandler[bytes, bytes]":
-        handler, traffic = self._handler, self._traffic
-
-        async def serve(request: bytes, context: "aio.ServicerContext[bytes, bytes]") -> bytes:
-            traffic.count_received(method, len(request))
-            if len(request) > MAX_CONTROL_BYTES:
-                await context.abort(
-                    grpc.StatusCode.RESOURCE_EXHAUSTED,
-                    f"{method} takes at most {MAX_CONTROL_BYTES} bytes, got {len(request)}",
-                )
-            try:
-                answer = await handler.on_call(method, request, self._caller(context))
-            except Refused as refused:
-                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(refused))
-            traffic.count_sent(method, len(answer))
-            return answer
-
-        return grpc.unary_unary_rpc_method_handler(serve)
-
-    def _stream(self, method: str) -> "grpc.RpcMethodHandler[bytes, bytes]":
-        handler, traffic = self._handler, self._traffic
-
-        async def serve(_requests: object, context: "aio.ServicerContext[bytes, bytes]") -> None:
-            stream = _ServerStream(method, context, traffic)
-            try:
-                await handler.on_stream(method, stream, self._caller(context))
-            except Refused as refused:
-                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(refused))
-
-        return grpc.stream_stream_rpc_method_handler(serve)
-
-    def _caller(self, context: "aio.ServicerContext[bytes, bytes]") -> Caller:
-        """TLS has verified the certificate before it comes to a call."""
-        if self._security is None:
-            return Caller(context.peer())
-        names = context.auth_context().get("x509_subject_alternative_name", ())
-        certified = self._security.certified([name.decode() for name in names])
-        return Caller(context.peer(), *certified)
-
-
 def _server_configuration(security: Security) -> "grpc.ServerCertificateConfiguration":
     return grpc.ssl_server_certificate_configuration(
         [(security.key, security.certificate)], security.authority
     )
-
-
-def _most_connections() -> int:
-    """That this process accepts: half of its open files are left to the rest of it."""
-    try:
-        import resource
-    except ImportError:  # no such limit there
-        return _MOST_CONNECTIONS
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    unlimited = files == resource.RLIM_INFINITY
-    return _MOST_CONNECTIONS if unlimited else max(1, min(_MOST_CONNECTIONS, files // 2))
 
 
 def _proxy_options(proxy: str | None) -> list[tuple[str, int | str]]:

@@ -24,8 +24,6 @@ from worker.exchange.allreduce.dialogue import (
 )
 from worker.exchange.types import RoundConfig, RoundTick, ShardKey, ViewUpdated
 
-HEADER_S = 10.0  # how long a contributor that has opened a stream may take to begin
-
 
 @dataclass(eq=False)
 class _Offer:

@@ -20,7 +20,7 @@ from worker.exchange.allreduce.dialogue import (
     RefusalKind,
     ShardRange,
 )
-from worker.exchange.allreduce.reducer import HEADER_S, Reducer
+from worker.exchange.allreduce.reducer import Reducer
 from worker.exchange.context import Context, Tasks
 from worker.exchange.types import RoundTick, ShardKey, View, ViewUpdated
 from worker.transport import Stream
@@ -123,8 +123,7 @@ class ReducerIO:
 
     async def serve(self, stream: Stream) -> None:
         """Serves one contributor's stream."""
-        async with asyncio.timeout(HEADER_S):
-            raw = await stream.receive()
+        raw = await stream.receive()
         if raw is None:
             return
         try:
@@ -165,11 +164,20 @@ class ReducerIO:
                     return await self._answer(reduction, served.offset, stream)
 
     async def _receive(self, number: int, served: _Served, stream: Stream) -> None:
-        """Takes frames until the machine has something to say."""
-        incoming, context = served.incoming, self._context
+        """Takes frames until the machine has something to say. An honest contributor gives its
+        round up before it lets this peer wait for longer than a round."""
+        incoming, context, header = served.incoming, self._context, served.header
         assert incoming is not None, "frames are taken for a contribution"
+        assert header is not None, "they come on a stream"
+        patience_s = context.round_s(header.key.fragment)
         while served.orders.empty():
-            raw = await stream.receive()
+            try:
+                async with asyncio.timeout(patience_s):
+                    raw = await stream.receive()
+            except TimeoutError:
+                late = f"{header.key} from {header.sender}: no frame in {patience_s:.0f} s"
+                self._damaged(number, wire.Again(late))
+                return
             if raw is None:
                 self._handle(events.ContributorDone(number))
                 return

@@ -1,0 +1,121 @@
+"""What streams that nobody reads or ends can make a worker hold, by a member with a certificate."""
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from protos import murmuration_pb2 as pb
+from protos.identity import Identity
+from tests.support.held_streams import Held, hold_streams
+from tests.support.members import certified_swarm, resident_mib
+from tests.support.stranger import Stranger
+from tests.support.workers import QUICK, SMALL, Swarm, settings_of
+from worker.server import STREAMS_EACH, most_streams
+from worker.transport.served import MOST_CALLS, WINDOW_BYTES
+
+MOST_BYTES = 256 * 1024 * 1024
+MIB = 1024 * 1024
+FRAME = pb.ExchangeUp(frame=pb.Frame(payload=bytes(MIB))).SerializeToString()
+
+
+@pytest.fixture(scope="module")
+def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Swarm, list[Identity]]]:
+    """Two workers that train, and five members' certificates."""
+    settings = [*SMALL, *QUICK, *settings_of(run__steps=1_000_000, diloco__inner_steps=5)]
+    members = [f"mallory{n}" for n in range(5)]
+    out = tmp_path_factory.mktemp("held")
+    with certified_swarm(2, out, *settings, members=members) as (swarm, identities):
+        swarm.start_all()
+        swarm.workers["w1"].wait_for_round(2)
+        yield swarm, identities
+
+
+def held_by(attacked: tuple[Swarm, list[Identity]], *, members: int) -> Held:
+    """Each of so many members opens 400 streams, all filled as far as they go; rounds go on.
+
+    Fails when the worker holds more than it may for all of them together."""
+    swarm, identities = attacked
+
+    async def scenario() -> Held:
+        before = resident_mib(swarm)
+        found = await asyncio.gather(
+            *(
+                hold_streams(
+                    swarm.addresses["w0"],
+                    each,
+                    "Data/Exchange",
+                    [header(swarm, each), FRAME],
+                    count=400,
+                    left=STREAMS_EACH,
+                )
+                for each in identities[:members]
+            )
+        )
+        worker = swarm.workers["w0"]
+        (latest,) = worker.of("round")[-1:]
+        worker.wait_for_round(latest["round"] + 3)
+        assert resident_mib(swarm) - before < MOST_BYTES / MIB
+        for _, tasks in found:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        return Held(
+            sum(held.open for held, _ in found),
+            [refusal for held, _ in found for refusal in held.refusals],
+        )
+
+    return asyncio.run(scenario())
+
+
+def header(swarm: Swarm, identity: Identity) -> bytes:
+    """Of a contribution to a round that is far off: it is held, and its frames are not read."""
+    stranger = Stranger(swarm.addresses["w0"], identity)
+    try:
+        run = stranger.manifest().run
+    finally:
+        stranger.close()
+    far = pb.ContributionHeader(run=run, sender=identity.name, round=10**9)
+    return pb.ExchangeUp(header=far).SerializeToString()
+
+
+def test_400_unread_streams_of_a_member_hold_little(
+    attacked: tuple[Swarm, list[Identity]],
+) -> None:
+    """Before, 40 of them held 10 GB."""
+    held = held_by(attacked, members=1)
+    assert held.open <= STREAMS_EACH
+    busy = [said for said in held.refusals if said.startswith("RESOURCE_EXHAUSTED")]
+    assert len(busy) > STREAMS_EACH  # on a busy machine a few handshakes are not over in time
+    assert all("mallory0 has 32 streams here" in said for said in busy)
+
+
+def test_five_such_members_together_hold_no_more_than_is_said(
+    attacked: tuple[Swarm, list[Identity]],
+) -> None:
+    """What docs/reliability.md says of the total."""
+    streams = most_streams(2)
+    assert (streams + MOST_CALLS) * (WINDOW_BYTES + MIB) <= MOST_BYTES
+    held = held_by(attacked, members=5)
+    assert held.open <= streams
+    assert any("128 streams are under way here" in said for said in held.refusals)
+
+
+def test_calls_that_ask_nothing_are_limited_and_end(
+    attacked: tuple[Swarm, list[Identity]],
+) -> None:
+    swarm, (mallory, *_) = attacked
+
+    async def scenario() -> Held:
+        held, tasks = await hold_streams(
+            swarm.addresses["w0"], mallory, "Control/Gossip", [], count=60, left=0, connections=4
+        )
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return held
+
+    held = asyncio.run(scenario())
+    assert len(held.refusals) == 60
+    assert sum("has 8 calls here" in said for said in held.refusals) == 52
+    assert sum("no request in 10 s" in said for said in held.refusals) == 8

@@ -1,0 +1,116 @@
+"""Streams that do not begin, stop midway, or are too many: each ends alone, and is told why."""
+
+import asyncio
+
+import pytest
+
+from protos import murmuration_pb2 as pb
+from tests.protocol.problem import steady
+from tests.protocol.swarm import Swarm
+from tests.protocol.virtual_time import run
+from worker.server import STREAMS_EACH
+from worker.transport import Busy, Caller, Refused
+
+MALLORY = Caller("ipv4:127.0.0.1:1", "peer", "mallory")
+
+
+class Silent:
+    """A stream of somebody that sends these messages and nothing more, and may read nothing."""
+
+    def __init__(self, *messages: bytes, reads: bool = True) -> None:
+        self._messages, self._reads = list(messages), reads
+        self.sent: list[bytes] = []
+
+    async def receive(self) -> bytes | None:
+        if not self._messages:
+            await asyncio.Event().wait()
+        return self._messages.pop(0)
+
+    async def send(self, message: bytes) -> None:
+        self.sent.append(message)
+        if not self._reads:
+            await asyncio.Event().wait()
+
+    async def done(self) -> None: ...
+
+    def cancel(self) -> None: ...
+
+
+@pytest.mark.parametrize("method", ["Data/Exchange", "Data/Fetch"])
+def test_a_stream_that_does_not_begin_is_refused(method: str) -> None:
+    async def scenario() -> None:
+        async with Swarm(steady(60)) as swarm:
+            await swarm.start("a", "b")
+            await swarm.until(lambda: swarm["a"].versions >= (1,), 60)
+            with pytest.raises(Refused, match=f"{method}: no header in 10 s"):
+                await swarm["a"].node.server.on_stream(method, Silent(), MALLORY)
+            await swarm.finished()
+            swarm.assert_equal(versions=(12,))
+
+    run(scenario())
+
+
+def test_a_state_that_nobody_reads_is_not_held_for_ever() -> None:
+    async def scenario() -> None:
+        async with Swarm(steady(60)) as swarm:
+            await swarm.start("a", "b")
+            await swarm.until(lambda: swarm["a"].versions >= (1,), 60)
+            asked = pb.FetchRequest(run=swarm.problem.manifest.run, fragments=[0])
+            unread = Silent(asked.SerializeToString(), reads=False)
+            with pytest.raises(Refused, match="Data/Fetch: nothing was read for 120 s"):
+                await swarm["a"].node.server.on_stream("Data/Fetch", unread, MALLORY)
+            assert len(unread.sent) == 1
+
+    run(scenario())
+
+
+def test_a_contribution_that_stops_midway_ends_with_a_reason() -> None:
+    """When its next frame has not come for as long as a round may take."""
+
+    async def scenario() -> None:
+        async with Swarm(steady(1000)) as swarm:
+            await swarm.start("a", "b")
+            await swarm.until(lambda: swarm["a"].versions >= (1,), 60)
+            node, (version,) = swarm["a"].node, swarm["a"].versions
+            context = node.context
+            group = ("a", "b")
+            shard = next(n for n, order in enumerate(context.orders(0, group)) if order[0] == "a")
+            bounds = context.shards(0, group)[shard]
+            header = pb.ContributionHeader(
+                run=context.run, round=version, shard=shard, sender="b",
+                group=context.group_hash(group), codec=context.codec.wire_id,
+                elements=bounds.stop - bounds.start, total_bytes=bounds.contribution_bytes,
+                weight=1, norm=1.0,
+            )  # fmt: skip
+            begun = Silent(pb.ExchangeUp(header=header).SerializeToString())
+            await node.server.on_stream("Data/Exchange", begun, Caller("b", "peer", "b"))
+            (last,) = begun.sent
+            refusal = pb.ExchangeDown.FromString(last).refusal
+            patience_s = context.round_s(0)
+            assert refusal.reason.endswith(f"from b: no frame in {patience_s:.0f} s")
+            assert swarm["a"].node.clock() > patience_s
+
+    run(scenario())
+
+
+def test_one_caller_has_so_many_streams_and_the_others_theirs() -> None:
+    async def scenario() -> None:
+        async with Swarm(steady(60)) as swarm:
+            await swarm.start("a", "b")
+            await swarm.until(lambda: swarm["a"].versions >= (1,), 60)
+            server = swarm["a"].node.server
+            held = [
+                asyncio.create_task(server.on_stream("Data/Exchange", Silent(), MALLORY))
+                for _ in range(STREAMS_EACH)
+            ]
+            await swarm.sleep(1)
+            for _ in range(400):
+                with pytest.raises(Busy, match="mallory has 32 streams here"):
+                    await server.on_stream("Data/Fetch", Silent(), MALLORY)
+            assert swarm["a"].refused["busy"] == 400
+            assert len(swarm["a"].of_kind("warning")) < 10
+            await asyncio.gather(*held, return_exceptions=True)  # they have not begun
+            await swarm.finished()
+            swarm.assert_equal(versions=(12,))
+
+    run(scenario())

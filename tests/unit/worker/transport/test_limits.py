@@ -1,0 +1,41 @@
+"""How much callers may have under way at once."""
+
+from contextlib import ExitStack
+
+import pytest
+
+from worker.server import STREAMS_EACH, most_streams
+from worker.transport import Busy, Caller
+from worker.transport.limits import Places
+
+ANNA, BEN = (Caller(f"ipv4:10.0.0.{n}:1", "peer", name) for n, name in enumerate(("anna", "ben")))
+SOMEBODY = Caller("ipv4:10.0.0.9:1")
+
+
+def test_each_caller_has_its_own_places_and_all_have_so_many() -> None:
+    places = Places("streams", 2, lambda: 3)
+    with ExitStack() as held:
+        for caller in (ANNA, ANNA):
+            held.enter_context(places.taken(caller))
+        with pytest.raises(Busy, match="anna has 2 streams here, and may have no more"):
+            held.enter_context(places.taken(ANNA))
+        held.enter_context(places.taken(BEN))
+        with pytest.raises(Busy, match="3 streams are under way here"):
+            held.enter_context(places.taken(BEN))
+    with places.taken(ANNA), places.taken(BEN):
+        pass
+
+
+def test_callers_without_a_certificate_are_not_told_apart() -> None:
+    places = Places("streams", 1, lambda: 3)
+    with ExitStack() as held:
+        for _ in range(3):
+            held.enter_context(places.taken(SOMEBODY))
+        with pytest.raises(Busy, match="3 streams are under way here"):
+            held.enter_context(places.taken(SOMEBODY))
+
+
+def test_places_grow_with_the_swarm_and_no_caller_has_most_of_them() -> None:
+    assert most_streams(1) == most_streams(8) == 128
+    assert most_streams(50) == 800
+    assert most_streams(1) / 4 >= STREAMS_EACH

@@ -1,0 +1,177 @@
+"""The serving side of gRPC: each known method is led to the handler, within limits.
+
+All methods are served as streams, which on the wire are the same: so a place is taken before a call
+is read, and not after. What a stream that nobody reads can make this process hold is its window,
+which is fixed here. With BDP probing it grows with what a peer sends: 40 unread streams held 10 GB.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import grpc
+from grpc import aio
+from grpc_health.v1 import health_pb2
+
+from worker.transport.base import (
+    CONTROL_METHODS,
+    DATA_METHODS,
+    MAX_CONTROL_BYTES,
+    MAX_DATA_BYTES,
+    Busy,
+    Caller,
+    Handler,
+    Refused,
+    Security,
+    Stream,
+    Traffic,
+    Unreachable,
+)
+from worker.transport.limits import Places
+
+PACKAGE = "/murmuration.v1."
+COMMON_OPTIONS: list[tuple[str, int]] = [
+    ("grpc.max_receive_message_length", MAX_DATA_BYTES),
+    ("grpc.max_send_message_length", MAX_DATA_BYTES),
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+]
+WINDOW_BYTES = 512 * 1024  # of a stream that is not read; one that is read has 1 MiB more
+STREAMS_EACH_CONNECTION = 16  # at once: a caller's own gRPC lets further ones wait
+_SERVER_OPTIONS: list[tuple[str, int]] = [
+    *COMMON_OPTIONS,
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
+    ("grpc.max_concurrent_streams", STREAMS_EACH_CONNECTION),
+    ("grpc.so_reuseport", 0),  # else two peers could share a port and half of the calls
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+    ("grpc.http2.max_ping_strikes", 0),  # BDP probes of a busy link are no offence
+    ("grpc.server_handshake_timeout_ms", 10_000),  # of TLS, and of HTTP/2 without it
+]
+_MOST_CONNECTIONS = 4096
+_CALLS_EACH, MOST_CALLS = 8, 32  # control calls at once
+_REQUEST_S = 10.0
+_HEALTH = "/grpc.health.v1.Health/Check"
+_ENDED = (aio.AioRpcError, aio.UsageError, aio.InternalError)
+
+_Context = aio.ServicerContext[bytes, bytes]
+
+
+class Router(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # only the stubs are generic
+    """Leads each known method to the handler, as bytes."""
+
+    def __init__(self, handler: Handler, traffic: Traffic, security: Security | None) -> None:
+        self._handler, self._traffic, self._security = handler, traffic, security
+        self._calls = Places("calls", _CALLS_EACH, lambda: MOST_CALLS)
+        self._handlers = {
+            **{PACKAGE + method: self._serving(method, self._call) for method in CONTROL_METHODS},
+            **{PACKAGE + method: self._serving(method, self._stream) for method in DATA_METHODS},
+            _HEALTH: self._serving(_HEALTH, self._check),
+        }
+
+    def service(
+        self, handler_call_details: grpc.HandlerCallDetails
+    ) -> "grpc.RpcMethodHandler[bytes, bytes] | None":
+        return self._handlers.get(handler_call_details.method)
+
+    def _serving(
+        self, method: str, answer: "Callable[[str, _Context, Caller], Awaitable[None]]"
+    ) -> "grpc.RpcMethodHandler[bytes, bytes]":
+        async def serve(_requests: object, context: "_Context") -> None:
+            try:
+                await answer(method, context, self._caller(context))
+            except Refused as refused:
+                busy = isinstance(refused, Busy)
+                code = grpc.StatusCode
+                status = code.RESOURCE_EXHAUSTED if busy else code.INVALID_ARGUMENT
+                await context.abort(status, str(refused))
+
+        return grpc.stream_stream_rpc_method_handler(serve)
+
+    async def _call(self, method: str, context: "_Context", caller: Caller) -> None:
+        with self._calls.taken(caller):
+            request = await self._request(method, context)
+            answer = await self._handler.on_call(method, request, caller)
+            self._traffic.count_sent(method, len(answer))
+            await context.write(answer)
+
+    async def _stream(self, method: str, context: "_Context", caller: Caller) -> None:
+        stream: Stream = _ServerStream(method, context, self._traffic)
+        await self._handler.on_stream(method, stream, caller)
+
+    async def _check(self, method: str, context: "_Context", caller: Caller) -> None:
+        """The health check of gRPC: whatever serves is well."""
+        with self._calls.taken(caller):
+            asked = health_pb2.HealthCheckRequest.FromString(await self._request(method, context))
+            if asked.service:
+                await context.abort(grpc.StatusCode.NOT_FOUND, "there is one service, without name")
+            well = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
+            await context.write(well.SerializeToString())
+
+    async def _request(self, method: str, context: "_Context") -> bytes:
+        """What a control call asks. Raises Refused: it does not come, or is too large."""
+        try:
+            async with asyncio.timeout(_REQUEST_S):
+                request: object = await context.read()
+        except TimeoutError:
+            raise Refused(f"{method}: no request in {_REQUEST_S:g} s") from None
+        if not isinstance(request, bytes):  # grpc.aio.EOF
+            raise Refused(f"{method}: an empty call")
+        self._traffic.count_received(method, len(request))
+        if len(request) > MAX_CONTROL_BYTES:
+            raise Refused(f"{method} takes at most {MAX_CONTROL_BYTES} bytes, got {len(request)}")
+        return request
+
+    def _caller(self, context: "_Context") -> Caller:
+        """TLS has verified the certificate before it comes to a call."""
+        if self._security is None:
+            return Caller(context.peer())
+        names = context.auth_context().get("x509_subject_alternative_name", ())
+        certified = self._security.certified([name.decode() for name in names])
+        return Caller(context.peer(), *certified)
+
+
+class _ServerStream:
+    def __init__(self, method: str, context: "_Context", traffic: Traffic) -> None:
+        self._method, self._context, self._traffic = method, context, traffic
+
+    async def send(self, message: bytes) -> None:
+        self._traffic.count_sent(self._method, len(message))
+        try:
+            await self._context.write(message)
+        except _ENDED as error:
+            raise Unreachable(f"{self._context.peer()}: the stream has ended") from error
+
+    async def done(self) -> None:
+        """The stream ends when its handler returns."""
+
+    async def receive(self) -> bytes | None:
+        try:
+            message: object = await self._context.read()
+        except _ENDED as error:
+            raise Unreachable(f"{self._context.peer()}: the stream has ended") from error
+        if not isinstance(message, bytes):  # grpc.aio.EOF
+            return None
+        self._traffic.count_received(self._method, len(message))
+        return message
+
+    def cancel(self) -> None:
+        """Served streams end by returning; nothing to cancel."""
+
+
+def server_options() -> list[tuple[str, int]]:
+    """Of the server: what it reads ahead, how many streams and connections it takes."""
+    most = ("grpc.max_allowed_incoming_connections", _most_connections())
+    return [*_SERVER_OPTIONS, most]
+
+
+def _most_connections() -> int:
+    """That this process accepts: half of its open files are left to the rest of it."""
+    try:
+        import resource
+    except ImportError:  # no such limit there
+        return _MOST_CONNECTIONS
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    unlimited = files == resource.RLIM_INFINITY
+    return _MOST_CONNECTIONS if unlimited else max(1, min(_MOST_CONNECTIONS, files // 2))
