@@ -8,7 +8,7 @@ RUN := PATH="$(abspath $(BIN)):$$PATH" PYTHONPATH=. python
 # Two test processes at most: more would only wait for each other on a small machine.
 TEST_PROCESSES ?= 2
 
-.PHONY: help install swarm test check lint quick-test coverage fmt proto bench exchange tls codecs parity baselines losses frontier optimizers traffic goodput plan-table sync-time unequal pair-faults pair-latency stability schedules simulate skippipe-routes skippipe-deadlock skippipe-omission schedule stage-times stage-kills stage-memory stage-losses stage-parity same-bits samples memory bench-peers detection hostile one-hostile fuzz kill-loop compose-test slurm-test clean
+.PHONY: help install swarm test check lint quick-test coverage fmt proto bench exchange tls codecs parity baselines losses frontier optimizers traffic goodput plan-table sync-time unequal pair-faults pair-latency stability schedules simulate skippipe-routes skippipe-deadlock skippipe-omission schedule stage-times stage-kills stage-memory stage-losses stage-parity same-bits samples memory bench-peers detection hostile one-hostile admission fuzz kill-loop compose-test slurm-test clean
 
 install: $(READY)  ## the virtual environment with everything in it, and nothing else
 
@@ -164,6 +164,9 @@ bench-peers: $(READY) .venv-peers/.ready  ## torchft and hivemind on our task; A
 
 one-hostile: $(READY)  ## one of eight workers lies in what it contributes: the final loss beside an honest run's
 	$(RUN) tests/bench/one_hostile.py $(ARGS)
+
+admission: $(READY)  ## five hosts in network namespaces let each other in by token, and nobody else
+	$(RUN) tests/bench/admission.py
 
 fuzz: $(READY)  ## spoiled messages to live nodes and to every reader: executions, crashes, memory; ARGS="--seconds 600"
 	$(RUN) tests/bench/fuzz.py $(ARGS)

@@ -20,7 +20,7 @@ from worker.errors import ManifestRefused, NotDialled, PeersUnreachable
 from worker.manifest import Manifest
 from worker.membership import Gossiped, Health, Member, Phase
 from worker.membership.io import GossipService
-from worker.transport import Caller, Security, Transport, TransportError
+from worker.transport import Caller, Security, Transport, TransportError, Untrusted
 from worker.transport.grpc import GrpcTransport
 
 _JOIN_S = 6.0  # both peers that dial back may need their time
@@ -30,6 +30,7 @@ _DIALLED_WITHIN_S = 3.0  # with what it takes to begin, a joiner is told within 
 _TRY_S = 3.0
 _GLANCE_S = 2.0
 _PAUSE_S = 0.25
+_TURNED_AWAY = 3  # times in a row: it is there, and wants another certificate or none
 
 
 class FirstContact:
@@ -319,19 +320,21 @@ async def _ask_run(transport: Transport, address: str, timeout_s: float) -> Firs
 
 
 async def _fetch_manifest(transport: Transport, address: str, timeout_s: float) -> FirstAnswer:
-    deadline = time.monotonic() + timeout_s
-    tries, problem = 0, ""
+    began = time.monotonic()
+    tries, turned_away, problem = 0, 0, ""
     try:
-        while (left_s := deadline - time.monotonic()) > 0:
+        while (left_s := began + timeout_s - time.monotonic()) > 0 and turned_away < _TURNED_AWAY:
             tries += 1
             try:
                 return await _ask_run(transport, address, min(_TRY_S, left_s))
             except (TransportError, wire.WireError) as error:
                 problem = str(error)
+                turned_away = turned_away + 1 if isinstance(error, Untrusted) else 0
             await asyncio.sleep(_PAUSE_S)
     finally:
         await transport.close()
+    tried_s = time.monotonic() - began
     raise PeersUnreachable(
-        f"no peer answers at {address}: {tries} tries in {timeout_s:.1f} s, the last: {problem}; "
+        f"no peer answers at {address}: {tries} tries in {tried_s:.1f} s, the last: {problem}; "
         "check the address, that a worker runs there, and that its port is open"
     )
