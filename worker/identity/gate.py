@@ -50,8 +50,10 @@ class Gate:
         than a certificate."""
         if not caller.role:
             return
-        revoked = f"{caller.role} {caller.name} was expelled" if self._revoked(caller) else None
-        if (problem := revoked or _problem(method, raw, caller)) is not None:
+        problem = _problem(method, raw, caller)
+        if method != _ENROL and self._revoked(caller):  # whoever wants to be let in is told so
+            problem = f"{caller.role} {caller.name} was expelled"
+        if problem is not None:
             self._refused()
             raise Refused(shown(problem, _MAX_REASON))
 
@@ -65,6 +67,9 @@ class Gate:
         asked, authority = wire.parse(pb.EnrolRequest, request), self._authority
         if authority is None:
             refusal = "it does not hold the run's key: join at the peer that does"
+            return pb.EnrolReply(refusal=refusal).SerializeToString()
+        if self._revoked(caller):
+            refusal = f"{caller.role} {caller.name} was revoked"
             return pb.EnrolReply(refusal=refusal).SerializeToString()
         if caller.role == Role.PEER:
             return await self._renew(authority, asked, caller.name)
