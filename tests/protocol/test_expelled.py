@@ -4,10 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from protos import murmuration_pb2 as pb
 from protos.identity import Authority, Role
 from tests.protocol.problem import steady
 from tests.protocol.swarm import Swarm
 from tests.protocol.virtual_time import run
+from worker.identity import Gate
 from worker.membership import Health
 from worker.transport import Caller, Refused
 
@@ -53,3 +55,28 @@ def test_only_the_authority_expels(tmp_path: Path) -> None:
             swarm.assert_equal(versions=(12,))
 
     run(scenario())
+
+
+def test_the_holder_of_a_revoked_token_is_told_so(tmp_path: Path) -> None:
+    """By whoever has the run's key, though it has heard of the end of the token from others."""
+    authority = Authority.make(tmp_path)
+    caller = Caller("ipv4:127.0.0.1:1", "token", authority.create_token().id)
+
+    async def scenario() -> None:
+        gate = Gate(
+            authority,
+            offload=not_needed,
+            refused=lambda: None,
+            revoked=lambda asked: asked == caller,
+            log=lambda event: None,
+        )
+        request = pb.EnrolRequest(name="new").SerializeToString()
+        gate.check("Control/Enrol", request, caller)
+        reply = pb.EnrolReply.FromString(await gate.enrol(request, caller))
+        assert reply.refusal == f"token {caller.name} was revoked"
+
+    run(scenario())
+
+
+async def not_needed(work: object) -> None:
+    raise AssertionError("its file is not looked at")
