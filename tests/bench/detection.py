@@ -10,6 +10,7 @@ Swarms of real membership machines with the default configuration, on a virtual 
 import argparse
 import random
 import statistics
+import sys
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -19,6 +20,7 @@ from worker.membership import Health
 
 _WARM_S = 5.0
 _NOTICE_S = 20.0
+_TOLD_AFTER = 50  # runs
 
 
 def main() -> None:
@@ -30,7 +32,12 @@ def main() -> None:
     with ProcessPoolExecutor(options.processes) as pool:
 
         def over(run: Callable[[int], list[float]], seeds: int) -> list[float]:
-            return [value for values in pool.map(run, range(seeds)) for value in values]
+            found: list[float] = []
+            for done, values in enumerate(pool.map(run, range(seeds)), start=1):
+                found += values
+                if done % _TOLD_AFTER == 0:
+                    print(f"  {done} of {seeds}, worst {max(found):.1f}", file=sys.stderr)
+            return found
 
         for loss in (0.0, 0.01):
             tell_times(

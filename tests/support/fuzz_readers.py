@@ -20,11 +20,21 @@ from coordinator.report.progress import EventFormatter
 from coordinator.report.status import fact_lines
 from protos import murmuration_pb2 as pb
 from protos.documents import EVENT_BYTES, STATUS_BYTES, BadDocument, pack, unpack
-from protos.identity import Authority, Identity, IdentityError, Role, Token
+from protos.identity import (
+    Authority,
+    Identity,
+    IdentityError,
+    Revocations,
+    Role,
+    Token,
+    Verifier,
+)
 from protos.identity.certificates import new_key, request_for, requested_key
 from tests.protocol.problem import Problem
 from worker import wire
+from worker.identity import SignedWords
 from worker.manifest import Manifest
+from worker.membership import Digest, Member
 from worker.pipeline.profile import Profile
 from worker.wire.payloads import Payload, payload_messages
 
@@ -89,6 +99,34 @@ def _introductions() -> list[bytes]:
     return [said.SerializeToString()]
 
 
+def _signed(authority: Authority, mine: Identity) -> dict[str, Reader]:
+    """What members have signed, and the authority."""
+    words = SignedWords(mine, 1, time.monotonic)
+    verifier, revocations = Verifier(authority.certificate), Revocations(authority.certificate)
+    member = words.signed(Member("a", "h:1", epoch=1, digests=(Digest(1, 2, 3),)))
+    authority.expel("a")
+    entries = [entry.SerializeToString() for entry in authority.revocations()]
+    return {
+        "signed member": Reader(
+            [wire.signed_member_to_message(member).SerializeToString()],
+            lambda raw: words.read(wire.parse(pb.Member, raw)),
+            (wire.WireError,),
+            pb.Member,
+        ),
+        "a member's certificate": Reader(
+            [mine.der],
+            lambda raw: _without_warnings(verifier.certified, raw),
+            (IdentityError,),
+        ),
+        "revocation": Reader(
+            entries,
+            lambda raw: revocations.learn([wire.parse(pb.Revocation, raw)]),
+            (wire.WireError,),
+            pb.Revocation,
+        ),
+    }
+
+
 def _readers() -> dict[str, Reader]:
     authority = _authority()
     mine = authority.new_identity(Role.PEER, "a")
@@ -123,6 +161,7 @@ def _readers() -> dict[str, Reader]:
             lambda raw: _without_warnings(Identity.of, mine.key, raw, mine.authority),
             (IdentityError,),
         ),
+        **_signed(authority, mine),
     }
     for codec in CODECS:
         readers[f"codec {codec.name}"] = Reader(
