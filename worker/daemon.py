@@ -1,10 +1,8 @@
 """The composition root: starts the I/O thread, trains on this one, and ends both in good order."""
 
 import concurrent.futures
-import ctypes
 import os
 import signal
-import sys
 import time
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -32,7 +30,7 @@ from worker.manifest import Manifest
 from worker.pipeline.lifecycle import StageLifecycle
 from worker.pipeline.part import fragments_of, part_of
 from worker.session import AWAIT_OTHERS_S, Session
-from worker.supervision import Systemd, leaving_on
+from worker.supervision import Systemd, allow_open_files, leaving_on, return_large_blocks
 from worker.tasks import Batch, Cursor, SharesSamples
 from worker.training import checkpoint
 from worker.training.checkpoint import any_in
@@ -389,35 +387,3 @@ class Worker:
             event["bytes_received"] = traffic.received_bytes
             if self._part.stage is not None:
                 event["stage"] = self._part.stage
-
-
-_OPEN_FILES = 16_384
-
-
-def allow_open_files() -> None:
-    """As many as this user may have: each peer takes two connections, strangers some more, and
-    shells give a process few. Where there is no such limit nothing happens."""
-    try:
-        import resource
-    except ImportError:
-        return
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-_M_MMAP_THRESHOLD = -3  # glibc's malloc.h
-_LARGE_BYTES = 8 << 20
-
-
-def return_large_blocks() -> None:
-    """Has glibc give blocks of 8 MiB and more back to the system as soon as they are free.
-
-    Left to itself it keeps them for later, up to 32 MiB each and for every thread apart: with a
-    model of 86 MB, that was a third of what a worker took beyond plain training. Smaller ones are
-    used again within a step, and giving them back costs time. Elsewhere nothing happens.
-    """
-    if sys.platform == "linux":
-        with suppress(OSError, AttributeError):
-            ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
