@@ -1,8 +1,11 @@
-"""What a stranger may try on live workers, again and again: each attack says what came of it."""
+"""What somebody may try on live workers, again and again: each attack says what came of it."""
 
+import asyncio
+import socket
 import struct
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -12,6 +15,8 @@ import zstandard
 
 from coordinator.report.status import ask
 from protos import murmuration_pb2 as pb
+from protos.identity import Identity
+from tests.support.held_streams import hold_streams
 from tests.support.stranger import Stranger, calling, serving
 from tests.support.workers import Swarm
 from worker.manifest import Manifest
@@ -22,21 +27,36 @@ FAR = 2**64 - 1
 
 @dataclass(frozen=True)
 class Target:
-    """Workers, the stranger's way to the first of them, and their run."""
+    """Workers, the attacker's way to the first of them, and their run.
+
+    `identity` is the attacker's where it is a member with a certificate."""
 
     swarm: Swarm
     stranger: Stranger
     manifest: Manifest
+    identity: Identity | None = None
+
+    @property
+    def address(self) -> str:
+        """Of the worker that is attacked."""
+        return self.swarm.addresses[self.swarm.names[0]]
+
+    def named(self, wanted: str) -> str:
+        """The name to speak in: a certificate is good for one only."""
+        return wanted if self.identity is None else self.identity.name
 
     def gossip(self, sender: str, *members: pb.Member, full: bool = False) -> pb.GossipMessage:
         """Says something of members; the answer."""
-        said = pb.GossipMessage(sender=sender, run=self.manifest.run, members=members, full=full)
+        said = pb.GossipMessage(
+            sender=self.named(sender), run=self.manifest.run, members=members, full=full
+        )
         return self.stranger.call("Control/Gossip", said, pb.GossipMessage)
 
     def member(self, name: str) -> pb.Member:
         """As the first worker knows it."""
         known = self.gossip("stranger", full=True).members
-        return next(member for member in known if member.peer == name)
+        plain = (pb.Member.FromString(each.signed) if each.signed else each for each in known)
+        return next(member for member in plain if member.peer == name)
 
 
 Attack = Callable[[Target], AbstractContextManager[Callable[[], str]]]
@@ -115,7 +135,7 @@ def ghosts(target: Target) -> Iterator[Callable[[], str]]:
         names = [f"ghost-{number + n}" for n in range(200)]
         number += len(names)
         target.gossip("x", *(pb.Member(peer=name, address="127.0.0.1:9") for name in names))
-        return f"{len(ask(target.swarm.addresses['w0'])['members'])} members are kept"
+        return f"{len(ask(target.address, identity=target.identity)['members'])} members are kept"
 
     yield once
 
@@ -125,7 +145,7 @@ def false_state(target: Target, value: float) -> Iterator[Callable[[], str]]:
     """A member that is far ahead, and gives a state that nobody else has."""
     elements, run = target.manifest.elements, target.manifest.run
     anchor, momentum = torch.full((elements,), value), torch.zeros(elements)
-    hashed, name = state_hash(anchor, momentum, ("x",)), f"false-{value}"
+    hashed, name = state_hash(anchor, momentum, ("x",)), target.named(f"false-{value}")
     here = target.member("w0")
     version, step = here.digests[0].version + 5000, here.step + 25_000
     given = 0
@@ -153,12 +173,13 @@ def false_state(target: Target, value: float) -> Iterator[Callable[[], str]]:
 
     def once() -> str:
         for worker in target.swarm.addresses.values():
-            with calling(worker) as stranger:
+            with calling(worker, target.identity) as stranger:
                 said = pb.GossipMessage(sender=name, run=run, members=[member()])
                 stranger.call("Control/Gossip", said, pb.GossipMessage)
         return f"given {given} times, adopted never"
 
-    with serving({"Control/Gossip": answer, "Data/Fetch": fetch}) as address:
+    answers = {"Control/Gossip": answer, "Data/Fetch": fetch}
+    with serving(answers, identity=target.identity) as address:
         yield once
 
 
@@ -166,17 +187,66 @@ def false_state(target: Target, value: float) -> Iterator[Callable[[], str]]:
 def held_streams(target: Target) -> Iterator[Callable[[], str]]:
     """Headers without frames, each on a stream that stays open."""
     open_: list[grpc.Call] = []
-    header = pb.ContributionHeader(run=target.manifest.run, sender="w1", round=10**9)
+    sender = target.named("w1")
+    header = pb.ContributionHeader(run=target.manifest.run, sender=sender, round=10**9)
 
     def once() -> str:
         if len(open_) < 600:
             stream = target.stranger.stream("Data/Exchange", [pb.ExchangeUp(header=header)])
             open_.append(stream)  # type: ignore[arg-type]  # its stubs know an iterator only
-        return f"{len(open_)} streams held open"
+        return f"{len(open_)} streams asked for, held as far as they are taken"
 
     yield once
     for stream in open_:
         stream.cancel()
+
+
+@contextmanager
+def unread_streams(target: Target) -> Iterator[Callable[[], str]]:
+    """400 streams that are filled as far as the worker takes them, and held."""
+    frame = pb.ExchangeUp(frame=pb.Frame(payload=bytes(1024 * 1024))).SerializeToString()
+    sender = target.named("w1")
+    far = pb.ContributionHeader(run=target.manifest.run, sender=sender, round=10**9)
+    header = pb.ExchangeUp(header=far).SerializeToString()
+    ended = threading.Event()
+    outcome = "400 streams are being opened"
+
+    async def hold() -> None:
+        nonlocal outcome
+        held, tasks = await hold_streams(
+            target.address, target.identity, "Data/Exchange", [header, frame], count=400, left=128
+        )
+        outcome = f"{held.open} of 400 streams held, the others refused: {held.refusals[-1][:80]}"
+        await asyncio.to_thread(ended.wait)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    holding = threading.Thread(target=lambda: asyncio.run(hold()))
+    holding.start()
+    try:
+        yield lambda: outcome
+    finally:
+        ended.set()
+        holding.join()
+
+
+@contextmanager
+def idle_connections(target: Target) -> Iterator[Callable[[], str]]:
+    """Connections that say nothing, 400 of them held at a time."""
+    host, port = target.address.split(":")
+    made = 0
+    with ExitStack() as stack:
+
+        def once() -> str:
+            nonlocal made
+            if made < 400:
+                for _ in range(20):
+                    stack.enter_context(socket.create_connection((host, int(port))))
+                made += 20
+            return f"{made} connections that say nothing"
+
+        yield once
 
 
 ATTACKS: dict[str, Attack] = {
@@ -191,5 +261,7 @@ ATTACKS: dict[str, Attack] = {
     "a state of NaN, 5,000 rounds ahead": partial(false_state, value=float("nan")),
     "a state of 3.0, 5,000 rounds ahead": partial(false_state, value=3.0),
     "headers without frames": held_streams,
+    "400 unread streams": unread_streams,
+    "400 idle connections": idle_connections,
     "ghosts, 200 a call": ghosts,
 }
