@@ -69,6 +69,7 @@ class GrpcTransport:
         self, listen_address: str, proxy: str | None = None, security: Security | None = None
     ) -> None:
         self._listen_address, self._security = listen_address, security
+        self._renewed: Security | None = None  # that the server does not show yet
         self._channel_options = [*_CHANNEL_OPTIONS, *_proxy_options(proxy)]
         self._traffic = Traffic()
         self._server: aio.Server | None = None
@@ -128,7 +129,7 @@ class GrpcTransport:
         self._channel(self._line(address, peer, data=True)).get_state(try_to_connect=True)
 
     def renew(self, security: Security) -> None:
-        self._security = security
+        self._security = self._renewed = security
         self._channels.clear()  # a call that is under way keeps its own
 
     async def close(self) -> None:
@@ -144,10 +145,15 @@ class GrpcTransport:
             return server.add_insecure_port(self._listen_address)
         credentials = grpc.dynamic_ssl_server_credentials(
             _server_configuration(security),
-            lambda: _server_configuration(self._security or security),  # at each handshake
+            self._renewed_configuration,  # type: ignore[arg-type]  # None is in its docs
             require_client_authentication=True,
         )
         return server.add_secure_port(self._listen_address, credentials)
+
+    def _renewed_configuration(self) -> "grpc.ServerCertificateConfiguration | None":
+        """Asked at each handshake, on a thread of gRPC's; None: the server keeps what it has."""
+        renewed, self._renewed = self._renewed, None
+        return None if renewed is None else _server_configuration(renewed)
 
     def _line(self, address: str, peer: str | None, *, data: bool) -> "_Line":
         security = self._security
