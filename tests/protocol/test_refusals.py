@@ -10,7 +10,7 @@ import pytest
 from algorithms.reducers import reducer_orders
 from protos import murmuration_pb2 as pb
 from tests.protocol.one_reducer import GROUP, RUN, bench, contribution, encoded, header, up
-from tests.protocol.virtual_time import Stalled, run
+from tests.protocol.virtual_time import run
 from tests.support.frames import frames
 from worker import wire
 
@@ -165,29 +165,3 @@ def test_a_round_to_come_is_held_and_then_refused() -> None:
         return asyncio.get_running_loop().time()
 
     assert run(scenario()) < 120
-
-
-def test_a_silent_stream_is_given_up() -> None:
-    async def scenario() -> None:
-        made = await bench()
-        with pytest.raises(TimeoutError):
-            await made.reducer.serve(Silent())
-
-    run(scenario())
-
-
-class Silent:
-    """A stream on which nothing ever comes."""
-
-    async def send(self, message: bytes) -> None:
-        raise AssertionError
-
-    async def done(self) -> None:
-        raise AssertionError
-
-    async def receive(self) -> bytes | None:
-        await asyncio.sleep(60)
-        raise Stalled("given up too late")
-
-    def cancel(self) -> None:
-        raise AssertionError

@@ -4,6 +4,7 @@ import difflib
 import importlib
 import os
 import sys
+import tempfile
 from importlib.metadata import entry_points
 
 import click
@@ -48,6 +49,10 @@ def main() -> None:
     """The `murmur` command."""
     # gRPC's core writes what our own messages say already.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    try:
+        tempfile.gettempdir()
+    except FileNotFoundError:  # the disk is full: torch may import dill, which asks for it as well
+        tempfile.tempdir = os.curdir
     try:
         code = cli.main(prog_name="murmur", standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
