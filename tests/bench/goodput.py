@@ -15,10 +15,12 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from algorithms.link import Link
 from coordinator.links.namespaces import NamespaceHost, Namespaces, NoNamespaces
+from protos.identity import Authority, Identity, Role
 
 _PORT = 7700
 _ROUND_S = 3.0  # about, each
@@ -101,17 +103,29 @@ def exchange(
 
 
 def in_rounds(
-    members: Sequence[NamespaceHost], rounds: int, *, mbytes: float, preset: str, pause_s: float
+    members: Sequence[NamespaceHost],
+    rounds: int,
+    *,
+    mbytes: float,
+    preset: str,
+    pause_s: float,
+    certificates: Path | None = None,
 ) -> list[list[tuple[int, float, float]]]:
     """Of each peer, a process behind each member's link: (payload bytes sent, seconds, seconds
     before it until anchors were there) of one round to open the connections, and of so many more.
+    With a folder for their certificates they use mutual TLS.
     """
+    if certificates is not None:
+        authority = Authority.make(certificates)
+        for i in range(len(members)):
+            authority.new_identity(Role.PEER, f"p{i}").save(certificates / f"p{i}")
     asked = {
         "addresses": [f"{member.address}:{_PORT}" for member in members],
         "mbytes": mbytes,
         "rounds": rounds + 1,
         "preset": preset,
         "pause_s": pause_s,
+        "certificates": None if certificates is None else str(certificates),
     }
     peers = [
         subprocess.Popen(
@@ -137,10 +151,13 @@ def in_rounds(
     return [report["rounds"] for report in reports]
 
 
-def _peer(*, index: int, addresses: list[str], **options: Any) -> int:
+def _peer(
+    *, index: int, addresses: list[str], certificates: str | None = None, **options: Any
+) -> int:
     from tests.bench.exchange import peer
 
-    peer(index, addresses, argparse.Namespace(codec="fp32", **options), _Print())
+    identity = None if certificates is None else Identity.load(Path(certificates) / f"p{index}")
+    peer(index, addresses, argparse.Namespace(codec="fp32", **options), _Print(), identity)
     return 0
 
 

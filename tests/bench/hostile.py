@@ -64,7 +64,8 @@ def main() -> int:
             adopted = [each for each, w in swarm.workers.items() if adopts(w.of("adopted"))]
             if ended or adopted:
                 harmed += 1
-                outcome = f"HARM: ended {ended}, adopted {adopted}"
+                last = "".join(swarm.workers[each].errors[-2000:] for each in ended)
+                outcome = f"HARM: ended {ended}, adopted {adopted} {last}"
             after = _rounds_per_10_s(swarm, options.seconds)
             slow = "" if during >= ENOUGH * statistics.mean((quiet, after)) else " (slow)"
             memory = f"{before:.0f} -> {resident_mib(swarm):.0f}"

@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--lr", type=float, nargs="+", default=[0.003, 0.01, 0.03])
+    parser.add_argument("--lr", type=float, nargs="+", default=[0.001, 0.003, 0.01, 0.03])
     options = parser.parse_args()
     size = (options.steps, options.workers)
     pairs = list(itertools.product(PRESETS, OPTIMIZERS))

@@ -1,6 +1,7 @@
 """How long a round takes as the swarm grows: `noloco` beside `diloco`, on links of one speed.
 
     python tests/bench/sync_time.py [--peers 2 4 8] [--mbps 20] [--mbytes 1.5] [--rounds 8]
+    python tests/bench/sync_time.py --tls 20 100      # plain and mutual TLS in turns, by Mbit/s
 
 Every peer is a process with the real node, transport and rounds, in a network namespace behind a
 link of its own (root); nothing trains, but before each round there is a pause as long as 20 inner
@@ -13,6 +14,8 @@ long as the smallest.
 
 import argparse
 import statistics
+import tempfile
+from pathlib import Path
 
 from algorithms.link import Link
 from coordinator.links.namespaces import Namespaces, NoNamespaces
@@ -28,7 +31,11 @@ def main() -> int:
     parser.add_argument("--mbytes", type=float, default=1.5, help="of fp32; the default model's")
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--pause-s", type=float, default=1.2)
+    parser.add_argument("--tls", type=float, nargs="+", metavar="MBPS", help="compare with TLS")
+    parser.add_argument("--turns", type=int, default=3, help="of plain and TLS")
     options = parser.parse_args()
+    if options.tls:
+        return _compare(options)
     medians: dict[tuple[str, int], float] = {}
     print(
         f"| peers on {options.mbps:g} Mbit/s | diloco | noloco | then its next group's anchors |\n"
@@ -59,6 +66,49 @@ def main() -> int:
         f"wanted: at most {TARGET}"
     )
     return 0 if growth["noloco"] <= TARGET else 1
+
+
+def _compare(options: argparse.Namespace) -> int:
+    """diloco among the most peers, plain and encrypted in turns, on links of each speed."""
+    peers = max(options.peers)
+    print(f"| {peers} peers, diloco | plain | mutual TLS | ratio | bytes on the wire |")
+    print("| ---: | ---: | ---: | ---: | ---: |")
+    for mbps in options.tls:
+        times: dict[bool, list[float]] = {False: [], True: []}
+        frames = {False: 0, True: 0}
+        for _ in range(options.turns):
+            for tls in times:
+                took_s, sent = _rounds(options, peers, mbps, tls)
+                times[tls] += took_s
+                frames[tls] += sent
+        plain, secure = (statistics.median(times[tls]) for tls in (False, True))
+        more = frames[True] / frames[False] - 1
+        print(
+            f"| {mbps:g} Mbit/s | {plain:.3f} s | {secure:.3f} s | {secure / plain:.3f} "
+            f"| {more:+.2%} |",
+            flush=True,
+        )
+    return 0
+
+
+def _rounds(
+    options: argparse.Namespace, peers: int, mbps: float, tls: bool
+) -> tuple[list[float], int]:
+    """(seconds of every peer's rounds after the first, bytes that all links carried)."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Namespaces(peers, Link(rate_mbps=mbps)) as network,
+    ):
+        reports = in_rounds(
+            network.members,
+            options.rounds,
+            mbytes=options.mbytes,
+            preset="diloco",
+            pause_s=options.pause_s,
+            certificates=Path(folder) if tls else None,
+        )
+        sent = sum(counted.sent_bytes for counted in network.counters())
+    return [took_s for report in reports for _, took_s, _ in report[1:]], sent
 
 
 if __name__ == "__main__":

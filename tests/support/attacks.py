@@ -5,7 +5,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -117,6 +117,28 @@ def long_name(target: Target) -> str:
 def probe_elsewhere(target: Target) -> str:
     asked = pb.ProbeRequest(peer="x", address="unix:/tmp/socket", timeout_s=1e300)
     return f"refused: {target.stranger.refusal('Control/IndirectProbe', asked)}"
+
+
+@contextmanager
+def probes_of_ports(target: Target) -> Iterator[Callable[[], str]]:
+    """Asks to probe w1 at ports where w1 is not; on one of them somebody listens."""
+    asked = tried = 0
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.setblocking(False)
+
+        def once() -> str:
+            nonlocal asked, tried
+            elsewhere = f"127.0.0.1:{listening.getsockname()[1]}"
+            for address in (elsewhere, *(f"127.0.0.1:{20_000 + asked + n}" for n in range(9))):
+                probe = pb.ProbeRequest(peer="w1", address=address, timeout_s=60)
+                target.stranger.call("Control/IndirectProbe", probe, pb.ProbeReply)
+            asked += 10
+            with suppress(BlockingIOError):
+                listening.accept()[0].close()
+                tried += 1
+            return f"asked {asked} times, tried {tried} times: w1 is probed where it is"
+
+        yield once
 
 
 def forged_end(target: Target, health: pb.Health.ValueType) -> str:
@@ -233,20 +255,36 @@ def unread_streams(target: Target) -> Iterator[Callable[[], str]]:
 
 @contextmanager
 def idle_connections(target: Target) -> Iterator[Callable[[], str]]:
-    """Connections that say nothing, 400 of them held at a time."""
+    """Connections that say nothing, 1,200 of them."""
     host, port = target.address.split(":")
     made = 0
     with ExitStack() as stack:
 
         def once() -> str:
             nonlocal made
-            if made < 400:
-                for _ in range(20):
+            if made < 1200:
+                for _ in range(40):
                     stack.enter_context(socket.create_connection((host, int(port))))
-                made += 20
+                made += 40
             return f"{made} connections that say nothing"
 
         yield once
+
+
+@contextmanager
+def hasty_connections(target: Target) -> Iterator[Callable[[], str]]:
+    """Connections of which each asks one thing and goes: five a call, TLS where the run has it."""
+    made = 0
+
+    def once() -> str:
+        nonlocal made
+        for _ in range(5):
+            with calling(target.address, target.identity) as caller:
+                caller.call("Control/Status", pb.StatusRequest(), pb.StatusReply)
+        made += 5
+        return f"{made} connections were answered"
+
+    yield once
 
 
 ATTACKS: dict[str, Attack] = {
@@ -256,12 +294,14 @@ ATTACKS: dict[str, Attack] = {
     "a profile of 1 MB": repeated(large_profile),
     "a name of 3 MB": repeated(long_name),
     "a probe of a Unix socket": repeated(probe_elsewhere),
+    "probes of 700 ports": probes_of_ports,
     "another's forged departure": repeated(partial(forged_end, health=pb.HEALTH_LEFT)),
     "another's forged death": repeated(partial(forged_end, health=pb.HEALTH_DEAD)),
     "a state of NaN, 5,000 rounds ahead": partial(false_state, value=float("nan")),
     "a state of 3.0, 5,000 rounds ahead": partial(false_state, value=3.0),
     "headers without frames": held_streams,
     "400 unread streams": unread_streams,
-    "400 idle connections": idle_connections,
+    "1,200 idle connections": idle_connections,
+    "connections that come and go": hasty_connections,
     "ghosts, 200 a call": ghosts,
 }
