@@ -8,7 +8,7 @@ from algorithms.plan import Plan
 from algorithms.presets import PRESETS
 from protos import murmuration_pb2 as pb
 from tests.protocol.problem import Problem
-from tests.protocol.swarm import Swarm
+from tests.protocol.swarm import Peer, Swarm
 from tests.protocol.virtual_time import run
 from worker.transport import Caller
 
@@ -60,5 +60,31 @@ def test_nobody_skips_to_where_five_ghosts_are_said_to_be(plan: Plan) -> None:
                 ),
                 240,
             )
+
+    run(scenario())
+
+
+def test_a_member_said_to_be_at_anothers_address_is_not_alive() -> None:
+    """What answers there is another peer, so nobody is alive under the ghost's name."""
+
+    def sees(peer: Peer, other: str) -> object:
+        return next((m["health"] for m in peer.members if m["peer"] == other), None)
+
+    async def scenario() -> None:
+        problem = Problem(plan=PLANS["means"], steps=1_000_000, step_s=dict.fromkeys("abc", 0.5))
+        async with Swarm(problem) as swarm:
+            await swarm.start("a", "b", "c")
+            await swarm.until(lambda: min(min(p.versions) for p in swarm.alive) >= 2, 60)
+            first = next(iter(swarm.alive))
+            ghost = pb.Member(
+                peer="ghost", address="c", epoch=1, heartbeat=5, phase=pb.PHASE_TRAINING
+            )
+            said = pb.GossipMessage(sender="x", run=problem.manifest.run, members=[ghost])
+            raw = said.SerializeToString()
+            await first.node.server.on_call("Control/Gossip", raw, Caller("stranger"))
+            before = min(first.versions)
+            await swarm.until(lambda: all(sees(p, "ghost") == "alive" for p in swarm.alive), 10)
+            await swarm.until(lambda: all(sees(p, "ghost") != "alive" for p in swarm.alive), 60)
+            await swarm.until(lambda: min(first.versions) > before + 10, 120)
 
     run(scenario())

@@ -260,7 +260,7 @@ class GossipService:
             sender = await self.exchange(asked.peer, address, timeout_s)
         finally:
             self._probing_for -= 1
-        return pb.ProbeReply(alive=sender is not None).SerializeToString()
+        return pb.ProbeReply(alive=sender == asked.peer).SerializeToString()
 
     # ---------------------------------------------------------------------------------- calling
 
@@ -276,7 +276,7 @@ class GossipService:
 
     async def _probe(self, peer: str, address: str, timeout_s: float) -> None:
         sender = await self.exchange(peer, address, timeout_s)
-        self.handle(Probed(peer, answered=sender is not None))
+        self.handle(Probed(peer, answered=sender == peer))
 
     async def _ask_probe(self, via: str, peer: str, address: str, timeout_s: float) -> None:
         request = pb.ProbeRequest(peer=peer, address=address, timeout_s=timeout_s)
