@@ -214,6 +214,29 @@ def take_mean(
     return stepped
 
 
+def take_integers(values: Tensor, given: Tensor, exact: int) -> Tensor:
+    """`values`, which are written into, with the last `exact` of those that are given."""
+    if exact:
+        values[-exact:] = given[-exact:]
+    return values
+
+
+def go_on_with_integers(
+    merged: Tensor, local: Tensor, old_anchor: Tensor, g: Tensor, anchor: Tensor, exact: int
+) -> Tensor:
+    """`merged`, which is written into, with the integers to go on with after a round: the anchor's.
+    A peer whose own the anchor has taken goes on from where these are by now.
+
+    Args:
+        g: what the peer has contributed, of what it had learned since `old_anchor`.
+    """
+    if not exact:
+        return merged
+    last = slice(-exact, None)
+    own = torch.equal(old_anchor[last] - g[last], anchor[last])
+    return take_integers(merged, local if own else anchor, exact)
+
+
 def merge(local: Tensor, anchor: Tensor, alpha: float) -> Tensor:
     """alpha * local + (1 - alpha) * anchor, fresh; for a peer that contributed to the round.
 

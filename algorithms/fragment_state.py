@@ -18,10 +18,12 @@ from algorithms.diloco import (
     Nesterov,
     carry_over,
     eager_mean,
+    go_on_with_integers,
     keep_residual,
     keep_unsent,
     merge,
     others_share,
+    take_integers,
     take_mean,
     with_residual,
 )
@@ -132,6 +134,7 @@ class FragmentOptimizer:
         state: the committed state, fresh or from a checkpoint.
         state_hash: of an anchor, a momentum and a group.
         averaged: the ranges of running statistics.
+        exact: how many of the last values are limbs of integers (`go_on_with_integers`).
 
     Attributes:
         residual: what encodings have left out and is still owed (error feedback).
@@ -147,8 +150,9 @@ class FragmentOptimizer:
         state: FragmentState,
         state_hash: Callable[[Tensor, Tensor, tuple[str, ...]], int],
         averaged: Ranges = (),
+        exact: int = 0,
     ) -> None:
-        self.state, self._averaged = state, averaged
+        self.state, self._averaged, self._exact = state, averaged, exact
         self.residual: Tensor | None = None
         self.in_flight: Contribution | None = None
         self.failed = False
@@ -196,6 +200,8 @@ class FragmentOptimizer:
             expected = eager_mean(g, *self._others)
             stepped = self._nesterov.step(state.anchor, state.momentum, expected)
             guess, _ = take_mean(stepped, state.anchor, expected, self._averaged)
+            if self._exact:  # as they are
+                take_integers(guess, state.anchor - g, self._exact)
         values = g if self._update is None else self._update.contribution(g, state.momentum)
         values = with_residual(values, residual, plan.error_decay)
         self.in_flight = Contribution(state.version, step, g, values, guess, self.work_steps)
@@ -228,8 +234,13 @@ class FragmentOptimizer:
         that comes too late, or the plan has no such start."""
         if self._update is None or self.in_flight is not None or self._start is not None:
             return None
-        self._start = self._update.head_start(mean_anchor)
-        return None if self._start is None else carry_over(local, self.state.anchor, self._start)
+        start = self._update.head_start(mean_anchor)
+        if start is None:
+            return None
+        if self._exact:  # they stay until the round
+            start = take_integers(start.clone(), self.state.anchor, self._exact)
+        self._start = start
+        return carry_over(local, self.state.anchor, start)
 
     def reposition(self, step: int) -> None:
         """This peer's position in the schedule is another now."""
@@ -242,7 +253,7 @@ class FragmentOptimizer:
         """Whether the local parameters after a round that closed are, value by value, a `merge` of
         those before it and the new anchor; then `advance` will do, and `apply` is not needed."""
         again = self.in_flight is not None and self.in_flight.again
-        special = self._plan.eager or self._plan.keeps or self._update is not None
+        special = self._plan.eager or self._plan.keeps or self._update is not None or self._exact
         return not (special or again or result.missed or self.has_guess)
 
     def advance(self, result: RoundResult) -> None:
@@ -278,7 +289,7 @@ class FragmentOptimizer:
             share = others_share(result.mean, contribution.g, result.contributors)
             self._others = share, result.contributors
         self._commit_round(result, anchor, momentum)
-        return merged
+        return go_on_with_integers(merged, local, old.anchor, contribution.g, anchor, self._exact)
 
     def _commit_round(self, result: RoundResult, anchor: Tensor, momentum: Tensor) -> None:
         state = self.state
@@ -380,7 +391,10 @@ class FragmentOptimizer:
             self.in_flight = replace(self.in_flight, guess=moved)
         self.state, self.failed = theirs, False
         self._others = None
-        return carry_over(local, mine.anchor, theirs.anchor) if keep else theirs.anchor
+        if not keep:
+            return theirs.anchor
+        moved = carry_over(local, mine.anchor, theirs.anchor)
+        return take_integers(moved, theirs.anchor, self._exact)
 
     @property
     def has_guess(self) -> bool:
@@ -408,7 +422,8 @@ class FragmentOptimizer:
             stepped = self._nesterov.step(state.anchor, state.momentum, result.mean, reuse=reuse)
             return take_mean(stepped, state.anchor, result.mean, self._averaged)
         if result.contributors > 1:  # a peer that sits out meets nobody
-            self.spread = relative_distance(state.anchor, result.mean_anchor)
+            values = slice(len(state.anchor) - self._exact)
+            self.spread = relative_distance(state.anchor[values], result.mean_anchor[values])
         middle = result.mean_anchor
         stepped = self._update.step(state.anchor, state.momentum, result.mean, middle)
         return take_mean(stepped, middle, result.mean, self._averaged)

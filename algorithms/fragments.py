@@ -21,12 +21,15 @@ _LAYER = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
 class TensorSpec:
     """Name and shape of one parameter, as every peer of a run must have it.
 
-    `averaged`: a running statistic, of which the outer step takes the mean.
+    Args:
+        averaged: a running statistic, of which the outer step takes the mean.
+        integers: it is of integers, in limbs (`limbs_of`). The first contributor's are taken.
     """
 
     name: str
     shape: tuple[int, ...]
     averaged: bool = False
+    integers: torch.dtype | None = None
 
     @property
     def elements(self) -> int:
@@ -35,7 +38,7 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Fragment:
-    """A set of parameters that travels together, in the order of the schema."""
+    """A set of parameters that travels together, in the order of the schema: integers last."""
 
     index: int
     specs: tuple[TensorSpec, ...]
@@ -45,8 +48,13 @@ class Fragment:
         return sum(spec.elements for spec in self.specs)
 
     @property
+    def exact(self) -> int:
+        """How many of the last values are limbs of integers, which travel as they are."""
+        return sum(spec.elements for spec in self.specs if spec.integers is not None)
+
+    @property
     def averaged(self) -> Ranges:
-        """The ranges of values that are averaged, without an outer optimizer."""
+        """The ranges of values that change without an outer optimizer."""
         stops = itertools.accumulate(spec.elements for spec in self.specs)
         ends = zip(self.specs, stops, strict=True)
         return union(((stop - spec.elements, stop) for spec, stop in ends if spec.averaged), ())
@@ -54,10 +62,11 @@ class Fragment:
     def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """Copies the fragment's tensors into one fresh 1-D fp32 tensor of `elements` values.
 
-        They may be on any device and of any type; the result is on the CPU."""
+        They may be on any device and of any type, integers in limbs or in their own shape; the
+        result is on the CPU."""
         flat = torch.empty(self.elements, dtype=torch.float32, device="cpu")
         for name, view in self.views(flat).items():
-            view.copy_(tensors[name])
+            copy_values(view, tensors[name])
         return flat
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
@@ -70,6 +79,32 @@ class Fragment:
         return {
             spec.name: part.view(spec.shape) for spec, part in zip(self.specs, parts, strict=True)
         }
+
+    def named(self, flat: Tensor) -> dict[str, Tensor]:
+        """As `views`, but integers are fresh tensors of their own type and shape."""
+        found = self.views(flat)
+        for spec in self.specs:
+            if spec.integers is not None:
+                found[spec.name] = integers_of(found[spec.name], spec.integers)
+        return found
+
+
+def limbs_of(integers: Tensor) -> Tensor:
+    """A view of some integers, of 16 bits or fewer each, which fp32 holds exactly; one more
+    dimension than they have. Writing into it writes into them."""
+    limb = torch.int16 if integers.dtype.itemsize > 1 else torch.uint8
+    return integers.unsqueeze(-1).view(limb)
+
+
+def integers_of(limbs: Tensor, kind: torch.dtype) -> Tensor:
+    """The integers whose limbs these are, in fp32 or as `limbs_of` gives them; fresh."""
+    limb = torch.int16 if kind.itemsize > 1 else torch.uint8
+    return limbs.to(limb, copy=True).view(kind).squeeze(-1)
+
+
+def copy_values(into: Tensor, values: Tensor) -> None:
+    """Copies a tensor of a fragment; integers that are in their own shape as limbs."""
+    into.copy_(limbs_of(values) if values.dim() < into.dim() else values)
 
 
 def layer_of(name: str) -> int | None:

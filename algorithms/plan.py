@@ -266,11 +266,15 @@ class Plan:
         shard_bytes = codec_by_name(self.codec).encoded_bytes(elements) / max(1, peers)
         return min(_MAX_CHUNKS_PER_PEER, max(1, round(shard_bytes / _SHARD_BYTES)))
 
-    def shard_bounds(self, elements: int, peers: int) -> tuple[tuple[int, int], ...]:
-        """The ranges of a fragment's shards, on blocks of both codecs (powers of two)."""
+    def shard_bounds(
+        self, elements: int, peers: int, exact: int = 0
+    ) -> tuple[tuple[int, int], ...]:
+        """The ranges of a fragment's shards, on blocks of both codecs (powers of two). The values
+        that travel as they are, `exact` of the last, are all in the last shard."""
         codecs = (codec_by_name(self.codec), codec_by_name(self.reduction_codec))
-        align = max(codec.block_elements for codec in codecs)
-        return shard_bounds(elements, peers * self.chunks_per_peer(elements, peers), align)
+        align, coded = max(codec.block_elements for codec in codecs), elements - exact
+        *bounds, (start, _) = shard_bounds(coded, peers * self.chunks_per_peer(coded, peers), align)
+        return (*bounds, (start, elements))
 
     @property
     def _in_pieces(self) -> bool:

@@ -18,6 +18,7 @@ from algorithms.diloco import (
     carry_over,
     contribution_seed,
     eager_mean,
+    go_on_with_integers,
     keep_residual,
     keep_unsent,
     mean_in_order,
@@ -25,6 +26,7 @@ from algorithms.diloco import (
     others_share,
     pseudo_gradient,
     reduction_seed,
+    take_integers,
     take_mean,
     with_residual,
 )
@@ -189,8 +191,9 @@ class _Run:
                     start = self.plan.group_update().head_start(mean_anchor)
                     if start is None:
                         continue
-                    self.starts[peer, index] = start
                     anchor = self.outer[peer][index].anchor
+                    take_integers(start, anchor, fragment.exact)
+                    self.starts[peer, index] = start
                     moved = carry_over(self.local(peer, fragment), anchor, start)
                     self.write(peer, fragment, moved)
 
@@ -214,6 +217,7 @@ class _Run:
                 state = self.outer[peer][index]
                 expected = eager_mean(g, self.others[peer, index], len(self.peers))
                 guess, _ = self.step(index, state, Means(expected))
+                take_integers(guess, state.anchor - g, fragment.exact)
                 self.guesses[peer, index] = guess
                 self.write(peer, fragment, guess)
 
@@ -225,13 +229,18 @@ class _Run:
             state.anchor, state.momentum = self.step(index, state, means)
             local, own = self.local(peer, fragment), self.sent.pop((peer, index))
             if (guess := self.guesses.pop((peer, index), None)) is not None:
-                self.write(peer, fragment, carry_over(local, guess, state.anchor))
+                merged = carry_over(local, guess, state.anchor)
             else:
                 start = state.anchor
                 if self.plan.keeps:
                     error = self.errors.pop((peer, index))
                     start = keep_unsent(local, old, state.anchor, own, error)
-                self.write(peer, fragment, merge(local, start, self.plan.merge_alpha))
+                merged = merge(local, start, self.plan.merge_alpha)
+            self.write(
+                peer,
+                fragment,
+                go_on_with_integers(merged, local, old, own, state.anchor, fragment.exact),
+            )
             if self.plan.eager:
                 self.others[peer, index] = others_share(means.g, own, len(self.peers))
 
@@ -255,7 +264,7 @@ class _Run:
             for peer in group:
                 values = update.contribution(own[peer], self.outer[peer][index].momentum)
                 arrived.append(self.contribution(peer, index, round_, values))
-            mean = mean_in_order(arrived)
+            mean = take_integers(mean_in_order(arrived), arrived[0], self.fragments[index].exact)
             for peer in group:
                 means[peer, index] = Means(mean, self.mean_anchor(index, group, peer))
         self.rounds[index] += 1
@@ -278,16 +287,19 @@ class _Run:
         anchors = {peer: self.outer[peer][index].anchor for peer in group}
         decoded = {p: codec.decode(codec.encode(y), y.numel()) for p, y in anchors.items()}
         mean = mean_in_order(decoded.values())
-        return mean if codec.name == "fp32" else mean + (anchors[me] - decoded[me])
+        if codec.name != "fp32":
+            mean = mean + (anchors[me] - decoded[me])
+        return take_integers(mean, anchors[min(group)], self.fragments[index].exact)
 
     def agree(self) -> None:
         """The last pass: everyone takes the mean of all anchors, or with merge `keep` of all local
         parameters."""
         for index, fragment in enumerate(self.fragments):
             if self.plan.keeps:
-                mean = mean_in_order(self.local(peer, fragment) for peer in self.peers)
+                all_values = [self.local(peer, fragment) for peer in self.peers]
             else:
-                mean = mean_in_order(self.outer[peer][index].anchor for peer in self.peers)
+                all_values = [self.outer[peer][index].anchor for peer in self.peers]
+            mean = take_integers(mean_in_order(all_values), all_values[0], fragment.exact)
             for peer in self.peers:
                 self.outer[peer][index] = Outer(mean, torch.zeros_like(mean))
 
@@ -301,12 +313,15 @@ class _Run:
             ratios = norm_ratios([self.norms[peer, index] for peer in own])
             factors = norm_factors(ratios, NORM_LIMIT)
         mean = aggregate(arrived, factors, over=plan.mean_over)
+        exact = self.fragments[index].exact
+        take_integers(mean, arrived[0], exact)
         if index in self.reduction_residuals:
             mean.add_(self.reduction_residuals[index])
         decoded = self.through(
             codec_by_name(plan.reduction_codec),
             mean,
             partial(reduction_seed, index, round_),
+            exact,
         )
         if plan.keeps_reduction_residual:
             self.reduction_residuals[index] = mean - decoded
@@ -316,10 +331,10 @@ class _Run:
         """A peer's pseudo-gradient as others decode it."""
         plan, residual = self.plan, self.residuals.get((peer, index))
         values = with_residual(g, residual, plan.error_decay)
-        self.norms[peer, index] = norm(values)
-        decoded = self.through(
-            codec_by_name(plan.codec), values, partial(contribution_seed, peer, index, round_)
-        )
+        exact = self.fragments[index].exact
+        self.norms[peer, index] = norm(values[: len(values) - exact])
+        seed = partial(contribution_seed, peer, index, round_)
+        decoded = self.through(codec_by_name(plan.codec), values, seed, exact)
         if plan.keeps:
             self.errors[peer, index] = values - decoded
         if plan.error_feedback:
@@ -328,11 +343,14 @@ class _Run:
             )
         return decoded
 
-    def through(self, codec: Codec, values: Tensor, seed: Callable[[int], int]) -> Tensor:
-        """Encoded and decoded, shard by shard; as one where nothing is cut into shards."""
-        decoded = torch.empty_like(values)
-        whole = ((0, values.numel()),)
-        shards = self.plan.shard_bounds(values.numel(), len(self.peers))
+    def through(
+        self, codec: Codec, values: Tensor, seed: Callable[[int], int], exact: int
+    ) -> Tensor:
+        """Encoded and decoded, shard by shard; as one where nothing is cut into shards. The last
+        `exact` stay as they are."""
+        decoded, coded = values.clone(), len(values) - exact
+        whole = ((0, coded),)
+        shards = self.plan.shard_bounds(coded, len(self.peers))
         for start, stop in whole if self.plan.exchange == "pairs" else shards:
             noise = seed(start) if self.plan.rounding == "stochastic" else None
             raw = codec.encode(values[start:stop], noise)

@@ -107,7 +107,7 @@ class Worker:
             config,
             options.node,
             self._manifest,
-            elements=[fragment.elements for fragment in self._fragments],
+            fragments=self._fragments,
             transport=GrpcTransport(options.listen, options.proxy, options.identity),
             mailbox=self._mailbox,
             log=self._log,

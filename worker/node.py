@@ -12,6 +12,7 @@ from collections.abc import Callable, Container, Coroutine, Sequence
 from dataclasses import replace
 
 from algorithms.codecs import codec_by_name
+from algorithms.fragments import Fragment
 from protos import murmuration_pb2 as pb
 from protos.addresses import join_address, split_address
 from protos.events import Warnings, new_event
@@ -85,7 +86,7 @@ class Node:
     """One peer on the network. io thread only.
 
     Args:
-        elements: number of values of each fragment.
+        fragments: what is exchanged.
         transport: to the others; mailbox: to the train thread.
     """
 
@@ -99,7 +100,7 @@ class Node:
         node: NodeConfig,
         config: Config,
         manifest: Manifest,
-        elements: Sequence[int],
+        fragments: Sequence[Fragment],
         transport: Transport,
         mailbox: Mailbox,
         environment: Environment,
@@ -112,7 +113,8 @@ class Node:
         self.context = Context(
             me=node.peer,
             run=manifest.run,
-            elements=elements,
+            elements=[each.elements for each in fragments],
+            exact=[each.exact for each in fragments],
             plan=config.plan,
             compression=Compression(config.exchange),
             config=config.rounds,

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
+from algorithms.fragments import Fragment
 from protos.events import new_event
 from worker.catchup.start import all_agree
 from worker.component import Environment, NodeConfig
@@ -34,7 +35,7 @@ class Session:
     Args:
         config, manifest: of the run.
         node: name, addresses and whom to wait for.
-        elements: number of values of each fragment.
+        fragments: what is exchanged.
         transport: to the others.
         mailbox: between the train thread and the I/O thread.
         log: takes events as plain values, from any thread.
@@ -47,14 +48,14 @@ class Session:
         node: NodeConfig,
         manifest: Manifest,
         *,
-        elements: Sequence[int],
+        fragments: Sequence[Fragment],
         transport: Transport,
         mailbox: Mailbox,
         log: Callable[[dict[str, object]], None],
         credentials: Credentials = NOTHING_ENCRYPTED,
     ) -> None:
         self._config, self._node, self._manifest = config, node, manifest
-        self._elements, self._log, self._credentials = elements, log, credentials
+        self._fragments, self._log, self._credentials = fragments, log, credentials
         self.transport, self._mailbox = transport, mailbox
         self.io = IOThread(self._make_node, mailbox)
         self._metrics: MetricsServer | None = None
@@ -101,7 +102,7 @@ class Session:
             node=node,
             config=config,
             manifest=self._manifest,
-            elements=self._elements,
+            fragments=self._fragments,
             transport=self.transport,
             mailbox=self._mailbox,
             environment=Environment(

@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 import torch
 
 from algorithms.fragment_state import FragmentState
+from algorithms.fragments import Fragment, TensorSpec
 from algorithms.presets import PRESETS
 from protos.identity import Authority, Identity, Role
 from tests.support.workers import free_addresses
@@ -73,7 +74,7 @@ def peer(
             node=NodeConfig(peer=f"p{index}", joins=others, min_peers=len(addresses)),
             config=config,
             manifest=Manifest.of(config, []),
-            elements=[elements],
+            fragments=[Fragment(0, (TensorSpec("w", (elements,)),))],
             transport=transport,
             mailbox=mailbox,
             environment=Environment(offload=offload, log=lambda event: None),

@@ -4,10 +4,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+import torch
 
+from tests.support.head_starts import AnchorPrefetch
 from tests.support.reference import reference_hashes
+from tests.support.statistics_task import FIRST_COUNT, Normalised
 from tests.support.workers import SMALL, Hashes, running_swarm, settings_of
 from worker.config import load_config
+from worker.training.evaluation import anchored_model, find_checkpoint
 
 
 @pytest.mark.parametrize(
@@ -38,6 +42,7 @@ def test_four_workers_equal_the_reference(
 
 
 FOUR_BITS = {"diloco__codec": "e3m0", "diloco__reduction_codec": "e3m0"}
+EAGER = {"diloco__eager": "true", "diloco__merge_alpha": 0.0}
 FEEDBACK = {"diloco__error_feedback": "true"}
 
 
@@ -49,7 +54,7 @@ FEEDBACK = {"diloco__error_feedback": "true"}
         ("diloco", {**FEEDBACK, "diloco__codec": "topk", "diloco__reduction_codec": "fp16"}),
         (
             "streaming",
-            {**FOUR_BITS, "diloco__merge_alpha": 0.0, "diloco__eager": "true"},
+            {**FOUR_BITS, **EAGER},
         ),
         ("onebit", {}),
         ("sparse", {}),
@@ -98,17 +103,43 @@ def test_streaming_without_its_parts_is_diloco(tmp_path: Path) -> None:
     assert hashes == reference_hashes(diloco, swarm.names)
 
 
-@pytest.mark.parametrize("preset", ["diloco", "ddp"])
-def test_running_statistics_are_averaged(tmp_path: Path, preset: str) -> None:
+@pytest.mark.parametrize(
+    ("preset", "extra"),
+    [
+        ("diloco", {}),
+        ("diloco", FEEDBACK | {"diloco__codec": "int4", "diloco__rounding": "stochastic"}),
+        ("ddp", {}),
+        ("streaming", FOUR_BITS | {"diloco__overlap_steps": 2, "diloco__merge_alpha": 0.5}),
+        ("streaming", EAGER | {"diloco__overlap_steps": 2}),
+        ("onebit", {"diloco__overlap_steps": 1}),
+        ("noloco", {"diloco__anchor_codec": "bf16"}),
+    ],
+    ids=["diloco", "stochastic int4", "ddp", "streaming", "eager", "onebit", "noloco"],
+)
+def test_running_statistics_are_averaged_and_integers_the_first_peers(
+    tmp_path: Path, preset: str, extra: Mapping[str, object]
+) -> None:
     settings = settings_of(
         task__name='"tests.support.statistics_task:Normalised"',
         run__steps=12,
         diloco__inner_steps=4,
+        **extra,
     )
     with running_swarm(2, tmp_path, "--preset", preset, *settings) as swarm:
         swarm.start_all()
         results = swarm.wait()
     hashes = {peer: Hashes.of(r) for peer, r in results.items()}
     assert len(set(hashes.values())) == 1
-    assert hashes == reference_hashes(load_config(None, settings[1::2], preset), swarm.names)
+    known = {"head_starts": AnchorPrefetch.of_run(tmp_path)} if preset == "noloco" else {}
+    config = load_config(None, settings[1::2], preset)
+    assert hashes == reference_hashes(config, swarm.names, **known)
     assert len({result["val_loss"] for result in results.values()}) == 1
+    saved = find_checkpoint(tmp_path / "w1").tensors
+    assert saved["anchor/1.num_batches_tracked"].dtype is torch.int64
+    behind = 0 if preset in ("diloco", "ddp", "noloco") else 4  # sent before the last step
+    assert 12 - behind <= saved["anchor/1.num_batches_tracked"] <= 12
+    assert saved["anchor/1.seen"].tolist() == [True, False]
+    counted = saved["anchor/1.positive"] - FIRST_COUNT
+    assert 0 < counted.max() <= 12 * 16
+    anchored = anchored_model(find_checkpoint(tmp_path / "w1"), config, Normalised(seed=0))
+    assert torch.equal(anchored[1].positive - FIRST_COUNT, counted)

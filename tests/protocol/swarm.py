@@ -182,7 +182,7 @@ class Swarm:
             ),
             config=problem.config,
             manifest=problem.manifest,
-            elements=[fragment.elements for fragment in held.fragments],
+            fragments=held.fragments,
             transport=transport,
             mailbox=train,
             environment=Environment(

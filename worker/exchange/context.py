@@ -116,7 +116,7 @@ class Counts:
 class Context:
     """Args:
     me, run: this peer and the run's id.
-    elements: number of values of each fragment.
+    elements: number of values of each fragment; exact: and of limbs of integers among them.
     plan: codecs, rounding and feedback.
     config: closing rules; detection_s: how long a dead peer takes to be noticed.
     clock: monotonic seconds.
@@ -137,6 +137,7 @@ class Context:
     compression: Compression
     counts: Counts = field(default_factory=Counts)
     most_visits: int = 1
+    exact: Sequence[int] = ()
 
     def refused(self, error: wire.WireError, sender: str, round_: int | None) -> None:
         """Counts and tells of what came from a peer and does not fit; of equal refusals, the first,
@@ -167,19 +168,19 @@ class Context:
 
     def round_bytes(self, fragment: int) -> int:
         """What a peer gives each partner in a round in a small group."""
-        plan, elements = self.plan, self.elements[fragment]
-        codecs = codec_by_name(plan.anchor_codec), codec_by_name(plan.codec)
-        return sum(codec.encoded_bytes(elements) for codec in codecs)
+        codecs = codec_by_name(self.plan.anchor_codec), codec_by_name(self.plan.codec)
+        elements, exact = self.elements[fragment], self.limbs(fragment)
+        return sum(wire.encoded_bytes(codec, elements, exact) for codec in codecs)
 
     async def encoded(
-        self, codec: Codec, values: "Tensor", seed: int | None, *, error: bool
+        self, codec: Codec, values: "Tensor", seed: int | None, *, exact: int, error: bool
     ) -> "tuple[wire.Payload, Tensor | None]":
         """(values as they travel, what the encoding leaves out if asked for). Raises ValueError:
         not for this codec."""
 
         def work() -> "tuple[wire.Payload, Tensor | None]":
-            raw = wire.encode(codec, values, seed)
-            left_out = wire.encoding_error(codec, raw, values) if error else None
+            raw = wire.encode(codec, values, seed, exact=exact)
+            left_out = wire.encoding_error(codec, raw, values, exact=exact) if error else None
             return self.compression.payload(codec, raw), left_out
 
         return await self.worked(values.numel(), work)
@@ -214,9 +215,13 @@ class Context:
         """How many there are."""
         return len(self.elements)
 
+    def limbs(self, fragment: int) -> int:
+        """How many of a fragment's last values are limbs of integers."""
+        return self.exact[fragment] if self.exact else 0
+
     def shards(self, fragment: int, group: Sequence[str]) -> tuple[ShardRange, ...]:
         """The ranges of a fragment's shards, and their encoded sizes."""
-        return _shards(self.plan, self.elements[fragment], len(group))
+        return _shards(self.plan, self.elements[fragment], self.limbs(fragment), len(group))
 
     def group_hash(self, group: tuple[str, ...]) -> int:
         """What tells a group that lays out a round from another."""
@@ -224,17 +229,20 @@ class Context:
 
     def orders(self, fragment: int, group: Sequence[str]) -> tuple[tuple[str, ...], ...]:
         """The peers that may reduce each shard, best first."""
-        chunks_per_peer = self.plan.chunks_per_peer(self.elements[fragment], len(group))
+        coded = self.elements[fragment] - self.limbs(fragment)
+        chunks_per_peer = self.plan.chunks_per_peer(coded, len(group))
         return _orders(self.run, fragment, tuple(group), chunks_per_peer)
 
     def transfer_s(self, fragment: int) -> float:
         """How long the fragment takes on the slowest link that is planned for."""
-        return self.config.transfer_s(self.codec.encoded_bytes(self.elements[fragment]))
+        return self.config.transfer_s(self._contribution_bytes(fragment))
 
     def round_s(self, fragment: int) -> float:
         """How long a round of the fragment may take."""
-        payload_bytes = self.codec.encoded_bytes(self.elements[fragment])
-        return self.config.round_s(payload_bytes, self.detection_s)
+        return self.config.round_s(self._contribution_bytes(fragment), self.detection_s)
+
+    def _contribution_bytes(self, fragment: int) -> int:
+        return wire.encoded_bytes(self.codec, self.elements[fragment], self.limbs(fragment))
 
 
 @lru_cache(maxsize=256)  # every offer of a shard asks
@@ -245,17 +253,14 @@ def _orders(
 
 
 @lru_cache(maxsize=256)
-def _shards(plan: Plan, elements: int, peers: int) -> tuple[ShardRange, ...]:
-    codec, reduction_codec = codec_by_name(plan.codec), codec_by_name(plan.reduction_codec)
-    return tuple(
-        ShardRange(
-            start,
-            stop,
-            codec.encoded_bytes(stop - start),
-            reduction_codec.encoded_bytes(stop - start),
-        )
-        for start, stop in plan.shard_bounds(elements, peers)
-    )
+def _shards(plan: Plan, elements: int, exact: int, peers: int) -> tuple[ShardRange, ...]:
+    codecs = codec_by_name(plan.codec), codec_by_name(plan.reduction_codec)
+    found = []
+    for start, stop in plan.shard_bounds(elements, peers, exact):
+        limbs = exact if stop == elements else 0
+        up, down = (wire.encoded_bytes(codec, stop - start, limbs) for codec in codecs)
+        found.append(ShardRange(start, stop, up, down, limbs))
+    return tuple(found)
 
 
 _group_hash = lru_cache(maxsize=256)(wire.group_hash)

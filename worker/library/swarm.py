@@ -217,7 +217,7 @@ class Swarm:
             self._config,
             self._node,
             self._manifest,
-            elements=[fragment.elements for fragment in self._fragments],
+            fragments=self._fragments,
             transport=GrpcTransport(self._listen, security=self._identity),
             mailbox=self._mailbox,
             log=self._log,

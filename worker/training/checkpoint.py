@@ -25,6 +25,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from algorithms.fragment_state import FragmentState
+from algorithms.fragments import copy_values
 from protos.manifest import canonical
 from worker.adopted_config import restored_config
 from worker.config import Config
@@ -284,7 +285,8 @@ def snapshot(
     tensors: dict[str, Tensor] = {}
     for each in trainer.fragments:
         views, state = each.fragment.views, each.state
-        tensors |= {f"anchor/{name}": values for name, values in views(state.anchor).items()}
+        anchors = each.fragment.named(state.anchor)
+        tensors |= {f"anchor/{name}": values for name, values in anchors.items()}
         if len(state.momentum):
             tensors |= {f"momentum/{name}": v for name, v in views(state.momentum).items()}
         if each.residual is not None:
@@ -326,6 +328,6 @@ def restore_trainer(trainer: Trainer, saved: Checkpoint) -> None:
         fragment.residual = flatten(residuals) if owed else None
     replica = trainer.replica
     for name, local in replica.parameters.items():
-        local.copy_(saved.tensors[f"local/{name}"])
+        copy_values(local, saved.tensors[f"local/{name}"])
     remembered = {**saved.named("optimizer"), **saved.values["optimizer"]}
     replica.restore_optimizers(remembered, trainer.step)

@@ -32,7 +32,7 @@ from worker.training import checkpoint
 from worker.training.checkpoint import Checkpoint
 from worker.training.device import device_of, moved
 from worker.training.loop import Trainer
-from worker.training.model import running_statistics, trained_parameters
+from worker.training.model import integer_buffers, running_statistics, trained_parameters
 
 _VALIDATION_BATCHES = 16
 _SAMPLE_BYTES, _SAMPLE_PROMPT = 400, "def "
@@ -268,8 +268,11 @@ def anchored_model(saved: Checkpoint, config: Config, task: Task) -> nn.Module:
         CheckpointError: it does not hold the whole model of its run.
     """
     model = task.model()
-    anchor = saved.named("anchor")
-    for name, held in {**trained_parameters(model), **running_statistics(model)}.items():
+    anchor, integers = saved.named("anchor"), integer_buffers(model)
+    held_here = {**trained_parameters(model), **running_statistics(model), **integers}
+    for name, held in held_here.items():
+        if name in integers and name not in anchor:
+            continue  # of a run before they were exchanged
         if name not in anchor or anchor[name].shape != held.shape:
             raise CheckpointError(
                 f"{saved.path}: does not hold the whole model of its run ({name}); "

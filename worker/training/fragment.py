@@ -11,7 +11,7 @@ from torch import Tensor
 
 from algorithms.diloco import merge
 from algorithms.fragment_state import FragmentOptimizer, FragmentState, RoundResult
-from algorithms.fragments import Fragment, complement
+from algorithms.fragments import Fragment, complement, integers_of
 from algorithms.plan import Plan
 from worker.training.device import Copies, copies_for
 from worker.training.inbox import PrefetchedAnchor, RoundDone, RoundFailed
@@ -59,7 +59,8 @@ class FragmentReplica(FragmentOptimizer):
     ) -> None:
         self.fragment, self._accessor = fragment, accessor
         self._parameters, self._copies = parameters, copies or copies_for(parameters.values())
-        super().__init__(plan, initial_state(plan, self.local), state_hash, fragment.averaged)
+        started = initial_state(plan, self.local)
+        super().__init__(plan, started, state_hash, fragment.averaged, fragment.exact)
         self.arrived: RoundDone | RoundFailed | None = None
         self.arrived_at_step = 0
         self._prefetched: PrefetchedAnchor | None = None
@@ -81,8 +82,10 @@ class FragmentReplica(FragmentOptimizer):
             copied: fresh; else they may be the parameters themselves.
         """
         if copied or self._accessor is not None or self.has_guess:
-            return self.fragment.views(self.without_guess(self.local))
-        return {s.name: self._parameters[s.name].contiguous() for s in self.fragment.specs}
+            return self.fragment.named(self.without_guess(self.local))
+        held = {s.name: self._parameters[s.name].contiguous() for s in self.fragment.specs}
+        kinds = {s.name: s.integers for s in self.fragment.specs if s.integers is not None}
+        return held | {name: integers_of(held[name], kind) for name, kind in kinds.items()}
 
     def write(self, values: Tensor) -> None:
         """Makes these (1-D) the local parameters."""
@@ -117,7 +120,8 @@ class FragmentReplica(FragmentOptimizer):
         """`values` (1-D) as the local parameters hold them: rounded where they are not fp32.
 
         So that a pseudo-gradient is what was learned, without what the rounding took away."""
-        if all(self._parameters[s.name].dtype is torch.float32 for s in self.fragment.specs):
+        floating = (s for s in self.fragment.specs if s.integers is None)
+        if all(self._parameters[s.name].dtype is torch.float32 for s in floating):
             return values
         held = torch.empty_like(values)
         given = self.fragment.views(values)

@@ -388,7 +388,9 @@ class OuterLoop:
             if ranks[1] > ranks[0] or joining or outnumbered:
                 if index in adopt.given_up:
                     lost = max(lost, adopt.given_up[index])
-                    apart = max(apart, relative_distance(each.state.anchor, theirs.anchor))
+                    values = slice(each.fragment.elements - each.fragment.exact)
+                    distance = relative_distance(each.state.anchor[values], theirs.anchor[values])
+                    apart = max(apart, distance)
                 each.take_over(theirs, keep=not self._gradients)
                 taken.append(index)
         if not taken:

@@ -7,12 +7,13 @@ import torch
 import xxhash
 from torch import Tensor
 
-from algorithms.codecs import Codec
+from algorithms.codecs import Codec, codec_by_name
 from algorithms.diloco import mean_in_order
 from algorithms.robust import norm
 from worker.wire.errors import WireError
 
 BLOCK_ELEMENTS = 256 * 1024  # 1 MiB of fp32: short enough not to hold the loop up
+_EXACT = codec_by_name("fp32")
 _NOT_FINITE = "the values hold NaN, Inf or absurdly large ones"
 
 
@@ -33,30 +34,46 @@ def is_finite(values: Tensor) -> bool:
     return bool(torch.isfinite(torch.dot(values, values)))
 
 
-def encode(codec: Codec, values: Tensor, seed: int | None = None) -> memoryview:
+# Below, `exact` of the last values are limbs of integers. They follow the encoding of the others in
+# fp32, whatever the codec is.
+
+
+def encoded_bytes(codec: Codec, elements: int, exact: int = 0) -> int:
+    """Size of the encoding of `elements` values."""
+    return codec.encoded_bytes(elements - exact) + _EXACT.encoded_bytes(exact)
+
+
+def encode(codec: Codec, values: Tensor, seed: int | None = None, *, exact: int = 0) -> memoryview:
     """The encoding of 1-D fp32 values; may share their memory. Raises ValueError: not finite."""
-    return tensor_bytes(codec.encode(values, seed))
+    if not exact:
+        return tensor_bytes(codec.encode(values, seed))
+    coded, limbs = values[:-exact], values[-exact:]
+    return tensor_bytes(torch.cat((codec.encode(coded, seed), _EXACT.encode(limbs))))
 
 
-def encoding_error(codec: Codec, payload: memoryview, values: Tensor) -> Tensor:
+def encoding_error(codec: Codec, payload: memoryview, values: Tensor, *, exact: int = 0) -> Tensor:
     """values - decode(payload), block by block: what an encoding has left out."""
-    error = torch.empty_like(values)
-    for start, stop in _blocks(values.numel()):
+    error = torch.zeros_like(values) if exact else torch.empty_like(values)
+    for start, stop in _blocks(values.numel() - exact):
         torch.sub(values[start:stop], _decode(codec, payload, start, stop), out=error[start:stop])
     return error
 
 
-def check_values(codec: Codec, payload: memoryview, elements: int, limit: float) -> float:
-    """The norm of encoded values.
+def check_values(
+    codec: Codec, payload: memoryview, elements: int, limit: float, *, exact: int = 0
+) -> float:
+    """The norm of encoded values, without integers.
 
     Raises WireError unless all are finite, of sane size and within the limit.
     """
     squares = 0.0
-    for start, stop in _blocks(elements):
+    for start, stop in _blocks(elements - exact):
         block = _decode(codec, payload, start, stop)
         if not is_finite(block) or (block.numel() and float(block.abs().max()) > limit):
             raise WireError(_NOT_FINITE)
         squares += norm(block) ** 2
+    if not is_finite(_limbs(codec, payload, elements, exact)):
+        raise WireError(_NOT_FINITE)
     return math.sqrt(squares)
 
 
@@ -65,26 +82,35 @@ def average(
     payloads: Sequence[memoryview],
     elements: int,
     mean_of: Callable[[Iterable[Tensor]], Tensor] = mean_in_order,
+    *,
+    exact: int = 0,
 ) -> Tensor:
-    """The mean of encoded values, in the order given, block by block. Raises WireError.
+    """The mean of encoded values, in the order given, block by block; integers of the first.
 
     Args:
         mean_of: of the decoded values of a block.
+
+    Raises:
+        WireError: no encoder writes such bytes.
     """
     mean = torch.empty(elements)
-    for start, stop in _blocks(elements):
+    for start, stop in _blocks(elements - exact):
         mean[start:stop] = mean_of(_decode(codec, payload, start, stop) for payload in payloads)
+    mean[elements - exact :] = _limbs(codec, payloads[0], elements, exact)
     return mean
 
 
-def decode(codec: Codec, payload: memoryview, elements: int) -> Tensor:
+def decode(codec: Codec, payload: memoryview, elements: int, *, exact: int = 0) -> Tensor:
     """Fresh fp32 values, 1-D, block by block. Raises WireError unless finite and of sane size."""
     values = torch.empty(elements)
-    for start, stop in _blocks(elements):
+    for start, stop in _blocks(elements - exact):
         block = _decode(codec, payload, start, stop)
         if not is_finite(block):
             raise WireError(_NOT_FINITE)
         values[start:stop] = block
+    limbs = values[elements - exact :] = _limbs(codec, payload, elements, exact)
+    if not is_finite(limbs):
+        raise WireError(_NOT_FINITE)
     return values
 
 
@@ -102,6 +128,11 @@ def split_state(payload: memoryview, sizes: tuple[int, int]) -> tuple[Tensor, Te
 def _blocks(elements: int) -> Iterator[tuple[int, int]]:
     for start in range(0, elements, BLOCK_ELEMENTS):
         yield start, min(elements, start + BLOCK_ELEMENTS)
+
+
+def _limbs(codec: Codec, payload: memoryview, elements: int, exact: int) -> Tensor:
+    found = bytearray(payload[codec.encoded_bytes(elements - exact) :])  # a copy: it is aligned
+    return _decode(_EXACT, memoryview(found), 0, exact)
 
 
 def _decode(codec: Codec, payload: memoryview, start: int, stop: int) -> Tensor:

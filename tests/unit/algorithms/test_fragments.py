@@ -8,7 +8,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from algorithms.fragments import Fragment, TensorSpec, layer_of, partition, pieces, shard_bounds
+from algorithms.fragments import (
+    Fragment,
+    TensorSpec,
+    copy_values,
+    integers_of,
+    layer_of,
+    limbs_of,
+    partition,
+    pieces,
+    shard_bounds,
+)
 
 SHAPES = st.lists(st.integers(1, 4), max_size=3).map(tuple)
 PATTERNS = st.sampled_from(["strided", "sequential"])
@@ -166,3 +176,37 @@ def test_shards_cover_each_element_once_aligned_and_evenly(
 def test_impossible_shards_are_refused(elements: int, shards: int, align: int) -> None:
     with pytest.raises(ValueError, match="cannot cut"):
         shard_bounds(elements, shards, align)
+
+
+@given(
+    kind=st.sampled_from([torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8]),
+    seed=st.integers(0, 99),
+)
+def test_limbs_hold_every_integer_exactly(kind: torch.dtype, seed: int) -> None:
+    bounds, generator = torch.iinfo(kind), torch.Generator().manual_seed(seed)
+    drawn = torch.randint(bounds.min, bounds.max, (2, 3), generator=generator).to(kind).t()
+    drawn[0, 0], drawn[-1, -1] = bounds.min, bounds.max
+    limbs = limbs_of(drawn).to(torch.float32)
+    assert limbs.dim() == 3
+    assert torch.equal(integers_of(limbs, kind), drawn)
+    copied = torch.zeros_like(drawn)
+    limbs_of(copied).copy_(limbs)
+    assert torch.equal(copied, drawn)
+
+
+def test_a_fragment_takes_integers_in_their_own_shape_and_gives_them_back() -> None:
+    count, flags = torch.tensor((1 << 40) + 3), torch.tensor([True, False])
+    specs = (
+        TensorSpec("w", (2,)),
+        TensorSpec("count", (4,), averaged=True, integers=torch.int64),
+        TensorSpec("flags", (2, 1), averaged=True, integers=torch.bool),
+    )
+    fragment = Fragment(0, specs)
+    assert (fragment.elements, fragment.exact) == (8, 6)
+    flat = fragment.flatten({"w": torch.ones(2), "count": count, "flags": limbs_of(flags)})
+    named = fragment.named(flat)
+    assert torch.equal(named["count"], count)
+    assert torch.equal(named["flags"], flags)
+    assert named["w"].data_ptr() == flat.data_ptr()
+    copy_values(fragment.views(flat)["count"], torch.tensor(-1))
+    assert fragment.named(flat)["count"] == -1

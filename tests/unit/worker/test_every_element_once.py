@@ -129,6 +129,55 @@ def test_what_an_encoding_has_left_out_makes_it_whole(
     assert torch.equal(error, values - own.decode(wire.bytes_tensor(payload), elements))
 
 
+@pytest.mark.parametrize("codec", NAMES)
+@settings(max_examples=25)
+@given(
+    st.sampled_from(NAMES),
+    st.integers(0, 5_000),
+    st.integers(1, 5),
+    st.integers(1, 9),
+    st.integers(0, 99),
+)
+def test_limbs_of_integers_are_the_first_ones_whatever_the_codecs(
+    codec: str, reduction_codec: str, coded: int, peers: int, exact: int, seed: int
+) -> None:
+    plan = Plan(codec=codec, reduction_codec=reduction_codec)
+    up, down = codec_by_name(codec), codec_by_name(reduction_codec)
+    generator = torch.Generator().manual_seed(seed)
+    floats = [torch.randn(coded, generator=generator) for _ in range(peers)]
+    limbs = [torch.randint(-65535, 65536, (exact,), generator=generator) for _ in range(peers)]
+    whole = [torch.cat(pair) for pair in zip(floats, limbs, strict=True)]
+    elements = coded + exact
+    bounds, without = plan.shard_bounds(elements, peers, exact), plan.shard_bounds(coded, peers)
+    assert (bounds[:-1], bounds[-1][0]) == (without[:-1], without[-1][0])
+    arrived = torch.full((elements,), torch.nan)
+    for start, stop in bounds:
+        here = exact if stop == elements else 0
+        payloads = [wire.encode(up, values[start:stop], exact=here) for values in whole]
+        assert {len(p) for p in payloads} == {wire.encoded_bytes(up, stop - start, here)}
+        for payload, values in zip(payloads, whole, strict=True):
+            found = wire.check_values(up, payload, stop - start, down.limit, exact=here)
+            plain = wire.encode(up, values[start : stop - here])
+            assert found == wire.check_values(up, plain, stop - start - here, down.limit)
+        mean = wire.average(up, payloads, stop - start, exact=here)
+        raw = wire.encode(down, mean, exact=here)
+        error = wire.encoding_error(down, raw, mean, exact=here)
+        arrived[start:stop] = wire.decode(down, raw, stop - start, exact=here)
+        assert torch.equal(error, mean - arrived[start:stop])
+    assert torch.equal(arrived[coded:], limbs[0].float())
+
+
+def test_limbs_that_are_not_finite_are_refused() -> None:
+    int4, values = codec_by_name("int4"), torch.tensor([1.0, 2.0, torch.nan])
+    payload = wire.tensor_bytes(torch.cat((int4.encode(values[:2]), values[2:].view(torch.uint8))))
+    for read in (
+        lambda: wire.check_values(int4, payload, 3, int4.limit, exact=1),
+        lambda: wire.decode(int4, payload, 3, exact=1),
+    ):
+        with pytest.raises(wire.WireError, match="NaN"):
+            read()
+
+
 def test_a_fragment_without_elements_is_covered_by_empty_shards() -> None:
     fragment = Fragment(0, (TensorSpec("none", (0, 3)),))
     bounds = Plan(codec="int4").shard_bounds(fragment.elements, 3)

@@ -1,6 +1,7 @@
 """The contributing side on the network: carries out what `Contributor` says."""
 
 import asyncio
+import itertools
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -175,28 +176,29 @@ class ContributorIO:
         """The payload of each shard, what their encoding has left out, and the norm of all. Runs
         off the loop."""
         context, values = self._context, begin.values
-        codec, plan = context.codec, context.plan
+        codec, plan, limbs = context.codec, context.plan, context.limbs(begin.fragment)
         if plan.rounding == "stochastic":
             raws = [
                 wire.encode(
                     codec,
                     values[shard.start : shard.stop],
                     contribution_seed(context.me, begin.fragment, begin.round, shard.start),
+                    exact=shard.exact,
                 )
                 for shard in shards
             ]
         else:  # shards lie on whole blocks, so the encoding of all is theirs, one after another
-            whole = wire.encode(codec, values)
-            raws = [
-                whole[codec.encoded_bytes(shard.start) : codec.encoded_bytes(shard.stop)]
-                for shard in shards
-            ]
+            whole = wire.encode(codec, values, exact=limbs)
+            ends = [wire.encoded_bytes(codec, shard.stop, shard.exact) for shard in shards]
+            raws = [whole[start:stop] for start, stop in itertools.pairwise([0, *ends])]
         error = values.new_empty(values.shape) if plan.needs_encoding_error else None
         if error is not None:
             for raw, shard in zip(raws, shards, strict=True):
                 part = values[shard.start : shard.stop]
-                error[shard.start : shard.stop] = wire.encoding_error(codec, raw, part)
-        own_norm = norm(values) if plan.compares_norms else 0.0
+                error[shard.start : shard.stop] = wire.encoding_error(
+                    codec, raw, part, exact=shard.exact
+                )
+        own_norm = norm(values[: len(values) - limbs]) if plan.compares_norms else 0.0
         return [context.compression.payload(codec, raw) for raw in raws], error, own_norm
 
     def _handle(self, round_: _OwnRound, event: events.ContributorEvent) -> None:
@@ -380,7 +382,8 @@ class ContributorIO:
         elements = shard.stop - shard.start
         # Into a tensor of its own: an attempt that is cancelled meanwhile must not write here.
         mean = await self._context.worked(
-            elements, lambda: wire.decode(codec, reduction.payload.raw, elements)
+            elements,
+            lambda: wire.decode(codec, reduction.payload.raw, elements, exact=shard.exact),
         )
         each.taken = (reduction, mean)
         self._handle(round_, events.ReductionDecoded(key.shard, attempt))

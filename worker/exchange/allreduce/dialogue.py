@@ -74,12 +74,14 @@ class ReductionHeader:
 
 @dataclass(frozen=True)
 class ShardRange:
-    """One shard of a fragment: its values from `start` to `stop`, and their encoded sizes."""
+    """One shard of a fragment: its values from `start` to `stop`, and their encoded sizes; `exact`
+    of the last are limbs of integers."""
 
     start: int
     stop: int
     contribution_bytes: int
     reduction_bytes: int
+    exact: int = 0
 
     @property
     def bounds(self) -> tuple[int, int]:

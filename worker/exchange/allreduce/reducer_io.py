@@ -197,7 +197,10 @@ class ReducerIO:
         try:
             incoming.verify()
             norm = await context.worked(
-                elements, lambda: wire.check_values(codec, incoming.buffer, elements, limit)
+                elements,
+                lambda: wire.check_values(
+                    codec, incoming.buffer, elements, limit, exact=shard.exact
+                ),
             )
             announced = served.header.norm if served.header is not None else norm
             if context.plan.compares_norms and norm > NORM_SLACK * announced:
@@ -318,14 +321,15 @@ class ReducerIO:
                 over=context.plan.mean_over,
                 aggregation=context.config.aggregation,
             ),
+            exact=action.shard.exact,
         )
         if residual is not None:
             mean.add_(residual)
         seed = None
         if context.plan.rounding == "stochastic":
             seed = reduction_seed(key.fragment, key.round, start)
-        raw = wire.encode(codec, mean, seed)
+        raw = wire.encode(codec, mean, seed, exact=action.shard.exact)
         left = None
         if context.plan.keeps_reduction_residual:
-            left = wire.encoding_error(codec, raw, mean)
+            left = wire.encoding_error(codec, raw, mean, exact=action.shard.exact)
         return context.compression.payload(codec, raw), left

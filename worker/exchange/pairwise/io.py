@@ -139,7 +139,7 @@ class Pairs:
         if not wanted:
             return
         try:
-            anchor = await self._values.anchor(state.anchor)
+            anchor = await self._values.anchor(fragment, state.anchor)
         except ValueError:  # the round itself says so
             self._carry(self._rounds.cannot_lay(fragment, state.version))
             return
@@ -160,11 +160,12 @@ class Pairs:
                 self._values.codec(CONTRIBUTION),
                 begin.values,
                 seed,
+                exact=context.limbs(begin.fragment),
                 error=context.plan.error_feedback,
             )
             if not self._rounds.is_laid(*key):
                 assert begin.anchor is not None, "pairs exchange anchors"
-                anchor = await self._values.anchor(begin.anchor)
+                anchor = await self._values.anchor(begin.fragment, begin.anchor)
         except ValueError as failure:  # too large for the codec; nobody is told of it
             self._finished(RoundFailed(*key, str(failure), (context.me,)))
             return

@@ -116,9 +116,9 @@ class PairValues:
 
     def forms(self, fragment: int) -> tuple[PartForm, PartForm]:
         """How the parts of a fragment travel."""
-        elements = self._context.elements[fragment]
+        elements, exact = self._context.elements[fragment], self._context.limbs(fragment)
         anchor, contribution = (
-            PartForm(codec.wire_id, codec.name, codec.encoded_bytes(elements))
+            PartForm(codec.wire_id, codec.name, wire.encoded_bytes(codec, elements, exact))
             for codec in (self.codec(ANCHOR), self.codec(CONTRIBUTION))
         )
         return anchor, contribution
@@ -148,13 +148,16 @@ class PairValues:
     async def checked(self, check: CheckPart) -> PartValid | Unfit:
         """Whether a part that is complete is what it should be."""
         assert check.stream.buffer is not None, "parts belong to a round"
-        elements = self._context.elements[check.stream.buffer.fragment]
+        fragment = check.stream.buffer.fragment
+        elements, exact = self._context.elements[fragment], self._context.limbs(fragment)
         codec, incoming = self.codec(check.index), _incoming(check.part)
         try:
             incoming.verify()
             await self._context.worked(
                 elements,
-                lambda: wire.check_values(codec, incoming.buffer, elements, codec.limit),
+                lambda: wire.check_values(
+                    codec, incoming.buffer, elements, codec.limit, exact=exact
+                ),
             )
         except wire.WireError as error:
             return Unfit(isinstance(error, wire.Again), str(error), check.part)
@@ -173,16 +176,17 @@ class PairValues:
         payloads = [payload_of(p).raw if p is own else _incoming(p).buffer for p in parts]
         weights = [part.weight for part in parts] if index == CONTRIBUTION else None
         mean_of = partial(mean_in_order, weights=weights)
+        exact = self._context.limbs(buffer.fragment)
         return await self._context.worked(
-            len(payloads) * elements, lambda: wire.average(codec, payloads, elements, mean_of)
+            len(payloads) * elements,
+            lambda: wire.average(codec, payloads, elements, mean_of, exact=exact),
         )
 
-    async def anchor(self, anchor: "Tensor") -> PairPart:
+    async def anchor(self, fragment: int, anchor: "Tensor") -> PairPart:
         """As it goes to partners. Raises ValueError: not for the codec."""
-        codec = self.codec(ANCHOR)
-        return own_part(
-            *await self._context.encoded(codec, anchor, None, error=codec.name != "fp32")
-        )
+        codec, exact = self.codec(ANCHOR), self._context.limbs(fragment)
+        lossy = codec.name != "fp32"
+        return own_part(*await self._context.encoded(codec, anchor, None, exact=exact, error=lossy))
 
     def _part_header(self, part: pb.PartHeader) -> PartHeader:
         weight = self._context.weight(part.weight) if part.part == CONTRIBUTION else 1

@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import replace
 
+from algorithms.fragments import Fragment, TensorSpec
 from tests.protocol.stage_swarm import StagedProblem
 from tests.protocol.swarm import inline
 from tests.support.memory_transport import MemoryNetwork, MemoryTransport
@@ -20,7 +21,7 @@ async def served_by(options: NodeConfig, events: list[dict[str, object]]) -> Sta
         node=options,
         config=PROBLEM.config,
         manifest=PROBLEM.manifest,
-        elements=[1],
+        fragments=[Fragment(0, (TensorSpec("w", (1,)),))],
         transport=MemoryTransport(MemoryNetwork(), options.peer),
         mailbox=Mailbox(),
         environment=Environment(offload=inline, log=events.append),

@@ -14,7 +14,7 @@ from worker.tasks import load_task
 from worker.training import checkpoint
 from worker.training.evaluation import evaluating
 from worker.training.export import distinct_tensors, export, load_initial
-from worker.training.model import running_statistics, schema_of
+from worker.training.model import integer_buffers, running_statistics, schema_of
 
 SIZES = (
     "{hidden_size = 8, intermediate_size = 16, num_hidden_layers = 2, num_attention_heads = 2, "
@@ -41,7 +41,7 @@ def saved_run(folder: Path, *settings: str) -> nn.Module:
     for number, parameter in enumerate(parameters.values()):
         parameter.add_(0.01 * number)
     schema = schema_of(model)
-    parameters |= running_statistics(model)
+    parameters |= running_statistics(model) | integer_buffers(model)
     tensors = {f"anchor/{name}": values for name, values in parameters.items()}
     values = {"step": 5, "stage": None, "manifest": Manifest.of(config, schema).plain()}
     checkpoint.save(folder / "checkpoints", 5, tensors, values)

@@ -16,9 +16,10 @@ def normalised() -> nn.Module:
     return nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
 
 
-def test_saved_floating_buffers_travel_and_others_do_not() -> None:
+def test_saved_buffers_travel_with_integers_last_and_others_do_not() -> None:
     model = normalised()
     model.register_buffer("table", torch.ones(4), persistent=False)
+    model.register_buffer("places", torch.arange(4).expand(3, 4))  # nothing can write to it
     assert [(s.name, s.averaged) for s in schema_of(model)] == [
         ("0.weight", False),
         ("0.bias", False),
@@ -26,7 +27,9 @@ def test_saved_floating_buffers_travel_and_others_do_not() -> None:
         ("1.bias", False),
         ("1.running_mean", True),
         ("1.running_var", True),
+        ("1.num_batches_tracked", True),
     ]
+    assert [s.integers for s in schema_of(model) if s.integers] == [torch.int64]
     assert not any(spec.averaged for spec in schema_of(model, statistics=False))
 
 
@@ -47,9 +50,9 @@ def replica_of(model: nn.Module, preset: str) -> tuple[FragmentReplica, Fragment
 def test_the_new_anchor_has_the_mean_of_the_statistics_and_no_momentum_of_them(preset: str) -> None:
     model = normalised()
     each, fragment = replica_of(model, preset)
-    assert fragment.averaged == ((15, 21),)
+    assert (fragment.averaged, fragment.exact) == (((15, 25),), 4)
     before = each.state.anchor
-    g = torch.arange(21.0)
+    g = torch.arange(25.0)
     each.contribute(g, step=1)
     middle = before + 1 if preset == "noloco" else None
     result = RoundResult(0, g.clone(), 2, ("a", "b"), (), mean_anchor=middle)
@@ -68,6 +71,27 @@ def test_a_variance_is_never_below_zero() -> None:
     assert torch.equal(model[1].running_mean, torch.full((3,), -5.0))
 
 
+def test_a_peer_whose_integers_were_taken_goes_on_from_its_own() -> None:
+    """It has counted on meanwhile; the others take what it had sent."""
+    counts = {"first": 1 << 40, "second": 7}
+    models = {name: normalised() for name in counts}
+    replicas = {name: replica_of(model, "streaming")[0] for name, model in models.items()}
+    contributed = {}
+    for name, each in replicas.items():
+        models[name][1].num_batches_tracked.fill_(counts[name])
+        g = each.state.anchor - each.local
+        contributed[name] = each.contribute(g, step=1).values
+        models[name][1].num_batches_tracked.add_(3)
+    for each in replicas.values():
+        each.finish(RoundResult(0, contributed["first"].clone(), 2, ("first", "second"), ()))
+    assert models["first"][1].num_batches_tracked == (1 << 40) + 3
+    assert models["second"][1].num_batches_tracked == 1 << 40
+    for each in replicas.values():
+        anchor = each.fragment.named(each.state.anchor)
+        assert anchor["1.num_batches_tracked"] == 1 << 40
+        assert each.held(copied=False)["1.num_batches_tracked"].dtype is torch.int64
+
+
 @pytest.mark.parametrize("preset", ["diloco", "ddp"])
 def test_a_swarm_of_one_keeps_the_statistics_that_it_has(preset: str) -> None:
     model = normalised()
@@ -79,4 +103,5 @@ def test_a_swarm_of_one_keeps_the_statistics_that_it_has(preset: str) -> None:
             optimizer.zero_grad()
             local = model[1].running_mean.clone()
     torch.testing.assert_close(model[1].running_mean, local)
+    assert model[1].num_batches_tracked == 4
     assert local.abs().sum() > 0
