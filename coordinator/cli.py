@@ -15,9 +15,10 @@ import click
 
 from coordinator import Failure
 from coordinator.links import MEANS
-from protos.addresses import is_loopback, split_address
+from protos.addresses import is_loopback, split_address, with_host
 from protos.events import int_of, new_event
 from protos.exit_codes import ExitCode
+from protos.web import PagePlace
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -36,6 +37,13 @@ link_means_option = click.option(
 )
 
 
+web_option = click.option(
+    "--web",
+    metavar="[HOST:]PORT",
+    help="Serve the page of the swarm; a port alone on loopback.",
+)
+
+
 @click.command()
 @click.option("--listen", default="127.0.0.1:7600", show_default=True, metavar="HOST:PORT")
 @click.option("--expect", type=click.IntRange(min=1), help="End once N workers are through.")
@@ -48,7 +56,10 @@ link_means_option = click.option(
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per event on stdout.")
 @click.option("--insecure", is_flag=True, help="Encrypt nothing, and let anybody join.")
-def coordinator(listen: str, expect: int | None, out: Path, as_json: bool, insecure: bool) -> None:
+@web_option
+def coordinator(
+    listen: str, expect: int | None, out: Path, as_json: bool, insecure: bool, web: str | None
+) -> None:
     """Introduce workers to each other, and watch the swarm.
 
     Optional: training goes on when it ends, and started again it learns the swarm back. It ends
@@ -56,6 +67,7 @@ def coordinator(listen: str, expect: int | None, out: Path, as_json: bool, insec
     Ctrl-C or SIGTERM with what it has.
     """
     host, _ = _check_address(listen)
+    page = _page_place(web, out)
     identity, authority = _identity_for(out, public=not is_loopback(host), insecure=insecure)
     import asyncio
 
@@ -67,7 +79,7 @@ def coordinator(listen: str, expect: int | None, out: Path, as_json: bool, insec
     if authority is not None and not as_json:
         click.echo(f"workers join with --token TOKEN, as `murmur token create {out}` gives it here")
     progress = None if as_json else PlainProgress(sys.stdout, began_s)
-    session = CoordinatorRun(progress, expect, identity, authority)
+    session = CoordinatorRun(progress, expect, identity, authority, page)
     asyncio.run(session.run(listen))
     records = session.registry.records()
     if not records:
@@ -166,6 +178,7 @@ def status(address: str, as_json: bool, watches: bool, every_s: float, run: Path
 )
 @link_means_option
 @click.option("--insecure", is_flag=True, help="Encrypt nothing.")
+@web_option
 def swarm(out: Path | None, json_path: str | None, **options: Any) -> None:
     """Train on worker processes of this machine, and report.
 
@@ -180,6 +193,7 @@ def swarm(out: Path | None, json_path: str | None, **options: Any) -> None:
         )
     config = options["config"]
     options["workers"] = _worker_count(options)
+    _page_place(options["web"], Path())
     launch = Launch(
         out=out or _new_folder(options["preset"] or (config.stem if config else "diloco")),
         threads=Launch.fair_threads(options["workers"]),
@@ -243,6 +257,18 @@ def _check_address(address: str) -> tuple[str, int]:
         return split_address(address)
     except ValueError as error:
         raise Failure(str(error), ExitCode.USAGE) from error
+
+
+def _page_place(web: str | None, folder: Path) -> PagePlace | None:
+    """Raises Failure: it is neither a port nor HOST:PORT."""
+    try:
+        return None if web is None else PagePlace(with_host(web), folder)
+    except ValueError as error:
+        raise Failure(
+            f"--web {web}: write a port of this machine, such as 8900, or HOST:PORT where others "
+            "are to read it",
+            ExitCode.USAGE,
+        ) from error
 
 
 def _identity_for(

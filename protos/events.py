@@ -13,6 +13,7 @@ from typing import Literal
 EventKind = Literal[
     "listening",  # address, pid, origin: how the address was found, if it was not given
     "metrics",  # url
+    "page",  # url; token_file, where readers show one
     "started",  # group, step
     # step, steps, loss, round, state, bytes_sent, bytes_received, learning_rate, steps_per_s; where
     # they are known, of this process: samples, samples_per_s, tokens, tokens_per_s

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from protos.identity import Authority, Identity
+from protos.web import PagePlace
 from worker.catchup.bootstrap import JoinConfig
 from worker.exchange.context import Offload
 from worker.exchange.types import View
@@ -48,6 +49,7 @@ class NodeConfig(JoinConfig):
     advertise_origin: how it was found where nobody gave it, for the user.
     coordinator: address, or None.
     metrics: HOST:PORT to serve Prometheus at, or None.
+    page: where to serve the page of the swarm, or None.
     stage: which part of the model this peer serves.
     stage_counts: they go on where a peer moves to another stage.
     ledger: samples that are used already, from a checkpoint.
@@ -59,6 +61,7 @@ class NodeConfig(JoinConfig):
     advertise_origin: str = ""
     coordinator: str | None = None
     metrics: str | None = None
+    page: PagePlace | None = None
     stage: int = 0
     stage_counts: StageCounts = field(default_factory=StageCounts)
     ledger: Ledger = field(default_factory=Ledger)

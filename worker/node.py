@@ -59,7 +59,7 @@ from worker.pipeline.context import StageContext
 from worker.pipeline.node import StageNode
 from worker.pipeline.rebalancing import StageExchange
 from worker.server import NodeServer
-from worker.status import LagMonitor, NodeMeasurements, RoundTotals, status_document
+from worker.status import LagMonitor, NodeMeasurements, RoundLog, ask_peers, status_document
 from worker.training.inbox import (
     Begin,
     FastestPace,
@@ -153,7 +153,7 @@ class Node:
         self._words: SignedWords | None = None
         self._inbox: asyncio.Queue[ToIO] = asyncio.Queue()
         self._progress: dict[str, object] = {}  # what the latest events of the training say
-        self._rounds = RoundTotals()
+        self._rounds = RoundLog(self.clock)
         self._round_trips_s: dict[str, float] = {}
         self._fastest_s = 0.0
         self._closing = asyncio.Event()
@@ -339,6 +339,11 @@ class Node:
             ),
         )
 
+    async def ask_peers(self) -> dict[str, bytes]:
+        """The status document of each live peer that answers, packed."""
+        live = [member for member in self.gossip.others if member.live]
+        return await ask_peers(live, self.transport)
+
     async def _on_status(self, _request: bytes) -> bytes:
         return wire.status_reply(self.status())
 
@@ -367,6 +372,7 @@ class Node:
     async def _handle(self, message: ToIO) -> None:
         match message:
             case Begin() as begin:
+                self._rounds.began(begin.fragment, begin.round)
                 await (self._final if begin.everyone else self._own_rounds).begin(begin)
             case Published() as published:
                 await self._publish(published)
@@ -379,6 +385,7 @@ class Node:
             case TrainingEvent(event):
                 if event["event"] in ("progress", "validation"):
                     self._progress |= event
+                self._rounds.told(event)
                 self.log(event)
 
     async def _publish(self, published: Published) -> None:
@@ -427,9 +434,12 @@ class Node:
     def finished(self, result: RoundDone | RoundFailed) -> None:
         """A round of this peer has ended."""
         if isinstance(result, RoundDone):
-            self._rounds.completed(result.exchange_s)
+            self._rounds.completed(
+                result.fragment, result.round, result.exchange_s, result.waited_for
+            )
         else:
-            self._rounds.failed += 1
+            waited_for = ", ".join(result.waiting_for)
+            self._rounds.gave_up(result.fragment, result.round, waited_for)
         self.post(result)
 
     def give_up(self, fragment: int, reason: str) -> None:

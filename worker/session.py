@@ -4,12 +4,16 @@ The daemon has one, and so has `murmuration.Swarm`; what they train with is thei
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from algorithms.fragments import Fragment
+from protos.documents import STATUS_BYTES, BadDocument, unpack
 from protos.events import new_event
+from protos.web import PagePlace, page_event
 from worker.catchup.start import all_agree
 from worker.component import Environment, NodeConfig
 from worker.config import Config
@@ -20,13 +24,18 @@ from worker.membership import Member
 from worker.node import Node
 from worker.status import MetricsServer
 from worker.training.inbox import Mailbox
-from worker.transport import Transport
+from worker.transport import AddressInUse, Transport
+
+if TYPE_CHECKING:
+    from protos.web.history import Look
+    from protos.web.server import PageServer
 
 T = TypeVar("T")
 
 NOTHING_ENCRYPTED = Credentials()
 AWAIT_OTHERS_S = 30.0  # after the last step
 _LEAVE_S = 5.0
+_LOOK_S = 10.0  # to ask all peers
 
 
 class Session:
@@ -59,6 +68,7 @@ class Session:
         self.transport, self._mailbox = transport, mailbox
         self.io = IOThread(self._make_node, mailbox)
         self._metrics: MetricsServer | None = None
+        self._page: PageServer | None = None
 
     def start(self) -> str:
         """Starts serving and joining; returns the advertised address. Raises AddressInUse."""
@@ -67,6 +77,9 @@ class Session:
             node = self.io.node
             self._metrics = MetricsServer(self._node.metrics, lambda: self.io.ask(node.status))
             self._log(new_event("metrics", url=self._metrics.url))
+        if self._node.page is not None:
+            self._page = self._serve_page(self._node.page)
+            self._log(page_event(self._page.url, self._page.token_path))
         return address
 
     @property
@@ -92,7 +105,31 @@ class Session:
         """Leaves if it has not left, and ends the I/O thread."""
         if self._metrics is not None:
             self._metrics.close()
+        if self._page is not None:
+            self._page.close()
         self.io.close()
+
+    def _serve_page(self, place: PagePlace) -> "PageServer":
+        """Raises AddressInUse."""
+        from protos.web.server import PageServer
+
+        try:
+            return PageServer(place, self._look, encrypted=self.transport.encrypted)
+        except OSError as error:
+            raise AddressInUse(str(error)) from error
+
+    def _look(self) -> "Look":
+        """What all peers say of themselves. On the page's thread."""
+        from protos.web.history import Look
+
+        node = self.io.node
+        packed = self.io.do(node.ask_peers, _LOOK_S)
+        first = self.io.ask(node.status)
+        answers = {str(first["peer"]): first}
+        for peer, document in packed.items():
+            with suppress(BadDocument):
+                answers[peer] = unpack(document, STATUS_BYTES)
+        return Look(time.time(), first, answers)
 
     def _make_node(self) -> Node:
         node, config = self._node, self._config

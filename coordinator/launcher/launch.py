@@ -39,6 +39,7 @@ class Launch:
         held: the stage of each worker, where their checkpoints say it.
         link_means: one of `coordinator.links.MEANS`.
         insecure: nothing is encrypted.
+        web: as typed, where to serve the page of the swarm.
         program: what runs a worker; tests put their own here.
     """
 
@@ -64,6 +65,7 @@ class Launch:
     held: tuple[int, ...] = ()
     link_means: str = "auto"
     insecure: bool = False
+    web: str | None = None
     program: Sequence[str] = WORKER_PROGRAM
 
     def check(self) -> None:

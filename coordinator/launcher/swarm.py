@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,10 +21,13 @@ from coordinator.rendezvous.records import Record
 from coordinator.report.progress import EventFormatter, ProgressScreen, progress_for
 from coordinator.report.report import Report
 from coordinator.report.results import leave_results
-from protos.addresses import ReservedPorts
+from coordinator.report.status import ask
+from coordinator.report.watch import Watch
+from protos.addresses import ReservedPorts, with_host
 from protos.events import Event, new_event
 from protos.exit_codes import ExitCode, exit_words
-from protos.identity import FOLDER, Authority, Identity, IdentityError, Role
+from protos.identity import FOLDER, Authority, Identity, IdentityError, Role, member_identity
+from protos.web import PagePlace, page_event, page_words
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -254,10 +258,26 @@ def _train(
             records[name] = Record(name, heard_s=time.monotonic())
             workers.append(WorkerProcess(name, command, launch.out / f"{name}.log", own))
             stack.callback(workers[-1].close)
+        if launch.web is not None:
+            _serve_page(launch, addresses[0], stack, progress)
         outcome = Supervisor(workers, records, progress, interrupts, helper).run()
         if network is not None:
             settings["link_bytes"] = _traffic(network, progress)
         return outcome
+
+
+def _serve_page(launch: Launch, address: str, stack: ExitStack, progress: ProgressScreen) -> None:
+    """From this process, which trains nothing. Raises Failure."""
+    from coordinator.report.page import serve_page
+
+    assert launch.web is not None
+    identity = None if launch.insecure else member_identity(launch.out)
+    place = PagePlace(with_host(launch.web), launch.out / launch.names[0])
+    watch = Watch(address, partial(ask, identity=identity))
+    page = serve_page(place, watch, encrypted=identity is not None)
+    stack.callback(page.close)
+    event = page_event(page.url, page.token_path)
+    progress.note(page_words(event, terminal=sys.stdout.isatty()), time.monotonic())
 
 
 def _certify(launch: Launch) -> None:

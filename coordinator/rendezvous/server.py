@@ -3,9 +3,11 @@
 import asyncio
 import json
 import signal
+import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 import grpc
@@ -15,17 +17,28 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from coordinator import Failure
 from coordinator.rendezvous.registry import Registry
 from coordinator.report.progress import EventFormatter, ProgressScreen
+from coordinator.report.status import ask
+from coordinator.report.watch import Watch
 from protos import murmuration_pb2 as pb
 from protos import murmuration_pb2_grpc as rpc
-from protos.addresses import caller_host
+from protos.addresses import (
+    LOOPBACK_HOST,
+    caller_host,
+    is_wildcard,
+    join_address,
+    split_address,
+)
 from protos.documents import pack
 from protos.events import Event, new_event, printable
 from protos.exit_codes import ExitCode
 from protos.files import print_line
 from protos.identity import Authority, Identity, IdentityError, Role, certified_name, subject
+from protos.web import PagePlace, page_event, page_words
 
 if TYPE_CHECKING:
     from grpc import ServicerContext
+
+    from protos.web.server import PageServer
 
 PATIENCE_S = 30.0  # for a silent worker, before the run counts as over without it
 _TICK_S = 0.25
@@ -203,6 +216,7 @@ class CoordinatorRun:
         progress: None prints events as JSON on stdout instead.
         expect: the run is over when this many workers are through; None: when a signal comes.
         identity, authority: as `start_server` takes them.
+        page: where to serve the page of the swarm, or None.
     """
 
     def __init__(
@@ -211,8 +225,10 @@ class CoordinatorRun:
         expect: int | None,
         identity: Identity | None = None,
         authority: Authority | None = None,
+        page: PagePlace | None = None,
     ) -> None:
         self.registry = Registry()
+        self._page = page
         self._identity, self._authority = identity, authority
         self._progress, self._expect = progress, expect
         self._formatter = EventFormatter()
@@ -227,6 +243,9 @@ class CoordinatorRun:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._stop.set)
         self._say(new_event("listening", address=address), f"listening on {address}")
+        page = (
+            await asyncio.to_thread(self._serve_page, self._page, address) if self._page else None
+        )
         try:
             while not (self._stop.is_set() or self._over()):
                 self._poll_health()
@@ -235,10 +254,25 @@ class CoordinatorRun:
         finally:
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.remove_signal_handler(number)
+            if page is not None:
+                await asyncio.to_thread(page.close)
             await server.stop(_LAST_CALLS_S)
             self.registry.mark_lost(time.monotonic())
 
     # --------------------------------------------------------------------------------- inside
+
+    def _serve_page(self, place: PagePlace, address: str) -> "PageServer":
+        """Asks this coordinator itself who there is, and then everybody. Raises Failure."""
+        from coordinator.report.page import serve_page
+
+        host, port = split_address(address)
+        loopback = "::1" if ":" in host else LOOPBACK_HOST
+        own = join_address(loopback if is_wildcard(host) else host, port)
+        watch = Watch(own, partial(ask, identity=self._identity))
+        page = serve_page(place, watch, encrypted=self._identity is not None)
+        event = page_event(page.url, page.token_path)
+        self._say(event, page_words(event, terminal=sys.stdout.isatty()))
+        return page
 
     def _over(self) -> bool:
         return self._expect is not None and self.registry.all_over(

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 10.0
 _MAX_TEXT = 300  # characters that a peer has written
+_FOR_PROGRAMS = ("recent_rounds", "waiting_s")  # the page draws them
 _TOLD_S = 0.05  # what took less was refused at once
 _OPTIONS = (
     ("grpc.enable_http_proxy", 0),  # peers are reached directly
@@ -132,6 +133,7 @@ def print_status(document: Document, console: "Console") -> None:
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="dim", no_wrap=True)
     facts.add_column(overflow="fold")
+    document = {key: value for key, value in document.items() if key not in _FOR_PROGRAMS}
     for label, value in fact_lines(document):
         facts.add_row(label, Text(value))
     console.print(Padding(facts, (0, 0, 0, 2), expand=False))

@@ -150,24 +150,36 @@ class Watch:
         Raises:
             Failure: nobody answers.
         """
+        first, members, answers = self.ask_all()
+        now_s = self.clock()
+        rows = [
+            self._row(each, answers.get(text_of(each, "peer") or ""), now_s) for each in members
+        ]
+        return Snapshot(
+            time_s=time.time(),
+            run=text_of(first, "run") or "?",
+            preset=next((p for a in answers.values() if (p := text_of(a, "preset"))), "?"),
+            rows=rows,
+        )
+
+    def ask_all(self) -> tuple[Document, list[Document], dict[str, Document]]:
+        """What the first says, whom it names, and what each of these says of itself, by name.
+
+        Raises:
+            Failure: nobody answers.
+        """
         first = self._first()
         members = [each for each in _maps(first, "members") if text_of(each, "peer")]
         own = text_of(first, "peer")
         self._known = [text_of(each, "address") or "" for each in members if _is_live(each)]
         others = [each for each in members if _is_live(each) and text_of(each, "peer") != own]
-        names = [text_of(each, "peer") for each in others]
+        names = [text_of(each, "peer") or "" for each in others]
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            answers = dict(zip(names, pool.map(self._asked, others), strict=True))
+            asked = dict(zip(names, pool.map(self._asked, others), strict=True))
+        answers = {name: answer for name, answer in asked.items() if answer is not None}
         if own is not None:
             answers[own] = first
-        now_s = self.clock()
-        rows = [self._row(each, answers.get(text_of(each, "peer")), now_s) for each in members]
-        return Snapshot(
-            time_s=time.time(),
-            run=text_of(first, "run") or "?",
-            preset=next((p for a in answers.values() if a and (p := text_of(a, "preset"))), "?"),
-            rows=rows,
-        )
+        return first, members, answers
 
     def _first(self) -> Document:
         """The status of the first that answers. Raises Failure: of the one asked for."""

@@ -24,6 +24,7 @@ from worker.errors import UsageError
 
 if TYPE_CHECKING:
     from protos.identity import Identity
+    from protos.web import PagePlace
     from worker.addresses import FoundHost
     from worker.catchup.bootstrap import JoinConfig
     from worker.config import Config
@@ -86,6 +87,11 @@ class WorkerFlags:
         metavar="[HOST:]PORT",
         help="Serve Prometheus at /metrics; by default not, and a port alone on loopback.",
     )
+    web: str | None = option(
+        "--web",
+        metavar="[HOST:]PORT",
+        help="Serve the page of the swarm; a port alone on loopback.",
+    )
     out: Path = option("--out", type=click.Path(path_type=Path), default=Path("runs/worker"))
     fresh: bool = option(
         "--fresh", is_flag=True, help="Start from step 0, and put the checkpoints in OUT aside."
@@ -127,7 +133,7 @@ class WorkerFlags:
 
     def check_addresses(self, *others: str) -> None:
         """Raises UsageError for what is no HOST:PORT."""
-        _ = self.metrics_address
+        _ = self.metrics_address, self.page_place
         own = {
             "--listen ": self.listen,
             "--advertise ": self.advertise,
@@ -167,13 +173,14 @@ class WorkerFlags:
     @property
     def metrics_address(self) -> str | None:
         """HOST:PORT to serve Prometheus at. Raises UsageError."""
-        try:
-            return None if self.metrics is None else with_host(self.metrics)
-        except ValueError as error:
-            raise UsageError(
-                f"--metrics {self.metrics}: write a port of this machine, such as 9464, or "
-                "HOST:PORT where others are to read them"
-            ) from error
+        return None if self.metrics is None else _served_at("--metrics", self.metrics)
+
+    @property
+    def page_place(self) -> "PagePlace | None":
+        """Where to serve the page. Raises UsageError."""
+        from protos.web import PagePlace
+
+        return None if self.web is None else PagePlace(_served_at("--web", self.web), self.out)
 
     @property
     def resumes(self) -> bool | None:
@@ -440,6 +447,7 @@ def _run(
         joins=waits.joins,
         coordinator=flags.coordinator,
         metrics=flags.metrics_address,
+        page=flags.page_place,
         min_peers=waits.min_peers,
         stage=flags.stage or 0,
         wait_s=waits.wait_s,
@@ -458,6 +466,17 @@ def _run(
         identity=identity,
     )
     return run_worker(config, worker)
+
+
+def _served_at(flag: str, address: str) -> str:
+    """HOST:PORT. Raises UsageError."""
+    try:
+        return with_host(address)
+    except ValueError as error:
+        raise UsageError(
+            f"{flag} {address}: write a port of this machine, such as 9464, or HOST:PORT where "
+            "others are to read it"
+        ) from error
 
 
 def _check_cut(config: "Config", stage: int | None) -> None:

@@ -1,6 +1,7 @@
 """A worker's events as lines, for a person or a program."""
 
 import json
+import sys
 from collections.abc import Mapping
 from datetime import datetime
 
@@ -8,11 +9,22 @@ from protos.addresses import is_loopback, split_address
 from protos.events import given_up_words, stall_words
 from protos.figures import listed, megabytes, percent
 from protos.files import print_line
+from protos.web import page_words
 
 _SILENCE_S = 30.0
 # What a person must know or act on.
 _NEEDED = frozenset(
-    {"listening", "metrics", "resumed", "round_failed", "stalled", "preempted", "warning", "result"}
+    {
+        "listening",
+        "metrics",
+        "page",
+        "resumed",
+        "round_failed",
+        "stalled",
+        "preempted",
+        "warning",
+        "result",
+    }
 )
 _AT_THE_END = {
     "settling": "settling: until the others are done too",
@@ -80,6 +92,8 @@ def describe(event: Mapping[str, object], joins: str = "") -> str | None:
             return f"the certificate is renewed until {event['expires']}"
         case "metrics":
             return f"metrics for Prometheus at {event['url']}"
+        case "page":
+            return page_words(event, terminal=sys.stdout.isatty())
         case "started":
             group = event["group"]
             names = ", ".join(group) if isinstance(group, list) else ""

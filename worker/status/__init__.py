@@ -1,10 +1,21 @@
 """What a peer says of itself to whoever watches it.
 
 document.py  the answer to `murmur status`
+rounds.py    what it says of rounds
+peers.py     the same of the other peers
 exporter.py  the same numbers for Prometheus
 """
 
-from worker.status.document import LagMonitor, NodeMeasurements, RoundTotals, status_document
+from worker.status.document import LagMonitor, NodeMeasurements, status_document
 from worker.status.exporter import MetricsServer
+from worker.status.peers import ask_peers
+from worker.status.rounds import RoundLog
 
-__all__ = ["LagMonitor", "MetricsServer", "NodeMeasurements", "RoundTotals", "status_document"]
+__all__ = [
+    "LagMonitor",
+    "MetricsServer",
+    "NodeMeasurements",
+    "RoundLog",
+    "ask_peers",
+    "status_document",
+]

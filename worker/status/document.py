@@ -11,7 +11,8 @@ from worker.membership import Member
 from worker.membership.io import GossipService
 from worker.pipeline.context import StageCounts
 from worker.pipeline.profile import Profile
-from worker.transport import Transport
+from worker.status.rounds import RoundLog
+from worker.transport import Traffic, Transport
 
 _PERIOD_S = 0.05
 _SAMPLES = 20_000
@@ -56,22 +57,6 @@ class LagMonitor:
             self._samples_s[slot] = lag_s
 
 
-@dataclass
-class RoundTotals:
-    """This peer's own rounds so far; `exchange_s` is how long the completed were on their way."""
-
-    done: int = 0
-    failed: int = 0
-    exchange_s: float = 0.0
-    last_exchange_s: float | None = None
-
-    def completed(self, exchange_s: float) -> None:
-        """Counts one."""
-        self.done += 1
-        self.exchange_s += exchange_s
-        self.last_exchange_s = exchange_s
-
-
 @dataclass(frozen=True, kw_only=True)
 class NodeMeasurements:
     """Args:
@@ -94,7 +79,7 @@ def status_document(
     gossip: GossipService,
     transport: Transport,
     progress: Mapping[str, object],
-    rounds: RoundTotals,
+    rounds: RoundLog,
     measured: NodeMeasurements,
 ) -> dict[str, object]:
     """Where this peer is, whom it knows, and what crossed the network so far. io thread only.
@@ -113,7 +98,7 @@ def status_document(
         "steps": config.run.steps,
         **{key: progress.get(key) for key in _OF_PROGRESS},
         "up_s": round(measured.up_s, 1),
-        "members": [_member(member, config, measured) for member in gossip.members],
+        "members": [_member(member, config, measured, traffic) for member in gossip.members],
         "traffic": {
             "bytes_sent": traffic.sent_bytes,
             "bytes_received": traffic.received_bytes,
@@ -128,8 +113,10 @@ def status_document(
             "late": counts.late,
             "takeovers": counts.takeovers,
             "exchange_s": round(rounds.exchange_s, 3),
-            "last_exchange_s": _rounded(rounds.last_exchange_s, 3),
+            "last_exchange_s": rounds.last_exchange_s,
         },
+        "recent_rounds": rounds.recent(),
+        "waiting_s": rounds.waiting_s(),
         "encrypted": transport.encrypted,
         "refused": dict(counts.refused),
         "quarantine": dict(counts.left_out),
@@ -139,7 +126,10 @@ def status_document(
     }
 
 
-def _member(member: Member, config: Config, measured: NodeMeasurements) -> dict[str, object]:
+def _member(
+    member: Member, config: Config, measured: NodeMeasurements, traffic: Traffic
+) -> dict[str, object]:
+    """`sent_bytes` and `received_bytes`: on streams that this peer has opened to it."""
     rtt_s = measured.round_trips_s.get(member.peer)
     return {
         "peer": member.peer,
@@ -149,6 +139,8 @@ def _member(member: Member, config: Config, measured: NodeMeasurements) -> dict[
         "phase": member.phase.name.lower(),
         "step": member.step,
         "rtt_ms": None if rtt_s is None else round(1000 * rtt_s, 3),
+        "sent_bytes": traffic.sent_to[member.peer],
+        "received_bytes": traffic.received_from[member.peer],
         "versions": [digest.version for digest in member.digests],
         **({"unreachable": list(member.unreachable)} if member.unreachable else {}),
     }
@@ -162,10 +154,6 @@ def _accusations(gossip: GossipService) -> dict[str, int]:
         if member.live
         for accuser, count in gossip.accusers(member.peer).items()
     }
-
-
-def _rounded(value: float | None, decimals: int) -> float | None:
-    return None if value is None else round(value, decimals)
 
 
 def _staged(member: Member) -> dict[str, object]:

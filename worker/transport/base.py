@@ -34,6 +34,7 @@ DATA_METHODS = (
 MAX_CONTROL_BYTES = 64 * 1024
 MAX_DATA_BYTES = 4 * 1024 * 1024
 
+_MOST_PEERS = 4096  # counted one by one
 _GRPC_PREFIX_BYTES = 5
 _HTTP2_FRAME_BYTES = 16 * 1024
 _HTTP2_HEADER_BYTES = 9
@@ -186,6 +187,9 @@ class Traffic:
     def __init__(self) -> None:
         self.sent: Counter[str] = Counter()
         self.received: Counter[str] = Counter()
+        # By peer, of the streams that this side has opened: the others count theirs.
+        self.sent_to: Counter[str] = Counter()
+        self.received_from: Counter[str] = Counter()
 
     @property
     def sent_bytes(self) -> int:
@@ -195,11 +199,21 @@ class Traffic:
     def received_bytes(self) -> int:
         return self.received.total()
 
-    def count_sent(self, method: str, message_bytes: int) -> None:
+    def count_sent(self, method: str, message_bytes: int, peer: str | None = None) -> None:
         self.sent[method] += _framed(message_bytes)
+        _count(self.sent_to, peer, message_bytes)
 
-    def count_received(self, method: str, message_bytes: int) -> None:
+    def count_received(self, method: str, message_bytes: int, peer: str | None = None) -> None:
         self.received[method] += _framed(message_bytes)
+        _count(self.received_from, peer, message_bytes)
+
+
+def _count(by_peer: Counter[str], peer: str | None, message_bytes: int) -> None:
+    if peer is None:
+        return
+    if peer not in by_peer and len(by_peer) >= _MOST_PEERS:
+        by_peer.clear()  # of peers that came and went; the others are counted again
+    by_peer[peer] += _framed(message_bytes)
 
 
 def _framed(message_bytes: int) -> int:

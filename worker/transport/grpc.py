@@ -120,6 +120,7 @@ class GrpcTransport:
         return _ClientStream(
             line,
             method,
+            peer,
             multicallable(None),
             self._traffic,
             lambda error: self._forget(line, error),
@@ -197,15 +198,16 @@ class _ClientStream:
         self,
         line: _Line,
         method: str,
+        peer: str | None,
         call: "aio.StreamStreamCall[bytes, bytes]",
         traffic: Traffic,
         failed: Callable[[aio.AioRpcError], None],
     ) -> None:
         self._line, self._method, self._call, self._traffic = line, method, call, traffic
-        self._failed = failed
+        self._peer, self._failed = peer, failed
 
     async def send(self, message: bytes) -> None:
-        self._traffic.count_sent(self._method, len(message))
+        self._traffic.count_sent(self._method, len(message), self._peer)
         try:
             await self._call.write(message)
         except _ENDED as error:
@@ -224,7 +226,7 @@ class _ClientStream:
             raise self._broken(error) from error
         if not isinstance(message, bytes):  # grpc.aio.EOF
             return None
-        self._traffic.count_received(self._method, len(message))
+        self._traffic.count_received(self._method, len(message), self._peer)
         return message
 
     def cancel(self) -> None:

@@ -1,0 +1,187 @@
+"""What the page remembers: bounded, checked, and by this machine's clock."""
+
+import json
+from typing import Any
+
+import pytest
+
+from protos.web.history import (
+    MOST_NEWS,
+    MOST_PEERS,
+    MOST_POINTS,
+    MOST_ROUNDS,
+    POINT,
+    History,
+    Look,
+)
+
+HOSTILE = "<img src=x onerror=alert(1)>"
+
+
+def status(peer: str, *others: str, **more: Any) -> dict[str, Any]:
+    """A worker's status document, made up."""
+    return {
+        "peer": peer,
+        "run": "78c7eef3",
+        "preset": "diloco",
+        "phase": "training",
+        "step": 10,
+        "steps": 100,
+        "loss": 2.5,
+        "traffic": {"bytes_sent": 1000, "bytes_received": 2000},
+        "rounds": {"completed": 1, "failed": 0, "late": 0},
+        "members": [
+            {"peer": name, "health": "alive", "phase": "training", "step": 9, "address": "a:1"}
+            for name in (peer, *others)
+        ],
+        **more,
+    }
+
+
+def look(time_s: float, *documents: dict[str, Any]) -> Look:
+    return Look(time_s, documents[0], {each["peer"]: each for each in documents})
+
+
+def test_a_peer_is_shown_by_its_own_word_or_as_others_know_it() -> None:
+    history = History(2.0)
+    history.add(look(100.0, status("w0", "w1")))
+
+    w0, w1 = history.since(0)["peers"]
+    assert (w0["answers"], w0["step"], w0["loss"]) == (True, 10, 2.5)
+    assert (w1["answers"], w1["step"], w1["loss"]) == (False, 9, None)
+    assert history.since(0)["swarm"]["seen_by"] == "w0"
+
+
+def test_what_a_dead_peer_said_last_stays() -> None:
+    history = History(2.0)
+    history.add(look(100.0, status("w0", "w1"), status("w1", "w0", loss=1.5)))
+    later = status("w0", "w1")
+    later["members"][1]["health"] = "dead"
+    history.add(look(102.0, later))
+
+    w1 = history.since(0)["peers"][1]
+    assert (w1["state"], w1["live"], w1["loss"], w1["seen_s"]) == ("dead", False, 1.5, 100.0)
+    assert history.since(100.0)["news"] == [{"time_s": 102.0, "peer": "w1", "text": "dead"}]
+
+
+def test_points_are_thinned_out_and_span_the_run() -> None:
+    history = History(2.0)
+    for number in range(5 * MOST_POINTS):
+        history.add(look(100.0 + number, status("w0", step=number)))
+
+    points = history.since(0)["points"]["w0"]
+    steps = [row[POINT.index("step")] for row in points]
+    assert len(points) <= MOST_POINTS
+    assert steps == sorted(steps)
+    assert steps[0] == 0
+    assert steps[-1] >= 5 * MOST_POINTS - 32
+
+
+def test_of_rounds_and_news_the_latest_are_kept() -> None:
+    history = History(2.0)
+    for number in range(3 * MOST_ROUNDS):
+        said = {"fragment": 0, "round": number, "began_s_ago": 1.0, "ended_s_ago": 0.5}
+        document = status("w0", recent_rounds=[said])
+        document["rounds"]["failed"] = number
+        history.add(look(100.0 + number, document))
+
+    rounds = history.since(0)["rounds"]["w0"]
+    assert [each["round"] for each in rounds] == list(range(2 * MOST_ROUNDS, 3 * MOST_ROUNDS))
+    assert len(history.since(0)["news"]) == MOST_NEWS
+
+
+def test_more_peers_than_a_page_shows_take_no_more_memory() -> None:
+    history = History(2.0)
+    names = [f"p{number}" for number in range(2 * MOST_PEERS)]
+    history.add(look(100.0, status("w0", *names)))
+    history.add(look(102.0, status("w0", *reversed(names))))
+
+    assert len(history.since(0)["peers"]) == MOST_PEERS
+    assert len(history.since(0)["points"]) == MOST_PEERS
+
+
+def test_only_what_is_later_is_told_again() -> None:
+    history = History(2.0)
+    history.add(look(100.0, status("w0")))
+    history.add(look(102.0, status("w0", step=20)))
+
+    later = history.since(100.0)
+    assert [row[POINT.index("step")] for row in later["points"]["w0"]] == [20]
+    assert later["news"] == []
+
+
+def test_rounds_are_placed_on_this_machines_clock_until_they_are_over() -> None:
+    history = History(2.0)
+    on_its_way = {"fragment": 0, "round": 7, "began_s_ago": 1.5, "ended_s_ago": None}
+    over = {
+        "fragment": 0, "round": 7, "began_s_ago": 3.5, "ended_s_ago": 1.0, "waited_for": "w1",
+        "stall_s": 2.0, "resumed_s_ago": 0.75,
+    }  # fmt: skip
+    again = {**over, "ended_s_ago": 3.125}
+    for time_s, said in ((100.0, on_its_way), (102.0, over), (104.0, again)):
+        history.add(look(time_s, status("w0", recent_rounds=[said])))
+
+    (round_,) = history.since(0)["rounds"]["w0"]
+    assert (round_["began_s"], round_["ended_s"], round_["resumed_s"]) == (98.5, 101.0, 101.25)
+    assert (round_["waited_for"], round_["stall_s"], round_["told_s"]) == ("w1", 2.0, 102.0)
+
+
+def test_rates_are_of_the_time_since_the_last_look() -> None:
+    def said(sent: int, to_w1: int, from_w1: int) -> dict[str, Any]:
+        document = status("w0", "w1", traffic={"bytes_sent": sent, "bytes_received": 0})
+        document["members"][1] |= {"sent_bytes": to_w1, "received_bytes": from_w1, "rtt_ms": 20.0}
+        return document
+
+    history = History(2.0)
+    history.add(look(100.0, said(0, 0, 0), status("w1", "w0")))
+    assert history.since(0)["links"][0]["mbps"] == [None, None]
+    history.add(look(102.0, said(1_000_000, 500_000, 250_000), status("w1", "w0")))
+
+    (link,) = history.since(0)["links"]
+    assert (link["a"], link["b"], link["mbps"], link["rtt_ms"]) == ("w0", "w1", [2.0, 1.0], 20.0)
+    assert history.since(0)["peers"][0]["sent_mbps"] == 4.0
+    history.add(look(104.0, said(10, 10, 10), status("w1", "w0")))  # it was started again
+    assert history.since(0)["links"][0]["mbps"] == [0.0, 0.0]
+    assert history.since(0)["peers"][0]["sent_mbps"] is None
+
+
+def test_a_peer_that_waits_at_the_moment_is_told_from_one_that_computes() -> None:
+    history = History(2.0)
+    history.add(look(100.0, status("w0", waiting_s=1.25)))
+    assert history.since(0)["peers"][0]["state"] == "waiting"
+    assert history.since(0)["points"]["w0"][0][POINT.index("waits")] == 1.0
+    history.add(look(102.0, status("w0", waiting_s=None)))
+    assert history.since(0)["peers"][0]["state"] == "training"
+    assert [each["text"] for each in history.since(0)["news"]] == ["training"]
+
+
+@pytest.mark.parametrize("value", [None, "x", [], {}, float("nan"), float("inf"), 2**63, True])
+def test_a_document_may_hold_anything(value: Any) -> None:
+    document = status("w0", "w1")
+    keys = [*document, "recent_rounds", "verdicts", "refused", "quarantine", "waiting_s"]
+    history = History(2.0)
+    for time_s, key in enumerate(keys, 100):
+        said = {**document, key: value}
+        history.add(Look(float(time_s), said, {"w0": said}))
+        for inner in ("members", "recent_rounds", "verdicts"):
+            spoiled = {
+                "peer": value,
+                "health": value,
+                "round": value,
+                "fragment": value,
+                key: value,
+            }
+            said = {**document, inner: [spoiled, value]}
+            history.add(Look(time_s + 0.5, said, {"w0": said}))
+    json.dumps(history.since(0), allow_nan=False)
+
+
+def test_texts_of_peers_are_cut_and_made_printable() -> None:
+    history = History(2.0)
+    name = HOSTILE + "\x1b[2J" + "x" * 500
+    history.add(look(100.0, status(name)))
+
+    (peer,) = history.since(0)["peers"]
+    assert peer["peer"].startswith(HOSTILE)
+    assert len(peer["peer"]) == 80
+    assert peer["peer"].isprintable()

@@ -1,0 +1,74 @@
+"""What a peer tells of its rounds: totals, the latest, and those on their way."""
+
+from protos.events import new_event
+from worker.status import RoundLog
+
+
+class Clock:
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_a_round_from_its_start_to_the_step_after_it() -> None:
+    clock = Clock()
+    rounds = RoundLog(clock)
+    rounds.began(0, 3)
+    clock.now_s = 101.0
+    rounds.told(new_event("progress", state="waiting"))
+    clock.now_s = 102.0
+    assert rounds.waiting_s() == 1.0
+    (under_way,) = rounds.recent()
+    assert (under_way["began_s_ago"], under_way["ended_s_ago"]) == (2.0, None)
+
+    rounds.completed(0, 3, exchange_s=2.0, waited_for="w4")
+    rounds.told(new_event("round", fragment=0, round=3, stall_s=1.0, waited_for="w4"))
+    clock.now_s = 104.0
+    assert rounds.recent() == [
+        {
+            "fragment": 0,
+            "round": 3,
+            "began_s_ago": 4.0,
+            "ended_s_ago": 2.0,
+            "failed": False,
+            "waited_for": "w4",
+            "stall_s": 1.0,
+            "resumed_s_ago": 2.0,
+        }
+    ]
+    assert rounds.waiting_s() is None
+    assert (rounds.done, rounds.exchange_s, rounds.last_exchange_s) == (1, 2.0, 2.0)
+
+
+def test_a_round_that_fails_ends_the_wait_and_names_whom_it_lacked() -> None:
+    rounds = RoundLog(Clock())
+    rounds.began(2, 5)
+    rounds.told(new_event("progress", state="waiting"))
+    rounds.gave_up(2, 5, "w1, w2")
+    rounds.told(new_event("round_failed", fragment=2, round=5))
+
+    (failed,) = rounds.recent()
+    assert (failed["failed"], failed["waited_for"]) == (True, "w1, w2")
+    assert rounds.waiting_s() is None
+    assert (rounds.done, rounds.failed) == (0, 1)
+
+
+def test_one_round_of_a_fragment_is_on_its_way_and_the_latest_are_kept() -> None:
+    rounds = RoundLog(Clock())
+    for number in range(200):
+        rounds.began(0, number)
+        rounds.completed(0, number, exchange_s=0.1, waited_for="")
+    rounds.began(0, 200)
+    rounds.began(0, 201)
+
+    told = [each["round"] for each in rounds.recent()]
+    assert told == [*range(200 - 48, 200), 201]
+    assert rounds.done == 200
+
+
+def test_a_wait_ends_when_the_training_goes_on_without_a_word_of_the_round() -> None:
+    rounds = RoundLog(Clock())
+    rounds.told(new_event("progress", state="waiting"))
+    rounds.told(new_event("progress", state="training"))
+    assert rounds.waiting_s() is None
