@@ -8,7 +8,7 @@ RUN := PATH="$(abspath $(BIN)):$$PATH" PYTHONPATH=. python
 # Two test processes at most: more would only wait for each other on a small machine.
 TEST_PROCESSES ?= 2
 
-.PHONY: help install swarm test check lint quick-test coverage fmt proto bench exchange tls codecs parity baselines losses frontier optimizers traffic goodput plan-table sync-time unequal pair-faults pair-latency stability schedules simulate skippipe-routes skippipe-deadlock skippipe-omission schedule stage-times stage-kills stage-memory stage-losses stage-parity same-bits samples memory bench-peers detection hostile one-hostile admission fuzz kill-loop compose-test slurm-test clean
+.PHONY: help install swarm test check lint quick-test coverage fmt proto bench exchange tls codecs parity baselines losses frontier optimizers traffic goodput plan-table sync-time unequal pair-faults pair-latency stability schedules simulate skippipe-routes skippipe-deadlock skippipe-omission schedule stage-times stage-kills stage-memory stage-losses stage-parity same-bits samples memory bench-peers detection hostile connections one-hostile admission fuzz kill-loop compose-test slurm-test clean
 
 install: $(READY)  ## the virtual environment with everything in it, and nothing else
 
@@ -132,6 +132,9 @@ detection: $(READY)  ## how soon 100 simulated peers notice a crash; live peers 
 
 hostile: $(READY)  ## a stranger attacks real workers: what happens, memory, rounds; one line an attack
 	$(RUN) tests/bench/hostile.py $(ARGS)
+
+connections: $(READY)  ## TLS connections that come and go by the thousand, twenty times: does the server live?
+	$(RUN) tests/bench/connections.py $(ARGS)
 
 stage-memory: $(READY)  ## memory of a stage's peer, against the whole model in one process
 	$(RUN) tests/bench/stage_memory.py $(ARGS)

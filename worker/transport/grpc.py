@@ -9,6 +9,7 @@ after many minutes.
 
 import asyncio
 import os
+import time
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -26,6 +27,7 @@ from worker.transport.base import (
 )
 from worker.transport.served import COMMON_OPTIONS, PACKAGE, Router, server_options
 
+_HANDSHAKES_BEGIN_S = 0.25  # a handshake begins within microseconds, where it is not held up
 _MAX_DETAILS = 300  # characters of what another peer says of a failure
 # What grpc.aio raises for a stream that is over; the last where it has ended on its own meanwhile.
 _ENDED = (aio.AioRpcError, aio.UsageError, asyncio.InvalidStateError)
@@ -152,9 +154,17 @@ class GrpcTransport:
         return server.add_secure_port(self._listen_address, credentials)
 
     def _renewed_configuration(self) -> "grpc.ServerCertificateConfiguration | None":
-        """Asked at each handshake, on a thread of gRPC's; None: the server keeps what it has."""
+        """Asked at each handshake, on a thread of gRPC's; None: the server keeps what it has.
+
+        gRPC frees what it had as soon as there is something new, though a handshake on another
+        thread may be about to begin with it: that ended the process (grpc/grpc#36693). While this
+        call lasts, others wait that have not asked yet, and those that have can begin.
+        """
         renewed, self._renewed = self._renewed, None
-        return None if renewed is None else _server_configuration(renewed)
+        if renewed is None:
+            return None
+        time.sleep(_HANDSHAKES_BEGIN_S)
+        return _server_configuration(renewed)
 
     def _line(self, address: str, peer: str | None, *, data: bool) -> "_Line":
         security = self._security
