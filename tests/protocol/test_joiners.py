@@ -1,5 +1,7 @@
 """Peers that come late, or were away: they adopt the swarm's state, and end equal."""
 
+from dataclasses import replace
+
 import pytest
 
 from algorithms.plan import Plan
@@ -71,6 +73,25 @@ def test_a_late_joiner_adopts_and_ends_equal(at_s: float) -> None:
             assert swarm["d"].trainer.metrics.inner_steps < 30
             assert swarm["d"].of_kind("round_failed") == []
             assert swarm["a"].of_kind("round")[-1]["contributors"] == 4
+
+    run(scenario())
+
+
+def test_a_round_that_is_laid_out_without_a_joiner_is_the_others() -> None:
+    """It has computed before they have, but they have not agreed on it."""
+
+    async def scenario() -> None:
+        async with Swarm(replace(steady(30), step_s={"d": 0.001})) as swarm:
+            await swarm.start(*"abc")
+            await swarm.until(lambda: swarm["a"].versions >= (3,), 10)
+            await swarm.join("d", via="a")
+            await swarm.finished()
+            swarm.assert_equal(versions=(6,))
+            assert swarm["d"].of_kind("round_failed") == []
+            contributors = {e["round"]: e["contributors"] for e in swarm["a"].of_kind("round")}
+            entered = swarm["d"].of_kind("round")
+            assert [e["missed"] for e in entered[:2]] == [True, False]
+            assert [contributors[e["round"]] for e in entered[:2]] == [3, 4]
 
     run(scenario())
 

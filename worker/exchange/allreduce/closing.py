@@ -110,6 +110,11 @@ class ReducedShards:
             return set()
         return self._expected(key, group) - entry.contributors.keys()
 
+    def admits(self, peer: str, group: Group) -> bool:
+        """Whether what the peer gives counts in a round of this group: where it is of the group,
+        or none of the group is left, whom others could leave the round to."""
+        return peer in group or not any(self.view.live(other) for other in group)
+
     def above(self, key: ShardKey, group: Group) -> str | None:
         """The peer that is to reduce the shard in place of this one, if any.
 

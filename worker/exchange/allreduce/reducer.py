@@ -2,8 +2,9 @@
 
 A stream begins with a header. It is held until this peer has come to that round, and then taken,
 redirected to the peer that is to reduce the shard, or refused. What has been taken counts once,
-however often it is sent; a broken one goes on where it was. The answer goes out once the shard has
-closed (`closing`), to the late ones too.
+however often it is sent; a broken one goes on where it was. A peer outside the round's group is
+held until the shard has closed: it adds nothing. The answer goes out once the shard has closed
+(`closing`), to the late ones too, and to those outside.
 """
 
 import math
@@ -87,7 +88,7 @@ class Reducer:
         match event:
             case RoundTick():
                 late = [o for o in self._offers.values() if o.shard is None and now >= o.held_until]
-                reason = "this peer has not come to that round in time"
+                reason = "this peer has not closed that round in time"
                 actions += (self._refuse(offer, "pruned", reason) for offer in late)
             case ViewUpdated(view):
                 actions += self._shards.on_view(view)
@@ -220,7 +221,8 @@ class Reducer:
         return group
 
     def _accept(self, offer: _Offer, group: Group) -> list[events.ReducerAction]:
-        """Takes one contribution; counts it once however often it is sent.
+        """Takes one contribution, or holds it where the round is not its sender's; counts it once
+        however often it is sent.
 
         Other values than before come from a peer that gave the round up and tries it again later:
         the newer ones count.
@@ -234,6 +236,8 @@ class Reducer:
                 raise ValueError(f"{key} from {sender}: a norm of {header.norm}")
         except ValueError as error:
             return [self._refuse(offer, "invalid", str(error), faulty=True)]
+        if not self._shards.admits(sender, group):
+            return []
         entry = offer.shard = self._shards.open(key)
         earlier = entry.contributions.get(sender)
         if not offer.own and earlier is not None and earlier.hash != header.hash:

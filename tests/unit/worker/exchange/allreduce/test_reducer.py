@@ -205,11 +205,31 @@ def test_a_lost_quorum_is_waited_for_again() -> None:
     assert machine.handle(TICK, 1.0 + GRACE_S) == []
 
 
-def test_a_contribution_from_outside_the_group_counts_but_is_not_awaited() -> None:
+def test_a_contribution_from_outside_the_group_adds_nothing_and_is_answered() -> None:
     machine = reducer(seen=view("abcde"))
-    contribute(machine, "abe")
-    assert machine.awaited(KEY) == ("c", "d")
-    assert computed(contribute(machine, "cd")) == [("abcde", "abcde")]
+    outside, actions = offer(machine, "e")
+    assert actions == []
+    assert computed(contribute(machine, "abcd")) == [("abcd", "abcde")]
+    closed = machine.handle(events.ShardComputed(KEY, 1), 1.0)
+    assert events.AnswerStream(outside, KEY, 0) in closed
+    late, answer = offer(machine, "e")
+    assert answer == [events.AnswerStream(late, KEY, 0)]
+
+
+def test_a_contribution_from_outside_is_let_go_when_the_round_does_not_close() -> None:
+    machine = reducer(seen=view("abcde"))
+    outside, _ = offer(machine, "e")
+    (refused,) = machine.handle(TICK, machine.wakes_at(0.0))
+    assert isinstance(refused, events.RefuseStream)
+    assert (refused.stream, refused.kind, refused.faulty) == (outside, "pruned", False)
+
+
+def test_who_is_outside_contributes_where_nobody_of_the_group_is_left() -> None:
+    machine = reducer(me="e", seen=view("be", dead="acd"))
+    elsewhere, led = offer(machine, "f")
+    assert led == [events.RedirectStream(elsewhere, "b")]
+    machine.handle(ViewUpdated(view("ef", dead="abcd")), 1.0)
+    assert computed(contribute(machine, "e")) == [("e", "ef")]
 
 
 def test_the_next_group_is_of_those_that_can_join_it() -> None:
