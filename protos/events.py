@@ -10,6 +10,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Literal
 
+from protos.figures import percent, seconds
+
 EventKind = Literal[
     "listening",  # address, pid, origin: how the address was found, if it was not given
     "metrics",  # url
@@ -19,7 +21,9 @@ EventKind = Literal[
     # they are known, of this process: samples, samples_per_s, tokens, tokens_per_s
     "progress",
     "validation",  # step, val_loss and val_metrics: of the anchors, seconds
-    "round",  # fragment, round, contributors, missed, stall_s, exchange_s, waited_for
+    # fragment, round, contributors, missed, stall_s, exchange_s, waited_for; since the last one:
+    # steps, and step_s, what one of them has computed for on average
+    "round",
     "round_failed",  # fragment, round, reason, waiting_for
     "stalled",  # fragment, round, waiting_for, seconds so far, last_s: of the round before
     "head_start",  # fragment, round, step: an anchor that was fetched early is used
@@ -32,7 +36,8 @@ EventKind = Literal[
     "adopted",  # donor, step, reason: another peer's state was taken over
     "skipped",  # step, reason
     "resumed",  # path, step: goes on from a checkpoint of this peer's own
-    "checkpoint",  # path, step
+    "checkpoint",  # path, step, seconds
+    "located",  # found or gone, verdict: as in a status document; see `verdict_words`
     "warning",  # text; stage
     "result",  # the final event of a worker: see worker/training/result.py
     "exit",  # exit_code, text: of a process, by its launcher
@@ -140,3 +145,33 @@ def given_up_words(event: Event) -> str:
         return ""
     percent = 100 * (float_of(event, "apart") or 0.0)
     return f"; its own last {rounds} rounds are given up for it, which were {percent:.2g} % apart"
+
+
+def verdict_words(verdict: Mapping[str, object]) -> str:
+    """A fault of a status document: `w2's uplink, 3.1 of 20 Mbit/s since 14:02, cost 4 % of
+    rounds`."""
+    kind, peer, to = (text_of(verdict, key) or "?" for key in ("kind", "peer", "to"))
+    measured, usual = (float_of(verdict, key) or 0.0 for key in ("measured", "usual"))
+    since = (text_of(verdict, "since") or "")[11:16] or "?"
+    if kind in ("machine", "disk"):
+        what = "a step" if kind == "machine" else "a checkpoint"
+        figures = f"{seconds(measured)} {what}, others {seconds(usual)}"
+    else:
+        figures = f"{measured:.3g} of {usual:.3g} Mbit/s"
+    place = f"the link from {peer} to {to}" if kind == "link" else f"{peer}'s {kind}"
+    cost = float_of(verdict, "cost") or 0.0
+    costs = f"cost {percent(cost, 0 if cost >= 0.01 else None)} of rounds" if cost else "no cost"
+    return f"{place}, {figures} since {since}, {costs}"
+
+
+def place_of(verdict: Mapping[str, object]) -> tuple[str, ...]:
+    """What tells one fault from another: kind, peer, and of a link the receiver."""
+    return tuple(text_of(verdict, key) or "" for key in ("kind", "peer", "to"))
+
+
+def located_words(event: Event) -> str | None:
+    """Of a `located` event; None of one that holds no verdict."""
+    verdict = event.get("verdict")
+    if not isinstance(verdict, Mapping):
+        return None
+    return f"{'slow' if event.get('found') is True else 'no longer slow'}: {verdict_words(verdict)}"

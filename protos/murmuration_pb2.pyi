@@ -650,12 +650,17 @@ Global___ProbeReply: _TypeAlias = ProbeReply  # noqa: Y015
 class StatusRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    ONLY_FIELD_NUMBER: _builtins.int
+    only: _builtins.str
+    """a key of the document, of which nothing else is wanted; empty: all of it"""
     def __init__(
         self,
+        *,
+        only: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["only", b"only"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

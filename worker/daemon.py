@@ -323,7 +323,7 @@ class Worker:
         return session.io.ask(ledger.plain)
 
     def _save(self, step: int, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
-        folder = self._options.out / "checkpoints"
+        folder, began_s = self._options.out / "checkpoints", time.monotonic()
         try:
             self._saved_path = checkpoint.save(folder, step, tensors, values)
         except OSError as error:
@@ -334,7 +334,10 @@ class Worker:
         else:
             self._unsaved = False
             checkpoint.prune(folder, self._config.checkpoint.keep)
-            self._log(new_event("checkpoint", path=str(self._saved_path), step=step))
+            took_s = time.monotonic() - began_s
+            self._session.saved(took_s)
+            where = {"path": str(self._saved_path), "step": step}
+            self._log(new_event("checkpoint", **where, seconds=round(took_s, 3)))
 
     # ------------------------------------------------------------------------------- the end
 

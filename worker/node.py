@@ -25,6 +25,7 @@ from worker.config import Config
 from worker.exchange.allreduce.contributor_io import ContributorIO
 from worker.exchange.allreduce.final_average_io import FinalAverageIO
 from worker.exchange.allreduce.reducer_io import ReducerIO
+from worker.exchange.arrivals import Arrivals
 from worker.exchange.compression import Compression
 from worker.exchange.context import Context
 from worker.exchange.pairwise.io import Pairs
@@ -59,7 +60,16 @@ from worker.pipeline.context import StageContext
 from worker.pipeline.node import StageNode
 from worker.pipeline.rebalancing import StageExchange
 from worker.server import NodeServer
-from worker.status import LagMonitor, NodeMeasurements, RoundLog, ask_peers, status_document
+from worker.status import (
+    FaultLocator,
+    LagMonitor,
+    NodeMeasurements,
+    OwnFigures,
+    RoundLog,
+    ask_peers,
+    status_document,
+)
+from worker.status.figures import to_document
 from worker.training.inbox import (
     Begin,
     FastestPace,
@@ -92,6 +102,7 @@ class Node:
 
     gossip: GossipService  # from `listen` on
     leases: LeaseService  # likewise
+    locator: FaultLocator  # likewise
     stages: StageNode | None = None  # what serves a stage here, where the model is cut
 
     def __init__(
@@ -117,6 +128,7 @@ class Node:
             exact=[each.exact for each in fragments],
             plan=config.plan,
             compression=Compression(config.exchange),
+            arrivals=Arrivals(self.clock),
             config=config.rounds,
             detection_s=config.membership.detection_s(max(2, node.min_peers or 2)),
             clock=self.clock,
@@ -154,6 +166,7 @@ class Node:
         self._inbox: asyncio.Queue[ToIO] = asyncio.Queue()
         self._progress: dict[str, object] = {}  # what the latest events of the training say
         self._rounds = RoundLog(self.clock)
+        self.figures = OwnFigures(node.peer, self.context.arrivals, self.clock)
         self._round_trips_s: dict[str, float] = {}
         self._fastest_s = 0.0
         self._closing = asyncio.Event()
@@ -172,6 +185,15 @@ class Node:
         self._add_membership(me)
         self._add_rounds()
         self._add_leases()
+        self.locator = FaultLocator(
+            self.figures,
+            self,
+            self.transport,
+            in_turn=self._pairs is not None,
+            clock=self.clock,
+            log=self.log,
+        )
+        self._components.append(self.locator)
         if self._config.stages.count > 1:
             self._add_stages()
         return me.address
@@ -336,6 +358,8 @@ class Node:
                 loop_lag_ms=self.lag.summary_ms(),
                 round_trips_s=self._round_trips_s,
                 stage_counts=self._node.stage_counts if self.stages is not None else None,
+                figures=self.figures.figures(),
+                verdicts=self.locator.verdicts(),
             ),
         )
 
@@ -344,7 +368,9 @@ class Node:
         live = [member for member in self.gossip.others if member.live]
         return await ask_peers(live, self.transport)
 
-    async def _on_status(self, _request: bytes) -> bytes:
+    async def _on_status(self, request: bytes) -> bytes:
+        if wire.parse(pb.StatusRequest, request).only == "measured":  # by every peer, often
+            return wire.status_reply({"measured": to_document(self.figures.figures())})
         return wire.status_reply(self.status())
 
     async def _on_measure(self, _request: bytes) -> bytes:
@@ -385,6 +411,8 @@ class Node:
             case TrainingEvent(event):
                 if event["event"] in ("progress", "validation"):
                     self._progress |= event
+                elif event["event"] == "round":
+                    self.figures.applied(event)
                 self._rounds.told(event)
                 self.log(event)
 
@@ -437,6 +465,7 @@ class Node:
             self._rounds.completed(
                 result.fragment, result.round, result.exchange_s, result.waited_for
             )
+            self.figures.round_ended()
         else:
             waited_for = ", ".join(result.waiting_for)
             self._rounds.gave_up(result.fragment, result.round, waited_for)
@@ -446,6 +475,11 @@ class Node:
         """Ends this peer's own rounds of a fragment, which a fetched state supersedes."""
         for rounds in dict.fromkeys((self._final, self._own_rounds)):
             rounds.give_up(fragment, reason)
+
+    @property
+    def replicas(self) -> Sequence[Member]:
+        """The others that train the same as this peer."""
+        return self.gossip.replicas
 
     @property
     def partners(self) -> Container[str]:

@@ -93,6 +93,10 @@ class Session:
         gossip, plan = self.io.node.gossip, self._config.plan
         return self.io.ask(lambda: all_agree(gossip.me, gossip.others, plan))
 
+    def saved(self, seconds: float) -> None:
+        """A checkpoint was written, in that time. any thread."""
+        self.io.node.figures.saved(seconds)
+
     def settle(self) -> None:
         """Returns when all that the train thread has said is dealt with."""
         self.io.do(self.io.node.settled, _LEAVE_S)

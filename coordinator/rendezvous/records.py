@@ -1,8 +1,9 @@
 """What is known of each worker from its events, whichever way they came."""
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from protos.events import Curve, Event, curve_of, float_of, int_of, names_of, text_of
+from protos.events import Curve, Event, curve_of, float_of, int_of, names_of, place_of, text_of
 from protos.exit_codes import exit_words
 
 SILENT_AFTER_S = 10.0  # workers report about twice a second while they train
@@ -10,6 +11,7 @@ ENDING = ("settling", "assembling", "evaluating")  # states reported once, howev
 _MAX_CURVE_POINTS = 4096
 _MAX_FRAGMENTS = 4096
 _MAX_UNCONFIRMED = 4096
+_MAX_LOCATED = 1024
 
 
 @dataclass
@@ -43,6 +45,7 @@ class Record:
     result: dict[str, object] | None = None
     curve: Curve = field(default_factory=list)
     val_curve: Curve = field(default_factory=list)
+    located: dict[tuple[str, ...], dict[str, object]] = field(default_factory=dict)  # by place
     _first_step: tuple[float, int] | None = None  # when heard, and where the worker then was
     _last_round: dict[int, int] = field(default_factory=dict)
     _last_failed: dict[int, int] = field(default_factory=dict)
@@ -73,6 +76,8 @@ class Record:
                 self.rebuilds += 1
             case "unconfirmed" | "confirmed" as kind:
                 self._confirm(event, confirmed=kind == "confirmed")
+            case "located":
+                self._locate(event)
             case "result":
                 self._finish(event)
             case "exit":
@@ -139,6 +144,18 @@ class Record:
             if len(self.val_curve) > _MAX_CURVE_POINTS:
                 del self.val_curve[1::2]
 
+    @property
+    def verdicts(self) -> list[dict[str, object]]:
+        """The faults that this worker has located, those that are gone among them (`until`)."""
+        told = (self.result or {}).get("verdicts")
+        known = told if isinstance(told, list) else self.located.values()
+        return [dict(each) for each in known if isinstance(each, Mapping)]
+
+    def _locate(self, event: Event) -> None:
+        verdict = event.get("verdict")
+        if isinstance(verdict, Mapping) and len(self.located) < _MAX_LOCATED:
+            self.located[place_of(verdict)] = dict(verdict)
+
     def _moves(self, event: Event) -> None:
         """Counts a move. Nobody goes the same way twice in a row: then it is the same event."""
         move = int_of(event, "stage"), int_of(event, "to")
@@ -175,3 +192,18 @@ def _is_later(last: dict[int, int], event: Event) -> bool:
         return False
     last[fragment] = round_
     return True
+
+
+def costliest(found: Iterable[Iterable[dict[str, object]]]) -> list[dict[str, object]]:
+    """The faults that workers have located, each once, by the word that tells the highest cost; the
+    most costly first."""
+    by_place: dict[tuple[str, ...], dict[str, object]] = {}
+    for verdict in (each for verdicts in found for each in verdicts):
+        known = by_place.get(place := place_of(verdict))
+        if known is None or _cost(verdict) > _cost(known):
+            by_place[place] = verdict
+    return sorted(by_place.values(), key=lambda verdict: -_cost(verdict))
+
+
+def _cost(verdict: dict[str, object]) -> float:
+    return float_of(verdict, "cost") or 0.0

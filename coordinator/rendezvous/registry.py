@@ -5,7 +5,7 @@ It keeps no file. Started again, it learns everything back from the workers' nex
 
 from dataclasses import dataclass, field
 
-from coordinator.rendezvous.records import Record
+from coordinator.rendezvous.records import Record, costliest
 from protos import murmuration_pb2 as pb
 from protos.documents import EVENT_BYTES, MANIFEST_BYTES, PROFILE_BYTES, BadDocument, unpack
 from protos.events import Event, printable
@@ -128,6 +128,11 @@ class Registry:
             "members": [_row(known, now, staged) for known in members],
             "rounds_completed": max((r.round for r in self.records()), default=0),
             "refused": dict(self.refused),
+            "verdicts": [
+                verdict
+                for verdict in costliest(known.record.verdicts for known in members)
+                if "until" not in verdict
+            ],
         }
 
     # --------------------------------------------------------------------------------- inside

@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from coordinator.report.report import Report
-from protos.events import Curve
+from protos.events import Curve, verdict_words
 from protos.exit_codes import exit_words
 from protos.figures import (
     count,
@@ -90,6 +90,7 @@ def figure_lines(report: Report) -> list[tuple[str, str]]:
         *_step_times(report),
         *(stage_lines(report) if "stages" in report else []),
         *_waits(report),
+        *(("slow", verdict_words(verdict)) for verdict in report["verdicts"]),
         ("rounds", _rounds(report)),
         ("replicas", _replicas(report)),
     ]

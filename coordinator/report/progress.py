@@ -10,7 +10,9 @@ from protos.events import (
     float_of,
     given_up_words,
     int_of,
+    located_words,
     names_of,
+    place_of,
     printable,
     stall_words,
     text_of,
@@ -194,6 +196,7 @@ class EventFormatter:
     def __init__(self) -> None:
         self._starts: set[tuple[str, ...]] = set()
         self._health: dict[str, int] = {}
+        self._located_at: set[tuple[str, ...]] = set()
         self._refusals: set[tuple[str | None, str | None, int | None]] = set()
         self._stall = ("", -1, 0.0)
         self._validated = -1  # up to this step
@@ -203,6 +206,7 @@ class EventFormatter:
             "round_failed": _round_failed,
             "stalled": self._stalled,
             "adopted": _adopted,
+            "located": self._located,
             "preempted": lambda _: "leaves: its machine will go away",
             "refused": self._refused,
             "warning": self._warning,
@@ -221,7 +225,8 @@ class EventFormatter:
         kind, peer = text_of(event, "event"), text_of(event, "peer") or "?"
         writer = self._writers.get(kind or "")
         words = writer(event) if writer else None
-        return shown(" ".join(f"{peer} {words}".split()), _MAX_LINE) if words else None
+        who = "" if kind == "located" else peer  # whoever has found it
+        return shown(" ".join(f"{who} {words}".split()), _MAX_LINE) if words else None
 
     def _started(self, event: Event) -> str | None:
         group, step = names_of(event, "group"), int_of(event, "step") or 0
@@ -243,6 +248,19 @@ class EventFormatter:
             said.clear()
             said.add(peer)
         return f"warning: {text}"
+
+    def _located(self, event: Event) -> str | None:
+        """Once for all workers that find the same."""
+        if (words := located_words(event)) is None:
+            return None
+        verdict = event["verdict"]
+        assert isinstance(verdict, Mapping)
+        place = place_of(verdict)
+        found = event.get("found") is True
+        if (place in self._located_at) is found or len(self._located_at) >= _MAX_SEEN:
+            return None
+        self._located_at.symmetric_difference_update([place])
+        return words
 
     def _refused(self, event: Event) -> str | None:
         """Once for each peer, sender and round: a link that breaks often loses many shards."""

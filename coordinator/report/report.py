@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from coordinator.rendezvous.records import Record
+from coordinator.rendezvous.records import Record, costliest
 from protos.events import Curve, float_of, int_of, printable, text_of
 from protos.files import write_atomically
 
@@ -82,6 +82,7 @@ def build_report(
         "bits_per_value": {kind: _bits(results, kind) for kind in ("contributions", "reductions")},
         "stall_s_by_peer": _stalls(results),
         "longest_stalls": _longest(records),
+        "verdicts": costliest(record.verdicts for record in records),
         "hashes_agree": _agree(peers),
         "reason": _reason(peers),
         "loop_lag_ms": _worst([p["loop_lag_ms"] for p in peers if p["loop_lag_ms"]]),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from coordinator import Failure
 from protos.addresses import is_loopback
 from protos.documents import STATUS_BYTES, BadDocument, unpack
-from protos.events import float_of, printable
+from protos.events import float_of, printable, verdict_words
 from protos.exit_codes import ExitCode
 from protos.figures import duration, size
 from protos.text import shown as cut
@@ -140,8 +140,10 @@ def print_status(document: Document, console: "Console") -> None:
     if rows := traffic_rows(document):
         console.print(_table("traffic", rows))
     for key, value in document.items():
-        if _is_table(value):
+        if _is_table(value) and key != "verdicts":
             console.print(_table(_words(key), value))
+    for verdict in document.get("verdicts") or ():
+        console.print(f"slow: {verdict_words(verdict)}", markup=False, soft_wrap=True)
     if not document.get("members"):
         console.print("no members are known yet")
     if document.get("encrypted") is False and not _on_one_machine(document):
@@ -161,7 +163,8 @@ def _on_one_machine(document: Document) -> bool:
 def fact_lines(document: Document) -> list[tuple[str, str]]:
     """(label, value) of what is no table."""
     facts = {key: value for key, value in document.items() if not _is_table(value)}
-    facts.pop("members", None)  # none are known
+    for name in ("members", "verdicts", "measured"):  # none are known; told below; for programs
+        facts.pop(name, None)
     if facts.get("step") is not None and facts.get("steps") is not None:
         facts["step"] = f"{shown('step', facts['step'])} of {shown('steps', facts.pop('steps'))}"
     if isinstance(traffic := facts.pop("traffic", None), Mapping):

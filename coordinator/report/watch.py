@@ -10,13 +10,13 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import IO, TYPE_CHECKING, Any
 
 from coordinator import Failure
 from coordinator.report.status import TIMEOUT_S
 from coordinator.report.status import ask as ask_for_status
-from protos.events import float_of, int_of, printable, text_of
+from protos.events import float_of, int_of, printable, text_of, verdict_words
 from protos.exit_codes import ExitCode
 from protos.figures import duration, optional, rate, seconds, size
 
@@ -71,12 +71,14 @@ class PeerRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """A swarm at one moment. `time_s`: seconds since 1970."""
+    """A swarm at one moment. `time_s`: seconds since 1970. `verdicts`: the faults that a peer has
+    located, as its status document has them."""
 
     time_s: float
     run: str
     preset: str
     rows: Sequence[PeerRow]
+    verdicts: Sequence[Document] = ()
 
     @property
     def training(self) -> list[PeerRow]:
@@ -123,6 +125,7 @@ class Snapshot:
             "steps": self.steps,
             "left_s": None if self.left_s is None else round(self.left_s, 1),
             "tokens_per_s": self.tokens_per_s,
+            "verdicts": [dict(verdict) for verdict in self.verdicts],
             "peers": [asdict(row) for row in self.rows],
         }
 
@@ -160,6 +163,9 @@ class Watch:
             run=text_of(first, "run") or "?",
             preset=next((p for a in answers.values() if (p := text_of(a, "preset"))), "?"),
             rows=rows,
+            verdicts=next(
+                (v for a in (first, *answers.values()) if (v := _maps(a, "verdicts"))), []
+            ),
         )
 
     def ask_all(self) -> tuple[Document, list[Document], dict[str, Document]]:
@@ -340,7 +346,8 @@ def summary(snapshot: Snapshot) -> str:
         parts.append(f"about {duration(snapshot.left_s)} to go")
     states = [row.state for row in snapshot.rows]
     standing = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
-    return "  ".join([*parts, f"[{standing}]"])
+    slow = [f"slow: {verdict_words(verdict)}" for verdict in snapshot.verdicts]
+    return "  ".join([*parts, f"[{standing}]", *slow])
 
 
 def table(snapshot: Snapshot) -> "Table":
@@ -349,7 +356,9 @@ def table(snapshot: Snapshot) -> "Table":
     from rich.table import Table
     from rich.text import Text
 
-    title = f"run {snapshot.run[:8]}, {snapshot.preset}: {summary(snapshot)}"
+    slow = "".join(f"\nslow: {verdict_words(verdict)}" for verdict in snapshot.verdicts)
+    standing = summary(replace(snapshot, verdicts=()))
+    title = f"run {snapshot.run[:8]}, {snapshot.preset}: {standing}{slow}"
     found = Table(box=box.SIMPLE_HEAD, title=Text(title), title_justify="left", title_style="dim")
     staged = any(row.stage is not None for row in snapshot.rows)
     found.add_column("peer", no_wrap=True)

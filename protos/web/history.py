@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from protos.events import float_of, int_of, text_of
+from protos.events import float_of, int_of, place_of, text_of, verdict_words
 from protos.text import shown
 
 Document = Mapping[str, Any]
@@ -290,8 +290,10 @@ def _verdicts(look: Look) -> list[str]:
     """What peers have found to slow the rounds, each told once."""
     documents = (look.first, *look.answers.values())
     said = [v for own in documents for v in _maps(own, "verdicts")[:_MOST_LISTED]]
-    words = (shown(text_of(verdict, "text") or "", 300) for verdict in said)
-    return list(dict.fromkeys(filter(None, words)))[:MOST_VERDICTS]
+    words = {
+        place_of(v): shown(verdict_words(v), 300) for v in reversed(said) if text_of(v, "kind")
+    }
+    return list(words.values())[::-1][:MOST_VERDICTS]
 
 
 def _counts(document: Document, key: str) -> dict[str, int]:

@@ -16,6 +16,7 @@ from tests.support.frames import frames
 from tests.support.memory_transport import MemoryNetwork, MemoryTransport
 from worker import wire
 from worker.exchange.allreduce.reducer_io import ReducerIO
+from worker.exchange.arrivals import Arrivals
 from worker.exchange.compression import Compression
 from worker.exchange.context import Context
 from worker.exchange.types import ExchangeConfig, RoundConfig, ShardKey
@@ -93,6 +94,7 @@ async def bench() -> Bench:
         elements=[ELEMENTS],
         plan=Plan(),
         compression=Compression(ExchangeConfig(compression="never")),
+        arrivals=Arrivals(asyncio.get_running_loop().time),
         config=RoundConfig(),
         detection_s=6.0,
         clock=asyncio.get_running_loop().time,

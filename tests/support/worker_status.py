@@ -35,5 +35,16 @@ STATUS: dict[str, Any] = {
     },
     "refused": {"invalid": 2, "again": 5},
     "microbatches": {"visits": 40, "dropped": 1},
+    "verdicts": [
+        {
+            "kind": "uplink",
+            "peer": "w2",
+            "measured": 3.1,
+            "usual": 20.0,
+            "unit": "mbps",
+            "cost": 0.04,
+            "since": "2026-01-05T14:02:31+01:00",
+        }
+    ],
     "loop_lag_ms": {"p50": 0.5, "p99": 4.0, "max": 9.0},
 }

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime
 
 from protos.addresses import is_loopback, split_address
-from protos.events import given_up_words, stall_words
+from protos.events import given_up_words, located_words, stall_words
 from protos.figures import listed, megabytes, percent
 from protos.files import print_line
 from protos.web import page_words
@@ -16,14 +16,15 @@ _SILENCE_S = 30.0
 _NEEDED = frozenset(
     {
         "listening",
+        "located",
         "metrics",
         "page",
+        "preempted",
+        "result",
         "resumed",
         "round_failed",
         "stalled",
-        "preempted",
         "warning",
-        "result",
     }
 )
 _AT_THE_END = {
@@ -121,6 +122,8 @@ def describe(event: Mapping[str, object], joins: str = "") -> str | None:
             return f"round {event['round']} failed: {event['reason']}"
         case "stalled":
             return f"round {event['round']} waits for {stall_words(event)}"
+        case "located":
+            return located_words(event)
         case "preempted":
             return f"{event['source']} says that this machine will go away: leaving"
         case "adopted":

@@ -15,6 +15,7 @@ from protos.events import new_event
 from protos.text import shown
 from worker import wire
 from worker.exchange.allreduce.dialogue import ShardRange
+from worker.exchange.arrivals import Arrivals
 from worker.exchange.compression import Compression
 from worker.exchange.types import RoundConfig
 from worker.transport import Stream
@@ -122,6 +123,7 @@ class Context:
     clock: monotonic seconds.
     offload: where heavy work runs.
     log: takes events as plain values.
+    arrivals: measures how fast payloads come.
     most_visits: of a stage by one iteration's microbatches, at most.
     """
 
@@ -135,6 +137,7 @@ class Context:
     offload: Offload
     log: Callable[[dict[str, object]], None]
     compression: Compression
+    arrivals: Arrivals
     counts: Counts = field(default_factory=Counts)
     most_visits: int = 1
     exact: Sequence[int] = ()

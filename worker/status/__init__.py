@@ -4,17 +4,23 @@ document.py  the answer to `murmur status`
 rounds.py    what it says of rounds
 peers.py     the same of the other peers
 exporter.py  the same numbers for Prometheus
+figures.py   what the peer measures of its rounds, links and disk
+locator.py   faults, found by comparing these with the other peers'
 """
 
 from worker.status.document import LagMonitor, NodeMeasurements, status_document
 from worker.status.exporter import MetricsServer
+from worker.status.figures import OwnFigures
+from worker.status.locator import FaultLocator
 from worker.status.peers import ask_peers
 from worker.status.rounds import RoundLog
 
 __all__ = [
+    "FaultLocator",
     "LagMonitor",
     "MetricsServer",
     "NodeMeasurements",
+    "OwnFigures",
     "RoundLog",
     "ask_peers",
     "status_document",

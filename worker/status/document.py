@@ -2,15 +2,17 @@
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
+from algorithms.diagnosis import PeerFigures
 from worker.config import Config
 from worker.exchange.context import Context
 from worker.membership import Member
 from worker.membership.io import GossipService
 from worker.pipeline.context import StageCounts
 from worker.pipeline.profile import Profile
+from worker.status.figures import to_document
 from worker.status.rounds import RoundLog
 from worker.transport import Traffic, Transport
 
@@ -64,12 +66,15 @@ class NodeMeasurements:
     loop_lag_ms: as `LagMonitor.summary_ms`.
     round_trips_s: the latest of a small call, by peer.
     stage_counts: None where the model is whole.
+    figures: of the last rounds; verdicts: the faults that were found by them, as plain values.
     """
 
     up_s: float
     loop_lag_ms: Mapping[str, float]
     round_trips_s: Mapping[str, float]
     stage_counts: StageCounts | None
+    figures: PeerFigures
+    verdicts: Sequence[Mapping[str, object]]
 
 
 def status_document(
@@ -123,6 +128,8 @@ def status_document(
         "accusations": _accusations(gossip),
         **({"microbatches": asdict(staged)} if (staged := measured.stage_counts) else {}),
         "loop_lag_ms": dict(measured.loop_lag_ms),
+        "verdicts": [dict(verdict) for verdict in measured.verdicts],
+        "measured": to_document(measured.figures),
     }
 
 

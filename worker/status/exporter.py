@@ -103,6 +103,15 @@ def metrics_of(document: Document) -> Iterator[Metric]:
     if "microbatches" in document:
         counted = document["microbatches"]
         yield counter("microbatches", "Of a stage: what became of them.", counted, "what")
+    located = GaugeMetricFamily(
+        f"{_PREFIX}fault_cost_ratio",
+        "Faults located now: the share of the rounds' time that each costs.",
+        labels=["peer", "kind", "slow", "to"],
+    )
+    for verdict in document["verdicts"]:
+        where = [verdict["kind"], verdict["peer"], verdict.get("to", "")]
+        located.add_metric([peer, *where], verdict["cost"])
+    yield located
     lag_s = {key: value / 1000 for key, value in document["loop_lag_ms"].items()}
     yield gauge("loop_lag_seconds", "How late the I/O loop wakes, since its start.", lag_s, "at")
 

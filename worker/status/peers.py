@@ -12,10 +12,12 @@ _PEER_S = 1.5  # for one peer's answer
 _AT_ONCE = 16
 
 
-async def ask_peers(members: Iterable[Member], transport: Transport) -> dict[str, bytes]:
-    """The status document of each that answers in time, packed. io thread only."""
+async def ask_peers(
+    members: Iterable[Member], transport: Transport, only: str = ""
+) -> dict[str, bytes]:
+    """The status of each that answers in time, or one key of it, packed. io thread only."""
     places = asyncio.Semaphore(_AT_ONCE)
-    request = pb.StatusRequest().SerializeToString()
+    request = pb.StatusRequest(only=only).SerializeToString()
 
     async def ask(member: Member) -> tuple[str, bytes] | None:
         async with places:

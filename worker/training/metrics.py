@@ -203,6 +203,7 @@ class Reporter:
         self._mailbox, self._clock = mailbox, clock
         self._replica, self._fragments, self._pace, self._steps = replica, fragments, pace, steps
         self._progress_at = -math.inf
+        self._told_steps, self._told_compute_s = 0, 0.0  # up to the last round
         self._throughput, self._samples_before = Throughput(), replica.samples or 0
 
     def event(self, kind: EventKind, **fields: object) -> None:
@@ -242,8 +243,11 @@ class Reporter:
         """The gradient of a stage's iteration is there, the mean over `visits` microbatches."""
         self.event("iteration", iteration=step, visits=visits, loss=self._loss)
 
-    def round_done(self, result: RoundDone, stall_s: float) -> None:
+    def round_done(self, result: RoundDone, stall_s: float, metrics: Metrics) -> None:
         """A round has come back, for which the training stood still for `stall_s`."""
+        steps, compute_s = metrics.inner_steps, metrics.compute_s
+        since, since_s = steps - self._told_steps, compute_s - self._told_compute_s
+        self._told_steps, self._told_compute_s = steps, compute_s
         self.event(
             "round",
             fragment=result.fragment,
@@ -253,6 +257,8 @@ class Reporter:
             stall_s=round(stall_s, 4),
             exchange_s=round(result.exchange_s, 4),
             waited_for=result.waited_for,
+            steps=since,
+            step_s=round(since_s / since, 6) if since else None,
         )
 
     def round_failed(self, result: RoundFailed) -> None:

@@ -306,7 +306,7 @@ class OuterLoop:
             return None
         self.metrics.stalled(Stall(stall_s, index, sent.round, result.waited_for))
         self.metrics.rounds_completed += 1
-        self.reporter.round_done(result, stall_s)
+        self.reporter.round_done(result, stall_s, self.metrics)
         return result
 
     def _note_lateness(self, each: FragmentReplica, sent: Contribution, stall_s: float) -> None:

@@ -92,6 +92,7 @@ def build_result(
         "momentum_hash": tensor_hash(state.momentum for state in trainer.states),
         "checkpoint": str(saved) if saved else None,
         "loop_lag_ms": io.ask(node.lag.summary_ms),
+        "verdicts": io.ask(node.locator.history),
     }
     if (stages := node.stages) is not None:
         result |= io.ask(lambda: _of_stage(config, stages))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from protos.events import new_event, printable
+from protos.events import located_words, new_event, printable, verdict_words
 from protos.exit_codes import exit_words
 
 
@@ -26,3 +26,42 @@ def test_text_cannot_steer_a_terminal() -> None:
 
 def test_an_event_is_its_kind_and_fields() -> None:
     assert new_event("moves", stage=1, to=2) == {"event": "moves", "stage": 1, "to": 2}
+
+
+VERDICT = {
+    "kind": "uplink",
+    "peer": "w2",
+    "measured": 3.1,
+    "usual": 20.0,
+    "unit": "mbps",
+    "cost": 0.04,
+    "since": "2026-01-05T14:02:31+01:00",
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, "w2's uplink, 3.1 of 20 Mbit/s since 14:02, cost 4 % of rounds"),
+        (
+            {"kind": "link", "to": "w0", "cost": 0.005},
+            "the link from w2 to w0, 3.1 of 20 Mbit/s since 14:02, cost 0.5 % of rounds",
+        ),
+        (
+            {"kind": "machine", "measured": 0.25, "usual": 0.05, "cost": 0.5},
+            "w2's machine, 250 ms a step, others 50 ms since 14:02, cost 50 % of rounds",
+        ),
+        (
+            {"kind": "disk", "measured": 3.2, "usual": 0.1, "cost": 0.0},
+            "w2's disk, 3.2 s a checkpoint, others 100 ms since 14:02, no cost",
+        ),
+    ],
+)
+def test_a_fault_in_words(changes: dict[str, object], words: str) -> None:
+    verdict = VERDICT | changes
+    assert verdict_words(verdict) == words
+    event = new_event("located", found=True, verdict=verdict)
+    assert located_words(event) == f"slow: {words}"
+    assert located_words({**event, "found": False}) == f"no longer slow: {words}"
+    assert located_words(new_event("located", found=True)) is None
+    assert "?" in verdict_words({"cost": "much", "peer": 3})

@@ -15,6 +15,7 @@ from worker.exchange.allreduce import events
 from worker.exchange.allreduce.contributor import Contributor, OwnRound
 from worker.exchange.allreduce.dialogue import ReductionHeader, ShardRange
 from worker.exchange.allreduce.reducer_io import ReducerIO
+from worker.exchange.arrivals import Arrival
 from worker.exchange.context import Context, Peers, Results, Tasks
 from worker.exchange.types import (
     Failed,
@@ -40,6 +41,7 @@ _STALL_S = 2.0  # a shorter round is none to speak of
 class _Try:
     """One try of one shard at one peer; `taken` is what the reduction decoded to."""
 
+    arrival: Arrival  # of the reduction
     over: bool = False
     stream: Stream | None = None
     header_sent: asyncio.Event = field(default_factory=asyncio.Event)
@@ -225,7 +227,7 @@ class ContributorIO:
     def _carry_out(self, round_: _OwnRound, action: events.ContributorAction) -> None:
         match action:
             case events.OpenTry(peer, attempt, header):
-                shard, each = header.key.shard, _Try()
+                shard, each = header.key.shard, _Try(self._context.arrivals.payload())
                 round_.tries[shard, attempt] = each
                 if peer == self._context.me:
                     work = self._contribute_here(round_, header.key, attempt, each)
@@ -319,13 +321,17 @@ class ContributorIO:
                     if raw is None:
                         self._handle(round_, events.TryBroken(key.shard, attempt))
                         return
-                    self._take(round_, key, attempt, wire.parse(pb.ExchangeDown, raw))
+                    answer = wire.parse(pb.ExchangeDown, raw)
+                    if answer.HasField("header"):
+                        each.arrival.begins(opened.peer)
+                    self._take(round_, key, attempt, answer)
                     if each.is_whole and each.incoming is not None and each.header is not None:
                         each.incoming.verify()
                         payload = wire.Payload(each.incoming.buffer, each.header.hash)
                         reduction = wire.Reduction(each.header, payload)
                         await self._decode(round_, key, attempt, each, reduction)
             finally:
+                each.arrival.ends()
                 stream.cancel()
         except TransportError as error:
             self._handle(round_, events.TryBroken(key.shard, attempt, str(error)))
@@ -341,6 +347,7 @@ class ContributorIO:
         if round_.machine.receives(shard, attempt):
             size, stands_for = round_.partial[shard].add(answer.frame)
             context.counts.reductions_received.add(size, stands_for, context.reduction_codec)
+            round_.tries[shard, attempt].arrival.came(size)
             event = events.ReductionBytes(shard, attempt, stands_for)
         else:
             match answer.WhichOneof("body"):

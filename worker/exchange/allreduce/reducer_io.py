@@ -21,6 +21,7 @@ from worker.exchange.allreduce.dialogue import (
     ShardRange,
 )
 from worker.exchange.allreduce.reducer import Reducer
+from worker.exchange.arrivals import Arrival
 from worker.exchange.context import Context, Tasks
 from worker.exchange.types import RoundTick, ShardKey, View, ViewUpdated
 from worker.transport import Stream
@@ -35,6 +36,7 @@ _Said = (
     | events.RedirectStream
     | events.RefuseStream
 )
+_AT_ONCE_S = 0.005  # what is held for longer may have come meanwhile
 _Orders = asyncio.Queue[_Said | wire.Reduction]
 
 
@@ -46,6 +48,7 @@ class _Served:
     header: ContributionHeader | None = None
     incoming: wire.Incoming | None = None
     offset: int = 0  # of the reduction, to give it from
+    held_s: float = 0.0  # since when
     orders: _Orders = field(default_factory=asyncio.Queue)
 
 
@@ -137,7 +140,9 @@ class ReducerIO:
             return
         header = wire.contribution_from_message(up.header)
         number = next(self._numbers)
-        served = self._served[number] = _Served(header=header, offset=header.reduction_offset)
+        served = self._served[number] = _Served(
+            header=header, offset=header.reduction_offset, held_s=self._context.clock()
+        )
         try:
             self._handle(events.ContributionOffered(number, header))
             await self._converse(number, served, stream)
@@ -170,25 +175,33 @@ class ReducerIO:
         assert incoming is not None, "frames are taken for a contribution"
         assert header is not None, "they come on a stream"
         patience_s = context.round_s(header.key.fragment)
-        while served.orders.empty():
-            try:
-                async with asyncio.timeout(patience_s):
-                    raw = await stream.receive()
-            except TimeoutError:
-                late = f"{header.key} from {header.sender}: no frame in {patience_s:.0f} s"
-                self._damaged(number, wire.Again(late))
-                return
-            if raw is None:
-                self._handle(events.ContributorDone(number))
-                return
-            try:
-                frame, stands_for = wire.parse(pb.ExchangeUp, raw).frame, 0
-                if self._machine.takes(number):
-                    size, stands_for = incoming.add(frame)
-                    context.counts.contributions_received.add(size, stands_for, context.codec)
-                self._handle(events.ContributionBytes(number, stands_for))
-            except wire.WireError as error:
-                self._damaged(number, error)
+        with context.arrivals.payload() as arrival:
+            if context.clock() - served.held_s < _AT_ONCE_S:
+                arrival.begins(header.sender)  # else a part of it may have lain here
+            while served.orders.empty():
+                try:
+                    async with asyncio.timeout(patience_s):
+                        raw = await stream.receive()
+                except TimeoutError:
+                    late = f"{header.key} from {header.sender}: no frame in {patience_s:.0f} s"
+                    self._damaged(number, wire.Again(late))
+                    return
+                if raw is None:
+                    self._handle(events.ContributorDone(number))
+                    return
+                self._frame(number, incoming, raw, arrival)
+
+    def _frame(self, number: int, incoming: wire.Incoming, raw: bytes, arrival: Arrival) -> None:
+        context = self._context
+        try:
+            frame, stands_for = wire.parse(pb.ExchangeUp, raw).frame, 0
+            if self._machine.takes(number):
+                size, stands_for = incoming.add(frame)
+                context.counts.contributions_received.add(size, stands_for, context.codec)
+                arrival.came(size)
+            self._handle(events.ContributionBytes(number, stands_for))
+        except wire.WireError as error:
+            self._damaged(number, error)
 
     async def _verify(self, number: int, served: _Served, shard: ShardRange) -> None:
         incoming, context, elements = served.incoming, self._context, shard.stop - shard.start

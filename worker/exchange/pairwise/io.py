@@ -17,6 +17,7 @@ from algorithms.fragment_state import FragmentState
 from algorithms.schedule import Schedule
 from protos import murmuration_pb2 as pb
 from worker import wire
+from worker.exchange.arrivals import Arrival
 from worker.exchange.context import Context, Tasks
 from worker.exchange.pairwise.messages import PairValues, encoded, left_out, own_part, payload_of
 from worker.exchange.pairwise.rounds import PairRounds
@@ -54,6 +55,7 @@ class _StreamLink:
     """What carries a `PairStream`: its transport stream, and what is still to be done on it."""
 
     transport: Stream | None  # None: no address is known
+    arrival: Arrival  # of the partner's parts, one after another
     outbox: deque[Send | SendPart] = field(default_factory=deque)
     checks: deque[CheckPart] = field(default_factory=deque)
     more: asyncio.Event = field(default_factory=asyncio.Event)
@@ -185,7 +187,7 @@ class Pairs:
 
     async def serve(self, stream: Stream) -> None:
         """Serves a partner's stream."""
-        link = _StreamLink(stream)
+        link = _StreamLink(stream, self._context.arrivals.payload())
         await self._run(self._rounds.accept(self._now(), link), link)
 
     async def _run(self, stream: PairStream, link: _StreamLink) -> None:
@@ -196,6 +198,7 @@ class Pairs:
         finally:
             for task in work:
                 task.cancel()
+            link.arrival.ends()
             self._rounds.forget(stream)
             if stream.calls and link.transport is not None:
                 link.transport.cancel()
@@ -235,7 +238,7 @@ class Pairs:
             if link.transport is None:
                 raise TransportError("no address known")
             while (raw := await link.transport.receive()) is not None:
-                self._handle(stream, self._values.event(stream, raw))
+                self._handle(stream, self._values.event(stream, raw, link.arrival))
                 while link.checks:
                     self._handle(stream, await self._values.checked(link.checks.popleft()))
             self._handle(stream, StreamClosed(None))
@@ -285,7 +288,8 @@ class Pairs:
     def _open(self, stream: PairStream) -> None:
         peer, address = stream.peer, self._address_of(stream.peer)
         link = _StreamLink(
-            self._transport.open(address, "Data/PairRound", peer) if address else None
+            self._transport.open(address, "Data/PairRound", peer) if address else None,
+            self._context.arrivals.payload(),
         )
         stream.link = link
         self._tasks.spawn(self._run(stream, link))

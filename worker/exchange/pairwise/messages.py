@@ -9,6 +9,7 @@ from algorithms.diloco import mean_in_order
 from algorithms.plan import Plan
 from protos import murmuration_pb2 as pb
 from worker import wire
+from worker.exchange.arrivals import Arrival
 from worker.exchange.context import Context
 from worker.exchange.pairwise.stream import (
     ANCHOR,
@@ -123,7 +124,7 @@ class PairValues:
         )
         return anchor, contribution
 
-    def event(self, stream: PairStream, raw: bytes) -> StreamEvent:
+    def event(self, stream: PairStream, raw: bytes, arrival: Arrival) -> StreamEvent:
         """What a message is to the machine; a frame's bytes are taken on the way."""
         try:
             message = wire.parse(pb.PairMessage, raw)
@@ -131,9 +132,11 @@ class PairValues:
                 case "header":
                     return _header(message.header)
                 case "part":
+                    arrival.ends()
+                    arrival.begins(stream.peer)
                     return self._part_header(message.part)
                 case "frame":
-                    return self._frame(stream, message.frame)
+                    return self._frame(stream, message.frame, arrival)
                 case "staged":
                     return PairStaged()
                 case "refusal":
@@ -199,13 +202,16 @@ class PairValues:
             weight=weight,
         )
 
-    def _frame(self, stream: PairStream, frame: pb.Frame) -> PartProgress:
+    def _frame(self, stream: PairStream, frame: pb.Frame, arrival: Arrival) -> PartProgress:
         if stream.arriving is None:
             raise wire.WireError(f"a frame of no part from {stream.peer}")
         incoming = _incoming(stream.arriving)
         size, stands_for = incoming.add(frame)
         codec = self.codec(stream.arriving_index)
         self._context.counts.contributions_received.add(size, stands_for, codec)
+        arrival.came(size)
+        if incoming.complete:
+            arrival.ends()
         return PartProgress(incoming.received_bytes)
 
 

@@ -3,7 +3,7 @@ import io
 import pytest
 from rich.console import Console
 
-from coordinator.rendezvous.records import Record
+from coordinator.rendezvous.records import Record, costliest
 from coordinator.report.progress import (
     EventFormatter,
     LiveProgress,
@@ -263,3 +263,29 @@ def test_a_state_that_nobody_else_has_is_told(confirmed_by: list[str], tail: str
     line = EventFormatter().line({**event, "peer": "w1"})
     assert line is not None
     assert line.endswith(f"took over the state of w2 at step 60: ahead{tail}")
+
+
+def test_a_fault_is_said_once_by_all_that_find_it_and_once_when_it_is_gone() -> None:
+    formatter = EventFormatter()
+    verdict = {"kind": "uplink", "peer": "w2", "measured": 3.1, "usual": 20.0, "cost": 0.04}
+    verdict["since"] = "2026-01-05T14:02:31+01:00"
+    found = {"event": "located", "found": True, "verdict": verdict}
+    gone = {**found, "found": False}
+    words = "w2's uplink, 3.1 of 20 Mbit/s since 14:02, cost 4 % of rounds"
+    assert formatter.line({**found, "peer": "w0"}) == f"slow: {words}"
+    assert formatter.line({**found, "peer": "w1"}) is None
+    assert formatter.line({**gone, "peer": "w1"}) == f"no longer slow: {words}"
+    assert formatter.line({**gone, "peer": "w0"}) is None
+    assert formatter.line({**found, "peer": "w0"}) is not None
+
+
+def test_a_record_knows_the_faults_that_its_worker_found_and_the_report_has_each_once() -> None:
+    verdict = {"kind": "machine", "peer": "w2", "measured": 0.2, "usual": 0.1, "cost": 0.3}
+    w0, w1 = Record("w0"), Record("w1")
+    w0.apply({"event": "located", "found": True, "verdict": verdict}, 0.0)
+    assert w0.verdicts == [verdict]
+    gone = {**verdict, "cost": 0.5, "until": "2026-01-05T14:12:31+01:00"}
+    w0.apply({"event": "located", "found": False, "verdict": gone}, 1.0)
+    w1.apply({"event": "result", "verdicts": [verdict, "damaged"]}, 2.0)
+    assert (w0.verdicts, w1.verdicts) == ([gone], [verdict])
+    assert costliest([w0.verdicts, w1.verdicts]) == [gone]

@@ -249,3 +249,17 @@ def test_ctrl_c_is_how_one_stops_to_watch() -> None:
 def test_nobody_there_at_the_beginning_is_told_as_status_tells_it() -> None:
     with pytest.raises(Failure, match="nowhere:1 does not answer"):
         watch(Watch("nowhere:1", FakeSwarm().ask), Screen(io.StringIO()), 2.0)
+
+
+def test_faults_that_a_peer_has_located_are_shown() -> None:
+    swarm = FakeSwarm("w0", "w1")
+    verdict = {"kind": "disk", "peer": "w1", "measured": 3.0, "usual": 0.1, "cost": 0.0}
+    swarm.documents["w1:7700"]["verdicts"] = [verdict]
+    seen = swarm.watch().look()
+    assert seen.verdicts == [verdict]
+    assert seen.plain()["verdicts"] == [verdict]
+    words = "slow: w1's disk, 3 s a checkpoint, others 100 ms since ?, no cost"
+    assert watching.summary(seen).endswith(words)
+    console = Console(file=io.StringIO(), width=200)
+    console.print(watching.table(seen))
+    assert words in console.file.getvalue()

@@ -56,6 +56,7 @@ def test_every_number_of_the_status_is_a_metric() -> None:
         ("refused_total", "again"): 5,
         ("microbatches_total", "visits"): 40,
         ("loop_lag_seconds", "p99"): 0.004,
+        ("fault_cost_ratio", "uplink", "w2", ""): 0.04,
     }
     assert {key: found.get(key) for key in numbers} == numbers
     (info,) = (key for key in found if key[0] == "peer_info")

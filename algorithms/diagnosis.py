@@ -1,0 +1,334 @@
+"""Which peer or link slows the rounds, found by comparing what peers have measured.
+
+A rate is the receiver's word: how fast a payload of a round came in from one sender. If nearly all
+receivers see a sender slow, it is the sender's uplink; if one receiver sees nearly all senders
+slow, it is that one's downlink; if only one pair is slow, it is the link between the two. A machine
+is slow by the time of its inner steps, and what it sends and takes slowly then counts for nothing.
+A disk is slow by the time that a checkpoint takes.
+
+What is usual is the median over the others, so one peer's word moves nothing. A fault must be worth
+it: it costs a share of the rounds, which nobody can lose that does not wait.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import fmean, median
+from typing import Literal
+
+Kind = Literal["uplink", "downlink", "link", "machine", "disk"]
+
+_SIDES: tuple[tuple[int, Kind], ...] = ((0, "uplink"), (1, "downlink"))  # of (sender, receiver)
+MOST_OF = 0.75  # of the receivers that must see a sender slow, or of the senders
+_EXPLAINS = 0.5  # of two directions of a peer, one that is so much worse explains the other
+_DISK_S = 0.5  # longer than usual: less is nothing to speak of
+_LEAST_SAVES = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """From where on something is a fault.
+
+    Args:
+        rate: a slow link carries less than this share of the usual.
+        step, save: a slow machine or disk takes more than this many times the usual.
+        cost: share of the rounds' time.
+    """
+
+    rate: float
+    step: float
+    save: float
+    cost: float
+
+
+FOUND = Limits(rate=0.5, step=1.5, save=4.0, cost=0.02)
+KEPT = Limits(rate=0.67, step=1.25, save=2.0, cost=0.01)  # of one that is known already
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeerFigures:
+    """What a peer has measured lately, medians over its last rounds; None is not known.
+
+    Args:
+        rounds, saves: how many there have been of rounds and of checkpoints.
+        round_s: from the end of one round to that of the next; stall_s: of it, stood still.
+        step_s: an inner step's computing; steps: from round to round.
+        save_s: writing a checkpoint.
+        received: by sender, (Mbit/s while something of its came, seconds of that a round).
+    """
+
+    peer: str
+    rounds: int = 0
+    round_s: float | None = None
+    stall_s: float | None = None
+    step_s: float | None = None
+    steps: float = 0.0
+    saves: int = 0
+    save_s: float | None = None
+    received: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, order=True)
+class Place:
+    """Where a fault is. Args: to: of a link, the receiver; else empty."""
+
+    kind: Kind
+    peer: str
+    to: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """One fault.
+
+    Args:
+        measured, usual: Mbit/s of a link, seconds of a step or of a checkpoint.
+        cost: share of the rounds' time that the others lose by it; of a disk 0, since checkpoints
+            are written beside the training.
+        since_s: when it was first seen, by the caller's clock.
+    """
+
+    place: Place
+    measured: float
+    usual: float
+    cost: float
+    since_s: float = 0.0
+
+
+def diagnose(
+    swarm: Sequence[PeerFigures], *, in_turn: bool, known: Collection[Place] = ()
+) -> list[Verdict]:
+    """What is slow now; for peers that train the same.
+
+    Args:
+        swarm: the latest of each peer.
+        in_turn: whether a peer sends to one at a time, as in pairs, and not to all at once.
+        known: faults that have been found, and are kept until they are clearly gone.
+    """
+    look = _Look({each.peer: each for each in swarm}, in_turn, frozenset(known))
+    ways = look.ways()
+    return [*ways, *look.links(ways), *look.machines(), *look.disks()]
+
+
+class _Look:
+    """One look at the swarm. Args: as `diagnose`, the peers by name."""
+
+    def __init__(
+        self, swarm: Mapping[str, PeerFigures], in_turn: bool, known: frozenset[Place]
+    ) -> None:
+        self._swarm, self._in_turn, self._known = swarm, in_turn, known
+        self._rates = {
+            (sender, receiver): came
+            for receiver, figures in swarm.items()
+            for sender, came in figures.received.items()
+            if sender in swarm and sender != receiver
+        }
+        rounds_s = [each.round_s for each in swarm.values() if each.round_s]
+        self._round_s = median(rounds_s) if rounds_s else 0.0
+        self._busy = {  # such machines also send and take slowly
+            peer
+            for peer in swarm
+            if self._times(peer, "step_s") > self._limits(Place("machine", peer)).step
+        }
+
+    # ---------------------------------------------------------------------------------- links
+
+    def ways(self) -> list[Verdict]:
+        """Slow uplinks and downlinks."""
+        found = []
+        for peer in self._swarm:
+            if peer in self._busy:
+                continue
+            judged = [self._way(peer, side, Place(kind, peer)) for side, kind in _SIDES]
+            slow = [each for each in judged if each is not None]
+            worst = min((share for share, _ in slow), default=0.0)
+            found += [verdict for share, verdict in slow if _EXPLAINS * share <= worst]
+        return found
+
+    def _way(self, peer: str, side: int, place: Place) -> tuple[float, Verdict] | None:
+        """(share of the usual rate, verdict) of a peer's uplink (side 0) or downlink (1)."""
+        own = [came for pair, came in self._rates.items() if pair[side] == peer]
+        others = [came for pair, came in self._rates.items() if peer not in pair]
+        if len(own) < 2 or not others:
+            return None
+        usual_mbps, limits = median(mbps for mbps, _ in others), self._limits(place)
+        slow = sum(mbps < limits.rate * usual_mbps for mbps, _ in own)
+        if slow < MOST_OF * len(own):
+            return None
+        excess_s = median(s for _, s in own) - median(s for _, s in others)
+        cost = self._cost(peer, excess_s)
+        if cost < limits.cost:
+            return None
+        rates = [self._whole(each, side) for each in self._swarm if each != peer]
+        verdict = Verdict(
+            place=place,
+            measured=self._whole(peer, side) or 0.0,
+            usual=median(rate for rate in rates if rate is not None),
+            cost=cost,
+        )
+        return median(mbps for mbps, _ in own) / usual_mbps, verdict
+
+    def _whole(self, peer: str, side: int) -> float | None:
+        """Mbit/s of all that a peer sends (side 0) or receives (1) at a time."""
+        own = [mbps for pair, (mbps, _) in self._rates.items() if pair[side] == peer]
+        if not own:
+            return None
+        return median(own) if self._in_turn else fmean(own) * (len(self._swarm) - 1)
+
+    def links(self, ways: Iterable[Verdict]) -> list[Verdict]:
+        """Slow links between two peers, which no slow uplink, downlink or machine explains."""
+        slow = {(each.place.kind, each.place.peer) for each in ways}
+        found = []
+        for (sender, receiver), (mbps, seconds) in self._rates.items():
+            explained = ("uplink", sender) in slow or ("downlink", receiver) in slow
+            if explained or not self._busy.isdisjoint((sender, receiver)):
+                continue
+            pair = (sender, receiver)
+            others = [came for other, came in self._rates.items() if other != pair]
+            place = Place("link", sender, receiver)
+            limits = self._limits(place)
+            if not others or mbps >= limits.rate * median(rate for rate, _ in others):
+                continue
+            cost = self._cost(sender, seconds - median(s for _, s in others))
+            if cost >= limits.cost:
+                usual_mbps = median(rate for rate, _ in others)
+                found.append(Verdict(place=place, measured=mbps, usual=usual_mbps, cost=cost))
+        return found
+
+    # ------------------------------------------------------------------------ machines and disks
+
+    def machines(self) -> list[Verdict]:
+        """Slow machines, by their inner steps."""
+        found = []
+        for peer, figures in self._swarm.items():
+            place, usual_s = Place("machine", peer), self._usual(peer, "step_s")
+            limits = self._limits(place)
+            if usual_s is None or figures.step_s is None or figures.step_s < limits.step * usual_s:
+                continue
+            cost = self._cost(peer, (figures.step_s - usual_s) * figures.steps)
+            if cost >= limits.cost:
+                measured = figures.step_s
+                found.append(Verdict(place=place, measured=measured, usual=usual_s, cost=cost))
+        return found
+
+    def disks(self) -> list[Verdict]:
+        """Slow disks, by what a checkpoint takes."""
+        found = []
+        for peer, figures in self._swarm.items():
+            place, usual_s = Place("disk", peer), self._usual(peer, "save_s")
+            if usual_s is None or figures.save_s is None or figures.saves < _LEAST_SAVES:
+                continue
+            slow = figures.save_s > self._limits(place).save * usual_s
+            if slow and figures.save_s > usual_s + _DISK_S:
+                measured = figures.save_s
+                found.append(Verdict(place=place, measured=measured, usual=usual_s, cost=0.0))
+        return found
+
+    # --------------------------------------------------------------------------------- inside
+
+    def _limits(self, place: Place) -> Limits:
+        return KEPT if place in self._known else FOUND
+
+    def _usual(self, peer: str, name: str) -> float | None:
+        """The median over the others."""
+        values = [getattr(each, name) for each in self._swarm.values() if each.peer != peer]
+        known = [value for value in values if value is not None]
+        return median(known) if known else None
+
+    def _times(self, peer: str, name: str) -> float:
+        """How many times the usual a peer's figure is; 0 where that is not known."""
+        own, usual = getattr(self._swarm[peer], name), self._usual(peer, name)
+        return own / usual if own is not None and usual else 0.0
+
+    def _cost(self, peer: str, excess_s: float) -> float:
+        """The share of a round that others lose by this: they wait for no longer than they wait."""
+        others = (each for each in self._swarm.values() if each.peer != peer)
+        stalls_s = [each.stall_s for each in others if each.stall_s is not None]
+        if not stalls_s or self._round_s <= 0:
+            return 0.0
+        return max(0.0, min(excess_s, fmean(stalls_s))) / self._round_s
+
+
+@dataclass
+class _Case:
+    """A fault from its first sight on. Args: at: evidence then; well: when (s, evidence) it had
+    gone, if it has."""
+
+    verdict: Verdict
+    at: int
+    found: bool = False
+    well: tuple[float, int] | None = None
+
+
+@dataclass(frozen=True)
+class Change:
+    """A fault was found, or has gone."""
+
+    verdict: Verdict
+    found: bool
+
+
+class Diagnosis:
+    """The faults of a swarm over time: each must last before it counts, and be gone as long.
+
+    Args:
+        in_turn: as `diagnose` takes it.
+        hold_s, hold_rounds: how long a fault is seen in every look, in seconds and in rounds of the
+            peer's; of a disk, in checkpoints, of which two will do.
+    """
+
+    def __init__(self, *, in_turn: bool, hold_s: float = 10.0, hold_rounds: int = 4) -> None:
+        self._in_turn, self._hold_s, self._hold_rounds = in_turn, hold_s, hold_rounds
+        self._cases: dict[Place, _Case] = {}
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        """Those that hold, the most costly first."""
+        found = [case.verdict for case in self._cases.values() if case.found]
+        return sorted(found, key=lambda verdict: (-verdict.cost, verdict.place))
+
+    def update(self, now_s: float, swarm: Sequence[PeerFigures]) -> list[Change]:
+        """Takes a look at time `now_s`; what has changed by it."""
+        known = [place for place, case in self._cases.items() if case.found]
+        seen = {each.place: each for each in diagnose(swarm, in_turn=self._in_turn, known=known)}
+        by_name = {each.peer: each for each in swarm}
+        changes = []
+        for place in [*self._cases, *(place for place in seen if place not in self._cases)]:
+            figures, verdict = by_name.get(place.peer), seen.get(place)
+            if figures is None:
+                changes += self._gone(place)
+                continue
+            evidence = figures.saves if place.kind == "disk" else figures.rounds
+            if verdict is None:
+                changes += self._not_seen(place, now_s, evidence)
+            else:
+                changes += self._is_seen(place, verdict, now_s, evidence)
+        return changes
+
+    def _is_seen(self, place: Place, verdict: Verdict, now_s: float, evidence: int) -> list[Change]:
+        case = self._cases.get(place)
+        if case is None or evidence < case.at:  # the peer has begun anew
+            self._cases[place] = _Case(replace(verdict, since_s=now_s), evidence)
+            return [] if case is None or not case.found else [Change(case.verdict, False)]
+        case.verdict, case.well = replace(verdict, since_s=case.verdict.since_s), None
+        if case.found or not self._held(place, now_s - case.verdict.since_s, evidence - case.at):
+            return []
+        case.found = True
+        return [Change(case.verdict, True)]
+
+    def _not_seen(self, place: Place, now_s: float, evidence: int) -> list[Change]:
+        case = self._cases[place]
+        if not case.found:
+            del self._cases[place]
+            return []
+        if case.well is None or evidence < case.well[1]:
+            case.well = (now_s, evidence)
+        well_s, at = case.well
+        return self._gone(place) if self._held(place, now_s - well_s, evidence - at) else []
+
+    def _gone(self, place: Place) -> list[Change]:
+        case = self._cases.pop(place)
+        return [Change(case.verdict, False)] if case.found else []
+
+    def _held(self, place: Place, seconds: float, evidence: int) -> bool:
+        most = 2 if place.kind == "disk" else self._hold_rounds
+        return seconds >= self._hold_s and evidence >= most
