@@ -8,7 +8,7 @@ RUN := PATH="$(abspath $(BIN)):$$PATH" PYTHONPATH=. python
 # Two test processes at most: more would only wait for each other on a small machine.
 TEST_PROCESSES ?= 2
 
-.PHONY: help install swarm test check lint quick-test coverage fmt proto bench exchange tls codecs parity baselines losses frontier optimizers traffic goodput plan-table sync-time unequal pair-faults pair-latency stability schedules simulate skippipe-routes skippipe-deadlock skippipe-omission schedule stage-times stage-kills stage-memory stage-losses stage-parity same-bits samples memory bench-peers detection hostile connections one-hostile admission fuzz kill-loop locate compose-test slurm-test clean
+.PHONY: help install swarm test check lint quick-test coverage fmt proto bench exchange tls codecs parity baselines losses frontier optimizers traffic goodput plan-table sync-time unequal pair-faults pair-latency stability schedules simulate skippipe-routes skippipe-deadlock skippipe-omission schedule stage-times stage-kills stage-memory stage-losses stage-parity same-bits samples memory bench-peers detection hostile connections one-hostile admission fuzz kill-loop locate page-shots observing-cost compose-test slurm-test clean
 
 install: $(READY)  ## the virtual environment with everything in it, and nothing else
 
@@ -176,6 +176,12 @@ fuzz: $(READY)  ## spoiled messages to live nodes and to every reader: execution
 
 locate: $(READY)  ## a slow uplink, downlink, link, machine and disk, and ten undisturbed minutes: verdicts (root)
 	$(RUN) tests/bench/locate.py $(ARGS)
+
+page-shots: $(READY)  ## pictures of the page and of status --watch: eight peers, one dead, one slow (root, Chromium)
+	$(RUN) tests/bench/page_shots.py $(ARGS)
+
+observing-cost: $(READY)  ## utilization with metrics, page, clients and encryption on, against all off, in turns
+	$(RUN) tests/bench/observing_cost.py $(ARGS)
 
 kill-loop: $(READY)  ## a worker is killed every 20 s and started by the same line: steps lost, exit codes
 	$(RUN) tests/bench/kill_loop.py $(ARGS)

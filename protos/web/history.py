@@ -1,7 +1,7 @@
 """What the peers of a swarm have said of themselves so far: what the page shows.
 
-Everything is bounded, whatever peers say and however long the run is: 256 peers, of each 1,024
-points and 256 rounds, in all about 100 kB a peer. Points are thinned out, so that they span the
+Everything is bounded, whatever peers say and however long the run is: 128 peers, of each 512
+points and 128 rounds, in all at most 30 MB. Points are thinned out, so that they span the
 whole run; of rounds the latest are kept. Documents come from other machines: only fields that are
 known are taken, each checked.
 """
@@ -10,8 +10,9 @@ import math
 import threading
 from array import array
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from protos.events import float_of, int_of, place_of, text_of, verdict_words
@@ -19,13 +20,16 @@ from protos.text import shown
 
 Document = Mapping[str, Any]
 
-MOST_PEERS = 256
-MOST_POINTS = 1024  # of a peer
-MOST_ROUNDS = 256  # likewise
+MOST_PEERS = 128
+MOST_LINKS = 2000
+MOST_POINTS = 512  # of a peer
+MOST_ROUNDS = 128  # likewise
 MOST_NEWS = 200
 MOST_VERDICTS = 32
 _MOST_LISTED = 64  # of one list in a document
 _MOST_FACTS = 12
+_RATE_S = 20.0  # over which rates are told: rounds come in bursts
+_PATIENCE_S = 6.0  # before silence counts: a busy link or machine may miss a look
 _LIVE = ("alive", "suspect", "lost")  # `lost` is a coordinator's word for one that may be back
 
 # A point; all are numbers, NaN where the peer has not said.
@@ -61,8 +65,32 @@ class _Peer:
     rounds: dict[tuple[int, int], dict[str, Any]] = field(default_factory=dict)
     row: dict[str, Any] = field(default_factory=dict)
     seen_s: float | None = None
-    sent: dict[str, int] = field(default_factory=dict)  # bytes to each peer, on its own streams
-    received: dict[str, int] = field(default_factory=dict)
+    sent: dict[str, "_Flow"] = field(default_factory=dict)  # to each peer, on its own streams
+    received: dict[str, "_Flow"] = field(default_factory=dict)
+    all_sent: "_Flow" = field(default_factory=lambda: _Flow())
+    all_received: "_Flow" = field(default_factory=lambda: _Flow())
+
+
+class _Flow:
+    """A count of bytes as it grows, and its rate over about the last twenty seconds."""
+
+    __slots__ = ("_bytes", "_time_s", "mbps")
+
+    def __init__(self) -> None:
+        self._bytes: int | None = None
+        self._time_s = 0.0
+        self.mbps: float | None = None
+
+    def add(self, count: int | None, time_s: float) -> None:
+        """What has been counted by then. One that is less than before has begun again."""
+        before, elapsed_s = self._bytes, time_s - self._time_s
+        self._bytes, self._time_s = count, time_s
+        if count is None or before is None or count < before or elapsed_s <= 0:
+            self.mbps = None
+            return
+        now_mbps = 8e-6 * (count - before) / elapsed_s
+        share = 1.0 if self.mbps is None else 1 - math.exp(-elapsed_s / _RATE_S)
+        self.mbps = round((self.mbps or 0.0) * (1 - share) + now_mbps * share, 4)
 
 
 class History:
@@ -84,15 +112,15 @@ class History:
     def add(self, look: Look) -> None:
         """Takes what the peers have just said."""
         with self._lock:
-            elapsed_s = look.time_s - self._time_s if self._time_s else math.nan
             self._time_s = look.time_s
             members = _maps(look.first, "members")[:MOST_PEERS]
-            before = {name: (each.sent, each.received) for name, each in self._peers.items()}
             for member in members:
-                name = _name(member)
-                if name in self._peers or len(self._peers) < MOST_PEERS:
+                if len(self._peers) < MOST_PEERS:
+                    self._peers.setdefault(_name(member), _Peer())
+            for member in members:
+                if (name := _name(member)) in self._peers:
                     self._add_peer(name, member, look.answers.get(name), look.time_s)
-            self._links = list(_links(self._peers, before, look, elapsed_s))
+            self._links = _links(self._peers, look)
             self._verdicts = _verdicts(look)
             preset = next((p for a in look.answers.values() if (p := text_of(a, "preset"))), "")
             self._swarm = {
@@ -125,17 +153,23 @@ class History:
     # --------------------------------------------------------------------------------- inside
 
     def _add_peer(self, name: str, member: Document, own: Document | None, now_s: float) -> None:
-        peer = self._peers.setdefault(name, _Peer())
+        peer = self._peers[name]
+        health = text_of(member, "health")
+        waits = peer.seen_s is not None and now_s - peer.seen_s < _PATIENCE_S
+        if own is None and waits and health in _LIVE:
+            return
         row = _row(name, member, own, peer.row, now_s)
         if own is not None:
             peer.seen_s = now_s
             _keep_rounds(peer, own, now_s)
-            peer.sent = {_name(m): int_of(m, "sent_bytes") or 0 for m in _maps(own, "members")}
-            peer.received = {
-                _name(m): int_of(m, "received_bytes") or 0 for m in _maps(own, "members")
-            }
-            row["sent_mbps"] = _rate(row, peer.row, "bytes_sent")
-            row["received_mbps"] = _rate(row, peer.row, "bytes_received")
+            others = (each for each in _maps(own, "members") if _name(each) in self._peers)
+            for each in others:
+                for flows, key in ((peer.sent, "sent_bytes"), (peer.received, "received_bytes")):
+                    flows.setdefault(_name(each), _Flow()).add(int_of(each, key), now_s)
+            peer.all_sent.add(row["bytes_sent"], now_s)
+            peer.all_received.add(row["bytes_received"], now_s)
+            row["sent_mbps"] = peer.all_sent.mbps
+            row["received_mbps"] = peer.all_received.mbps
             _keep_point(peer, row)
         row["seen_s"] = peer.seen_s
         if (state := _told(row)) != _told(peer.row):
@@ -233,14 +267,9 @@ def _keep_rounds(peer: _Peer, own: Document, now_s: float) -> None:
         peer.rounds.pop(next(iter(peer.rounds)))
 
 
-def _links(
-    peers: Mapping[str, _Peer],
-    before: Mapping[str, tuple[dict[str, int], dict[str, int]]],
-    look: Look,
-    elapsed_s: float,
-) -> Iterator[dict[str, Any]]:
-    """Each pair of which either tells something. What went from a to b is what a has sent on its
-    own streams, and what b has received on its own."""
+def _links(peers: Mapping[str, _Peer], look: Look) -> list[dict[str, Any]]:
+    """Pairs of which either tells something, the busiest first. What goes from a to b is what a
+    sends on its own streams, and what b receives on its own."""
     told: dict[tuple[str, str], dict[str, Any]] = {}
     for name, own in look.answers.items():
         for member in _maps(own, "members")[:MOST_PEERS]:
@@ -248,36 +277,16 @@ def _links(
             if name not in peers or other not in peers or other == name:
                 continue
             low, high = min(name, other), max(name, other)
-            link = told.setdefault(
-                (low, high), {"a": low, "b": high, "rtt_ms": None, "ways": [0, 0], "via": None}
-            )
+            new = {"a": low, "b": high, "rtt_ms": None, "via": None, "mbps": [None, None]}
+            link = told.setdefault((low, high), new)
             rtt_ms, via = float_of(member, "rtt_ms"), text_of(member, "relay")
             link["rtt_ms"] = link["rtt_ms"] if rtt_ms is None else rtt_ms
             link["via"] = shown(via) if via else link["via"]
-            sent, received = before.get(name, ({}, {}))
-            forth = _growth(peers[name].sent, sent, other)
-            back = _growth(peers[name].received, received, other)
-            link["ways"][name != low] += forth
-            link["ways"][name == low] += back
-    for link in told.values():
-        ways = link.pop("ways")
-        known = elapsed_s > 0  # not at the first look
-        link["mbps"] = [round(8e-6 * way / elapsed_s, 4) if known else None for way in ways]
-        yield link
-
-
-def _growth(now: Mapping[str, int], before: Mapping[str, int], peer: str) -> int:
-    """Bytes since the last look; none where there was none, or after a restart."""
-    return max(0, now.get(peer, 0) - before.get(peer, now.get(peer, 0)))
-
-
-def _rate(row: Document, before: Document, key: str) -> float | None:
-    """Mbit/s since the peer's last answer."""
-    now, was, since_s = int_of(row, key), int_of(before, key), float_of(before, "seen_s")
-    if now is None or was is None or since_s is None or now < was or row["time_s"] <= since_s:
-        return None
-    elapsed_s: float = row["time_s"] - since_s
-    return round(8e-6 * (now - was) / elapsed_s, 4)
+            flows = peers[name].sent.get(other), peers[name].received.get(other)
+            for way, flow in enumerate(flows if name == low else reversed(flows)):
+                if flow is not None and flow.mbps is not None:
+                    link["mbps"][way] = round((link["mbps"][way] or 0.0) + flow.mbps, 4)
+    return sorted(told.values(), key=lambda link: -sum(filter(None, link["mbps"])))[:MOST_LINKS]
 
 
 def _later(points: "array[float]", time_s: float) -> list[list[float | None]]:
@@ -304,7 +313,13 @@ def _counts(document: Document, key: str) -> dict[str, int]:
 
 
 def _name(member: Document) -> str:
-    return shown(text_of(member, "peer") or "?")
+    name = member.get("peer")
+    return _shown_name(name) if isinstance(name, str) else "?"
+
+
+@lru_cache(4 * MOST_PEERS)
+def _shown_name(name: str) -> str:
+    return shown(name) or "?"
 
 
 def _map(document: Document, key: str) -> Document:

@@ -187,12 +187,12 @@ function drawGraph(slow) {
   const graph = $("graph"), n = seen.peers.length, many = n > 24;
   const place = places(n);
   const most = Math.max(0.01, ...seen.links.flatMap((link) => link.mbps.map((m) => m || 0)));
-  const lines = [], labels = [];
+  const lines = [], labels = [], live = new Set(seen.peers.filter((p) => p.live).map((p) => p.peer));
   for (const link of seen.links) {
     const a = place.get(link.a), b = place.get(link.b);
     if (!a || !b) continue;
     const [forth, back] = link.mbps.map((m) => m || 0), all = forth + back;
-    if (many && !all) continue;
+    if ((many && !all) || !live.has(link.a) || !live.has(link.b)) continue;
     const relayed = known(link.via), mine = chosen === link.a || chosen === link.b;
     const kinds = ["link", all < 0.001 ? "quiet" : "", relayed ? "relayed" : "", mine ? "chosen" : ""].join(" ");
     const text = `${link.a} → ${link.b} ${rate(forth)}, back ${rate(back)}`
@@ -278,18 +278,15 @@ function drawNews() {
 
 // ---------------------------------------------------------------------------------------- curves
 
-// Mean of the validation losses told for each step, in order.
+// [step, validation loss], in order. Peers with the same anchor tell the same loss: it counts from the
+// first look at which one of them had it.
 function validation() {
-  const byStep = new Map();
-  for (const points of Object.values(seen.points)) {
-    let last = null;
-    for (const point of points) {
-      if (!known(point.val_loss) || point.val_loss === last) continue;
-      last = point.val_loss;
-      byStep.set(point.step, [...(byStep.get(point.step) || []), point.val_loss]);
-    }
+  const stepOf = new Map();
+  for (const { step, val_loss } of Object.values(seen.points).flat()) {
+    if (known(val_loss) && !(stepOf.get(val_loss) <= step)) stepOf.set(val_loss, step);
   }
-  return [...byStep.entries()].sort((a, b) => a[0] - b[0]).map(([step, losses]) => [step, sum(losses) / losses.length]);
+  const byStep = new Map([...stepOf].map(([loss, step]) => [step, loss]));
+  return [...byStep].sort((a, b) => a[0] - b[0]);
 }
 
 function smoothed(points) {
@@ -319,7 +316,7 @@ function drawTraffic() {
   const tables = names.map((name) => [(seen.points[name] || []).map((p) => p.time_s), (seen.points[name] || []).map((p) => p.sent_mbps)]);
   if (!tables.some(([times]) => times.length > 1)) return;
   const series = names.map((name) => ({ label: name, stroke: colourOf(seriesOf(name)), width: 1.4, points: { show: false }, spanGaps: true }));
-  chart("traffic", uPlot.join(tables), series, { scales: { x: { time: true } }, x: null, y: (mbps) => three(mbps), least: 0 });
+  chart("traffic", uPlot.join(tables), series, { scales: { x: { time: false } }, x: clock, y: (mbps) => mbps.toPrecision(2), least: 0 });
 }
 
 // Makes the chart, or fills the one that is there; a new one where its series or the colours differ.
@@ -332,13 +329,13 @@ function chart(id, rows, series, { scales, x, y, least }) {
   }
   charts[id]?.plot.destroy();
   const axis = { stroke: colourOf("faint"), grid: { stroke: colourOf("line"), width: 1 }, ticks: { stroke: colourOf("line"), width: 1 }, font: "11px system-ui, sans-serif" };
-  const values = (show) => (show ? (_, splits) => splits.map((v) => optional(v, show)) : undefined);
+  const values = (show) => (_, splits) => splits.map((v) => optional(v, show));
   const options = {
     width,
     height: 206,
     scales: { ...scales, y: least === undefined ? {} : { range: (_, low, high) => [least, Math.max(high || 0, 0.1) * 1.05] } },
-    axes: [{ ...axis, values: values(x) }, { ...axis, size: 48, values: values(y) }],
-    series: [x ? { label: "step", value: (_, v) => optional(v, x) } : { label: "time" }, ...series.map((each) => ({ ...each, value: (_, v) => optional(v, y) }))],
+    axes: [{ ...axis, space: 90, values: values(x) }, { ...axis, size: 48, values: values(y) }],
+    series: [{}, ...series.map((each) => ({ ...each, value: (_, v) => optional(v, y) }))],
     legend: { live: false },
     cursor: { points: { size: 6 } },
   };
@@ -372,9 +369,10 @@ function drawTimeline() {
     }
     if (known(waiting_s) && answers) drawn.push(...wait(bar, xOf, to - waiting_s, to, y, peer, ""));
   });
-  for (let tick = 0; tick <= 6; tick += 1) {
-    const time_s = from + (windowS * tick) / 6;
-    drawn.push(svg("text", { class: "quiet", x: xOf(time_s), y: height - 6, "text-anchor": tick === 0 ? "start" : tick === 6 ? "end" : "middle" }, clock(time_s)));
+  const ticks = Math.max(2, Math.floor((width - left) / 150));
+  for (let tick = 0; tick <= ticks; tick += 1) {
+    const time_s = from + (windowS * tick) / ticks;
+    drawn.push(svg("text", { class: "quiet", x: xOf(time_s), y: height - 6, "text-anchor": tick === 0 ? "start" : tick === ticks ? "end" : "middle" }, clock(time_s)));
   }
   board.setAttribute("viewBox", `0 0 ${width} ${height}`);
   board.replaceChildren(...drawn);
@@ -432,7 +430,7 @@ function drawTable(waits, slow) {
   });
   $("peers").tHead.replaceChildren(html("tr", {}, ...head.map((name) => html("th", { scope: "col" }, name))));
   $("peers").tBodies[0].replaceChildren(...rows);
-  $("footer").textContent = `Last look ${clock(seen.time_s)}. “Waited for”: by the others, in the last two minutes. Rates are since the look before.`;
+  $("footer").textContent = `Last look ${clock(seen.time_s)}. “Waited for”: by the others, in the last two minutes. Rates are over about 20 s.`;
 }
 
 function notTaken(p) {

@@ -64,6 +64,16 @@ def test_what_a_dead_peer_said_last_stays() -> None:
     assert history.since(100.0)["news"] == [{"time_s": 102.0, "peer": "w1", "text": "dead"}]
 
 
+def test_one_look_that_a_peer_misses_is_no_news() -> None:
+    history = History(2.0)
+    history.add(look(100.0, status("w0", "w1"), status("w1", "w0")))
+    history.add(look(102.0, status("w0", "w1")))
+    assert history.since(0)["peers"][1]["answers"] is True
+    history.add(look(107.0, status("w0", "w1")))
+    assert history.since(0)["peers"][1]["answers"] is False
+    assert [each["text"] for each in history.since(102.0)["news"]] == ["does not answer"]
+
+
 def test_points_are_thinned_out_and_span_the_run() -> None:
     history = History(2.0)
     for number in range(5 * MOST_POINTS):
@@ -126,7 +136,7 @@ def test_rounds_are_placed_on_this_machines_clock_until_they_are_over() -> None:
     assert (round_["waited_for"], round_["stall_s"], round_["told_s"]) == ("w1", 2.0, 102.0)
 
 
-def test_rates_are_of_the_time_since_the_last_look() -> None:
+def test_rates_are_of_what_has_grown_lately() -> None:
     def said(sent: int, to_w1: int, from_w1: int) -> dict[str, Any]:
         document = status("w0", "w1", traffic={"bytes_sent": sent, "bytes_received": 0})
         document["members"][1] |= {"sent_bytes": to_w1, "received_bytes": from_w1, "rtt_ms": 20.0}
@@ -140,8 +150,10 @@ def test_rates_are_of_the_time_since_the_last_look() -> None:
     (link,) = history.since(0)["links"]
     assert (link["a"], link["b"], link["mbps"], link["rtt_ms"]) == ("w0", "w1", [2.0, 1.0], 20.0)
     assert history.since(0)["peers"][0]["sent_mbps"] == 4.0
-    history.add(look(104.0, said(10, 10, 10), status("w1", "w0")))  # it was started again
-    assert history.since(0)["links"][0]["mbps"] == [0.0, 0.0]
+    history.add(look(104.0, said(1_000_000, 500_000, 250_000), status("w1", "w0")))
+    assert 3.0 < history.since(0)["peers"][0]["sent_mbps"] < 4.0  # of the last twenty seconds
+    history.add(look(106.0, said(10, 10, 10), status("w1", "w0")))  # it was started again
+    assert history.since(0)["links"][0]["mbps"] == [None, None]
     assert history.since(0)["peers"][0]["sent_mbps"] is None
 
 

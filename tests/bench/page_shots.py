@@ -1,0 +1,122 @@
+"""Pictures of the page and of `murmur status --watch`: eight workers, one dead, one slow.
+
+A real swarm in network namespaces. The page is served by `murmur swarm --web`, and drawn by a
+headless Chromium.
+"""
+
+import argparse
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+from urllib.error import URLError
+from urllib.request import urlopen
+
+from rich.console import Console
+
+from coordinator.report.status import ask
+from coordinator.report.watch import Watch, table
+from protos.addresses import ReservedPorts
+from protos.identity import member_identity
+from tests.support.browser import CHROMIUM, picture
+
+DEAD, SLOW = "w3", "w5"
+LINKS = ("--link", "100mbit", "--link", f"{SLOW}=2mbit")
+RUN = (
+    "--workers", "8", "--steps", "6000", "--inner-steps", "50",
+    "--set", "task.batch_size=2", "--set", "task.context_bytes=64",
+    "--set", "run.evaluate_every=200", "--set", "membership.suspicion_factor=2",
+)  # fmt: skip
+WIDE, PHONE = (1280, 1610), (500, 2350)
+PATIENCE_S = 300.0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("docs"))
+    parser.add_argument("--seconds", type=float, default=150, help="of training before the kill")
+    asked = parser.parse_args()
+    if CHROMIUM is None:
+        sys.exit("no Chromium is installed: apt-get install chromium")
+    with tempfile.TemporaryDirectory() as folder, ReservedPorts(1) as ports:
+        url = f"http://{ports.addresses[0]}/"
+        out = Path(folder) / "run"
+        command = [sys.executable, "-m", "worker.cli", "swarm", *RUN, *LINKS]
+        command += ["--out", str(out), "--web", ports.addresses[0]]
+        with (Path(folder) / "log").open("w") as log:
+            swarm = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        try:
+            take(url, out, asked.out, asked.seconds)
+        finally:
+            swarm.send_signal(signal.SIGINT)
+            swarm.wait()
+
+
+def take(url: str, run: Path, out: Path, seconds: float) -> None:
+    """Waits for what is to be seen, and takes the pictures."""
+    wait_for(url, lambda seen: len(seen["peers"]) == 8 and all(p["loss"] for p in seen["peers"]))
+    time.sleep(seconds)
+    os.kill(event_of(run / DEAD, "listening")["pid"], signal.SIGKILL)
+    wait_for(url, lambda seen: state_of(seen, DEAD) == "dead")
+    time.sleep(20)  # rounds without it
+    for name, (width, height), dark in (
+        ("page.png", WIDE, False), ("page-dark.png", WIDE, True), ("page-phone.png", PHONE, False),
+    ):  # fmt: skip
+        picture(url, out / name, width=width, height=height, dark=dark)
+    watched = Watch(event_of(run / "w0", "listening")["address"], asked_by(run))
+    watched.look()
+    time.sleep(2)  # rates are of the time between two looks
+    screen = Console(record=True, width=150, file=io.StringIO())
+    screen.print(table(watched.look()))
+    drawn = screen.export_svg(title="murmur status HOST:PORT --watch")
+    fonts = re.compile(r"@font-face \{.*?\}", re.DOTALL)  # which it would load from elsewhere
+    (out / "status-watch.svg").write_text(fonts.sub("", drawn))
+    for path in sorted(out.glob("page*.png")):
+        print(f"{path}: {path.stat().st_size / 1000:.0f} kB")
+    print(f"verdicts: {read(url)['verdicts']}")
+
+
+def asked_by(run: Path) -> Any:
+    identity = member_identity(run)
+    return lambda address, timeout_s: ask(address, timeout_s, identity)
+
+
+def wait_for(url: str, wanted: Any) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            if wanted(read(url)):
+                return
+        except (URLError, ConnectionError):
+            pass
+        if time.monotonic() > deadline:
+            sys.exit("it does not come to that")
+        time.sleep(1)
+
+
+def read(url: str) -> dict[str, Any]:
+    with urlopen(f"{url}api/swarm") as answer:
+        found: dict[str, Any] = json.load(answer)
+    return found
+
+
+def state_of(seen: dict[str, Any], peer: str) -> str | None:
+    return next((row["state"] for row in seen["peers"] if row["peer"] == peer), None)
+
+
+def event_of(folder: Path, kind: str) -> dict[str, Any]:
+    """The first of its kind in a worker's log."""
+    events = map(json.loads, (folder / "events.jsonl").read_text().splitlines())
+    found: dict[str, Any] = next(event for event in events if event["event"] == kind)
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""A headless Chromium, where one is installed: what a page shows, as its nodes or as a picture."""
+
+import shutil
+import subprocess
+import tempfile
+from html.parser import HTMLParser
+from pathlib import Path
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
+_SHOWN_MS = 6_000  # of the page's own time: three questions for news
+_PATIENCE_S = 120.0
+_OPTIONS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-dev-shm-usage",
+    "--disable-sync",
+    "--no-first-run",
+    "--hide-scrollbars",
+    "--ignore-certificate-errors",
+    f"--virtual-time-budget={_SHOWN_MS}",
+)
+
+
+def shown(url: str) -> "Page":
+    """The nodes of a page after some seconds of its own time."""
+    return Page(_chromium("--dump-dom", url))
+
+
+def picture(url: str, path: Path, *, width: int, height: int, dark: bool = False) -> None:
+    """Takes a picture (PNG) of a page after some seconds of its own time. Args: width, height:
+    pixels."""
+    scheme = f"--blink-settings=preferredColorScheme={0 if dark else 1}"
+    _chromium(f"--window-size={width},{height}", scheme, f"--screenshot={path}", url)
+
+
+def _chromium(*arguments: str) -> str:
+    assert CHROMIUM is not None
+    with tempfile.TemporaryDirectory(prefix="murmur-chromium-") as folder:
+        command = [CHROMIUM, *_OPTIONS, f"--user-data-dir={folder}", *arguments]
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_PATIENCE_S, check=True
+        )
+    return done.stdout
+
+
+class Node:
+    """An element, with the text of all that is in it."""
+
+    def __init__(self, tag: str, attributes: dict[str, str]) -> None:
+        self.tag, self.attributes, self.text = tag, attributes, ""
+
+    @property
+    def classes(self) -> set[str]:
+        return set(self.attributes.get("class", "").split())
+
+
+class Page(HTMLParser):
+    """All elements of a page, in their order."""
+
+    _EMPTY = frozenset({"meta", "link", "br", "img", "input", "hr"})
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.nodes: list[Node] = []
+        self._open: list[Node] = []
+        self.feed(text)
+
+    def of(self, tag: str, kind: str = "", **attributes: str) -> list[Node]:
+        """Those with this tag, of this class, with these attributes (`data_peer` is data-peer)."""
+        wanted = {key.replace("_", "-"): value for key, value in attributes.items()}
+        return [
+            node
+            for node in self.nodes
+            if node.tag == tag
+            and (not kind or kind in node.classes)
+            and wanted.items() <= node.attributes.items()
+        ]
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        node = Node(tag, {key: value or "" for key, value in attrs})
+        self.nodes.append(node)
+        if tag not in self._EMPTY:
+            self._open.append(node)
+
+    def handle_endtag(self, tag: str) -> None:
+        if any(node.tag == tag for node in self._open):
+            while self._open.pop().tag != tag:
+                pass
+
+    def handle_data(self, data: str) -> None:
+        for node in self._open:
+            node.text += data
