@@ -9,7 +9,7 @@ known are taken, each checked.
 import math
 import threading
 from array import array
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -28,6 +28,7 @@ MOST_NEWS = 200
 MOST_VERDICTS = 32
 _MOST_LISTED = 64  # of one list in a document
 _MOST_FACTS = 12
+_MOST_TEXT = 300  # characters
 _RATE_S = 20.0  # over which rates are told: rounds come in bursts
 _PATIENCE_S = 6.0  # before silence counts: a busy link or machine may miss a look
 _LIVE = ("alive", "suspect", "lost")  # `lost` is a coordinator's word for one that may be back
@@ -104,7 +105,7 @@ class History:
         self._lock = threading.Lock()
         self._peers: dict[str, _Peer] = {}
         self._links: list[dict[str, Any]] = []
-        self._verdicts: list[str] = []
+        self._verdicts: list[dict[str, Any]] = []
         self._news: deque[dict[str, Any]] = deque(maxlen=MOST_NEWS)
         self._swarm: dict[str, Any] = {}
         self._time_s = 0.0
@@ -295,14 +296,29 @@ def _later(points: "array[float]", time_s: float) -> list[list[float | None]]:
     return [[None if math.isnan(v) else v for v in row] for row in rows if row[0] > time_s]
 
 
-def _verdicts(look: Look) -> list[str]:
-    """What peers have found to slow the rounds, each told once."""
-    documents = (look.first, *look.answers.values())
-    said = [v for own in documents for v in _maps(own, "verdicts")[:_MOST_LISTED]]
-    words = {
-        place_of(v): shown(verdict_words(v), 300) for v in reversed(said) if text_of(v, "kind")
-    }
-    return list(words.values())[::-1][:MOST_VERDICTS]
+def _verdicts(look: Look) -> list[dict[str, Any]]:
+    """The faults that peers have located, each once, by the word that tells the highest cost; with
+    how many tell of it, for one peer alone may be wrong."""
+    found: dict[tuple[str, ...], tuple[float, Document]] = {}
+    tellers: Counter[tuple[str, ...]] = Counter()
+    for own in look.answers.values() or (look.first,):
+        said = _maps(own, "verdicts")[:_MOST_LISTED]
+        tellers.update({place_of(verdict) for verdict in said})
+        for verdict in said:
+            place, cost = place_of(verdict), float_of(verdict, "cost") or 0.0
+            if place not in found or cost > found[place][0]:
+                found[place] = cost, verdict
+    ranked = sorted(found.items(), key=lambda each: (-tellers[each[0]], -each[1][0]))
+    return [
+        {
+            "kind": shown(place[0]),
+            "peer": shown(place[1]),
+            "to": shown(place[2]),
+            "text": shown(verdict_words(verdict), _MOST_TEXT),
+            "by": tellers[place],
+        }
+        for place, (_, verdict) in ranked[:MOST_VERDICTS]
+    ]
 
 
 def _counts(document: Document, key: str) -> dict[str, int]:

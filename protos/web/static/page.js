@@ -126,19 +126,26 @@ function waitsByPeer() {
   return { byPeer, waited, watched };
 }
 
-// A peer that the others have waited for most of their waits, where these are worth telling of.
+// What the peers have located, by most of them; else the peer that the others have waited for most of
+// their waits, where these are worth telling of.
 function slowPeer({ byPeer, waited, watched }) {
+  const located = believed().find((verdict) => verdict.kind !== "link");
+  if (located) return located.peer;
   const [most] = [...byPeer.entries()].sort((a, b) => b[1] - a[1]);
   return most && watched > 0 && most[1] > 0.6 * waited && most[1] > 0.05 * watched ? most[0] : null;
 }
 
+const believed = () => seen.verdicts.filter((verdict) => 2 * verdict.by > seen.peers.filter((p) => p.answers).length);
+
 function marksOf(peer, slow) {
+  const located = believed().find((verdict) => verdict.peer === peer.peer && verdict.kind !== "link");
   const by = seen.peers.filter((each) => each.quarantined[peer.peer]);
   if (["dead", "lost"].includes(peer.state)) return ["dead", peer.state];
   if (peer.state === "left") return ["dead", "left"];
   if (by.length) return ["quarantined", "in quarantine"];
   if (peer.state === "done") return ["done", ""];
   if (!peer.answers || peer.health === "suspect") return ["unsure", peer.health === "suspect" ? "suspect" : "no answer"];
+  if (located) return ["slow", `slow ${located.kind}`];
   return slow === peer.peer ? ["slow", "slow"] : ["", ""];
 }
 
@@ -193,8 +200,9 @@ function drawGraph(slow) {
     if (!a || !b) continue;
     const [forth, back] = link.mbps.map((m) => m || 0), all = forth + back;
     if ((many && !all) || !live.has(link.a) || !live.has(link.b)) continue;
+    const slowLink = believed().some((v) => v.kind === "link" && [v.peer, v.to].sort().join() === [link.a, link.b].sort().join());
     const relayed = known(link.via), mine = chosen === link.a || chosen === link.b;
-    const kinds = ["link", all < 0.001 ? "quiet" : "", relayed ? "relayed" : "", mine ? "chosen" : ""].join(" ");
+    const kinds = ["link", all < 0.001 ? "quiet" : "", relayed ? "relayed" : "", slowLink ? "slow" : "", mine ? "chosen" : ""].join(" ");
     const text = `${link.a} → ${link.b} ${rate(forth)}, back ${rate(back)}`
       + optional(link.rtt_ms, (ms) => `, RTT ${seconds(ms / 1000)}`).replace("–", "") + (relayed ? `, relayed by ${link.via}` : ", direct");
     const line = svg("line", { class: kinds, x1: a.x, y1: a.y, x2: b.x, y2: b.y, "stroke-width": (1 + 6 * Math.sqrt(all / (2 * most))).toFixed(2), "data-a": link.a, "data-b": link.b }, svg("title", {}, text));
@@ -257,9 +265,9 @@ function drawGraphKey() {
 // ---------------------------------------------------------------------- what slows, what happened
 
 function drawWaits(waits, slow) {
-  const told = [...seen.verdicts];
-  if (slow && !told.length) told.push(`The others wait mostly for ${slow}.`);
-  $("verdicts").replaceChildren(...(told.length ? told.map((text) => html("li", {}, text)) : [html("li", { class: "none" }, "Nothing stands out.")]));
+  const told = seen.verdicts.map(({ text, by }) => html("li", {}, text, " ", html("small", {}, `found by ${by} of ${seen.peers.filter((p) => p.answers).length}`)));
+  if (slow && !told.length) told.push(html("li", {}, `The others wait mostly for ${slow}.`));
+  $("verdicts").replaceChildren(...(told.length ? told : [html("li", { class: "none" }, "Nothing stands out.")]));
   const ranked = [...waits.byPeer.entries()].sort((a, b) => b[1] - a[1]).slice(0, 6);
   const share = waits.watched > 0 ? (100 * waits.waited) / waits.watched : 0;
   const bars = ranked.flatMap(([peer, s]) => {
