@@ -1,8 +1,9 @@
-"""HOST:PORT: reading it, judging it, and reserving free ports on loopback."""
+"""HOST:PORT, or PEER@HOST:PORT of a relay: reading it, judging it, and reserving free ports."""
 
 import ipaddress
 import socket
 import sys
+from collections.abc import Sequence
 from urllib.parse import unquote
 
 LOOPBACK_HOST = "127.0.0.1"
@@ -51,6 +52,17 @@ def is_wildcard(host: str) -> bool:
 def join_address(host: str, port: int) -> str:
     """The inverse of `split_address`."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def relayed_address(peer: str, relays: Sequence[str]) -> str:
+    """`w3@192.0.2.7:7700,192.0.2.8:7700`: where a peer is reached that only these relays reach."""
+    return f"{peer}@{','.join(relays)}"
+
+
+def split_relayed(address: str) -> tuple[str, tuple[str, ...]] | None:
+    """(the peer, its relays' addresses), the inverse of `relayed_address`; None of a direct one."""
+    peer, at, relays = address.rpartition("@")
+    return (peer, tuple(relays.split(","))) if at else None
 
 
 def caller_host(peer: str) -> str:

@@ -13,6 +13,7 @@ from typing import Literal
 from protos.figures import percent, seconds
 
 EventKind = Literal[
+    "relayed",  # by: names of relays; address: others reach the peer there, for they cannot dial it
     "listening",  # address, pid, origin: how the address was found, if it was not given
     "metrics",  # url
     "page",  # url; token_file, where readers show one

@@ -1529,6 +1529,98 @@ class StateHeader(_message.Message):
 Global___StateHeader: _TypeAlias = StateHeader  # noqa: Y015
 
 @_typing.final
+class RelayMessage(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    OPENED_FIELD_NUMBER: _builtins.int
+    DIALLED_FIELD_NUMBER: _builtins.int
+    ALIVE_FIELD_NUMBER: _builtins.int
+    PAYLOAD_FIELD_NUMBER: _builtins.int
+    dialled: _builtins.int
+    """on Reserve: somebody dials the peer; it is to accept this number"""
+    alive: _builtins.bool
+    """on Reserve, both ways"""
+    payload: _builtins.bytes
+    """at most 1 MiB"""
+    @_builtins.property
+    def header(self) -> Global___RelayHeader:
+        """the first, of the peer that opens the stream"""
+
+    @_builtins.property
+    def opened(self) -> Global___RelayOpened:
+        """the first of the relay"""
+
+    def __init__(
+        self,
+        *,
+        header: Global___RelayHeader | None = ...,
+        opened: Global___RelayOpened | None = ...,
+        dialled: _builtins.int = ...,
+        alive: _builtins.bool = ...,
+        payload: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["alive", b"alive", "body", b"body", "dialled", b"dialled", "header", b"header", "opened", b"opened", "payload", b"payload"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alive", b"alive", "body", b"body", "dialled", b"dialled", "header", b"header", "opened", b"opened", "payload", b"payload"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["header", "opened", "dialled", "alive", "payload"]  # noqa: Y015
+    _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
+
+Global___RelayMessage: _TypeAlias = RelayMessage  # noqa: Y015
+
+@_typing.final
+class RelayHeader(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SENDER_FIELD_NUMBER: _builtins.int
+    PEER_FIELD_NUMBER: _builtins.int
+    DIALLED_FIELD_NUMBER: _builtins.int
+    sender: _builtins.str
+    peer: _builtins.str
+    """on Dial: whom"""
+    dialled: _builtins.int
+    """on Accept: which"""
+    def __init__(
+        self,
+        *,
+        sender: _builtins.str = ...,
+        peer: _builtins.str = ...,
+        dialled: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dialled", b"dialled", "peer", b"peer", "sender", b"sender"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RelayHeader: _TypeAlias = RelayHeader  # noqa: Y015
+
+@_typing.final
+class RelayOpened(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PEER_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    peer: _builtins.str
+    address: _builtins.str
+    """that others reach the relay at"""
+    def __init__(
+        self,
+        *,
+        peer: _builtins.str = ...,
+        address: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "peer", b"peer"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RelayOpened: _TypeAlias = RelayOpened  # noqa: Y015
+
+@_typing.final
 class IntroduceRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -680,6 +680,181 @@ class Data:
             _registered_method=True)
 
 
+class RelayStub:
+    """---------------------------------------------------------------- peers that nobody can dial
+
+    Served by every peer that others can dial, for those that can only dial out. What a relay carries is
+    the TCP stream of an ordinary connection between two peers, TLS included: it reads none of it.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Reserve = channel.stream_stream(
+                '/murmuration.v1.Relay/Reserve',
+                request_serializer=protos_dot_murmuration__pb2.RelayMessage.SerializeToString,
+                response_deserializer=protos_dot_murmuration__pb2.RelayMessage.FromString,
+                _registered_method=True)
+        self.Dial = channel.stream_stream(
+                '/murmuration.v1.Relay/Dial',
+                request_serializer=protos_dot_murmuration__pb2.RelayMessage.SerializeToString,
+                response_deserializer=protos_dot_murmuration__pb2.RelayMessage.FromString,
+                _registered_method=True)
+        self.Accept = channel.stream_stream(
+                '/murmuration.v1.Relay/Accept',
+                request_serializer=protos_dot_murmuration__pb2.RelayMessage.SerializeToString,
+                response_deserializer=protos_dot_murmuration__pb2.RelayMessage.FromString,
+                _registered_method=True)
+
+
+class RelayServicer:
+    """---------------------------------------------------------------- peers that nobody can dial
+
+    Served by every peer that others can dial, for those that can only dial out. What a relay carries is
+    the TCP stream of an ordinary connection between two peers, TLS included: it reads none of it.
+    """
+
+    def Reserve(self, request_iterator, context):
+        """A peer that nobody can dial keeps this open where it wants to be reached. First it names itself;
+        then both sides say now and then that they are there.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Dial(self, request_iterator, context):
+        """To a peer that has reserved here. The relay says `opened` when that peer has accepted; from then
+        on both sides send `payload`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Accept(self, request_iterator, context):
+        """The reserving peer's end of one dial.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_RelayServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Reserve': grpc.stream_stream_rpc_method_handler(
+                    servicer.Reserve,
+                    request_deserializer=protos_dot_murmuration__pb2.RelayMessage.FromString,
+                    response_serializer=protos_dot_murmuration__pb2.RelayMessage.SerializeToString,
+            ),
+            'Dial': grpc.stream_stream_rpc_method_handler(
+                    servicer.Dial,
+                    request_deserializer=protos_dot_murmuration__pb2.RelayMessage.FromString,
+                    response_serializer=protos_dot_murmuration__pb2.RelayMessage.SerializeToString,
+            ),
+            'Accept': grpc.stream_stream_rpc_method_handler(
+                    servicer.Accept,
+                    request_deserializer=protos_dot_murmuration__pb2.RelayMessage.FromString,
+                    response_serializer=protos_dot_murmuration__pb2.RelayMessage.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'murmuration.v1.Relay', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('murmuration.v1.Relay', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Relay:
+    """---------------------------------------------------------------- peers that nobody can dial
+
+    Served by every peer that others can dial, for those that can only dial out. What a relay carries is
+    the TCP stream of an ordinary connection between two peers, TLS included: it reads none of it.
+    """
+
+    @staticmethod
+    def Reserve(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/murmuration.v1.Relay/Reserve',
+            protos_dot_murmuration__pb2.RelayMessage.SerializeToString,
+            protos_dot_murmuration__pb2.RelayMessage.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Dial(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/murmuration.v1.Relay/Dial',
+            protos_dot_murmuration__pb2.RelayMessage.SerializeToString,
+            protos_dot_murmuration__pb2.RelayMessage.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Accept(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/murmuration.v1.Relay/Accept',
+            protos_dot_murmuration__pb2.RelayMessage.SerializeToString,
+            protos_dot_murmuration__pb2.RelayMessage.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
 class CoordinatorStub:
     """---------------------------------------------------------------- the optional coordinator
 

@@ -283,6 +283,85 @@ class DataServicer(metaclass=_abc_1.ABCMeta):
 
 def add_DataServicer_to_server(servicer: DataServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
+class RelayStub:
+    """---------------------------------------------------------------- peers that nobody can dial
+
+    Served by every peer that others can dial, for those that can only dial out. What a relay carries is
+    the TCP stream of an ordinary connection between two peers, TLS included: it reads none of it.
+    """
+
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> RelayAsyncStub: ...
+    Reserve: _grpc.StreamStreamMultiCallable[_murmuration_pb2.RelayMessage, _murmuration_pb2.RelayMessage]
+    """A peer that nobody can dial keeps this open where it wants to be reached. First it names itself;
+    then both sides say now and then that they are there.
+    """
+    Dial: _grpc.StreamStreamMultiCallable[_murmuration_pb2.RelayMessage, _murmuration_pb2.RelayMessage]
+    """To a peer that has reserved here. The relay says `opened` when that peer has accepted; from then
+    on both sides send `payload`.
+    """
+    Accept: _grpc.StreamStreamMultiCallable[_murmuration_pb2.RelayMessage, _murmuration_pb2.RelayMessage]
+    """The reserving peer's end of one dial."""
+
+@_typing.type_check_only
+class RelayAsyncStub(RelayStub):
+    """---------------------------------------------------------------- peers that nobody can dial
+
+    Served by every peer that others can dial, for those that can only dial out. What a relay carries is
+    the TCP stream of an ordinary connection between two peers, TLS included: it reads none of it.
+    """
+
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    Reserve: _aio.StreamStreamMultiCallable[_murmuration_pb2.RelayMessage, _murmuration_pb2.RelayMessage]  # type: ignore[assignment]
+    """A peer that nobody can dial keeps this open where it wants to be reached. First it names itself;
+    then both sides say now and then that they are there.
+    """
+    Dial: _aio.StreamStreamMultiCallable[_murmuration_pb2.RelayMessage, _murmuration_pb2.RelayMessage]  # type: ignore[assignment]
+    """To a peer that has reserved here. The relay says `opened` when that peer has accepted; from then
+    on both sides send `payload`.
+    """
+    Accept: _aio.StreamStreamMultiCallable[_murmuration_pb2.RelayMessage, _murmuration_pb2.RelayMessage]  # type: ignore[assignment]
+    """The reserving peer's end of one dial."""
+
+class RelayServicer(metaclass=_abc_1.ABCMeta):
+    """---------------------------------------------------------------- peers that nobody can dial
+
+    Served by every peer that others can dial, for those that can only dial out. What a relay carries is
+    the TCP stream of an ordinary connection between two peers, TLS included: it reads none of it.
+    """
+
+    @_abc_1.abstractmethod
+    def Reserve(
+        self,
+        request_iterator: _MaybeAsyncIterator[_murmuration_pb2.RelayMessage],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_murmuration_pb2.RelayMessage], _abc.AsyncIterator[_murmuration_pb2.RelayMessage]]:
+        """A peer that nobody can dial keeps this open where it wants to be reached. First it names itself;
+        then both sides say now and then that they are there.
+        """
+
+    @_abc_1.abstractmethod
+    def Dial(
+        self,
+        request_iterator: _MaybeAsyncIterator[_murmuration_pb2.RelayMessage],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_murmuration_pb2.RelayMessage], _abc.AsyncIterator[_murmuration_pb2.RelayMessage]]:
+        """To a peer that has reserved here. The relay says `opened` when that peer has accepted; from then
+        on both sides send `payload`.
+        """
+
+    @_abc_1.abstractmethod
+    def Accept(
+        self,
+        request_iterator: _MaybeAsyncIterator[_murmuration_pb2.RelayMessage],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_murmuration_pb2.RelayMessage], _abc.AsyncIterator[_murmuration_pb2.RelayMessage]]:
+        """The reserving peer's end of one dial."""
+
+def add_RelayServicer_to_server(servicer: RelayServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+
 class CoordinatorStub:
     """---------------------------------------------------------------- the optional coordinator"""
 

@@ -53,6 +53,8 @@ class NodeConfig(JoinConfig):
     stage: which part of the model this peer serves.
     stage_counts: they go on where a peer moves to another stage.
     ledger: samples that are used already, from a checkpoint.
+    relayed: whether it may be reached through relays, where others cannot dial it.
+    relay_mbps: the rate at which it relays for others; 0: for nobody.
     epoch: tells this process from earlier ones of the peer; None for the ms from 1970 to its start.
     """
 
@@ -65,6 +67,8 @@ class NodeConfig(JoinConfig):
     stage: int = 0
     stage_counts: StageCounts = field(default_factory=StageCounts)
     ledger: Ledger = field(default_factory=Ledger)
+    relayed: bool = True
+    relay_mbps: float = 100.0
     epoch: int | None = None
 
 

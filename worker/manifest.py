@@ -14,7 +14,7 @@ from protos.manifest import agreed, in_key_order, run_hash
 from worker.config import ADVISED, RUN_WIDE, Config, parse_config, to_document
 from worker.wire import WireError, unpack_document
 
-PROTOCOL = 7
+PROTOCOL = 8
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,10 @@ from worker.membership.swim import MAX_MEMBERS
 from worker.pipeline.context import StageContext
 from worker.pipeline.node import StageNode
 from worker.pipeline.rebalancing import StageExchange
+from worker.relay.io import RelayedPeer
+from worker.relay.service import RelayService
+from worker.relay.table import RelayLimits, RelayTable
+from worker.relay.tunnels import Tunnels
 from worker.server import NodeServer
 from worker.status import (
     FaultLocator,
@@ -163,6 +167,8 @@ class Node:
         self._renewal: Renewal | None = None
         self._expulsions: Expulsions | None = None
         self._words: SignedWords | None = None
+        self.tunnels = Tunnels(transport, node.peer, self.clock)
+        transport.tunnel = self.tunnels.port
         self._inbox: asyncio.Queue[ToIO] = asyncio.Queue()
         self._progress: dict[str, object] = {}  # what the latest events of the training say
         self._rounds = RoundLog(self.clock)
@@ -182,7 +188,8 @@ class Node:
         me = Member(node.peer, _advertised(node.advertise, bound), epoch, stage=node.stage)
         origin = {"origin": node.advertise_origin} if node.advertise_origin else {}
         self.log(new_event("listening", address=me.address, pid=os.getpid(), **origin))
-        self._add_membership(me)
+        self.tunnels.own = (me.address, bound)
+        self._add_membership(me, bound)
         self._add_rounds()
         self._add_leases()
         self.locator = FaultLocator(
@@ -198,7 +205,7 @@ class Node:
             self._add_stages()
         return me.address
 
-    def _add_membership(self, me: Member) -> None:
+    def _add_membership(self, me: Member, bound: str) -> None:
         rng = random.Random(wire.hash64(f"{me.peer}/{me.epoch}".encode()))
         machine = Membership(me, self._config.membership, rng)
         limits = MemberLimits(
@@ -231,7 +238,14 @@ class Node:
                 offload=self.offload,
                 log=self.log,
             )
-        self._first_contact = FirstContact(gossip, self._manifest, self.transport, self.clock)
+        self._add_relaying(bound)
+        self._first_contact = FirstContact(
+            gossip,
+            self._manifest,
+            self.transport,
+            self.clock,
+            self._relayed.begin if self._node.relayed else None,
+        )
         self.server.calls |= {
             "Control/Gossip": gossip.on_gossip,
             "Control/IndirectProbe": gossip.on_indirect_probe,
@@ -241,6 +255,14 @@ class Node:
             self._coordinator = CoordinatorClient(
                 self._node.coordinator, self._manifest.pack(), self._first_contact, self
             )
+
+    def _add_relaying(self, bound: str) -> None:
+        """For others, and by others where nobody can dial this peer."""
+        table = RelayTable(RelayLimits(rate_mbps=self._node.relay_mbps))
+        self.relay = RelayService(table, self.gossip, self.transport.encrypted, self.clock)
+        self.server.streams |= self.relay.streams
+        self._relayed = RelayedPeer(self.gossip, bound, self, self._round_trips_s.get)
+        self._components += [self.relay, self._relayed]
 
     def _holders(self) -> list[str]:
         """Addresses of those that may hold the run's key."""
@@ -338,6 +360,7 @@ class Node:
         finally:
             for component in reversed(self._components):
                 await component.close()
+            await self.tunnels.close()
             await self.transport.close()
 
     def close(self) -> None:

@@ -15,6 +15,7 @@ from worker import wire
 from worker.identity import Gate
 from worker.transport import (
     NOBODY,
+    RELAY_METHODS,
     Busy,
     Caller,
     Refused,
@@ -28,6 +29,8 @@ _MAX_REASON = 200  # characters
 STREAMS_EACH = 32  # of one caller at once: it may have two connections for a while
 _STREAMS_PER_PEER = 16  # of all callers together, for each peer of the swarm
 _FEWEST_PEERS = 8  # that there is room for in any case
+# Streams of relaying, which last. A dial takes two, one of each of the peers that it joins.
+TUNNELS_EACH, MOST_TUNNELS = 64, 160
 _HEADER_S = 10.0
 _SEND_S = 120.0  # for a message of at most 4 MiB, on a link that 16 streams share
 
@@ -50,6 +53,7 @@ class NodeServer:
     def __init__(self, gate: Gate, refused: Callable[[str], None], warnings: Warnings) -> None:
         self._gate, self._refused, self._warnings = gate, refused, warnings
         self._places = Places("streams", STREAMS_EACH, lambda: most_streams(self.peers()))
+        self._tunnels = Places("tunnels", TUNNELS_EACH, lambda: MOST_TUNNELS)
         self.peers: Callable[[], int] = lambda: 0
         self.calls: dict[str, Callable[[bytes], Awaitable[bytes]]] = {}
         self.calls_by: dict[str, Callable[[bytes, Caller], Awaitable[bytes]]] = {
@@ -71,7 +75,8 @@ class NodeServer:
         """Serves one data stream. Raises Refused, as `on_call`."""
         with suppress(Unreachable, TimeoutError), self._ending_the_call(method):
             if (serve := self.streams.get(method)) is not None:
-                with self._places.taken(caller):
+                places = self._tunnels if method in RELAY_METHODS else self._places
+                with places.taken(caller):
                     in_time = _InTime(method, stream)
                     await serve(self._gate.checked(method, in_time, caller))
 

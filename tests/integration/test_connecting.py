@@ -68,7 +68,7 @@ def test_a_joiner_that_nobody_can_dial_is_told_and_slows_nobody(tmp_path: Path) 
             worker.wait_for_round(0)
         with held.opened():
             stranger = swarm.join(
-                "new", swarm.addresses["w0"], "--advertise", nowhere, *held.settings
+                "new", swarm.addresses["w0"], "--advertise", nowhere, "--no-relay", *held.settings
             )
             stranger.wait_for(lambda e: e["event"] == "listening", "an address")
             before = [swarm.workers[name].wait_for_round(1)["round"] for name in swarm.names]

@@ -156,6 +156,7 @@ class Swarm:
         problem: Problem | None = None,
         address: str = "",
         advertise: str | None = None,
+        relayed: bool = True,
     ) -> Peer:
         """Starts one peer.
 
@@ -163,6 +164,7 @@ class Swarm:
             via: addresses to try; a peer's is its name unless `address` says otherwise.
             problem: when it is to run something else than the others.
             advertise: where the others are told to reach it.
+            relayed: whether it may be reached through relays.
         """
         problem, address = problem or self.problem, address or name
         context = in_peer(address)
@@ -178,6 +180,7 @@ class Swarm:
                 min_peers=min_peers,
                 wait_s=60.0,
                 stage=held.stage,
+                relayed=relayed,
                 epoch=1 + len(self.peers),
             ),
             config=problem.config,

@@ -22,7 +22,7 @@ def test_a_joiner_with_a_wrong_address_is_refused_and_slows_nobody(at_s: float) 
         async with Swarm(steady(60)) as swarm:
             await swarm.start(*"abc")
             await swarm.sleep(at_s)
-            stranger = await swarm.join("d", via="a", min_peers=2, advertise=NOWHERE)
+            stranger = await swarm.join("d", via="a", min_peers=2, advertise=NOWHERE, relayed=False)
             with pytest.raises(NotDialled, match=r"--advertise HOST:PORT") as refused:
                 await swarm.until(lambda: stranger.done, 10)
             assert f"a does not reach d at {NOWHERE}, which it advertises" in str(refused.value)
@@ -45,7 +45,7 @@ def test_a_second_peer_dials_back_too() -> None:
             await swarm.start(*"ab")
             await swarm.sleep(2)
             swarm.network.cut("b", "d")
-            stranger = await swarm.join("d", via="a", min_peers=2)
+            stranger = await swarm.join("d", via="a", min_peers=2, relayed=False)
             with pytest.raises(NotDialled, match="b does not reach d at d"):
                 await swarm.until(lambda: stranger.done, 10)
             swarm.peers.pop("d")

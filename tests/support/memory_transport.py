@@ -5,8 +5,10 @@ cut links; on the virtual clock of the tests a delay takes no real time.
 """
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Sequence
+from itertools import pairwise
 
+from protos.addresses import split_relayed
 from worker.transport.base import (
     MAX_CONTROL_BYTES,
     MAX_DATA_BYTES,
@@ -37,7 +39,7 @@ class MemoryNetwork:
     def cut(self, a: str, b: str) -> None:
         """Breaks the link: streams between the two end now, calls and new streams fail."""
         self._cuts.add(frozenset((a, b)))
-        for pipe in [pipe for pipe in self._streams if pipe.ends == frozenset((a, b))]:
+        for pipe in [pipe for pipe in self._streams if frozenset((a, b)) in pipe.hops]:
             pipe.sever()
 
     def heal(self, a: str, b: str) -> None:
@@ -58,8 +60,26 @@ class MemoryNetwork:
         """Whether what is sent there is lost without a word."""
         return source != target and self._closed.get(target, False)
 
+    def way(self, source: str, target: str) -> list[str]:
+        """The peers that a message passes. Through a relay that reaches the target, of a relayed
+        address; what the relay itself does is not done here."""
+        if (through := split_relayed(target)) is None:
+            return [source, target]
+        peer, relays = through
+        for relay in relays:
+            held = any(
+                pipe.method == "Relay/Reserve" and pipe.ends == frozenset((peer, relay))
+                for pipe in self._streams
+            )
+            up = not self._closed.keys() & {relay} and frozenset((source, relay)) not in self._cuts
+            if held and up and relay in self._served:
+                return [source, *([relay] if relay != source else []), peer]
+        raise Unreachable(f"{target}: no relay reaches it")
+
     def reach(self, source: str, target: str) -> tuple["MemoryTransport", Handler]:
         """Raises Unreachable when nobody serves `target` or the link is cut."""
+        if split_relayed(target) is not None:
+            return self._served[self.way(source, target)[-1]]
         if frozenset((source, target)) in self._cuts:
             raise Unreachable(f"{target}: the link from {source} is cut")
         if target in self._closed and source != target:
@@ -74,6 +94,7 @@ class MemoryTransport:
 
     def __init__(self, network: MemoryNetwork, address: str) -> None:
         self._network, self._address = network, address
+        self.tunnel: Callable[[str], str | None] = lambda address: None
         self._traffic = Traffic()
         self._tasks: dict[asyncio.Task[None], None] = {}
 
@@ -114,7 +135,11 @@ class MemoryTransport:
         return answer
 
     def open(self, address: str, method: str, peer: str | None = None) -> Stream:
-        pipe = _Pipe(self._network, frozenset((self._address, address)), method, address)
+        try:
+            way = self._network.way(self._address, address)
+        except Unreachable:
+            way = [self._address, address]
+        pipe = _Pipe(self._network, way, method, address)
         near = _PipeEnd(pipe, pipe.up, pipe.down, self._traffic)
         if self._network.loses(self._address, address):
             return near
@@ -136,7 +161,7 @@ class MemoryTransport:
 
     async def close(self) -> None:
         self._network._served.pop(self._address, None)
-        for pipe in [p for p in self._network._streams if self._address in p.ends]:
+        for pipe in [p for p in self._network._streams if any(self._address in h for h in p.hops)]:
             pipe.sever()
         tasks = list(self._tasks)
         for task in tasks:
@@ -160,12 +185,14 @@ async def _serve(handler: Handler, method: str, stream: "_ServedEnd", caller: Ca
 
 
 class _Pipe:
-    """Both directions of one stream to `server`."""
+    """Both directions of one stream to `server`. Args: way: as `MemoryNetwork.way`."""
 
     def __init__(
-        self, network: MemoryNetwork, ends: frozenset[str], method: str, server: str
+        self, network: MemoryNetwork, way: Sequence[str], method: str, server: str
     ) -> None:
-        self.network, self.ends, self.method, self.server = network, ends, method, server
+        self.network, self.method, self.server = network, method, server
+        self.ends = frozenset((way[0], way[-1]))
+        self.hops = [frozenset(hop) for hop in pairwise(way)]
         self.up: asyncio.Queue[bytes | None] = asyncio.Queue(_WINDOW_MESSAGES)
         self.down: asyncio.Queue[bytes | None] = asyncio.Queue(_WINDOW_MESSAGES)
         self.severed = asyncio.Event()

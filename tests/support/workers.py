@@ -53,14 +53,21 @@ class WorkerProcess:
 
     Args:
         program: what follows `python -m`, before the arguments.
+        prefix: of a network namespace that it is to run in.
     """
 
-    def __init__(self, args: Sequence[str], name: str, program: Sequence[str] = MURMUR) -> None:
+    def __init__(
+        self,
+        args: Sequence[str],
+        name: str,
+        program: Sequence[str] = MURMUR,
+        prefix: Sequence[str] = (),
+    ) -> None:
         self.name = name
         self.events: list[Event] = []
         self._new: queue.Queue[Event | None] = queue.Queue()
         self.process = ForkedPopen(
-            [sys.executable, "-m", *program, *args],
+            [*prefix, sys.executable, "-m", *program, *args],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -82,6 +82,16 @@ class WorkerFlags:
     proxy: str | None = option(
         "--proxy", help="HOST:PORT of an HTTP CONNECT proxy to reach others by."
     )
+    no_relay: bool = option(
+        "--no-relay", is_flag=True, help="End with 9 where others cannot dial this peer."
+    )
+    relay_mbps: float = option(
+        "--relay-mbps",
+        type=click.FloatRange(min=0),
+        default=100.0,
+        show_default=True,
+        help="At which to relay for peers that nobody can dial; 0: for none.",
+    )
     metrics: str | None = option(
         "--metrics",
         metavar="[HOST:]PORT",
@@ -451,6 +461,8 @@ def _run(
         min_peers=waits.min_peers,
         stage=flags.stage or 0,
         wait_s=waits.wait_s,
+        relayed=not flags.no_relay,
+        relay_mbps=flags.relay_mbps,
     )
     worker = WorkerOptions(
         node=node,

@@ -17,6 +17,7 @@ _NEEDED = frozenset(
     {
         "listening",
         "located",
+        "relayed",
         "metrics",
         "page",
         "preempted",
@@ -87,6 +88,10 @@ def describe(event: Mapping[str, object], joins: str = "") -> str | None:
     match event["event"]:
         case "listening":
             return _listening(event, joins)
+        case "relayed":
+            by = event["by"]
+            names = " and ".join(by) if isinstance(by, list) else ""
+            return f"others cannot dial this peer: it is reached through {names}"
         case "enrolled":
             return f"let in {event['name']} by token {event['token']}"
         case "renewed":

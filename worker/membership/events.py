@@ -61,6 +61,13 @@ class Measured:
 
 
 @dataclass(frozen=True)
+class Moved:
+    """Others reach this peer at another address from now on."""
+
+    address: str
+
+
+@dataclass(frozen=True)
 class Expelled:
     """The run's authority has taken a peer's certificate back."""
 
@@ -80,6 +87,7 @@ Event = (
     | Suspected
     | Updated
     | Measured
+    | Moved
     | Expelled
     | Leaving
 )

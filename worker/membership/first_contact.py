@@ -1,17 +1,24 @@
 """First contact, both sides of it: what is asked before a peer is a member, and what is answered.
 
 A peer of another run is refused. One that this swarm cannot dial is refused too: it is dialled
-back, by two where there are two, since nobody's rounds may wait for a peer that none can reach.
+back, by two where there are two, since nobody's rounds may wait for a peer that none can reach. It
+asks the one that has refused it to be its relay, and comes again.
 """
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 from protos import murmuration_pb2 as pb
-from protos.addresses import caller_host, is_loopback, is_wildcard, split_address
+from protos.addresses import (
+    caller_host,
+    is_loopback,
+    is_wildcard,
+    split_address,
+    split_relayed,
+)
 from protos.manifest import first_difference
 from protos.text import shown
 from worker import wire
@@ -40,6 +47,8 @@ class FirstContact:
         gossip: of this peer; the newcomers become its members.
         manifest: of the run; a peer with another is refused.
         clock: monotonic seconds.
+        relay: asks the peer at an address to relay this one, and says whether it does; None: this
+            one may not be relayed.
     """
 
     def __init__(
@@ -48,9 +57,10 @@ class FirstContact:
         manifest: Manifest,
         transport: Transport,
         clock: Callable[[], float],
+        relay: Callable[[str], Awaitable[bool]] | None = None,
     ) -> None:
         self.gossip, self._manifest, self._packed = gossip, manifest, manifest.pack()
-        self._transport, self._clock = transport, clock
+        self._transport, self._clock, self._relay = transport, clock, relay
         self._dialling = asyncio.Semaphore(_DIALS)
         self._seconds_asked = 0
         self._undialled_since: float | None = None
@@ -117,6 +127,8 @@ class FirstContact:
         known = next((each for each in self.gossip.others if each.peer == member.peer), None)
         if known is None or not known.live or known.address == member.address:
             return None
+        if known.epoch == member.epoch:  # this process, which has another relay now
+            return None
         timeout_s = self.gossip.probe_timeout_s
         sender = await self.gossip.exchange(known.peer, known.address, timeout_s)
         return known.address if sender == member.peer else None
@@ -164,7 +176,12 @@ class FirstContact:
                 taken it in, and its run has not begun.
         """
         try:
-            await self.join(address)
+            try:
+                await self.join(address)
+            except NotDialled:
+                if self._relay is None or not await self._relay(address):
+                    raise
+                await self.join(address)
         except (TransportError, wire.WireError) as error:
             return str(error)
         except NotDialled as error:
@@ -216,6 +233,11 @@ async def ask_to_dial(
 
 def undialable(theirs: str, mine: str) -> str | None:
     """Why the address that a newcomer advertises is none for this swarm, in which `mine` is one."""
+    if (through := split_relayed(theirs)) is not None:
+        problems = (undialable(relay, mine) for relay in through[1])
+        return next((problem for problem in problems if problem), None)
+    if (through := split_relayed(mine)) is not None:
+        return undialable(theirs, through[1][0])
     if ":" in theirs:
         try:
             split_address(theirs)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from protos import murmuration_pb2 as pb
+from protos.addresses import split_relayed
 from protos.events import Warnings, new_event
 from protos.text import shown
 from worker import wire
@@ -134,6 +135,7 @@ class GossipService:
         self._probing_for = 0
         self._revoked = revoked
         self._revoked_at: dict[str, int] = {}  # by peer, the hash of what it knows of
+        self._lacked: dict[str, Sequence[str]] = {}  # by peer, whose certificates it asks for
         self._now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
         self._news = Dissemination(membership.me.peer, membership.config.full_s)
         self.run = run
@@ -299,16 +301,21 @@ class GossipService:
 
     async def exchange(self, peer: str, address: str, timeout_s: float) -> str | None:
         """Push-pull with one peer. Returns the peer that has answered: another may have the address
-        by now. None when no peer answers, or one of another run."""
+        by now. None when no peer answers, or one of another run.
+
+        Args: timeout_s: of a direct call; through a relay, which takes more trips, twice that."""
+        timeout_s *= 1 if split_relayed(address) is None else 2
         began = self._clock()
         said = self._accusing(peer, self._news.request(peer, self.members, began))
-        request = self._message(said, peer)
+        request = self._message(said, peer, lacked=self._lacked.pop(peer, ()))
         try:
             raw = await self._transport.call(address, "Control/Gossip", request, timeout_s, peer)
             answer = wire.parse(pb.GossipMessage, raw)
             sender = answer.sender if answer.run == self.run else None
             if sender is not None:
                 said, _ = self._read(answer)
+                if answer.lacks:  # a newcomer's, say, that only this peer can give
+                    self._lacked[sender] = answer.lacks[:MOST_CERTIFICATES]
                 self._host.on_round_trip(sender, self._clock() - began)
                 self._hear(sender, said)
                 self._tell(sender, answer.refused)

@@ -29,6 +29,7 @@ from worker.membership.events import (
     IndirectProbe,
     Leaving,
     Measured,
+    Moved,
     Probe,
     Probed,
     ProbeTick,
@@ -174,6 +175,9 @@ class Membership:
             case Measured(profile):
                 beat = self.me.heartbeat + 1
                 self._put(replace(self.me, profile=profile, heartbeat=beat))
+            case Moved(address):
+                beat = self.me.heartbeat + 1
+                self._put(replace(self.me, address=address, heartbeat=beat))
             case Expelled(peer):
                 self._expelled.add(peer)
                 if member := self._members.get(peer):

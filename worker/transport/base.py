@@ -10,7 +10,7 @@ Errors:
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 CONTROL_METHODS = (
@@ -30,6 +30,8 @@ DATA_METHODS = (
     "Data/Fetch",
     "Data/StageCall",
 )
+# Each stream has a connection of its own: what it carries waits for nothing else.
+RELAY_METHODS = ("Relay/Reserve", "Relay/Dial", "Relay/Accept")
 
 MAX_CONTROL_BYTES = 64 * 1024
 MAX_DATA_BYTES = 4 * 1024 * 1024
@@ -139,7 +141,13 @@ class Transport(Protocol):
 
     Where a `peer` is named, nobody else may answer at the address: its certificate must be of that
     name, if there are certificates; otherwise, of any peer of the run.
+
+    Attributes:
+        tunnel: HOST:PORT on this machine that leads to a peer which cannot be dialled at its
+            address; None: it can be.
     """
+
+    tunnel: "Callable[[str], str | None]"
 
     @property
     def traffic(self) -> "Traffic": ...

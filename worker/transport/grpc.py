@@ -8,6 +8,7 @@ after many minutes.
 """
 
 import asyncio
+import itertools
 import os
 import time
 from collections.abc import Callable
@@ -17,6 +18,7 @@ import grpc
 from grpc import aio
 
 from worker.transport.base import (
+    RELAY_METHODS,
     AddressInUse,
     Handler,
     Security,
@@ -65,6 +67,10 @@ class GrpcTransport:
             that the environment makes for the web (`no_proxy`) do not count in this process then.
         security: what this process proves itself by, and believes others by; None: nothing is
             encrypted, and anything that reaches the port may call.
+
+    Attributes:
+        tunnel: HOST:PORT on this machine that leads to a peer which cannot be dialled at its
+            address; None: it can be.
     """
 
     def __init__(
@@ -72,10 +78,13 @@ class GrpcTransport:
     ) -> None:
         self._listen_address, self._security = listen_address, security
         self._renewed: Security | None = None  # that the server does not show yet
-        self._channel_options = [*_CHANNEL_OPTIONS, *_proxy_options(proxy)]
+        self._proxy_options = _proxy_options(proxy)
         self._traffic = Traffic()
         self._server: aio.Server | None = None
         self._channels: dict[_Line, aio.Channel] = {}
+        self._numbers = itertools.count()
+        self._ending: set[asyncio.Task[None]] = set()
+        self.tunnel: Callable[[str], str | None] = lambda address: None
 
     @property
     def traffic(self) -> Traffic:
@@ -105,7 +114,7 @@ class GrpcTransport:
     async def call(
         self, address: str, method: str, request: bytes, timeout_s: float, peer: str | None = None
     ) -> bytes:
-        line = self._line(address, peer, data=False)
+        line = self._line(address, peer, "control")
         multicallable = self._channel(line).unary_unary(PACKAGE + method, _as_is, _as_is)
         self._traffic.count_sent(method, len(request))
         try:
@@ -117,19 +126,23 @@ class GrpcTransport:
         return answer
 
     def open(self, address: str, method: str, peer: str | None = None) -> Stream:
-        line = self._line(address, peer, data=True)
+        alone = method in RELAY_METHODS
+        line = self._line(address, peer, f"{method} {next(self._numbers)}" if alone else "data")
         multicallable = self._channel(line).stream_stream(PACKAGE + method, _as_is, _as_is)
+        # What a tunnel carries is counted by what is in it.
+        traffic = Traffic() if alone else self._traffic
         return _ClientStream(
             line,
             method,
             peer,
             multicallable(None),
-            self._traffic,
+            traffic,
             lambda error: self._forget(line, error),
+            (lambda: self._end(line)) if alone else lambda: None,
         )
 
     def connect(self, address: str, peer: str | None = None) -> None:
-        self._channel(self._line(address, peer, data=True)).get_state(try_to_connect=True)
+        self._channel(self._line(address, peer, "data")).get_state(try_to_connect=True)
 
     def renew(self, security: Security) -> None:
         self._security = self._renewed = security
@@ -139,6 +152,7 @@ class GrpcTransport:
         channels, self._channels = list(self._channels.values()), {}
         for channel in channels:
             await channel.close(None)
+        await asyncio.gather(*self._ending, return_exceptions=True)
         if self._server is not None:
             await self._server.stop(grace=0.5)
             self._server = None
@@ -166,9 +180,17 @@ class GrpcTransport:
         time.sleep(_HANDSHAKES_BEGIN_S)
         return _server_configuration(renewed)
 
-    def _line(self, address: str, peer: str | None, *, data: bool) -> "_Line":
+    def _line(self, address: str, peer: str | None, use: str) -> "_Line":
         security = self._security
-        return _Line(address, data, security.server_name(peer) if security is not None else None)
+        name = security.server_name(peer) if security is not None else None
+        return _Line(address, use, name, self.tunnel(address))
+
+    def _end(self, line: "_Line") -> None:
+        """Closes a connection that one stream had for itself."""
+        if (channel := self._channels.pop(line, None)) is not None:
+            task = asyncio.ensure_future(channel.close(None))
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
 
     def _forget(self, line: "_Line", error: aio.AioRpcError) -> None:
         """Drops a channel that cannot connect: it would fail every call until its back-off ends,
@@ -182,25 +204,32 @@ class GrpcTransport:
         return self._channels[line]
 
     def _new_channel(self, line: "_Line") -> aio.Channel:
-        security = self._security
+        security, target = self._security, line.tunnel or line.address
+        proxy = self._proxy_options if line.tunnel is None else _proxy_options(None)
+        channel_options = [*_CHANNEL_OPTIONS, *proxy]
         if security is None or line.server_name is None:
-            return aio.insecure_channel(line.address, options=self._channel_options)
+            return aio.insecure_channel(target, options=channel_options)
         credentials = grpc.ssl_channel_credentials(
             security.authority, security.key, security.certificate
         )
         # Peers have names, and come to other addresses: what is verified is not the host's name.
         name = ("grpc.ssl_target_name_override", line.server_name)
-        options = [*self._channel_options, name]
-        return aio.secure_channel(line.address, credentials, options=options)
+        return aio.secure_channel(target, credentials, options=[*channel_options, name])
 
 
 class _Line(NamedTuple):
-    """Which connection. Args: server_name: that the certificate there must have; None: not
-    encrypted."""
+    """Which connection.
+
+    Args:
+        use: for what; those with one have one connection.
+        server_name: that the certificate there must have; None: not encrypted.
+        tunnel: HOST:PORT that leads there; None: the address itself.
+    """
 
     address: str
-    data: bool
+    use: str
     server_name: str | None
+    tunnel: str | None
 
 
 class _ClientStream:
@@ -212,9 +241,10 @@ class _ClientStream:
         call: "aio.StreamStreamCall[bytes, bytes]",
         traffic: Traffic,
         failed: Callable[[aio.AioRpcError], None],
+        cancelled: Callable[[], None],
     ) -> None:
         self._line, self._method, self._call, self._traffic = line, method, call, traffic
-        self._peer, self._failed = peer, failed
+        self._peer, self._failed, self._cancelled = peer, failed, cancelled
 
     async def send(self, message: bytes) -> None:
         self._traffic.count_sent(self._method, len(message), self._peer)
@@ -241,6 +271,7 @@ class _ClientStream:
 
     def cancel(self) -> None:
         self._call.cancel()
+        self._cancelled()
 
     def _broken(self, error: Exception) -> Unreachable:
         if isinstance(error, aio.AioRpcError):
@@ -271,7 +302,7 @@ def _unreachable(line: _Line, error: aio.AioRpcError) -> Unreachable:
     details = (error.details() or "").splitlines()
     # The peer's own words, where it was the one to end the call.
     said = "".join(c for c in details[0][:_MAX_DETAILS] if c.isprintable()) if details else ""
-    if said.startswith("failed to connect"):
+    if said.startswith("failed to connect") and line.tunnel is None:
         for part, meaning in _HANDSHAKE[line.server_name is not None]:
             if part in said:
                 return Untrusted(f"{line.address}: {meaning}")

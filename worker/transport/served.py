@@ -17,6 +17,7 @@ from worker.transport.base import (
     DATA_METHODS,
     MAX_CONTROL_BYTES,
     MAX_DATA_BYTES,
+    RELAY_METHODS,
     Busy,
     Caller,
     Handler,
@@ -66,7 +67,10 @@ class Router(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # only the stub
         self._calls = Places("calls", _CALLS_EACH, lambda: MOST_CALLS)
         self._handlers = {
             **{PACKAGE + method: self._serving(method, self._call) for method in CONTROL_METHODS},
-            **{PACKAGE + method: self._serving(method, self._stream) for method in DATA_METHODS},
+            **{
+                PACKAGE + method: self._serving(method, self._stream)
+                for method in (*DATA_METHODS, *RELAY_METHODS)
+            },
             _HEALTH: self._serving(_HEALTH, self._check),
         }
 

@@ -31,6 +31,10 @@ _SENDERS: Mapping[str, Callable[[bytes], str | None]] = {
     "Data/Average": lambda raw: parse(pb.ExchangeUp, raw).header.sender,
     "Data/PairRound": lambda raw: parse(pb.PairMessage, raw).header.sender,
     "Data/StageCall": lambda raw: parse(pb.StageCallUp, raw).header.sender,
+    **dict.fromkeys(
+        ("Relay/Reserve", "Relay/Dial", "Relay/Accept"),
+        lambda raw: parse(pb.RelayMessage, raw).header.sender,
+    ),
 }
 
 

@@ -1,0 +1,62 @@
+"""A peer behind a real NAT: nobody can dial it, and it trains all the same."""
+
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from coordinator.links.namespaces import NamespaceHost, Namespaces
+from protos.identity import Authority, Role
+from tests.support.gate import gate
+from tests.support.namespaces import why_not
+from tests.support.nat import behind_nat, why_no_nat
+from tests.support.workers import SMALL, Event, Hashes, WorkerProcess, settings_of
+
+WHY_NOT = why_not() or why_no_nat()
+needs_nat = pytest.mark.skipif(WHY_NOT is not None, reason=f"no NAT: {WHY_NOT}")
+
+
+@needs_nat
+def test_a_peer_behind_nat_trains_through_relays_and_outlives_one(tmp_path: Path) -> None:
+    held = gate(tmp_path, 35)
+    run = Authority.make(tmp_path / "a")
+    settings = [*SMALL, *settings_of(run__steps=60, diloco__inner_steps=10)]
+    with Namespaces(3, None) as network, ExitStack() as up:
+        a, b, router = network.members
+        inside = up.enter_context(behind_nat(router))
+        workers: dict[str, WorkerProcess] = {}
+
+        def start(name: str, host: NamespaceHost, *arguments: str) -> WorkerProcess:
+            run.new_identity(Role.PEER, name).save(tmp_path / name)
+            workers[name] = WorkerProcess(
+                [*arguments, "--listen", "0.0.0.0:7700", "--out", str(tmp_path / name), "--json",
+                 *held.settings],
+                name,
+                prefix=host.prefix,
+            )  # fmt: skip
+            up.callback(workers[name].end)
+            return workers[name]
+
+        start("a", a, "up", "--min-peers", "3", *settings)
+        for name, host in (("b", b), ("nat", inside)):
+            start(name, host, "join", f"{a.address}:7700")
+
+        def relayed(*by: str) -> Event:
+            return workers["nat"].wait_for(
+                lambda e: e["event"] == "relayed" and sorted(e["by"]) == [*by], f"relays {by}"
+            )
+
+        assert relayed("a", "b")["address"].startswith("nat@")
+        for name in "ab":
+            workers[name].wait_for_round(2)
+        workers.pop("b").process.kill()
+        relayed("a")
+        with held.opened():
+            codes = {name: worker.wait() for name, worker in workers.items()}
+        assert codes == {"a": 0, "nat": 0}, {n: w.errors for n, w in workers.items()}
+        assert len({Hashes.of(worker.result) for worker in workers.values()}) == 1
+        contributors = [event["contributors"] for event in workers["nat"].of("round")]
+        assert 3 in contributors[:3]
+        assert contributors[-1] == 2
+        (there,) = workers["nat"].of("listening")
+        assert there["address"] == f"{router.address}:7700"  # as others see it

@@ -1,0 +1,109 @@
+"""A peer that can only dial out is a member through its relays, and they may die."""
+
+from pathlib import Path
+
+import pytest
+
+from protos.addresses import split_relayed
+from protos.identity import Authority
+from tests.protocol.problem import Problem, steady
+from tests.protocol.swarm import Peer, Swarm
+from tests.protocol.virtual_time import run
+
+
+def relays_of(peer: Peer) -> list[object]:
+    """Names, as it has said it last."""
+    said = peer.of_kind("relayed")
+    by = said[-1]["by"] if said else []
+    assert isinstance(by, list)
+    return sorted(by)
+
+
+@pytest.mark.parametrize("silent", [False, True], ids=["refused", "lost"])
+def test_a_peer_that_nobody_can_dial_trains_through_relays(silent: bool) -> None:
+    async def scenario() -> None:
+        async with Swarm(steady(100)) as swarm:
+            await swarm.start(*"abc")
+            await swarm.sleep(2)
+            swarm.network.close_port("d", silent=silent)
+            await swarm.join("d", via="a", min_peers=2)
+            await swarm.finished()
+            swarm.assert_equal(versions=(20,))
+            assert len(relays_of(swarm["d"])) == 2
+            for peer in swarm.alive:
+                assert peer.of_kind("round_failed") == []
+                assert peer.of_kind("round")[-1]["contributors"] == 4
+
+    run(scenario())
+
+
+def test_two_that_nobody_can_dial_reach_each_other() -> None:
+    async def scenario() -> None:
+        async with Swarm(steady(100)) as swarm:
+            await swarm.start(*"ab")
+            for name in "cd":
+                swarm.network.close_port(name)
+                await swarm.join(name, via="a", min_peers=2)
+            await swarm.finished()
+            swarm.assert_equal(versions=(20,))
+            for name in "cd":
+                assert relays_of(swarm[name]) == ["a", "b"]
+                assert swarm[name].of_kind("unreachable") == []
+            assert swarm["c"].of_kind("round")[-1]["contributors"] == 4
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("certified", [False, True], ids=["insecure", "certified"])
+def test_a_relay_that_dies_is_replaced_and_rounds_go_on(certified: bool, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        authority = Authority.make(tmp_path) if certified else None
+        async with Swarm(steady(200), authority=authority) as swarm:
+            await swarm.start(*"abc")
+            swarm.network.close_port("d")
+            await swarm.join("d", via="a", min_peers=2)
+            await swarm.until(lambda: len(relays_of(swarm["d"])) == 2, 30)
+            (victim, *_) = relays_of(swarm["d"])
+            swarm.kill(str(victim))
+            left = sorted({"a", "b", "c"} - {victim})
+            await swarm.until(lambda: relays_of(swarm["d"]) == left, 10)
+            version = swarm["d"].versions[0]
+            await swarm.until(lambda: swarm["d"].versions >= (version + 2,), 30)
+            await swarm.finished()
+            swarm.assert_equal(versions=(40,))
+            assert swarm["d"].of_kind("round")[-1]["contributors"] == 3
+
+    run(scenario())
+
+
+def test_the_only_relay_dies_and_another_is_found() -> None:
+    async def scenario() -> None:
+        async with Swarm(Problem(steps=200)) as swarm:
+            await swarm.start(*"ab")
+            swarm.network.close_port("d")
+            swarm.network.cut("b", "d")  # so that there is one only
+            await swarm.join("d", via="a", min_peers=2)
+            await swarm.until(lambda: relays_of(swarm["d"]) == ["a"], 30)
+            swarm.network.heal("b", "d")
+            await swarm.until(lambda: relays_of(swarm["d"]) == ["a", "b"], 60)
+
+    run(scenario())
+
+
+def test_a_relayed_peer_says_so_of_itself_and_relays_for_nobody() -> None:
+    async def scenario() -> None:
+        async with Swarm(steady(300)) as swarm:
+            await swarm.start("a")
+            swarm.network.close_port("c")
+            await swarm.join("c", via="a", min_peers=2)
+            await swarm.until(lambda: relays_of(swarm["c"]) == ["a"], 30)
+            swarm.network.close_port("d")
+            await swarm.join("d", via="a", min_peers=2)
+            await swarm.until(lambda: relays_of(swarm["d"]) == ["a"], 30)
+            await swarm.sleep(5)
+            assert relays_of(swarm["d"]) == ["a"]
+            address = swarm["a"].node.gossip.address_of("d")
+            assert address is not None
+            assert split_relayed(address) == ("d", ("a",))
+
+    run(scenario())

@@ -1,0 +1,121 @@
+"""Which relays a peer has: decided without I/O, at given times."""
+
+import itertools
+from collections.abc import Sequence
+
+from worker.relay.choice import (
+    Action,
+    Advertise,
+    Candidate,
+    ChoiceConfig,
+    Lost,
+    Measure,
+    Measured,
+    RelayChoice,
+    Release,
+    Reserve,
+    Reserved,
+    Seen,
+    Tick,
+    Wanted,
+)
+
+
+def seen(*rtts_s: float, gone: Sequence[str] = ()) -> Seen:
+    """Peers p0, p1, ... at a0, a1, ..."""
+    there = tuple(Candidate(f"p{i}", f"a{i}", rtt_s) for i, rtt_s in enumerate(rtts_s))
+    return Seen(tuple(each for each in there if each.address not in gone), frozenset(gone))
+
+
+def begun(*rtts_s: float) -> RelayChoice:
+    """p0 is its first relay, and the next fastest its second."""
+    choice = RelayChoice()
+    assert choice.handle(Wanted("a0"), 0.0) == [Reserve("a0")]
+    assert choice.handle(Reserved("a0", "p0", "a0"), 0.1) == [Advertise(("a0",))]
+    choice.handle(seen(*rtts_s), 0.2)
+    for action in choice.handle(Tick(), 0.3):
+        assert isinstance(action, Reserve)
+        choice.handle(Reserved(action.address, f"p{action.address[1:]}", action.address), 0.4)
+    return choice
+
+
+def measured(choice: RelayChoice, now: float, **rates: float | None) -> list[Action]:
+    """What follows once all that it measures have these rates."""
+    targets = [a.address for a in choice.handle(Tick(), now) if isinstance(a, Measure)]
+    assert sorted(targets) == sorted(rates)
+    actions: list[Action] = []
+    for address in targets:
+        actions += choice.handle(Measured(address, rates[address]), now)
+    return actions
+
+
+def test_nothing_is_done_as_long_as_others_dial_this_peer() -> None:
+    choice = RelayChoice()
+    assert choice.handle(seen(0.01, 0.02), 0.0) == []
+    assert choice.handle(Tick(), 1000.0) == []
+
+
+def test_two_relays_are_kept_the_second_of_those_that_answer_soonest() -> None:
+    choice = begun(0.05, 0.03, 0.01)
+    assert choice.relays == ("p2", "p0")
+    assert choice.handle(Tick(), 0.5) == []
+
+
+def test_a_relay_is_known_by_the_address_that_it_advertises() -> None:
+    choice = RelayChoice()
+    choice.handle(Wanted("name:1"), 0.0)
+    assert choice.handle(Reserved("name:1", "p0", "a0"), 0.1) == [Advertise(("a0",))]
+    choice.handle(seen(0.01), 0.2)
+    assert choice.handle(Tick(), 0.3) == []
+
+
+def test_a_relay_that_is_lost_is_out_at_once_and_the_next_is_asked() -> None:
+    choice = begun(0.01, 0.02, 0.03)
+    assert choice.relays == ("p0", "p1")
+    assert choice.handle(Lost("a0"), 1.0) == [Advertise(("a1",)), Reserve("a2")]
+    assert choice.handle(Reserved("a2", "p2", "a2"), 1.1) == [Advertise(("a1", "a2"))]
+
+
+def test_one_that_died_is_released_though_its_stream_seems_to_live() -> None:
+    choice = begun(0.01, 0.02)
+    actions = choice.handle(seen(0.01, 0.02, gone=["a0"]), 1.0)
+    assert actions == [Release("a0"), Advertise(("a1",))]
+
+
+def test_one_that_fails_is_asked_again_after_a_pause_that_doubles() -> None:
+    choice, config = begun(0.01), ChoiceConfig()
+    asked_at, now, state = [], 1.0, "held"
+    while len(asked_at) < 5:
+        if state != "idle":
+            assert choice.handle(Lost("a0"), now) == []  # nobody else is there to advertise
+            state = "idle"
+        if Reserve("a0") in choice.handle(Tick(), now):
+            asked_at.append(now)
+            state = "asked"
+        now += 0.5
+    pauses = [after - before for before, after in itertools.pairwise(asked_at)]
+    assert pauses == sorted(pauses)
+    assert pauses[-1] >= 8 * config.retry_s
+
+
+def test_a_much_faster_peer_takes_the_place_of_the_slowest_relay() -> None:
+    choice = begun(0.01, 0.02, 0.03)
+    actions = measured(choice, 5.0, a0=1e6, a1=3e6, a2=9e6)
+    assert actions == [Advertise(("a1", "a0")), Reserve("a2")]
+    assert choice.handle(Reserved("a2", "p2", "a2"), 5.1) == [
+        Advertise(("a2", "a1")),
+        Release("a0"),
+    ]
+    assert choice.relays == ("p2", "p1")
+
+
+def test_a_little_faster_is_no_reason_to_change() -> None:
+    choice = begun(0.01, 0.02, 0.03)
+    assert measured(choice, 5.0, a0=1.0e6, a1=1.2e6, a2=1.4e6) == []
+    assert choice.handle(Tick(), 6.0) == []
+    assert choice.relays == ("p0", "p1")
+
+
+def test_one_that_cannot_be_measured_is_the_first_to_be_replaced() -> None:
+    choice = begun(0.01, 0.02, 0.03)
+    assert measured(choice, 5.0, a0=None, a1=1e6, a2=1e5)[-1] == Reserve("a2")

@@ -1,0 +1,74 @@
+"""What a relay takes on: places, dials, bytes and their rate."""
+
+import pytest
+
+from worker.relay.table import NoRelay, RelayLimits, RelayTable
+
+
+def table(**limits: float) -> RelayTable:
+    made = RelayTable(RelayLimits(**limits))  # type: ignore[arg-type]  # ints are floats too
+    made.reserve("r", 0.0, relayed=False)
+    return made
+
+
+def test_it_joins_a_dial_with_the_peer_that_has_reserved_and_no_other() -> None:
+    relay = table()
+    number = relay.dial("x", "r", known=True)
+    for wrong, by in ((number, "x"), (number + 1, "r")):
+        with pytest.raises(NoRelay, match="nobody dials it"):
+            relay.accept(wrong, by)
+    relay.accept(number, "r")
+    assert relay.tunnels == 1
+    with pytest.raises(NoRelay, match="nobody dials it"):
+        relay.accept(number, "r")
+    relay.end(number)
+    assert relay.tunnels == 0
+
+
+def test_it_leads_nowhere_but_to_peers_that_have_a_place() -> None:
+    relay = table()
+    with pytest.raises(NoRelay, match="not reached through it"):
+        relay.dial("x", "192.0.2.1:22", known=True)
+    with pytest.raises(NoRelay, match="between members only"):
+        relay.dial("stranger", "r", known=False)
+    relay.release("r")
+    with pytest.raises(NoRelay, match="not reached through it"):
+        relay.dial("x", "r", known=True)
+
+
+def test_places_are_limited_and_kept() -> None:
+    relay = table(places=2)
+    relay.reserve("s", 0.0, relayed=False)
+    relay.reserve("r", 1.0, relayed=False)
+    with pytest.raises(NoRelay, match="2 peers already"):
+        relay.reserve("t", 1.0, relayed=False)
+    with pytest.raises(NoRelay, match="itself reached"):
+        table().reserve("s", 0.0, relayed=True)
+    with pytest.raises(NoRelay, match="--relay-mbps 0"):
+        RelayTable(RelayLimits(rate_mbps=0)).reserve("r", 0.0, relayed=False)
+
+
+def test_dials_that_nobody_accepts_are_limited() -> None:
+    relay = table()
+    numbers = [relay.dial("x", "r", known=True) for _ in range(16)]
+    with pytest.raises(NoRelay, match="16 dials wait"):
+        relay.dial("y", "r", known=True)
+    relay.end(numbers[0])
+    relay.dial("y", "r", known=True)
+
+
+def test_bytes_are_counted_for_the_peer_and_wait_for_the_rate() -> None:
+    relay = table(rate_mbps=8.0)  # a megabyte a second
+    number = relay.dial("x", "r", known=True)
+    relay.accept(number, "r")
+    assert relay.carry(number, 250_000, 10.0) == 0.0  # at once, after a pause
+    assert relay.carry(number, 500_000, 10.0) == pytest.approx(0.5)
+    assert relay.carry(number, 500_000, 10.5) == pytest.approx(0.5)
+    assert relay.carried_bytes == {"r": 1_250_000}
+
+
+def test_a_peer_that_does_not_become_a_member_loses_its_place() -> None:
+    relay = table()
+    assert relay.strangers(9.0, set()) == []  # it may still join
+    assert relay.strangers(11.0, {"r"}) == []
+    assert relay.strangers(11.0, set()) == ["r"]

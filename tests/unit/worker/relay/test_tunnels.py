@@ -1,0 +1,236 @@
+"""Peers on real sockets: one that nobody dials, its relays, and one that dials through them."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from protos import murmuration_pb2 as pb
+from protos.addresses import relayed_address, split_address
+from protos.events import Warnings
+from protos.identity import Authority, Role
+from worker.identity import Gate
+from worker.membership import Member
+from worker.relay.service import RelayService
+from worker.relay.table import RelayLimits, RelayTable
+from worker.relay.tunnels import Tunnels, message, own_port, pump, received
+from worker.server import NodeServer
+from worker.transport import Stream, Unreachable, Untrusted
+from worker.transport.grpc import GrpcTransport
+
+_WAIT_S = 20.0
+SECRET = b"what the relay must not read"
+
+
+class Party:
+    """A peer that relays, is relayed, or dials; its streams of `Data/Fetch` repeat what they hear.
+
+    Args: run: None: nothing is encrypted.
+    """
+
+    def __init__(self, name: str, run: Authority | None, rate_mbps: float = 1000.0) -> None:
+        self.name = name
+        identity = None if run is None else run.new_identity(Role.PEER, name)
+        self.transport = GrpcTransport("127.0.0.1:0", security=identity)
+        self.tunnels = Tunnels(self.transport, name, time.monotonic)
+        self.transport.tunnel = self.tunnels.port
+        self.me, self.members = Member(name, "", 1), (Member(name, "", 1),)
+        self.table = RelayTable(RelayLimits(rate_mbps=rate_mbps))
+        self.service = RelayService(self.table, self, run is not None, time.monotonic)
+        gate = Gate(None, offload=_inline, refused=lambda: None, log=lambda _: None)
+        self.server = NodeServer(gate, lambda _: None, Warnings(lambda _: None))
+        self.server.streams |= {"Data/Fetch": _repeat, **self.service.streams}
+        self.address = ""
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def listen(self) -> None:
+        self.address = await self.transport.listen(self.server)
+        self.me = Member(self.name, self.address, 1)
+
+    async def reserve(self, relay: "Party") -> None:
+        """Is reached through the relay from now on."""
+        stream = self.transport.open(relay.address, "Relay/Reserve")
+        await stream.send(message(header=pb.RelayHeader(sender=self.name)))
+        assert (await received(stream, _WAIT_S)).opened.address == relay.address
+        self._tasks.append(asyncio.ensure_future(self._accept_all(stream, relay.address)))
+
+    async def _accept_all(self, reserved: Stream, relay: str) -> None:
+        while True:
+            number = (await received(reserved, _WAIT_S)).dialled
+            if number:
+                self._tasks.append(asyncio.ensure_future(self._accept(relay, number)))
+
+    async def _accept(self, relay: str, number: int) -> None:
+        stream = self.transport.open(relay, "Relay/Accept")
+        await stream.send(message(header=pb.RelayHeader(sender=self.name, dialled=number)))
+        await pump(stream, *await asyncio.open_connection(*own_port(self.address)))
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.service.close()
+        await self.tunnels.close()
+        await self.transport.close()
+
+
+async def _inline(work: Callable[[], object], /) -> object:
+    return work()
+
+
+async def _repeat(stream: Stream) -> None:
+    while (said := await stream.receive()) is not None:
+        await stream.send(said)
+
+
+@asynccontextmanager
+async def parties(run: Authority | None, *names: str) -> AsyncIterator[list[Party]]:
+    made = [Party(name, run) for name in names]
+    try:
+        for party in made:
+            await party.listen()
+        yield made
+    finally:
+        for party in made:
+            await party.close()
+
+
+def scenario(work: Callable[[], Coroutine[None, None, None]]) -> None:
+    asyncio.run(work())
+
+
+@pytest.fixture(params=["insecure", "certified"])
+def run(request: pytest.FixtureRequest, tmp_path: Path) -> Authority | None:
+    return None if request.param == "insecure" else Authority.make(tmp_path)
+
+
+async def heard_back(by: Party, address: str, peer: str, said: bytes) -> None:
+    stream = by.transport.open(address, "Data/Fetch", peer)
+    await stream.send(said)
+    assert await stream.receive() == said
+    await stream.done()
+    assert await stream.receive() is None
+
+
+def test_bytes_come_through_a_relay_and_are_counted_there(run: Authority | None) -> None:
+    async def work() -> None:
+        async with parties(run, "x", "relay", "r") as (x, relay, r):
+            relay.members = (relay.me, x.me)
+            await r.reserve(relay)
+            large = bytes(range(256)) * 8192
+            for said in (SECRET, large):
+                await heard_back(x, relayed_address("r", [relay.address]), "r", said)
+            assert relay.table.carried_bytes["r"] > 2 * len(large)
+            assert relay.table.tunnels == 1
+            # The ends count what is in the tunnel, and the relay what it sends on.
+            assert x.transport.traffic.sent["Relay/Dial"] == 0
+            assert x.transport.traffic.sent["Data/Fetch"] > len(large)
+            assert relay.transport.traffic.sent["Relay/Accept"] > len(large)
+        assert relay.table.tunnels == 0
+
+    scenario(work)
+
+
+def test_a_relay_sees_nothing_of_what_it_carries(tmp_path: Path) -> None:
+    run, passed = Authority.make(tmp_path), bytearray()
+
+    async def work() -> None:
+        async with parties(run, "x", "relay", "r") as (x, relay, r):
+            dial = relay.service.dial
+
+            class Listening:
+                """Keeps all that the relay is sent and sends."""
+
+                def __init__(self, stream: Stream) -> None:
+                    self._stream = stream
+                    self.done, self.cancel = stream.done, stream.cancel
+
+                async def send(self, said: bytes) -> None:
+                    passed.extend(said)
+                    await self._stream.send(said)
+
+                async def receive(self) -> bytes | None:
+                    said = await self._stream.receive()
+                    passed.extend(said or b"")
+                    return said
+
+            relay.server.streams["Relay/Dial"] = lambda stream: dial(Listening(stream))
+            await r.reserve(relay)
+            await heard_back(x, relayed_address("r", [relay.address]), "r", SECRET * 100)
+            assert len(passed) > 2 * 100 * len(SECRET)
+            assert SECRET not in passed
+
+    scenario(work)
+
+
+def test_a_relay_cannot_answer_in_the_place_of_the_peer(tmp_path: Path) -> None:
+    """It leads the dial to itself: its certificate has another name."""
+
+    async def work() -> None:
+        async with parties(Authority.make(tmp_path), "x", "relay", "r") as (x, relay, r):
+            r.address = relay.address
+            await r.reserve(relay)
+            with pytest.raises((Untrusted, Unreachable)):
+                await heard_back(x, relayed_address("r", [relay.address]), "r", SECRET)
+
+    scenario(work)
+
+
+def test_another_relay_is_taken_where_one_is_gone(run: Authority | None) -> None:
+    async def work() -> None:
+        async with parties(run, "x", "p", "q", "r") as (x, p, q, r):
+            for relay in (p, q):
+                relay.members = (relay.me, x.me)
+                await r.reserve(relay)
+            address = relayed_address("r", [p.address, q.address])
+            await heard_back(x, address, "r", b"through p")
+            assert p.table.carried_bytes["r"] > 0 == q.table.carried_bytes["r"]
+            await p.close()
+            for _ in range(2):  # the first try may find the old connection broken
+                try:
+                    await heard_back(x, address, "r", b"through q")
+                except Unreachable:
+                    continue
+                break
+            assert q.table.carried_bytes["r"] > 0
+
+    scenario(work)
+
+
+def test_a_peer_that_is_itself_the_relay_reaches_the_relayed_one(run: Authority | None) -> None:
+    """At an address that it could not dial itself, as behind a router that forwards a port."""
+
+    async def work() -> None:
+        async with parties(run, "relay", "r") as (relay, r):
+            relay.members = (relay.me,)
+            await r.reserve(relay)
+            elsewhere = f"nowhere.invalid:{split_address(relay.address)[1]}"
+            relay.tunnels.own = (elsewhere, relay.address)
+            await heard_back(relay, relayed_address("r", [elsewhere]), "r", SECRET)
+
+    scenario(work)
+
+
+def test_nobody_else_is_reached_through_a_relay(run: Authority | None) -> None:
+    async def work() -> None:
+        async with parties(run, "x", "relay", "r") as (x, relay, r):
+            relay.members = (relay.me, x.me)
+            with pytest.raises(Unreachable):
+                await heard_back(x, relayed_address("r", [relay.address]), "r", SECRET)
+            await r.reserve(relay)
+            stream = x.transport.open(relay.address, "Relay/Dial")
+            await stream.send(message(header=pb.RelayHeader(sender="x", peer=r.address)))
+            with pytest.raises(Unreachable, match="not reached through it"):
+                await stream.receive()
+            stream.cancel()
+            stream = x.transport.open(relay.address, "Relay/Dial")
+            await stream.send(message(header=pb.RelayHeader(sender="stranger", peer="r")))
+            says = "between members only" if run is None else "does not speak for stranger"
+            with pytest.raises(Unreachable, match=says):
+                await stream.receive()
+            stream.cancel()
+
+    scenario(work)

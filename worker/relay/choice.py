@@ -1,0 +1,280 @@
+"""Through which peers this one is reached, where nobody can dial it: a machine without I/O.
+
+Two relays are kept where there are two. A connection comes first: the peer that answers soonest is
+asked at once. Rates are measured afterwards, of the relays and of some that answer soon, and again
+every `measure_s`; a peer that is much faster takes the place of the slowest relay. One that is lost
+is replaced at once, and asked again after a pause that doubles.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChoiceConfig:
+    """Args:
+    kept: relays at a time.
+    measure_s: between two measurements; the first comes `first_measure_s` after the first relay.
+    measured: peers at a time.
+    better: times as fast as a relay that another peer must be to take its place.
+    retry_s, most_retry_s: the pause before a peer is asked again that has failed.
+    """
+
+    kept: int = 2
+    measure_s: float = 60.0
+    first_measure_s: float = 2.0
+    measured: int = 4
+    better: float = 1.5
+    retry_s: float = 1.0
+    most_retry_s: float = 60.0
+
+
+# ------------------------------------------------------------------------------------- events
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Nobody reaches this peer: it wants relays from now on, and first the one at `address`."""
+
+    address: str
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A member that can be dialled. Args: rtt_s: of a small call; None: not known."""
+
+    peer: str
+    address: str
+    rtt_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Members as they are now. Args: gone: addresses of those that have died or left."""
+
+    candidates: tuple[Candidate, ...]
+    gone: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Reserved:
+    """A peer that was asked is a relay now. Args: asked: where; address: that it advertises."""
+
+    asked: str
+    peer: str
+    address: str
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A relay has ended, or one that was asked is none."""
+
+    address: str
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Args: rate_bytes_s: None where it did not answer in time."""
+
+    address: str
+    rate_bytes_s: float | None
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time passes."""
+
+
+Event = Wanted | Seen | Reserved | Lost | Measured | Tick
+
+# ------------------------------------------------------------------------------------ actions
+
+
+@dataclass(frozen=True)
+class Reserve:
+    """Ask the peer at this address to be a relay; report `Reserved` or `Lost`."""
+
+    address: str
+
+
+@dataclass(frozen=True)
+class Release:
+    """This relay is needed no more."""
+
+    address: str
+
+
+@dataclass(frozen=True)
+class Measure:
+    """Measure the rate to a peer; report `Measured`."""
+
+    address: str
+
+
+@dataclass(frozen=True)
+class Advertise:
+    """Others are to reach this peer through these, the first before the second. Never none."""
+
+    relays: tuple[str, ...]
+
+
+Action = Reserve | Release | Measure | Advertise
+
+
+class _State(Enum):
+    IDLE = auto()
+    ASKED = auto()
+    HELD = auto()
+
+
+@dataclass
+class _Known:
+    """A peer that is or may be a relay."""
+
+    address: str
+    peer: str = ""
+    rtt_s: float = math.inf
+    rate_bytes_s: float | None = None
+    state: _State = _State.IDLE
+    failures: int = 0
+    retry_at: float = field(default=-math.inf)
+
+    @property
+    def rank(self) -> tuple[float, float, str]:
+        """The lower, the better: measured ones by rate, then the others by round trip."""
+        return (-(self.rate_bytes_s or 0.0), self.rtt_s, self.address)
+
+
+class RelayChoice:
+    """Args: config: see there."""
+
+    def __init__(self, config: ChoiceConfig | None = None) -> None:
+        self._config = config or ChoiceConfig()
+        self._known: dict[str, _Known] = {}
+        self._measuring: set[str] = set()
+        self._measure_at = math.inf
+        self._advertised: tuple[str, ...] = ()
+        self.wanted = False
+
+    @property
+    def relays(self) -> tuple[str, ...]:
+        """Names of the relays there are, in the order in which others try them."""
+        held = [self._known[a] for a in self._advertised if a in self._known]
+        return tuple(known.peer for known in held if known.state is _State.HELD)
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        """Takes one event at monotonic time `now` (s) and says what to do."""
+        match event:
+            case Wanted(address):
+                self.wanted = True
+                known = self._known.setdefault(address, _Known(address))
+                return self._ask([known]) if known.state is _State.IDLE else []
+            case Seen(candidates, gone):
+                return self._seen(candidates, gone, now)
+            case Reserved():
+                return self._reserved(event, now)
+            case Lost(address):
+                return self._lost(address, now)
+            case Measured(address, rate_bytes_s):
+                return self._measured(address, rate_bytes_s)
+            case Tick():
+                return self._tick(now) if self.wanted else []
+
+    # --------------------------------------------------------------------------------- inside
+
+    def _in(self, *states: _State) -> list[_Known]:
+        return sorted(
+            (known for known in self._known.values() if known.state in states),
+            key=lambda known: known.rank,
+        )
+
+    def _ask(self, relays: Iterable[_Known]) -> list[Action]:
+        actions: list[Action] = []
+        for known in relays:
+            known.state = _State.ASKED
+            actions.append(Reserve(known.address))
+        return actions
+
+    def _seen(
+        self, candidates: Iterable[Candidate], gone: frozenset[str], now: float
+    ) -> list[Action]:
+        there = {each.address: each for each in candidates}
+        for address, known in list(self._known.items()):
+            if known.state is _State.IDLE and address not in there:
+                del self._known[address]
+        for address, each in there.items():
+            known = self._known.setdefault(address, _Known(address))
+            known.peer = each.peer
+            known.rtt_s = math.inf if each.rtt_s is None else each.rtt_s
+        actions: list[Action] = []
+        for address in [each.address for each in self._in(_State.HELD) if each.address in gone]:
+            actions += [Release(address), *self._lost(address, now)]
+        return actions
+
+    def _reserved(self, event: Reserved, now: float) -> list[Action]:
+        was = self._known.pop(event.asked, None)
+        known = self._known.setdefault(event.address, was or _Known(event.address))
+        known.address, known.peer = event.address, event.peer
+        known.state, known.failures = _State.HELD, 0
+        self._measure_at = min(self._measure_at, now + self._config.first_measure_s)
+        actions: list[Action] = []
+        for worst in self._in(_State.HELD)[self._config.kept :]:
+            worst.state = _State.IDLE
+            actions.append(Release(worst.address))
+        return [*self._advertise(), *actions]
+
+    def _lost(self, address: str, now: float) -> list[Action]:
+        known = self._known.get(address)
+        if known is None or known.state is _State.IDLE:
+            return []
+        config = self._config
+        known.retry_at = now + min(config.most_retry_s, config.retry_s * 2**known.failures)
+        known.failures, known.state = known.failures + 1, _State.IDLE
+        known.rate_bytes_s = None
+        return [*self._advertise(), *self._replace(now)]
+
+    def _measured(self, address: str, rate_bytes_s: float | None) -> list[Action]:
+        self._measuring.discard(address)
+        if known := self._known.get(address):
+            known.rate_bytes_s = rate_bytes_s
+        if self._measuring:
+            return []
+        actions = self._advertise()
+        held, idle = self._in(_State.HELD), self._in(_State.IDLE)
+        best = next((known for known in idle if known.rate_bytes_s), None)
+        if len(held) >= self._config.kept and best is not None and best.rate_bytes_s is not None:
+            worst_rate = min(known.rate_bytes_s or 0.0 for known in held)
+            if best.rate_bytes_s > self._config.better * worst_rate:
+                actions += self._ask([best])
+        return actions
+
+    def _tick(self, now: float) -> list[Action]:
+        actions = self._replace(now)
+        held = self._in(_State.HELD)
+        if now >= self._measure_at and held and not self._measuring:
+            self._measure_at = now + self._config.measure_s
+            others = sorted(self._in(_State.IDLE), key=lambda known: (known.rtt_s, known.address))
+            chosen = [*held, *others][: self._config.measured]
+            self._measuring = {known.address for known in chosen}
+            actions += [Measure(known.address) for known in chosen]
+        return actions
+
+    def _replace(self, now: float) -> list[Action]:
+        missing = self._config.kept - len(self._in(_State.HELD, _State.ASKED))
+        ready = [known for known in self._in(_State.IDLE) if known.retry_at <= now]
+        return self._ask(ready[: max(0, missing)])
+
+    def _advertise(self) -> list[Action]:
+        """The order changes only for a relay that is much faster: others dial anew then."""
+        held = self._in(_State.HELD)
+        now = tuple(known.address for known in held)
+        if not now or now == self._advertised:
+            return []
+        if set(now) == set(self._advertised):
+            before = self._known[self._advertised[0]].rate_bytes_s or 0.0
+            if (held[0].rate_bytes_s or 0.0) <= self._config.better * before:
+                return []
+        self._advertised = now
+        return [Advertise(now)]

@@ -1,0 +1,198 @@
+"""Carries out the choice of relays: keeps a stream at each of them, and accepts who dials there."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Protocol
+
+from protos import murmuration_pb2 as pb
+from protos.addresses import relayed_address, split_relayed
+from protos.events import Warnings, new_event
+from protos.text import shown
+from worker import wire
+from worker.exchange.types import View
+from worker.membership import Health, Moved
+from worker.membership.io import GossipService
+from worker.relay.choice import (
+    Action,
+    Advertise,
+    Candidate,
+    Event,
+    Lost,
+    Measure,
+    Measured,
+    RelayChoice,
+    Release,
+    Reserve,
+    Reserved,
+    Seen,
+    Tick,
+    Wanted,
+)
+from worker.relay.service import ALIVE_S, SILENT_S
+from worker.relay.tunnels import first_of, message, own_port, pump, received
+from worker.transport import Stream, Transport, TransportError
+
+_RESERVE_S = 3.0
+_MEASURED_CALLS, _MEASURED_BYTES, _MEASURE_S = 6, 60_000, 5.0
+
+
+class Host(Protocol):
+    """What it asks of the node that it runs in."""
+
+    transport: Transport
+
+    def clock(self) -> float: ...
+
+    def spawn(self, work: Coroutine[None, None, None]) -> None: ...
+
+    def log(self, event: dict[str, object]) -> None: ...
+
+
+class RelayedPeer:
+    """This peer, where nobody can dial it. io thread only.
+
+    Args:
+        gossip: of this peer: the members are its candidates, and learn how it is reached.
+        bound: HOST:PORT that its own server is bound to.
+        round_trip_s: of a small call to a peer; None: not known.
+    """
+
+    def __init__(
+        self,
+        gossip: GossipService,
+        bound: str,
+        host: Host,
+        round_trip_s: Callable[[str], float | None],
+    ) -> None:
+        self._gossip, self._bound, self._host = gossip, bound, host
+        self._round_trip_s = round_trip_s
+        self._choice = RelayChoice()
+        self._warnings = Warnings(host.log)
+        self._held: dict[str, asyncio.Task[None]] = {}
+        self._asked: dict[str, asyncio.Future[bool]] = {}
+
+    async def begin(self, address: str) -> bool:
+        """Asks the peer there to be the first relay. Whether it is; False too if there is one
+        already, or no relay could tell others apart from it."""
+        if self._choice.relays or split_relayed(address) is not None:
+            return False
+        asked = self._asked.setdefault(address, asyncio.get_running_loop().create_future())
+        self._handle(Wanted(address))
+        return await asyncio.shield(asked)
+
+    def on_view(self, view: View) -> None:
+        """Membership has changed; `tick` looks at it."""
+
+    def tick(self) -> None:
+        """Time passes."""
+        if self._choice.wanted:
+            self._handle(self._seen())
+            self._handle(Tick())
+
+    async def close(self) -> None:
+        """Ends the reservations."""
+        tasks = list(self._held.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _seen(self) -> Seen:
+        members = self._gossip.others
+        away = self._gossip.me.unreachable
+        return Seen(
+            tuple(
+                Candidate(member.peer, member.address, self._round_trip_s(member.peer))
+                for member in members
+                if member.health is Health.ALIVE
+                and member.peer not in away
+                and split_relayed(member.address) is None
+            ),
+            frozenset(member.address for member in members if not member.live),
+        )
+
+    def _handle(self, event: Event) -> None:
+        for action in self._choice.handle(event, self._host.clock()):
+            self._do(action)
+
+    def _do(self, action: Action) -> None:
+        match action:
+            case Reserve(address):
+                self._held[address] = asyncio.ensure_future(self._hold(address))
+            case Release(address):
+                if (task := self._held.pop(address, None)) is not None:
+                    task.cancel()
+            case Measure(address):
+                self._host.spawn(self._measure(address))
+            case Advertise(relays):
+                address = relayed_address(self._gossip.me.peer, relays)
+                self._gossip.handle(Moved(address))
+                by = list(self._choice.relays)
+                self._host.log(new_event("relayed", by=by, address=address))
+
+    async def _hold(self, asked: str) -> None:
+        """A reservation, from the first word to the last."""
+        address, reserved = asked, False
+        stream = self._host.transport.open(asked, "Relay/Reserve")
+        try:
+            await stream.send(message(header=pb.RelayHeader(sender=self._gossip.me.peer)))
+            opened = (await received(stream, _RESERVE_S)).opened
+            address = opened.address
+            wire.check_name(address)
+            self._held[address] = self._held.pop(asked)
+            self._handle(Reserved(asked, opened.peer, address))
+            reserved = True
+            self._answer(asked, True)
+            await first_of(self._live(stream), self._listen(stream, asked))
+        except (TransportError, wire.WireError) as error:
+            if not reserved:
+                self._warnings.add(f"{asked} does not relay this peer: {shown(str(error))}")
+        finally:
+            stream.cancel()
+            self._answer(asked, False)
+        if self._held.pop(address, None) is not None:
+            self._handle(Lost(address))
+            if not self._choice.relays and any(member.live for member in self._gossip.others):
+                self._warnings.add("no relay is left: nobody reaches this peer until there is one")
+
+    def _answer(self, asked: str, reserved: bool) -> None:
+        if (future := self._asked.pop(asked, None)) is not None:
+            future.set_result(reserved)
+
+    async def _live(self, stream: Stream) -> None:
+        while True:
+            await asyncio.sleep(ALIVE_S)
+            await stream.send(message(alive=True))
+
+    async def _listen(self, stream: Stream, relay: str) -> None:
+        while True:
+            said = await received(stream, SILENT_S)
+            if said.HasField("dialled"):
+                self._host.spawn(self._accept(relay, said.dialled))
+
+    async def _accept(self, relay: str, number: int) -> None:
+        stream = self._host.transport.open(relay, "Relay/Accept")
+        header = pb.RelayHeader(sender=self._gossip.me.peer, dialled=number)
+        try:
+            reader, writer = await asyncio.open_connection(*own_port(self._bound))
+            await stream.send(message(header=header))
+        except (TransportError, OSError) as error:
+            stream.cancel()
+            self._warnings.add(f"nothing comes through a relay: {error}")
+            return
+        await pump(stream, reader, writer)
+
+    async def _measure(self, address: str) -> None:
+        """Some bytes at once to a peer that does nothing with them."""
+        rate_bytes_s, began = None, self._host.clock()
+        request = pb.MeasureRequest(payload=bytes(_MEASURED_BYTES)).SerializeToString()
+        with suppress(TransportError):
+            await asyncio.gather(
+                *(
+                    self._host.transport.call(address, "Control/Measure", request, _MEASURE_S)
+                    for _ in range(_MEASURED_CALLS)
+                )
+            )
+            took_s = max(1e-6, self._host.clock() - began)
+            rate_bytes_s = _MEASURED_CALLS * len(request) / took_s
+        self._handle(Measured(address, rate_bytes_s))

@@ -1,0 +1,115 @@
+"""What a relay carries, and for whom: places, limits, counts. Without I/O; time is given.
+
+A relay dials nobody. It joins two streams that two peers of the run have opened to it, and only
+where one of them has reserved a place before.
+"""
+
+from collections import Counter
+from collections.abc import Container
+from dataclasses import dataclass
+
+_UNKNOWN_S = 10.0  # that a peer may have a place before it is a member: it joins through it
+_UNACCEPTED = 16  # dials to one peer at once that it has not accepted yet
+_BURST_S = 0.25  # of the rate: what goes at once after a pause
+
+
+class NoRelay(Exception):
+    """This peer does not relay that. The message says why, and goes to the caller."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RelayLimits:
+    """Args:
+    rate_mbps: that all tunnels together may carry, each direction counted; 0: it is no relay.
+    places: peers that it relays for at once.
+    """
+
+    rate_mbps: float = 100.0
+    places: int = 32
+
+
+@dataclass
+class _Dial:
+    by: str
+    to: str
+    accepted: bool = False
+
+
+class RelayTable:
+    """One peer's, as a relay.
+
+    Attributes:
+        carried_bytes: for each peer that has had a place.
+    """
+
+    def __init__(self, limits: RelayLimits) -> None:
+        self._limits = limits
+        self._places: dict[str, float] = {}  # since when
+        self._dials: dict[int, _Dial] = {}
+        self._last = 0
+        self._free_at = 0.0
+        self.carried_bytes: Counter[str] = Counter()
+
+    @property
+    def tunnels(self) -> int:
+        """That are open."""
+        return sum(dial.accepted for dial in self._dials.values())
+
+    @property
+    def reserved(self) -> tuple[str, ...]:
+        """Peers that have a place."""
+        return tuple(self._places)
+
+    def reserve(self, peer: str, now: float, *, relayed: bool) -> None:
+        """Gives a place, or keeps it. Args: relayed: whether this peer is itself reached through a
+        relay. Raises NoRelay."""
+        if not self._limits.rate_mbps:
+            raise NoRelay("it relays for nobody (--relay-mbps 0)")
+        if relayed:
+            raise NoRelay("it is itself reached through a relay")
+        if peer not in self._places and len(self._places) >= self._limits.places:
+            raise NoRelay(f"it relays for {self._limits.places} peers already")
+        self._places[peer] = now
+
+    def release(self, peer: str) -> None:
+        self._places.pop(peer, None)
+
+    def dial(self, by: str, to: str, *, known: bool) -> int:
+        """The number of a dial that `to` is to accept. Args: known: whether the caller is one of
+        the run. Raises NoRelay."""
+        if not known:
+            raise NoRelay("it relays between members only")
+        if to not in self._places:
+            raise NoRelay("that peer is not reached through it")
+        waiting = [each for each in self._dials.values() if each.to == to and not each.accepted]
+        if len(waiting) >= _UNACCEPTED:
+            raise NoRelay(f"{_UNACCEPTED} dials wait for that peer")
+        self._last += 1
+        self._dials[self._last] = _Dial(by, to)
+        return self._last
+
+    def accept(self, number: int, by: str) -> None:
+        """Raises NoRelay: nobody dials the peer by that number."""
+        dial = self._dials.get(number)
+        if dial is None or dial.to != by or dial.accepted:
+            raise NoRelay("nobody dials it by that number")
+        dial.accepted = True
+
+    def end(self, number: int) -> None:
+        """A dial has failed, or its tunnel has ended."""
+        self._dials.pop(number, None)
+
+    def carry(self, number: int, size_bytes: int, now: float) -> float:
+        """Counts bytes of a tunnel; how many seconds they wait for the rate."""
+        self.carried_bytes[self._dials[number].to] += size_bytes
+        self._free_at = max(self._free_at, now - _BURST_S)
+        self._free_at += 8e-6 * size_bytes / self._limits.rate_mbps
+        return max(0.0, self._free_at - now)
+
+    def strangers(self, now: float, members: Container[str]) -> list[str]:
+        """Peers that have a place, are no live members, and have had the time to become some."""
+        return [
+            peer
+            for peer, since in self._places.items()
+            if peer not in members and now - since > _UNKNOWN_S
+        ]

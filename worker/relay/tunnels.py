@@ -1,0 +1,173 @@
+"""The two ends of what a relay carries: an ordinary TCP connection each, within one machine.
+
+At the dialling end gRPC connects to a port of loopback; what comes in there goes to the relay, and
+at the other end into the server's own port. So TLS, and all above it, is as on a direct connection.
+"""
+
+import asyncio
+import socket
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+
+from protos import murmuration_pb2 as pb
+from protos.addresses import LOOPBACK_HOST, is_wildcard, join_address, split_address, split_relayed
+from worker import wire
+from worker.transport import Stream, Transport, TransportError, Unreachable
+
+_CHUNK_BYTES = 128 * 1024
+_OPEN_S = 2.0  # for a relay to answer: then the next one is tried
+_AVOID_S = 10.0  # that a relay is tried last that has failed
+
+
+def message(**body: object) -> bytes:
+    """One `RelayMessage`, as bytes."""
+    return pb.RelayMessage(**body).SerializeToString()  # type: ignore[arg-type]  # one of its own
+
+
+async def received(stream: Stream, within_s: float) -> pb.RelayMessage:
+    """The next message. Raises Unreachable: none in time, or the stream has ended; WireError."""
+    try:
+        async with asyncio.timeout(within_s):
+            raw = await stream.receive()
+    except TimeoutError:
+        raise Unreachable(f"no answer in {within_s:g} s") from None
+    if raw is None:
+        raise Unreachable("the stream has ended")
+    return wire.parse(pb.RelayMessage, raw)
+
+
+async def first_of(*works: Coroutine[None, None, None]) -> None:
+    """Runs all until one ends, and cancels the others. Raises what that one raises."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def pump(stream: Stream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Carries bytes both ways until one side ends; then ends both."""
+
+    async def out() -> None:
+        while chunk := await reader.read(_CHUNK_BYTES):
+            await stream.send(message(payload=chunk))
+
+    async def into() -> None:
+        while (raw := await stream.receive()) is not None:
+            writer.write(wire.parse(pb.RelayMessage, raw).payload)
+            await writer.drain()
+
+    try:
+        with suppress(TransportError, wire.WireError, OSError):
+            await first_of(out(), into())
+    finally:
+        stream.cancel()
+        await closed(writer)
+
+
+async def closed(writer: asyncio.StreamWriter) -> None:
+    """Closes it, with what has not been sent."""
+    writer.transport.abort()
+    with suppress(OSError):
+        await writer.wait_closed()
+
+
+def own_port(bound: str) -> tuple[str, int]:
+    """Where this machine reaches its own server, which is bound to HOST:PORT."""
+    host, port = split_address(bound)
+    return (LOOPBACK_HOST if is_wildcard(host) else host), port
+
+
+class Tunnels:
+    """The dialling end: a port of loopback for each peer that is reached through relays. io thread
+    only.
+
+    Args:
+        transport: to the relays.
+        me: the name of this peer.
+        clock: monotonic seconds.
+
+    Attributes:
+        own: (the address that this peer advertises, the one that it is bound to): where it is
+            itself the relay it need not be able to dial the former.
+    """
+
+    def __init__(self, transport: Transport, me: str, clock: Callable[[], float]) -> None:
+        self._transport, self._me, self._clock = transport, me, clock
+        self._ports: dict[str, str] = {}  # by address
+        self._servers: list[asyncio.Server] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._failed_at: dict[str, float] = {}  # by relay
+        self.own = ("", "")
+
+    def port(self, address: str) -> str | None:
+        """HOST:PORT of loopback that leads to the peer; None where it is dialled directly."""
+        through = split_relayed(address)
+        if through is None:
+            return None
+        if address not in self._ports:
+            listening = socket.create_server((LOOPBACK_HOST, 0), backlog=16)
+            self._ports[address] = f"{LOOPBACK_HOST}:{listening.getsockname()[1]}"
+            self._spawn(self._listen(listening, *through))
+        return self._ports[address]
+
+    async def close(self) -> None:
+        """Ends all tunnels."""
+        for server in self._servers:
+            server.close()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _listen(self, listening: socket.socket, peer: str, relays: tuple[str, ...]) -> None:
+        def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            self._spawn(self._carry(peer, relays, reader, writer))
+
+        server = await asyncio.start_server(accept, sock=listening, limit=2 * _CHUNK_BYTES)
+        self._servers.append(server)
+
+    async def _carry(
+        self,
+        peer: str,
+        relays: tuple[str, ...],
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        now = self._clock()
+        order = sorted(relays, key=lambda relay: now - self._failed_at.get(relay, -1e9) < _AVOID_S)
+        for relay in order:
+            stream = await self._dialled(relay, peer)
+            if stream is not None:
+                await pump(stream, reader, writer)
+                return
+            self._failed_at[relay] = self._clock()
+        await closed(writer)
+
+    async def _dialled(self, relay: str, peer: str) -> Stream | None:
+        """A tunnel to the peer; None: the relay does not answer, or does not reach it."""
+        advertised, bound = self.own
+        if relay == advertised:
+            relay = join_address(*own_port(bound))
+        stream = self._transport.open(relay, "Relay/Dial")
+        try:
+            async with asyncio.timeout(_OPEN_S):
+                await stream.send(message(header=pb.RelayHeader(sender=self._me, peer=peer)))
+                if (await received(stream, _OPEN_S)).HasField("opened"):
+                    return stream
+        except (TransportError, wire.WireError, TimeoutError):
+            pass
+        except BaseException:
+            stream.cancel()
+            raise
+        stream.cancel()
+        return None
