@@ -8,7 +8,7 @@ RUN := PATH="$(abspath $(BIN)):$$PATH" PYTHONPATH=. python
 # Two test processes at most: more would only wait for each other on a small machine.
 TEST_PROCESSES ?= 2
 
-.PHONY: help install swarm test check lint quick-test coverage fmt proto bench exchange tls codecs parity baselines losses frontier optimizers traffic goodput plan-table sync-time unequal pair-faults pair-latency stability schedules simulate skippipe-routes skippipe-deadlock skippipe-omission schedule stage-times stage-kills stage-memory stage-losses stage-parity same-bits samples memory bench-peers detection hostile connections one-hostile admission fuzz kill-loop locate page-shots observing-cost compose-test slurm-test clean
+.PHONY: help install swarm test check lint quick-test coverage fmt proto bench exchange tls codecs parity baselines losses frontier optimizers traffic goodput plan-table sync-time unequal pair-faults pair-latency stability schedules simulate skippipe-routes skippipe-deadlock skippipe-omission schedule stage-times stage-kills stage-memory stage-losses stage-parity same-bits samples memory bench-peers detection hostile connections one-hostile admission fuzz kill-loop locate page-shots observing-cost thousand compose-test slurm-test clean
 
 install: $(READY)  ## the virtual environment with everything in it, and nothing else
 
@@ -135,6 +135,9 @@ hostile: $(READY)  ## a stranger attacks real workers: what happens, memory, rou
 
 connections: $(READY)  ## TLS connections that come and go by the thousand, twenty times: does the server live?
 	$(RUN) tests/bench/connections.py $(ARGS)
+
+thousand: $(READY)  ## a thousand simulated peers: bytes a second each, and what is left when half are killed (an hour)
+	$(RUN) tests/bench/thousand.py $(ARGS)
 
 stage-memory: $(READY)  ## memory of a stage's peer, against the whole model in one process
 	$(RUN) tests/bench/stage_memory.py $(ARGS)

@@ -4,6 +4,7 @@ What they say of the run holds for every peer. Code that they name is loaded, an
 only where the user of this machine has named them too.
 """
 
+import os
 import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -20,7 +21,7 @@ from worker.config import (
     to_document,
 )
 from worker.errors import ConfigError, ManifestRefused, UsageError
-from worker.tasks import OWN_LOOP, TaskError, local_settings
+from worker.tasks import OWN_LOOP, TaskError, least_bytes, local_settings
 
 
 def join_config(
@@ -40,7 +41,8 @@ def join_config(
     Raises:
         ManifestRefused: the first key in which they do not.
         ConfigError: as `load_config`.
-        TaskError: it would have this machine load code or read a file that the user has not named.
+        TaskError: it would have this machine load code or read a file that the user has not named,
+            or build a model that is larger than its memory.
     """
     document, source = read_all(path, settings, flags or {})
     own = parse_config(document, source)  # names and types first
@@ -63,6 +65,7 @@ def join_config(
     try:
         config = parse_config({**chosen, **machine}, f"the run at {where}")
         _check_local(config, document, f"the run at {where}")
+        _check_memory(config, f"the run at {where}")
         return config
     except ConfigError as error:
         unknown = [
@@ -102,6 +105,24 @@ def restored_config(
     if not own:
         _check_local(config, typed, where, trains=False)
     return config
+
+
+def _check_memory(config: Config, where: str) -> None:
+    """Raises TaskError: nothing is built that this machine cannot hold, on the word of others."""
+    needed = least_bytes(config.task.name, config.task.options, config.stages.count)
+    if (held := _machine_bytes()) and needed > held:
+        raise TaskError(
+            f"{where}: training its model takes {needed / 1e9:.3g} GB of memory at least, and this "
+            f"machine has {held / 1e9:.3g} GB: join another run, or from a larger machine"
+        )
+
+
+def _machine_bytes() -> int:
+    """All of this machine's memory; 0 where the system does not say."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return 0
 
 
 def _check_local(

@@ -2,8 +2,8 @@
 
     python tests/bench/connections.py [--runs 20] [--seconds 10] [--threads 16]
     python tests/bench/connections.py --each-handshake      # as it was: one at each handshake
-    python tests/bench/connections.py --renew-s 2           # the certificate is renewed all the time
-    python tests/bench/connections.py --renew-s 0.001 --at-once   # ... amid handshakes
+    python tests/bench/connections.py --renew-s 2             # the certificate is renewed often
+    python tests/bench/connections.py --renew-s 0.001 --at-once     # ... amid handshakes
 
 One server with the real transport, in a process of its own, which also computes; each run has a
 new one. Half of the connections make a call with a member's certificate. The others are a

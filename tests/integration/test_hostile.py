@@ -125,7 +125,7 @@ def test_a_state_that_nobody_else_has_is_not_taken(
     swarm: Swarm, stranger: Stranger, value: float
 ) -> None:
     says = "NaN" if value != value else "no other peer has its state"
-    with false_state(Target(swarm, stranger, stranger.manifest()), value) as announce:
+    with false_state(Target(swarm, stranger), value) as announce:
         announce()
         for worker in swarm.workers.values():
             worker.wait_for(
@@ -208,7 +208,7 @@ def test_a_forged_end_of_another_is_taken_back(
     swarm: Swarm, stranger: Stranger, health: pb.Health.ValueType
 ) -> None:
     """Afterwards rounds of both go on: that is what the fixture waits for."""
-    forged_end(Target(swarm, stranger, stranger.manifest()), health)
+    forged_end(Target(swarm, stranger), health)
 
 
 def test_a_member_with_a_certificate_forges_the_end_and_the_words_of_another(

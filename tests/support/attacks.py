@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import grpc
 import torch
@@ -27,19 +27,23 @@ FAR = 2**64 - 1
 
 @dataclass(frozen=True)
 class Target:
-    """Workers, the attacker's way to the first of them, and their run.
+    """Workers, and the attacker's way to the first of them.
 
     `identity` is the attacker's where it is a member with a certificate."""
 
     swarm: Swarm
     stranger: Stranger
-    manifest: Manifest
     identity: Identity | None = None
 
     @property
     def address(self) -> str:
         """Of the worker that is attacked."""
         return self.swarm.addresses[self.swarm.names[0]]
+
+    @cached_property
+    def manifest(self) -> Manifest:
+        """Of the run."""
+        return self.stranger.manifest()
 
     def named(self, wanted: str) -> str:
         """The name to speak in: a certificate is good for one only."""
@@ -287,6 +291,47 @@ def hasty_connections(target: Target) -> Iterator[Callable[[], str]]:
     yield once
 
 
+@contextmanager
+def broken_connections(target: Target) -> Iterator[Callable[[], str]]:
+    """Connections that break off: at once, in the first record of TLS, or by a reset; 60 a call."""
+    host, port = target.address.split(":")
+    made = 0
+
+    def once() -> str:
+        nonlocal made
+        for _ in range(20):
+            for begun, reset in (
+                (b"", False),
+                (b"\x16\x03\x01\x02\x00" + bytes(99), False),
+                (b"", True),
+            ):
+                with suppress(OSError), socket.create_connection((host, int(port))) as connection:
+                    connection.sendall(begun)
+                    if reset:
+                        linger = struct.pack("ii", 1, 0)
+                        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+                    made += 1
+        return f"{made} connections were broken off"
+
+    yield once
+
+
+def refused_calls(target: Target) -> str:
+    """As somebody without a certificate; whatever is asked, it is the same."""
+    try:
+        target.stranger.call("Control/Status", pb.StatusRequest(), pb.StatusReply)
+    except grpc.RpcError as error:
+        unavailable = error.code() is grpc.StatusCode.UNAVAILABLE  # type: ignore[attr-defined]  # not in its stubs
+        return "refused at the handshake" if unavailable else f"refused: {error}"
+    return "HARM: it was answered"
+
+
+# By somebody without a certificate, on an encrypted run.
+STRANGERS: dict[str, Attack] = {
+    "a call": repeated(refused_calls),
+    "1,200 idle connections": idle_connections,
+    "connections that break off": broken_connections,
+}
 ATTACKS: dict[str, Attack] = {
     "members that cannot be": repeated(far_members),
     "garbage": repeated(garbage),
@@ -303,5 +348,6 @@ ATTACKS: dict[str, Attack] = {
     "400 unread streams": unread_streams,
     "1,200 idle connections": idle_connections,
     "connections that come and go": hasty_connections,
+    "connections that break off": broken_connections,
     "ghosts, 200 a call": ghosts,
 }

@@ -34,6 +34,12 @@ BYTES = "bytes"
 _MODEL_WORDS = frozenset(
     {"model_type", "hidden_act", "hidden_activation", "activation_function", "rope_type"}
 )
+# Width, layers and inner width of a config, as kinds of models call them.
+_SIZES = (
+    ("hidden_size", "n_embd", "d_model"),
+    ("num_hidden_layers", "n_layer", "num_layers"),
+    ("intermediate_size", "n_inner", "ffn_dim"),
+)
 _LORA = frozenset(
     {
         *("r", "lora_alpha", "lora_dropout", "target_modules", "modules_to_save", "bias"),
@@ -79,6 +85,20 @@ class HuggingFace:
             ),
         }
         return tuple(key for key, local in named.items() if local and key in options)
+
+    @staticmethod
+    def least_bytes(options: Mapping[str, Any], stages: int) -> int:
+        """The least that a process with such options holds: the values, with gradients, anchor and
+        momentum unless adapters alone are trained. Of a folder of this machine nothing is said."""
+        model = options.get("model")
+        if not isinstance(model, Mapping):
+            return 0
+        hidden, layers, inner = (
+            max((int(model.get(name) or 0) for name in names), default=0) for names in _SIZES
+        )
+        layer = 4 * hidden * hidden + 2 * hidden * inner
+        elements = hidden * int(model.get("vocab_size") or 0) + layers * layer // stages
+        return 4 * elements * (4 if options.get("lora") is None else 1)
 
     def __init__(
         self,

@@ -12,6 +12,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -68,6 +69,19 @@ class LlamaBytes:
     def local_options(options: Mapping[str, object]) -> tuple[str, ...]:
         """Of these options, those that name files of this machine."""
         return ("text",) if options.get("text", STDLIB) != STDLIB else ()
+
+    @staticmethod
+    def least_bytes(options: Mapping[str, Any], stages: int) -> int:
+        """The least that a process with such options holds: the values of the largest stage with
+        gradients, anchor and momentum, and the logits of a batch. Raises TaskError."""
+        changes = dict(options.get("architecture") or {})
+        if (context := options.get("context_bytes")) is not None:
+            changes["max_position_embeddings"] = context
+        config = llama_config(options.get("model", "tiny"), **changes)
+        layers = -(-config.num_hidden_layers // stages) * config.layer_elements
+        samples = max(1, int(options.get("batch_size", 1)))
+        logits = samples * config.max_position_embeddings * config.vocab_size
+        return 4 * (4 * (config.outer_elements + layers) + logits)
 
     def __init__(
         self,

@@ -66,6 +66,19 @@ class LlamaConfig:
         """Width of one attention head."""
         return self.hidden_size // self.num_attention_heads
 
+    @property
+    def layer_elements(self) -> int:
+        """Parameters of one layer."""
+        keys = self.num_key_value_heads * self.head_size
+        attention = 2 * self.hidden_size * (self.hidden_size + keys)
+        return attention + 3 * self.hidden_size * self.intermediate_size + 2 * self.hidden_size
+
+    @property
+    def outer_elements(self) -> int:
+        """Parameters outside the layers: embedding, head and last norm."""
+        tables = 1 if self.tie_word_embeddings else 2
+        return (tables * self.vocab_size + 1) * self.hidden_size
+
 
 def _check_field(name: str, kind: str, value: object) -> None:
     """Raise TaskError unless a value that came from a TOML file is of the field's type."""

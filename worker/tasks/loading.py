@@ -75,6 +75,20 @@ def local_settings(name: str, options: Mapping[str, object]) -> tuple[str, ...]:
     return found
 
 
+def least_bytes(name: str, options: Mapping[str, object], stages: int) -> int:
+    """The least memory that training such a model takes, counted from its sizes: nothing is built.
+    0 where a task does not say, or is not built in. Raises TaskError: sizes that cannot be.
+
+    Args:
+        stages: that the model is cut into; the largest counts.
+    """
+    count = getattr(BUILT_IN.get(name), "least_bytes", None)
+    try:
+        return int(count(options, stages)) if count is not None else 0
+    except (TypeError, ValueError, ArithmeticError):  # of the wrong type: the task will say so
+        return 0
+
+
 def task_factory(name: str, options: Mapping[str, object]) -> Callable[..., Task]:
     """Return what `load_task` calls with these options, which it accepts by their names.
 

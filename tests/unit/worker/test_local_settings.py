@@ -9,8 +9,10 @@ import pytest
 from worker.adopted_config import join_config, restored_config
 from worker.config import load_config, to_document
 from worker.errors import ManifestRefused, UsageError
-from worker.tasks import OWN_LOOP, TaskError, local_settings
+from worker.tasks import OWN_LOOP, TaskError, least_bytes, local_settings
 from worker.tasks.huggingface import HuggingFace
+from worker.tasks.llama import empty_llama
+from worker.tasks.llama_config import MODELS
 
 LLAMA = {"model_type": "llama", "hidden_size": 16, "hidden_act": "silu", "rope_theta": 1e4}
 
@@ -103,3 +105,34 @@ def test_what_a_model_of_transformers_could_load(
 ) -> None:
     assert HuggingFace.local_options(options) == found
     assert local_settings("huggingface", options) == found
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "task.architecture={num_hidden_layers=1000000000}",
+        "task.architecture={hidden_size=3000000}",
+        "task.context_bytes=1000000000000",
+        "task.batch_size=1000000000000",
+    ],
+)
+def test_a_model_that_this_machine_cannot_hold_is_not_built_on_others_word(typed: str) -> None:
+    with pytest.raises(TaskError, match="training its model takes"):
+        join_config(run_of(typed), None, (), "host:1")
+
+
+def test_nor_is_one_of_transformers() -> None:
+    run = run_of("task.name=huggingface")
+    run["task"] |= {"model": {**LLAMA, "num_hidden_layers": 10**12}}
+    with pytest.raises(TaskError, match="GB of memory at least"):
+        join_config(run, None, (), "host:1")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_a_model_takes_is_counted_without_it(name: str) -> None:
+    config = MODELS[name]
+    model = empty_llama(config)
+    elements = sum(each.numel() for each in model.parameters())
+    assert config.outer_elements + config.num_hidden_layers * config.layer_elements == elements
+    assert 16 * elements < least_bytes("llama-bytes", {"model": name}, 1)
+    assert least_bytes("llama-bytes", {"model": ["x"]}, 1) == 0
