@@ -381,6 +381,7 @@ class Node:
                 loop_lag_ms=self.lag.summary_ms(),
                 round_trips_s=self._round_trips_s,
                 stage_counts=self._node.stage_counts if self.stages is not None else None,
+                relayed=self.relay.table.document(),
                 figures=self.figures.figures(),
                 verdicts=self.locator.verdicts(),
             ),

@@ -16,6 +16,7 @@ from typing import IO, TYPE_CHECKING, Any
 from coordinator import Failure
 from coordinator.report.status import TIMEOUT_S
 from coordinator.report.status import ask as ask_for_status
+from protos.addresses import split_relayed
 from protos.events import float_of, int_of, printable, text_of, verdict_words
 from protos.exit_codes import ExitCode
 from protos.figures import duration, optional, rate, seconds, size
@@ -38,7 +39,8 @@ Ask = Callable[[str, float], Document]
 class PeerRow:
     """One peer, by its own word where it has answered, else as another knows it: None is not known.
 
-    `rtt_ms` is the round trip from the peer that was asked first. `not_taken` counts by reason:
+    `rtt_ms` is the round trip from the peer that was asked first, and `path` how others reach the
+    peer: `direct`, or by whom it is relayed. `not_taken` counts by reason:
     messages that were refused, own rounds that failed, and such that closed without the peer.
     """
 
@@ -55,6 +57,7 @@ class PeerRow:
     samples_per_s: float | None
     tokens_per_s: float | None
     rtt_ms: float | None
+    path: str | None
     bytes_sent: int | None
     bytes_received: int | None
     sent_mbps: float | None
@@ -200,8 +203,11 @@ class Watch:
             raise
 
     def _asked(self, member: Document) -> Document | None:
+        address = text_of(member, "address") or ""
+        if split_relayed(address) is not None:  # a relay leads members to it, and not this command
+            return None
         try:
-            answer = self.ask(text_of(member, "address") or "", _PEER_S)
+            answer = self.ask(address, _PEER_S)
         except Failure:
             return None
         # Behind one address there may be another by now.
@@ -229,6 +235,7 @@ class Watch:
             samples_per_s=float_of(own, "samples_per_s"),
             tokens_per_s=float_of(own, "tokens_per_s"),
             rtt_ms=float_of(member, "rtt_ms"),
+            path=text_of(member, "path"),
             bytes_sent=sent,
             bytes_received=received,
             sent_mbps=sent_mbps,
@@ -364,6 +371,7 @@ def table(snapshot: Snapshot) -> "Table":
     found.add_column("peer", no_wrap=True)
     found.add_column("state", no_wrap=True)
     validated = any(row.val_loss is not None for row in snapshot.rows)
+    relayed = any(row.path not in (None, "direct") for row in snapshot.rows)
     names = [
         "step",
         "a second",
@@ -378,6 +386,8 @@ def table(snapshot: Snapshot) -> "Table":
     ]
     for name in (["stage"] if staged else []) + names:
         found.add_column(name, justify="right", no_wrap=True)
+    if relayed:
+        found.add_column("path", overflow="fold")
     found.add_column("not taken", overflow="fold")
     for row in snapshot.rows:
         cells = [optional(row.stage, str)] if staged else []
@@ -395,6 +405,7 @@ def table(snapshot: Snapshot) -> "Table":
             optional(row.received_mbps, rate),
             optional(row.bytes_sent, size),
             optional(row.bytes_received, size),
+            *([Text(row.path or "-")] if relayed else []),
             Text(", ".join(f"{reason} {count}" for reason, count in row.not_taken.items())),
         )
     return found

@@ -1,16 +1,21 @@
 """A peer behind a real NAT: nobody can dial it, and it trains all the same."""
 
+import json
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from coordinator.links.namespaces import NamespaceHost, Namespaces
-from protos.identity import Authority, Role
+from coordinator.report.status import ask
+from protos.addresses import split_address
+from protos.identity import Authority, Identity, Role
 from tests.support.gate import gate
 from tests.support.namespaces import why_not
 from tests.support.nat import behind_nat, why_no_nat
 from tests.support.workers import SMALL, Event, Hashes, WorkerProcess, settings_of
+from worker.cli.ping import ping
 
 WHY_NOT = why_not() or why_no_nat()
 needs_nat = pytest.mark.skipif(WHY_NOT is not None, reason=f"no NAT: {WHY_NOT}")
@@ -49,6 +54,7 @@ def test_a_peer_behind_nat_trains_through_relays_and_outlives_one(tmp_path: Path
         assert relayed("a", "b")["address"].startswith("nat@")
         for name in "ab":
             workers[name].wait_for_round(2)
+        assert_seen_as_relayed(f"{a.address}:7700", tmp_path / "a")
         workers.pop("b").process.kill()
         relayed("a")
         with held.opened():
@@ -60,3 +66,19 @@ def test_a_peer_behind_nat_trains_through_relays_and_outlives_one(tmp_path: Path
         assert contributors[-1] == 2
         (there,) = workers["nat"].of("listening")
         assert there["address"] == f"{router.address}:7700"  # as others see it
+
+
+def assert_seen_as_relayed(address: str, run: Path) -> None:
+    """By `murmur status`, and by `murmur ping`, which goes through the relay too."""
+    members = {each["peer"]: each for each in ask(address, identity=Identity.load(run))["members"]}
+    assert members["a"]["path"] == members["b"]["path"] == "direct"
+    assert members["nat"]["path"] in ("relayed by a or b", "relayed by b or a")
+    for where in (["--from", address], []):
+        result = CliRunner().invoke(
+            ping, ["nat", *where, "--run", str(run), "--json"], standalone_mode=False
+        )
+        assert result.exception is None, result.exception
+        pinged = json.loads(result.output)
+        assert pinged["address"] == members["nat"]["address"]
+        assert pinged["path"].startswith(f"relayed by {split_address(address)[0][:3]}")
+        assert min(pinged["rate_mbps"], *pinged["round_trips_ms"]) > 0

@@ -33,6 +33,7 @@ STATUS: dict[str, Any] = {
         "exchange_s": 4.5,
         "last_exchange_s": 0.7,
     },
+    "relayed": {"for": ["w3"], "tunnels": 2, "relayed_bytes": {"w3": 7000}},
     "refused": {"invalid": 2, "again": 5},
     "microbatches": {"visits": 40, "dropped": 1},
     "verdicts": [

@@ -55,10 +55,13 @@ class RelayTable:
         """That are open."""
         return sum(dial.accepted for dial in self._dials.values())
 
-    @property
-    def reserved(self) -> tuple[str, ...]:
-        """Peers that have a place."""
-        return tuple(self._places)
+    def document(self) -> dict[str, object]:
+        """For the status: plain values."""
+        return {
+            "for": list(self._places),
+            "tunnels": self.tunnels,
+            "relayed_bytes": dict(self.carried_bytes),
+        }
 
     def reserve(self, peer: str, now: float, *, relayed: bool) -> None:
         """Gives a place, or keeps it. Args: relayed: whether this peer is itself reached through a

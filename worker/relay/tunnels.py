@@ -94,6 +94,7 @@ class Tunnels:
     Attributes:
         own: (the address that this peer advertises, the one that it is bound to): where it is
             itself the relay it need not be able to dial the former.
+        problems: by relay, why it has led nowhere the last time.
     """
 
     def __init__(self, transport: Transport, me: str, clock: Callable[[], float]) -> None:
@@ -103,6 +104,7 @@ class Tunnels:
         self._tasks: set[asyncio.Task[None]] = set()
         self._failed_at: dict[str, float] = {}  # by relay
         self.own = ("", "")
+        self.problems: dict[str, str] = {}
 
     def port(self, address: str) -> str | None:
         """HOST:PORT of loopback that leads to the peer; None where it is dialled directly."""
@@ -156,16 +158,15 @@ class Tunnels:
     async def _dialled(self, relay: str, peer: str) -> Stream | None:
         """A tunnel to the peer; None: the relay does not answer, or does not reach it."""
         advertised, bound = self.own
-        if relay == advertised:
-            relay = join_address(*own_port(bound))
-        stream = self._transport.open(relay, "Relay/Dial")
+        target = join_address(*own_port(bound)) if relay == advertised else relay
+        stream = self._transport.open(target, "Relay/Dial")
         try:
             async with asyncio.timeout(_OPEN_S):
                 await stream.send(message(header=pb.RelayHeader(sender=self._me, peer=peer)))
                 if (await received(stream, _OPEN_S)).HasField("opened"):
                     return stream
-        except (TransportError, wire.WireError, TimeoutError):
-            pass
+        except (TransportError, wire.WireError, TimeoutError) as error:
+            self.problems[relay] = str(error) or f"no answer in {_OPEN_S:g} s"
         except BaseException:
             stream.cancel()
             raise

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from algorithms.diagnosis import PeerFigures
+from protos.addresses import split_relayed
 from worker.config import Config
 from worker.exchange.context import Context
 from worker.membership import Member
@@ -66,6 +67,7 @@ class NodeMeasurements:
     loop_lag_ms: as `LagMonitor.summary_ms`.
     round_trips_s: the latest of a small call, by peer.
     stage_counts: None where the model is whole.
+    relayed: what this peer has carried for others, in bytes, and its tunnels that are open.
     figures: of the last rounds; verdicts: the faults that were found by them, as plain values.
     """
 
@@ -73,6 +75,7 @@ class NodeMeasurements:
     loop_lag_ms: Mapping[str, float]
     round_trips_s: Mapping[str, float]
     stage_counts: StageCounts | None
+    relayed: Mapping[str, object]
     figures: PeerFigures
     verdicts: Sequence[Mapping[str, object]]
 
@@ -93,6 +96,7 @@ def status_document(
         progress: what the latest events of the training say; empty as long as there are none.
     """
     counts, me, traffic = context.counts, gossip.me, transport.traffic
+    names = {member.address: member.peer for member in gossip.members}
     return {
         "kind": "worker",
         "peer": me.peer,
@@ -103,7 +107,10 @@ def status_document(
         "steps": config.run.steps,
         **{key: progress.get(key) for key in _OF_PROGRESS},
         "up_s": round(measured.up_s, 1),
-        "members": [_member(member, config, measured, traffic) for member in gossip.members],
+        "members": [
+            _member(member, config, measured, traffic) | {"path": _path(member, names)}
+            for member in gossip.members
+        ],
         "traffic": {
             "bytes_sent": traffic.sent_bytes,
             "bytes_received": traffic.received_bytes,
@@ -123,6 +130,7 @@ def status_document(
         "recent_rounds": rounds.recent(),
         "waiting_s": rounds.waiting_s(),
         "encrypted": transport.encrypted,
+        "relayed": dict(measured.relayed),
         "refused": dict(counts.refused),
         "quarantine": dict(counts.left_out),
         "accusations": _accusations(gossip),
@@ -151,6 +159,13 @@ def _member(
         "versions": [digest.version for digest in member.digests],
         **({"unreachable": list(member.unreachable)} if member.unreachable else {}),
     }
+
+
+def _path(member: Member, names: Mapping[str, str]) -> str:
+    """How others reach it. Args: names: of peers, by address."""
+    if (through := split_relayed(member.address)) is None:
+        return "direct"
+    return f"relayed by {' or '.join(names.get(relay, relay) for relay in through[1])}"
 
 
 def _accusations(gossip: GossipService) -> dict[str, int]:

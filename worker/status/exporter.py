@@ -98,6 +98,12 @@ def metrics_of(document: Document) -> Iterator[Metric]:
     took.add_metric([peer], count_value=rounds["completed"], sum_value=rounds["exchange_s"])
     yield took
     yield from _traffic(peer, document["traffic"])
+    relayed = document["relayed"]
+    yield counter(
+        "relayed_bytes", "Carried between others, by whom they reach so.",
+        relayed["relayed_bytes"], "for",
+    )  # fmt: skip
+    yield gauge("tunnels", "Between others, open through this peer.", {"": relayed["tunnels"]})
     refused = document["refused"]
     yield counter("refused", "Messages that were not taken, by reason.", refused, "reason")
     if "microbatches" in document:

@@ -16,6 +16,7 @@ from coordinator.report.watch import (
     Snapshot,
     Watch,
     screen_for,
+    table,
     watch,
 )
 from protos.exit_codes import ExitCode
@@ -111,6 +112,19 @@ def test_a_peer_that_cannot_be_reached_from_here_is_shown_as_others_know_it() ->
     row = swarm.watch().look().rows[1]
     assert (row.peer, row.answers, row.state, row.step) == ("w1", False, "suspect", 90)
     assert (row.loss, row.bytes_sent, row.rounds, row.rtt_ms) == (None, None, None, 12.5)
+
+
+def test_a_relayed_peer_is_said_to_be_and_is_not_asked_from_here() -> None:
+    swarm = FakeSwarm("w0", "w1")
+    swarm.members[0]["path"] = "direct"
+    swarm.members[1] |= {"address": "w1@w0:7700", "path": "relayed by w0"}
+    snapshot = swarm.watch().look()
+    assert swarm.asked == ["w0:7700"]
+    assert [(row.path, row.answers) for row in snapshot.rows] == [
+        ("direct", True),
+        ("relayed by w0", False),
+    ]
+    assert "path" in [str(column.header) for column in table(snapshot).columns]
 
 
 def test_another_peer_behind_the_address_is_not_taken_for_the_one_that_had_it() -> None:

@@ -52,6 +52,8 @@ def test_every_number_of_the_status_is_a_metric() -> None:
         ("bytes_total", "received", "data", "PairRound"): 8000,
         ("payload_bytes_total", "sent"): 8900,
         ("payload_bytes_total", "received"): 7900,
+        ("relayed_bytes_total", "w3"): 7000,
+        ("tunnels",): 2,
         ("refused_total", "invalid"): 2,
         ("refused_total", "again"): 5,
         ("microbatches_total", "visits"): 40,

@@ -1,0 +1,166 @@
+"""`murmur ping`: by which path a peer is reached, how long a call takes, and at which rate."""
+
+import asyncio
+import json
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from protos.addresses import split_address, split_relayed
+from protos.exit_codes import ExitCode
+from protos.identity import Identity
+from worker.errors import PeersUnreachable, UsageError
+
+if TYPE_CHECKING:
+    from worker.transport.grpc import GrpcTransport
+
+_CALL_S = 5.0
+_BULK_CALLS, _BULK_BYTES = 16, 60_000  # calls, six at a time, and bytes of each
+_AT_ONCE = 6
+
+
+@dataclass(frozen=True)
+class Pinged:
+    """Args:
+    path: `direct`, or the relays that lead to it.
+    connect_ms: the first call, with all that a new connection takes.
+    round_trips_ms: of small calls after it.
+    rate_mbps: of `bytes_sent`, at once.
+    """
+
+    address: str
+    path: str
+    connect_ms: float
+    round_trips_ms: list[float]
+    bytes_sent: int
+    rate_mbps: float
+
+
+@click.command()
+@click.argument("target", metavar="PEER|HOST:PORT")
+@click.option("--from", "knows", metavar="HOST:PORT", help="A peer that knows PEER.")
+@click.option(
+    "--run",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder of a worker on this machine: its certificate is used, and it may know PEER.",
+)
+@click.option("--count", type=click.IntRange(1, 100), default=5, show_default=True)
+@click.option("--json", "as_json", is_flag=True)
+def ping(target: str, knows: str | None, run: Path | None, count: int, as_json: bool) -> int:
+    """Measure the way from this machine to a peer: path, round trips, rate.
+
+    PEER is the name of one that --from knows, or its address as `murmur status` shows it, such as
+    w3@192.0.2.7:7700 for one that is reached through a relay. Ends with 6 if it does not answer.
+    """
+    identity = None if run is None else Identity.load(run)
+    if run is not None and identity is None:
+        raise UsageError(f"--run {run}: there is no certificate of a worker in that folder")
+    knows = knows or (None if run is None else _address_of_worker(run))
+    pinged = asyncio.run(_ping(target, knows, identity, count))
+    if as_json:
+        click.echo(json.dumps(asdict(pinged)))
+        return ExitCode.DONE
+    trips = sorted(pinged.round_trips_ms)
+    click.echo(f"path         {pinged.path}, {pinged.address}")
+    click.echo(f"first call   {pinged.connect_ms:.1f} ms, with the connection")
+    middle = trips[len(trips) // 2]
+    click.echo(
+        f"round trips  {middle:.1f} ms in the middle of {len(trips)}, "
+        f"{trips[0]:.1f} to {trips[-1]:.1f} ms"
+    )
+    click.echo(f"rate         {pinged.rate_mbps:.1f} Mbit/s for {pinged.bytes_sent / 1e6:.2f} MB")
+    return ExitCode.DONE
+
+
+def _address_of_worker(run: Path) -> str | None:
+    """Where the worker of that folder says that it is reached; None where it has said nothing."""
+    with suppress(OSError, ValueError):
+        for line in reversed((run / "events.jsonl").read_text().splitlines()):
+            event = json.loads(line)
+            if event.get("event") == "listening":
+                return str(event["address"])
+    return None
+
+
+async def _ping(target: str, knows: str | None, identity: Identity | None, count: int) -> Pinged:
+    """Raises UsageError, PeersUnreachable."""
+    from worker.relay.tunnels import Tunnels
+    from worker.transport import TransportError
+    from worker.transport.grpc import GrpcTransport
+
+    transport = GrpcTransport("127.0.0.1:0", security=identity)
+    tunnels = Tunnels(transport, identity.name if identity else "", time.monotonic)
+    transport.tunnel = tunnels.port
+    try:
+        address = await _address(transport, target, knows)
+        return await _measured(transport, address, count)
+    except TransportError as error:
+        relays = "; ".join(f"{relay}: {why}" for relay, why in tunnels.problems.items())
+        raise PeersUnreachable(f"{error}{f' ({relays})' if relays else ''}") from error
+    finally:
+        await tunnels.close()
+        await transport.close()
+
+
+async def _address(transport: "GrpcTransport", target: str, knows: str | None) -> str:
+    """Raises UsageError: not known; TransportError."""
+    from protos import murmuration_pb2 as pb
+    from protos.documents import STATUS_BYTES
+    from worker import wire
+
+    if ":" in target:
+        relays = (target,) if (through := split_relayed(target)) is None else through[1]
+        for each in relays:
+            try:
+                split_address(each)
+            except ValueError as error:
+                raise UsageError(str(error)) from error
+        return target
+    if knows is None:
+        raise UsageError(f"{target!r}: name a peer that knows it, with --from HOST:PORT")
+    request = pb.StatusRequest().SerializeToString()
+    raw = await transport.call(knows, "Control/Status", request, _CALL_S)
+    status = wire.unpack_document(wire.parse(pb.StatusReply, raw).document, STATUS_BYTES)
+    addresses = {str(each["peer"]): str(each["address"]) for each in status.get("members", [])}
+    if target not in addresses:
+        raise UsageError(f"{target!r}: {knows} knows {', '.join(sorted(addresses)) or 'nobody'}")
+    return addresses[target]
+
+
+async def _measured(transport: "GrpcTransport", address: str, count: int) -> Pinged:
+    """Raises TransportError."""
+    from protos import murmuration_pb2 as pb
+
+    through = split_relayed(address)
+    peer = None if through is None else through[0]
+
+    async def call(request: bytes) -> float:
+        began = time.monotonic()
+        await transport.call(address, "Control/Measure", request, _CALL_S, peer)
+        return 1000 * (time.monotonic() - began)
+
+    small = pb.MeasureRequest().SerializeToString()
+    connect_ms = await call(small)
+    trips = [await call(small) for _ in range(count)]
+    bulk = pb.MeasureRequest(payload=bytes(_BULK_BYTES)).SerializeToString()
+    places = asyncio.Semaphore(_AT_ONCE)
+
+    async def send() -> None:
+        async with places:
+            await call(bulk)
+
+    began = time.monotonic()
+    await asyncio.gather(*(send() for _ in range(_BULK_CALLS)))
+    sent = _BULK_CALLS * len(bulk)
+    return Pinged(
+        address=address,
+        path="direct" if through is None else f"relayed by {' or '.join(through[1])}",
+        connect_ms=round(connect_ms, 3),
+        round_trips_ms=[round(each, 3) for each in trips],
+        bytes_sent=sent,
+        rate_mbps=round(8e-6 * sent / (time.monotonic() - began), 3),
+    )
