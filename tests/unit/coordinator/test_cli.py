@@ -27,6 +27,8 @@ from tests.bench.compare.command import bench
         (cli.swarm, ["--out", "file/below"], 2, "cannot be made"),
         (cli.coordinator, ["--listen", "7600"], 2, "is no HOST:PORT"),
         (cli.coordinator, ["--listen", "127.0.0.1:99999"], 2, "is no HOST:PORT"),
+        (cli.coordinator, ["--web", "page"], 2, "--web page: write a port of this machine"),
+        (cli.swarm, ["--web", ":8900"], 2, "--web :8900: write a port of this machine"),
         (cli.status, ["nowhere"], 2, "is no HOST:PORT"),
     ],
 )
@@ -54,7 +56,7 @@ def test_the_unit_of_loss_is_told(command: click.Command) -> None:
 
 
 def test_importing_the_commands_imports_nothing_heavy() -> None:
-    heavy = {"torch", "grpc", "matplotlib", "rich", "numpy"}
+    heavy = {"torch", "grpc", "matplotlib", "rich", "numpy", "starlette", "uvicorn"}
     code = f"import sys, coordinator.cli; print(*sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []

@@ -128,9 +128,12 @@ def test_a_bad_address_is_exit_code_2_and_the_last_line_says_how_it_looks(
 
 
 @pytest.mark.parametrize("address", ["metrics", "host:", "70000", ":9464"])
-def test_metrics_are_served_at_a_port_or_at_host_and_port(murmur: Murmur, address: str) -> None:
-    line = refused(murmur, 2, "up", "--metrics", address)
-    assert line.startswith(f"murmur: --metrics {address}: write a port of this machine")
+@pytest.mark.parametrize("flag", ["--metrics", "--web"])
+def test_figures_are_served_at_a_port_or_at_host_and_port(
+    murmur: Murmur, flag: str, address: str
+) -> None:
+    line = refused(murmur, 2, "up", flag, address)
+    assert line.startswith(f"murmur: {flag} {address}: write a port of this machine")
 
 
 def test_a_wildcard_is_not_advertised(murmur: Murmur) -> None:
