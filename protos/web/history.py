@@ -272,22 +272,39 @@ def _links(peers: Mapping[str, _Peer], look: Look) -> list[dict[str, Any]]:
     """Pairs of which either tells something, the busiest first. What goes from a to b is what a
     sends on its own streams, and what b receives on its own."""
     told: dict[tuple[str, str], dict[str, Any]] = {}
+    relays = _relays(look.first)
     for name, own in look.answers.items():
         for member in _maps(own, "members")[:MOST_PEERS]:
             other = _name(member)
             if name not in peers or other not in peers or other == name:
                 continue
             low, high = min(name, other), max(name, other)
-            new = {"a": low, "b": high, "rtt_ms": None, "via": None, "mbps": [None, None]}
+            via = next(
+                (r for p in (low, high) if (r := relays.get(p, low)) not in (low, high)), None
+            )
+            new = {"a": low, "b": high, "rtt_ms": None, "via": via, "mbps": [None, None]}
             link = told.setdefault((low, high), new)
-            rtt_ms, via = float_of(member, "rtt_ms"), text_of(member, "relay")
+            rtt_ms = float_of(member, "rtt_ms")
             link["rtt_ms"] = link["rtt_ms"] if rtt_ms is None else rtt_ms
-            link["via"] = shown(via) if via else link["via"]
             flows = peers[name].sent.get(other), peers[name].received.get(other)
             for way, flow in enumerate(flows if name == low else reversed(flows)):
                 if flow is not None and flow.mbps is not None:
                     link["mbps"][way] = round((link["mbps"][way] or 0.0) + flow.mbps, 4)
     return sorted(told.values(), key=lambda link: -sum(filter(None, link["mbps"])))[:MOST_LINKS]
+
+
+def _relays(first: Document) -> dict[str, str]:
+    """The relay of each peer that others cannot dial: its address is PEER@RELAY,ANOTHER. By name
+    where the relay is a member, as it is unless it has just died."""
+    members = _maps(first, "members")
+    names = {text_of(member, "address"): _name(member) for member in members}
+    found = {}
+    for member in members:
+        _, at, relays = (text_of(member, "address") or "").rpartition("@")
+        if at:
+            relay = relays.partition(",")[0]
+            found[_name(member)] = names.get(relay, shown(relay))
+    return found
 
 
 def _later(points: "array[float]", time_s: float) -> list[list[float | None]]:

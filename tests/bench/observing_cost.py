@@ -3,10 +3,12 @@
 On: mutual TLS with a run's certificates, `--metrics` and `--web` on every worker, a scrape of each
 every five seconds and a browser's questions to each page every two. Off: none of it. Both take
 turns, since machines are not equally fast all the time. Utilization is the share of the time from
-first to last inner step that was computed, as a worker's result has it.
+first to last inner step that was computed, as a worker's result has it. CPU time is of the whole
+process, its start included: it is told apart even where other work takes the cores.
 """
 
 import argparse
+import os
 import statistics
 import tempfile
 import threading
@@ -18,7 +20,7 @@ from urllib.request import urlopen
 
 from protos.figures import percent
 from protos.identity import Authority, Role
-from tests.support.workers import running_swarm, settings_of
+from tests.support.workers import WorkerProcess, running_swarm, settings_of
 
 _SCRAPE_S, _PAGE_S = 5.0, 2.0
 _WATCHED = ("--metrics", "0", "--web", "0")
@@ -30,6 +32,7 @@ class Run:
 
     utilization: float
     steps_per_s: float
+    cpu_s: float
     lag_p99_ms: float
 
 
@@ -51,13 +54,17 @@ def main() -> None:
         print(f"{arm}, median of {asked.turns}: {words(run)}")
     less = 1 - middle["on"].steps_per_s / middle["off"].steps_per_s
     points = 100 * (middle["off"].utilization - middle["on"].utilization)
-    print(f"on costs {percent(less)} of the steps a second, {points:.2f} points of utilization")
+    more = middle["on"].cpu_s / middle["off"].cpu_s - 1
+    print(
+        f"on costs {percent(less)} of the steps a second, {points:.2f} points of utilization, "
+        f"{percent(more)} more CPU"
+    )
 
 
 def words(run: Run) -> str:
     return (
         f"utilization {percent(run.utilization, 2)}, {run.steps_per_s:.2f} steps/s, "
-        f"loop lag p99 {run.lag_p99_ms:.1f} ms"
+        f"{run.cpu_s:.1f} s of CPU a worker, loop lag p99 {run.lag_p99_ms:.1f} ms"
     )
 
 
@@ -65,6 +72,7 @@ def median_of(runs: list[Run]) -> Run:
     return Run(
         statistics.median(run.utilization for run in runs),
         statistics.median(run.steps_per_s for run in runs),
+        statistics.median(run.cpu_s for run in runs),
         statistics.median(run.lag_p99_ms for run in runs),
     )
 
@@ -84,12 +92,25 @@ def train(count: int, steps: int, inner_steps: int, watched: bool) -> Run:
                 for kind in ("metrics", "page")
             ]
             with readers(urls):
-                results = list(swarm.wait(patience_s=3600).values())
+                used_s = [cpu_s_at_the_end(each) for each in swarm.workers.values()]
+                results = list(swarm.wait().values())
     return Run(
         statistics.fmean(each["compute_utilization"] for each in results),
         statistics.fmean(each["step"] / each["wall_s"] for each in results),
+        statistics.fmean(used_s),
         max(each["loop_lag_ms"]["p99"] for each in results),
     )
+
+
+def cpu_s_at_the_end(worker: WorkerProcess) -> float:
+    """What its process has used when it has told its result."""
+    while (
+        worker.wait_for(lambda e: e["event"] in ("round", "result"), "result")["event"] == "round"
+    ):
+        pass
+    stat = Path(f"/proc/{worker.of('listening')[0]['pid']}/stat").read_text()
+    user, system = stat.rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 def certify(out: Path, names: list[str]) -> None:

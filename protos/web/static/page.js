@@ -258,7 +258,7 @@ function node(peer, at, slow, many) {
 function drawGraphKey() {
   const line = (kind, width) => svg("svg", { viewBox: "0 0 26 12" }, svg("line", { class: `link ${kind}`, x1: 0, y1: 6, x2: 26, y2: 6, "stroke-width": width }));
   const ring = (kind) => svg("svg", { viewBox: "0 0 26 12" }, svg("g", { class: `node ${kind}` }, svg("circle", { r: 4, cx: 13, cy: 6 })));
-  const key = [["direct, by traffic", line("", 4)], ["relayed", line("relayed", 3)], ["idle", line("quiet", 1)], ["at work", ring("")], ["slow", ring("slow")], ["unsure", ring("unsure")], ["quarantine", ring("quarantined")], ["dead or gone", ring("dead")]];
+  const key = [["direct", line("", 4)], ["relayed", line("relayed", 3)], ["idle", line("quiet", 1)], ["at work", ring("")], ["slow", ring("slow")], ["unsure", ring("unsure")], ["quarantine", ring("quarantined")], ["gone", ring("dead")]];
   $("graph-key").replaceChildren(...key.map(([text, icon]) => html("li", {}, icon, text)));
 }
 

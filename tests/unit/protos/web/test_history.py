@@ -167,6 +167,18 @@ def test_a_peer_that_waits_at_the_moment_is_told_from_one_that_computes() -> Non
     assert [each["text"] for each in history.since(0)["news"]] == ["training"]
 
 
+def test_a_link_is_relayed_where_one_of_its_peers_can_only_be_reached_so() -> None:
+    document = status("w0", "w1", "w2")
+    for member in document["members"]:
+        member["address"] = f"{member['peer']}:7700"
+    document["members"][2]["address"] = "w2@w1:7700,w0:7700"
+    history = History(2.0)
+    history.add(look(100.0, document, status("w1", "w0", "w2")))
+
+    via = {(link["a"], link["b"]): link["via"] for link in history.since(0)["links"]}
+    assert via == {("w0", "w1"): None, ("w0", "w2"): "w1", ("w1", "w2"): None}
+
+
 def test_a_fault_is_told_once_by_the_highest_cost_and_with_how_many_have_found_it() -> None:
     def verdict(peer: str, cost: float) -> dict[str, Any]:
         return {"kind": "uplink", "peer": peer, "measured": 3.1, "usual": 20.0, "cost": cost}
