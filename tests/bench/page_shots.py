@@ -1,8 +1,7 @@
 """Pictures of the page and of `murmur status --watch`: of eight workers one is dead, slow, relayed.
 
-A real swarm in network namespaces, one worker behind a slow link. The eighth joins later, and nobody
-can dial what it advertises. The page is served by `murmur swarm --web`, and drawn by a headless
-Chromium.
+A real swarm in network namespaces, one worker behind a slow link. The eighth joins later; nobody
+can dial what it advertises. It is this one that serves the page, which a headless Chromium draws.
 """
 
 import argparse
@@ -16,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -51,15 +51,13 @@ def main() -> None:
         sys.exit("no Chromium is installed: apt-get install chromium")
     with ExitStack() as started, ReservedPorts(1) as ports:
         folder = started.enter_context(tempfile.TemporaryDirectory())
-        url = f"http://{ports.addresses[0]}/"
         out = Path(folder) / "run"
         command = [sys.executable, "-m", "worker.cli", "swarm", *RUN, *LINKS]
-        command += ["--out", str(out), "--web", ports.addresses[0]]
-        start(started, command, Path(folder) / "log")
-        wait_for(url, 7)
-        start(started, join_command(out), Path(folder) / "relayed.log")
-        wait_for(url, 8)
-        take(url, out, asked.out, asked.seconds)
+        start(started, [*command, "--out", str(out)], Path(folder) / "log")
+        until(lambda: event_of(out / "w0", "started") is not None, "a start")
+        joins = [*join_command(out), "--web", ports.addresses[0]]
+        start(started, joins, Path(folder) / "relayed.log")
+        take(f"http://{ports.addresses[0]}/", out, asked.out, asked.seconds)
 
 
 def start(started: ExitStack, command: list[str], log_path: Path) -> None:
@@ -75,7 +73,7 @@ def join_command(run: Path) -> list[str]:
     authority = Authority.load(run)
     assert authority is not None
     authority.new_identity(Role.PEER, RELAYED).save(run / RELAYED)
-    first = event_of(run / "w0", "listening")["address"]
+    first, _ = address_and_pid(run / "w0")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as towards:
         towards.connect(split_address(first))
         host = towards.getsockname()[0]
@@ -87,15 +85,17 @@ def join_command(run: Path) -> list[str]:
 
 def take(url: str, run: Path, out: Path, seconds: float) -> None:
     """Waits for what is to be seen, and takes the pictures."""
+    until(lambda: at_work(url) == 8, "eight peers that train")
     time.sleep(seconds)
-    os.kill(event_of(run / DEAD, "listening")["pid"], signal.SIGKILL)
-    wait_for(url, 7)
+    until(lambda: any(v["peer"] == SLOW for v in read(url)["verdicts"]), f"a verdict on {SLOW}")
+    os.kill(address_and_pid(run / DEAD)[1], signal.SIGKILL)
+    until(lambda: at_work(url) == 7, "a dead peer")
     time.sleep(20)  # rounds without it
     for name, (width, height), dark in (
         ("page.png", WIDE, False), ("page-dark.png", WIDE, True), ("page-phone.png", PHONE, False),
     ):  # fmt: skip
         picture(url, out / name, width=width, height=height, dark=dark)
-    watched = Watch(event_of(run / "w0", "listening")["address"], asked_by(run))
+    watched = Watch(address_and_pid(run / "w0")[0], asked_by(run))
     watched.look()
     time.sleep(2)  # rates are of the time between two looks
     screen = Console(record=True, width=150, file=io.StringIO())
@@ -113,17 +113,22 @@ def asked_by(run: Path) -> Any:
     return lambda address, timeout_s: ask(address, timeout_s, identity)
 
 
-def wait_for(url: str, count: int) -> None:
-    """Until so many peers train."""
+def until(reached: Callable[[], bool], what: str) -> None:
+    """Ends the bench if it does not come to that."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
-        with suppress(URLError, ConnectionError):
-            states = [row["state"] for row in read(url)["peers"]]
-            if sum(state in ("training", "waiting") for state in states) == count:
+        with suppress(URLError, ConnectionError, FileNotFoundError):
+            if reached():
                 return
         if time.monotonic() > deadline:
-            sys.exit("it does not come to that")
+            sys.exit(f"no {what} in {PATIENCE_S:.0f} s")
         time.sleep(1)
+
+
+def at_work(url: str) -> int:
+    """How many peers train, or wait for a round."""
+    states = [row["state"] for row in read(url)["peers"] if row["answers"]]
+    return sum(state in ("training", "waiting") for state in states)
 
 
 def read(url: str) -> dict[str, Any]:
@@ -132,11 +137,17 @@ def read(url: str) -> dict[str, Any]:
     return found
 
 
-def event_of(folder: Path, kind: str) -> dict[str, Any]:
+def address_and_pid(folder: Path) -> tuple[str, int]:
+    """Of a worker, by its log."""
+    told = event_of(folder, "listening")
+    assert told is not None
+    return told["address"], told["pid"]
+
+
+def event_of(folder: Path, kind: str) -> dict[str, Any] | None:
     """The first of its kind in a worker's log."""
     events = map(json.loads, (folder / "events.jsonl").read_text().splitlines())
-    found: dict[str, Any] = next(event for event in events if event["event"] == kind)
-    return found
+    return next((event for event in events if event["event"] == kind), None)
 
 
 if __name__ == "__main__":
