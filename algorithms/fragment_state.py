@@ -8,12 +8,23 @@ Decides what becomes of the local parameters when a round ends, whichever way it
 fresh tensors, and writes none that are known outside.
 """
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
 
+from algorithms.codecs import codec_by_name
+from algorithms.counted import (
+    REMEMBERED_ROUNDS,
+    History,
+    Part,
+    SentRound,
+    counted_of,
+    reconcile,
+    recorded,
+)
 from algorithms.diloco import (
     Nesterov,
     carry_over,
@@ -27,7 +38,7 @@ from algorithms.diloco import (
     take_mean,
     with_residual,
 )
-from algorithms.fragments import Ranges, union
+from algorithms.fragments import Ranges, complement, union
 from algorithms.noloco import relative_distance
 from algorithms.plan import Plan
 
@@ -41,6 +52,7 @@ class FragmentState:
         contributors: of the latest round; group: lays out the next.
         anchor, momentum: 1-D fp32; the momentum is empty where the plan has no outer momentum.
         hash: of anchor, momentum and group, as peers compare them.
+        history: whose contributions its last rounds have counted.
     """
 
     version: int
@@ -49,6 +61,7 @@ class FragmentState:
     anchor: Tensor
     momentum: Tensor
     hash: int
+    history: History = ()
 
 
 @dataclass(frozen=True)
@@ -91,6 +104,8 @@ class RoundResult:
         missed: the ranges in which this peer's contribution is not counted.
         error: what the encoding of the contribution has left out, where the plan asks for it.
         mean_anchor: of the group, in a plan of pairs.
+        parts: the contributors, by range; empty where that is not known.
+        sent: gives the contribution as others have decoded it, where the plan keeps the rest.
     """
 
     round: int
@@ -100,6 +115,8 @@ class RoundResult:
     missed: Ranges
     error: Tensor | None = None
     mean_anchor: Tensor | None = None
+    parts: tuple[Part, ...] = ()
+    sent: Callable[[], Tensor] | None = None
 
 
 @dataclass(frozen=True)
@@ -124,6 +141,12 @@ class _FailedTry:
             return self
         error = earlier.error if self.error is None else self.error
         return _FailedTry(self.contribution, union(self.ranges, earlier.ranges), error)
+
+    @property
+    def counted(self) -> Tensor:
+        """What counts of it in an anchor that has it: without what its encoding has left out."""
+        g = self.contribution.g
+        return g if self.error is None else g - self.error
 
 
 class FragmentOptimizer:
@@ -164,6 +187,9 @@ class FragmentOptimizer:
         self._update = plan.group_update() if plan.exchange == "pairs" else None
         self._start: Tensor | None = None  # that local parameters went on from, not the anchor
         self._failed_try: _FailedTry | None = None
+        self._sent: deque[SentRound] = deque(
+            maxlen=REMEMBERED_ROUNDS
+        )  # where replicas keep the rest
 
     @property
     def start(self) -> Tensor:
@@ -218,6 +244,7 @@ class FragmentOptimizer:
     def forget(self) -> None:
         """What was learned since the anchor is gone, with what a failed try has sent of it."""
         self._failed_try = None
+        self._sent.clear()
 
     def contribute_anchor(self, round_: int, step: int) -> Contribution:
         """The anchor, for the average over everyone that ends a run in pairs."""
@@ -283,6 +310,9 @@ class FragmentOptimizer:
             merged[here] = carry_over(own[here], old.anchor[here], anchor[here])
         if result.missed:
             self.work_steps += contribution.work_steps
+        if self._plan.keeps and result.sent is not None:
+            taken = complement(result.missed, len(merged))
+            self._sent.append(SentRound(result.round, result.sent, taken))
         # The local parameters keep alpha of what the anchor has not got, or all.
         self._keep_residual(result, 1 if contribution.again else 1 - self._plan.merge_alpha)
         if self._plan.eager:
@@ -299,6 +329,7 @@ class FragmentOptimizer:
             group=result.next_group or state.group,
             anchor=anchor,
             momentum=momentum,
+            history=recorded(state.history, result.round, result.parts),
         )
 
     def apply_gradients(self, result: RoundResult) -> None:
@@ -369,29 +400,38 @@ class FragmentOptimizer:
         if self.in_flight is None or self.in_flight.round >= version:
             return local
         contribution = self._ended()
-        if counted is not None and not contribution.everyone:
-            self._count(contribution, counted, error)
+        if not contribution.everyone:
+            if error is None and self._plan.needs_encoding_error:
+                error = contribution.values - self._encoded(contribution.values)()
+            self._count(contribution, counted or (), error)
         return contribution.without_guess(self.state.anchor, local)
 
-    def adopt(self, theirs: FragmentState, local: Tensor, *, keep: bool) -> Tensor:
-        """Takes over another peer's state; own progress against the anchor is kept if asked to."""
-        mine, earlier = self.state, self._failed_try
+    def adopt(self, theirs: FragmentState, local: Tensor, *, keep: bool, me: str = "") -> Tensor:
+        """Takes over another peer's state.
+
+        Args:
+            local: with what was learned since the own anchor.
+            keep: that is kept, but for what the new anchor has of it.
+            me: this peer, as contributors are listed.
+        """
+        mine, earlier, local = self.state, self._failed_try, local.clone()
+        for sent in tuple(self._sent):
+            counted = counted_of(theirs.history, sent.round, me)
+            self._sent.append(sent if counted is None else reconcile(local, sent, counted))
         if earlier is not None and earlier.contribution.round < theirs.version:
             self._failed_try = None
             # The new state holds already this peer's part in a round that others finished.
-            counted, local = earlier.contribution.g, local.clone()
-            if self._plan.keeps and earlier.error is not None:
-                counted = counted - earlier.error  # the rest is still in the local parameters
-            for start, stop in earlier.ranges:
-                local[start:stop] += counted[start:stop]
-            if not self._plan.keeps:
-                self._owe_error_of(earlier)
+            counted = counted_of(theirs.history, earlier.contribution.round, me)
+            if counted is not None:
+                earlier = replace(earlier, ranges=counted)
+            self._take_out(earlier, local)
         if self.in_flight is not None and self.in_flight.guess is not None:
             moved = carry_over(self.in_flight.guess, mine.anchor, theirs.anchor)
             self.in_flight = replace(self.in_flight, guess=moved)
         self.state, self.failed = theirs, False
         self._others = None
         if not keep:
+            self._sent.clear()
             return theirs.anchor
         moved = carry_over(local, mine.anchor, theirs.anchor)
         return take_integers(moved, theirs.anchor, self._exact)
@@ -439,6 +479,26 @@ class FragmentOptimizer:
     def _count(self, contribution: Contribution, ranges: Ranges, error: Tensor | None) -> None:
         failed = _FailedTry(contribution, ranges, error)
         self._failed_try = failed.after(self._failed_try)
+
+    def _take_out(self, counted: _FailedTry, local: Tensor) -> None:
+        """Takes what another peer's anchor has of a failed try out of the local parameters."""
+        if not self._plan.keeps:
+            for start, stop in counted.ranges:
+                local[start:stop] += counted.contribution.g[start:stop]
+            self._owe_error_of(counted)
+            return
+        values = counted.counted
+        sent = SentRound(counted.contribution.round, lambda: values, ())
+        taken = reconcile(local, sent, counted.ranges)
+        self._sent.append(replace(taken, values=self._encoded(values)))
+
+    def _encoded(self, values: Tensor) -> Callable[[], Tensor]:
+        """A contribution as others decode it, which takes the memory of its encoding. It is rounded
+        to nearest, also where the plan draws that."""
+        codec, kept, count = codec_by_name(self._plan.codec), values.clone(), len(values)
+        kept[count - self._exact :] = 0.0  # integers come with a state as they are
+        raw = codec.encode(kept)
+        return lambda: codec.decode(raw, count)
 
     def _keep_residual(self, result: RoundResult, share: float) -> None:
         """Takes this share of what the round leaves over into the residual."""

@@ -1498,6 +1498,7 @@ class StateHeader(_message.Message):
     TOTAL_BYTES_FIELD_NUMBER: _builtins.int
     HASH_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
+    HISTORY_FIELD_NUMBER: _builtins.int
     fragment: _builtins.int
     version: _builtins.int
     contributors: _builtins.int
@@ -1509,6 +1510,10 @@ class StateHeader(_message.Message):
     """where a joiner goes on in the schedule"""
     @_builtins.property
     def group(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def history(self) -> Global___History:
+        """whose contributions its last rounds have counted"""
+
     def __init__(
         self,
         *,
@@ -1519,14 +1524,91 @@ class StateHeader(_message.Message):
         total_bytes: _builtins.int = ...,
         hash: _builtins.int = ...,
         step: _builtins.int = ...,
+        history: Global___History | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["history", b"history"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["contributors", b"contributors", "fragment", b"fragment", "group", b"group", "hash", b"hash", "step", b"step", "total_bytes", b"total_bytes", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["contributors", b"contributors", "fragment", b"fragment", "group", b"group", "hash", b"hash", "history", b"history", "step", b"step", "total_bytes", b"total_bytes", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StateHeader: _TypeAlias = StateHeader  # noqa: Y015
+
+@_typing.final
+class History(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PEERS_FIELD_NUMBER: _builtins.int
+    ROUNDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def peers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def rounds(self) -> _containers.RepeatedCompositeFieldContainer[Global___CountedRound]: ...
+    def __init__(
+        self,
+        *,
+        peers: _abc.Iterable[_builtins.str] | None = ...,
+        rounds: _abc.Iterable[Global___CountedRound] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["peers", b"peers", "rounds", b"rounds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___History: _TypeAlias = History  # noqa: Y015
+
+@_typing.final
+class CountedRound(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROUND_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
+    round: _builtins.int
+    @_builtins.property
+    def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___CountedPart]: ...
+    def __init__(
+        self,
+        *,
+        round: _builtins.int = ...,
+        parts: _abc.Iterable[Global___CountedPart] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["parts", b"parts", "round", b"round"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CountedRound: _TypeAlias = CountedRound  # noqa: Y015
+
+@_typing.final
+class CountedPart(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    START_FIELD_NUMBER: _builtins.int
+    STOP_FIELD_NUMBER: _builtins.int
+    CONTRIBUTORS_FIELD_NUMBER: _builtins.int
+    start: _builtins.int
+    """a range of values"""
+    stop: _builtins.int
+    @_builtins.property
+    def contributors(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """by place in the history's peers"""
+
+    def __init__(
+        self,
+        *,
+        start: _builtins.int = ...,
+        stop: _builtins.int = ...,
+        contributors: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["contributors", b"contributors", "start", b"start", "stop", b"stop"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CountedPart: _TypeAlias = CountedPart  # noqa: Y015
 
 @_typing.final
 class RelayMessage(_message.Message):

@@ -8,9 +8,9 @@ rounds ended, how often two reductions of one shard were applied (which anti-ent
 what was violated, such as a contribution that counts twice. Fails on any violation.
 
 It also follows every element of every pseudo-gradient: each is in the anchor or kept in the local
-parameters, `once`. `again` is one that a peer keeps because it never got word that its try counts,
-`other reduction` one whose shard was reduced twice. With `--keep` replicas send one bit of each and
-keep the rest.
+parameters, `once`. `again` is one that a peer keeps though it counts, `other reduction` one that
+stands nowhere, since its shard was reduced twice. With `--keep` replicas send one bit of each and
+keep the rest; then every element must stand once.
 """
 
 import argparse
@@ -49,7 +49,10 @@ def main() -> int:
         listed = ", ".join(f"{name} {number}" for name, number in each.most_common(SHOWN))
         print(f"{title}: {each.total()}" + (f" ({listed})" if each else ""))
     print(f"seconds: {time.monotonic() - began:.0f}")
-    return 1 if total["violations"] else 0
+    wrong = total["elements"].total() - total["elements"]["once"] if options.keep else 0
+    if options.keep:
+        print(f"verdict: {'not every element stands once' if wrong else 'every element once'}")
+    return 1 if wrong or total["violations"] else 0
 
 
 def play(seeds: range, keep: bool) -> Counts:

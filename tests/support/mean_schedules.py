@@ -329,9 +329,9 @@ def accounts(run: Run) -> Counter[str]:
     """Of every element that each living peer has learned: how often it stands in the model.
 
     An element of a pseudo-gradient is in the anchor, by a reduction, or kept in the local
-    parameters. `once` is as it should be. `again`: a reduction has it, but the peer's tries ended
-    before it got word of that, so it has kept it too. `other reduction`: the peer got word of a
-    reduction that has it, and then took over a state with another one of the shard.
+    parameters. `once` is as it should be. `again`: a reduction has it, of which the peer got no
+    word, and it has kept it too. `other reduction`: the peer got word of a reduction that has it,
+    and then took over a state with another one of the shard.
     """
     found: Counter[str] = Counter()
     for peer in run.live:
@@ -355,10 +355,12 @@ def accounts(run: Run) -> Counter[str]:
                 if there is None and said is not None and round_ in held:
                     other += said
             wrong = float(peer.unsent[k] - learned[k]) + sent
-            if abs(wrong - again + other) > _SAME:
-                found[LOST] += 1
+            if abs(wrong) <= _SAME:
+                found["once"] += 1
+            elif abs(wrong - again + other) <= _SAME:
+                found["other reduction" if other else "again"] += 1
             else:
-                found["other reduction" if other else "again" if again else "once"] += 1
+                found[LOST] += 1
     return found
 
 

@@ -95,7 +95,7 @@ class Donors:
             if state.version > published.states[index].version:
                 host.give_up(index, f"over for the others: {reason}")
         self._still_at = {}
-        host.post(Adopt(donor.peer, step, states, reason, confirmed, lost))
+        host.post(Adopt(donor.peer, step, states, reason, self._gossip.me.peer, confirmed, lost))
         return True
 
     async def _given_up(

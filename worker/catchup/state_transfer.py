@@ -71,6 +71,7 @@ async def serve_states(
             total_bytes=sum(map(len, parts)),
             hash=state.hash,
             step=published.entry_step,
+            history=wire.history_to_message(state.history),
         )
         await stream.send(pb.FetchReply(header=header).SerializeToString())
         offset = begun.get(index, {}).get(state.hash, 0)
@@ -215,6 +216,7 @@ async def _receive(
         raise wire.WireError(f"fragment {index}: a group of {len(header.group)} peers")
     for name in header.group:
         wire.check_name(name)
+    history = wire.history_from_message(header.history, sizes[0], MAX_MEMBERS)
     incoming = begun.get(index)
     if incoming is None or (incoming.hash, incoming.total_bytes) != (header.hash, total_bytes):
         incoming = begun[index] = wire.Incoming(total_bytes, header.hash)
@@ -236,6 +238,7 @@ async def _receive(
         anchor=anchor,
         momentum=momentum,
         hash=header.hash,
+        history=history,
     )
 
 

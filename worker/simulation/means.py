@@ -2,8 +2,9 @@
 another's state."""
 
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -41,6 +42,7 @@ class MeanPeer(MeanRounds):
         state = FragmentState(0, 0, self._group, self.anchor, self.momentum, 0)
         self.optimizer = FragmentOptimizer(plan, state, _state_hash)
         self._error: Tensor | None = None  # that the encoding of the contribution has left out
+        self._sent_values: Callable[[], Tensor] | None = None
         self._digest = Digest(0, 0, 0)
         self._failed = False
         self._fetching: tuple[SimulatedStream, Act] | None = None
@@ -67,6 +69,7 @@ class MeanPeer(MeanRounds):
             codec = self.layout.codec
             decoded = codec.decode(codec.encode(values), VALUES)
             values, self._error = decoded, values - decoded
+            self._sent_values = partial(torch.clone, decoded)
         self.begin_round(self.version, self._group, values)
 
     def ended(self, reason: str) -> None:
@@ -94,6 +97,8 @@ class MeanPeer(MeanRounds):
             next_group=shards[0].header.next_group,
             missed=_ranges(not each for each in counted),
             error=self._error,
+            parts=tuple((k, k + 1, shard.header.contributors) for k, shard in enumerate(of_value)),
+            sent=self._sent_values,
         )
         self.local = self.optimizer.apply(result, self.local)
         self._committed()
@@ -153,7 +158,7 @@ class MeanPeer(MeanRounds):
         stream.close()
         assert self._fetching is not None, "one state is fetched at a time"
         then, self._fetching = self._fetching[1], None
-        self.local = self.optimizer.adopt(state, self.local, keep=True)
+        self.local = self.optimizer.adopt(state, self.local, keep=True, me=self.me)
         self._committed()
         if self.version >= self.swarm.scenario.rounds:
             self._go_on()

@@ -24,6 +24,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from algorithms.counted import from_plain, to_plain
 from algorithms.fragment_state import FragmentState
 from algorithms.fragments import copy_values
 from protos.manifest import canonical
@@ -304,7 +305,12 @@ def snapshot(
         "stage": stage,
         "optimizer": plain,
         "states": [
-            {"version": s.version, "contributors": s.contributors, "group": list(s.group)}
+            {
+                "version": s.version,
+                "contributors": s.contributors,
+                "group": list(s.group),
+                "history": to_plain(s.history),
+            }
             for s in trainer.states
         ],
     }
@@ -323,7 +329,10 @@ def restore_trainer(trainer: Trainer, saved: Checkpoint) -> None:
         group = tuple(values["group"])
         hashed = state_hash(anchor, momentum, group)
         version, contributors = values["version"], values["contributors"]
-        fragment.state = FragmentState(version, contributors, group, anchor, momentum, hashed)
+        history = from_plain(values.get("history", ()))
+        fragment.state = FragmentState(
+            version, contributors, group, anchor, momentum, hashed, history
+        )
         owed = residuals.keys() >= {spec.name for spec in fragment.fragment.specs}
         fragment.residual = flatten(residuals) if owed else None
     replica = trainer.replica

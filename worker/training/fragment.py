@@ -169,11 +169,12 @@ class FragmentReplica(FragmentOptimizer):
             self.write(moved)
         return moved is not None
 
-    def take_over(self, theirs: FragmentState, *, keep: bool) -> None:
+    def take_over(self, theirs: FragmentState, *, keep: bool, me: str = "") -> None:
         """Adopts another peer's committed state, and goes on from it.
 
         Args:
             keep: whether progress against the own anchor, if there is any, is kept.
+            me: this peer, as contributors are listed.
         """
         counted, error = None, None
         if self.arrived is not None:
@@ -187,4 +188,4 @@ class FragmentReplica(FragmentOptimizer):
         if self.in_flight is None:
             self.arrived = None
         keep = keep and not torch.equal(own, self.state.anchor)
-        self.write(self.adopt(theirs, own, keep=keep))
+        self.write(self.adopt(theirs, own, keep=keep, me=me))

@@ -125,14 +125,15 @@ class PrefetchedAnchor:
 class Adopt:
     """Another peer's committed states, by fragment, and its position in the schedule.
 
-    `confirmed_by` are others that hold them too. `given_up` has, by fragment, the rounds of this
-    peer's that are in none of them.
+    `me` is this peer, as contributors are listed. `confirmed_by` are others that hold them too.
+    `given_up` has, by fragment, the rounds of this peer's that are in none of them.
     """
 
     donor: str
     step: int
     states: dict[int, FragmentState]
     reason: str
+    me: str = ""
     confirmed_by: tuple[str, ...] = ()
     given_up: Mapping[int, int] = field(default_factory=dict)
 

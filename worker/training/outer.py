@@ -391,7 +391,7 @@ class OuterLoop:
                     values = slice(each.fragment.elements - each.fragment.exact)
                     distance = relative_distance(each.state.anchor[values], theirs.anchor[values])
                     apart = max(apart, distance)
-                each.take_over(theirs, keep=not self._gradients)
+                each.take_over(theirs, keep=not self._gradients, me=adopt.me)
                 taken.append(index)
         if not taken:
             return

@@ -9,6 +9,7 @@ both, and no other does.
 
 from worker.wire.claims import claimed_sender
 from worker.wire.errors import Again, WireError
+from worker.wire.history import history_from_message, history_to_message
 from worker.wire.leases import lease_news_from_message, lease_news_to_message
 from worker.wire.messages import (
     Reduction,
@@ -76,6 +77,8 @@ __all__ = [
     "frame_messages",
     "group_hash",
     "hash64",
+    "history_from_message",
+    "history_to_message",
     "is_finite",
     "lease_news_from_message",
     "lease_news_to_message",

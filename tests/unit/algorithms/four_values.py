@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from algorithms.counted import History
 from algorithms.fragment_state import FragmentOptimizer, FragmentState, RoundResult
 from algorithms.fragments import Ranges
 from algorithms.plan import Plan
@@ -40,10 +41,12 @@ def hash_of(anchor: Tensor, momentum: Tensor, group: tuple[str, ...]) -> int:
     return hash((*anchor.tolist(), *momentum.tolist(), *group))
 
 
-def state_at(version: int, anchor: Tensor, momentum: Tensor | None = None) -> FragmentState:
+def state_at(
+    version: int, anchor: Tensor, momentum: Tensor | None = None, history: History = ()
+) -> FragmentState:
     momentum = torch.zeros_like(anchor) if momentum is None else momentum
     hashed = hash_of(anchor, momentum, GROUP)
-    return FragmentState(version, len(GROUP), GROUP, anchor, momentum, hashed)
+    return FragmentState(version, len(GROUP), GROUP, anchor, momentum, hashed, history)
 
 
 def optimizer(plan: Plan, anchor: Tensor = ANCHOR, version: int = 0) -> FragmentOptimizer:
@@ -84,11 +87,14 @@ def take_over(
     arrived: Failed | None = None,
     *,
     keep: bool = True,
+    me: str = "a",
 ) -> Tensor:
     """Another peer's state comes, perhaps after word of the round in flight; the local parameters
     to go on from."""
     counted, error = (None, None) if arrived is None else (arrived.counted, arrived.error)
-    return outer.adopt(theirs, outer.release(theirs.version, local, counted, error), keep=keep)
+    return outer.adopt(
+        theirs, outer.release(theirs.version, local, counted, error), keep=keep, me=me
+    )
 
 
 def lacks(outer: FragmentOptimizer, local: Tensor) -> list[float]:

@@ -10,7 +10,8 @@ exactly. A merge gives away (1 - alpha) of the steps that were taken while the r
 where a guess was out there is none, nor where replicas keep what was not sent.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from algorithms.counted import History, recorded
 from algorithms.fragment_state import Contribution, RoundResult
 from algorithms.fragments import complement, union
 from algorithms.plan import Plan
@@ -47,6 +49,15 @@ PLANS = {
 }
 
 
+@dataclass(frozen=True)
+class Last:
+    """The last round that was applied. Args: anchor: before it."""
+
+    sent: Contribution
+    anchor: Tensor
+    closed: dict[int, tuple[Tensor, bool]]
+
+
 class Peer:
     """One peer, and what the reducers of its round in flight know."""
 
@@ -58,6 +69,7 @@ class Peer:
         )
         # By shard that has closed: its mean, and whether that is this peer's part.
         self.closed: dict[int, tuple[Tensor, bool]] = {}
+        self.last: Last | None = None
         self.untold: set[int] = set()  # closed with this peer's part, of which it got no word
         self.answer: RoundResult | Failed | None = None
         if plan.eager:  # as after a round with another peer: the first guess is no good one
@@ -81,7 +93,11 @@ class Peer:
         if sent is not None and self.answer is None:
             self.close(with_me, sent, others)
             missed = tuple(SHARDS[shard] for shard in range(3) if not self.closed[shard][1])
-            self.answer = done(sent.round, self.mean, missed, self.error(sent), contributors=1)
+            self.answer = replace(
+                done(sent.round, self.mean, missed, self.error(sent), contributors=1),
+                parts=self.history(sent.round)[0].parts,
+                sent=partial(self.decoded, sent),
+            )
 
     def fail(self, counts: set[int], untold: set[int] = frozenset()) -> None:
         """The round comes to nothing, but some shards have closed, as this peer knows or not.
@@ -103,27 +119,49 @@ class Peer:
             return
         answer, self.answer = self.answer, None
         sent = self.outer.in_flight
+        before = self.outer.state.anchor
         gives = sent.guess is None and not (sent.again or self.plan.keeps)
         self.local = end(self.outer, answer, self.local)
         if isinstance(answer, RoundResult):
+            self.last = Last(sent, before, dict(self.closed))
             for shard in self.count():
                 if gives:
                     here = slice(*SHARDS[shard])
                     self.given_away[here] += (1 - self.plan.merge_alpha) * self.since_send[here]
             self.closed, self.untold = {}, set()
 
-    def adopt(self, others: list[int], ahead: int) -> None:
-        """Another peer has applied the round, and perhaps later ones without this peer."""
+    def adopt(self, others: list[int], ahead: int, told: bool) -> None:
+        """Another peer has applied the round, and perhaps later ones without this peer. It says
+        whom the rounds have counted, or is of a version that does not."""
         if self.outer.in_flight is not None and self.answer is None:
             self.fail(set())  # the I/O thread gives it up before the state comes
-        for shard in self.untold:  # it would keep what counts: others have closed these without it
-            del self.closed[shard]
+        for shard in set() if told else self.untold:
+            del self.closed[shard]  # it would keep what counts: others have closed it without it
         self.close(set(), None, others)
         version, anchor = self.outer.state.version, self.outer.state.anchor
-        theirs = state_at(version + 1 + ahead, anchor - self.mean - ahead * torch.tensor(others))
+        theirs = state_at(
+            version + 1 + ahead,
+            anchor - self.mean - ahead * torch.tensor(others),
+            history=self.history(version) if told else (),
+        )
         self.local = take_over(self.outer, theirs, self.local, self.arrived)
         self.count()
         self.closed, self.untold, self.answer = {}, set(), None
+
+    def learn_of_another(self, others: list[int], with_me: set[int]) -> None:
+        """Two reducers have closed shards of the last round, and the others go on from theirs."""
+        last, state = self.last, self.outer.state
+        if not self.plan.keeps or last is None or last.sent.round != state.version - 1:
+            return
+        now, self.closed, self.last = self.closed, last.closed, None
+        self.count(-1)
+        self.closed = {}
+        self.close(with_me, last.sent, others)
+        anchor, history = last.anchor - self.mean, self.history(last.sent.round)
+        theirs = state_at(state.version, anchor, history=history)
+        self.local = take_over(self.outer, theirs, self.local)
+        self.count()
+        self.closed = now
 
     @property
     def arrived(self) -> Failed | None:
@@ -148,12 +186,19 @@ class Peer:
             )
             self.closed[shard] = (mean[slice(*SHARDS[shard])], mine)
 
-    def count(self) -> list[int]:
+    def count(self, times: int = 1) -> list[int]:
         """The shards that have this peer in them, which the anchor now holds."""
         mine = [shard for shard, (_, with_me) in self.closed.items() if with_me]
         for shard in mine:
-            self.counted[slice(*SHARDS[shard])] += self.closed[shard][0]
+            self.counted[slice(*SHARDS[shard])] += times * self.closed[shard][0]
         return mine
+
+    def history(self, round_: int) -> History:
+        """That a state which has the closed shards comes with; this peer is `a`."""
+        peers = {
+            shard: ("a",) if with_me else ("b",) for shard, (_, with_me) in self.closed.items()
+        }
+        return recorded((), round_, [(*SHARDS[shard], peers[shard]) for shard in range(3)])
 
     def decoded(self, sent: Contribution) -> Tensor:
         error = self.error(sent)
@@ -186,7 +231,8 @@ EVENTS = st.lists(
         st.sampled_from([("contribute",), ("finish",)]),
         st.tuples(st.just("succeed"), NUMBERS, SHARDS_OF),
         st.tuples(st.just("fail"), SHARDS_OF, SHARDS_OF),
-        st.tuples(st.just("adopt"), NUMBERS, st.integers(0, 2)),
+        st.tuples(st.just("adopt"), NUMBERS, st.integers(0, 2), st.booleans()),
+        st.tuples(st.just("learn_of_another"), NUMBERS, SHARDS_OF),
     ),
     max_size=30,
 )

@@ -12,6 +12,7 @@ import math
 from collections import defaultdict
 from dataclasses import dataclass
 
+from algorithms.counted import Part
 from worker.exchange.allreduce import events
 from worker.exchange.allreduce.dialogue import (
     ContributionHeader,
@@ -124,6 +125,12 @@ class Contributor:
     def counted(self) -> tuple[tuple[int, int], ...]:
         """The ranges whose reduction is here and has this peer in it."""
         return self._where(counted=True)
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The contributors of each shard's mean, by its range."""
+        pairs = zip(self._ranges, self._reductions(), strict=True)
+        return tuple((*range_.bounds, each.contributors) for range_, each in pairs)
 
     @property
     def waited_for(self) -> str:

@@ -2,8 +2,10 @@
 
 import asyncio
 import itertools
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from algorithms.diloco import contribution_seed
@@ -268,6 +270,8 @@ class ContributorIO:
 
     def _result(self, round_: _OwnRound) -> RoundDone:
         context, machine = self._context, round_.machine
+        elements, limbs = round_.begin.values.numel(), context.limbs(machine.fragment)
+        keeps = context.plan.keeps
         context.counts.late += bool(machine.missed)
         sent_bytes = sum(round_.payloads[shard].packed_bytes for shard in round_.away)
         exchange_s = self._lasted_s[machine.fragment] = context.clock() - round_.began
@@ -283,7 +287,14 @@ class ContributorIO:
             exchange_s=exchange_s,
             waited_for=machine.waited_for,
             error=round_.error,
+            parts=machine.parts,
+            sent=partial(self._sent, round_.payloads, elements, limbs) if keeps else None,
         )
+
+    def _sent(self, payloads: Sequence[wire.Payload], elements: int, limbs: int) -> "Tensor":
+        """A contribution as others have decoded it. Any thread."""
+        whole = memoryview(b"".join(payload.raw for payload in payloads))
+        return wire.decode(self._context.codec, whole, elements, exact=limbs)
 
     # ----------------------------------------------------------------------------------- one try
 

@@ -1,0 +1,125 @@
+"""What of a peer's contributions an anchor has: which peers each of its last rounds has counted.
+
+The record is part of a state and travels with it. A peer that takes over another's state finds
+there what became of its own contributions, whatever word of them had reached it:
+
+    a round that failed here, and was counted there    is taken out of the local parameters
+    one that was counted in a reduction applied here,  goes back into them
+    but not in the one that was applied there
+
+So each value of a pseudo-gradient stands once: in the anchor, or in the local parameters.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
+from typing import Any
+
+from torch import Tensor
+
+from algorithms.fragments import Ranges, union
+
+RECORDED_ROUNDS = 16  # of each fragment: a peer may be so far behind, and still be told
+REMEMBERED_ROUNDS = 2  # of this peer's contributions: a difference is repaired within one
+
+MOST_PARTS = 256  # of a round; one that is cut up further is not recorded
+
+Peers = tuple[str, ...]
+Part = tuple[int, int, Peers]
+"""(start, stop, contributors) of a shard's reduction."""
+
+
+@dataclass(frozen=True)
+class CountedRound:
+    """The contributors of a round, by range of values. Args: parts: in order, without gaps."""
+
+    round: int
+    parts: tuple[Part, ...]
+
+    def has(self, peer: str) -> Ranges:
+        """The ranges in which the peer's contribution is counted."""
+        return union(((start, stop) for start, stop, peers in self.parts if peer in peers), ())
+
+
+History = tuple[CountedRound, ...]
+"""The last rounds of a state, the latest last."""
+
+
+@dataclass(frozen=True)
+class SentRound:
+    """This peer's contribution to a round that is over.
+
+    Args:
+        values: what others have decoded of it, 1-D fp32; made when asked for, to take no memory.
+        taken: the ranges in which the local parameters do not keep it.
+    """
+
+    round: int
+    values: Callable[[], Tensor]
+    taken: Ranges
+
+
+def recorded(history: History, round_: int, parts: Sequence[Part]) -> History:
+    """The history after one more round; as it was where its contributors are not known."""
+    joined = []
+    for peers, same in groupby(sorted(parts), key=itemgetter(2)):
+        ranges = list(same)
+        joined.append((ranges[0][0], ranges[-1][1], peers))
+    if not 0 < len(joined) <= MOST_PARTS:
+        return history
+    return (*history, CountedRound(round_, tuple(joined)))[-RECORDED_ROUNDS:]
+
+
+def counted_of(history: History, round_: int, peer: str) -> Ranges | None:
+    """Where a state has this peer's contribution to a round; None: it does not say."""
+    return next((each.has(peer) for each in history if each.round == round_), None)
+
+
+def to_plain(history: History) -> list[Any]:
+    """As lists and numbers, for a checkpoint."""
+    return [
+        [each.round, [[*bounds, [*peers]] for *bounds, peers in each.parts]] for each in history
+    ]
+
+
+def from_plain(plain: Iterable[Any]) -> History:
+    """What `to_plain` has made."""
+    return tuple(
+        CountedRound(round_, tuple((start, stop, tuple(peers)) for start, stop, peers in parts))
+        for round_, parts in plain
+    )
+
+
+def reconcile(local: Tensor, sent: SentRound, counted: Ranges) -> SentRound:
+    """Writes into the local parameters what makes up for another reduction of a round.
+
+    Args:
+        local: 1-D fp32, which keeps the contribution everywhere but in the ranges `sent.taken`.
+        counted: where the anchor that it goes on from has the contribution.
+
+    Returns:
+        The same round, as the local parameters now have it.
+    """
+    if counted == sent.taken:
+        return sent
+    values = sent.values()
+    for start, stop in without(counted, sent.taken):
+        local[start:stop] += values[start:stop]
+    for start, stop in without(sent.taken, counted):
+        local[start:stop] -= values[start:stop]
+    return SentRound(sent.round, sent.values, counted)
+
+
+def without(ranges: Iterable[tuple[int, int]], others: Ranges) -> Ranges:
+    """What is in these ranges and in none of the others, both in order."""
+    left = []
+    for start, stop in ranges:
+        for from_, to in others:
+            if from_ < stop and start < to:
+                if start < from_:
+                    left.append((start, from_))
+                start = max(start, to)
+        if start < stop:
+            left.append((start, stop))
+    return tuple(left)
