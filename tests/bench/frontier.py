@@ -2,14 +2,15 @@
 
     python tests/bench/frontier.py [--steps 600] [--workers 4] [--seeds 1] [--lr 0.003 0.01]
         [--outer-lr FACTOR ...] [--optimizer adamw muon] [--curve onebit=28,70 ...]
-        [--set SECTION.KEY=VALUE ...] [--results runs/frontier.jsonl] [--picture PNG]
+        [--set SECTION.KEY=VALUE ...] [--results runs/frontier.jsonl] [--picture PNG] [--finished]
 
 Every run is `algorithms/reference.py` on the built-in task, one core each; real workers end with
 the same bits (`make parity`). Each plan and optimizer gets the best of the same learning rates, by
 the loss on a text's samples of a seed of its own, which is not in the table; `--outer-lr` also
 tries the preset's times these factors. Finished runs are lines of the results file, and are not
-run again: stop it and go on, or ask for more. The default takes about ten minutes of two idle
-cores, on a model of 174 thousand parameters; `--set task.architecture={}` takes the task's own.
+run again: stop it and go on, or ask for more. `--finished` tells what there is so far. The default
+takes about ten minutes of two idle cores, on a model of 174 thousand parameters;
+`--set task.architecture={}` takes the task's own.
 
 Bytes are those of encoded contributions and reductions that a worker sends, before zstd, beside
 data-parallel training in bf16. The exact mean that ends a run of `keep` is left out: it is as much
@@ -22,10 +23,12 @@ import hashlib
 import itertools
 import json
 import logging
+import math
 import multiprocessing
 import statistics
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 TUNING_SEED = 100
+VALIDATION_BATCHES = 256  # sixteen times a worker's: plans differ by hundredths
 LINES = ("local", "ddp")
 CURVES = {"diloco": (20, 100), "streaming": (50, 100), "onebit": (28, 70), "sparse": (10, 25)}
 COLOURS = {
@@ -103,6 +107,7 @@ class Run:
         """Of everything that decides how it ends, the preset's values included."""
         config = self.training.config
         told = {**asdict(self), "plan": asdict(config.plan), "inner": asdict(config.inner)}
+        told["validation_batches"] = VALIDATION_BATCHES
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -131,6 +136,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=Path("runs/frontier.jsonl"))
     parser.add_argument("--picture", type=Path)
     parser.add_argument("--processes", type=int, help="by default as many as there are cores")
+    parser.add_argument("--finished", action="store_true", help="tell the results, train nothing")
     options = parser.parse_args()
     curves = dict(options.curve) if options.curve else CURVES
     points = [Point(name, None) for name in LINES]
@@ -140,8 +146,10 @@ def main() -> None:
     )
     pairs = list(itertools.product(points, options.optimizer))
     factors = tuple(options.outer_lr)
-    with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
-        grid.pool = pool
+    with ExitStack() as stack:
+        if not options.finished:
+            context = multiprocessing.get_context("spawn")
+            grid.pool = stack.enter_context(context.Pool(options.processes))
         best = grid.tune(pairs, options.lr, factors)
         found = grid.measure(best, range(options.seeds))
     print(table(found, best, grid, options.seeds))
@@ -183,7 +191,7 @@ Found = dict[tuple[Point, str], list[Result]]
 
 @dataclass
 class Grid:
-    """The runs. Args: settings: of all of them."""
+    """The runs. Args: settings: of all of them; pool: to train in, None to train nothing."""
 
     steps: int
     workers: int
@@ -207,19 +215,24 @@ class Grid:
             for pair in pairs
         }
         done = self._all([run for runs in grid.values() for run in runs])
+        finished = {pair: [run for run in runs if run in done] for pair, runs in grid.items()}
         return {
-            pair: min(runs, key=lambda run: done[run].loss).rates for pair, runs in grid.items()
+            pair: min(runs, key=lambda run: done[run].loss).rates
+            for pair, runs in finished.items()
+            if runs
         }
 
     def measure(self, best: dict[tuple[Point, str], Rates], seeds: Sequence[int]) -> Found:
         """The results of every seed, by plan and optimizer."""
         runs = {p: [self.run(p, rates, seed) for seed in seeds] for p, rates in best.items()}
         done = self._all([run for each in runs.values() for run in each])
-        return {pair: [done[run] for run in each] for pair, each in runs.items()}
+        found = {p: [done[run] for run in each if run in done] for p, each in runs.items()}
+        return {pair: results for pair, results in found.items() if results}
 
     def _all(self, runs: Sequence[Run]) -> dict[Run, Result]:
-        assert self.pool is not None, "there are processes to run in"
         done = {run: result for run in runs if (result := self.results.get(run)) is not None}
+        if self.pool is None:
+            return done
         for run, result in self.pool.imap_unordered(finish, [r for r in runs if r not in done]):
             self.results.add(run, result)
             done[run] = result
@@ -233,7 +246,7 @@ def finish(run: Run) -> tuple[Run, Result]:
     per_step = trained.sent.bytes / run.steps
     ddp_step = ddp_bytes(trained) / run.steps
     return run, Result(
-        loss=trained.loss_of(trained.anchors()),
+        loss=trained.loss_of(trained.anchors(), VALIDATION_BATCHES),
         sent_bytes=per_step,
         fewer=ddp_step / per_step if per_step else 0.0,
         params=sum(fragment.elements for fragment in trained.fragments),
@@ -250,8 +263,11 @@ def ddp_bytes(trained: Trained) -> float:
 
 
 def share(loss: float, optimizer: str, found: Found) -> float:
-    """R: of what DDP gains over one worker alone."""
-    alone, ddp = (mean_loss(found[Point(name, None), optimizer]) for name in LINES)
+    """R: of what DDP gains over one worker alone; NaN while these are not known."""
+    lines = [found.get((Point(name, None), optimizer)) for name in LINES]
+    if not all(lines):
+        return math.nan
+    alone, ddp = (mean_loss(results or ()) for results in lines)
     return (alone - loss) / (alone - ddp)
 
 
@@ -264,11 +280,12 @@ def table(found: Found, best: dict[tuple[Point, str], Rates], grid: Grid, seeds:
     params = next(iter(found.values()))[0].params
     cpu_s = sum(result.cpu_s for results in found.values() for result in results)
     lines = [
-        f"{grid.workers} workers, {grid.steps} steps, {seeds} seeds, {params:,} parameters; "
+        f"{grid.workers} workers, {grid.steps} steps, {seeds} seeds at most, {params:,} "
+        "parameters; "
         f"{cpu_s:.0f} s of one core without the tuning\n",
         "| plan | optimizer | inner lr | sent per worker and step | than bf16 DDP | loss | "
-        "least | greatest | R |",
-        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "least | greatest | seeds | R |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for (point, optimizer), results in found.items():
         losses = [result.loss for result in results]
@@ -281,7 +298,7 @@ def table(found: Found, best: dict[tuple[Point, str], Rates], grid: Grid, seeds:
             bytes_ = f"{first.sent_bytes / 1e3:.0f} kB in fp32 | -"
         lines.append(
             f"| {point} | {optimizer} | {tuned} | {bytes_} | {loss:.3f} | {min(losses):.3f} | "
-            f"{max(losses):.3f} | {share(loss, optimizer, found):.2f} |"
+            f"{max(losses):.3f} | {len(losses)} | {share(loss, optimizer, found):.2f} |"
         )
     return "\n".join(lines)
 
@@ -314,7 +331,9 @@ def draw_panel(axes: "Axes", found: dict[Point, list[Result]]) -> None:
         ("local", (0, (4, 3)), "one worker alone"),
         ("ddp", "solid", "DDP"),
     ):
-        loss = mean_loss(found[Point(name, None)])
+        if not (results := found.get(Point(name, None))):
+            continue
+        loss = mean_loss(results)
         axes.axhline(loss, color="#555555", linewidth=1.2, linestyle=style, label=words)
     for name in dict.fromkeys(point.preset for point in found if point.preset not in LINES):
         of_curve = [results for point, results in found.items() if point.preset == name]

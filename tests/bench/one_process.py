@@ -57,13 +57,13 @@ class Trained:
         """What a worker ends with, by fragment: 1-D fp32."""
         return [state.anchor for state in self.outer[peer]]
 
-    def loss_of(self, anchors: Sequence[Tensor]) -> float:
-        """The validation loss, in the task's unit."""
+    def loss_of(self, anchors: Sequence[Tensor], batches: int = 16) -> float:
+        """The validation loss, in the task's unit, over so many batches."""
         parameters = self.replica.parameters
         for fragment, anchor in zip(self.fragments, anchors, strict=True):
             for name, value in fragment.views(anchor).items():
                 parameters[name].copy_(value)
-        found = validate(self.task, self.replica.model, self.training.seed)
+        found = validate(self.task, self.replica.model, self.training.seed, count=batches)
         assert found is not None, "there is no limit of time"
         return found.loss
 

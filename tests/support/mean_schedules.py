@@ -330,8 +330,8 @@ def accounts(run: Run) -> Counter[str]:
 
     An element of a pseudo-gradient is in the anchor, by a reduction, or kept in the local
     parameters. `once` is as it should be. `again`: a reduction has it, of which the peer got no
-    word, and it has kept it too. `other reduction`: the peer got word of a reduction that has it,
-    and then took over a state with another one of the shard.
+    word, and it has kept it too. `other reduction`: the peer has applied a reduction that has it,
+    and then taken over a state with another one of the shard, which has not.
     """
     found: Counter[str] = Counter()
     for peer in run.live:
@@ -341,7 +341,7 @@ def accounts(run: Run) -> Counter[str]:
         lineage = run.record.lineages[peer.optimizer.state.hash]
         told: dict[int, dict[int, SimulatedReduction]] = defaultdict(dict)
         for outcome in run.record.outcomes:
-            if outcome.peer == peer.me:
+            if outcome.peer == peer.me and not outcome.reason:
                 told[outcome.round] |= _of_values(outcome.got, len(outcome.ranges))
         held = {round_: _of_values(got, len(got)) for round_, got in lineage.items()}
         for k in range(VALUES):
@@ -357,8 +357,10 @@ def accounts(run: Run) -> Counter[str]:
             wrong = float(peer.unsent[k] - learned[k]) + sent
             if abs(wrong) <= _SAME:
                 found["once"] += 1
-            elif abs(wrong - again + other) <= _SAME:
-                found["other reduction" if other else "again"] += 1
+            elif abs(wrong + other) <= _SAME:
+                found["other reduction"] += 1
+            elif abs(wrong - again) <= _SAME:
+                found["again"] += 1
             else:
                 found[LOST] += 1
     return found

@@ -120,11 +120,17 @@ class PeriodicEvaluation:
 
 
 def validate(
-    task: Task, model: nn.Module, seed: int, wanted: Callable[[], bool] = lambda: True
+    task: Task,
+    model: nn.Module,
+    seed: int,
+    wanted: Callable[[], bool] = lambda: True,
+    count: int = _VALIDATION_BATCHES,
 ) -> Evaluation | None:
-    """Over the same held-out batches on every peer; None as soon as it is not `wanted` any more."""
+    """Over the same held-out batches on every peer, so many of them; None as soon as it is not
+    `wanted` any more."""
+    measured = partial(_measured, task, model)
     with evaluating(model):
-        return _means(task, partial(_measured, task, model), seed=seed, wanted=wanted)
+        return _means(task, measured, seed=seed, wanted=wanted, count=count)
 
 
 _Measured = tuple[Tensor, Mapping[str, Tensor | float]]
@@ -143,6 +149,7 @@ def _means(
     seed: int,
     split: str = "validation",
     wanted: Callable[[], bool] = lambda: True,
+    count: int = _VALIDATION_BATCHES,
 ) -> Evaluation | None:
     """Over the batches that `validate` takes, or as many to train on."""
     batches = task.batches(split, Cursor(seed=seed, stream="validation"))
@@ -150,7 +157,7 @@ def _means(
     found: defaultdict[str, list[float]] = defaultdict(list)
     # Not in inference mode: what a model caches in its forward is used in training again.
     with torch.no_grad():
-        while len(losses) < _VALIDATION_BATCHES:
+        while len(losses) < count:
             if not wanted():
                 return None
             loss, metrics = measured(next_batch(batches, split))
