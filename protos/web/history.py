@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
+from protos.addresses import split_relayed
 from protos.events import float_of, int_of, place_of, text_of, verdict_words
 from protos.text import shown
 
@@ -173,7 +174,7 @@ class History:
             row["received_mbps"] = peer.all_received.mbps
             _keep_point(peer, row)
         row["seen_s"] = peer.seen_s
-        if (state := _told(row)) != _told(peer.row):
+        if (state := _told(row)) != _told(peer.row) and self._swarm:  # the first look is no news
             self._tell(now_s, name, state)
         if (failed := row["failed"] - peer.row.get("failed", row["failed"])) > 0:
             self._tell(now_s, name, f"{failed} of its rounds failed")
@@ -186,7 +187,7 @@ class History:
 def _told(row: Document) -> str:
     """The state as news: a wait is none, every round brings one."""
     state: str = row.get("state", "")
-    if row.get("live") and not row["answers"]:
+    if row.get("live") and not row["answers"] and not row["relayed"]:
         return "does not answer"
     return "training" if state == "waiting" else state
 
@@ -215,6 +216,7 @@ def _row(
         "health": health,
         "state": "waiting" if waits and state == "training" else state,
         "live": own is not None or health in _LIVE,
+        "relayed": split_relayed(text_of(member, "address") or "") is not None,
         "stage": int_of(member, "stage"),
         "step": int_of(own or member, "step") or 0,
         "steps": told(int_of(said, "steps"), "steps"),
@@ -300,9 +302,8 @@ def _relays(first: Document) -> dict[str, str]:
     names = {text_of(member, "address"): _name(member) for member in members}
     found = {}
     for member in members:
-        _, at, relays = (text_of(member, "address") or "").rpartition("@")
-        if at:
-            relay = relays.partition(",")[0]
+        if (way := split_relayed(text_of(member, "address") or "")) is not None:
+            relay = way[1][0]
             found[_name(member)] = names.get(relay, shown(relay))
     return found
 

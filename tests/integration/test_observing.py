@@ -14,7 +14,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from coordinator.report.status import ask
-from tests.support.workers import SMALL, running_swarm, settings_of
+from tests.support.workers import SMALL, free_addresses, running_swarm, settings_of
 
 ENDLESS = settings_of(run__steps=10_000_000, diloco__inner_steps=10)
 
@@ -143,3 +143,26 @@ def test_the_validation_loss_on_the_way_is_reported_and_changes_no_bit(tmp_path:
     hashes = [{peer["anchor_hash"] for peer in each["peers"]} for each in reports]
     assert hashes[0] == hashes[1]
     assert len(hashes[0]) == 1
+
+
+def test_a_launcher_serves_the_page_of_its_encrypted_swarm(tmp_path: Path) -> None:
+    (address,) = free_addresses(1)
+    command = [sys.executable, "-m", "worker.cli", "swarm", "--workers", "2"]
+    command += [*SMALL, *ENDLESS, "--out", str(tmp_path / "run"), "--web", address]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as swarm:
+        assert swarm.stdout is not None
+        try:
+            line = next(line for line in swarm.stdout if "the page of the swarm" in line)
+            assert line.endswith(f": http://{address}/\n")
+            rows: list[dict[str, Any]] = []
+            while [row["answers"] for row in rows] != [True, True]:
+                assert swarm.poll() is None
+                with urlopen(f"http://{address}/api/swarm") as answer:
+                    told = json.load(answer)
+                rows = told["peers"]
+            assert [row["peer"] for row in rows] == ["w0", "w1"]
+            assert told["swarm"]["encrypted"] is True
+        finally:
+            swarm.send_signal(signal.SIGINT)
+            swarm.communicate()
+    assert swarm.returncode == 130

@@ -144,6 +144,8 @@ function marksOf(peer, slow) {
   if (peer.state === "left") return ["dead", "left"];
   if (by.length) return ["quarantined", "in quarantine"];
   if (peer.state === "done") return ["done", ""];
+  // Only members of the run are led to a relayed peer: a coordinator knows of it what others say.
+  if (!peer.answers && peer.relayed && !known(peer.seen_s) && peer.health === "alive") return ["", "relayed"];
   if (!peer.answers || peer.health === "suspect") return ["unsure", peer.health === "suspect" ? "suspect" : "no answer"];
   if (located) return ["slow", `slow ${located.kind}`];
   return slow === peer.peer ? ["slow", "slow"] : ["", ""];
