@@ -229,7 +229,6 @@ def _row(
         "late": told(int_of(rounds, "late"), "late", 0),
         "dropped": _counts(said, "refused"),
         "quarantined": _counts(said, "quarantine"),
-        "accusations": _counts(said, "accusations"),
     }
 
 

@@ -102,7 +102,7 @@ def take(url: str, run: Path, out: Path, seconds: float) -> None:
     watched = Watch(address_and_pid(run / "w0")[0], asked_by(run))
     watched.look()
     time.sleep(2)  # rates are of the time between two looks
-    screen = Console(record=True, width=150, file=io.StringIO())
+    screen = Console(record=True, width=170, file=io.StringIO())
     screen.print(table(watched.look()))
     drawn = screen.export_svg(title="murmur status HOST:PORT --watch")
     fonts = re.compile(r"@font-face \{.*?\}", re.DOTALL)  # which it would load from elsewhere

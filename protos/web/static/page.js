@@ -444,7 +444,7 @@ function drawTable(waits, slow) {
 }
 
 function notTaken(p) {
-  const counts = { "round failed": p.failed, late: p.late, ...p.dropped, ...Object.fromEntries(Object.entries(p.quarantined).map(([k, v]) => [`quarantine ${k}`, v])), ...p.accusations };
+  const counts = { "round failed": p.failed, late: p.late, ...p.dropped, ...Object.fromEntries(Object.entries(p.quarantined).map(([k, v]) => [`quarantine ${k}`, v])) };
   return Object.entries(counts).filter(([, n]) => n).map(([reason, n]) => `${reason} ${n}`).join(", ");
 }
 
