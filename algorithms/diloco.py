@@ -38,16 +38,17 @@ MeanOver = Literal["all", "senders"]
 _BLOCK = 1 << 16  # values of an outer step that stay in the cache
 
 
-def pseudo_gradient(anchor: Tensor, local: Tensor) -> Tensor:
-    """`anchor - local` as a fresh tensor: the direction in which the outer step descends.
+def pseudo_gradient(anchor: Tensor, local: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """`anchor - local`: the direction in which the outer step descends.
 
     Args:
         anchor: outer parameters of a fragment, fp32.
         local: this peer's parameters after its inner steps, same shape.
+        out: takes the result, `local` itself if you like; None for a fresh tensor.
 
     Ref: arXiv:2311.08105 algorithm 1, line 12.
     """
-    return anchor - local
+    return torch.sub(anchor, local, out=out)
 
 
 def with_residual(g: Tensor, residual: Tensor | None, decay: float) -> Tensor:

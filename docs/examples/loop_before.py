@@ -1,4 +1,4 @@
-"""A training loop of one's own: SGD, accumulation, bf16 autocast, clipping, OneCycleLR."""
+"""A training loop of one's own: SGD, Muon, accumulation, bf16 autocast, clipping, OneCycleLR."""
 
 import argparse
 from pathlib import Path
@@ -17,8 +17,12 @@ samples = torch.utils.data.TensorDataset(text.unfold(0, 33, 8))
 loader = torch.utils.data.DataLoader(samples, batch_size=16, shuffle=True)
 
 model = nn.Sequential(nn.Embedding(256, 64), nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 256))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
-scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.5, total_steps=options.steps)
+sgd = torch.optim.SGD([model[0].weight, model[1].bias, model[3].bias], lr=0.5, momentum=0.9)
+muon = torch.optim.Muon([model[1].weight, model[3].weight], lr=0.02, momentum=0.9)
+schedulers = [
+    torch.optim.lr_scheduler.OneCycleLR(each, max_lr=each.defaults["lr"], total_steps=options.steps)
+    for each in (sgd, muon)
+]
 
 batches = (batch for _ in range(10**6) for (batch,) in loader)
 for _ in range(options.steps):
@@ -29,9 +33,9 @@ for _ in range(options.steps):
         loss = cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten()) / 2
         loss.backward()
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    optimizer.step()
-    scheduler.step()
-    optimizer.zero_grad()
+    for each in (sgd, muon, *schedulers):
+        each.step()
+    model.zero_grad()
 print(
     f"loss {2 * loss.item():.3f}, weights {sum(p.double().sum() for p in model.parameters()):.9f}"
 )

@@ -1,7 +1,8 @@
 """Memory that the presets take beyond a plain training loop, as multiples of the model.
 
-    python tests/bench/memory.py [--workers 2] [--inner-steps 6] [--sizes 4 12] [--preset NAME ...]
+    python tests/bench/memory.py [--workers 2] [--inner-steps 6] [--sizes 12 24] [--preset NAME ...]
     python tests/bench/memory.py --large [--layers 18] [--preset NAME ...]
+    python tests/bench/memory.py --step-time [--repeats 5] [--workers 2]
 
 Real workers train a decoder of two sizes. The peak of a process (VmHWM) is read before the last
 batch, so without the checkpoint that follows, and once more when it has ended. What libraries and
@@ -9,10 +10,14 @@ allocators take does not grow with the model: the difference between the two siz
 between their parameters in fp32, is what counts. A plain loop holds the model, its gradients and
 AdamW's moments: 4, and what autograd and the allocator add. Writes a Markdown table.
 
-An inner step is timed with and without a round in flight: medians, in the larger model.
+Both sizes have fragments of three layers, so that what is in flight is the same. What was asked for
+is at most 3 copies for `streaming` and 3.5 for `diloco`.
 
 `--large` trains a model of half a billion parameters in bf16 with SGD instead, and says what the
 processes took together, and how long. With `--layers 9` it is a quarter of a billion.
+
+`--step-time` times inner steps of `streaming` with a round in flight and with none, which take
+turns: medians of each run, and their ratio. It wants idle cores, one for each worker and one more.
 """
 
 import argparse
@@ -25,7 +30,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 from typing import Any
 
 import torch
@@ -40,7 +45,10 @@ from worker.training.config import InnerConfig
 from worker.training.replica import InnerReplica
 
 PRESETS = ("local", "diloco", "streaming")
-LAYERS = (4, 12)  # the smaller has a layer for each of four fragments; diloco's pieces are larger
+LAYERS = (12, 24)
+_WANTED = {"streaming": 3.0, "diloco": 3.5}  # copies of the model beyond a plain loop
+_WANTED_BYTES = 20 << 30  # of two large processes
+_WANTED_RATIO = 1.03  # of a step's time
 _CONTEXT_BYTES, _BATCH_SIZE = 32, 2  # activations of no size
 _PERIODS = 2
 _LARGE_LAYERS, _LARGE_WIDTH = 18, 1536
@@ -90,7 +98,12 @@ def main() -> None:
     )
     parser.add_argument("--large", action="store_true", help="0.5 billion parameters instead")
     parser.add_argument("--layers", type=int, default=_LARGE_LAYERS, help="of the large model")
+    parser.add_argument("--step-time", action="store_true", help="time steps instead")
+    parser.add_argument("--repeats", type=int, default=5, help="runs to time")
     options = parser.parse_args()
+    if options.step_time:
+        print_step_times(options.repeats, options.workers)
+        return
     if options.large:
         print_large(options.layers, options.workers, [p for p in options.preset if p != "local"])
         return
@@ -99,7 +112,7 @@ def main() -> None:
     print(
         f"{options.workers} workers, models of {' and '.join(f'{s / 1e6:.0f}' for s in sizes)} MB\n"
         "\n| process | peak of each | times the model | beyond plain | with the last checkpoint "
-        "| inner step | with a round in flight |\n| --- | --- | --- | --- | --- | --- | --- |"
+        "| asked for |\n| --- | --- | --- | --- | --- | --- |"
     )
     plain: float | None = None
     for preset in ("plain", *options.preset):
@@ -116,14 +129,35 @@ def main() -> None:
         last = "-" if preset == "plain" else f"{whole:.2f}"
         print(
             f"| {preset} | {each} MB | {training:.2f} | {training - plain:.2f} | {last} "
-            f"| {milliseconds(peaks[1].idle_s)} | {milliseconds(peaks[1].in_flight_s)} |",
+            f"| {verdict(training - plain, _WANTED.get(preset))} |",
             flush=True,
         )
 
 
-def milliseconds(seconds: Sequence[float]) -> str:
-    """Their mean; a dash where nobody measured any."""
-    return f"{1e3 * mean(seconds):.0f} ms" if seconds else "-"
+def verdict(found: float, wanted: float | None, unit: str = "") -> str:
+    """Whether what was asked for is kept."""
+    if wanted is None:
+        return "-"
+    return f"at most {wanted:g}{unit}: {'kept' if found <= wanted else 'MISSED'}"
+
+
+def print_step_times(repeats: int, workers: int) -> None:
+    """Steps with a round in flight beside steps with none, of the same workers in the same run."""
+    print(f"{workers} workers, streaming, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}\n")
+    print("| run | step with no round in flight | with one | ratio |\n| --- | --- | --- | --- |")
+    extra = settings_of(diloco__overlap_steps=2)  # of the five steps between two rounds
+    ratios = []
+    for number in range(1, repeats + 1):
+        with tempfile.TemporaryDirectory() as folder:
+            notes = Path(folder) / "notes"
+            notes.mkdir()
+            found = train_workers("streaming", notes, options_of(8), 75, workers, 25, extra)
+        idle_s, in_flight_s = median(found.idle_s), median(found.in_flight_s)
+        ratios.append(in_flight_s / idle_s)
+        times = f"{1e3 * idle_s:.1f} ms | {1e3 * in_flight_s:.1f} ms"
+        print(f"| {number} | {times} | {ratios[-1]:.3f} |", flush=True)
+    asked = verdict(median(ratios), _WANTED_RATIO)
+    print(f"\nmedian ratio {median(ratios):.3f}; {asked}")
 
 
 def print_large(layers: int, workers: int, presets: Sequence[str]) -> None:
@@ -131,8 +165,9 @@ def print_large(layers: int, workers: int, presets: Sequence[str]) -> None:
     count = parameter_bytes(layers, _LARGE_WIDTH) // 4
     print(f"{workers} workers, {count / 1e6:.0f} million parameters in bf16, SGD\n")
     print(
-        "| preset | peak of each in training | in its whole life | together | seconds |\n"
-        "| --- | --- | --- | --- | --- |"
+        "| preset | peak of each in training | in its whole life | together | seconds "
+        "| asked for |\n"
+        "| --- | --- | --- | --- | --- | --- |"
     )
     for preset in presets:
         began = time.monotonic()
@@ -148,9 +183,11 @@ def print_large(layers: int, workers: int, presets: Sequence[str]) -> None:
                 preset, notes, options_of(layers, _LARGE_WIDTH), 14, workers, 12, extra
             )
         seconds, each = time.monotonic() - began, found.whole_bytes
+        together = workers * each
         print(
             f"| {preset} | {found.training_bytes / 1e9:.2f} GB | {each / 1e9:.2f} GB "
-            f"| {workers * each / 1e9:.2f} GB | {seconds:.0f} |",
+            f"| {together / 1e9:.2f} GB = {together / (1 << 30):.1f} GiB | {seconds:.0f} "
+            f"| {verdict(together / (1 << 30), _WANTED_BYTES >> 30, ' GiB')} |",
             flush=True,
         )
 

@@ -9,10 +9,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
+import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 import murmuration
 from tests.support.workers import PATIENCE_S, free_addresses, wait_until_listens
 
+STORY = "the flock turns as one , and no bird leads ."
 EXAMPLES = Path(murmuration.__file__).parent / "docs/examples"
 
 
@@ -68,6 +72,49 @@ def test_two_peers_end_with_one_model(script: str, options: tuple[str, ...]) -> 
     assert weights[0] == weights[1] != []
     losses = [re.findall(r"^loss ([\d.]+)", text, re.MULTILINE) for text in printed]
     assert losses[0] != losses[1] or script == "lightning_module.py"  # samples of its own
+
+
+def test_a_checkpoint_of_ones_own_is_fine_tuned_and_can_be_loaded_again(tmp_path: Path) -> None:
+    base = tiny_checkpoint(tmp_path / "base")
+    text = tmp_path / "story.txt"
+    text.write_text(f"{STORY} " * 40)
+    given = (str(base), str(text), "--lora", "--steps", "12", "--inner-steps", "6")
+    small = ("--context", "16", "--batch", "2", "--accumulate", "2", "--lr", "0.05")
+    saves = [tmp_path / "one", tmp_path / "two"]
+    with started("finetune.py", *((*given, *small, "--save", str(s)) for s in saves)) as peers:
+        printed = [peer.communicate(timeout=PATIENCE_S)[0] for peer in peers]
+    assert [peer.returncode for peer in peers] == [0, 0], printed
+    found = [transformers.AutoModelForCausalLM.from_pretrained(each) for each in (base, *saves)]
+    before, one, two = (model.state_dict() for model in found)
+    assert all(torch.equal(value, two[name]) for name, value in one.items())
+    changed = {name for name, value in one.items() if not torch.equal(value, before[name])}
+    assert changed == {name for name in one if "q_proj" in name or "v_proj" in name}
+    tokenizer = transformers.AutoTokenizer.from_pretrained(saves[0])
+    tokens = tokenizer("the flock turns as one", return_tensors="pt").input_ids
+    with torch.inference_mode():
+        losses = [model(input_ids=tokens, labels=tokens).loss.item() for model in found]
+    assert losses[1] == losses[2] < losses[0]
+
+
+def tiny_checkpoint(folder: Path) -> Path:
+    """A model of transformers with its tokenizer, as people have them."""
+    words = ["?", "<end>", *STORY.split()]
+    made = Tokenizer(models.WordLevel({w: n for n, w in enumerate(words)}, unk_token="?"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    wrapped = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=made, unk_token="?", eos_token="<end>"
+    )
+    wrapped.save_pretrained(folder)
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=len(words),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+    )
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
 
 
 def test_three_peers_train_a_gpt_with_two_optimizers() -> None:

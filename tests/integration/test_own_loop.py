@@ -116,6 +116,28 @@ def test_a_loop_of_ones_own_equals_the_reference(
     assert len({result["model_hash"] for result in results.values()}) == 1
 
 
+@pytest.mark.parametrize("trainer", ["transformers", "lightning"])
+def test_a_trainer_with_a_callback_equals_the_same_run_by_a_task(
+    tmp_path: Path, trainer: str
+) -> None:
+    config, arguments = run_of(
+        "diloco",
+        25,
+        # Lightning sums the squares of another order of parameters, which rounds otherwise.
+        inner__clip=0 if trainer == "lightning" else 1,
+        diloco__inner_steps=10,
+        inner__warmup_steps=0,
+        inner__schedule='"constant"',
+    )
+    with loops(config, tmp_path, 2, **arguments) as swarm:
+        for name in swarm.names:
+            swarm.start(name, trainer=trainer)
+        results = swarm.results()
+    hashes = {name: Hashes.of(result) for name, result in results.items()}
+    assert hashes == reference_hashes(config, swarm.names, run=results["w0"]["run"])
+    assert len({result["model_hash"] for result in results.values()}) == 1
+
+
 def test_a_loop_that_fails_leaves_the_others_in_good_order_and_another_joins(
     tmp_path: Path,
 ) -> None:

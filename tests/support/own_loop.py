@@ -3,22 +3,114 @@
     python -m tests.support.own_loop '{"name": "w0", "preset": "diloco", ...}'
 
 takes the arguments of `murmuration.Swarm` as JSON, with `task` (the TOML's sections of the run's
-daemon) and `fails_at` (a step) beside them, and prints what it ends with as JSON.
+daemon), `fails_at` (a step) and `trainer` beside them, and prints what it ends with as JSON. With a
+`trainer`, "transformers" or "lightning", the loop is that one's, at a constant learning rate.
 """
 
 import json
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader, IterableDataset
 
 import murmuration
 from worker.config import Config, parse_config, task_of
-from worker.tasks import Cursor, next_batch
+from worker.tasks import Batch, Cursor, Task, next_batch
 from worker.wire import tensor_hash
 
 
-def train(config: Config, arguments: dict[str, Any], fails_at: int) -> dict[str, object]:
+class Samples(IterableDataset[tuple[Tensor, Tensor]]):
+    """A peer's batches of a task."""
+
+    def __init__(self, task: Task, cursor: Cursor) -> None:
+        self._task, self._cursor = task, cursor
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        batches = self._task.batches("train", self._cursor)
+        while True:
+            batch = next_batch(batches, "train")
+            yield {"inputs": batch.inputs, "targets": batch.targets}
+
+
+def batch_of(given: dict[str, Tensor]) -> Batch:
+    return Batch(given["inputs"], given["targets"], Cursor(seed=0, stream=""))
+
+
+def train_by_transformers(
+    task: Task, model: nn.Module, optimizer: Optimizer, samples: Samples, config: Config, swarm: Any
+) -> murmuration.Swarm:
+    import transformers
+
+    class Trainer(transformers.Trainer):
+        def get_train_dataloader(self) -> DataLoader[Any]:
+            return DataLoader(samples, batch_size=None)
+
+        def compute_loss(self, model: nn.Module, inputs: Any, *_: Any, **_others: Any) -> Tensor:
+            return task.loss(model, batch_of(inputs))
+
+    arguments = transformers.TrainingArguments(
+        output_dir=swarm["out"],
+        max_steps=config.run.steps,
+        max_grad_norm=config.inner.clip,
+        save_strategy="no",
+        report_to="none",
+        use_cpu=True,
+        disable_tqdm=True,
+    )
+    still = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
+    callback = murmuration.hf.SwarmCallback(**swarm)
+    trainer = Trainer(
+        nn.Sequential(model),  # without the model's `config`, which is not a transformers' one
+        arguments,
+        train_dataset=samples,
+        optimizers=(optimizer, still),
+        callbacks=[callback],
+    )
+    trainer.remove_callback(transformers.PrinterCallback)  # its lines are no events
+    trainer.train()
+    return callback.swarm
+
+
+def train_by_lightning(
+    task: Task, model: nn.Module, optimizer: Optimizer, samples: Samples, config: Config, swarm: Any
+) -> murmuration.Swarm:
+    from lightning.pytorch import LightningModule, Trainer
+
+    class Module(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def training_step(self, batch: Any, _number: int) -> Tensor:
+            return task.loss(self.model, batch_of(batch))
+
+        def configure_optimizers(self) -> Optimizer:
+            return optimizer
+
+    callback = murmuration.lightning.LightningCallback(**swarm)
+    Trainer(
+        max_steps=config.run.steps,
+        accelerator="cpu",
+        callbacks=[callback],
+        gradient_clip_val=config.inner.clip,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    ).fit(Module(), DataLoader(samples, batch_size=None))
+    return callback.swarm
+
+
+TRAINERS = {"transformers": train_by_transformers, "lightning": train_by_lightning}
+
+
+def train(
+    config: Config, arguments: dict[str, Any], fails_at: int, trainer: str
+) -> dict[str, object]:
     """The inner steps of `worker.training.replica.InnerReplica`, written as people write them."""
     task, inner, steps = task_of(config), config.inner, config.run.steps
     model = task.model()
@@ -33,14 +125,18 @@ def train(config: Config, arguments: dict[str, Any], fails_at: int) -> dict[str,
         weight_decay=inner.weight_decay,
         fused=True,
     )
-    batches = task.batches("train", Cursor(seed=config.run.seed, stream=arguments["name"]))
+    samples = Samples(task, Cursor(seed=config.run.seed, stream=arguments["name"]))
+    if trainer:
+        swarm = TRAINERS[trainer](task, model, optimizer, samples, config, arguments)
+        return ends_of(swarm, model)
+    batches = iter(samples)
     swarm = murmuration.Swarm(model, optimizer, **arguments)
     with swarm:
         print(
             json.dumps({"event": "entered", "step": swarm.step, "peers": swarm.peers}), flush=True
         )
         while not swarm.done:
-            batch = next_batch(batches, "train")
+            batch = batch_of(next(batches))
             optimizer.zero_grad()
             loss = task.loss(model, batch)
             loss.backward()
@@ -52,6 +148,10 @@ def train(config: Config, arguments: dict[str, Any], fails_at: int) -> dict[str,
             if swarm.step == fails_at:
                 raise RuntimeError("the loop fails")
             optimizer.step()
+    return ends_of(swarm, model)
+
+
+def ends_of(swarm: murmuration.Swarm, model: nn.Module) -> dict[str, object]:
     state, figures = swarm.state_dict(), swarm.metrics
     fragments = state["fragments"]
     return {
@@ -70,7 +170,7 @@ def main() -> None:
     given = json.loads(sys.argv[1])
     torch.set_num_threads(1)
     config = parse_config(given.pop("task"), "the test")
-    result = train(config, given, given.pop("fails_at", -1))
+    result = train(config, given, given.pop("fails_at", -1), given.pop("trainer", ""))
     print(json.dumps(result), flush=True)
 
 

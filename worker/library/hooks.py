@@ -47,6 +47,7 @@ class UserReplica:
         self.accessor: Accessor | None = None
         self.samples: int | None = None  # the loop that draws them is the user's
         self.tokens_per_sample: int | None = None
+        self._closure = False  # whether this step computes the gradients by itself
         self._check()
 
     @property
@@ -76,7 +77,12 @@ class UserReplica:
     def gradients(self) -> dict[str, Tensor]:
         """By parameter, zeros where there is none, and the running statistics as they are.
 
-        Raises UsageError: one is sparse."""
+        Raises UsageError: one is sparse, or they are not there yet."""
+        if self._closure:
+            raise UsageError(
+                "preset ddp averages gradients before optimizer.step, which here computes them in "
+                "a closure, as Lightning does; call step() without one, or take another preset"
+            )
         for name, parameter in self._trained.items():
             if parameter.grad is not None and parameter.grad.is_sparse:
                 raise UsageError(
@@ -120,7 +126,8 @@ class UserReplica:
                 "this model is in a swarm already: leave the first Swarm before the second begins"
             )
 
-        def before_step(*_: Any) -> None:
+        def before_step(_: Optimizer, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+            self._closure = kwargs.get("closure", args[1] if len(args) > 1 else None) is not None
             before()
 
         def after_step(*_: Any) -> None:

@@ -62,6 +62,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     `--advertise`, `--name`, `--min-peers`, `--out`, `--serve-metrics`, `--token`, `--insecure`.
 
     Swarm(model, optimizer, **vars(parser.parse_args())) takes them as they are.
+
+    >>> parser = argparse.ArgumentParser()
+    >>> add_arguments(parser)
+    >>> options = parser.parse_args(["--join", "one.example:7700", "--name", "second"])
+    >>> options.join, options.name, options.insecure
+    ('one.example:7700', 'second', False)
     """
     group = parser.add_argument_group("swarm")
     group.add_argument("--join", default=(), metavar="HOST:PORT", help="of any peer of the run")

@@ -273,5 +273,6 @@ class Trainer(TrainingLoop):
             self._reporter.iteration(outer.step, visits)
         self.average_gradients(gradients, visits)
         self.replica.inner_step(outer.step, gradients)
+        gradients.clear()
         self.end_step(waited_s)
         self._between_steps(self)

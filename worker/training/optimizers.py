@@ -37,6 +37,13 @@ class Muon(Optimizer):
         params: matrices (2-D).
         lr: learning rate; weight_decay: decoupled; momentum: Nesterov's.
 
+    >>> matrix = nn.Parameter(torch.zeros(2, 2))
+    >>> muon = Muon([matrix], lr=0.1, momentum=0.0, weight_decay=0.0)
+    >>> (matrix * torch.tensor([[3.0, 0.0], [0.0, 100.0]])).sum().backward()
+    >>> _ = muon.step()  # both directions by about 0.1 * 0.2 * sqrt(2)
+    >>> bool((matrix.diag() < -0.015).all() and (matrix.diag() > -0.04).all())
+    True
+
     Ref: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon; arXiv:2502.16982 (the
     scaling, section 2.2).
     """

@@ -244,7 +244,8 @@ class OuterLoop:
 
     def _send(self, each: FragmentReplica) -> None:
         start = each.as_held(each.start)
-        g = pseudo_gradient(start, each.local)
+        local = each.local
+        g = pseudo_gradient(start, local, out=local)
         if not is_finite(g):
             # Others wait for this peer: no movement is a better answer than none.
             text = "parameters are not finite: going on from the anchor"

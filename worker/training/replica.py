@@ -171,6 +171,8 @@ class InnerReplica:
             self._set_learning_rates(step)
         for optimizer in self.optimizers:
             optimizer.step()
+        for parameter in self._named.values():
+            parameter.grad = None  # a round of an exchange takes the memory
         for scheduler in self._schedulers:
             scheduler.step()
 

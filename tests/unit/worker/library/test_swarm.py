@@ -3,6 +3,7 @@
 import doctest
 import json
 from pathlib import Path
+from types import ModuleType
 from urllib.request import urlopen
 
 import pytest
@@ -11,6 +12,8 @@ from torch import nn
 
 import murmuration
 from murmuration import ConfigError, IdentityError, PeersUnreachable, Swarm, UsageError
+from worker.library import swarm, terms
+from worker.training import optimizers
 
 
 def model_of(dtype: torch.dtype = torch.float32) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -194,6 +197,25 @@ def test_sparse_gradients_are_one_line_where_gradients_are_averaged() -> None:
     assert "\n" not in str(refused.value)
 
 
+def test_gradients_that_a_closure_computes_are_refused_where_they_are_averaged() -> None:
+    model, optimizer = model_of()
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(torch.ones(2, 4)).sum()
+        loss.backward()
+        return loss
+
+    with Swarm(model, optimizer, preset="diloco", inner_steps=2, steps=2) as swarm:
+        while not swarm.done:
+            optimizer.step(closure)
+    with (
+        pytest.raises(UsageError, match="preset ddp averages gradients before"),
+        Swarm(model, optimizer, preset="ddp", steps=2),
+    ):
+        optimizer.step(closure)
+
+
 def test_tied_weights_are_trained_as_one() -> None:
     model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
     model[1].weight = model[0].weight
@@ -226,8 +248,13 @@ def test_everything_public_is_documented() -> None:
     assert all(getattr(murmuration, name).__doc__ for name in murmuration.__all__)
 
 
-def test_the_example_in_the_docstring_is_right() -> None:
-    assert doctest.testmod(murmuration) == (0, 5)
+@pytest.mark.parametrize(
+    ("module", "examples"),
+    [(murmuration, 5), (swarm, 4), (terms, 4), (optimizers, 5)],
+    ids=["murmuration", "Swarm.anchor", "add_arguments", "Muon"],
+)
+def test_the_examples_in_docstrings_are_right(module: ModuleType, examples: int) -> None:
+    assert doctest.testmod(module) == (0, examples)
 
 
 def test_an_adapter_that_is_not_there_is_named() -> None:
