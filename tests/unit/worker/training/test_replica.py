@@ -202,8 +202,13 @@ def test_a_mean_of_gradients_may_take_the_place_of_ones_own() -> None:
 
 def test_a_mean_of_gradients_in_fp32_serves_parameters_in_bf16() -> None:
     each = replica(InnerConfig(), model=(model := Line().model().to(torch.bfloat16)))
+    seen: list[torch.dtype] = []
+    each.optimizers[0].register_step_pre_hook(
+        lambda *_: seen.extend(p.grad.dtype for p in model.parameters() if p.grad is not None)
+    )
     each.inner_step(1, {name: torch.ones(p.shape) for name, p in each.parameters.items()})
-    assert all(p.grad is not None and p.grad.dtype is torch.bfloat16 for p in model.parameters())
+    assert seen == [torch.bfloat16] * len(list(model.parameters()))
+    assert all(p.grad is None for p in model.parameters())  # their memory is given back
 
 
 def measured(inner_steps: int, own_s: float, fastest_s: float, *, unequal: bool = True) -> Pace:
