@@ -208,8 +208,12 @@ class Dissemination:
                 news.append(rumour.member)
         return news
 
-    def _refresh(self, members: Iterable[Member]) -> None:
+    def _refresh(self, members: Sequence[Member]) -> None:
         """Takes up what has changed since: nobody is known to know it."""
+        if len(self._rumours) > len(members):  # one has given way to another
+            for gone in self._rumours.keys() - {member.peer for member in members}:
+                del self._rumours[gone]
+                self._links.pop(gone, None)
         for member in members:
             rumour = self._rumours.get(member.peer)
             if rumour is None:
@@ -224,8 +228,8 @@ class Dissemination:
 
     def _delivered(self, peer: str, members: Iterable[Member], arrived: bool) -> None:
         for member in members:
-            rumour = self._rumours[member.peer]
-            if _news(member) == _news(rumour.member):
+            rumour = self._rumours.get(member.peer)
+            if rumour is not None and _news(member) == _news(rumour.member):
                 rumour.under_way.discard(peer)
                 if arrived:
                     rumour.known_to.add(peer)

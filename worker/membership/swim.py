@@ -116,6 +116,8 @@ class Membership:
         self._reach = Reachability(2 * config.probe_timeout_s)
         self._suspicions = Suspicions(config.probe_s)
         self._expelled: set[str] = set()
+        self._proven: set[str] = set()  # they have answered this peer
+        self._forgettable: dict[str, None] = {}  # that have ended, and never answered it
         self._ticked_at: float | None = None
         self._gossip_at = self._reconnect_at = -math.inf
         self._order: list[str] = []
@@ -206,6 +208,24 @@ class Membership:
             not member.live or (known.epoch, known.address) != (member.epoch, member.address)
         ):
             self._reach.forget(member.peer)
+        if member.live or member.peer in self._proven:
+            self._forgettable.pop(member.peer, None)
+        else:
+            self._forgettable[member.peer] = None
+
+    def _has_room(self) -> bool:
+        """For one more member. Where all places are taken, one that has ended and never answered
+        this peer gives way: so those that do not exist keep nobody out for long."""
+        if len(self._members) < MAX_MEMBERS:
+            return True
+        idle = (p for p in self._forgettable if p not in self._probing and p not in self._asking)
+        if (peer := next(idle, None)) is None:
+            return False
+        self._suspicions.close(peer)
+        self._suspicions.forget_words(peer)
+        del self._members[peer], self._forgettable[peer]
+        self._sorted, self._outline_changed = None, True
+        return True
 
     def _tick(self, now: float) -> list[Action]:
         if self._ticked_at is not None:
@@ -257,7 +277,7 @@ class Membership:
     def _probe(self, peers: list[str]) -> list[Action]:
         actions: list[Action] = []
         for peer in peers:
-            if peer not in self._probing and peer != self._me:
+            if peer in self._members and peer not in self._probing and peer != self._me:
                 self._probing.add(peer)
                 address = self._members[peer].address
                 actions.append(Probe(peer, address, self.config.probe_timeout_s))
@@ -277,6 +297,7 @@ class Membership:
     def _probed(self, peer: str, answered: bool, now: float) -> list[Action]:
         self._probing.discard(peer)
         if answered:
+            self._proven.add(peer)
             self._reach.answered(peer, now)
             self._lives(peer, now)
         member = self._members.get(peer)
@@ -331,7 +352,7 @@ class Membership:
                 continue
             known = self._members.get(peer)
             if known is None:
-                if len(self._members) < MAX_MEMBERS:
+                if self._has_room():
                     self._put(heard)
                     if heard.health is Health.SUSPECT:
                         self._suspicions.accuse(peer, _life(heard), sender, now)

@@ -289,3 +289,15 @@ def test_no_account_is_kept_of_strangers() -> None:
     a.deltas.heard("stranger", GossipMessage(number=9, reset=True), a.members)
     a.deltas.failed("stranger")
     assert a.deltas.answer("stranger", GossipMessage(), a.members).acknowledged == 0
+
+
+def test_a_member_that_gave_way_is_forgotten_with_what_is_under_way_of_it() -> None:
+    a, b = acquainted("a", "b", "ghost")[:2]
+    a.change("ghost", health=Health.DEAD)
+    request = a.ask(b)
+    assert "ghost" in told(request)
+    del a.known["ghost"]
+    a.hear(b, b.reply(a, request))
+    assert told(a.ask(b)) == []
+    a.known["ghost"] = member("ghost")
+    assert told(a.ask(b)) == ["ghost"]

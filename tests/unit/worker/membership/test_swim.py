@@ -20,6 +20,7 @@ from tests.unit.worker.membership.machines import (
 )
 from worker.membership import (
     Digest,
+    Expelled,
     Gossiped,
     Health,
     Leaving,
@@ -172,6 +173,21 @@ def test_of_a_flood_of_ghosts_only_so_many_are_kept() -> None:
     assert len(membership.members) == MAX_MEMBERS
     membership.handle(Gossiped((member("w1", heartbeat=5),)), 0.0)
     assert next(each for each in membership.members if each.peer == "w1").heartbeat == 5
+
+
+def test_ghosts_that_came_first_give_way_once_they_have_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("worker.membership.swim.MAX_MEMBERS", 4)
+    membership = machine("w1")
+    membership.handle(Probed("w1", answered=True), 0.0)
+    membership.handle(Gossiped((member("ghost-1"),)), 0.0)
+    end(membership, "ghost-2", Health.DEAD)
+    membership.handle(Expelled("w1"), 1.0)  # it has ended, and was there
+    assert ViewChanged() in membership.handle(Gossiped((member("w2"),)), 2.0)
+    assert [each.peer for each in membership.members] == ["ghost-1", "me", "w1", "w2"]
+    membership.handle(Gossiped((member("w3"),)), 3.0)  # nobody else has ended
+    assert [each.peer for each in membership.members] == ["ghost-1", "me", "w1", "w2"]
 
 
 def test_an_update_is_newer_than_all_before() -> None:
