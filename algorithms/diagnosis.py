@@ -20,6 +20,7 @@ Kind = Literal["uplink", "downlink", "link", "machine", "disk"]
 _SIDES: tuple[tuple[int, Kind], ...] = ((0, "uplink"), (1, "downlink"))  # of (sender, receiver)
 MOST_OF = 0.75  # of the receivers that must see a sender slow, or of the senders
 _EXPLAINS = 0.5  # of two directions of a peer, one that is so much worse explains the other
+_BUSY = 1.3  # times the usual step: such a machine also sends and takes slowly
 _DISK_S = 0.5  # longer than usual: less is nothing to speak of
 _LEAST_SAVES = 2
 
@@ -124,11 +125,7 @@ class _Look:
         }
         rounds_s = [each.round_s for each in swarm.values() if each.round_s]
         self._round_s = median(rounds_s) if rounds_s else 0.0
-        self._busy = {  # such machines also send and take slowly
-            peer
-            for peer in swarm
-            if self._times(peer, "step_s") > self._limits(Place("machine", peer)).step
-        }
+        self._busy = {peer for peer in swarm if self._times(peer, "step_s") > _BUSY}
 
     # ---------------------------------------------------------------------------------- links
 

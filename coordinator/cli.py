@@ -44,6 +44,14 @@ web_option = click.option(
 )
 
 
+_member_option = click.option(
+    "--run",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="The folder of a worker of that run on this machine: an encrypted run answers its own.",
+)
+
+
 @click.command()
 @click.option("--listen", default="127.0.0.1:7600", show_default=True, metavar="HOST:PORT")
 @click.option("--expect", type=click.IntRange(min=1), help="End once N workers are through.")
@@ -109,12 +117,7 @@ def coordinator(
     metavar="SECONDS",
     help="With --watch.",
 )
-@click.option(
-    "--run",
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="DIR",
-    help="The folder of a worker of that run on this machine: an encrypted run answers its own.",
-)
+@_member_option
 def status(address: str, as_json: bool, watches: bool, every_s: float, run: Path | None) -> None:
     """Show how the swarm is, as any worker or coordinator sees it.
 
@@ -137,6 +140,38 @@ def status(address: str, as_json: bool, watches: bool, every_s: float, run: Path
         click.echo(json.dumps(document, indent=1, default=_plain))
         return
     print_status(document, _console())
+
+
+@click.command()
+@click.argument("target", metavar="RUN|HOST:PORT")
+@click.option("--json", "as_json", is_flag=True, help="The report as JSON.")
+@click.option("--picture/--no-picture", default=True, help="Draw loss.png too.", show_default=True)
+@click.option("-q", "--quiet", is_flag=True, help="Write the files in RUN, and print nothing.")
+@_member_option
+def report(target: str, as_json: bool, picture: bool, quiet: bool, run: Path | None) -> None:
+    """Report on all peers of a run: one that has ended, or one under way.
+
+    RUN is the folder of one of its workers, or of `murmur swarm`; each has what all peers have come
+    to. HOST:PORT is any peer that lives: then the report is of what its peers say now.
+    """
+    from coordinator.report.joint import report_of_folder, report_of_swarm
+    from protos.identity import member_identity
+
+    console = None if as_json or quiet else _console()
+    if Path(target).is_dir():
+        found = report_of_folder(Path(target), console, picture=picture)
+    elif ":" not in target or "/" in target:
+        raise Failure(
+            f"{target}: there is no such folder; name that of a worker or a swarm, or HOST:PORT of "
+            "a peer that lives",
+            ExitCode.USAGE,
+        )
+    else:
+        _check_address(target)
+        identity = member_identity(run) if run is not None else None
+        found = report_of_swarm(target, identity, console)
+    if as_json:
+        click.echo(json.dumps(found, indent=1))
 
 
 @click.command()

@@ -6,6 +6,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+RESULTS = "results.json"  # in a worker's folder: what all peers of the run have come to
 LOG_BYTES = 64 << 20  # of a log, and as much of its earlier part
 
 

@@ -62,6 +62,11 @@ class ControlStub:
                 request_serializer=protos_dot_murmuration__pb2.StatusRequest.SerializeToString,
                 response_deserializer=protos_dot_murmuration__pb2.StatusReply.FromString,
                 _registered_method=True)
+        self.Result = channel.unary_unary(
+                '/murmuration.v1.Control/Result',
+                request_serializer=protos_dot_murmuration__pb2.ResultRequest.SerializeToString,
+                response_deserializer=protos_dot_murmuration__pb2.ResultReply.FromString,
+                _registered_method=True)
         self.Measure = channel.unary_unary(
                 '/murmuration.v1.Control/Measure',
                 request_serializer=protos_dot_murmuration__pb2.MeasureRequest.SerializeToString,
@@ -123,6 +128,13 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Result(self, request, context):
+        """At the end of a run: the caller's result, and the answerer's if it has one already.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Measure(self, request, context):
         """Takes bytes and does nothing with them: how long that takes tells the link's rate.
         """
@@ -173,6 +185,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.Status,
                     request_deserializer=protos_dot_murmuration__pb2.StatusRequest.FromString,
                     response_serializer=protos_dot_murmuration__pb2.StatusReply.SerializeToString,
+            ),
+            'Result': grpc.unary_unary_rpc_method_handler(
+                    servicer.Result,
+                    request_deserializer=protos_dot_murmuration__pb2.ResultRequest.FromString,
+                    response_serializer=protos_dot_murmuration__pb2.ResultReply.SerializeToString,
             ),
             'Measure': grpc.unary_unary_rpc_method_handler(
                     servicer.Measure,
@@ -328,6 +345,33 @@ class Control:
             '/murmuration.v1.Control/Status',
             protos_dot_murmuration__pb2.StatusRequest.SerializeToString,
             protos_dot_murmuration__pb2.StatusReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Result(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/murmuration.v1.Control/Result',
+            protos_dot_murmuration__pb2.ResultRequest.SerializeToString,
+            protos_dot_murmuration__pb2.ResultReply.FromString,
             options,
             channel_credentials,
             insecure,

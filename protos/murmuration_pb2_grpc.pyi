@@ -52,6 +52,8 @@ class ControlStub:
     """Asks this peer to probe another one: tells a dead peer from a broken link."""
     Status: _grpc.UnaryUnaryMultiCallable[_murmuration_pb2.StatusRequest, _murmuration_pb2.StatusReply]
     """What `murmur status` shows; a msgpack document, so that it can grow."""
+    Result: _grpc.UnaryUnaryMultiCallable[_murmuration_pb2.ResultRequest, _murmuration_pb2.ResultReply]
+    """At the end of a run: the caller's result, and the answerer's if it has one already."""
     Measure: _grpc.UnaryUnaryMultiCallable[_murmuration_pb2.MeasureRequest, _murmuration_pb2.MeasureReply]
     """Takes bytes and does nothing with them: how long that takes tells the link's rate."""
     Finished: _grpc.UnaryUnaryMultiCallable[_murmuration_pb2.FinishedRequest, _murmuration_pb2.FinishedReply]
@@ -87,6 +89,8 @@ class ControlAsyncStub(ControlStub):
     """Asks this peer to probe another one: tells a dead peer from a broken link."""
     Status: _aio.UnaryUnaryMultiCallable[_murmuration_pb2.StatusRequest, _murmuration_pb2.StatusReply]  # type: ignore[assignment]
     """What `murmur status` shows; a msgpack document, so that it can grow."""
+    Result: _aio.UnaryUnaryMultiCallable[_murmuration_pb2.ResultRequest, _murmuration_pb2.ResultReply]  # type: ignore[assignment]
+    """At the end of a run: the caller's result, and the answerer's if it has one already."""
     Measure: _aio.UnaryUnaryMultiCallable[_murmuration_pb2.MeasureRequest, _murmuration_pb2.MeasureReply]  # type: ignore[assignment]
     """Takes bytes and does nothing with them: how long that takes tells the link's rate."""
     Finished: _aio.UnaryUnaryMultiCallable[_murmuration_pb2.FinishedRequest, _murmuration_pb2.FinishedReply]  # type: ignore[assignment]
@@ -149,6 +153,14 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_murmuration_pb2.StatusReply, _abc.Awaitable[_murmuration_pb2.StatusReply]]:
         """What `murmur status` shows; a msgpack document, so that it can grow."""
+
+    @_abc_1.abstractmethod
+    def Result(
+        self,
+        request: _murmuration_pb2.ResultRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_murmuration_pb2.ResultReply, _abc.Awaitable[_murmuration_pb2.ResultReply]]:
+        """At the end of a run: the caller's result, and the answerer's if it has one already."""
 
     @_abc_1.abstractmethod
     def Measure(

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from protos.events import new_event
 from protos.exit_codes import ExitCode
+from protos.files import RESULTS
 from protos.identity import Identity
 from protos.manifest import first_difference
 from worker.component import NodeConfig
@@ -371,7 +372,14 @@ class Worker:
         )
         result["exit_code"] = code
         leave_json(self._options.out / "result.json", result, self._log)
-        self._mailbox.post(TrainingEvent(new_event("result", **result)))
+        event = new_event("result", **result)
+        self._enrich(event)
+        self._mailbox.post(TrainingEvent(dict(event)))
+        patience_s = 0.0 if trainer.stopped is not None else AWAIT_OTHERS_S
+        results = session.share_result(
+            event, patience_s, lambda: not self._leaves or not patience_s
+        )
+        leave_json(self._options.out / RESULTS, results, self._log)
         return code
 
     def _options_for(self, move: StageMove) -> WorkerOptions:

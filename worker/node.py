@@ -69,6 +69,7 @@ from worker.status import (
     LagMonitor,
     NodeMeasurements,
     OwnFigures,
+    Results,
     RoundLog,
     ask_peers,
     status_document,
@@ -107,6 +108,7 @@ class Node:
     gossip: GossipService  # from `listen` on
     leases: LeaseService  # likewise
     locator: FaultLocator  # likewise
+    results: Results  # likewise
     stages: StageNode | None = None  # what serves a stage here, where the model is cut
 
     def __init__(
@@ -200,7 +202,9 @@ class Node:
             clock=self.clock,
             log=self.log,
         )
-        self._components.append(self.locator)
+        self.results = Results(node.peer, self._manifest.run, self, self.transport, self.clock)
+        self.server.calls["Control/Result"] = self.results.on_result
+        self._components += [self.locator, self.results]
         if self._config.stages.count > 1:
             self._add_stages()
         return me.address
@@ -393,8 +397,11 @@ class Node:
         return await ask_peers(live, self.transport)
 
     async def _on_status(self, request: bytes) -> bytes:
-        if wire.parse(pb.StatusRequest, request).only == "measured":  # by every peer, often
+        only = wire.parse(pb.StatusRequest, request).only
+        if only == "measured":  # by every peer, often
             return wire.status_reply({"measured": to_document(self.figures.figures())})
+        if only == "results":
+            return wire.status_reply(self.results.document())
         return wire.status_reply(self.status())
 
     async def _on_measure(self, _request: bytes) -> bytes:
@@ -499,6 +506,11 @@ class Node:
         """Ends this peer's own rounds of a fragment, which a fetched state supersedes."""
         for rounds in dict.fromkeys((self._final, self._own_rounds)):
             rounds.give_up(fragment, reason)
+
+    @property
+    def members(self) -> Sequence[Member]:
+        """Of the run, this peer among them."""
+        return self.gossip.members
 
     @property
     def replicas(self) -> Sequence[Member]:

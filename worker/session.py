@@ -5,7 +5,7 @@ The daemon has one, and so has `murmuration.Swarm`; what they train with is thei
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
@@ -35,6 +35,8 @@ T = TypeVar("T")
 NOTHING_ENCRYPTED = Credentials()
 AWAIT_OTHERS_S = 30.0  # after the last step
 _LEAVE_S = 5.0
+_GIVE_S = 1.0  # a result, by a peer that is to end now
+_LOOK_AGAIN_S = 0.1
 _LOOK_S = 10.0  # to ask all peers
 
 
@@ -96,6 +98,21 @@ class Session:
     def saved(self, seconds: float) -> None:
         """A checkpoint was written, in that time. any thread."""
         self.io.node.figures.saved(seconds)
+
+    def share_result(
+        self, result: Mapping[str, object], patience_s: float, wanted: Callable[[], bool]
+    ) -> dict[str, object]:
+        """Gives this peer's result to the others, and waits for theirs as long as it is wanted.
+
+        Args: patience_s: at most; 0 waits for nobody's, and a moment until this one is given.
+        Returns: what all have come to, as far as it is known."""
+        results = self.io.node.results
+        self.io.ask(lambda: results.share(result))
+        until_s = time.monotonic() + (patience_s or _GIVE_S)
+        enough = results.is_complete if patience_s else results.is_given
+        while wanted() and time.monotonic() < until_s and not self.io.ask(enough):
+            time.sleep(_LOOK_AGAIN_S)
+        return self.io.ask(results.document)
 
     def settle(self) -> None:
         """Returns when all that the train thread has said is dealt with."""

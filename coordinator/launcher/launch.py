@@ -169,7 +169,7 @@ class Launch:
     ) -> dict[str, list[str]]:
         """The command line of each worker, by name: `w0`, `w1`, ..., one per address."""
         shared = [str(self.config)] if self.config else []
-        shared += ["--json", "--min-peers", str(self.workers)]
+        shared += ["--json", "--no-report", "--min-peers", str(self.workers)]
         shared += ["--resume"] if self.resume else ["--fresh"]
         shared += ["--insecure"] if self.insecure else []
         shared += ["--coordinator", coordinator] if coordinator else []

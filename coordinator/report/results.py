@@ -24,15 +24,22 @@ def leave_results(
     settings: Mapping[str, object],
     elapsed_s: float,
     json_path: Path | None = None,
+    picture: bool = True,
 ) -> Report:
-    """Writes OUT/report.json and OUT/loss.png, and prints the report. Never raises OSError.
+    """Writes OUT/report.json, OUT/report.txt and OUT/loss.png, and prints the report. Never raises
+    OSError.
 
     What cannot be written is a warning. The report is printed all the same, if there is a console.
     """
+    from rich.console import Console
+
+    from coordinator.report.printer import print_report
+
     report = build_report(records, settings=settings, elapsed_s=elapsed_s)
     problems = []
     try:
-        report["loss_png"] = _draw(report, records, out / "loss.png")
+        if picture:
+            report["loss_png"] = _draw(report, records, out / "loss.png")
     except OSError as error:
         problems.append(f"the loss curve could not be written: {error}")
     report["out"] = str(out / "report.json")
@@ -41,10 +48,14 @@ def leave_results(
             write_report(report, path)
         except OSError as error:
             problems.append(f"{path} could not be written: {error}")
+    text = Console(file=io.StringIO(), width=_TEXT_WIDTH)
+    print_report(report, text)
+    try:
+        write_atomically(out / "report.txt", text.file.getvalue().encode())  # type: ignore[attr-defined]
+    except OSError as error:
+        problems.append(f"{out / 'report.txt'} could not be written: {error}")
     if console is None:
         return report
-    from coordinator.report.printer import print_report
-
     print_report(report, console)
     for problem in problems:
         console.print(f"warning: {problem}", markup=False, soft_wrap=True)
@@ -72,6 +83,7 @@ def _draw(report: Report, records: Sequence[Record], path: Path) -> str | None:
 
 
 _MAX_POINTS = 2000
+_TEXT_WIDTH = 160
 
 
 def draw_loss_curve(

@@ -6,8 +6,9 @@
 Real workers, each in a network namespace behind a link of its own (root, and `tc` of iproute2). The
 last worker gets, in turn, a slow uplink, a slow downlink, a slow link to the first one, a slow
 machine (it stands still three quarters of the time) and a slow disk (each fsync takes 3 s more).
-Printed for each: the verdict of the second worker, whether it is the right one and the only one,
-the seconds until it, and until it is withdrawn once the fault is gone. Then nothing is done for
+Printed for each: the verdict of the second worker, whether it is the right one and the only one
+that any worker has come to, the seconds until all have it, and until all have withdrawn it once the
+fault is gone. Then nothing is done for
 some minutes, and what is found all the same is counted. Exits with 1 if a verdict is wrong, does
 not come within `--patience` seconds, or comes without a fault.
 """
@@ -75,9 +76,12 @@ class Faulty:
         self.victim = f"w{len(members) - 1}"
         self._heal = threading.Event()
 
-    def verdicts(self) -> dict[Place, dict[str, Any]]:
-        """What the second worker finds now."""
-        return {place_of(verdict): verdict for verdict in self._status()["verdicts"]}
+    def verdicts(self) -> list[dict[Place, dict[str, Any]]]:
+        """What each worker finds now, but for the faulty one."""
+        return [
+            {place_of(verdict): verdict for verdict in self._status(member)["verdicts"]}
+            for member in self._members[:-1]
+        ]
 
     def found_by_all(self) -> list[dict[str, Any]]:
         """Everything that any worker has found."""
@@ -92,11 +96,11 @@ class Faulty:
 
     def rounds(self) -> int:
         """That the second worker has completed."""
-        return int(self._status()["rounds"]["completed"])
+        return int(self._status(self._members[1])["rounds"]["completed"])
 
-    def _status(self) -> dict[str, Any]:
+    def _status(self, member: NamespaceHost) -> dict[str, Any]:
         try:
-            return ask(f"{self._members[1].address}:{PORT}", 10.0)
+            return ask(f"{member.address}:{PORT}", 10.0)
         except Failure:  # it is not up yet, or busy
             return {"verdicts": [], "rounds": {"completed": 0}}
 
@@ -123,9 +127,9 @@ class Faulty:
         """The victim's own link as before, and below it a slow class for what goes to the first."""
         name, whole, slow = self._members[-1].name, self._mbps, self._mbps * SLOW / 4
         tc(name, "qdisc replace dev eth0 root handle 1: htb default 10")
-        tc(name, f"class add dev eth0 parent 1: classid 1:1 htb rate {whole}mbit")
-        tc(name, f"class add dev eth0 parent 1:1 classid 1:10 htb rate {whole}mbit")
-        tc(name, f"class add dev eth0 parent 1:1 classid 1:20 htb rate {slow}mbit ceil {slow}mbit")
+        tc(name, f"class add dev eth0 parent 1: classid 1:1 htb rate {whole}mbit quantum 3000")
+        tc(name, f"class add dev eth0 parent 1:1 classid 1:10 htb rate {whole}mbit quantum 3000")
+        tc(name, f"class add dev eth0 parent 1:1 classid 1:20 htb rate {slow}mbit quantum 3000")
         to = self._members[0].address
         tc(name, f"filter add dev eth0 parent 1: protocol ip u32 match ip dst {to} flowid 1:20")
         return lambda: tbf(name, "eth0", whole)
@@ -167,11 +171,13 @@ def measured(swarm: Faulty, options: argparse.Namespace) -> int:
         before = len(swarm.found_by_all())
         heal = make()
         try:
-            found_s = wait_until(lambda p=place: p in swarm.verdicts(), options.patience)
-            words = [verdict_words(each) for each in swarm.verdicts().values()]
+            found_s = wait_until(
+                lambda p=place: all(p in each for each in swarm.verdicts()), options.patience
+            )
+            words = [verdict_words(each) for each in swarm.verdicts()[1].values()]
         finally:
             heal()
-        gone_s = wait_until(lambda: not swarm.verdicts(), options.patience)
+        gone_s = wait_until(lambda: not any(swarm.verdicts()), options.patience)
         named = {place_of(event["verdict"]) for event in swarm.found_by_all()[before:]}
         right = named == {place} and found_s is not None and gone_s is not None
         good &= right

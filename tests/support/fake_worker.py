@@ -39,7 +39,7 @@ def main() -> int:
         parser.add_argument(name)
     for name in ("--join", "--set"):
         parser.add_argument(name, action="append", default=[])
-    for name in ("--json", "--resume", "--fresh"):
+    for name in ("--json", "--no-report", "--resume", "--fresh"):
         parser.add_argument(name, action="store_true")
     asked = parser.parse_args()
     settings = dict(setting.split("=", 1) for setting in asked.set)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import click
 
 from protos.addresses import is_loopback, is_wildcard, join_address, split_address, with_host
+from protos.exit_codes import ExitCode
 from protos.figures import listed
 from protos.settings import settings_of
 from worker.cli.event_lines import PlainLines, announce_as_json
@@ -122,6 +123,11 @@ class WorkerFlags:
     )
     insecure: bool = option(
         "--insecure", is_flag=True, help="Encrypt nothing, and let anybody join."
+    )
+    reports: bool = option(
+        "--report/--no-report",
+        default=True,
+        help="At the end, write what all peers have come to: report.json and report.txt in OUT.",
     )
     as_json: bool = option("--json", is_flag=True, help="Events as JSON lines.")
     quiet: bool = option("-q", "--quiet", is_flag=True, help="Only what needs somebody.")
@@ -477,7 +483,28 @@ def _run(
         else PlainLines(_joins(flags, identity), flags.verbose - flags.quiet),
         identity=identity,
     )
-    return run_worker(config, worker)
+    code = run_worker(config, worker)
+    if flags.reports and code == ExitCode.DONE:
+        _report(flags)
+    return code
+
+
+def _report(flags: WorkerFlags) -> None:
+    """Of all peers, where there were others: by the command of that name."""
+    from protos.files import RESULTS
+
+    context = click.get_current_context()
+    group = context.find_root().command
+    try:
+        peers = json.loads((flags.out / RESULTS).read_text())["peers"]
+        if len(peers) > 1 and isinstance(group, click.Group):
+            command = group.get_command(context, "report")
+            options = {"run": None, "as_json": False, "picture": False}
+            quiet = flags.as_json or flags.quiet
+            if command is not None:
+                context.invoke(command, target=str(flags.out), quiet=quiet, **options)
+    except Exception as error:  # the run is over, and its exit code says how
+        click.echo(f"murmur: no report of all peers: {error}", err=True)
 
 
 def _served_at(flag: str, address: str) -> str:

@@ -263,6 +263,9 @@ class Swarm:
             if plan.exchange != "none":
                 loop.await_others(self._session.agreed, AWAIT_OTHERS_S)
         self._raise_what_ended()
+        if loop.stopped is None:  # peers that wait for all results have this one too
+            result = {"reason": "finished", "step": loop.step, **loop.metrics.plain()}
+            self._session.share_result(result, 0.0, lambda: True)
         if plan.exchange != "none":
             for each in loop.fragments:
                 each.write(each.state.anchor)

@@ -5,6 +5,7 @@ rounds.py    what it says of rounds
 peers.py     the same of the other peers
 exporter.py  the same numbers for Prometheus
 figures.py   what the peer measures of its rounds, links and disk
+results.py   what all peers have come to, brought together at the end of the run
 locator.py   faults, found by comparing these with the other peers'
 """
 
@@ -13,6 +14,7 @@ from worker.status.exporter import MetricsServer
 from worker.status.figures import OwnFigures
 from worker.status.locator import FaultLocator
 from worker.status.peers import ask_peers
+from worker.status.results import Results
 from worker.status.rounds import RoundLog
 
 __all__ = [
@@ -21,6 +23,7 @@ __all__ = [
     "MetricsServer",
     "NodeMeasurements",
     "OwnFigures",
+    "Results",
     "RoundLog",
     "ask_peers",
     "status_document",

@@ -20,6 +20,7 @@ CONTROL_METHODS = (
     "Control/IndirectProbe",
     "Control/Status",
     "Control/Measure",
+    "Control/Result",
     "Control/Finished",
     "Control/Lease",
 )

@@ -26,6 +26,7 @@ _SENDERS: Mapping[str, Callable[[bytes], str | None]] = {
     "Control/Join": _joining,
     "Control/Gossip": lambda raw: parse(pb.GossipMessage, raw).sender,
     "Control/Lease": _leasing,
+    "Control/Result": lambda raw: parse(pb.ResultRequest, raw).sender,
     "Control/Finished": lambda raw: parse(pb.FinishedRequest, raw).origin,
     "Data/Exchange": lambda raw: parse(pb.ExchangeUp, raw).header.sender,
     "Data/Average": lambda raw: parse(pb.ExchangeUp, raw).header.sender,

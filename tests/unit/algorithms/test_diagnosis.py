@@ -37,7 +37,7 @@ def simulated(
     """
 
     def about(value: float) -> float:
-        return value * (noise.uniform(0.85, 1.15) if noise is not None else 1.0)
+        return value * (noise.uniform(0.88, 1.12) if noise is not None else 1.0)
 
     def rate(sender: int, receiver: int) -> float:
         ends = (up or {}).get(sender, 1.0), (down or {}).get(receiver, 1.0)

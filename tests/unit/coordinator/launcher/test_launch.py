@@ -133,7 +133,7 @@ def test_command_lines() -> None:
     commands = launch.commands(["h:1", "h:2"], "h:3")
     assert list(commands) == ["w0", "w1"]
     assert commands["w1"] == [
-        *("murmur", "up", "run.toml", "--json", "--min-peers", "2", "--resume"),
+        *("murmur", "up", "run.toml", "--json", "--no-report", "--min-peers", "2", "--resume"),
         *("--coordinator", "h:3", "--preset", "ddp", "--threads", "1"),
         *("--set", "run.steps=9", "--set", 'task.text="a \\"b\\""', "--set", "x.y=1"),
         *("--name", "w1", "--listen", "h:2", "--out", "o/w1", "--join", "h:1"),

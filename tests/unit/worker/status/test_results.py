@@ -1,0 +1,151 @@
+"""Results are given to all that live, within bounds, and those of the done are waited for."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from protos import murmuration_pb2 as pb
+from protos.documents import pack, unpack
+from worker import wire
+from worker.exchange.types import View
+from worker.membership import Health, Member, Phase
+from worker.status.results import Results
+from worker.transport import Unreachable
+
+RUN = 7
+
+
+def member(name: str, phase: Phase = Phase.DONE, health: Health = Health.ALIVE) -> Member:
+    return Member(name, f"{name}:7700", 1, phase=phase, health=health, step=90)
+
+
+class Peers:
+    """Peers that reach each other, a clock, and who does not answer."""
+
+    def __init__(self, *names: str) -> None:
+        self.members = [member(name) for name in names]
+        self.now_s, self.deaf, self.calls = 0.0, set[str](), 0
+        self.results = {name: Results(name, RUN, self, self, lambda: self.now_s) for name in names}
+        self.work: list[Coroutine[None, None, None]] = []
+        for each in self.results.values():
+            each.on_view(View())
+
+    def spawn(self, work: Coroutine[None, None, None]) -> None:
+        self.work.append(work)
+
+    async def call(
+        self, address: str, method: str, request: bytes, timeout_s: float, peer: str
+    ) -> bytes:
+        self.calls += 1
+        if peer in self.deaf:
+            raise Unreachable(peer)
+        assert (address, method) == (f"{peer}:7700", "Control/Result")
+        return await self.results[peer].on_result(request)
+
+    def run(self, seconds: float = 2.0) -> None:
+        until_s = self.now_s + seconds
+        while self.now_s < until_s:
+            for each in self.results.values():
+                each.tick()
+            work, self.work = self.work, []
+            for one in work:
+                asyncio.run(one)
+            self.now_s += 0.05
+
+    def results_at(self, name: str) -> dict[str, Any]:
+        peers: Any = self.results[name].document()["peers"]
+        return {each["peer"]: each["result"] for each in peers}
+
+
+def test_everybody_ends_with_the_results_of_all() -> None:
+    peers = Peers("a", "b", "c")
+    for name in "ab":
+        peers.results[name].share({"event": "result", "step": 90, "by": name})
+    peers.run()
+    assert not peers.results["a"].is_complete()  # c is done, and still evaluates
+    assert peers.results["a"].is_given()
+    peers.results["c"].share({"event": "result", "step": 90, "by": "c"})
+    peers.run()
+    for name in "abc":
+        assert peers.results[name].is_complete()
+        assert {peer: each["by"] for peer, each in peers.results_at(name).items()} == {
+            "a": "a",
+            "b": "b",
+            "c": "c",
+        }
+    assert peers.calls == 6  # each gives its own to each once
+
+
+def test_only_those_that_are_done_are_waited_for_and_the_dead_are_named() -> None:
+    peers = Peers("a", "b", "c", "d")
+    peers.members[1:] = [
+        member("b", Phase.TRAINING),
+        member("c", health=Health.DEAD),
+        member("d", health=Health.LEFT),
+    ]
+    a = peers.results["a"]
+    a.on_view(View())
+    a.share({"step": 100})
+    peers.run()
+    assert a.is_complete()
+    assert peers.results_at("b")["a"] == {"step": 100}
+    peers.members[1:] = []  # what membership forgets is remembered here
+    a.on_view(View())
+    found: Any = a.document()["peers"]
+    assert [(each["peer"], each["state"], each["step"]) for each in found] == [
+        ("a", "done", 90),
+        ("b", "training", 90),
+        ("c", "dead", 90),
+        ("d", "left", 90),
+    ]
+
+
+def test_a_peer_that_does_not_answer_is_asked_three_times() -> None:
+    peers = Peers("a", "b")
+    peers.deaf.add("b")
+    peers.results["a"].share({"step": 1})
+    peers.run(10.0)
+    assert peers.calls == 3
+    assert peers.results["a"].is_given()
+    assert not peers.results["a"].is_complete()
+
+
+def test_long_results_are_cut_to_what_a_call_takes() -> None:
+    peers = Peers("a", "b")
+    curve = [(step, step * 0.37) for step in range(100_000)]
+    noise = "".join(chr(33 + step * 7919 % 90) for step in range(200_000))
+    result = {"step": 5, "train_loss_curve": curve, "sample": noise}
+    peers.results["a"].share(result)
+    peers.run()
+    given = peers.results_at("b")["a"]
+    assert len(given["train_loss_curve"]) <= 401
+    assert given["train_loss_curve"][-1] == [99_999, 99_999 * 0.37]
+    assert len(pack(given)) <= 60 * 1024
+    assert given["step"] == 5
+
+
+@pytest.mark.parametrize(
+    "request_", [
+        pb.ResultRequest(run=8, sender="b", document=pack({})),
+        pb.ResultRequest(run=RUN, sender="b", document=b"damaged"),
+        pb.ResultRequest(run=RUN, sender="b", document=bytes(70_000)),
+    ],
+)  # fmt: skip
+def test_what_is_no_result_is_refused(request_: pb.ResultRequest) -> None:
+    peers = Peers("a", "b")
+    with pytest.raises(wire.WireError):
+        asyncio.run(peers.results["a"].on_result(request_.SerializeToString()))
+    assert peers.results_at("a")["b"] is None
+
+
+def test_nobody_gives_a_result_in_anothers_place_and_an_empty_one_says_nothing() -> None:
+    peers = Peers("a", "b")
+    peers.results["a"].share({"step": 3})
+    own = pb.ResultRequest(run=RUN, sender="a", document=pack({"step": 99}))
+    answer = asyncio.run(peers.results["a"].on_result(own.SerializeToString()))
+    assert unpack(pb.ResultReply.FromString(answer).document, 100) == {"step": 3}
+    assert peers.results_at("a")["a"] == {"step": 3}
+    raw = own.SerializeToString()
+    assert wire.claimed_sender("Control/Result", raw) == "a"

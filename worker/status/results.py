@@ -1,0 +1,175 @@
+"""What each peer has come to, brought together at the end of a run: at every peer, without any
+coordinator.
+
+A peer gives its result to all that live as soon as it has one. It stays until those that are done
+as well have given theirs, or until its time is up: others take longer to evaluate.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, Protocol
+
+from protos import murmuration_pb2 as pb
+from protos.documents import BadDocument, pack, unpack
+from worker import wire
+from worker.exchange.types import View
+from worker.membership import Member, Phase
+from worker.transport import Transport, TransportError
+
+METHOD = "Control/Result"
+_RESULT_BYTES = 60 * 1024  # of one, packed: a control call takes not much more
+_PLAIN_BYTES = 1024 * 1024
+_MOST = 1024  # results, and peers that are remembered
+_GIVE_S = 5.0
+_TRIES = 3  # of giving it to one peer
+_AGAIN_S = 0.5
+_CURVES = ("train_loss_curve", "val_loss_curve")
+_POINTS = 400  # of a curve
+
+Document = Mapping[str, Any]
+
+
+class Host(Protocol):
+    """The node. io thread only."""
+
+    @property
+    def members(self) -> Sequence[Member]:
+        """Of the run, this peer among them."""
+        ...
+
+    def spawn(self, work: Coroutine[None, None, None]) -> None:
+        """Runs a coroutine in the background."""
+        ...
+
+
+class Results:
+    """A component of the node. io thread only.
+
+    Args:
+        me, run: this peer and its run.
+        host, transport: whom to give the result to, and how.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self, me: str, run: int, host: Host, transport: Transport, clock: Callable[[], float]
+    ) -> None:
+        self._me, self._run, self._host = me, run, host
+        self._transport, self._clock = transport, clock
+        self._packed = b""
+        self._results: dict[str, dict[str, Any]] = {}
+        self._known: dict[str, Member] = {}
+        self._tries: Counter[str] = Counter()
+        self._giving: set[str] = set()
+        self._again_s: defaultdict[str, float] = defaultdict(float)
+
+    def on_view(self, view: View) -> None:
+        """Membership has changed: a peer that goes is remembered as it was last."""
+        for member in self._host.members:
+            if member.peer in self._known or len(self._known) < _MOST:
+                self._known[member.peer] = member
+
+    def tick(self) -> None:
+        """Gives the result to those that have not got it."""
+        for member in self._to_give() if self._packed else ():
+            if member.peer not in self._giving and self._clock() >= self._again_s[member.peer]:
+                self._giving.add(member.peer)
+                self._host.spawn(self._give(member))
+
+    async def close(self) -> None:
+        """What is being given ends with the node."""
+
+    async def on_result(self, request: bytes) -> bytes:
+        """Takes a peer's result, and gives this one's if there is one. Raises WireError."""
+        given = wire.parse(pb.ResultRequest, request)
+        if given.run != self._run:
+            raise wire.WireError("a result of another run")
+        self._take(given.sender, given.document)
+        return pb.ResultReply(document=self._packed).SerializeToString()
+
+    def share(self, result: Document) -> None:
+        """This peer's own is here: from now on it is given to all that live."""
+        self._results[self._me] = dict(result)
+        self._packed = _packed(result)
+
+    def is_given(self) -> bool:
+        """Whether all that live have it, or do not take it."""
+        return not self._giving and not self._to_give()
+
+    def is_complete(self) -> bool:
+        """Whether, besides, all that are done have given theirs."""
+        return self.is_given() and not any(
+            member.live and member.phase is Phase.DONE and member.peer not in self._results
+            for member in self._host.members
+        )
+
+    def document(self) -> dict[str, object]:
+        """Of every peer that was heard of: its result, or else the last that is known."""
+        return {
+            "run": f"{self._run:016x}",
+            "reporter": self._me,
+            "peers": [
+                {
+                    "peer": member.peer,
+                    "address": member.address,
+                    "stage": member.stage,
+                    "step": member.step,
+                    "state": _state(member),
+                    "result": self._results.get(peer),
+                }
+                for peer, member in sorted(self._known.items())
+            ],
+        }
+
+    # --------------------------------------------------------------------------------- inside
+
+    def _to_give(self) -> list[Member]:
+        others = (member for member in self._host.members if member.peer != self._me)
+        return [each for each in others if each.live and self._tries[each.peer] < _TRIES]
+
+    async def _give(self, member: Member) -> None:
+        self._tries[member.peer] += 1
+        request = pb.ResultRequest(run=self._run, sender=self._me, document=self._packed)
+        try:
+            raw = await self._transport.call(
+                member.address, METHOD, request.SerializeToString(), _GIVE_S, member.peer
+            )
+            self._tries[member.peer] = _TRIES
+            self._take(member.peer, wire.parse(pb.ResultReply, raw).document)
+        except (TransportError, wire.WireError):  # it is tried again, or has gone
+            self._again_s[member.peer] = self._clock() + _AGAIN_S
+        finally:
+            self._giving.discard(member.peer)
+
+    def _take(self, peer: str, packed: bytes) -> None:
+        """Raises WireError: it cannot be read."""
+        if not packed or peer == self._me:
+            return
+        if len(packed) > _RESULT_BYTES:
+            raise wire.WireError(f"a result of {len(packed)} bytes, at most {_RESULT_BYTES}")
+        try:
+            result = unpack(packed, _PLAIN_BYTES)
+        except BadDocument as error:
+            raise wire.WireError(f"a result: {error}") from error
+        if peer in self._results or len(self._results) < _MOST:
+            self._results[peer] = result
+
+
+def _state(member: Member) -> str:
+    """`done`, `training`, ...; of a peer that is gone, how it went."""
+    return member.phase.name.lower() if member.live else member.health.name.lower()
+
+
+def _packed(result: Document) -> bytes:
+    """Within the limit: curves have fewer points, and what is long is left out if it must be."""
+    short = dict(result)
+    for key in short.keys() & set(_CURVES):
+        curve = list(short[key] or ())
+        stride = max(1, -(-len(curve) // _POINTS))
+        short[key] = [*curve[:-1:stride], *curve[-1:]]
+    for left_out in ("", "sample", *_CURVES):
+        short.pop(left_out, None)
+        packed = pack(short)
+        if len(packed) <= _RESULT_BYTES:
+            break
+    return packed
