@@ -10,7 +10,7 @@ import math
 import threading
 from array import array
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -36,7 +36,7 @@ _LIVE = ("alive", "suspect", "lost")  # `lost` is a coordinator's word for one t
 
 # A point; all are numbers, NaN where the peer has not said.
 POINT = (
-    "time_s", "step", "loss", "val_loss", "tokens_per_s", "sent_mbps", "received_mbps", "waits",
+    "time_s", "step", "loss", "val_loss", "tokens_per_s", "sent_mbps", "received_mbps",
 )  # fmt: skip
 _NUMBERS = (
     "val_loss", "learning_rate", "gradient_norm", "steps_per_s", "samples_per_s", "tokens_per_s",
@@ -116,9 +116,7 @@ class History:
         with self._lock:
             self._time_s = look.time_s
             members = _maps(look.first, "members")[:MOST_PEERS]
-            for member in members:
-                if len(self._peers) < MOST_PEERS:
-                    self._peers.setdefault(_name(member), _Peer())
+            self._make_room(dict.fromkeys(map(_name, members)))
             for member in members:
                 if (name := _name(member)) in self._peers:
                     self._add_peer(name, member, look.answers.get(name), look.time_s)
@@ -153,6 +151,15 @@ class History:
             }
 
     # --------------------------------------------------------------------------------- inside
+
+    def _make_room(self, names: Collection[str]) -> None:
+        """For these peers; those that nobody names any more go first."""
+        gone = [name for name in self._peers if name not in names]
+        for name in names:
+            if name not in self._peers and len(self._peers) >= MOST_PEERS and gone:
+                del self._peers[gone.pop()]
+            if len(self._peers) < MOST_PEERS:
+                self._peers.setdefault(name, _Peer())
 
     def _add_peer(self, name: str, member: Document, own: Document | None, now_s: float) -> None:
         peer = self._peers[name]
@@ -233,8 +240,7 @@ def _row(
 
 
 def _keep_point(peer: _Peer, row: Document) -> None:
-    values = {**row, "waits": float(row["state"] == "waiting")}
-    peer.points.extend(math.nan if (v := values.get(key)) is None else v for key in POINT)
+    peer.points.extend(math.nan if (v := row.get(key)) is None else v for key in POINT)
     width = len(POINT)
     if len(peer.points) > MOST_POINTS * width:  # every other one, but for the last
         kept = array("d")
@@ -251,7 +257,7 @@ def _keep_rounds(peer: _Peer, own: Document, now_s: float) -> None:
         if fragment is None or round_ is None or began_s_ago is None:
             continue
         known = peer.rounds.get((fragment, round_))
-        if known is not None and known["resumed_s"] is not None:
+        if known is not None and (known["resumed_s"] is not None or known["failed"]):
             continue
         ended, resumed = float_of(said, "ended_s_ago"), float_of(said, "resumed_s_ago")
         peer.rounds[fragment, round_] = {
@@ -280,9 +286,8 @@ def _links(peers: Mapping[str, _Peer], look: Look) -> list[dict[str, Any]]:
             if name not in peers or other not in peers or other == name:
                 continue
             low, high = min(name, other), max(name, other)
-            via = next(
-                (r for p in (low, high) if (r := relays.get(p, low)) not in (low, high)), None
-            )
+            ways = (relays.get(peer) for peer in (low, high))
+            via = next((way for way in ways if way not in (None, low, high)), None)
             new = {"a": low, "b": high, "rtt_ms": None, "via": via, "mbps": [None, None]}
             link = told.setdefault((low, high), new)
             rtt_ms = float_of(member, "rtt_ms")

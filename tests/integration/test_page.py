@@ -4,6 +4,7 @@ import json
 import signal
 import time
 from pathlib import Path
+from urllib.error import URLError
 from urllib.request import urlopen
 
 import pytest
@@ -75,6 +76,11 @@ def test_it_shows_a_real_swarm_and_who_died(tmp_path: Path) -> None:
         assert "w2 dead" in dead.text
         assert facts(page)["peers at work"] == "2 of 3"
         assert any("w2 dead" in item.text for item in page.of("li"))
+
+        w0.send(signal.SIGTERM)
+        assert w0.wait() == 0
+        with pytest.raises(URLError):
+            urlopen(url)
 
 
 def test_what_peers_write_is_text(tmp_path: Path) -> None:

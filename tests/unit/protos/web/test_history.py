@@ -110,6 +110,16 @@ def test_more_peers_than_a_page_shows_take_no_more_memory() -> None:
     assert len(history.since(0)["points"]) == MOST_PEERS
 
 
+def test_a_new_peer_takes_the_place_of_one_that_nobody_names_any_more() -> None:
+    history = History(2.0)
+    history.add(look(100.0, status("w0", *(f"p{number}" for number in range(MOST_PEERS - 1)))))
+    history.add(look(102.0, status("w0", "p0", "new")))
+
+    names = [peer["peer"] for peer in history.since(0)["peers"]]
+    assert len(names) == MOST_PEERS
+    assert {"w0", "p0", "new"} <= set(names)
+
+
 def test_only_what_is_later_is_told_again() -> None:
     history = History(2.0)
     history.add(look(100.0, status("w0")))
@@ -161,7 +171,6 @@ def test_a_peer_that_waits_at_the_moment_is_told_from_one_that_computes() -> Non
     history = History(2.0)
     history.add(look(100.0, status("w0", waiting_s=1.25)))
     assert history.since(0)["peers"][0]["state"] == "waiting"
-    assert history.since(0)["points"]["w0"][0][POINT.index("waits")] == 1.0
     history.add(look(102.0, status("w0", waiting_s=None)))
     assert history.since(0)["peers"][0]["state"] == "training"
     assert history.since(0)["news"] == []  # neither the first look nor a wait is
