@@ -8,7 +8,7 @@ RUN := PATH="$(abspath $(BIN)):$$PATH" PYTHONPATH=. python
 # Two test processes at most: more would only wait for each other on a small machine.
 TEST_PROCESSES ?= 2
 
-.PHONY: help install swarm test check lint quick-test coverage fmt proto bench exchange tls codecs parity baselines losses frontier optimizers traffic goodput plan-table sync-time unequal pair-faults keep-faults pair-latency stability schedules simulate skippipe-routes skippipe-deadlock skippipe-omission schedule stage-times stage-kills stage-memory stage-losses stage-parity same-bits samples memory bench-peers detection hostile connections one-hostile admission fuzz kill-loop locate page-shots observing-cost thousand compose-test slurm-test clean
+.PHONY: help install swarm test check lint quick-test coverage fmt proto bench exchange tls codecs parity baselines losses frontier optimizers traffic goodput plan-table sync-time unequal pair-faults keep-faults overlap pair-latency stability schedules simulate skippipe-routes skippipe-deadlock skippipe-omission schedule stage-times stage-kills stage-memory stage-losses stage-parity same-bits samples memory bench-peers detection hostile connections one-hostile admission fuzz kill-loop locate page-shots observing-cost thousand compose-test slurm-test clean
 
 install: $(READY)  ## the virtual environment with everything in it, and nothing else
 
@@ -97,6 +97,9 @@ pair-faults: $(READY)  ## a worker killed, stopped for 60 s, cut off during a ro
 
 keep-faults: $(READY)  ## a worker killed, resumed, cut off, late where replicas keep what they have not sent: losses
 	$(RUN) tests/bench/keep_faults.py $(ARGS)
+
+overlap: $(READY)  ## speed beside local while rounds are on their way, one worker half as fast too: five runs each
+	$(RUN) tests/bench/overlap.py $(ARGS)
 
 pair-latency: $(READY)  ## NoLoCo's latency model beside figures derived from it
 	$(RUN) tests/bench/pair_latency.py $(ARGS)

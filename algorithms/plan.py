@@ -43,7 +43,7 @@ class Plan:
         pattern: `strided` or `sequential` layers in a fragment.
         overlap_steps: tau, inner steps between sending and applying; peers may differ.
         overlap: `fixed`, a peer waits for what has not come after tau steps; or `measured`, it goes
-            on training, by as many steps as rounds have been late (`MeasuredOverlap`).
+            on training until it comes, or the fragment is due again. Anchors do not depend on it.
         merge: what a replica goes on from when a round is over: `reset`, the anchor; or `keep`, the
             anchor minus what it has learned that is not in its contribution, which is what the
             encoding has left out and the steps since. That needs no buffer of error feedback.

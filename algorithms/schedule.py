@@ -8,10 +8,7 @@ The last step closes: what is in flight is applied, and fragments with unsent st
 Ref: arXiv:2501.18512 algorithm 2.
 """
 
-from collections import deque
 from dataclasses import dataclass
-
-_REMEMBERED_ROUNDS = 16
 
 
 @dataclass(frozen=True, order=True)
@@ -117,28 +114,3 @@ class Schedule:
         if step == self.steps:
             return Due(fragment, self.rounds(fragment) - 1)
         return None
-
-
-class MeasuredOverlap:
-    """tau of one peer, which follows how late reductions come: as many steps as the latest of the
-    last 16 took. It is at least the plan's, and at most H, when the fragment is due again.
-
-    Anchors do not depend on it, and peers need not have the same: only the local parameters are
-    merged later, with more steps that the reduction knows nothing of.
-
-    Args:
-        plan_steps: tau of the plan; most_steps: H.
-    """
-
-    def __init__(self, plan_steps: int, most_steps: int) -> None:
-        self._least, self._most = plan_steps, most_steps
-        self._took: deque[int] = deque(maxlen=_REMEMBERED_ROUNDS)
-
-    @property
-    def steps(self) -> int:
-        """tau now."""
-        return max([self._least, *self._took])
-
-    def arrived(self, after_steps: int) -> None:
-        """A reduction has come, or would have, this many inner steps after its round was sent."""
-        self._took.append(min(after_steps, self._most))

@@ -62,7 +62,6 @@ class FragmentReplica(FragmentOptimizer):
         started = initial_state(plan, self.local)
         super().__init__(plan, started, state_hash, fragment.averaged, fragment.exact)
         self.arrived: RoundDone | RoundFailed | None = None
-        self.arrived_at_step = 0
         self._prefetched: PrefetchedAnchor | None = None
 
     @property
@@ -129,13 +128,13 @@ class FragmentReplica(FragmentOptimizer):
             view.copy_(given[name].to(self._parameters[name].dtype))
         return held
 
-    def handle(self, message: RoundDone | RoundFailed | PrefetchedAnchor, step: int) -> None:
+    def handle(self, message: RoundDone | RoundFailed | PrefetchedAnchor) -> None:
         """The end of a round, passed over when it is not the one in flight; or the anchor to start
-        the next one from. Args: step: of the schedule, now."""
+        the next one from."""
         if isinstance(message, PrefetchedAnchor):
             self._prefetched = message
         elif self.in_flight is not None and self.in_flight.round == message.round:
-            self.arrived, self.arrived_at_step = message, step
+            self.arrived = message
 
     def take_result(self) -> RoundDone | RoundFailed | None:
         """What has arrived; once."""

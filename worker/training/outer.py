@@ -5,7 +5,6 @@ happens there. When a round fails, the local parameters are kept and the anchor 
 peer's state. When a round closed without this peer, what it has learned is carried over.
 """
 
-import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -16,7 +15,7 @@ from algorithms.fragment_state import Contribution
 from algorithms.fragments import Fragment
 from algorithms.noloco import relative_distance
 from algorithms.plan import Plan
-from algorithms.schedule import Due, MeasuredOverlap, Schedule
+from algorithms.schedule import Due, Schedule
 from worker.membership import Phase
 from worker.training.device import copies_for
 from worker.training.fragment import FragmentReplica
@@ -41,7 +40,6 @@ from worker.training.metrics import Metrics, Reporter, Stall
 from worker.training.replica import Pace, Replica
 from worker.wire import is_finite
 
-_IN_TIME = 0.1  # of a step: so short a wait counts for none
 _AT_ONCE = 2  # rounds on their way that are applied before the next step: the link stays busy
 
 
@@ -58,7 +56,6 @@ class RoundOrder:
         self, fragments: Sequence[FragmentReplica], plan: Plan, schedule: Schedule
     ) -> None:
         self._fragments, self._plan, self._schedule = fragments, plan, schedule
-        self.overlap = MeasuredOverlap(plan.overlap_steps, plan.inner_steps)
 
     def to_apply(self, step: int) -> list[FragmentReplica]:
         """The rounds in flight that have been long enough; at the last step all."""
@@ -81,8 +78,12 @@ class RoundOrder:
         return [each for each, _ in sorted(turns, key=lambda turn: self._place(*turn))]
 
     def _is_ripe(self, each: FragmentReplica, step: int) -> bool:
-        sent = each.in_flight
-        return sent is not None and step - sent.step >= self.overlap.steps
+        if each.in_flight is None:
+            return False
+        took, plan = step - each.in_flight.step, self._plan
+        if plan.overlap == "measured" and each.arrived is None:
+            return took >= plan.inner_steps  # it is due again
+        return took >= plan.overlap_steps
 
     def _place(self, each: FragmentReplica, round_: int) -> tuple[int, int]:
         """Where a round stands in the order of all rounds: by its step in an undisturbed run."""
@@ -162,10 +163,15 @@ class OuterLoop:
         if self._gradients:
             self.commit_parameters()
         elif self._plan.exchange != "none":
+            if self._plan.overlap == "measured":
+                self._handle_all()  # what has come is applied now
             self._exchange()
+        self._handle_all()
+        self._take_head_starts()
+
+    def _handle_all(self) -> None:
         while (message := self._mailbox.poll()) is not None:
             self.handle(message)
-        self._take_head_starts()
 
     def average_gradients(self, gradients: dict[str, Tensor], weight: int) -> None:
         """In a plan that exchanges gradients, before the inner step: replaces them by their mean
@@ -294,7 +300,7 @@ class OuterLoop:
         while each.in_flight_round == sent.round and each.arrived is None and self.stopped is None:
             self.handle(self._mailbox.wait())
         stall_s = self._clock() - started
-        self._note_lateness(each, sent, stall_s)
+        self._note_overlap(sent)
         result = each.take_result() if each.in_flight_round == sent.round else None
         if result is None:
             # Another peer's state took its place, or the run is stopping.
@@ -310,15 +316,11 @@ class OuterLoop:
         self.reporter.round_done(result, stall_s, self.metrics)
         return result
 
-    def _note_lateness(self, each: FragmentReplica, sent: Contribution, stall_s: float) -> None:
-        """How many steps the round took, those included that a wait would have been worth."""
-        fixed = self._plan.overlap == "fixed"
-        if fixed or each.arrived is None or self._schedule.applies_at_once(self.step):
-            return
-        overlap, metrics, step_s = self._order.overlap, self.metrics, self.pace.step_s
-        waited = math.ceil(stall_s / step_s - _IN_TIME) if step_s else 0
-        overlap.arrived(each.arrived_at_step - sent.step + waited)
-        metrics.most_overlap_steps = max(metrics.most_overlap_steps, overlap.steps)
+    def _note_overlap(self, sent: Contribution) -> None:
+        """How long a round was on its way, where that is left to it."""
+        if self._plan.overlap == "measured" and not self._schedule.applies_at_once(self.step):
+            took = self.step - sent.step
+            self.metrics.most_overlap_steps = max(self.metrics.most_overlap_steps, took)
 
     def _abandon(self, each: FragmentReplica, result: RoundFailed) -> None:
         """A round of this peer's has come to nothing: local parameters are kept."""
@@ -355,7 +357,7 @@ class OuterLoop:
         """Acts on a message of the I/O thread."""
         match message:
             case RoundDone() | RoundFailed() | PrefetchedAnchor():
-                self.fragments[message.fragment].handle(message, self.step)
+                self.fragments[message.fragment].handle(message)
             case Adopt():
                 self._adopt(message)
             case FastestPace(fastest_s):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from algorithms.schedule import Due, MeasuredOverlap, Schedule
+from algorithms.schedule import Due, Schedule
 
 
 @st.composite
@@ -157,21 +157,3 @@ def test_fragments_that_are_due_together_may_be_more_than_the_period_has_steps()
     schedule = Schedule(fragments=3, inner_steps=2, overlap_steps=0, steps=5, together=True)
     sent = {step: [due.fragment for due in schedule.sends(step)] for step in range(1, 6)}
     assert sent == {1: [], 2: [0, 1, 2], 3: [], 4: [0, 1, 2], 5: [0, 1, 2]}
-
-
-def test_a_measured_overlap_follows_the_latest_of_the_last_rounds_within_its_bounds() -> None:
-    overlap = MeasuredOverlap(plan_steps=3, most_steps=20)
-    assert overlap.steps == 3
-    overlap.arrived(1)
-    assert overlap.steps == 3
-    overlap.arrived(9)
-    overlap.arrived(5)
-    assert overlap.steps == 9
-    for _ in range(15):
-        overlap.arrived(5)
-    assert overlap.steps == 5
-    overlap.arrived(1000)
-    assert overlap.steps == 20
-    for _ in range(16):
-        overlap.arrived(0)
-    assert overlap.steps == 3

@@ -55,16 +55,16 @@ def test_it_begins_with_the_parameters_as_anchor_and_writes_into_them_by_name() 
 
 def test_only_the_end_of_the_round_in_flight_is_taken_and_once() -> None:
     fragment = (peer := Peer(PLAIN)).fragment
-    fragment.handle(DONE, 3)
+    fragment.handle(DONE)
     assert (fragment.arrived, fragment.in_flight_round, fragment.awaits_result) == (
         None,
         None,
         False,
     )
     peer.contribute()
-    fragment.handle(replace(DONE, round=1), 3)
+    fragment.handle(replace(DONE, round=1))
     assert (fragment.arrived, fragment.in_flight_round, fragment.awaits_result) == (None, 0, True)
-    fragment.handle(FAILED, 3)
+    fragment.handle(FAILED)
     assert not fragment.awaits_result
     assert fragment.take_result() is FAILED
     assert fragment.take_result() is None
@@ -82,7 +82,7 @@ def test_another_state_ends_the_round_and_keeps_what_is_not_counted(
     fragment = (peer := Peer(PLAIN)).fragment
     peer.contribute()
     if message is not None:
-        fragment.handle(message, 3)
+        fragment.handle(message)
     theirs = peer.theirs(2, 5.0)
     fragment.take_over(theirs, keep=True)
     assert fragment.state is theirs
@@ -93,7 +93,7 @@ def test_another_state_ends_the_round_and_keeps_what_is_not_counted(
 def test_an_older_state_leaves_a_later_round_and_what_has_arrived_of_it() -> None:
     fragment = (peer := Peer(PLAIN)).fragment
     peer.contribute()
-    fragment.handle(DONE, 3)
+    fragment.handle(DONE)
     fragment.take_over(peer.theirs(0, 11.0), keep=True)
     assert fragment.arrived is DONE
     assert fragment.in_flight_round == 0
@@ -129,7 +129,7 @@ def test_a_head_start_from_the_prefetched_anchor(
     if late:
         peer.contribute()
     anchor = None if mean is None else torch.full((4,), mean)
-    fragment.handle(PrefetchedAnchor(0, round_, anchor), 3)
+    fragment.handle(PrefetchedAnchor(0, round_, anchor))
     assert fragment.knows_next_anchor is (round_ == 0)
     assert fragment.take_head_start() is (local == 9)
     assert peer.local == [local] * 4
