@@ -8,7 +8,7 @@ RUN := PATH="$(abspath $(BIN)):$$PATH" PYTHONPATH=. python
 # Two test processes at most: more would only wait for each other on a small machine.
 TEST_PROCESSES ?= 2
 
-.PHONY: help install swarm test check lint quick-test coverage fmt proto bench exchange tls codecs parity baselines losses frontier optimizers traffic goodput plan-table sync-time unequal pair-faults keep-faults overlap pair-latency stability schedules simulate skippipe-routes skippipe-deadlock skippipe-omission schedule stage-times stage-kills stage-memory stage-losses stage-parity same-bits samples memory bench-peers detection hostile connections one-hostile admission fuzz kill-loop locate page-shots observing-cost thousand compose-test slurm-test clean
+.PHONY: help install swarm test check lint quick-test coverage fmt proto bench exchange tls codecs parity baselines losses frontier time-to-loss kseed optimizers traffic goodput plan-table sync-time unequal pair-faults keep-faults overlap pair-latency stability schedules simulate skippipe-routes skippipe-deadlock skippipe-omission schedule stage-times stage-kills stage-memory stage-losses stage-parity same-bits samples memory bench-peers detection hostile connections one-hostile admission fuzz kill-loop locate page-shots observing-cost thousand compose-test slurm-test clean
 
 install: $(READY)  ## the virtual environment with everything in it, and nothing else
 
@@ -73,6 +73,12 @@ losses: $(READY)  ## what bits, feedback and overlap cost in loss, at equal toke
 
 frontier: $(READY)  ## bytes against loss, each preset tuned, in one process a plan; resumable: docs/frontier.png
 	$(RUN) tests/bench/frontier.py --picture docs/frontier.png $(ARGS)
+
+time-to-loss: $(READY) .venv-peers/.ready  ## seconds to DDP's loss on 2 to 1000 Mbit/s, each system; an hour, resumable (root): docs/time_to_loss.png
+	$(RUN) tests/bench/time_to_loss.py --picture docs/time_to_loss.png $(ARGS)
+
+kseed: $(READY)  ## fine-tuning by seeds and scalars beside backpropagation: accuracy, bytes of a round
+	$(RUN) tests/bench/kseed.py $(ARGS)
 
 optimizers: $(READY)  ## Muon beside AdamW, alone, in ddp and in diloco, learning rates tuned
 	$(RUN) tests/bench/optimizers.py $(ARGS)

@@ -41,7 +41,7 @@ def main() -> None:
     store = TCPStore(options.address, 0, is_master=True, wait_for_workers=False)
     (lighthouse_url,) = await_addresses()
     manager = _manager(training, store, lighthouse_url)
-    model, inner = training.model, training.replica.optimizer
+    model, inner = training.model, training.optimizer
     outer = torch.optim.SGD(
         model.parameters(), lr=PLAN.outer_lr, momentum=PLAN.outer_momentum, nesterov=True
     )
@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def _manager(training: Training, store: TCPStore, lighthouse_url: str) -> Manager:
-    options, model, inner = training.options, training.model, training.replica.optimizer
+    options, model, inner = training.options, training.model, training.optimizer
 
     def load_state(state: dict[str, dict[str, object]]) -> None:
         model.load_state_dict(state["model"])

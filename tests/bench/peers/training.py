@@ -98,7 +98,8 @@ class Training:
         self.model = self.task.model()
         cursor = Cursor(seed=options.seed, stream=options.name)
         self.replica = InnerReplica(self.task, self.model, InnerConfig(), cursor, options.steps)
-        self.replica.optimizer.register_step_post_hook(self._inner_step_done)
+        (self.optimizer,) = self.replica.optimizers
+        self.optimizer.register_step_post_hook(self._inner_step_done)
         schema = [TensorSpec(n, tuple(p.shape)) for n, p in self.replica.parameters.items()]
         (self.fragment,) = partition(schema, fragments=1)
         self._interface = interface_of(options.address)
