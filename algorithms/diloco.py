@@ -25,6 +25,7 @@ arXiv:2508.15706 (SparseLoCo) for error feedback, which use a decay of 0.95; arX
 eager updates, which lets the outer parameters themselves follow the guess.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -36,6 +37,7 @@ from torch import Tensor
 MeanOver = Literal["all", "senders"]
 
 _BLOCK = 1 << 16  # values of an outer step that stay in the cache
+_TINY = 2.0**-126  # the smallest normal fp32
 
 
 def pseudo_gradient(anchor: Tensor, local: Tensor, *, out: Tensor | None = None) -> Tensor:
@@ -163,17 +165,41 @@ class Nesterov:
     The buffer belongs to one fragment: one optimizer over several fragments would advance the
     momentum of those that did not exchange.
 
-    Ref: arXiv:2311.08105 section 2 (OuterOpt), arXiv:2501.18512 algorithm 2, line 12.
+    Where a round overlaps a whole period, g was learned without the anchor's last move. Two options
+    against that, value by value:
+
+    penalty p    g <- g / (1 + p |buf| / (|buf| + |g|)): the more, up to 1 + p, the more the last
+                 move outweighs g. A value that did not move lately is taken as it is.
+    clip c       buf <- min(c, max(-c, buf)), before it is used.
+
+    Args:
+        lr, momentum: of the step.
+        clip, penalty: 0 for none.
+
+    Ref: arXiv:2311.08105 section 2 (OuterOpt), arXiv:2501.18512 algorithm 2, line 12. A penalty by
+    staleness and a clipped outer momentum are ideas of arXiv:2401.16265 (CO2); the formulas are
+    ours.
     """
 
     lr: float
     momentum: float
+    clip: float = 0.0
+    penalty: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.lr > 0:
             raise ValueError(f"outer_lr is {self.lr}; it must be above 0 (0.7 is the usual value)")
         if not 0 <= self.momentum < 1:
             raise ValueError(f"outer_momentum is {self.momentum}; it must be in 0..1, below 1")
+        if not 0 <= self.clip < math.inf:
+            raise ValueError(
+                f"outer_momentum_clip is {self.clip}; it must be at least 0 (0: momentum is not "
+                "clipped)"
+            )
+        if not 0 <= self.penalty < math.inf:
+            raise ValueError(
+                f"staleness_penalty is {self.penalty}; it must be at least 0 (0: no penalty)"
+            )
 
     def step(
         self, anchor: Tensor, buffer: Tensor, g: Tensor, *, reuse: bool = False
@@ -190,11 +216,22 @@ class Nesterov:
         new_buffer = g if reuse else torch.empty_like(buffer)
         for start in range(0, len(anchor), _BLOCK):
             here = slice(start, start + _BLOCK)
-            moved = (buffer[here] * self.momentum).add_(g[here])
-            direction = (moved * self.momentum).add_(g[here])
+            fresh = self._penalised(g[here], buffer[here])
+            moved = (buffer[here] * self.momentum).add_(fresh)
+            if self.clip:
+                moved.clamp_(-self.clip, self.clip)
+            direction = (moved * self.momentum).add_(fresh)
             torch.sub(anchor[here], direction.mul_(self.lr), out=new_anchor[here])
             new_buffer[here] = moved
         return new_anchor, new_buffer
+
+    def _penalised(self, g: Tensor, buffer: Tensor) -> Tensor:
+        """`g` divided by its staleness; `g` itself without a penalty."""
+        if not self.penalty:
+            return g
+        moved = buffer.abs()
+        both = (moved + g.abs()).clamp_(min=_TINY)  # where both are 0, nothing is divided
+        return g / moved.div_(both).mul_(self.penalty).add_(1.0)
 
 
 def take_mean(

@@ -26,7 +26,6 @@ from algorithms.counted import (
     recorded,
 )
 from algorithms.diloco import (
-    Nesterov,
     carry_over,
     eager_mean,
     go_on_with_integers,
@@ -183,7 +182,7 @@ class FragmentOptimizer:
         self.spread: float | None = None
         self._others: tuple[Tensor, int] | None = None  # their share of the last mean, of how many
         self._plan, self._state_hash = plan, state_hash
-        self._nesterov = Nesterov(plan.outer_lr, plan.outer_momentum)
+        self._nesterov = plan.nesterov
         self._update = plan.group_update() if plan.exchange == "pairs" else None
         self._start: Tensor | None = None  # that local parameters went on from, not the anchor
         self._failed_try: _FailedTry | None = None

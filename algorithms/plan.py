@@ -65,6 +65,9 @@ class Plan:
         outer_lr, outer_momentum: the outer Nesterov step. The defaults were chosen by runs of four
             workers on the built-in task; the paper's 0.7 and 0.9 are too hot for periods so short.
             With `pairs` b and a of heavy ball.
+        outer_momentum_clip: the outer momentum's values stay within this, either way; 0: any.
+        staleness_penalty: divides what comes back, value by value, by up to 1 and this, the more
+            the anchor's last move outweighs it: for rounds that overlap a whole period.
         shared_momentum: with `pairs`, go on from the group's mean anchor and momentum; without it
             each replica keeps its momentum to itself, which is NoLoCo.
         outer_pull: NoLoCo's c, the pull to the group's mean anchor.
@@ -97,6 +100,8 @@ class Plan:
     error_decay: float = 0.95
     outer_lr: float = 0.9
     outer_momentum: float = 0.6
+    outer_momentum_clip: float = 0.0
+    staleness_penalty: float = 0.0
     shared_momentum: bool = False
     outer_pull: float = 0.7
     group_size: int = 2
@@ -201,8 +206,14 @@ class Plan:
                 f"anchor_codec is {self.anchor_codec!r}; use one of {', '.join(ANCHOR_CODECS)}: "
                 "what replicas go on from is what comes through it"
             )
+        stale = self.outer_momentum_clip != 0 or self.staleness_penalty != 0
+        if stale and (self.exchange, self.payload) != ("mean", "pseudo_gradient"):
+            raise ValueError(
+                "outer_momentum_clip and staleness_penalty are for means of pseudo-gradients over "
+                'all; leave both out with pairs, with gradients and with exchange = "none"'
+            )
         if self.exchange != "pairs":
-            Nesterov(self.outer_lr, self.outer_momentum)
+            _ = self.nesterov
             if self.consensus and not self.keeps:
                 raise ValueError(
                     'consensus is for exchange = "pairs" and merge = "keep": any other mean over '
@@ -215,6 +226,12 @@ class Plan:
                 "pairs exchange pseudo-gradients and go on from their own anchors: leave out "
                 "payload and eager"
             )
+
+    @property
+    def nesterov(self) -> Nesterov:
+        """The outer update of means over all. Raises ValueError: a value out of range."""
+        clip, penalty = self.outer_momentum_clip, self.staleness_penalty
+        return Nesterov(self.outer_lr, self.outer_momentum, clip, penalty)
 
     def group_update(self) -> GroupUpdate:
         """The outer update of pairs. Raises ValueError: replicas would drift apart with it."""

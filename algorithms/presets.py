@@ -19,6 +19,17 @@ _STREAMING = replace(
     codec="e3m0",
     reduction_codec="e3m0",
 )
+# What everyone has learned in a period is averaged during the next one. Replicas keep what is on
+# its way, so it is the anchor alone that is a period late.
+_CO2 = replace(
+    _DILOCO,
+    inner_steps=10,
+    overlap_steps=10,
+    merge="keep",
+    outer_momentum_clip=0.01,
+    staleness_penalty=1.0,
+)
+
 _NOLOCO = replace(
     _DILOCO,
     exchange="pairs",
@@ -53,6 +64,7 @@ _SPARSE = replace(
 PRESETS: dict[str, Plan] = {
     "diloco": _DILOCO,
     "streaming": _STREAMING,
+    "co2": _CO2,
     "onebit": _ONE_BIT,
     "sparse": _SPARSE,
     "noloco": _NOLOCO,
@@ -64,6 +76,7 @@ PRESETS: dict[str, Plan] = {
         codec=_STREAMING.codec,
         anchor_codec="bf16",
     ),
+    "kseed": replace(_DILOCO, outer_lr=1.0, outer_momentum=0.0),
     "ddp": replace(_DILOCO, inner_steps=1, payload="gradient"),
     "local": replace(_DILOCO, exchange="none"),
 }

@@ -1,6 +1,7 @@
 """Plans that reach a target utilization on a link, best first.
 
 The order of preference, and why:
+0. averaging gradients in every step (`ddp`), in 16 bits or more: nothing is lost;
 1. small H: what a model loses against data-parallel training grows with H first of all;
 2. then many bits per parameter: the exact codec before the rounded one;
 3. then small tau: at most 5 steps are advised, up to 10 cost less than 0.2 % of the loss. Never
@@ -8,7 +9,8 @@ The order of preference, and why:
 4. then few fragments; then whichever changes least in the plan it is derived from.
 A plan stays on the list, behind those of smaller H, as long as it has more bits or a smaller tau
 than each of them. One of few bits, whose replicas keep what was not sent, loses about as much as
-one of four bits and three times its H (`make frontier`), and counts as that.
+one of four bits and three times its H (`make frontier`), and counts as that. One that overlaps a
+whole period (`co2`) is varied as such, and counts as five times its H (docs/streaming.md).
 
 Ref: arXiv:2501.18512 (H and tau).
 """
@@ -33,7 +35,8 @@ _MERGE_ALPHA = 0.5
 _LAYERS_A_FRAGMENT = 3
 _BITS_SAMPLE = 1 << 20
 _LEAST_BITS = 4
-_H_OF_FEW_BITS = 3
+_H_OF_FEW_BITS, _H_OF_WHOLE_OVERLAP = 3, 5
+_LEAST_BITS_OF_GRADIENTS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,9 +81,9 @@ def propose(
 
     Args:
         target: utilization to reach, in 0..1, below 1.
-        bases: plans by name; what is not searched stays as it is there. Those that average
-            gradients or nothing are passed over, and so are those of few bits after the first whose
-            replicas do not keep what was not sent.
+        bases: plans by name; what is not searched stays as it is there. Those that average nothing
+            are passed over, and so are those of few bits after the first whose replicas do not keep
+            what was not sent.
         max_inner_steps: the largest H.
         most: length of the list, at least 2: the best, the last, and some from between, evenly.
 
@@ -92,15 +95,15 @@ def propose(
     varied = [
         (name, plan)
         for place, (name, base) in enumerate(bases.items())
-        if base.exchange != "none" and base.payload == "pseudo_gradient"
+        if base.exchange != "none"
         if place == 0 or base.keeps or not _has_few_bits(base.codec)
         for plan in _with_codecs(base)
     ]
     if not varied:
-        raise ValueError("no plan to start from: give one that exchanges pseudo-gradients")
+        raise ValueError("no plan to start from: give one that exchanges something")
     found: list[Proposal] = []
     for name, base in varied:
-        for tau in _OVERLAPS:
+        for tau in _overlaps(base):
             proposal = _smallest(target, name, base, tau, workload, link, peers, max_inner_steps)
             found += [proposal] if proposal else []
     names = list(bases)
@@ -116,7 +119,8 @@ def propose(
     needed = [
         mbps
         for _, base in varied
-        for plan in _variants(base, max_inner_steps, _OVERLAPS[-1], workload)
+        for tau in _overlaps(base)[-1:]
+        for plan in _variants(base, _periods(base, max_inner_steps)[-1], tau, workload)
         if (mbps := needed_mbps(plan, workload, link, peers, target)) is not None
     ]
     return Proposals(ranked=(), needed_mbps=min(needed, default=None))
@@ -137,10 +141,32 @@ def _rank(proposal: Proposal) -> tuple[float, ...]:
 
 
 def _like_steps(proposal: Proposal) -> int:
-    """The H of a plan of four bits or more that loses about as much."""
+    """The H of a plan of four bits or more and little overlap that loses about as much."""
     plan = proposal.plan
+    if plan.payload == "gradient":
+        return 0
     few = plan.keeps and _has_few_bits(plan.codec)
-    return plan.inner_steps * (_H_OF_FEW_BITS if few else 1)
+    whole = _H_OF_WHOLE_OVERLAP if _overlaps_whole(plan) else 1
+    return plan.inner_steps * whole * (_H_OF_FEW_BITS if few else 1)
+
+
+def _overlaps_whole(plan: Plan) -> bool:
+    """Whether a round takes the whole period by intention."""
+    return plan.overlap_steps == plan.inner_steps
+
+
+def _overlaps(base: Plan) -> tuple[int | None, ...]:
+    """What tau to try; None is all of H."""
+    if base.payload == "gradient":
+        return (0,)
+    return (None,) if _overlaps_whole(base) else _OVERLAPS
+
+
+def _periods(base: Plan, most: int) -> tuple[int, ...]:
+    """What H to try."""
+    if base.payload == "gradient":
+        return (1,)
+    return tuple(h for h in _PERIODS if h <= most)
 
 
 def _changes(plan: Plan, base: Plan) -> int:
@@ -169,7 +195,8 @@ def _with_codecs(base: Plan) -> Iterator[Plan]:
         return
     for codec in CODECS:
         own = {base.codec, base.reduction_codec} == {codec.name}
-        if not own and not _has_few_bits(codec.name):
+        least = _LEAST_BITS_OF_GRADIENTS if base.payload == "gradient" else _LEAST_BITS
+        if not own and _bits(codec.name) >= least:
             yield replace(
                 base,
                 codec=codec.name,
@@ -178,8 +205,9 @@ def _with_codecs(base: Plan) -> Iterator[Plan]:
             )
 
 
-def _variants(base: Plan, inner_steps: int, tau: int, workload: Workload) -> Iterator[Plan]:
+def _variants(base: Plan, inner_steps: int, tau: int | None, workload: Workload) -> Iterator[Plan]:
     """The base with this H and tau, once for each sensible number of fragments."""
+    tau = inner_steps if tau is None else tau
     layers = len(workload.layers)
     counts = [1, -(-layers // _LAYERS_A_FRAGMENT), layers]
     if base.fragments <= layers:
@@ -205,15 +233,15 @@ def _smallest(
     target: float,
     name: str,
     base: Plan,
-    tau: int,
+    tau: int | None,
     workload: Workload,
     link: Link,
     peers: int,
     max_inner_steps: int,
 ) -> Proposal | None:
     """The plan of the smallest H, and the fewest fragments, that reaches the target."""
-    for inner_steps in (h for h in _PERIODS if h <= max_inner_steps):
-        if tau * _OVERLAP_OF_PERIOD > inner_steps:
+    for inner_steps in _periods(base, max_inner_steps):
+        if tau is not None and tau * _OVERLAP_OF_PERIOD > inner_steps:
             continue
         for plan in _variants(base, inner_steps, tau, workload):
             rounds = rounds_of(plan, workload, peers)

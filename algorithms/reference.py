@@ -14,7 +14,6 @@ from torch import Tensor
 
 from algorithms.codecs import Codec, codec_by_name
 from algorithms.diloco import (
-    Nesterov,
     carry_over,
     contribution_seed,
     eager_mean,
@@ -247,8 +246,7 @@ class _Run:
     def step(self, index: int, state: Outer, means: Means) -> tuple[Tensor, Tensor]:
         plan, averaged = self.plan, self.fragments[index].averaged
         if means.anchor is None:
-            optimizer = Nesterov(plan.outer_lr, plan.outer_momentum)
-            stepped = optimizer.step(state.anchor, state.momentum, means.g)
+            stepped = plan.nesterov.step(state.anchor, state.momentum, means.g)
             return take_mean(stepped, state.anchor, means.g, averaged)
         update = plan.group_update()
         stepped = update.step(state.anchor, state.momentum, means.g, means.anchor)

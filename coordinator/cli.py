@@ -178,7 +178,7 @@ def report(target: str, as_json: bool, picture: bool, quiet: bool, run: Path | N
 @click.option("--workers", type=int, help="Processes, 1 to 64.  [default: 4]")
 @click.option(
     "--preset",
-    help="diloco, streaming, onebit, sparse, noloco, streaming-noloco, ddp or local.  "
+    help="diloco, streaming, co2, onebit, sparse, noloco, streaming-noloco, kseed, ddp or local.  "
     "[default: the config's, else diloco]",
 )
 @click.option("--steps", type=int, metavar="N", help="Inner steps of the whole run.")

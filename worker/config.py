@@ -33,7 +33,7 @@ from worker.exchange.types import ExchangeConfig, RoundConfig
 from worker.membership import MembershipConfig
 from worker.pipeline.config import StagesConfig
 from worker.tasks import SharesSamples, Task, TaskError, load_task
-from worker.training.config import CheckpointConfig, InnerConfig
+from worker.training.config import KSEED, CheckpointConfig, InnerConfig
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -136,6 +136,8 @@ ADVISED = (
     ("stages", "memory_mib"),
     ("task", "init"),
 )
+# What a preset says of the inner optimizer.
+_INNER = {"kseed": InnerConfig(optimizer=KSEED, lr=3e-3, warmup_steps=0)}
 _SECTIONS = (*RUN_WIDE, "rounds", "exchange", "membership", "checkpoint")
 
 
@@ -200,7 +202,12 @@ def parse_config(document: Mapping[str, Any], source: ConfigOrigin | str) -> Con
             "own, but the stages of a model go through iterations together; leave dylu out, or do "
             "not cut the model"
         )
-    inner = _build(InnerConfig(), document.get("inner", {}), "inner", source)
+    inner = _build(_INNER.get(preset, InnerConfig()), document.get("inner", {}), "inner", source)
+    if inner.optimizer == KSEED and stages.count > 1:
+        raise ConfigError(
+            f"{source.of('inner', ['optimizer'])}: [inner] optimizer = 'kseed' is for whole "
+            "models; use another, or do not cut the model"
+        )
     if inner.accumulate > 1 and stages.count > 1:
         raise ConfigError(
             f"{source.of('inner', ['accumulate'])}: [inner] accumulate is for whole models; stages "

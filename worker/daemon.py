@@ -35,10 +35,11 @@ from worker.supervision import Systemd, allow_open_files, leaving_on, return_lar
 from worker.tasks import Batch, Cursor, SharesSamples
 from worker.training import checkpoint
 from worker.training.checkpoint import any_in
+from worker.training.config import KSEED
 from worker.training.device import chosen_device
 from worker.training.evaluation import PeriodicEvaluation
-from worker.training.export import load_initial
 from worker.training.inbox import Mailbox, StageMove, Stop, TrainingEvent
+from worker.training.initial import load_initial
 from worker.training.loop import Trainer
 from worker.training.model import trained_parameters
 from worker.training.result import build_result
@@ -140,7 +141,8 @@ class Worker:
     def _run(self) -> int:
         resume, folder = self._options.resume, self._options.out / "checkpoints"
         restored = self._restore() if resume or (resume is None and any_in(folder)) else None
-        if restored is None and self._config.task.init:
+        own = self._config.inner.optimizer != KSEED  # else the part has loaded them
+        if restored is None and self._config.task.init and own:
             self._initialise(Path(self._config.task.init))
         trainer = self._trainer(restored)
         session = self._session

@@ -5,6 +5,7 @@ Real workers end with the same bits (`make parity`), so what else the machine do
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -14,9 +15,13 @@ from algorithms.codecs import codec_by_name
 from algorithms.fragments import Fragment, partition
 from algorithms.plan import Plan
 from worker.config import Config, load_config
+from worker.pipeline.part import part_of
 from worker.tasks import Cursor, Task, load_task
+from worker.training.config import KSEED
 from worker.training.evaluation import validate
-from worker.training.model import schema_of
+from worker.training.inbox import Mailbox
+from worker.training.initial import load_initial
+from worker.training.model import schema_of, trained_parameters
 from worker.training.replica import InnerReplica
 
 
@@ -96,13 +101,7 @@ def train(training: Training, prefetch: reference.AnchorPrefetch = reference.at_
         plan = replace(plan, exchange="mean", payload="gradient", inner_steps=1)
     task = load_task(config.task.name, seed=training.seed, options=config.task.options)
     replicas = {
-        peer: InnerReplica(
-            task,
-            task.model(),
-            config.inner,
-            Cursor(seed=training.seed, stream=peer),
-            training.steps,
-        )
+        peer: _replica(task, config, Cursor(seed=training.seed, stream=peer))
         for peer in (f"w{number}" for number in range(1 if alone else training.workers))
     }
     schema = schema_of(replicas["w0"].model)
@@ -116,6 +115,14 @@ def train(training: Training, prefetch: reference.AnchorPrefetch = reference.at_
         fragments=tuple(fragments),
         outer=outer,
     )
+
+
+def _replica(task: Task, config: Config, cursor: Cursor) -> InnerReplica:
+    part = part_of(task, config)
+    if config.task.init and config.inner.optimizer != KSEED:  # that has them already
+        trained = {n: p.detach() for n, p in trained_parameters(part.module).items()}
+        load_initial(part.module, Path(config.task.init), trained, task)
+    return part.replica(task, config, cursor, Mailbox())
 
 
 def sent(plan: Plan, fragments: Sequence[Fragment], steps: int, workers: int) -> Sent:

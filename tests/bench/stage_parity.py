@@ -17,7 +17,7 @@ from tests.support.whole_training import distance, trained_whole
 from worker.config import task_of
 from worker.manifest import Manifest
 from worker.tasks import Cursor
-from worker.training.evaluation import anchored_model, find_checkpoint
+from worker.training.initial import anchored_model, find_checkpoint
 
 STAGES, MICROBATCHES = 4, 4
 CASES = (("full", 1), ("full", 2), ("random", 2))

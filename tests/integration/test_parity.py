@@ -58,13 +58,16 @@ FEEDBACK = {"diloco__error_feedback": "true"}
         ),
         ("onebit", {}),
         ("sparse", {}),
+        ("co2", {"diloco__staleness_penalty": 1.0, "diloco__outer_momentum_clip": 0.001}),
+        ("kseed", {}),
+        ("kseed", {"diloco__codec": "int8", "diloco__reduction_codec": "int8"}),
     ],
     ids=[
         *("streaming in e3m0 with feedback", "stochastic int4", "topk and fp16", "eager"),
-        *("onebit", "sparse"),
+        *("onebit", "sparse", "co2", "kseed", "kseed in int8"),
     ],
 )
-def test_two_workers_equal_the_reference_in_few_bits(
+def test_two_workers_equal_the_reference(
     tmp_path: Path, preset: str, extra: Mapping[str, object]
 ) -> None:
     settings = [
@@ -77,7 +80,9 @@ def test_two_workers_equal_the_reference_in_few_bits(
     assert {r["rounds_failed"] for r in results.values()} == {0}
     assert {e["contributors"] for e in swarm.workers["w0"].of("round")} == {2}
     fragments = {e["fragment"] for e in swarm.workers["w0"].of("round")}
-    assert fragments == ({0} if preset == "diloco" else {0, 1, 2})  # two layers, and the rest
+    assert fragments == (
+        {0} if preset in ("diloco", "co2", "kseed") else {0, 1, 2}
+    )  # two layers, and the rest
     hashes = {peer: Hashes.of(r) for peer, r in results.items()}
     config = load_config(None, settings[1::2], preset)
     assert hashes == reference_hashes(config, swarm.names)

@@ -81,6 +81,13 @@ PLANS = {
         outer_momentum=0.0,
         consensus=True,
     ),
+    "co2": replace(
+        PRESETS["co2"],
+        inner_steps=3,
+        overlap_steps=3,
+        staleness_penalty=0.5,
+        outer_momentum_clip=0.05,
+    ),
     "keep, exact": Plan(inner_steps=3, merge="keep", consensus=True),
     "data-parallel, eight bits with feedback": replace(
         PRESETS["ddp"], codec="int8", reduction_codec="int8", error_feedback=True

@@ -14,7 +14,7 @@ import transformers
 
 from worker.config import task_of
 from worker.manifest import Manifest
-from worker.training.evaluation import anchored_model, find_checkpoint
+from worker.training.initial import anchored_model, find_checkpoint
 
 
 def main() -> None:

@@ -9,7 +9,9 @@ from algorithms.fragments import partition
 from tests.support.workers import Hashes
 from worker.config import Config
 from worker.manifest import Manifest
+from worker.pipeline.part import part_of
 from worker.tasks import Cursor, load_task
+from worker.training.inbox import Mailbox
 from worker.training.model import schema_of
 from worker.training.replica import InnerReplica
 from worker.wire import tensor_hash
@@ -49,4 +51,4 @@ def reference_hashes(
 def _replica(config: Config, peer: str) -> InnerReplica:
     task = load_task(config.task.name, seed=config.run.seed, options=config.task.options)
     cursor = Cursor(seed=config.run.seed, stream=peer)
-    return InnerReplica(task, task.model(), config.inner, cursor, config.run.steps)
+    return part_of(task, config).replica(task, config, cursor, Mailbox())

@@ -43,7 +43,8 @@ class RunFlags:
 
     preset: str | None = option(
         "--preset",
-        help="diloco, streaming, onebit, sparse, noloco, streaming-noloco, ddp or local.",
+        help="diloco, streaming, co2, onebit, sparse, noloco, streaming-noloco, kseed, ddp or "
+        "local.",
     )
     steps: int | None = option(
         "--steps", type=int, metavar="N", help="Inner steps of the whole run."
@@ -354,7 +355,8 @@ def evaluate(
     enters a stage that is left out goes on to the next as it is. Stages are cut as the run's were;
     into another number of them, by parameters.
     """
-    from worker.training.evaluation import evaluate_checkpoint, find_checkpoint
+    from worker.training.evaluation import evaluate_checkpoint
+    from worker.training.initial import find_checkpoint
 
     omitted = _stage_numbers(omit) if omit is not None else []
     saved = find_checkpoint(run)

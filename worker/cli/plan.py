@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from algorithms.workload import Workload
     from worker.cli.plan_report import LinkAnswer
     from worker.config import Config
+    from worker.pipeline.part import Part
 
 _SPEED_TARGETS = (0.5, 0.8, 0.9, 0.95, 0.99)
 # What a run's file says of its own count of stages only, unsaid.
@@ -251,7 +252,7 @@ def _bases(config: "Config", run: Path | None, settings: Sequence[str]) -> "dict
     """By preset, the plan that typing `--preset` gives with this file and these settings.
 
     The run's own comes first: of equals it is proposed. Pairs end with replicas that differ, so
-    they are proposed only to a run that has chosen them.
+    they are proposed only to a run that has chosen them; likewise another inner optimizer.
     """
     from algorithms.presets import PRESETS
     from worker.config import load_config
@@ -260,11 +261,12 @@ def _bases(config: "Config", run: Path | None, settings: Sequence[str]) -> "dict
     for name in PRESETS:
         if name not in bases:
             try:
-                plan = load_config(run, settings, name).plan
+                other = load_config(run, settings, name)
             except ConfigError:
                 continue  # the run's own settings do not go with this preset
-            if plan.exchange != "pairs" or config.plan.exchange == "pairs":
-                bases[name] = plan
+            paired = other.plan.exchange == "pairs" and config.plan.exchange != "pairs"
+            if other.inner == config.inner and not paired:
+                bases[name] = other.plan
     return bases
 
 
@@ -282,23 +284,25 @@ def _model(config: "Config", given: PlanOptions) -> "tuple[str, Workload, str]":
         workload = Workload(step_s=given.step_s, layers=sizes)
         return "this model", workload, "as given"
     from worker.config import task_of
+    from worker.pipeline.part import part_of
 
     task = task_of(config)
-    module = task.model()
+    part = part_of(task, config)
+    module = part.module
     parameters = {n: p.numel() for n, p in module.named_parameters() if p.requires_grad}
     step_s, source = given.step_s, "as given"
     if step_s is None:
-        step_s, source = _timed_step_s(config, task, module, given.threads), given.time_source
+        step_s, source = _timed_step_s(config, task, part, given.threads), given.time_source
     return config.task.name, workload_of(parameters, step_s), source
 
 
-def _timed_step_s(config: "Config", task: Any, module: Any, threads: int) -> float:
+def _timed_step_s(config: "Config", task: Any, part: "Part", threads: int) -> float:
     """The median of some real inner steps, in seconds."""
     from worker.tasks import Cursor
-    from worker.training.replica import InnerReplica
+    from worker.training.inbox import Mailbox
 
     cursor = Cursor(seed=config.run.seed, stream="plan")
-    replica = InnerReplica(task, module, config.inner, cursor, config.run.steps)
+    replica = part.replica(task, config, cursor, Mailbox())
     numbers = itertools.count(1)
 
     def step() -> tuple[float]:

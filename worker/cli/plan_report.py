@@ -113,6 +113,8 @@ def print_report(report: PlanReport) -> None:
         click.echo(_table(report, answer))
         for rank, proposal in enumerate(answer.proposals.ranked, 1):
             click.echo(f"  {rank}  {' '.join(report.arguments(proposal)) or 'as it is'}")
+        if answer.proposals.ranked[0].plan.payload == "gradient":
+            click.echo("  This link carries the gradients of every step: nothing is lost with ddp.")
 
 
 def own_lines(report: PlanReport, answer: LinkAnswer) -> list[tuple[str, str]]:

@@ -18,6 +18,7 @@ from worker.library.site import is_site
 from worker.manifest import Manifest
 from worker.membership.first_contact import FirstAnswer, fetch_manifest
 from worker.tasks import OWN_LOOP
+from worker.training.config import KSEED
 
 _NO_END = 1 << 40  # steps of a run that ends when its loops do
 _JOIN_S = 10.0
@@ -153,6 +154,11 @@ def _started(given: Mapping[str, str]) -> Config:
     config = load_config(None, [task, *ends, *given], None, given)
     if config.stages.count > 1:
         raise ConfigError("settings: a loop of your own trains whole models: leave out stages")
+    if config.inner.optimizer == KSEED:
+        raise ConfigError(
+            "settings: kseed is for tasks: in a loop of your own the optimizer is yours; leave out "
+            "preset and inner.optimizer"
+        )
     return config
 
 

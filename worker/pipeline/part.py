@@ -25,7 +25,10 @@ from worker.pipeline.profile import Profile
 from worker.pipeline.replica import StageJobs, StageReplica
 from worker.tasks import Cursor, Staged, StageModule, Task
 from worker.training import checkpoint
+from worker.training.config import KSEED
 from worker.training.inbox import Mailbox
+from worker.training.initial import model_of
+from worker.training.kseed import SeedReplica
 from worker.training.model import schema_of
 from worker.training.replica import InnerReplica
 from worker.transport import TransportError
@@ -52,7 +55,8 @@ class Part:
     def replica(self, task: Task, config: Config, cursor: Cursor, mailbox: Mailbox) -> InnerReplica:
         """What trains it."""
         if self.stage is None:
-            return InnerReplica(task, self.module, config.inner, cursor, config.run.steps)
+            whole = SeedReplica if config.inner.optimizer == KSEED else InnerReplica
+            return whole(task, self.module, config.inner, cursor, config.run.steps)
         assert isinstance(self.module, StageModule)
         return StageReplica(
             task,
@@ -90,11 +94,11 @@ def cut_of_run(task: Staged, config: Config) -> list[tuple[int, int]]:
         raise ConfigError(f"{where}: [stages] count = {config.stages.count}: {error}") from error
 
 
-def part_of(task: Task, config: Config, stage: int) -> Part:
-    """Raises ConfigError: a task that cannot be cut, or not into these stages."""
+def part_of(task: Task, config: Config, stage: int = 0) -> Part:
+    """Raises as `model_of`, and ConfigError: a task that cannot be cut, or not into such stages."""
     count = config.stages.count
     if count == 1:
-        return Part(task.model())
+        return Part(model_of(task, config))
     if not isinstance(task, Staged):
         where = config.source.of("stages", ["count"])
         raise ConfigError(

@@ -4,7 +4,8 @@ import math
 from dataclasses import dataclass
 
 SCHEDULES = ("cosine", "linear", "wsd", "constant")
-OPTIMIZERS = ("auto", "adamw", "muon", "sgd")
+KSEED = "kseed"
+OPTIMIZERS = ("auto", "adamw", "muon", "sgd", KSEED)
 _DECAYS = 0.2  # the share of the steps in which `wsd` decays
 
 
@@ -20,6 +21,8 @@ class InnerConfig:
         weight_decay: of matrices; vectors (norms) are exempt. beta1, beta2: AdamW's.
         momentum: of muon and sgd.
         clip: the largest norm of a gradient; 0 clips nothing.
+        seeds, perturbation: of kseed: how many directions there are, and how far along one of them
+            two losses are compared.
         precision: of forward and backward, `fp32` or `bf16`; parameters stay in fp32.
 
     Ref: arXiv:2311.08105 section 3 (AdamW inside, cosine, weight decay 0.1).
@@ -37,6 +40,8 @@ class InnerConfig:
     momentum: float = 0.95
     clip: float = 1.0
     precision: str = "fp32"
+    seeds: int = 4096
+    perturbation: float = 1e-3
 
     def __post_init__(self) -> None:
         if self.optimizer not in OPTIMIZERS and ":" not in self.optimizer:
@@ -47,6 +52,11 @@ class InnerConfig:
             raise ValueError(f"schedule is {self.schedule!r}; use {', '.join(SCHEDULES)}")
         if self.precision not in ("fp32", "bf16"):
             raise ValueError(f"precision is {self.precision!r}; use fp32 or bf16")
+        if self.seeds < 1 or not self.perturbation > 0:
+            raise ValueError(
+                f"seeds is {self.seeds} and perturbation {self.perturbation}; they must be at "
+                "least 1, and above 0 (4096 and 1e-3 are usual)"
+            )
         if self.lr <= 0:
             raise ValueError(f"lr is {self.lr}; it must be above 0")
         if self.accumulate < 1:

@@ -4,7 +4,7 @@ import random
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from worker.config import Config, task_of
-from worker.errors import CheckpointError, UsageError
+from worker.config import task_of
+from worker.errors import UsageError
 from worker.pipeline.config import StagesConfig, cut_of
 from worker.tasks import (
     Batch,
@@ -31,8 +31,9 @@ from worker.tasks import (
 from worker.training import checkpoint
 from worker.training.checkpoint import Checkpoint
 from worker.training.device import device_of, moved
+from worker.training.initial import anchored_model, find_checkpoint
+from worker.training.kseed import follow, seed_space_of
 from worker.training.loop import Trainer
-from worker.training.model import integer_buffers, running_statistics, trained_parameters
 
 _VALIDATION_BATCHES = 16
 _SAMPLE_BYTES, _SAMPLE_PROMPT = 400, "def "
@@ -47,13 +48,15 @@ class Evaluation:
 
 
 @contextmanager
-def anchors_loaded(trainer: Trainer) -> Iterator[None]:
-    """The model with the anchors as parameters; the local ones come back afterwards."""
+def anchors_loaded(trainer: Trainer, model: nn.Module) -> Iterator[None]:
+    """The model with the anchors as parameters; the local ones come back afterwards, to the bit."""
     locals_ = [each.local for each in trainer.fragments]
+    space = seed_space_of(model)
     for each in trainer.fragments:
         each.write(each.state.anchor)
     try:
-        yield
+        with space.kept() if space is not None else nullcontext():
+            yield
     finally:
         for each, local in zip(trainer.fragments, locals_, strict=True):
             each.write(local)
@@ -61,7 +64,10 @@ def anchors_loaded(trainer: Trainer) -> Iterator[None]:
 
 @contextmanager
 def evaluating(*modules: nn.Module) -> Iterator[None]:
-    """Dropout is off and running statistics stand still in these; afterwards as before."""
+    """Dropout is off and running statistics stand still in these; afterwards as before. Parameters
+    are where their coefficients are, of a model that has those."""
+    for module in modules:
+        follow(module)
     trained = [each for module in modules for each in module.modules() if each.training]
     for module in modules:
         module.eval()
@@ -113,7 +119,7 @@ class PeriodicEvaluation:
             return
         self._passed, began_s = passed, time.monotonic()
         trainer.report("evaluating")
-        with random_states_kept(device_of(self._model)), anchors_loaded(trainer):
+        with random_states_kept(device_of(self._model)), anchors_loaded(trainer, self._model):
             found = validate(self._task, self._model, self._seed, wanted)
         loss, metrics = (found.loss, found.metrics) if found is not None else (None, {})
         trainer.evaluated(loss, metrics, time.monotonic() - began_s)
@@ -264,31 +270,6 @@ def generate_sample(task: Task, model: nn.Module, seed: int) -> str | None:
         return prompt + task.generate(model, prompt, _SAMPLE_BYTES, 0.7, seed)
 
 
-def anchored_model(saved: Checkpoint, config: Config, task: Task) -> nn.Module:
-    """The task's model with the anchors as parameters.
-
-    Args:
-        saved: of a whole model.
-        config, task: of its run.
-
-    Raises:
-        CheckpointError: it does not hold the whole model of its run.
-    """
-    model = task.model()
-    anchor, integers = saved.named("anchor"), integer_buffers(model)
-    held_here = {**trained_parameters(model), **running_statistics(model), **integers}
-    for name, held in held_here.items():
-        if name in integers and name not in anchor:
-            continue  # of a run before they were exchanged
-        if name not in anchor or anchor[name].shape != held.shape:
-            raise CheckpointError(
-                f"{saved.path}: does not hold the whole model of its run ({name}); "
-                "name a checkpoint of a worker that trained all layers"
-            )
-        held.detach().copy_(anchor[name])
-    return model
-
-
 def generate_text(
     run: Path,
     prompt: str,
@@ -319,25 +300,3 @@ def generate_text(
     if isinstance(task, Streams):
         return task.stream(model, prompt, n_tokens, temperature, seed)
     return iter([task.generate(model, prompt, n_tokens, temperature, seed)])
-
-
-def find_checkpoint(run: Path) -> checkpoint.Checkpoint:
-    """The usable checkpoint with the highest step below `run`; not of runs that were set aside.
-
-    Raises:
-        CheckpointError: there is none.
-    """
-    if (run / checkpoint.MANIFEST).exists():
-        try:
-            return checkpoint.load_one(run)
-        except checkpoint.CheckpointDamaged as error:
-            raise CheckpointError(f"{run}: {error}; name the folder above it") from error
-    saved = list(checkpoint.below(run))
-    found = [each for each in saved if each.values.get("stage") is None]
-    if saved and not found:
-        raise CheckpointError(
-            f"{run}: holds single stages of a model; put them together with `murmur assemble {run}`"
-        )
-    if not found:
-        raise CheckpointError(f"{run}: no usable checkpoint; name a folder that `murmur` wrote to")
-    return max(found, key=lambda saved: saved.values["step"])

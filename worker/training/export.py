@@ -6,21 +6,21 @@ DIR/murmuration.json    run, step and settings that it came from
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from worker.config import parse_config, task_of
-from worker.errors import CheckpointError, UsageError
+from worker.config import task_of
+from worker.errors import UsageError
 from worker.manifest import Manifest
-from worker.tasks import ExportsToHuggingFace, Task
+from worker.tasks import ExportsToHuggingFace
 from worker.training.checkpoint import config_of
-from worker.training.evaluation import anchored_model, find_checkpoint
+from worker.training.initial import anchored_model, find_checkpoint
 
 MODEL = "model.safetensors"
 
@@ -85,48 +85,3 @@ def distinct_tensors(model: nn.Module) -> dict[str, Tensor]:
         found.setdefault(value.data_ptr() if value.numel() else -len(found) - 1, name)
     state = model.state_dict()
     return {name: state[name].contiguous() for name in found.values()}
-
-
-def load_initial(model: nn.Module, source: Path, names: Mapping[str, Tensor], task: Task) -> None:
-    """Puts exported values, or those of a run's newest anchor, in the place of drawn ones.
-
-    Args:
-        model: a whole model, or a stage of one: it takes what it has.
-        source: a folder that `export` wrote or Hugging Face's, a file of safetensors, or a run's
-            folder.
-        names: what must be there: parameters by name.
-        task: whose model it is. A run's folder says which task it had; that one is not loaded.
-
-    Raises:
-        CheckpointError: something is missing, or of another shape.
-    """
-    if not source.exists():
-        raise CheckpointError(f"[task] init = {source}: no such file or folder")
-    given = _exported(source, task)
-    for name, parameter in names.items():
-        value = given.get(name)
-        if value is None or value.shape != parameter.shape:
-            there = "missing" if value is None else f"of shape {tuple(value.shape)}"
-            raise CheckpointError(
-                f"[task] init = {source}: {name} is {there}, wanted {tuple(parameter.shape)}; "
-                "name an export of the same model"
-            )
-        parameter.copy_(value)
-    state = model.state_dict()
-    for name, buffer in model.named_buffers():
-        if name in given and name in state:
-            buffer.copy_(given[name])
-
-
-def _exported(source: Path, task: Task) -> Mapping[str, Tensor]:
-    try:
-        if source.is_file():
-            return load_file(source)
-        files = sorted(source.glob("*.safetensors"))
-        if files:
-            return {name: value for file in files for name, value in load_file(file).items()}
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"[task] init = {source}: cannot be read: {error}") from error
-    saved = find_checkpoint(source)
-    config = parse_config(Manifest(saved.values["manifest"]).sections, str(saved.path))
-    return anchored_model(saved, config, task).state_dict()

@@ -4,6 +4,7 @@ auto                the task's own `optimizer`, where it has one; else AdamW
 adamw               decay of matrices, none of vectors
 muon                Muon for the matrices of the layers, AdamW for the rest
 sgd                 with Nesterov momentum
+kseed               plain descent on the coefficients of directions (worker.training.kseed)
 package:factory     called with the parameters
 """
 
@@ -118,6 +119,8 @@ def inner_optimizers(
                     weight_decay=config.weight_decay,
                 ),
             )
+        case "kseed":
+            return (torch.optim.SGD(parameters, lr=config.lr),)
         case name:
             made = import_factory(name, "optimizer")(parameters)
             return (_checked(made, parameters, f"[inner] optimizer = {name!r}"),)

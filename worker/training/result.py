@@ -15,6 +15,7 @@ from worker.pipeline.node import StageNode
 from worker.pipeline.part import Part
 from worker.tasks import Task
 from worker.training.evaluation import Evaluation, generate_sample, validate
+from worker.training.kseed import seed_space_of
 from worker.training.loop import Trainer
 from worker.wire import tensor_hash
 
@@ -52,7 +53,8 @@ def build_result(
     """
     node, metrics = io.node, trainer.metrics
     fragments = [each.fragment for each in trainer.fragments]
-    params = sum(fragment.elements for fragment in fragments)
+    space = seed_space_of(part.module)
+    params = sum(f.elements for f in fragments) if space is None else space.elements
     members, counts = io.ask(lambda: node.gossip.members), node.context.counts
     peers = sum(part.stage is None or member.stage == part.stage for member in members)
     # Ctrl-C is of somebody that looks on: then what is quick.

@@ -33,6 +33,7 @@ class Traits:
 _TRAITS = {
     "ddp": Traits(least_rounds=20),
     "streaming": Traits(bits=4.125, overlaps=True),
+    "co2": Traits(overlaps=True),
     "onebit": Traits(bits=1.125, overlaps=True),
     "sparse": Traits(bits=0.4, overlaps=True),
     "streaming-noloco": Traits(bits=10.0, overlaps=True),

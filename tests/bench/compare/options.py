@@ -15,7 +15,7 @@ PRESETS = ("local", "ddp", "diloco", "streaming")
 SYSTEMS = ("torchft", "hivemind")
 LOCAL = "local"
 _DEFAULT_INNER_STEPS = {  # a preset's own
-    "streaming": 50, "streaming-noloco": 50, "onebit": 28, "sparse": 10,
+    "streaming": 50, "streaming-noloco": 50, "co2": 10, "onebit": 28, "sparse": 10,
 }  # fmt: skip
 _OTHERS_INNER_STEPS = 20
 _INNER_STEPS_KEY = "diloco.inner_steps"

@@ -234,8 +234,9 @@ class TestOuterStep:
         """Peers may hold a fragment at other alignments; the bits must not depend on it."""
         generator = torch.Generator().manual_seed(seed)
         parts = [torch.randn(size, generator=generator) for _ in range(3)]
-        whole = Nesterov(0.7, 0.9).step(*parts)
-        piece = Nesterov(0.7, 0.9).step(*(part[cut:] for part in parts))
+        outer = Nesterov(0.7, 0.9, clip=1.0, penalty=0.5)
+        whole = outer.step(*parts)
+        piece = outer.step(*(part[cut:] for part in parts))
         assert torch.equal(whole[0][cut:], piece[0])
         assert torch.equal(whole[1][cut:], piece[1])
 
@@ -247,6 +248,29 @@ class TestOuterStep:
         assert torch.equal(again[0], anchor)
         assert torch.equal(again[1], buffer)
         assert again[1].data_ptr() == g.data_ptr()
+
+    def test_a_penalty_and_a_clip_by_hand(self) -> None:
+        """Values: the last move as large as what comes; none; against it; both nothing."""
+        outer = Nesterov(lr=1.0, momentum=0.5, clip=3.0, penalty=2.0)
+        buffer, g = torch.tensor([4.0, 0.0, -1.0, 0.0]), torch.tensor([4.0, 2.0, 3.0, 0.0])
+        anchor, moved = outer.step(torch.zeros(4), buffer, g)
+        fresh = [4 / (1 + 2 * 0.5), 2.0, 3 / (1 + 2 * 0.25), 0.0]
+        assert moved.tolist() == [3.0, 2.0, 1.5, 0.0]  # 2 + 0.5 * 4 is clipped
+        assert (-anchor).tolist() == [f + 0.5 * m for f, m in zip(fresh, moved, strict=True)]
+
+    @given(st.floats(0, 5), st.integers(0, 99))
+    def test_a_penalty_divides_by_1_to_1_and_itself(self, penalty: float, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        buffer, g = torch.randn(2, 50, generator=generator)
+        anchor, _ = Nesterov(1.0, 0.0, penalty=penalty).step(torch.zeros(50), buffer, g)
+        share = -anchor / g
+        assert share.max() <= 1
+        assert share.min() >= (1 - 1e-6) / (1 + penalty)
+
+    @pytest.mark.parametrize("options", [{"clip": -1.0}, {"clip": math.inf}, {"penalty": math.nan}])
+    def test_options_out_of_range_are_refused(self, options: dict[str, float]) -> None:
+        with pytest.raises(ValueError, match=r"^(outer_momentum_clip|staleness_penalty) is"):
+            Nesterov(0.7, 0.9, **options)
 
     @pytest.mark.parametrize(
         ("lr", "momentum", "message"),

@@ -32,6 +32,12 @@ def test_presets_of_few_bits_keep_what_was_not_sent_at_400_times_fewer_bytes(nam
     assert 2 * 2 * (1 << 20) / sent == pytest.approx(400, rel=0.01)  # bf16, both ways
 
 
+def test_co2_overlaps_a_whole_period_and_keeps_what_is_on_its_way() -> None:
+    plan = PRESETS["co2"]
+    assert plan.overlap_steps == plan.inner_steps > 1
+    assert (plan.merge, plan.codec, plan.fragments) == ("keep", "fp32", 1)
+
+
 @given(st.integers(1, 6), st.integers(1, 40), st.integers(1, 200))
 def test_the_schedule_takes_the_plans_period_and_overlap(
     fragments: int, inner_steps: int, steps: int
@@ -58,6 +64,10 @@ PAIRS = {"exchange": "pairs", "outer_lr": 0.7, "outer_momentum": 0.5, "outer_pul
         ({"merge_alpha": math.nan}, r"merge_alpha is nan"),
         ({"outer_lr": 0.0}, r"outer_lr is 0\.0; .*0\.7 is the usual value"),
         ({"outer_momentum": 1.0}, r"outer_momentum is 1\.0"),
+        ({"outer_momentum_clip": -0.1}, r"outer_momentum_clip is -0\.1; it must be at least 0"),
+        ({"staleness_penalty": math.inf}, r"staleness_penalty is inf; it must be at least 0"),
+        ({**PAIRS, "staleness_penalty": 1.0}, r"are for means of .*leave both out with pairs"),
+        ({"exchange": "none", "outer_momentum_clip": 1.0}, r"leave both out with pairs"),
         ({"codec": "fp5"}, r"unknown codec 'fp5'; use one of fp32, bf16"),
         ({"reduction_codec": "zip"}, r"unknown codec 'zip'"),
         ({"exchange": "ring"}, r"exchange is 'ring'; use one of mean, pairs, none"),

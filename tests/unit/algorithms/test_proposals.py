@@ -14,11 +14,17 @@ from algorithms.workload import Workload
 
 DILOCO = PRESETS["diloco"]
 SMALL = Workload(step_s=0.1, layers=(1000,) * 6, outside=500)
+LINK = Link(rate_mbps=1)
 TWO = {name: PRESETS[name] for name in ("streaming", "noloco")}
 
 
 def like_steps(plan: Plan) -> int:
-    """Few bits, kept, lose about as much as four bits and three times the period."""
+    """Few bits, kept, lose about as much as four bits and three times the period, an overlap of the
+    whole period as five times the period, and gradients nothing."""
+    if plan.payload == "gradient":
+        return 0
+    if plan.overlap_steps == plan.inner_steps:
+        return 5 * plan.inner_steps
     return plan.inner_steps * (3 if plan.keeps else 1)
 
 
@@ -34,7 +40,10 @@ def test_each_reaches_the_target_and_none_replaces_another(target: float, mbps: 
         plan = proposal.plan
         assert predict(plan, SMALL, link, 4) == proposal.prediction
         assert proposal.prediction.utilization >= target
-        assert plan.overlap_steps <= min(10, plan.inner_steps / 4)
+        if proposal.base == "co2":
+            assert plan.overlap_steps == plan.inner_steps
+        else:
+            assert plan.overlap_steps <= min(10, plan.inner_steps / 4)
         assert (plan.merge_alpha > 0) == (plan.overlap_steps > 0) or plan.eager or plan.keeps
         assert proposal.fragments == len(SMALL.fragments(plan.fragments))
         keys.append((like_steps(plan), -proposal.bits, plan.overlap_steps))
@@ -46,6 +55,24 @@ def test_each_reaches_the_target_and_none_replaces_another(target: float, mbps: 
 def test_a_fast_link_needs_no_change_but_the_smallest_h() -> None:
     best = propose(0.9, {"mine": DILOCO}, SMALL, Link(rate_mbps=1e6), 4).ranked
     assert [(p.base, p.plan) for p in best] == [("mine", replace(DILOCO, inner_steps=1))]
+
+
+def test_on_a_link_that_carries_gradients_ddp_comes_first() -> None:
+    fast = propose(0.9, PRESETS, SMALL, Link(rate_mbps=1e4), 4).ranked
+    assert [(p.base, p.plan) for p in fast] == [("ddp", PRESETS["ddp"])]
+    # In bf16 a link of half the speed will do, and in fewer bits it would not be what DDP is.
+    half, *others = propose(0.9, PRESETS, SMALL, Link(rate_mbps=20), 4).ranked
+    assert (half.base, half.plan.codec, half.plan.payload) == ("ddp", "bf16", "gradient")
+    assert all(other.base != "ddp" and other.bits > half.bits for other in others)
+
+
+def test_a_whole_period_of_overlap_stays_one_and_counts_for_five() -> None:
+    bases = {"co2": PRESETS["co2"]}
+    (best, *_) = propose(0.95, bases, SMALL, LINK, 4).ranked
+    assert best.plan.overlap_steps == best.plan.inner_steps
+    both = propose(0.95, {**bases, "streaming": PRESETS["streaming"]}, SMALL, LINK, 4).ranked
+    assert both[0].base == "streaming"
+    assert like_steps(both[0].plan) <= 5 * best.plan.inner_steps
 
 
 def test_a_larger_h_is_proposed_where_it_saves_overlap() -> None:

@@ -149,7 +149,8 @@ def test_a_preset_cannot_be_put_into_what_is_no_section(toml: Any) -> None:
         ("diloc", "did you mean 'diloco'?"),
         (
             "zzz",
-            "use one of diloco, streaming, onebit, sparse, noloco, streaming-noloco, ddp, local",
+            "use one of diloco, streaming, co2, onebit, sparse, noloco, streaming-noloco, kseed, "
+            "ddp, local",
         ),
     ],
 )

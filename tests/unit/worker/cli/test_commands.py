@@ -20,7 +20,8 @@ from worker.pipeline.part import part_of
 from worker.tasks import Cursor, load_task
 from worker.tasks.llama import Llama
 from worker.training import checkpoint
-from worker.training.evaluation import evaluate_checkpoint, find_checkpoint
+from worker.training.evaluation import evaluate_checkpoint
+from worker.training.initial import find_checkpoint
 
 LAYERS = 4
 SIZES = (

@@ -139,6 +139,7 @@ def test_a_state_of_another_run_is_refused() -> None:
         ({"inner_steps": 0}, ConfigError, "inner_steps"),
         ({"settings": {"diloco.codek": "e3m0"}}, ConfigError, r"settings\['diloco.codek'\]"),
         ({"settings": {"stages.count": 2}}, ConfigError, "whole models"),
+        ({"preset": "kseed"}, ConfigError, "kseed is for tasks"),
         ({"listen": "nowhere"}, UsageError, "nowhere"),
         ({"listen": "0.0.0.0:7700"}, ConfigError, "name a folder to keep it in, as out="),
         ({"listen": "0.0.0.0:7700", "join": "127.0.0.1:1"}, ConfigError, "needs a token"),

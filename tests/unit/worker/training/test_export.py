@@ -13,7 +13,8 @@ from worker.manifest import Manifest
 from worker.tasks import load_task
 from worker.training import checkpoint
 from worker.training.evaluation import evaluating
-from worker.training.export import distinct_tensors, export, load_initial
+from worker.training.export import distinct_tensors, export
+from worker.training.initial import load_initial
 from worker.training.model import integer_buffers, running_statistics, schema_of
 
 SIZES = (

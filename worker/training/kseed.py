@@ -1,0 +1,190 @@
+"""Fine-tuning along fixed random directions, of which only coefficients travel.
+
+A model's parameters are its first values plus a sum over a pool of K seeds:
+
+    parameters = first values + sum_k a_k z_k,  z_k ~ N(0, I) drawn from seed k
+
+What is trained, exchanged and saved are the K coefficients a, by the same plan, codecs, rounds,
+checkpoints and joins as parameters. An inner step draws a seed k and takes the slope along it from
+two forward passes, which is the gradient of a_k; there is no backward pass and no moment:
+
+    slope = (loss(parameters + eps z_k) - loss(parameters - eps z_k)) / (2 eps)
+    a_k <- a_k - lr slope
+
+Parameters follow the coefficients that have changed since the last pass, by replaying their
+directions. Directions come from torch's generator on the CPU, wherever the model is. So peers with
+equal coefficients have equal parameters but for rounding: of the sums, which depends on the order
+of the replays, and of the directions between processors with other vector units.
+
+Ref: arXiv:2312.06353 (FedKSeed); arXiv:2305.17333 (MeZO), which perturbs in place as this does.
+"""
+
+import math
+import statistics
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from hashlib import blake2b
+
+import torch
+from torch import Tensor, nn
+
+from worker.tasks import Batch, Cursor, Task, TaskError, next_batch
+from worker.training.config import InnerConfig
+from worker.training.device import moved
+from worker.training.model import trained_parameters
+from worker.training.replica import InnerReplica
+
+_NAME = "seed_space_of_"
+
+
+class SeedSpace(nn.Module):
+    """The coefficients of a model's parameters. train thread only.
+
+    Args:
+        parameters: that follow; from now on they need no gradient.
+        seeds: K.
+    """
+
+    def __init__(self, parameters: list[nn.Parameter], seeds: int) -> None:
+        super().__init__()
+        self.coefficients = nn.Parameter(torch.zeros(seeds))
+        self._parameters_of_model = [each.requires_grad_(False) for each in parameters]
+        self._followed = torch.zeros(seeds)  # the coefficients that the parameters are at
+
+    def forward(self, values: Tensor) -> Tensor:
+        """The same: a model that calls its children one after another calls this, too."""
+        return values
+
+    @property
+    def seeds(self) -> int:
+        """K."""
+        return self._followed.numel()
+
+    @property
+    def elements(self) -> int:
+        """Values of the model that follow."""
+        return sum(each.numel() for each in self._parameters_of_model)
+
+    @torch.no_grad()
+    def follow(self) -> None:
+        """Brings the parameters to where the coefficients are."""
+        wanted = self.coefficients.detach().cpu()
+        for index in torch.nonzero(wanted != self._followed).flatten().tolist():
+            self._move(index, float(wanted[index]))
+
+    @torch.no_grad()
+    def perturb(self, index: int, by: float) -> None:
+        """The parameters as if this coefficient were larger; `follow` takes it back."""
+        self._move(index, float(self.coefficients[index]) + by)
+
+    def _move(self, index: int, value: float) -> None:
+        by = value - float(self._followed[index])
+        generator = torch.Generator().manual_seed(index)
+        for each in self._parameters_of_model:
+            direction = torch.randn(each.shape, generator=generator)
+            each.add_(direction.to(each.device), alpha=by)
+        self._followed[index] = value
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Afterwards the parameters are as they were, to the bit."""
+        values = [each.clone() for each in self._parameters_of_model]
+        followed = self._followed.clone()
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for each, value in zip(self._parameters_of_model, values, strict=True):
+                    each.copy_(value)
+            self._followed = followed
+
+
+def seed_space_of(model: nn.Module) -> SeedSpace | None:
+    """The one that a model was given, if it was."""
+    return next((each for each in model.children() if isinstance(each, SeedSpace)), None)
+
+
+def follow(model: nn.Module) -> None:
+    """Brings the parameters to where their coefficients are, where the model has those."""
+    if (space := seed_space_of(model)) is not None:
+        space.follow()
+
+
+def give_seed_space(model: nn.Module, seeds: int) -> None:
+    """Makes a model one whose coefficients are trained. Their name has the hash of its values now:
+    peers that go on from other values are refused, for their manifests differ.
+
+    Raises:
+        TaskError: parameters are not in fp32, which small steps would leave where they are.
+    """
+    parameters = trained_parameters(model)
+    hashed = blake2b(digest_size=6)
+    for name, parameter in parameters.items():
+        if parameter.dtype is not torch.float32:
+            raise TaskError(
+                f"[inner] optimizer = 'kseed': {name} is in {parameter.dtype}; its small steps "
+                "need parameters in torch.float32"
+            )
+        hashed.update(parameter.detach().cpu().contiguous().numpy().tobytes())
+    model.add_module(_NAME + hashed.hexdigest(), SeedSpace(list(parameters.values()), seeds))
+
+
+def take_seed_space(model: nn.Module) -> None:
+    """Leaves the parameters where their coefficients are, and nothing else of these."""
+    follow(model)
+    for name, each in list(model.named_children()):
+        if isinstance(each, SeedSpace):
+            delattr(model, name)
+
+
+class SeedReplica(InnerReplica):
+    """Steps along drawn directions instead of gradients. train thread only.
+
+    Args:
+        model: with a seed space.
+        the others: as `InnerReplica`'s.
+    """
+
+    def __init__(
+        self, task: Task, model: nn.Module, config: InnerConfig, cursor: Cursor, steps: int
+    ) -> None:
+        super().__init__(task, model, config, cursor, steps)
+        space = seed_space_of(model)
+        assert space is not None, "the model was given one"
+        self._space = space
+
+    def backward(self, step: int) -> Mapping[str, Tensor]:
+        """The slope along the direction that is drawn for this place in the samples, by two forward
+        passes with the same dropout; 0 where that is not finite."""
+        space, reach = self._space, self._config.perturbation
+        space.follow()
+        index = drawn_seed(self.cursor, space.seeds)
+        batches = [
+            moved(next_batch(self.batches, "train"), self._device)
+            for _ in range(self._config.accumulate)
+        ]
+        devices = [self._device] if self._device.type == "cuda" else []
+        losses = []
+        for by, last in ((reach, False), (-reach, True)):
+            space.perturb(index, by)
+            with nullcontext() if last else torch.random.fork_rng(devices):
+                losses.append(statistics.fmean(self._loss_of(batch) for batch in batches))
+        self.cursor = batches[-1].cursor
+        self.loss = statistics.fmean(losses)
+        slope = (losses[0] - losses[1]) / (2 * reach)
+        gradient = torch.zeros_like(space.coefficients)
+        gradient[index] = slope if math.isfinite(slope) else 0.0
+        (name,) = trained_parameters(self.model)
+        return {name: gradient} | {n: s.clone() for n, s in self._statistics.items()}
+
+    @torch.no_grad()
+    def _loss_of(self, batch: Batch) -> float:
+        with self._precision():
+            return float(self._task.loss(self.model, batch))
+
+
+def drawn_seed(cursor: Cursor, seeds: int) -> int:
+    """Of the step whose first sample is at the cursor: of each peer its own, and the same again
+    after a restart."""
+    place = f"{cursor.seed}/{cursor.stream}/{cursor.position}"
+    return int.from_bytes(blake2b(place.encode(), digest_size=8).digest(), "big") % seeds
