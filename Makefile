@@ -8,7 +8,7 @@ RUN := PATH="$(abspath $(BIN)):$$PATH" PYTHONPATH=. python
 # Two test processes at most: more would only wait for each other on a small machine.
 TEST_PROCESSES ?= 2
 
-.PHONY: help install swarm test check lint quick-test coverage fmt proto bench exchange tls codecs parity baselines losses frontier time-to-loss kseed optimizers traffic goodput plan-table sync-time unequal pair-faults keep-faults overlap pair-latency stability schedules simulate skippipe-routes skippipe-deadlock skippipe-omission schedule stage-times stage-kills stage-memory stage-losses stage-parity same-bits samples memory bench-peers detection hostile connections one-hostile admission fuzz kill-loop locate page-shots observing-cost thousand compose-test slurm-test clean
+.PHONY: help install swarm test check lint quick-test coverage fmt proto bench exchange tls codecs parity baselines losses frontier time-to-loss kseed optimizers traffic goodput plan-table sync-time unequal pair-faults keep-faults overlap pair-latency stability schedules simulate skippipe-routes skippipe-deadlock skippipe-omission schedule stage-times stage-kills stage-memory stage-losses stage-parity same-bits samples memory bench-peers detection hostile connections one-hostile admission fuzz kill-loop broken locate page-shots observing-cost thousand compose-test swarm-stack-test slurm-test clean
 
 install: $(READY)  ## the virtual environment with everything in it, and nothing else
 
@@ -201,8 +201,14 @@ observing-cost: $(READY)  ## utilization with metrics, page, clients and encrypt
 kill-loop: $(READY)  ## a worker is killed every 20 s and started by the same line: steps lost, exit codes
 	$(RUN) tests/bench/kill_loop.py $(ARGS)
 
-compose-test:  ## the container swarm on a real engine, one container killed on the way
-	deploy/compose-test
+broken: $(READY)  ## fifteen set-ups that cannot work: what join and doctor say, and how soon (root)
+	$(RUN) tests/bench/broken_setups.py $(ARGS)
+
+compose-test:  ## the container swarm on a real engine, one worker killed on the way
+	deploy/compose-test $(ARGS)
+
+swarm-stack-test:  ## the same as a stack on a real Docker Swarm of one node, one task killed on the way
+	deploy/swarm-stack-test $(ARGS)
 
 slurm-test: $(READY)  ## the array job on a real Slurm of one node, a task requeued on the way (root)
 	PATH="$(abspath $(BIN)):$$PATH" deploy/slurm-test $(ARGS)

@@ -17,19 +17,33 @@ extra of that name: `pip install 'murmuration[hf]'`. See docs/library.md.
 """
 
 import importlib
+import sys
 from types import ModuleType
 
-from protos.identity import IdentityError
-from worker.errors import (
-    ConfigError,
-    ManifestRefused,
-    MurmurError,
-    PeersUnreachable,
-    UsageError,
-)
-from worker.library.swarm import Swarm
-from worker.library.terms import add_arguments
-from worker.training.optimizers import Muon
+try:
+    from protos.identity import IdentityError
+    from worker.errors import (
+        ConfigError,
+        ManifestRefused,
+        MurmurError,
+        PeersUnreachable,
+        UsageError,
+    )
+    from worker.library.swarm import Swarm
+    from worker.library.terms import add_arguments
+    from worker.training.optimizers import Muon
+except ModuleNotFoundError as error:
+    package = (error.name or "").partition(".")[0]
+    if package not in ("algorithms", "protos", "worker"):
+        raise
+    there = sys.modules.get(package)
+    place = getattr(there, "__file__", None) or next(
+        iter(getattr(there, "__path__", ())), "nothing"
+    )
+    raise ImportError(
+        f"murmuration needs its own package {package!r}, and {place} stands in its place: rename "
+        "that, or start Python with -P, which leaves out the script's folder"
+    ) from error
 
 __all__ = [
     "ConfigError",

@@ -2,6 +2,7 @@
 
 import socket
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
@@ -82,6 +83,28 @@ def source_host(address: str) -> str | None:
                 probe.connect(place)
                 return str(probe.getsockname()[0])
     return None
+
+
+def unresolved(address: str, timeout_s: float = 1.5) -> str:
+    """Why nothing can be dialled at HOST:PORT: nobody knows the name; empty where that is not why.
+    Blocks for at most `timeout_s`."""
+    host, port = split_address(address)
+    found: list[str] = []
+
+    def look_up() -> None:
+        try:
+            socket.getaddrinfo(host, port)
+        except OSError as error:
+            found.append((error.strerror or str(error)).lower())
+        else:
+            found.append("")
+
+    # A name server that does not answer holds a call up for longer than a user waits.
+    asking = threading.Thread(target=look_up, daemon=True)
+    asking.start()
+    asking.join(timeout_s)
+    said = found[0] if found else "no name server answers"
+    return f"{address}: no address is known for the name {host} ({said})" if said else ""
 
 
 def _interface_hosts() -> Iterator[str]:

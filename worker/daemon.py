@@ -31,7 +31,13 @@ from worker.manifest import Manifest
 from worker.pipeline.lifecycle import StageLifecycle
 from worker.pipeline.part import fragments_of, part_of
 from worker.session import AWAIT_OTHERS_S, Session
-from worker.supervision import Systemd, allow_open_files, leaving_on, return_large_blocks
+from worker.supervision import (
+    Systemd,
+    allow_open_files,
+    few_open_files,
+    leaving_on,
+    return_large_blocks,
+)
 from worker.tasks import Batch, Cursor, SharesSamples
 from worker.training import checkpoint
 from worker.training.checkpoint import any_in
@@ -82,10 +88,12 @@ def run_worker(config: Config, options: WorkerOptions) -> int:
         MurmurError, TaskError, TransportError: one line for the user.
     """
     return_large_blocks()
-    allow_open_files()
+    few = few_open_files(allow_open_files())
     with alone_in(options.out):
         while True:
             worker = Worker(config, options)
+            if few is not None:
+                worker.warn(few)
             code = worker.run()
             if worker.goes_on is None:
                 return code
@@ -124,7 +132,12 @@ class Worker:
         self._batches: Generator[Batch] | None = None  # of these
         self._interrupted_by: int | None = None
         self._noticed = False  # that the machine will go away
+        self._done = False  # all that there was to do
         self.goes_on: WorkerOptions | None = None  # as what, after a move to another stage
+
+    def warn(self, text: str) -> None:
+        """Tells of it, where the worker's events are told. any thread."""
+        self._log(new_event("warning", text=text))
 
     def run(self) -> int:
         """Until the end, a signal or a move; returns the exit code. Raises as `run_worker`."""
@@ -269,7 +282,7 @@ class Worker:
     @contextmanager
     def _signals(self) -> Iterator[None]:
         """SIGINT and SIGTERM end the run in good order, SIGTERM without an evaluation; a second
-        one ends it at once."""
+        one ends it at once. Once all is done, SIGTERM changes nothing any more."""
 
         def stop(number: int, _frame: FrameType | None) -> None:
             if self._interrupted_by is not None:
@@ -281,6 +294,8 @@ class Worker:
         try:
             yield
         finally:
+            if self._done:
+                before[signal.SIGTERM] = signal.SIG_IGN
             for number, handler in before.items():
                 signal.signal(number, handler)
 
@@ -382,6 +397,7 @@ class Worker:
             event, patience_s, lambda: not self._leaves or not patience_s
         )
         leave_json(self._options.out / RESULTS, results, self._log)
+        self._done = True
         return code
 
     def _options_for(self, move: StageMove) -> WorkerOptions:

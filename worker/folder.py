@@ -114,6 +114,19 @@ def alone_in(out: Path) -> Iterator[None]:
             raise
 
 
+def is_taken(out: Path) -> bool:
+    """Whether a worker writes there now."""
+    if not (out / _LOCK).exists():
+        return False
+    try:
+        FileLock(out / _LOCK).acquire(timeout=0).lock.release()
+    except Timeout:
+        return True
+    except OSError:
+        return False
+    return False
+
+
 def _check_room(out: Path) -> None:
     """Raises ConfigError: on a full disk nothing would be kept of what is trained."""
     try:

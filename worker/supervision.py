@@ -5,6 +5,7 @@ Notices and systemd have threads of their own: neither waits for the training or
 
 import ctypes
 import os
+import signal
 import socket
 import sys
 import threading
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from http.client import HTTPException
 from pathlib import Path
+from types import FrameType
 from urllib.parse import urlsplit
 
 _POLL_S = 1.0
@@ -26,6 +28,7 @@ _HEADERS = {"Metadata-Flavor": "Google"}
 _TOKEN_PATH = "/latest/api/token"
 _TOKEN_ASKED, _TOKEN_GIVEN = "X-aws-ec2-metadata-token-ttl-seconds", "X-aws-ec2-metadata-token"
 _OPEN_FILES = 16_384
+_FEW_FILES = 256
 _M_MMAP_THRESHOLD = -3  # glibc's malloc.h
 _LARGE_BYTES = 8 << 20
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -60,6 +63,16 @@ def _read(url: str, headers: dict[str, str], method: str = "GET") -> str:
     with _DIRECT.open(request, timeout=_ANSWER_S) as answer:
         text: bytes = answer.read(_MAX_BYTES)
     return text.decode(errors="replace")
+
+
+def end_on_sigterm() -> None:
+    """SIGTERM ends this process with 0 from now on: there is nothing to save. A worker that trains
+    answers it by itself. main thread only."""
+
+    def end(_number: int, _frame: FrameType | None) -> None:
+        raise SystemExit(0)
+
+    signal.signal(signal.SIGTERM, end)
 
 
 @contextmanager
@@ -145,17 +158,69 @@ def _thread(name: str, work: Callable[[], None], ended: threading.Event) -> Iter
         thread.join(_ANSWER_S)
 
 
-def allow_open_files() -> None:
+def allow_open_files() -> int | None:
     """As many as this user may have: each peer takes two connections, strangers some more, and
-    shells give a process few. Where there is no such limit nothing happens."""
+    shells give a process few.
+
+    Returns: how many that is; None where there is no such limit.
+    """
     try:
         import resource
     except ImportError:
-        return
+        return None
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
+    unlimited = resource.RLIM_INFINITY
+    wanted = _OPEN_FILES if hard == unlimited else min(_OPEN_FILES, hard)
+    if soft != unlimited and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        return wanted
+    return None if soft == unlimited else soft
+
+
+def few_open_files(allowed: int | None) -> str | None:
+    """What is to be said where `allow_open_files` has come to less than a swarm may need."""
+    if allowed is None or allowed >= _FEW_FILES:
+        return None
+    return (
+        f"open files: at most {allowed} here, and each peer takes up to four; allow 1024 with "
+        "`ulimit -n 1024`, or LimitNOFILE= in a systemd unit"
+    )
+
+
+def memory_bytes() -> int | None:
+    """That this process may still take, by what the machine has and the limits of its control group
+    and user; None where the system does not say so in Linux's way."""
+    found = [_free_bytes(), _free_of_group_bytes(), _free_of_process_bytes()]
+    return min((each for each in found if each is not None), default=None)
+
+
+def _free_bytes() -> int | None:
+    with suppress(OSError, ValueError, IndexError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return None
+
+
+def _free_of_group_bytes() -> int | None:
+    with suppress(OSError, ValueError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            if line.startswith("0::"):
+                folder = Path("/sys/fs/cgroup") / line.removeprefix("0::/")
+                most = int((folder / "memory.max").read_text())  # "max" is none
+                return most - int((folder / "memory.current").read_text())
+    return None
+
+
+def _free_of_process_bytes() -> int | None:
+    with suppress(ImportError, OSError, ValueError, IndexError):
+        import resource
+
+        soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        if soft != resource.RLIM_INFINITY:
+            return max(0, soft - pages * resource.getpagesize())
+    return None
 
 
 def return_large_blocks() -> None:

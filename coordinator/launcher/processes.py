@@ -138,7 +138,9 @@ class _Lines:
         return [partial.decode(errors="replace")] if partial else []
 
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_SIGNALS = tuple(  # Windows has no SIGHUP
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+)
 _SAME_PRESS_S = 0.3  # `timeout` and some shells send one Ctrl-C twice
 
 

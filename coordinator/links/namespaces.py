@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING
 
 from filelock import FileLock
 
-from algorithms.link import Link
+from algorithms.link import Link, parse_link
 
 if TYPE_CHECKING:
-    from pyroute2 import NetNS
+    from pyroute2 import IPRoute, NetNS
 
 _FOLDER = Path("/run/netns")
 _BURST_S = 0.005  # of the rate: what a bucket may send at once after a pause
@@ -197,7 +197,7 @@ def _opened(name: str) -> Iterator["NetNS"]:
         yield namespace
 
 
-def _index(namespace: "NetNS", interface: str) -> int:
+def _index(namespace: "NetNS | IPRoute", interface: str) -> int:
     index: int = namespace.link_lookup(ifname=interface)[0]
     return index
 
@@ -206,7 +206,25 @@ def _join_bridge(hub: "NetNS", port: str) -> None:
     hub.link("set", index=_index(hub, port), master=_index(hub, "bridge"), state="up")
 
 
-def _shape(namespace: "NetNS", interface: str, link: Link) -> None:
+def shape_here(text: str) -> None:
+    """Limits the rate of what this network namespace sends, as a container does with its link.
+
+    Args: text: a link, as `parse_link` takes it; only the rate counts.
+
+    Raises:
+        NoNamespaces: it may not.
+        ValueError: no link.
+    """
+    from pyroute2 import IPRoute
+
+    link = parse_link(text)
+    with _explained(f"link {text}"), IPRoute() as here:
+        for each in here.get_links():
+            if (name := each.get_attr("IFLA_IFNAME")) != "lo":
+                _shape(here, name, link)
+
+
+def _shape(namespace: "NetNS | IPRoute", interface: str, link: Link) -> None:
     rate_bytes_s = link.rate_mbps * 1e6 / 8
     burst = max(_LEAST_BURST_BYTES, round(rate_bytes_s * _BURST_S))
     queue = burst + max(_LEAST_QUEUE_BYTES, round(rate_bytes_s * _QUEUE_S))

@@ -16,7 +16,6 @@ import itertools
 import json
 import os
 import random
-import resource
 import socket
 import struct
 import sys
@@ -377,6 +376,8 @@ def _answer(document: object) -> None:
 
 def main() -> None:
     """The relay's process: until stdin ends."""
+    import resource  # which Windows has not
+
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

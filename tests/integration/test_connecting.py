@@ -1,6 +1,7 @@
 """Peers find out where others reach them; who cannot be reached is told so."""
 
 import json
+import re
 import signal
 from pathlib import Path
 
@@ -21,6 +22,8 @@ from worker.addresses import find_host
 from worker.cli.doctor import doctor
 from worker.cli.ping import ping
 from worker.errors import ConfigError, PeersUnreachable, UsageError
+from worker.manifest import PROTOCOL
+from worker.membership import first_contact
 
 
 def test_peers_that_listen_on_all_addresses_advertise_one_that_others_dial(tmp_path: Path) -> None:
@@ -104,21 +107,37 @@ def findings(out: Path, *args: str) -> dict[str, tuple[bool, str]]:
     }
 
 
-def test_the_doctor_says_whether_a_peer_dials_this_machine(tmp_path: Path) -> None:
+def test_the_doctor_says_whether_a_peer_dials_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings = [*SMALL, *settings_of(run__steps=10_000_000, diloco__inner_steps=10)]
     here, (nowhere,) = ("--listen", "127.0.0.1:0"), free_addresses(1)
     with running_swarm(1, tmp_path, *settings) as swarm:
         swarm.start("w0").wait_for(lambda e: e["event"] == "started", "start")
         address = swarm.addresses["w0"]
         found = findings(tmp_path, address, *here)
-        assert list(found) == ["the peer", "version", "the run", "clock", "address", "reached"]
+        looked_at = ["the peer", "version", "the run", "clock", "address", "reached", "the way"]
+        assert list(found) == looked_at
         assert all(ok for ok, _ in found.values()), found
         assert found["reached"][1].startswith(f"{address} dials 127.0.0.1:")
+        assert re.fullmatch(r"round trip \d+\.\d ms, \d+\.\d Mbit/s to there", found["the way"][1])
         found = findings(tmp_path, address, *here, "--advertise", nowhere)
         assert found["reached"] == (False, f"{address} cannot dial {nowhere}")
         found = findings(tmp_path, address, "--listen", address)
-        assert not found["reached"][0]
-        assert "cannot listen on" in found["reached"][1]
+        assert not found["address"][0]
+        assert "cannot listen on" in found["address"][1]
+        assert found["the way"][0]
+        found = findings(tmp_path / "w0", address, *here)
+        assert found["folder"] == (False, f"--out {tmp_path / 'w0'}: another worker writes there")
+        found = findings(tmp_path, address, *here, "--inner-steps", "33")
+        assert not found["the run"][0]
+        assert "diloco.inner_steps: 33 here, 10 there" in found["the run"][1]
+        monkeypatch.setattr(first_contact, "PROTOCOL", PROTOCOL + 1)
+        found = findings(tmp_path, address, *here)
+        assert found["version"] == (
+            False,
+            f"{address} speaks protocol {PROTOCOL}, and this version speaks {PROTOCOL + 1}",
+        )
     found = findings(tmp_path, nowhere, *here)
     assert list(found) == ["the peer", "address"]
     assert not found["the peer"][0]

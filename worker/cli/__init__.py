@@ -1,6 +1,7 @@
 """`murmur`: finds the commands by entry point, and turns errors into one line and an exit code."""
 
 import difflib
+import errno
 import importlib
 import os
 import sys
@@ -14,6 +15,12 @@ from protos.text import shown
 from worker.errors import MurmurError
 
 _GROUP = "murmur.commands"
+_NO_MEMORY = (
+    "there is not enough memory; end something else, raise the limit (`ulimit -v`, or the "
+    "container's), or take a smaller --model or task.batch_size"
+)
+# As torch says it of the main memory and of CUDA's, and the loader of a library.
+_REFUSED_MEMORY = ("can't allocate memory", "out of memory", "failed to map segment", "bad_alloc")
 _MAX_LINE = 2000  # characters of an error, of which a peer may have written a part
 
 
@@ -39,9 +46,9 @@ def cli() -> None:
     """Train one model on machines joined only by ordinary internet links.
 
     \b
-    Exit codes: 0 done; 2 usage; 3 configuration; 4 task or text; 5 the swarm runs something else;
-    6 peers unreachable; 7 address in use; 8 no usable checkpoint; 9 others cannot dial this peer;
-    10 not let in: a token or certificate; 130 interrupted after a save.
+    Exit codes: 0 done; 1 out of memory; 2 usage; 3 configuration; 4 task or text; 5 the swarm runs
+    something else; 6 peers unreachable; 7 address in use; 8 no usable checkpoint; 9 others cannot
+    dial this peer; 10 not let in: a token or certificate; 130 interrupted after a save.
     """
 
 
@@ -68,6 +75,9 @@ def main() -> None:
         error.show()
         sys.exit(error.exit_code)
     except Exception as error:
+        if lacks_memory(error):
+            click.echo(f"murmur: {_NO_MEMORY}", err=True)
+            sys.exit(ExitCode.FAILED)
         code = exit_code_of(error)
         if code is None:
             raise
@@ -82,6 +92,18 @@ def _usage_line(error: click.UsageError) -> str:
     command = error.ctx.command_path if error.ctx else "murmur"
     stop = "" if said.endswith("?") else ";"
     return f"{said[:1].lower()}{said[1:]}{stop} see `{command} --help`"
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Whether the system has refused memory: to Python, to torch, or to load a library."""
+    if isinstance(error, MemoryError):
+        return True
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    said = str(error)
+    return isinstance(error, ImportError | RuntimeError) and any(
+        each in said for each in _REFUSED_MEMORY
+    )
 
 
 def exit_code_of(error: Exception) -> int | None:

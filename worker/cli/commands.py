@@ -22,6 +22,7 @@ from protos.settings import settings_of
 from worker.cli.event_lines import PlainLines, announce_as_json
 from worker.cli.options import option, options
 from worker.errors import UsageError
+from worker.supervision import end_on_sigterm
 
 if TYPE_CHECKING:
     from protos.identity import Identity
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
     from worker.config import Config
     from worker.training.export import Layout
 
-_JOIN_S = 10.0
+_JOIN_S, _LEAST_S = 10.0, 3.0
+_END_S = 2.0  # to look a name up after that, and to end
 _PRINTED_USES = 16  # peers that the token which `up` prints lets in
 _STARTED = time.monotonic()
 _LARGEST = 100.0  # nats whose perplexity is still told
@@ -169,10 +171,10 @@ class WorkerFlags:
                 "reach this peer at, or leave it out to have it found"
             )
 
-    def identity(self, contacts: Sequence[str]) -> "Identity | None":
+    def identity(self, contacts: Sequence[str], within_s: float | None = None) -> "Identity | None":
         """As `Admission.identity`, which says what is raised."""
         from protos.identity import token_from
-        from worker.identity import Admission
+        from worker.identity import ENROL_S, Admission
 
         own = (self.listen, *([self.advertise] if self.advertise else []))
         admission = Admission(
@@ -184,6 +186,7 @@ class WorkerFlags:
             public=not all(is_loopback(split_address(each)[0]) for each in own),
             proxy=self.proxy,
             listen=self.listen,
+            within_s=within_s or ENROL_S,
         )
         return admission.identity(contacts)
 
@@ -245,6 +248,7 @@ def up(
     from worker.membership.first_contact import check_run
 
     flags.check_addresses(*joins)
+    end_on_sigterm()
     settings, typed = said.read()
     config = load_config(run, settings, None, typed)
     # A worker that names others does not want to train alone.
@@ -276,13 +280,15 @@ def join(address: str, config: Path | None, said: RunFlags, flags: WorkerFlags) 
     """
     from worker.adopted_config import join_config
     from worker.catchup.bootstrap import JoinConfig
-    from worker.membership.first_contact import fetch_manifest
+    from worker.membership.first_contact import check_version, clock_warning, fetch_manifest
 
     flags.check_addresses(address)
-    identity = flags.identity([address])
-    # Ten seconds from when the command was typed, the time to load torch included.
-    timeout_s = max(3.0, _JOIN_S - (time.monotonic() - _STARTED))
-    first = fetch_manifest(address, timeout_s, flags.proxy, identity)
+    end_on_sigterm()
+    identity = flags.identity([address], _left_s())
+    first = fetch_manifest(address, _left_s(), flags.proxy, identity)
+    check_version(first.manifest, address)
+    if warning := clock_warning(first, address):
+        click.echo(f"warning: {warning}", err=True)
     found = flags.found([address], first.seen_from)
     if first.coordinated:
         flags = replace(flags, coordinator=address)
@@ -301,6 +307,12 @@ def join(address: str, config: Path | None, said: RunFlags, flags: WorkerFlags) 
         flags = replace(flags, stage=held)
     waits = JoinConfig(joins=joins, min_peers=None, wait_s=math.inf)
     return _run(merged, flags, waits, found, identity)
+
+
+def _left_s() -> float:
+    """Of the ten seconds within which a joiner is told why it cannot join: they begin when the
+    command is typed, so what it takes to load libraries is in them."""
+    return max(_LEAST_S, _JOIN_S - _END_S - (time.monotonic() - _STARTED))
 
 
 _of_task = click.option(

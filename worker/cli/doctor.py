@@ -5,29 +5,31 @@ import json
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from protos.addresses import is_loopback, is_wildcard, join_address, split_address
+from protos.addresses import is_loopback, join_address, split_address
 from protos.exit_codes import ExitCode
 from protos.identity import Identity
-from worker.errors import ConfigError, MurmurError, UsageError
+from worker.cli.commands import RunFlags, WorkerFlags
+from worker.cli.options import options
+from worker.errors import MurmurError
 
 if TYPE_CHECKING:
     from worker.manifest import Manifest
     from worker.membership.first_contact import FirstAnswer
     from worker.transport import Caller, Stream, Transport
+    from worker.transport.grpc import GrpcTransport
 
 _NAME = "doctor"
 _CALL_S = 3.0
 _FILES = 1024
 _DISK_BYTES = 2 << 30
 _MEMORY_BYTES = 1 << 30
-_SKEW_S = 60.0
+_RATE_S = 3.0
 
 
 @dataclass(frozen=True)
@@ -39,184 +41,259 @@ class Finding:
     found: str
     fix: str = ""
 
+    @classmethod
+    def refused(cls, about: str, error: Exception | str) -> "Finding":
+        """What an error says: what is wrong, then how to mend it."""
+        found, _, fix = str(error).rpartition("; ")
+        return cls(about, False, found or fix, fix if found else "")
+
+    def __str__(self) -> str:
+        said = f"{self.about}: {' '.join(self.found.split())}"
+        return f"ok   {said}" if self.ok else f"BAD  {'; '.join(filter(None, (said, self.fix)))}"
+
 
 @click.command()
 @click.argument("address", metavar="[HOST:PORT]", required=False)
-@click.option(
-    "--listen", default="0.0.0.0:7700", show_default=True, help="HOST:PORT, as for a worker."
-)
-@click.option("--advertise", help="HOST:PORT that others reach this peer at.")
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    default=Path("runs/worker"),
-    help="Of the worker; a certificate in it is used.",
-)
-@click.option("--json", "as_json", is_flag=True, help="The findings as JSON.")
-def doctor(
-    address: str | None, listen: str, advertise: str | None, out: Path, as_json: bool
-) -> int:
+@click.option("--config", type=click.Path(path_type=Path), help="This machine's TOML file.")
+@options("said", RunFlags)
+@options("flags", WorkerFlags)
+def doctor(address: str | None, config: Path | None, said: RunFlags, flags: WorkerFlags) -> int:
     """Say whether this machine can join the swarm at HOST:PORT, and if not, what to do.
 
-    Looks at the machine alone without one. Ends with 0 if nothing is wrong, with 1 otherwise.
+    It takes what `murmur join` takes: type `doctor` in place of `join`. A token gets this peer's
+    certificate, as there, and leaves it in --out: the join after it needs no token. Without
+    HOST:PORT it looks at the machine alone. Ends with 0 if nothing is wrong, with 1 otherwise.
     """
-    for each in filter(None, (address, listen, advertise)):
-        try:
-            split_address(each)
-        except ValueError as error:
-            raise UsageError(str(error)) from error
-    identity = Identity.load(out)  # a run that is encrypted answers nobody else
-    findings = [*_machine(out), *_network(address, listen, advertise, identity)]
-    if as_json:
+    flags.check_addresses(*filter(None, (address,)))
+    findings = [*_machine(flags), *_network(address, config, said, flags)]
+    if flags.as_json:
         click.echo(json.dumps([asdict(finding) for finding in findings], indent=1))
     else:
         for finding in findings:
-            click.echo(_line(finding))
+            click.echo(finding)
     return 0 if all(finding.ok for finding in findings) else ExitCode.FAILED
-
-
-def _line(finding: Finding) -> str:
-    said = f"{finding.about}: {' '.join(finding.found.split())}"
-    return f"ok   {said}" if finding.ok else f"BAD  {said}; {finding.fix}"
 
 
 # ------------------------------------------------------------------------------------ the machine
 
 
-def _machine(out: Path) -> Iterator[Finding]:
+def _machine(flags: WorkerFlags) -> Iterator[Finding]:
+    from worker.folder import is_taken
+    from worker.supervision import memory_bytes
+
     yield _files()
+    out = flags.out
     there = next(folder for folder in (out, *out.resolve().parents) if folder.exists())
     free = shutil.disk_usage(there).free
     yield Finding(
         "disk", free >= _DISK_BYTES, f"{free / 1e9:.1f} GB free at {there}",
         "make room for checkpoints, or choose another --out",
     )  # fmt: skip
-    if (memory := _memory_bytes()) is not None:
+    if is_taken(out):
+        yield Finding(
+            "folder", False, f"--out {out}: another worker writes there",
+            "choose another folder with --out",
+        )  # fmt: skip
+    if (memory := memory_bytes()) is not None:
         yield Finding(
             "memory", memory >= _MEMORY_BYTES, f"{memory / 1e9:.1f} GB available",
-            "end something else, or take a smaller --model",
+            "end something else, raise the limit, or take a smaller --model",
         )  # fmt: skip
     import torch
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    yield Finding("device", True, f"{device}, torch {torch.__version__}")
+    from worker.training.device import chosen_device
+
+    try:
+        device = chosen_device(flags.device)
+    except MurmurError as error:
+        yield Finding.refused("device", error)
+    else:
+        yield Finding("device", True, f"{device}, torch {torch.__version__}")
 
 
 def _files() -> Finding:
-    try:
-        import resource
-    except ImportError:  # no such limit there
-        return Finding("open files", True, "no limit")
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    unlimited = soft == resource.RLIM_INFINITY
+    from worker.supervision import allow_open_files
+
+    allowed = allow_open_files()
     return Finding(
-        "open files", unlimited or soft >= _FILES, "no limit" if unlimited else f"at most {soft}",
+        "open files", allowed is None or allowed >= _FILES,
+        "no limit" if allowed is None else f"at most {allowed}",
         f"allow {_FILES} with `ulimit -n {_FILES}`, or LimitNOFILE= in a systemd unit",
     )  # fmt: skip
-
-
-def _memory_bytes() -> int | None:
-    """Available; None where the system does not say it in Linux's way."""
-    with suppress(OSError, ValueError, IndexError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return None
 
 
 # ------------------------------------------------------------------------------------ the network
 
 
 def _network(
-    address: str | None, listen: str, advertise: str | None, identity: Identity | None
+    address: str | None, config: Path | None, said: RunFlags, flags: WorkerFlags
 ) -> Iterator[Finding]:
-    from worker.addresses import find_host
-    from worker.membership.first_contact import fetch_manifest
-    from worker.transport.grpc import GrpcTransport
+    from worker.identity import check_free
+    from worker.transport import AddressInUse
 
-    first: FirstAnswer | None = None
+    free = True
+    try:
+        check_free(flags.listen)
+    except AddressInUse as error:
+        yield Finding.refused("address", error)
+        free = False  # the rest is looked at with another port
+        flags = replace(flags, listen=join_address(split_address(flags.listen)[0], 0))
+    first, identity = None, None
     if address is not None:
-        began = time.monotonic()
-        try:
-            first = fetch_manifest(address, _CALL_S, security=identity)
-        except MurmurError as error:
-            yield Finding("the peer", False, str(error), "see there")
-        else:
-            took_ms = 1000 * (time.monotonic() - began)
-            yield Finding("the peer", True, f"{address} answers after {took_ms:.0f} ms")
-            yield from _run(first, address)
-    try:
-        found = None if advertise else find_host(
-            listen, [address] if address else [], first.seen_from if first else ""
-        )  # fmt: skip
-    except ConfigError as error:
-        yield Finding("address", False, str(error), "see there")
-        return
-    host, port = split_address(advertise or listen)
-    if is_wildcard(host) and advertise:
-        yield Finding("address", False, f"nobody can dial {advertise}", "name a host")
-        return
-    where = join_address(found.host if found else host, port)
-    origin = f", {found.origin}" if found else ""
-    near = ", which only this machine reaches" if is_loopback(split_address(where)[0]) else ""
-    yield Finding("address", True, f"{where}{origin}{near}")
+        identity, problem = _identity(address, flags)
+        if problem is not None:
+            yield problem
+        if problem is None or problem.about != "the peer":
+            first, answer = _first_answer(address, flags, identity)
+            yield answer
+    if first is not None and address is not None:
+        yield from _run(first, address, config, said)
+    where, finding = _own_address(address, flags, first)
+    if free or not finding.ok:
+        yield finding
     if first is not None and address is not None and not first.coordinated:
-        transport = GrpcTransport(listen, security=identity)
-        yield asyncio.run(_dialled_back(transport, address, where, first.manifest))
+        dialled = where if free else None
+        yield from asyncio.run(_both_ways(address, dialled, flags, first.manifest, identity))
 
 
-def _run(first: "FirstAnswer", address: str) -> Iterator[Finding]:
-    from worker.adopted_config import join_config
-    from worker.manifest import PROTOCOL
+def _identity(address: str, flags: WorkerFlags) -> tuple[Identity | None, Finding | None]:
+    """What this peer proves itself by, and what is wrong with that, or with the way there."""
+    from protos.identity import IdentityError
+    from worker.errors import PeersUnreachable
 
-    theirs = first.manifest.document["protocol"]
-    yield Finding(
-        "version", theirs == PROTOCOL, f"protocol {PROTOCOL} here, {theirs} there",
-        "install the version that they run",
-    )  # fmt: skip
     try:
-        join_config(first.manifest.sections, None, (), address)
-    except Exception as error:
-        from worker.cli import exit_code_of
+        return flags.identity([address], _CALL_S), None
+    except PeersUnreachable as error:
+        return None, Finding.refused("the peer", error)
+    except (MurmurError, IdentityError) as error:
+        return None, Finding.refused("token", error)
 
+
+def _first_answer(
+    address: str, flags: WorkerFlags, identity: Identity | None
+) -> "tuple[FirstAnswer | None, Finding]":
+    from worker.membership.first_contact import fetch_manifest
+
+    try:
+        first = fetch_manifest(address, _CALL_S, flags.proxy, identity)
+    except MurmurError as error:
+        return None, Finding.refused("the peer", error)
+    kind = "a coordinator" if first.coordinated else "a worker"
+    lock = "encrypted" if identity is not None else "not encrypted"
+    return first, Finding("the peer", True, f"{address} answers, {kind}, {lock}")
+
+
+def _run(
+    first: "FirstAnswer", address: str, config: Path | None, said: RunFlags
+) -> Iterator[Finding]:
+    from worker.adopted_config import join_config
+    from worker.cli import exit_code_of
+    from worker.manifest import PROTOCOL
+    from worker.membership.first_contact import check_version, clock_warning
+
+    try:
+        check_version(first.manifest, address)
+    except MurmurError as error:
+        yield Finding.refused("version", error)
+    else:
+        yield Finding("version", True, f"protocol {PROTOCOL} here and there")
+    try:
+        settings, typed = said.read()
+        join_config(first.manifest.sections, config, settings, address, typed)
+    except Exception as error:
         if exit_code_of(error) is None:
             raise
-        yield Finding("the run", False, str(error), "see there")
+        yield Finding.refused("the run", error)
     else:
         yield Finding("the run", True, f"{first.manifest.run:016x}")
-    if first.time_ms:
-        skew_s = first.time_ms / 1000 - time.time()
-        yield Finding(
-            "clock", abs(skew_s) <= _SKEW_S, f"{abs(skew_s):.0f} s apart from theirs",
-            "set it, by NTP; training goes on all the same, but logs do not fit one another",
-        )  # fmt: skip
+    if warning := clock_warning(first, address):
+        yield Finding.refused("clock", warning)
+    elif first.ahead_s is not None:
+        yield Finding("clock", True, f"{abs(first.ahead_s):.0f} s apart from theirs")
+
+
+def _own_address(
+    address: str | None, flags: WorkerFlags, first: "FirstAnswer | None"
+) -> tuple[str | None, Finding]:
+    """At which address others are to dial this machine; None where there is none."""
+    from worker.addresses import source_host
+
+    seen_from = first.seen_from if first else ""
+    try:
+        found = flags.found([address] if address else [], seen_from)
+    except MurmurError as error:
+        return None, Finding.refused("address", error)
+    host, port = split_address(flags.advertise or flags.listen)
+    where = join_address(found.host if found else host, port)
+    said = f"{where}, {found.origin}" if found else where
+    if is_loopback(split_address(where)[0]):
+        said += ", which only this machine reaches"
+    own = source_host(address) if address else None
+    if seen_from and own and own != seen_from:
+        said += f"; {address} sees {seen_from} where this machine has {own}: there is a NAT between"
+    return where, Finding("address", True, said)
+
+
+# --------------------------------------------------------------------------------------- both ways
+
+
+async def _both_ways(
+    address: str,
+    where: str | None,
+    flags: WorkerFlags,
+    run: "Manifest",
+    identity: Identity | None,
+) -> list[Finding]:
+    """Whether the peer reaches this machine at `where`, and how fast the way to it is."""
+    from worker.transport import TransportError
+    from worker.transport.grpc import GrpcTransport
+
+    transport = GrpcTransport(flags.listen, flags.proxy, identity)
+    findings = []
+    try:
+        if where is not None:
+            findings.append(await _dialled_back(transport, address, where, run))
+        findings.append(await _link(transport, address))
+    except TransportError as error:
+        findings.append(Finding.refused("the way", error))
+    finally:
+        await transport.close()
+    return findings
 
 
 async def _dialled_back(
     transport: "Transport", address: str, where: str, run: "Manifest"
 ) -> Finding:
-    """Whether the peer reaches this machine: it is asked to dial a server that stands here for a
-    moment."""
+    """The peer is asked to dial a server that stands here for a moment."""
     from worker.membership import Member
     from worker.membership.first_contact import ask_to_dial
-    from worker.transport import TransportError
 
-    try:
-        bound = await transport.listen(_Answers(run.run))
-        host, port = split_address(where)
-        target = join_address(host, port or split_address(bound)[1])
-        me = Member(_NAME, target, time.time_ns() // 1_000_000)
-        undialled = await ask_to_dial(transport, address, me, run.pack())
-    except TransportError as error:
-        return Finding("reached", False, str(error), "see there")
-    finally:
-        await transport.close()
+    bound = await transport.listen(_Answers(run.run))
+    host, port = split_address(where)
+    target = join_address(host, port or split_address(bound)[1])
+    me = Member(_NAME, target, time.time_ns() // 1_000_000)
+    undialled = await ask_to_dial(transport, address, me, run.pack())
     if undialled is None:
         return Finding("reached", False, f"{address} does not say", "try again, or ask another")
     return Finding(
         "reached", not undialled, f"{address} {'cannot dial' if undialled else 'dials'} {target}",
         "open that port, forward it, or say with --advertise HOST:PORT where others reach it",
     )  # fmt: skip
+
+
+async def _link(transport: "GrpcTransport", address: str) -> Finding:
+    """Round trip and rate, as `murmur ping` measures them."""
+    from worker.cli.ping import measured
+
+    try:
+        async with asyncio.timeout(_RATE_S):
+            pinged = await measured(transport, address, count=3)
+    except TimeoutError:
+        return Finding("the way", True, f"slow: a megabyte takes more than {_RATE_S:g} s")
+    trip_ms = min(pinged.round_trips_ms)
+    return Finding(
+        "the way", True, f"round trip {trip_ms:.1f} ms, {pinged.rate_mbps:.1f} Mbit/s to there"
+    )
 
 
 class _Answers:

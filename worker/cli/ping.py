@@ -97,7 +97,7 @@ async def _ping(target: str, knows: str | None, identity: Identity | None, count
     transport.tunnel = tunnels.port
     try:
         address = await _address(transport, target, knows)
-        return await _measured(transport, address, count)
+        return await measured(transport, address, count)
     except TransportError as error:
         relays = "; ".join(f"{relay}: {why}" for relay, why in tunnels.problems.items())
         raise PeersUnreachable(f"{error}{f' ({relays})' if relays else ''}") from error
@@ -131,8 +131,8 @@ async def _address(transport: "GrpcTransport", target: str, knows: str | None) -
     return addresses[target]
 
 
-async def _measured(transport: "GrpcTransport", address: str, count: int) -> Pinged:
-    """Raises TransportError."""
+async def measured(transport: "GrpcTransport", address: str, count: int) -> Pinged:
+    """Round trips and rate, by calls that a peer answers and forgets. Raises TransportError."""
     from protos import murmuration_pb2 as pb
 
     through = split_relayed(address)

@@ -7,10 +7,20 @@ renewal.py    how it gets a later certificate
 words.py      what a peer says of itself, signed
 """
 
-from worker.identity.admission import Admission, Credentials, enrol
+from worker.identity.admission import ENROL_S, Admission, Credentials, check_free, enrol
 from worker.identity.expulsions import Expulsions
 from worker.identity.gate import Gate
 from worker.identity.renewal import Renewal
 from worker.identity.words import SignedWords
 
-__all__ = ["Admission", "Credentials", "Expulsions", "Gate", "Renewal", "SignedWords", "enrol"]
+__all__ = [
+    "ENROL_S",
+    "Admission",
+    "Credentials",
+    "Expulsions",
+    "Gate",
+    "Renewal",
+    "SignedWords",
+    "check_free",
+    "enrol",
+]

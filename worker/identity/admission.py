@@ -16,11 +16,13 @@ from protos.identity import Authority, Identity, IdentityError, Role, Token
 from protos.identity.certificates import key_to_pem, new_key, request_for
 from protos.text import shown
 from worker import wire
+from worker.addresses import unresolved
 from worker.errors import ConfigError, PeersUnreachable, UsageError
 from worker.transport import AddressInUse, TransportError, Untrusted
 from worker.transport.grpc import GrpcTransport
 
-_ENROL_S, _TRY_S, _PAUSE_S = 8.0, 3.0, 0.25
+ENROL_S = 8.0
+_TRY_S, _PAUSE_S = 3.0, 0.25
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +37,7 @@ class Admission:
         public: whether other machines can reach this peer.
         proxy: HOST:PORT of an HTTP CONNECT proxy to reach others by.
         listen: HOST:PORT that the peer is to serve at: a token is not spent where that is taken.
+        within_s: for how long others are asked.
     """
 
     folder: Path | None
@@ -45,6 +48,7 @@ class Admission:
     public: bool = False
     proxy: str | None = None
     listen: str | None = None
+    within_s: float = ENROL_S
 
     def identity(self, contacts: Sequence[str]) -> Identity | None:
         """The peer's key and certificate; None: nothing is encrypted, as asked, or since only this
@@ -71,8 +75,8 @@ class Admission:
         if self.token is not None:
             if not contacts:
                 raise UsageError("a token is for joining a run: say whom to join")
-            _check_free(self.listen)
-            identity = enrol(self.token, name, contacts, self.proxy)
+            check_free(self.listen)
+            identity = enrol(self.token, name, contacts, self.proxy, self.within_s)
         elif (authority := self._authority(contacts)) is not None:
             identity = authority.new_identity(Role.PEER, name)
         else:
@@ -120,7 +124,7 @@ class Admission:
             )
 
 
-def _check_free(listen: str | None) -> None:
+def check_free(listen: str | None) -> None:
     """Raises AddressInUse: another process listens there."""
     host, port = split_address(listen) if listen else ("", 0)
     if not port:
@@ -164,25 +168,30 @@ class Credentials:
             identity.save(self.folder)
 
 
-def enrol(token: Token, name: str, addresses: Sequence[str], proxy: str | None = None) -> Identity:
+def enrol(
+    token: Token,
+    name: str,
+    addresses: Sequence[str],
+    proxy: str | None = None,
+    within_s: float = ENROL_S,
+) -> Identity:
     """Asks the peers at these addresses for a certificate, until one gives it.
 
     Raises:
         IdentityError: they refuse, or are of another run, or the token has expired.
-        PeersUnreachable: none of them answers within eight seconds.
+        PeersUnreachable: none of them answers within `within_s`.
     """
     token.check_date()
-    return asyncio.run(
-        _enrol(GrpcTransport("127.0.0.1:0", proxy, token.identity), token, name, addresses)
-    )
+    transport = GrpcTransport("127.0.0.1:0", proxy, token.identity)
+    return asyncio.run(_enrol(transport, token, name, addresses, within_s))
 
 
 async def _enrol(
-    transport: GrpcTransport, token: Token, name: str, addresses: Sequence[str]
+    transport: GrpcTransport, token: Token, name: str, addresses: Sequence[str], within_s: float
 ) -> Identity:
     key = new_key()
     request = pb.EnrolRequest(name=name, request=request_for(key)).SerializeToString()
-    deadline = time.monotonic() + _ENROL_S
+    deadline = time.monotonic() + within_s
     problems: dict[str, str] = {}
     refused: set[str] = set()
     try:
@@ -206,6 +215,8 @@ async def _enrol(
                 await asyncio.sleep(_PAUSE_S)
     finally:
         await transport.close()
+    if not refused:
+        problems |= {each: why for each in addresses if (why := unresolved(each))}
     said = "; ".join(problems.values())
     if not refused:
         raise PeersUnreachable(

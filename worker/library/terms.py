@@ -16,7 +16,7 @@ from worker.config import Config, load_config
 from worker.errors import ConfigError, ManifestRefused, PeersUnreachable, UsageError
 from worker.library.site import is_site
 from worker.manifest import Manifest
-from worker.membership.first_contact import FirstAnswer, fetch_manifest
+from worker.membership.first_contact import FirstAnswer, check_version, fetch_manifest
 from worker.tasks import OWN_LOOP
 from worker.training.config import KSEED
 
@@ -175,6 +175,7 @@ def _first_answer(joins: Sequence[str], identity: Identity | None) -> tuple[Firs
 
 
 def _joined(given: Mapping[str, str], manifest: Manifest, where: str) -> Config:
+    check_version(manifest, where)
     task = manifest.sections.get("task")
     name = task.get("name") if isinstance(task, Mapping) else None
     if name != OWN_LOOP:

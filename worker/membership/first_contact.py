@@ -22,9 +22,10 @@ from protos.addresses import (
 from protos.manifest import first_difference
 from protos.text import shown
 from worker import wire
+from worker.addresses import unresolved
 from worker.config import Config
 from worker.errors import ManifestRefused, NotDialled, PeersUnreachable
-from worker.manifest import Manifest
+from worker.manifest import PROTOCOL, Manifest
 from worker.membership import Gossiped, Health, Member, Phase
 from worker.membership.io import GossipService
 from worker.transport import Caller, Security, Transport, TransportError, Untrusted
@@ -37,6 +38,7 @@ _DIALLED_WITHIN_S = 3.0  # with what it takes to begin, a joiner is told within 
 _TRY_S = 3.0
 _GLANCE_S = 2.0
 _PAUSE_S = 0.25
+_SKEW_S = 60.0
 _TURNED_AWAY = 3  # times in a row: it is there, and wants another certificate or none
 
 
@@ -268,13 +270,13 @@ class FirstAnswer:
     Args:
         coordinated: whether it is a coordinator.
         seen_from: the host that it has seen this process at; empty where it does not say.
-        time_ms: its wall clock, from 1970; 0 where it does not say.
+        ahead_s: by how much the clock here is ahead of its own; None where it does not say.
     """
 
     manifest: Manifest
     coordinated: bool
     seen_from: str
-    time_ms: int
+    ahead_s: float | None
 
 
 def fetch_manifest(
@@ -301,12 +303,13 @@ def check_run(
         The host that the first of `addresses` has seen this process at; empty where it has not.
 
     Raises:
-        ManifestRefused: one runs something else; names the first difference.
+        ManifestRefused: one runs something else, names the first difference; or another version.
     """
     transport = GrpcTransport("127.0.0.1:0", proxy, security)
     answers = asyncio.run(_first_answers(transport, addresses))
     mine = Manifest.of(config, ()).agreed
     for address, answer in answers.items():
+        check_version(answer.manifest, address)
         theirs = {**answer.manifest.agreed, "tensors": mine["tensors"]}  # known with the model
         if difference := first_difference(mine, theirs):
             raise ManifestRefused(
@@ -314,6 +317,27 @@ def check_run(
             )
     first = answers.get(addresses[0]) if addresses else None
     return first.seen_from if first else ""
+
+
+def check_version(manifest: Manifest, address: str) -> None:
+    """Raises ManifestRefused: the peer there speaks another protocol."""
+    theirs = manifest.document["protocol"]
+    if theirs != PROTOCOL:
+        raise ManifestRefused(
+            f"{address} speaks protocol {theirs}, and this version speaks {PROTOCOL}; install the "
+            "version that they run"
+        )
+
+
+def clock_warning(answer: "FirstAnswer", address: str) -> str | None:
+    """What is to be said where the clocks here and there are more than a minute apart."""
+    if answer.ahead_s is None or abs(answer.ahead_s) <= _SKEW_S:
+        return None
+    side = "ahead of" if answer.ahead_s > 0 else "behind"
+    return (
+        f"the clock here is {abs(answer.ahead_s):.0f} s {side} that of {address}; set it, by NTP: "
+        "training goes on, but certificates and tokens may not be taken, and logs do not fit"
+    )
 
 
 async def _first_answers(transport: Transport, addresses: Sequence[str]) -> dict[str, FirstAnswer]:
@@ -338,7 +362,8 @@ async def _ask_run(transport: Transport, address: str, timeout_s: float) -> Firs
     raw = await transport.call(address, "Control/Join", request, timeout_s)
     reply = wire.parse(pb.JoinReply, raw)
     manifest = Manifest.unpack(reply.manifest)
-    return FirstAnswer(manifest, reply.coordinator, reply.seen_from, reply.time_ms)
+    ahead_s = time.time() - reply.time_ms / 1000 if reply.time_ms else None
+    return FirstAnswer(manifest, reply.coordinator, reply.seen_from, ahead_s)
 
 
 async def _fetch_manifest(transport: Transport, address: str, timeout_s: float) -> FirstAnswer:
@@ -356,6 +381,7 @@ async def _fetch_manifest(transport: Transport, address: str, timeout_s: float) 
     finally:
         await transport.close()
     tried_s = time.monotonic() - began
+    problem = unresolved(address) or problem
     raise PeersUnreachable(
         f"no peer answers at {address}: {tries} tries in {tried_s:.1f} s, the last: {problem}; "
         "check the address, that a worker runs there, and that its port is open"

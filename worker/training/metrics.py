@@ -2,7 +2,6 @@
 
 import heapq
 import math
-import resource
 import statistics
 import sys
 from collections import defaultdict, deque
@@ -131,6 +130,10 @@ class Metrics:
 
     def trained(self) -> None:
         """The last step is done: what follows needs memory of its own."""
+        try:
+            import resource
+        except ImportError:  # no such figure there
+            return
         usage = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         self.peak_rss_bytes = usage * (1 if sys.platform == "darwin" else 1024)
 

@@ -306,4 +306,5 @@ def _unreachable(line: _Line, error: aio.AioRpcError) -> Unreachable:
         for part, meaning in _HANDSHAKE[line.server_name is not None]:
             if part in said:
                 return Untrusted(f"{line.address}: {meaning}")
-    return Unreachable(f"{line.address}: {code}" + (f" ({said})" if said else ""))
+    told = f" ({said})" if said and said.lower() != code else ""
+    return Unreachable(f"{line.address}: {code}{told}")

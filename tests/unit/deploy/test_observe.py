@@ -42,10 +42,10 @@ def test_the_dashboard_asks_for_metrics_and_labels_that_a_worker_has() -> None:
 
 def test_prometheus_scrapes_every_worker_of_the_containers() -> None:
     (job,) = yaml.safe_load((DEPLOY / "observe" / "prometheus.yml").read_text())["scrape_configs"]
-    (group,) = job["static_configs"]
-    (port,) = re.findall(r"--metrics 0\.0\.0\.0:(\d+)", compose()["x-worker"]["entrypoint"][-1])
-    workers = [name for name in compose()["services"] if name.startswith("worker")]
-    assert group["targets"] == [f"{name}:{port}" for name in workers]
+    (found,) = job["dns_sd_configs"]
+    (port,) = re.findall(r"--metrics 0\.0\.0\.0:(\d+)", (DEPLOY / "worker.sh").read_text())
+    assert found == {"names": ["worker"], "type": "A", "port": int(port)}  # of each container
+    assert compose()["services"]["worker"]["deploy"]["endpoint_mode"] == "dnsrr"
 
 
 def test_what_is_mounted_is_there_and_nothing_but_this_machine_can_read_the_charts() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.full_disk import no_file_above
 from worker.errors import ConfigError
-from worker.folder import EventLog, alone_in, leave_json
+from worker.folder import EventLog, alone_in, is_taken, leave_json
 
 
 def test_events_go_on_and_one_warning_says_that_they_are_not_written(tmp_path: Path) -> None:
@@ -57,3 +57,13 @@ def test_a_document_that_cannot_be_written_is_a_warning(tmp_path: Path) -> None:
         leave_json(tmp_path / "result.json", {"a": 1}, told.append)
     assert [event["event"] for event in told] == ["warning"]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_it_is_known_whether_a_worker_writes_there(tmp_path: Path) -> None:
+    assert not is_taken(tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    with alone_in(tmp_path / "out"):
+        assert is_taken(tmp_path / "out")
+    assert not is_taken(tmp_path / "out")
+    with alone_in(tmp_path / "out"):  # looking has not taken it
+        pass

@@ -1,7 +1,10 @@
 """Notices that the machine will go away, and what systemd is told."""
 
 import os
+import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from worker import supervision
-from worker.supervision import Systemd, is_noticed, leaving_on
+from worker.supervision import Systemd, end_on_sigterm, few_open_files, is_noticed, leaving_on
 
 PATIENCE_S = 60.0
 TOKEN = "a token"
@@ -154,3 +157,32 @@ def test_an_abstract_socket_will_do_and_another_process_watchdog_is_none_of_ours
 def test_where_nobody_listens_nothing_happens(environment: dict[str, str]) -> None:
     with Systemd(environment).watched(lambda: None):
         pass
+
+
+def test_few_open_files_are_told_with_the_way_out() -> None:
+    assert few_open_files(None) is None
+    assert few_open_files(256) is None
+    assert "at most 48 here" in (few_open_files(48) or "")
+    assert "ulimit -n 1024" in (few_open_files(48) or "")
+
+
+def test_memory_is_what_the_tightest_limit_leaves() -> None:
+    """A limit on addresses, in a process that has no other."""
+    limit = 1 << 30
+    code = (
+        f"import resource; resource.setrlimit(resource.RLIMIT_AS, ({limit}, {limit}))\n"
+        "from worker.supervision import memory_bytes; print(memory_bytes())"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert 0 < int(told.stdout) < limit
+
+
+def test_sigterm_before_there_is_anything_to_save_ends_with_0() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        end_on_sigterm()
+        with pytest.raises(SystemExit) as ended:
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert ended.value.code == 0
+    finally:
+        signal.signal(signal.SIGTERM, before)

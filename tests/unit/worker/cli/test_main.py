@@ -1,5 +1,6 @@
 """Bad input: one line on stderr and a documented exit code."""
 
+import errno
 import itertools
 import os
 import re
@@ -301,7 +302,7 @@ def test_help_lists_every_command_and_the_exit_codes(murmur: Murmur) -> None:
     assert code == 0
     for command in ("coordinator", "generate", "join", "status", "swarm", "up"):
         assert f"\n  {command} " in out
-    assert "Exit codes: 0 done; 2 usage; 3 configuration; 4 task or text" in out
+    assert "Exit codes: 0 done; 1 out of memory; 2 usage; 3 configuration; 4 task or text" in out
 
 
 def test_the_version_is_told(murmur: Murmur) -> None:
@@ -345,3 +346,30 @@ def test_a_commands_answer_is_the_exit_code(
 ) -> None:
     monkeypatch.setattr(cli.cli, "main", lambda **_: answer)
     assert murmur()[0] == (answer or 0)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
+        ImportError("libtorch_cpu.so: failed to map segment from shared object"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4 bytes"),
+        RuntimeError("std::bad_alloc"),
+    ],
+)
+def test_too_little_memory_is_one_line_and_exit_code_1(
+    murmur: Murmur, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(cli.cli, "main", fail)
+    line = refused(murmur, 1, "up")
+    assert line.startswith("murmur: there is not enough memory; end something else")
+
+
+def test_another_defect_is_no_lack_of_memory() -> None:
+    assert not cli.lacks_memory(OSError(errno.EACCES, "out of memory"))
+    assert not cli.lacks_memory(ImportError("no module named x"))
+    assert not cli.lacks_memory(ValueError("out of memory"))
