@@ -56,8 +56,9 @@ exchange: $(READY)  ## exchange on loopback, and the I/O loop's lag while traini
 	$(RUN) tests/bench/exchange.py $(ARGS)
 	$(RUN) tests/bench/lag.py
 
-tls: $(READY)  ## exchange on loopback with mutual TLS beside plain
+tls: $(READY)  ## mutual TLS beside plain: exchange on loopback, then rounds on 20 and 100 Mbit/s (root)
 	$(RUN) tests/bench/exchange.py --tls 4 $(ARGS)
+	$(RUN) tests/bench/sync_time.py --tls 20 100
 
 codecs: $(READY)  ## codec throughput on one core
 	$(RUN) tests/bench/codecs.py $(ARGS)
