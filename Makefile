@@ -8,7 +8,7 @@ RUN := PATH="$(abspath $(BIN)):$$PATH" PYTHONPATH=. python
 # Two test processes at most: more would only wait for each other on a small machine.
 TEST_PROCESSES ?= 2
 
-.PHONY: help install swarm test check lint quick-test coverage fmt proto bench exchange tls codecs parity baselines losses frontier time-to-loss kseed optimizers traffic goodput plan-table sync-time unequal pair-faults keep-faults overlap pair-latency stability schedules simulate skippipe-routes skippipe-deadlock skippipe-omission schedule stage-times stage-kills stage-memory stage-losses stage-parity same-bits samples memory bench-peers detection hostile connections one-hostile admission fuzz kill-loop broken locate page-shots observing-cost thousand compose-test swarm-stack-test slurm-test clean
+.PHONY: help install swarm test check lint quick-test coverage fmt proto bench exchange tls codecs parity baselines losses frontier time-to-loss kseed optimizers traffic goodput plan-table sync-time unequal pair-faults keep-faults overlap pair-latency stability schedules simulate skippipe-routes skippipe-deadlock skippipe-omission schedule stage-times stage-kills stage-memory stage-losses stage-parity same-bits samples memory bench-peers detection hostile connections one-hostile admission nat fuzz kill-loop broken locate page-shots observing-cost thousand compose-test swarm-stack-test slurm-test clean
 
 install: $(READY)  ## the virtual environment with everything in it, and nothing else
 
@@ -186,6 +186,9 @@ one-hostile: $(READY)  ## one of eight workers lies in what it contributes: the 
 
 admission: $(READY)  ## five hosts in network namespaces let each other in by token, and nobody else
 	$(RUN) tests/bench/admission.py
+
+nat: $(READY)  ## five hosts, two behind NAT and one with a wrong address: gaps, loss, bytes relayed, a relay's end (root, nftables)
+	$(RUN) tests/bench/nat.py $(ARGS)
 
 fuzz: $(READY)  ## spoiled messages to live nodes and to every reader: executions, crashes, memory; ARGS="--seconds 600"
 	$(RUN) tests/bench/fuzz.py $(ARGS)

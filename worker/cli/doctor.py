@@ -277,7 +277,8 @@ async def _dialled_back(
         return Finding("reached", False, f"{address} does not say", "try again, or ask another")
     return Finding(
         "reached", not undialled, f"{address} {'cannot dial' if undialled else 'dials'} {target}",
-        "open that port, forward it, or say with --advertise HOST:PORT where others reach it",
+        "open that port, forward it, or say with --advertise HOST:PORT where others reach it; as "
+        "it is, they reach it through relays",
     )  # fmt: skip
 
 

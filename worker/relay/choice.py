@@ -1,9 +1,9 @@
 """Through which peers this one is reached, where nobody can dial it: a machine without I/O.
 
 Two relays are kept where there are two. A connection comes first: the peer that answers soonest is
-asked at once. Rates are measured afterwards, of the relays and of some that answer soon, and again
-every `measure_s`; a peer that is much faster takes the place of the slowest relay. One that is lost
-is replaced at once, and asked again after a pause that doubles.
+asked at once. Rates are measured afterwards, one at a time, of the relays and of some that answer
+soon, and again every `measure_s`; a peer that is much faster takes the place of the slowest relay.
+One that is lost is replaced at once, and asked again after a pause that doubles.
 """
 
 import math
@@ -16,14 +16,15 @@ from enum import Enum, auto
 class ChoiceConfig:
     """Args:
     kept: relays at a time.
-    measure_s: between two measurements; the first comes `first_measure_s` after the first relay.
-    measured: peers at a time.
+    measure_s: between two rounds of measurements; the first comes `first_measure_s` after the first
+        relay.
+    measured: peers in a round, one after the other.
     better: times as fast as a relay that another peer must be to take its place.
     retry_s, most_retry_s: the pause before a peer is asked again that has failed.
     """
 
     kept: int = 2
-    measure_s: float = 60.0
+    measure_s: float = 300.0
     first_measure_s: float = 2.0
     measured: int = 4
     better: float = 1.5
@@ -153,7 +154,7 @@ class RelayChoice:
     def __init__(self, config: ChoiceConfig | None = None) -> None:
         self._config = config or ChoiceConfig()
         self._known: dict[str, _Known] = {}
-        self._measuring: set[str] = set()
+        self._to_measure: list[str] = []  # the first is being measured
         self._measure_at = math.inf
         self._advertised: tuple[str, ...] = ()
         self.wanted = False
@@ -236,11 +237,11 @@ class RelayChoice:
         return [*self._advertise(), *self._replace(now)]
 
     def _measured(self, address: str, rate_bytes_s: float | None) -> list[Action]:
-        self._measuring.discard(address)
         if known := self._known.get(address):
             known.rate_bytes_s = rate_bytes_s
-        if self._measuring:
-            return []
+        self._to_measure = self._to_measure[1:]
+        if self._to_measure:
+            return [Measure(self._to_measure[0])]
         actions = self._advertise()
         held, idle = self._in(_State.HELD), self._in(_State.IDLE)
         best = next((known for known in idle if known.rate_bytes_s), None)
@@ -253,12 +254,12 @@ class RelayChoice:
     def _tick(self, now: float) -> list[Action]:
         actions = self._replace(now)
         held = self._in(_State.HELD)
-        if now >= self._measure_at and held and not self._measuring:
+        if now >= self._measure_at and held and not self._to_measure:
             self._measure_at = now + self._config.measure_s
             others = sorted(self._in(_State.IDLE), key=lambda known: (known.rtt_s, known.address))
             chosen = [*held, *others][: self._config.measured]
-            self._measuring = {known.address for known in chosen}
-            actions += [Measure(known.address) for known in chosen]
+            self._to_measure = [known.address for known in chosen]
+            actions.append(Measure(self._to_measure[0]))
         return actions
 
     def _replace(self, now: float) -> list[Action]:

@@ -34,7 +34,7 @@ from worker.relay.tunnels import first_of, message, own_port, pump, received
 from worker.transport import Stream, Transport, TransportError
 
 _RESERVE_S = 3.0
-_MEASURED_CALLS, _MEASURED_BYTES, _MEASURE_S = 6, 60_000, 5.0
+_MEASURED_CALLS, _MEASURED_BYTES, _MEASURE_S = 4, 60_000, 5.0
 
 
 class Host(Protocol):

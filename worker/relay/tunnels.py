@@ -17,6 +17,8 @@ from worker.transport import Stream, Transport, TransportError, Unreachable
 _CHUNK_BYTES = 128 * 1024
 _OPEN_S = 2.0  # for a relay to answer: then the next one is tried
 _AVOID_S = 10.0  # that a relay is tried last that has failed
+_MOST_RELAYS = 4  # of one peer, that are tried
+_MOST_PORTS = 512  # and relays that are remembered: what peers say of themselves fills no memory
 
 
 def message(**body: object) -> bytes:
@@ -99,8 +101,7 @@ class Tunnels:
 
     def __init__(self, transport: Transport, me: str, clock: Callable[[], float]) -> None:
         self._transport, self._me, self._clock = transport, me, clock
-        self._ports: dict[str, str] = {}  # by address
-        self._servers: list[asyncio.Server] = []
+        self._ports: dict[str, tuple[str, asyncio.Task[None]]] = {}  # by address, oldest first
         self._tasks: set[asyncio.Task[None]] = set()
         self._failed_at: dict[str, float] = {}  # by relay
         self.own = ("", "")
@@ -112,31 +113,39 @@ class Tunnels:
         if through is None:
             return None
         if address not in self._ports:
+            if len(self._ports) >= _MOST_PORTS:
+                self._ports.pop(next(iter(self._ports)))[1].cancel()
             listening = socket.create_server((LOOPBACK_HOST, 0), backlog=16)
-            self._ports[address] = f"{LOOPBACK_HOST}:{listening.getsockname()[1]}"
-            self._spawn(self._listen(listening, *through))
-        return self._ports[address]
+            port = f"{LOOPBACK_HOST}:{listening.getsockname()[1]}"
+            serving = self._listen(listening, through[0], through[1][:_MOST_RELAYS])
+            self._ports[address] = port, self._spawn(serving)
+        return self._ports[address][0]
 
     async def close(self) -> None:
         """Ends all tunnels."""
-        for server in self._servers:
-            server.close()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+    def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _listen(self, listening: socket.socket, peer: str, relays: tuple[str, ...]) -> None:
+        """Until cancelled; tunnels that are open then go on."""
+
         def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             self._spawn(self._carry(peer, relays, reader, writer))
 
-        server = await asyncio.start_server(accept, sock=listening, limit=2 * _CHUNK_BYTES)
-        self._servers.append(server)
+        with listening:
+            server = await asyncio.start_server(accept, sock=listening, limit=2 * _CHUNK_BYTES)
+            try:
+                await asyncio.Event().wait()
+            finally:
+                server.close()
 
     async def _carry(
         self,
@@ -152,6 +161,9 @@ class Tunnels:
             if stream is not None:
                 await pump(stream, reader, writer)
                 return
+            if len(self._failed_at) >= _MOST_PORTS:
+                self._failed_at.clear()
+                self.problems.clear()
             self._failed_at[relay] = self._clock()
         await closed(writer)
 

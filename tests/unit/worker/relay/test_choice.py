@@ -41,11 +41,12 @@ def begun(*rtts_s: float) -> RelayChoice:
 
 def measured(choice: RelayChoice, now: float, **rates: float | None) -> list[Action]:
     """What follows once all that it measures have these rates."""
-    targets = [a.address for a in choice.handle(Tick(), now) if isinstance(a, Measure)]
-    assert sorted(targets) == sorted(rates)
-    actions: list[Action] = []
-    for address in targets:
-        actions += choice.handle(Measured(address, rates[address]), now)
+    actions, asked = choice.handle(Tick(), now), []
+    while actions and isinstance(actions[0], Measure):
+        (measure,) = actions  # one at a time
+        asked.append(measure.address)
+        actions = choice.handle(Measured(measure.address, rates[measure.address]), now)
+    assert sorted(asked) == sorted(rates)
     return actions
 
 
