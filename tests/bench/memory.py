@@ -45,6 +45,13 @@ from worker.training.config import InnerConfig
 from worker.training.replica import InnerReplica
 
 PRESETS = ("local", "diloco", "streaming")
+# Beside `onebit`, which keeps in the replica what it has not sent: the same with a buffer for that.
+VARIANTS = {
+    "onebit-feedback": (
+        "onebit",
+        ("diloco.merge=reset", "diloco.error_feedback=true", "diloco.consensus=false"),
+    ),
+}
 LAYERS = (12, 24)
 _WANTED = {"streaming": 3.0, "diloco": 3.5}  # copies of the model beyond a plain loop
 _WANTED_BYTES = 20 << 30  # of two large processes
@@ -92,7 +99,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--inner-steps", type=int, default=6)
-    parser.add_argument("--preset", nargs="*", choices=PRESETS, default=PRESETS)
+    parser.add_argument(
+        "--preset", nargs="*", choices=(*PRESETS, "onebit", *VARIANTS), default=PRESETS
+    )
     parser.add_argument(
         "--sizes", nargs=2, type=int, default=LAYERS, metavar="LAYERS", help="of the two models"
     )
@@ -264,6 +273,7 @@ def train_workers(
     extra: Sequence[str] = (),
 ) -> Found:
     """Trains a swarm to its end."""
+    preset, changes = VARIANTS.get(preset, (preset, ()))
     architecture = options.pop("architecture")
     assert isinstance(architecture, dict)
     settings = settings_of(
@@ -277,7 +287,8 @@ def train_workers(
     )
     if preset != "local":
         settings += settings_of(diloco__inner_steps=inner_steps)
-    if preset.startswith("streaming"):
+    settings += [word for each in changes for word in ("--set", each)]
+    if preset in ("streaming", "onebit"):
         settings += settings_of(diloco__overlap_steps=1)
     out = notes.parent / "out"
     with running_swarm(workers, out, "--preset", preset, *settings, *extra) as swarm:
