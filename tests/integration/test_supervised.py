@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.support.workers import PATIENCE_S, SMALL, running_swarm, settings_of
+from tests.support.workers import PATIENCE_S, SMALL, WorkerProcess, running_swarm, settings_of
 
 ENDLESS = settings_of(run__steps=10_000_000, diloco__inner_steps=10)
 
@@ -50,3 +50,29 @@ def test_systemd_hears_of_a_worker(tmp_path: Path) -> None:
             worker.kill()
             worker.wait()
     assert heard == [b"READY=1", b"WATCHDOG=1", b"WATCHDOG=1"]
+
+
+def test_sigterm_ends_a_worker_that_waits_for_others_with_0(tmp_path: Path) -> None:
+    waits = ("--min-peers", "2", "--wait-s", "600", *SMALL, *ENDLESS)
+    with running_swarm(1, tmp_path, *waits) as swarm:
+        worker = swarm.start("w0", *waits)
+        worker.wait_for(lambda e: e["event"] == "listening", "an address")
+        worker.send(signal.SIGTERM)
+        assert worker.wait() == 0
+
+
+def test_sigterm_ends_a_join_that_has_no_answer_yet_with_0(tmp_path: Path) -> None:
+    """Nothing is begun, and no folder stays."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(PATIENCE_S)
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        joiner = WorkerProcess(["join", address, "--out", str(tmp_path / "out")], "joiner")
+        try:
+            connection, _ = silent.accept()
+            with connection:
+                joiner.send(signal.SIGTERM)
+                assert joiner.wait() == 0
+        finally:
+            joiner.end()
+    assert joiner.errors == ""
+    assert not (tmp_path / "out").exists()
