@@ -12,7 +12,7 @@ from random import Random
 import pytest
 
 from algorithms.plan import Merge
-from tests.support.mean_schedules import Run, play, random_run, violations
+from tests.support.mean_schedules import Run, accounts, play, random_run, violations
 from worker.membership import Health
 from worker.simulation.faults import BrittleStreams, Crash, Doubt, Fault, Late
 
@@ -117,7 +117,9 @@ def test_everything_at_once() -> None:
 def test_random_plans_of_faults(seeds: range, codec: str, merge: Merge) -> None:
     """Every element of every pseudo-gradient counts once, or is kept: see `accounts`."""
     for seed in seeds:
-        assert list(violations(random_run(seed, codec, merge))) == [], seed
+        played = random_run(seed, codec, merge)
+        assert list(violations(played)) == [], seed
+        assert merge == "reset" or set(accounts(played)) <= {"once"}, seed
 
 
 @pytest.mark.parametrize(
