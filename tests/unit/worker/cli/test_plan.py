@@ -115,7 +115,7 @@ def test_several_links_are_compared() -> None:
     assert text.count("4 peers, each on ") == 2
 
 
-@pytest.mark.parametrize("preset", ["ddp", "local", "streaming"])
+@pytest.mark.parametrize("preset", ["ddp", "local", "streaming", "co2"])
 def test_every_preset_is_told_and_improved(preset: str) -> None:
     found = document(*BY_HAND, "--preset", preset)
     assert found["preset"] == preset
