@@ -1,6 +1,6 @@
 """Memory that the presets take beyond a plain training loop, as multiples of the model.
 
-    python tests/bench/memory.py [--workers 2] [--inner-steps 6] [--sizes 12 24] [--preset NAME ...]
+    python tests/bench/memory.py [--workers 2] [--sizes 12 24] [--preset NAME ...]
     python tests/bench/memory.py --large [--layers 18] [--preset NAME ...]
     python tests/bench/memory.py --step-time [--repeats 5] [--workers 2]
 
@@ -98,7 +98,7 @@ def peak_bytes() -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--inner-steps", type=int, default=6)
+    parser.add_argument("--inner-steps", type=int, default=10)
     parser.add_argument(
         "--preset", nargs="*", choices=(*PRESETS, "onebit", *VARIANTS), default=PRESETS
     )

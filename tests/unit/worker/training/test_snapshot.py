@@ -9,6 +9,7 @@ from torch import nn
 
 from algorithms.fragments import TensorSpec, partition
 from algorithms.plan import Plan
+from tests.support.statistics_task import Normalised
 from tests.unit.algorithms.four_values import done
 from worker.config import Config, RunConfig
 from worker.manifest import Manifest
@@ -19,6 +20,7 @@ from worker.training.checkpoint import restore_trainer, snapshot
 from worker.training.config import InnerConfig
 from worker.training.inbox import Mailbox
 from worker.training.loop import Trainer
+from worker.training.model import schema_of
 from worker.training.replica import InnerReplica
 
 TINY = {
@@ -56,6 +58,39 @@ def saved(trainer: Trainer, folder: Path) -> checkpoint.Checkpoint:
     tensors, values = snapshot(trainer, manifest())
     checkpoint.save(folder, trainer.step, tensors, values)
     return checkpoint.load(folder)[0]
+
+
+def test_integers_come_back_from_a_checkpoint_exactly(tmp_path: Path) -> None:
+    task = Normalised(seed=0)
+
+    def trainer() -> Trainer:
+        cursor = Cursor(seed=0, stream="w0")
+        replica = InnerReplica(task, task.model(), InnerConfig(), cursor, 20)
+        return Trainer(
+            replica=replica,
+            fragments=PLAN.cut(schema_of(replica.model)),
+            plan=PLAN,
+            steps=20,
+            step=0,
+            mailbox=Mailbox(),
+            between_steps=lambda _: None,
+        )
+
+    before, after = trainer(), trainer()
+    for step in (1, 2):
+        before.replica.inner_step(step, before.replica.backward(step))
+    for each in before.fragments:
+        each.commit(anchor=each.local)
+    before.replica.inner_step(3, before.replica.backward(3))
+    checkpointed = saved(before, tmp_path)
+    assert checkpointed.tensors["anchor/1.num_batches_tracked"] == 2
+    assert checkpointed.tensors["local/1.num_batches_tracked"] == 3
+    restore_trainer(after, checkpointed)
+    for name in ("num_batches_tracked", "positive", "seen"):
+        was, comes = (getattr(t.replica.model[1], name) for t in (before, after))
+        assert torch.equal(was, comes), name
+    for one, other in zip(before.states, after.states, strict=True):
+        assert one.hash == other.hash
 
 
 def test_what_was_saved_comes_back(tmp_path: Path) -> None:
