@@ -16,6 +16,7 @@ import click
 from coordinator import Failure
 from coordinator.links import MEANS
 from protos.addresses import is_loopback, split_address, with_host
+from protos.completion import complete_preset, complete_setting
 from protos.events import int_of, new_event
 from protos.exit_codes import ExitCode
 from protos.web import PagePlace
@@ -62,7 +63,9 @@ _member_option = click.option(
     show_default=True,
     help="Where report.json and loss.png go.",
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per event on stdout.")
+@click.option(
+    "--log-json", "--json", "as_json", is_flag=True, help="Events as JSON lines on stdout."
+)
 @click.option("--insecure", is_flag=True, help="Encrypt nothing, and let anybody join.")
 @web_option
 def coordinator(
@@ -178,6 +181,7 @@ def report(target: str, as_json: bool, picture: bool, quiet: bool, run: Path | N
 @click.option("--workers", type=int, help="Processes, 1 to 64.  [default: 4]")
 @click.option(
     "--preset",
+    shell_complete=complete_preset,
     help="diloco, streaming, co2, onebit, sparse, noloco, streaming-noloco, kseed, ddp or local.  "
     "[default: the config's, else diloco]",
 )
@@ -192,7 +196,14 @@ def report(target: str, as_json: bool, picture: bool, quiet: bool, run: Path | N
 @click.option("--routing", metavar="NAME", help="full, random, stochastic or skip.")
 @click.option("--skip", type=float, metavar="SHARE", help="Of the stages, left out by each route.")
 @click.option("--config", type=click.Path(path_type=Path), metavar="RUN.toml")
-@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Any config key.")
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    shell_complete=complete_setting,
+    help="Any config key.",
+)
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),

@@ -18,8 +18,9 @@ EventKind = Literal[
     "metrics",  # url
     "page",  # url; token_file, where readers show one
     "started",  # group, step
-    # step, steps, loss, round, state, bytes_sent, bytes_received, learning_rate, steps_per_s; where
-    # they are known, of this process: samples, samples_per_s, tokens, tokens_per_s
+    # step, steps, loss, round, state, bytes_sent, bytes_received, learning_rate, gradient_norm,
+    # steps_per_s; where they are known, of this process: samples, samples_per_s, tokens,
+    # tokens_per_s
     "progress",
     "validation",  # step, val_loss and val_metrics: of the anchors, seconds
     # fragment, round, contributors, missed, stall_s, exchange_s, waited_for; since the last one:

@@ -83,7 +83,8 @@ class Synthetic:
     """
 
     accessor = None  # its parameters are all here
-    samples = tokens_per_sample = learning_rate = None  # it draws none, and has no optimizer
+    samples = tokens_per_sample = None  # it draws none
+    learning_rate = last_gradient_norm = None  # it has no optimizer
 
     def __init__(
         self, problem: Problem, peer: str, computes: Callable[[float], None] = lambda _: None

@@ -8,6 +8,7 @@ import time
 import uuid
 import zlib
 from collections.abc import Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING
 import click
 
 from protos.addresses import is_loopback, is_wildcard, join_address, split_address, with_host
+from protos.completion import complete_preset, complete_setting
 from protos.exit_codes import ExitCode
 from protos.figures import listed
 from protos.settings import settings_of
@@ -25,11 +27,14 @@ from worker.errors import UsageError
 from worker.supervision import end_on_sigterm
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from protos.identity import Identity
     from protos.web import PagePlace
     from worker.addresses import FoundHost
     from worker.catchup.bootstrap import JoinConfig
     from worker.config import Config
+    from worker.daemon import WorkerOptions
     from worker.training.export import Layout
 
 _JOIN_S, _LEAST_S = 10.0, 3.0
@@ -45,6 +50,7 @@ class RunFlags:
 
     preset: str | None = option(
         "--preset",
+        shell_complete=complete_preset,
         help="diloco, streaming, co2, onebit, sparse, noloco, streaming-noloco, kseed, ddp or "
         "local.",
     )
@@ -60,7 +66,11 @@ class RunFlags:
     )
     model: str | None = option("--model", metavar="NAME", help="tiny, small, ...")
     settings: tuple[str, ...] = option(
-        "--set", multiple=True, metavar="SECTION.KEY=VALUE", help="Any config key."
+        "--set",
+        multiple=True,
+        metavar="SECTION.KEY=VALUE",
+        shell_complete=complete_setting,
+        help="Any config key.",
     )
 
     def read(self) -> tuple[list[str], dict[str, str]]:
@@ -127,12 +137,20 @@ class WorkerFlags:
     insecure: bool = option(
         "--insecure", is_flag=True, help="Encrypt nothing, and let anybody join."
     )
+    track: tuple[str, ...] = option(
+        "--track",
+        multiple=True,
+        type=click.Choice(["tensorboard", "wandb", "trackio"]),
+        help="Tell this tracker of the run's figures; more than one may be named.",
+    )
     reports: bool = option(
         "--report/--no-report",
         default=True,
         help="At the end, write what all peers have come to: report.json and report.txt in OUT.",
     )
-    as_json: bool = option("--json", is_flag=True, help="Events as JSON lines.")
+    as_json: bool = option(
+        "--log-json", "--json", is_flag=True, help="Events as JSON lines on stdout."
+    )
     quiet: bool = option("-q", "--quiet", is_flag=True, help="Only what needs somebody.")
     verbose: bool = option(
         "-v", "--verbose", is_flag=True, help="Each report and each round, not a line a round."
@@ -211,6 +229,20 @@ class WorkerFlags:
                 "on where it has a checkpoint"
             )
         return False if self.fresh else self.resume or None
+
+    @contextmanager
+    def tracked(self, worker: "WorkerOptions") -> "Iterator[WorkerOptions]":
+        """The options of a worker whose events trackers are told of too. Raises ConfigError."""
+        if not self.track:
+            yield worker
+            return
+        from worker.tracking import Trackers
+
+        trackers = Trackers(self.track, self.out, worker.node.peer, worker.announce)
+        try:
+            yield replace(worker, announce=trackers)
+        finally:
+            trackers.close()
 
     def found(self, contacts: Sequence[str], seen_from: str = "") -> "FoundHost | None":
         """The host to advertise, where that is neither given nor the one listened on.
@@ -497,7 +529,8 @@ def _run(
         else PlainLines(_joins(flags, identity), flags.verbose - flags.quiet),
         identity=identity,
     )
-    code = run_worker(config, worker)
+    with flags.tracked(worker) as tracked:
+        code = run_worker(config, tracked)
     if flags.reports and code == ExitCode.DONE:
         _report(flags)
     return code

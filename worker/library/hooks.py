@@ -56,6 +56,11 @@ class UserReplica:
         return first_learning_rate(self.optimizers)
 
     @property
+    def last_gradient_norm(self) -> float | None:
+        """The loop is the user's: so are its gradients, which may be gone by now."""
+        return None
+
+    @property
     def parameters(self) -> Mapping[str, Tensor]:
         """Local parameters by name, detached: writing into them changes the model."""
         return self._parameters

@@ -20,8 +20,8 @@ from worker.transport import Traffic, Transport
 _PERIOD_S = 0.05
 _SAMPLES = 20_000
 _OF_PROGRESS = (
-    "loss", "val_loss", "learning_rate", "steps_per_s", "samples", "samples_per_s", "tokens",
-    "tokens_per_s",
+    "loss", "val_loss", "learning_rate", "gradient_norm", "steps_per_s", "samples", "samples_per_s",
+    "tokens", "tokens_per_s",
 )  # fmt: skip
 
 

@@ -24,6 +24,7 @@ _GAUGES = {
     "loss": ("loss", "Training loss of the last inner step, in the task's own unit."),
     "val_loss": ("validation_loss", "Held-out loss of the anchors, with [run] evaluate_every."),
     "learning_rate": ("learning_rate", "Of the last inner step."),
+    "gradient_norm": ("gradient_norm", "Of the last step's gradient, before it is clipped."),
     "steps_per_s": ("steps_per_second", "Inner steps a second over the last ten, with all waits."),
     "samples_per_s": ("samples_per_second", "Samples a second, likewise."),
     "tokens_per_s": ("tokens_per_second", "Tokens a second, likewise."),

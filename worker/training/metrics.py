@@ -283,6 +283,7 @@ class Reporter:
         steps_per_s, samples_per_s = self._throughput.per_s()
         figures: dict[str, object] = {
             "learning_rate": replica.learning_rate,
+            "gradient_norm": _short(replica.last_gradient_norm, 6),
             "steps_per_s": _short(steps_per_s),
         }
         if samples is None:
@@ -303,8 +304,8 @@ def _rounded(seconds: Mapping[str, float] | Mapping[int, float]) -> dict[str, fl
     return {str(key): round(value, 3) for key, value in sorted(seconds.items()) if value >= 0.001}
 
 
-def _short(per_s: float | None) -> float | None:
-    return None if per_s is None else round(per_s, 3)
+def _short(value: float | None, decimals: int = 3) -> float | None:
+    return None if value is None else round(value, decimals)
 
 
 def _median(seconds: deque[float]) -> float | None:

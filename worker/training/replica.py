@@ -49,6 +49,12 @@ class Replica(Protocol):
         ...
 
     @property
+    def last_gradient_norm(self) -> float | None:
+        """Of the last step's gradient, before it is clipped; None where the loop is the user's own.
+        Asked for now and then: where nothing is clipped, it is computed then."""
+        ...
+
+    @property
     def parameters(self) -> Mapping[str, Tensor]:
         """Local parameters by name, detached: writing into them changes the model."""
         ...
@@ -96,6 +102,7 @@ class InnerReplica:
         ]
         self._peaks = [[g["lr"] for g in each.param_groups] for each in self.optimizers]
         self.loss, self.lr_factor = math.nan, 1.0
+        self._norm: Tensor | None = None  # as clipping has measured it
         self._device = device_of(model)
 
     @property
@@ -117,6 +124,15 @@ class InnerReplica:
     def learning_rate(self) -> float | None:
         """Of the last step, of the first group of parameters."""
         return first_learning_rate(self.optimizers)
+
+    @property
+    def last_gradient_norm(self) -> float | None:
+        """As clipping has measured it, which costs nothing more; else of the gradients of the last
+        step, which are there until the next."""
+        if self._norm is None:
+            gradients = [p.grad for p in self._named.values() if p.grad is not None]
+            return float(nn.utils.get_total_norm(gradients)) if gradients else None
+        return float(self._norm)
 
     def handle(self, message: StageJob | IterationOver) -> None:
         """A whole model has no jobs to do for others."""
@@ -166,7 +182,7 @@ class InnerReplica:
             if name in gradients:
                 statistic.copy_(gradients[name])
         if self._config.clip > 0:
-            nn.utils.clip_grad_norm_(self._named.values(), self._config.clip)
+            self._norm = nn.utils.clip_grad_norm_(self._named.values(), self._config.clip)
         if not self._schedulers:
             self._set_learning_rates(step)
         for optimizer in self.optimizers:

@@ -1,0 +1,54 @@
+"""Commands, options and names are completed by the machinery that the shells' scripts call."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from click.shell_completion import ShellComplete
+
+from algorithms.codecs import CODECS
+from algorithms.presets import PRESETS
+from protos import completion
+from worker.cli import cli
+
+
+def completed(*args: str, incomplete: str = "") -> list[str]:
+    shell = ShellComplete(cli, {}, "murmur", "_MURMUR_COMPLETE")
+    return [item.value for item in shell.get_completions(list(args), incomplete)]
+
+
+def test_the_names_are_those_that_there_are() -> None:
+    assert sorted(completion.PRESETS) == sorted(PRESETS)
+    assert sorted(completion.CODECS) == sorted(codec.name for codec in CODECS)
+
+
+@pytest.mark.parametrize("command", ["up", "swarm"])
+def test_values_of_presets_and_codecs(command: str) -> None:
+    assert completed(command, "--preset", incomplete="str") == ["streaming", "streaming-noloco"]
+    assert completed(command, "--set", incomplete="diloco.cod") == ["diloco.codec="]
+    named = completed(command, "--set", incomplete="diloco.codec=int")
+    assert named == ["diloco.codec=int8", "diloco.codec=int4"]
+    assert completed(command, "--set", incomplete="run.steps=1") == []
+
+
+def test_of_join_too_and_commands_and_options() -> None:
+    assert completed("join", "h:1", "--preset", incomplete="d") == ["diloco", "ddp"]
+    assert completed(incomplete="sta") == ["status"]
+    assert {"--log-json", "--preset"} <= set(completed("up", incomplete="--"))
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_script_of_each_shell_is_printed(shell: str) -> None:
+    command = [sys.executable, "-m", "worker.cli", "completion", shell]
+    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert f"_MURMUR_COMPLETE={shell}_complete" in printed
+
+
+def test_what_the_script_calls_answers_without_torch() -> None:
+    env = {**os.environ, "_MURMUR_COMPLETE": "bash_complete", "COMP_CWORD": "3"}
+    env["COMP_WORDS"] = "murmur swarm --preset no"
+    code = "import sys\nfrom worker.cli import main\ntry: main()\n"
+    code += "finally: assert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    assert done.stdout.split() == ["plain,noloco"], done.stderr

@@ -1,0 +1,169 @@
+"""Figures of a run for trackers of experiments: TensorBoard, Weights & Biases, trackio.
+
+Which figures there are stands here once, taken from the events that the log has; what a tracker is
+told does not depend on which it is. They are told on a thread of their own: one that is slow loses
+figures, and holds nothing up.
+"""
+
+import importlib
+import queue
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from protos.events import float_of, int_of
+from worker.errors import ConfigError
+
+NAMES = ("tensorboard", "wandb", "trackio")
+_MODULES = {"tensorboard": "torch.utils.tensorboard", "wandb": "wandb", "trackio": "trackio"}
+_MOST_WAITING = 1024
+_END_S = 10.0
+_OF_PROGRESS = {
+    "loss": "train/loss",
+    "learning_rate": "train/learning_rate",
+    "gradient_norm": "train/gradient_norm",
+    "tokens": "train/tokens",
+    "steps_per_s": "speed/steps_per_s",
+    "samples_per_s": "speed/samples_per_s",
+    "tokens_per_s": "speed/tokens_per_s",
+    "round": "rounds/completed",
+    "bytes_sent": "traffic/bytes_sent",
+    "bytes_received": "traffic/bytes_received",
+}
+_OF_ROUND = {"exchange_s": "rounds/exchange_s", "stall_s": "rounds/stall_s"}
+
+Event = dict[str, object]
+
+
+class Tracker(Protocol):
+    """One tracker. Called on one thread."""
+
+    def log(self, figures: Mapping[str, float], step: int) -> None:
+        """Takes figures by name."""
+        ...
+
+    def close(self) -> None:
+        """Nothing more comes."""
+        ...
+
+
+class TensorBoard:
+    """Event files in OUT/tensorboard."""
+
+    def __init__(self, module: Any, out: Path, peer: str) -> None:
+        self._writer = module.SummaryWriter(str(out / "tensorboard" / peer))
+
+    def log(self, figures: Mapping[str, float], step: int) -> None:
+        for name, value in figures.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class Run:
+    """Weights & Biases, or trackio, which has the same functions. Their own variables apply, such
+    as WANDB_MODE=offline."""
+
+    def __init__(self, module: Any, out: Path, peer: str) -> None:
+        where = {"dir": str(out)} if module.__name__ == "wandb" else {}
+        self._module = module
+        self._run = module.init(project="murmuration", name=peer, **where)
+
+    def log(self, figures: Mapping[str, float], step: int) -> None:
+        self._module.log(dict(figures), step=step)
+
+    def close(self) -> None:
+        self._module.finish()
+
+
+class Trackers:
+    """Passes a worker's events on, and tells trackers of them. any thread.
+
+    Args:
+        names: of `NAMES`.
+        out, peer: the worker's folder and name.
+        announce: takes each event too.
+
+    Raises:
+        ConfigError: a library is missing, or cannot begin.
+    """
+
+    def __init__(
+        self, names: Sequence[str], out: Path, peer: str, announce: Callable[[Event], None]
+    ) -> None:
+        found = {name: _imported(name) for name in names}  # all, before any writes a file
+        self._trackers = [_begun(name, module, out, peer) for name, module in found.items()]
+        self._announce, self._step = announce, 0
+        self._waiting: queue.Queue[tuple[dict[str, float], int] | None]
+        self._waiting = queue.Queue(_MOST_WAITING)
+        self._thread = threading.Thread(target=self._tell, name="murmur-track", daemon=True)
+        self._thread.start()
+
+    def __call__(self, event: Event) -> None:
+        """Takes an event; never waits."""
+        self._announce(event)
+        step = int_of(event, "step")
+        self._step = self._step if step is None else step
+        if (figures := figures_of(event)) and not self._waiting.full():
+            self._waiting.put_nowait((figures, self._step))
+
+    def close(self) -> None:
+        """Waits a moment until everything is told."""
+        self._waiting.put(None)
+        self._thread.join(_END_S)
+
+    def _tell(self) -> None:
+        failed: set[int] = set()
+        while (told := self._waiting.get()) is not None:
+            for number, tracker in enumerate(self._trackers):
+                try:
+                    if number not in failed:
+                        tracker.log(*told)
+                except Exception as error:  # of a library: training goes on without it
+                    failed.add(number)
+                    kind = type(tracker).__name__
+                    text = f"{kind} takes no more figures: {error}; training goes on without"
+                    self._announce({"event": "warning", "text": text})
+        for tracker in self._trackers:
+            tracker.close()
+
+
+def figures_of(event: Mapping[str, object]) -> dict[str, float]:
+    """What an event has to tell, by the name under which trackers show it."""
+    match event.get("event"):
+        case "progress" if event.get("state") == "training":
+            return _named(event, _OF_PROGRESS)
+        case "round":
+            return _named(event, _OF_ROUND)
+        case "validation" | "result":
+            metrics = event.get("val_metrics")
+            own = metrics if isinstance(metrics, Mapping) else {}
+            names = {str(key): f"validation/{key}" for key in own}
+            return _named(event, {"val_loss": "validation/loss"}) | _named(own, names)
+        case _:
+            return {}
+
+
+def _named(event: Mapping[str, object], names: Mapping[str, str]) -> dict[str, float]:
+    found = {name: float_of(event, key) for key, name in names.items()}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _imported(name: str) -> Any:
+    """Raises ConfigError."""
+    try:
+        return importlib.import_module(_MODULES[name])
+    except ImportError as error:
+        raise ConfigError(
+            f"--track {name}: it is not installed: pip install 'murmuration[{name}]'"
+        ) from error
+
+
+def _begun(name: str, module: Any, out: Path, peer: str) -> Tracker:
+    """Raises ConfigError."""
+    try:
+        return (TensorBoard if name == "tensorboard" else Run)(module, out, peer)
+    except Exception as error:  # of a library
+        raise ConfigError(f"--track {name}: it cannot begin: {error}") from error
