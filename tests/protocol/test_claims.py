@@ -9,7 +9,14 @@ from protos import murmuration_pb2 as pb
 from tests.protocol.problem import Problem
 from tests.protocol.swarm import Swarm
 from tests.protocol.virtual_time import run
-from worker.transport import CONTROL_METHODS, DATA_METHODS, Caller, Refused, Unreachable
+from worker.transport import (
+    CONTROL_METHODS,
+    DATA_METHODS,
+    RELAY_METHODS,
+    Caller,
+    Refused,
+    Unreachable,
+)
 from worker.wire import WireError, claimed_sender
 
 MALLORY = Caller("ipv4:127.0.0.1:1", "peer", "mallory")
@@ -21,10 +28,12 @@ CLAIMS = {
     "Control/Gossip": pb.GossipMessage(sender="a"),
     "Control/Lease": pb.LeaseNews(holdings=[pb.BlockHolding(peer="a")]),
     "Control/Finished": pb.FinishedRequest(origin="a"),
+    "Control/Result": pb.ResultRequest(sender="a"),
     "Data/Exchange": pb.ExchangeUp(header=pb.ContributionHeader(sender="a")),
     "Data/Average": pb.ExchangeUp(header=pb.ContributionHeader(sender="a")),
     "Data/PairRound": pb.PairMessage(header=pb.PairHeader(sender="a")),
     "Data/StageCall": pb.StageCallUp(header=pb.StageCallHeader(sender="a")),
+    **dict.fromkeys(RELAY_METHODS, pb.RelayMessage(header=pb.RelayHeader(sender="a"))),
 }
 # What these hold is about others, or about nobody.
 SAY_NOTHING = {
@@ -37,7 +46,7 @@ SAY_NOTHING = {
 
 
 def test_of_every_method_it_is_known_whom_it_says_it_is_from() -> None:
-    assert {*CONTROL_METHODS, *DATA_METHODS} == CLAIMS.keys() | SAY_NOTHING
+    assert {*CONTROL_METHODS, *DATA_METHODS, *RELAY_METHODS} == CLAIMS.keys() | SAY_NOTHING
     for method, message in CLAIMS.items():
         assert claimed_sender(method, message.SerializeToString()) == "a"
     for method in SAY_NOTHING:

@@ -22,7 +22,7 @@ from tests.protocol.problem import Problem
 from tests.protocol.stage_swarm import StagedProblem, StageSwarm
 from tests.protocol.swarm import Swarm
 from tests.protocol.taps import Passing
-from worker.transport import Caller, Refused, TransportError
+from worker.transport import RELAY_METHODS, Caller, Refused, TransportError
 
 REQUESTS: dict[str, type[Message]] = {
     "Control/Enrol": pb.EnrolRequest,
@@ -32,13 +32,24 @@ REQUESTS: dict[str, type[Message]] = {
     "Control/Join": pb.JoinRequest,
     "Control/Lease": pb.LeaseNews,
     "Control/Measure": pb.MeasureRequest,
+    "Control/Result": pb.ResultRequest,
     "Control/Status": pb.StatusRequest,
     "Data/Average": pb.ExchangeUp,
     "Data/Exchange": pb.ExchangeUp,
     "Data/Fetch": pb.FetchRequest,
     "Data/PairRound": pb.PairMessage,
     "Data/StageCall": pb.StageCallUp,
+    "Relay/Accept": pb.RelayMessage,
+    "Relay/Dial": pb.RelayMessage,
+    "Relay/Reserve": pb.RelayMessage,
 }
+# Of what no peer of these swarms says: all can be dialled.
+_RELAYING = [
+    pb.RelayMessage(header=pb.RelayHeader(sender="a", peer="a", dialled=1)),
+    pb.RelayMessage(header=pb.RelayHeader(sender="stranger", peer="stranger")),
+    pb.RelayMessage(alive=True),
+    pb.RelayMessage(payload=b"bytes of a tunnel"),
+]
 BOMB = zstandard.ZstdCompressor().compress(bytes(64 << 20))
 _NUMBERS = (0, 1, 2, 127, 128, 255, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**64 - 1)
 _TEXTS = ("", "a", "b", "\x00", "\x1b[2J", "x" * 300, "\N{SNOWMAN}" * 90)
@@ -160,6 +171,8 @@ class Fuzz:
     def listen(self) -> None:
         """To what the peers that are there say to one another."""
         self.swarm.tap = self._tap
+        for method in RELAY_METHODS:
+            self.samples[method] += [said.SerializeToString() for said in _RELAYING]
         for peer in self.swarm.alive:
             peer.node.server.on_defect = self._defect  # type: ignore[method-assign]
             peer.node.transport.call = self._called(peer.node.transport.call)  # type: ignore[method-assign]
