@@ -65,7 +65,10 @@ def main() -> None:
 def start(started: ExitStack, command: list[str], log_path: Path) -> None:
     """A process that is interrupted and waited for at the end."""
     with log_path.open("w") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        # A session of its own, as the launcher's workers have: Linux shares cores by session.
+        process = subprocess.Popen(
+            command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
     started.callback(process.wait)
     started.callback(process.send_signal, signal.SIGINT)
 

@@ -36,6 +36,7 @@ const size = (b) => (b >= 1e9 ? `${three(b / 1e9)} GB` : b >= 1e6 ? `${three(b /
 const rate = (m) => (m >= 1000 ? `${three(m / 1000)} Gbit/s` : m >= 1 ? `${three(m)} Mbit/s` : m >= 0.001 ? `${Math.round(m * 1000)} kbit/s` : "0");
 const seconds = (s) => (s < 1 ? `${Math.round(s * 1000)} ms` : s < 100 ? `${s.toPrecision(3)} s` : `${count(s)} s`);
 const clock = (t) => new Date(t * 1000).toLocaleTimeString("en-GB");
+const short = (name, most) => (name.length <= most ? name : `${name.slice(0, most - 6)}…${name.slice(-5)}`);
 function duration(s) {
   const whole = Math.round(s);
   if (whole < 60) return `${whole} s`;
@@ -207,7 +208,7 @@ function drawGraph(slow) {
     const kinds = ["link", all < 0.001 ? "quiet" : "", relayed ? "relayed" : "", slowLink ? "slow" : "", mine ? "chosen" : ""].join(" ");
     const text = `${link.a} → ${link.b} ${rate(forth)}, back ${rate(back)}`
       + optional(link.rtt_ms, (ms) => `, RTT ${seconds(ms / 1000)}`).replace("–", "") + (relayed ? `, relayed by ${link.via}` : ", direct");
-    const line = svg("line", { class: kinds, x1: a.x, y1: a.y, x2: b.x, y2: b.y, "stroke-width": (1 + 6 * Math.sqrt(all / (2 * most))).toFixed(2), "data-a": link.a, "data-b": link.b }, svg("title", {}, text));
+    const line = svg("line", { class: kinds, x1: a.x, y1: a.y, x2: b.x, y2: b.y, "stroke-width": ((many ? 0.4 : 1) + (many ? 1.6 : 6) * Math.sqrt(all / (2 * most))).toFixed(2), "data-a": link.a, "data-b": link.b }, svg("title", {}, text));
     lines.push(line);
     if (mine) {
       const other = chosen === link.a ? b : a, own = chosen === link.a ? a : b;
@@ -216,6 +217,7 @@ function drawGraph(slow) {
     }
   }
   const nodes = seen.peers.map((peer) => node(peer, place.get(peer.peer), slow, many));
+  graph.classList.toggle("many", many);
   graph.classList.toggle("dimmed", chosen !== null && place.has(chosen));
   graph.replaceChildren(...lines, ...labels, ...nodes);
   drawGraphKey();
@@ -241,7 +243,7 @@ function node(peer, at, slow, many) {
   group.lastChild.style.fill = peer.answers ? `var(--${seriesOf(peer.peer)})` : "var(--line)";
   group.lastChild.style.strokeWidth = 0;
   if (!many) {
-    const label = svg("text", { x, y }, svg("tspan", { class: "peer" }, peer.peer));
+    const label = svg("text", { x, y }, svg("tspan", { class: "peer" }, short(peer.peer, 18)));
     if (mark) label.append(svg("tspan", { class: "mark" }, ` ${mark}`));
     const up = `↑ ${optional(peer.sent_mbps, rate)}`, down = `↓ ${optional(peer.received_mbps, rate)}`;
     const rates = svg("text", { x, y: y + 15, class: "quiet" });
@@ -275,7 +277,7 @@ function drawWaits(waits, slow) {
   const bars = ranked.flatMap(([peer, s]) => {
     const filled = svg("rect", { class: "waits", x: 0, y: 0, width: (100 * s) / ranked[0][1], height: 9 });
     const bar = html("div", { class: "bar" }, svg("svg", { viewBox: "0 0 100 9", preserveAspectRatio: "none" }, filled));
-    return [html("span", {}, peer), bar, html("span", {}, seconds(s))];
+    return [html("span", { title: peer }, short(peer, 22)), bar, html("span", {}, seconds(s))];
   });
   const caption = `Peers stood still ${share.toPrecision(2)} % of the last two minutes, waiting for:`;
   $("waits").replaceChildren(html("span", { class: "caption" }, ranked.length ? caption : "Nobody has waited in the last two minutes."), ...bars);
@@ -355,29 +357,30 @@ function chart(id, rows, series, { scales, x, y, least }) {
 // -------------------------------------------------------------------------------------- timeline
 
 function drawTimeline() {
-  const board = $("timeline"), width = Math.max(300, board.clientWidth), row = 30, top = 4, left = 84;
+  const board = $("timeline"), width = Math.max(300, board.clientWidth), row = seen.peers.length > 16 ? 24 : 30, top = 4, tall = row - 14;
+  const left = 24 + 7 * Math.min(18, Math.max(...seen.peers.map((p) => p.peer.length)));
   const to = seen.time_s, from = to - windowS, height = top + row * seen.peers.length + 22;
   const xOf = (time_s) => left + ((Math.min(Math.max(time_s, from), to) - from) / windowS) * (width - left - 8);
-  const bar = (kind, begin, end, y, tall, text) => {
+  const bar = (kind, begin, end, y, height_, text) => {
     const x = xOf(begin), w = Math.max(1, xOf(end) - x);
-    return svg("rect", { class: kind, x: x.toFixed(1), y, width: w.toFixed(1), height: tall, rx: 2 }, svg("title", {}, text));
+    return svg("rect", { class: kind, x: x.toFixed(1), y, width: w.toFixed(1), height: height_, rx: 2 }, svg("title", {}, text));
   };
   const drawn = [];
   seen.peers.forEach(({ peer, waiting_s, answers }, i) => {
     const y = top + row * i;
-    drawn.push(svg("line", { class: "row-line", x1: left, x2: width - 8, y1: y + row - 3.5, y2: y + row - 3.5 }), svg("text", { x: 0, y: y + 14 }, peer.slice(0, 12)));
-    for (const [begin, end] of spansOfWork(seen.points[peer] || [], from)) drawn.push(bar("computing", begin, end, y, 16, `${peer}: at work`));
+    drawn.push(svg("line", { class: "row-line", x1: left, x2: width - 8, y1: y + row - 3.5, y2: y + row - 3.5 }), svg("text", { x: 0, y: y + tall - 3 }, short(peer, 18)));
+    for (const [begin, end] of spansOfWork(seen.points[peer] || [], from)) drawn.push(bar("computing", begin, end, y, tall, `${peer}: at work`));
     for (const round of seen.rounds[peer] || []) {
       const over = known(round.ended_s), end = over ? round.ended_s : to;
       if (end > from && (over || answers)) {
         const state = round.failed ? "failed" : over ? "" : "open";
-        drawn.push(bar(`flight ${state}`, round.began_s, end, y + 18, 5, `${peer}: round ${round.round} of fragment ${round.fragment}, ${seconds(end - round.began_s)} on its way${round.failed ? ", failed" : ""}`));
+        drawn.push(bar(`flight ${state}`, round.began_s, end, y + tall + 2, 5, `${peer}: round ${round.round} of fragment ${round.fragment}, ${seconds(end - round.began_s)} on its way${round.failed ? ", failed" : ""}`));
       }
       if (known(round.resumed_s) && round.resumed_s > from && round.stall_s > 0.005) {
-        drawn.push(...wait(bar, xOf, round.resumed_s - round.stall_s, round.resumed_s, y, peer, round.waited_for));
+        drawn.push(...wait(bar, xOf, round.resumed_s - round.stall_s, round.resumed_s, y, tall, peer, round.waited_for));
       }
     }
-    if (known(waiting_s) && answers) drawn.push(...wait(bar, xOf, to - waiting_s, to, y, peer, ""));
+    if (known(waiting_s) && answers) drawn.push(...wait(bar, xOf, to - waiting_s, to, y, tall, peer, ""));
   });
   const ticks = Math.max(2, Math.floor((width - left) / 150));
   for (let tick = 0; tick <= ticks; tick += 1) {
@@ -388,11 +391,11 @@ function drawTimeline() {
   board.replaceChildren(...drawn);
 }
 
-function wait(bar, xOf, begin, end, y, peer, waitedFor) {
-  const rect = bar("waits", begin, end, y, 16, `${peer} waits ${seconds(end - begin)}${waitedFor ? ` for ${waitedFor}` : ""}`);
-  const room = xOf(end) - xOf(begin), name = waitedFor || "…";
+function wait(bar, xOf, begin, end, y, tall, peer, waitedFor) {
+  const rect = bar("waits", begin, end, y, tall, `${peer} waits ${seconds(end - begin)}${waitedFor ? ` for ${waitedFor}` : ""}`);
+  const room = xOf(end) - xOf(begin), name = short(waitedFor || "…", 18);
   if (room < 7 * name.length + 4) return [rect];
-  return [rect, svg("text", { class: "waits-label", x: (xOf(begin) + room / 2).toFixed(1), y: y + 12, "text-anchor": "middle" }, name)];
+  return [rect, svg("text", { class: "waits-label", x: (xOf(begin) + room / 2).toFixed(1), y: y + tall - 4, "text-anchor": "middle" }, name)];
 }
 
 // From each answer in which it was at work to the next; longer silences are left white.
