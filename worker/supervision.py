@@ -29,6 +29,7 @@ _TOKEN_PATH = "/latest/api/token"
 _TOKEN_ASKED, _TOKEN_GIVEN = "X-aws-ec2-metadata-token-ttl-seconds", "X-aws-ec2-metadata-token"
 _OPEN_FILES = 16_384
 _FEW_FILES = 256
+_LEAST_BYTES = 1_200_000_000  # of addresses, of which torch's libraries take most
 _M_MMAP_THRESHOLD = -3  # glibc's malloc.h
 _LARGE_BYTES = 8 << 20
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -185,6 +186,14 @@ def few_open_files(allowed: int | None) -> str | None:
         f"open files: at most {allowed} here, and each peer takes up to four; allow 1024 with "
         "`ulimit -n 1024`, or LimitNOFILE= in a systemd unit"
     )
+
+
+def check_memory() -> None:
+    """Raises MemoryError: there is less than it takes to load torch, which may then end the process
+    without a word."""
+    free = _free_of_process_bytes()
+    if free is not None and free < _LEAST_BYTES:
+        raise MemoryError
 
 
 def memory_bytes() -> int | None:

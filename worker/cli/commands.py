@@ -24,7 +24,7 @@ from protos.settings import settings_of
 from worker.cli.event_lines import PlainLines, announce_as_json
 from worker.cli.options import option, options
 from worker.errors import UsageError
-from worker.supervision import end_on_sigterm
+from worker.supervision import check_memory, end_on_sigterm
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -275,12 +275,13 @@ def up(
 
     RUN is the run's TOML file; without one the defaults train on Python's own sources.
     """
+    end_on_sigterm()
+    check_memory()
     from worker.catchup.bootstrap import JoinConfig
     from worker.config import load_config
     from worker.membership.first_contact import check_run
 
     flags.check_addresses(*joins)
-    end_on_sigterm()
     settings, typed = said.read()
     config = load_config(run, settings, None, typed)
     # A worker that names others does not want to train alone.
@@ -310,12 +311,13 @@ def join(address: str, config: Path | None, said: RunFlags, flags: WorkerFlags) 
     them, else the first difference is named; what they say of this machine is used. Code to load
     and files to read must be named by them: what only the swarm names is refused.
     """
+    end_on_sigterm()
+    check_memory()
     from worker.adopted_config import join_config
     from worker.catchup.bootstrap import JoinConfig
     from worker.membership.first_contact import check_version, clock_warning, fetch_manifest
 
     flags.check_addresses(address)
-    end_on_sigterm()
     identity = flags.identity([address], _left_s())
     first = fetch_manifest(address, _left_s(), flags.proxy, identity)
     check_version(first.manifest, address)

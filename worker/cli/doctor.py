@@ -17,6 +17,7 @@ from protos.identity import Identity
 from worker.cli.commands import RunFlags, WorkerFlags
 from worker.cli.options import options
 from worker.errors import MurmurError
+from worker.supervision import check_memory
 
 if TYPE_CHECKING:
     from worker.manifest import Manifest
@@ -65,6 +66,7 @@ def doctor(address: str | None, config: Path | None, said: RunFlags, flags: Work
     HOST:PORT it looks at the machine alone. Ends with 0 if nothing is wrong, with 1 otherwise.
     """
     flags.check_addresses(*filter(None, (address,)))
+    check_memory()
     findings = [*_machine(flags), *_network(address, config, said, flags)]
     if flags.as_json:
         click.echo(json.dumps([asdict(finding) for finding in findings], indent=1))

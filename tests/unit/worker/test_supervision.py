@@ -177,6 +177,17 @@ def test_memory_is_what_the_tightest_limit_leaves() -> None:
     assert 0 < int(told.stdout) < limit
 
 
+def test_what_cannot_even_load_torch_is_said_before_it_is_tried() -> None:
+    code = (
+        "import resource; resource.setrlimit(resource.RLIMIT_AS, (600_000_000, 600_000_000))\n"
+        "import sys; sys.argv = ['murmur', 'up']; from worker.cli import main; main()"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert told.returncode == 1
+    assert told.stderr.startswith("murmur: there is not enough memory; ")
+    assert told.stderr.count("\n") == 1
+
+
 def test_sigterm_before_there_is_anything_to_save_ends_with_0() -> None:
     before = signal.getsignal(signal.SIGTERM)
     try:
