@@ -164,7 +164,11 @@ def whole_run(*, nat: bool, settings: Sequence[str]) -> Outcome:
             loss=results[0]["val_loss"],
             anchors={result["anchor_hash"] for result in results},
             whole_rounds=peers[0].contributors.count(5),
-            relays={peer.name: peer.relays for peer in peers if peer.relays},
+            relays={
+                peer.name: sorted({name for _, event in said for name in event["by"]})
+                for peer in peers
+                if (said := peer.of("relayed"))
+            },
             relayed_bytes=carried,
         )
 
