@@ -13,6 +13,7 @@ from protos.text import shown
 T = TypeVar("T")
 
 _SHORT_S = 60
+_MOST_NATS = 100.0  # whose perplexity is still written out
 _MAX_NAME = 40  # characters
 
 
@@ -98,9 +99,11 @@ def in_bits(loss_nats: float) -> float:
     return loss_nats / math.log(2)
 
 
-def perplexity(loss_nats: float) -> float:
-    """Of a loss in nats per token; infinite where it overflows."""
-    return math.exp(loss_nats) if loss_nats < 700 else math.inf
+def perplexity(loss_nats: float) -> str:
+    """Of a mean loss in nats per token, whatever it is."""
+    if loss_nats > _MOST_NATS:
+        return f"above {math.exp(_MOST_NATS):.0e}"
+    return f"{math.exp(loss_nats):.2f}"
 
 
 def optional(value: T | None, show: Callable[[T], str]) -> str:

@@ -163,7 +163,7 @@ def _validation(report: Report) -> str:
     if unit is None or not unit.startswith(_NATS):
         return " ".join(filter(None, (f"{loss:.4f}", unit))) + metrics
     bits = f", {in_bits(loss):.2f} bits per byte" if unit == "nats per byte" else ""
-    return f"{loss:.4f} {unit} (perplexity {perplexity(loss):.2f}{bits}){metrics}"
+    return f"{loss:.4f} {unit} (perplexity {perplexity(loss)}{bits}){metrics}"
 
 
 def _traffic(report: Report) -> str:

@@ -19,7 +19,7 @@ import click
 from protos.addresses import is_loopback, is_wildcard, join_address, split_address, with_host
 from protos.completion import complete_preset, complete_setting
 from protos.exit_codes import ExitCode
-from protos.figures import listed
+from protos.figures import listed, perplexity
 from protos.settings import settings_of
 from worker.cli.event_lines import PlainLines, announce_as_json
 from worker.cli.options import option, options
@@ -41,7 +41,6 @@ _JOIN_S, _LEAST_S = 10.0, 3.0
 _END_S = 2.0  # to look a name up after that, and to end
 _PRINTED_USES = 16  # peers that the token which `up` prints lets in
 _STARTED = time.monotonic()
-_LARGEST = 100.0  # nats whose perplexity is still told
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -411,14 +410,9 @@ def evaluate(
     )
     named = "stage" if len(omitted) == 1 else "stages"
     without = f", without {named} {', '.join(map(str, omitted))}" if omitted else ""
-    figures = f"loss {found.loss:.4f}, perplexity {_perplexity(found.loss)}"
+    figures = f"loss {found.loss:.4f}, perplexity {perplexity(found.loss)}"
     click.echo(f"{saved.path}: {split} {figures}{listed(found.metrics)}{without}")
     return 0
-
-
-def _perplexity(loss: float) -> str:
-    """Of a mean loss in nats; any number is one."""
-    return f"{math.exp(loss):.2f}" if loss < _LARGEST else f"above {math.exp(_LARGEST):.0e}"
 
 
 @click.command()

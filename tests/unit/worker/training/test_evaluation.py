@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 from torch import nn
 
 from algorithms.fragments import TensorSpec
+from worker.cli.commands import evaluate
 from worker.config import Config, load_config
 from worker.errors import CheckpointError
 from worker.manifest import Manifest
@@ -132,6 +134,43 @@ def test_a_task_that_does_not_stream_writes_in_one_piece(
         tmp_path, 1, {"anchor/weight": torch.zeros(1, 1), "anchor/bias": torch.zeros(1)}, values
     )
     assert list(generate_text(tmp_path, "x", 9, 0.0, 0)) == ["all of it"]
+
+
+DROPS_OUT = """
+import torch
+from worker.tasks import Batch
+
+class Forgetful:
+    def model(self): return torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.5))
+    def batches(self, split, cursor):
+        while True:
+            cursor = cursor.advance(1)
+            yield Batch(torch.full((1, 4), float(cursor.position)), torch.zeros(1), cursor)
+    def loss(self, model, batch): return model(batch.inputs).sum() * SCALE
+
+def build(*, seed): return Forgetful()
+"""
+
+
+@pytest.mark.parametrize(
+    ("scale", "told"),
+    [(1.0, "loss 34.0000, perplexity 5"), (1e30, "perplexity above 3e+43"), (float("nan"), "nan")],
+)
+def test_two_evaluations_agree_and_print_whatever_the_loss_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scale: float, told: str
+) -> None:
+    name = f"drops_out_{scale:.0f}"
+    (tmp_path / f"{name}.py").write_text(f"SCALE = float('{scale}')\n" + DROPS_OUT)
+    monkeypatch.syspath_prepend(tmp_path)
+    schema = [TensorSpec("0.weight", (4, 4)), TensorSpec("0.bias", (4,))]
+    manifest = Manifest.of(load_config(None, [f"task.name={name}:build"]), schema)
+    tensors = {"anchor/0.weight": torch.eye(4), "anchor/0.bias": torch.zeros(4)}
+    saved = checkpoint.save(tmp_path, 1, tensors, {"step": 1, "manifest": manifest.plain()})
+    command = [str(saved), "--set", f"task.name={name}:build"]
+    first, second = (CliRunner().invoke(evaluate, command) for _ in range(2))
+    assert first.exit_code == 0, first.output
+    assert told in first.output
+    assert first.output == second.output
 
 
 def test_a_checkpoint_without_all_of_the_model_says_so(config: Config, tmp_path: Path) -> None:
