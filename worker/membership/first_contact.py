@@ -129,7 +129,8 @@ class FirstContact:
         known = next((each for each in self.gossip.others if each.peer == member.peer), None)
         if known is None or not known.live or known.address == member.address:
             return None
-        if known.epoch == member.epoch:  # this process, which has another relay now
+        moved = known.epoch == member.epoch and split_relayed(member.address) is not None
+        if moved:  # this process, which has another relay now
             return None
         timeout_s = self.gossip.probe_timeout_s
         sender = await self.gossip.exchange(known.peer, known.address, timeout_s)

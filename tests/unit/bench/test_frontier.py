@@ -120,9 +120,9 @@ def test_the_share_of_what_ddp_gains() -> None:
     lines = table(found, best, grid, 2).splitlines()
     assert lines[-1] == (
         "| `onebit`, H 28 | adamw | 0.003, outer x 0.5 | 2.50 kB | 1/400 | 1.750 | 1.500 | 2.000 "
-        "| 0.75 |"
+        "| 2 | 0.75 |"
     )
-    assert "| `local` | adamw | 0.01 | - | - | 2.500 | 2.000 | 3.000 | 0.00 |" in lines
+    assert "| `local` | adamw | 0.01 | - | - | 2.500 | 2.000 | 3.000 | 2 | 0.00 |" in lines
 
 
 def test_a_picture_is_drawn(tmp_path: Path) -> None:
