@@ -2,7 +2,7 @@
 
     python tests/bench/memory.py [--workers 2] [--sizes 12 24] [--preset NAME ...]
     python tests/bench/memory.py --large [--layers 18] [--preset NAME ...]
-    python tests/bench/memory.py --step-time [--repeats 5] [--workers 2]
+    python tests/bench/memory.py --step-time [--repeats 5] [--workers 2] [--link 2mbit]
 
 Real workers train a decoder of two sizes. The peak of a process (VmHWM) is read before the last
 batch, so without the checkpoint that follows, and once more when it has ended. What libraries and
@@ -16,8 +16,9 @@ is at most 3 copies for `streaming` and 3.5 for `diloco`.
 `--large` trains a model of half a billion parameters in bf16 with SGD instead, and says what the
 processes took together, and how long. With `--layers 9` it is a quarter of a billion.
 
-`--step-time` times inner steps of `streaming` with a round in flight and with none, which take
-turns: medians of each run, and their ratio. It wants idle cores, one for each worker and one more.
+`--step-time` times inner steps of `streaming` with a round in flight and with none, behind links on
+which a round takes several steps: means over the workers of their medians, and the ratio. It wants
+idle cores.
 """
 
 import argparse
@@ -25,6 +26,8 @@ import json
 import multiprocessing
 import os
 import re
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -60,6 +63,7 @@ _CONTEXT_BYTES, _BATCH_SIZE = 32, 2  # activations of no size
 _PERIODS = 2
 _LARGE_LAYERS, _LARGE_WIDTH = 18, 1536
 _LARGE_FRAGMENTS = 9  # what is in flight is a fragment's
+_SWARM = (sys.executable, "-m", "worker.cli", "swarm")
 _SPAWNED = ("runpy", "worker.cli")  # a process of its own: one that is forked has its parent's peak
 
 
@@ -109,9 +113,10 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=_LARGE_LAYERS, help="of the large model")
     parser.add_argument("--step-time", action="store_true", help="time steps instead")
     parser.add_argument("--repeats", type=int, default=5, help="runs to time")
+    parser.add_argument("--link", default="2mbit", help="of each worker whose steps are timed")
     options = parser.parse_args()
     if options.step_time:
-        print_step_times(options.repeats, options.workers)
+        print_step_times(options.repeats, options.workers, options.link)
         return
     if options.large:
         print_large(options.layers, options.workers, [p for p in options.preset if p != "local"])
@@ -150,18 +155,20 @@ def verdict(found: float, wanted: float | None, unit: str = "") -> str:
     return f"at most {wanted:g}{unit}: {'kept' if found <= wanted else 'MISSED'}"
 
 
-def print_step_times(repeats: int, workers: int) -> None:
+def print_step_times(repeats: int, workers: int, link: str) -> None:
     """Steps with a round in flight beside steps with none, of the same workers in the same run."""
-    print(f"{workers} workers, streaming, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}\n")
+    print(f"{workers} workers, streaming, {link}, {os.cpu_count()} cores\n")
     print("| run | step with no round in flight | with one | ratio |\n| --- | --- | --- | --- |")
-    extra = settings_of(diloco__overlap_steps=2)  # of the five steps between two rounds
+    words = f"--preset streaming --workers {workers} --link {link} --steps 300 --inner-steps 25"
     ratios = []
     for number in range(1, repeats + 1):
         with tempfile.TemporaryDirectory() as folder:
-            notes = Path(folder) / "notes"
-            notes.mkdir()
-            found = train_workers("streaming", notes, options_of(8), 75, workers, 25, extra)
-        idle_s, in_flight_s = median(found.idle_s), median(found.in_flight_s)
+            command = [*_SWARM, *words.split(), "--out", folder]
+            command += settings_of(diloco__overlap_steps=5, run__seed=number)
+            subprocess.run(command, check=True, capture_output=True)
+            results = [json.loads(path.read_text()) for path in Path(folder).glob("w*/result.json")]
+        idle_s = mean(result["step_s_idle"] for result in results)
+        in_flight_s = mean(result["step_s_in_flight"] for result in results)
         ratios.append(in_flight_s / idle_s)
         times = f"{1e3 * idle_s:.1f} ms | {1e3 * in_flight_s:.1f} ms"
         print(f"| {number} | {times} | {ratios[-1]:.3f} |", flush=True)
@@ -226,13 +233,10 @@ def parameter_bytes(layers: int, width: int = 384) -> int:
 
 @dataclass(frozen=True)
 class Found:
-    """Of a swarm: peaks before the last batch and of the whole life, means over the workers; and
-    each worker's median inner step, without a round in flight and with one."""
+    """Of a swarm: peaks before the last batch and of the whole life, means over the workers."""
 
     training_bytes: float
     whole_bytes: float = 0.0
-    idle_s: Sequence[float] = ()
-    in_flight_s: Sequence[float] = ()
 
 
 def peaks_of(preset: str, layers: int, steps: int, workers: int, inner_steps: int) -> Found:
@@ -299,12 +303,7 @@ def train_workers(
             _, status, usage = os.wait4(worker.process.pid, 0)
             assert status == 0, f"{name} ended with {status}: {worker.errors}"
             wholes.append(1024 * usage.ru_maxrss)
-        results = [json.loads((out / name / "result.json").read_text()) for name in swarm.names]
-    idle, in_flight = (
-        [result[key] for result in results if result[key] is not None]
-        for key in ("step_s_idle", "step_s_in_flight")
-    )
-    return Found(noted(notes), mean(wholes), idle, in_flight)
+    return Found(noted(notes), mean(wholes))
 
 
 if __name__ == "__main__":
