@@ -238,6 +238,8 @@ def test_a_member_with_a_certificate_forges_the_end_and_the_words_of_another(
                 words = {pb.Member.FromString(each.signed).peer: each for each in say().members}
                 return words["w1"]
 
+            while pb.Member.FromString(theirs().signed).phase != pb.PHASE_TRAINING:
+                first.wait_for_round(1 + len(first.of("round")))
             before = len(first.of("round"))
             while len(first.of("round")) < before + 20:
                 for health in (pb.HEALTH_LEFT, pb.HEALTH_DEAD, pb.HEALTH_SUSPECT):

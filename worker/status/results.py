@@ -93,14 +93,14 @@ class Results:
         self._packed = _packed(result)
 
     def is_given(self) -> bool:
-        """Whether all that live have it, or do not take it."""
+        """Whether all that live have it, or do not take it, or cannot be reached from here."""
         return not self._giving and not self._to_give()
 
     def is_complete(self) -> bool:
         """Whether, besides, all that are done have given theirs."""
         return self.is_given() and not any(
-            member.live and member.phase is Phase.DONE and member.peer not in self._results
-            for member in self._host.members
+            member.phase is Phase.DONE and member.peer not in self._results
+            for member in self._others()
         )
 
     def document(self) -> dict[str, object]:
@@ -124,8 +124,15 @@ class Results:
     # --------------------------------------------------------------------------------- inside
 
     def _to_give(self) -> list[Member]:
-        others = (member for member in self._host.members if member.peer != self._me)
-        return [each for each in others if each.live and self._tries[each.peer] < _TRIES]
+        return [each for each in self._others() if self._tries[each.peer] < _TRIES]
+
+    def _others(self) -> list[Member]:
+        """That live, and can be reached from here."""
+        members = self._host.members
+        left_out = {self._me}.union(
+            *(each.unreachable for each in members if each.peer == self._me)
+        )
+        return [each for each in members if each.live and each.peer not in left_out]
 
     async def _give(self, member: Member) -> None:
         self._tries[member.peer] += 1

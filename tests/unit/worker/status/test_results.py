@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Coroutine
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -57,6 +58,17 @@ class Peers:
     def results_at(self, name: str) -> dict[str, Any]:
         peers: Any = self.results[name].document()["peers"]
         return {each["peer"]: each["result"] for each in peers}
+
+
+def test_nobody_waits_for_a_peer_that_it_cannot_reach() -> None:
+    peers = Peers("a", "b", "c")
+    peers.members[0] = replace(peers.members[0], unreachable=("c",))
+    for name in "ab":
+        peers.results[name].share({"by": name})
+    peers.run()
+    assert peers.results["a"].is_complete()
+    assert not peers.results["b"].is_complete()  # which reaches c
+    assert set(filter(peers.results_at("c").get, "abc")) == {"b"}
 
 
 def test_everybody_ends_with_the_results_of_all() -> None:
