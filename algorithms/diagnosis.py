@@ -69,7 +69,7 @@ class PeerFigures:
 
 
 @dataclass(frozen=True, order=True)
-class Place:
+class FaultPlace:
     """Where a fault is. Args: to: of a link, the receiver; else empty."""
 
     kind: Kind
@@ -88,7 +88,7 @@ class Verdict:
         since_s: when it was first seen, by the caller's clock.
     """
 
-    place: Place
+    place: FaultPlace
     measured: float
     usual: float
     cost: float
@@ -96,7 +96,7 @@ class Verdict:
 
 
 def diagnose(
-    swarm: Sequence[PeerFigures], *, in_turn: bool, known: Collection[Place] = ()
+    swarm: Sequence[PeerFigures], *, in_turn: bool, known: Collection[FaultPlace] = ()
 ) -> list[Verdict]:
     """What is slow now; for peers that train the same.
 
@@ -114,7 +114,7 @@ class _Look:
     """One look at the swarm. Args: as `diagnose`, the peers by name."""
 
     def __init__(
-        self, swarm: Mapping[str, PeerFigures], in_turn: bool, known: frozenset[Place]
+        self, swarm: Mapping[str, PeerFigures], in_turn: bool, known: frozenset[FaultPlace]
     ) -> None:
         self._swarm, self._in_turn, self._known = swarm, in_turn, known
         self._rates = {
@@ -135,13 +135,13 @@ class _Look:
         for peer in self._swarm:
             if peer in self._busy:
                 continue
-            judged = [self._way(peer, side, Place(kind, peer)) for side, kind in _SIDES]
+            judged = [self._way(peer, side, FaultPlace(kind, peer)) for side, kind in _SIDES]
             slow = [each for each in judged if each is not None]
             worst = min((share for share, _ in slow), default=0.0)
             found += [verdict for share, verdict in slow if _EXPLAINS * share <= worst]
         return found
 
-    def _way(self, peer: str, side: int, place: Place) -> tuple[float, Verdict] | None:
+    def _way(self, peer: str, side: int, place: FaultPlace) -> tuple[float, Verdict] | None:
         """(share of the usual rate, verdict) of a peer's uplink (side 0) or downlink (1)."""
         own = [came for pair, came in self._rates.items() if pair[side] == peer]
         others = [came for pair, came in self._rates.items() if peer not in pair]
@@ -181,7 +181,7 @@ class _Look:
                 continue
             pair = (sender, receiver)
             others = [came for other, came in self._rates.items() if other != pair]
-            place = Place("link", sender, receiver)
+            place = FaultPlace("link", sender, receiver)
             limits = self._limits(place)
             if not others or mbps >= limits.rate * median(rate for rate, _ in others):
                 continue
@@ -197,7 +197,7 @@ class _Look:
         """Slow machines, by their inner steps."""
         found = []
         for peer, figures in self._swarm.items():
-            place, usual_s = Place("machine", peer), self._usual(peer, "step_s")
+            place, usual_s = FaultPlace("machine", peer), self._usual(peer, "step_s")
             limits = self._limits(place)
             if usual_s is None or figures.step_s is None or figures.step_s < limits.step * usual_s:
                 continue
@@ -211,7 +211,7 @@ class _Look:
         """Slow disks, by what a checkpoint takes."""
         found = []
         for peer, figures in self._swarm.items():
-            place, usual_s = Place("disk", peer), self._usual(peer, "save_s")
+            place, usual_s = FaultPlace("disk", peer), self._usual(peer, "save_s")
             if usual_s is None or figures.save_s is None or figures.saves < _LEAST_SAVES:
                 continue
             slow = figures.save_s > self._limits(place).save * usual_s
@@ -222,7 +222,7 @@ class _Look:
 
     # --------------------------------------------------------------------------------- inside
 
-    def _limits(self, place: Place) -> Limits:
+    def _limits(self, place: FaultPlace) -> Limits:
         return KEPT if place in self._known else FOUND
 
     def _usual(self, peer: str, name: str) -> float | None:
@@ -275,7 +275,7 @@ class Diagnosis:
 
     def __init__(self, *, in_turn: bool, hold_s: float = 10.0, hold_rounds: int = 4) -> None:
         self._in_turn, self._hold_s, self._hold_rounds = in_turn, hold_s, hold_rounds
-        self._cases: dict[Place, _Case] = {}
+        self._cases: dict[FaultPlace, _Case] = {}
 
     @property
     def verdicts(self) -> list[Verdict]:
@@ -301,7 +301,9 @@ class Diagnosis:
                 changes += self._is_seen(place, verdict, now_s, evidence)
         return changes
 
-    def _is_seen(self, place: Place, verdict: Verdict, now_s: float, evidence: int) -> list[Change]:
+    def _is_seen(
+        self, place: FaultPlace, verdict: Verdict, now_s: float, evidence: int
+    ) -> list[Change]:
         case = self._cases.get(place)
         if case is None or evidence < case.at:  # the peer has begun anew
             self._cases[place] = _Case(replace(verdict, since_s=now_s), evidence)
@@ -312,7 +314,7 @@ class Diagnosis:
         case.found = True
         return [Change(case.verdict, True)]
 
-    def _not_seen(self, place: Place, now_s: float, evidence: int) -> list[Change]:
+    def _not_seen(self, place: FaultPlace, now_s: float, evidence: int) -> list[Change]:
         case = self._cases[place]
         if not case.found:
             del self._cases[place]
@@ -322,10 +324,10 @@ class Diagnosis:
         well_s, at = case.well
         return self._gone(place) if self._held(place, now_s - well_s, evidence - at) else []
 
-    def _gone(self, place: Place) -> list[Change]:
+    def _gone(self, place: FaultPlace) -> list[Change]:
         case = self._cases.pop(place)
         return [Change(case.verdict, False)] if case.found else []
 
-    def _held(self, place: Place, seconds: float, evidence: int) -> bool:
+    def _held(self, place: FaultPlace, seconds: float, evidence: int) -> bool:
         most = 2 if place.kind == "disk" else self._hold_rounds
         return seconds >= self._hold_s and evidence >= most

@@ -69,7 +69,7 @@ from worker.status import (
     LagMonitor,
     NodeMeasurements,
     OwnFigures,
-    Results,
+    ResultExchange,
     RoundLog,
     ask_peers,
     status_document,
@@ -108,7 +108,7 @@ class Node:
     gossip: GossipService  # from `listen` on
     leases: LeaseService  # likewise
     locator: FaultLocator  # likewise
-    results: Results  # likewise
+    results: ResultExchange  # likewise
     stages: StageNode | None = None  # what serves a stage here, where the model is cut
 
     def __init__(
@@ -202,7 +202,9 @@ class Node:
             clock=self.clock,
             log=self.log,
         )
-        self.results = Results(node.peer, self._manifest.run, self, self.transport, self.clock)
+        self.results = ResultExchange(
+            node.peer, self._manifest.run, self, self.transport, self.clock
+        )
         self.server.calls["Control/Result"] = self.results.on_result
         self._components += [self.locator, self.results]
         if self._config.stages.count > 1:

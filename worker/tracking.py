@@ -62,7 +62,7 @@ class TensorBoard:
         self._writer.close()
 
 
-class Run:
+class TrackedRun:
     """Weights & Biases, or trackio, which has the same functions. Their own variables apply, such
     as WANDB_MODE=offline."""
 
@@ -164,6 +164,6 @@ def _imported(name: str) -> Any:
 def _begun(name: str, module: Any, out: Path, peer: str) -> Tracker:
     """Raises ConfigError."""
     try:
-        return (TensorBoard if name == "tensorboard" else Run)(module, out, peer)
+        return (TensorBoard if name == "tensorboard" else TrackedRun)(module, out, peer)
     except Exception as error:  # of a library
         raise ConfigError(f"--track {name}: it cannot begin: {error}") from error

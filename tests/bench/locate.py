@@ -38,7 +38,7 @@ PORT = 7700
 SLOW = 0.15  # of the usual rate
 STOPPED, CYCLE_S = 0.75, 0.4
 SIZES = "{hidden_size=96, intermediate_size=192, num_hidden_layers=2}"
-Place = tuple[str, ...]
+FaultPlace = tuple[str, ...]
 
 
 def main() -> int:
@@ -76,7 +76,7 @@ class Faulty:
         self.victim = f"w{len(members) - 1}"
         self._heal = threading.Event()
 
-    def verdicts(self) -> list[dict[Place, dict[str, Any]]]:
+    def verdicts(self) -> list[dict[FaultPlace, dict[str, Any]]]:
         """What each worker finds now, but for the faulty one."""
         return [
             {place_of(verdict): verdict for verdict in self._status(member)["verdicts"]}
@@ -106,7 +106,7 @@ class Faulty:
             return {"verdicts": [], "rounds": {"completed": 0}}
 
     @property
-    def faults(self) -> dict[str, tuple[Place, Callable[[], Callable[[], None]]]]:
+    def faults(self) -> dict[str, tuple[FaultPlace, Callable[[], Callable[[], None]]]]:
         """By kind: the right verdict, and what makes the fault; that returns what ends it."""
         return {
             "uplink": (("uplink", self.victim, ""), lambda: self._way(up=True)),

@@ -76,7 +76,7 @@ class Lost:
 
 
 @dataclass(frozen=True)
-class Measured:
+class RateMeasured:
     """Args: rate_bytes_s: None where it did not answer in time."""
 
     address: str
@@ -88,7 +88,7 @@ class Tick:
     """Time passes."""
 
 
-Event = Wanted | Seen | Reserved | Lost | Measured | Tick
+Event = Wanted | Seen | Reserved | Lost | RateMeasured | Tick
 
 # ------------------------------------------------------------------------------------ actions
 
@@ -109,7 +109,7 @@ class Release:
 
 @dataclass(frozen=True)
 class Measure:
-    """Measure the rate to a peer; report `Measured`."""
+    """Measure the rate to a peer; report `RateMeasured`."""
 
     address: str
 
@@ -178,7 +178,7 @@ class RelayChoice:
                 return self._reserved(event, now)
             case Lost(address):
                 return self._lost(address, now)
-            case Measured(address, rate_bytes_s):
+            case RateMeasured(address, rate_bytes_s):
                 return self._measured(address, rate_bytes_s)
             case Tick():
                 return self._tick(now) if self.wanted else []

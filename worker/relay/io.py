@@ -20,7 +20,7 @@ from worker.relay.choice import (
     Event,
     Lost,
     Measure,
-    Measured,
+    RateMeasured,
     RelayChoice,
     Release,
     Reserve,
@@ -37,7 +37,7 @@ _RESERVE_S = 3.0
 _MEASURED_CALLS, _MEASURED_BYTES, _MEASURE_S = 4, 60_000, 5.0
 
 
-class Host(Protocol):
+class RelayHost(Protocol):
     """What it asks of the node that it runs in."""
 
     transport: Transport
@@ -62,7 +62,7 @@ class RelayedPeer:
         self,
         gossip: GossipService,
         bound: str,
-        host: Host,
+        host: RelayHost,
         round_trip_s: Callable[[str], float | None],
     ) -> None:
         self._gossip, self._bound, self._host = gossip, bound, host
@@ -195,4 +195,4 @@ class RelayedPeer:
             )
             took_s = max(1e-6, self._host.clock() - began)
             rate_bytes_s = _MEASURED_CALLS * len(request) / took_s
-        self._handle(Measured(address, rate_bytes_s))
+        self._handle(RateMeasured(address, rate_bytes_s))

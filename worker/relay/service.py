@@ -20,7 +20,7 @@ _HEADER_S = 10.0
 _CLOSE_S = 1.0
 
 
-class Swarm(Protocol):
+class RelayMembers(Protocol):
     """What a relay knows of the run."""
 
     @property
@@ -41,7 +41,7 @@ class RelayService:
     """
 
     def __init__(
-        self, table: RelayTable, swarm: Swarm, certified: bool, clock: Callable[[], float]
+        self, table: RelayTable, swarm: RelayMembers, certified: bool, clock: Callable[[], float]
     ) -> None:
         self.table, self._swarm, self._certified = table, swarm, certified
         self._clock = clock

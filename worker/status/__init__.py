@@ -14,7 +14,7 @@ from worker.status.exporter import MetricsServer
 from worker.status.figures import OwnFigures
 from worker.status.locator import FaultLocator
 from worker.status.peers import ask_peers
-from worker.status.results import Results
+from worker.status.results import ResultExchange
 from worker.status.rounds import RoundLog
 
 __all__ = [
@@ -23,7 +23,7 @@ __all__ = [
     "MetricsServer",
     "NodeMeasurements",
     "OwnFigures",
-    "Results",
+    "ResultExchange",
     "RoundLog",
     "ask_peers",
     "status_document",

@@ -27,7 +27,7 @@ _ANSWER_BYTES = 64 * 1024
 _MOST_PAST = 256
 
 
-class Host(Protocol):
+class LocatorHost(Protocol):
     """The node. io thread only."""
 
     @property
@@ -61,7 +61,7 @@ class FaultLocator:
     def __init__(
         self,
         own: OwnFigures,
-        host: Host,
+        host: LocatorHost,
         transport: Transport,
         *,
         in_turn: bool,

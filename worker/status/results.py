@@ -29,7 +29,7 @@ _POINTS = 400  # of a curve
 Document = Mapping[str, Any]
 
 
-class Host(Protocol):
+class ResultsHost(Protocol):
     """The node. io thread only."""
 
     @property
@@ -42,7 +42,7 @@ class Host(Protocol):
         ...
 
 
-class Results:
+class ResultExchange:
     """A component of the node. io thread only.
 
     Args:
@@ -52,7 +52,7 @@ class Results:
     """
 
     def __init__(
-        self, me: str, run: int, host: Host, transport: Transport, clock: Callable[[], float]
+        self, me: str, run: int, host: ResultsHost, transport: Transport, clock: Callable[[], float]
     ) -> None:
         self._me, self._run, self._host = me, run, host
         self._transport, self._clock = transport, clock

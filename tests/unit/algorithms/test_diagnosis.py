@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from algorithms.diagnosis import (
     Change,
     Diagnosis,
+    FaultPlace,
     PeerFigures,
-    Place,
     Verdict,
     diagnose,
 )
@@ -69,7 +69,7 @@ def simulated(
     ]
 
 
-def places(verdicts: Sequence[Verdict]) -> list[Place]:
+def places(verdicts: Sequence[Verdict]) -> list[FaultPlace]:
     return sorted(verdict.place for verdict in verdicts)
 
 
@@ -87,9 +87,9 @@ def test_each_fault_of_a_link_is_named_and_nothing_else(
         ("uplink", simulated(peers, up={one: share}, noise=noise)),
         ("downlink", simulated(peers, down={one: share}, noise=noise)),
     ):
-        assert places(diagnose(figures, in_turn=False)) == [Place(kind, f"w{one}")]
+        assert places(diagnose(figures, in_turn=False)) == [FaultPlace(kind, f"w{one}")]
     figures = simulated(peers, link={(one, other): share}, noise=noise)
-    assert places(diagnose(figures, in_turn=False)) == [Place("link", f"w{one}", f"w{other}")]
+    assert places(diagnose(figures, in_turn=False)) == [FaultPlace("link", f"w{one}", f"w{other}")]
 
 
 @given(PEERS, st.floats(2.0, 10.0), st.data())
@@ -100,7 +100,7 @@ def test_a_slow_machine_is_named_and_its_links_are_not(
     figures = simulated(
         peers, step_s={slow: 0.1 * times}, up={slow: 0.2}, down={slow: 0.2}, noise=noise
     )
-    assert places(diagnose(figures, in_turn=False)) == [Place("machine", f"w{slow}")]
+    assert places(diagnose(figures, in_turn=False)) == [FaultPlace("machine", f"w{slow}")]
 
 
 @given(PEERS, st.floats(8.0, 50.0), st.data())
@@ -109,7 +109,7 @@ def test_a_slow_disk_is_named_though_it_costs_no_round(
 ) -> None:
     slow, noise = data.draw(st.integers(0, peers - 1)), random.Random(data.draw(st.integers(0, 99)))
     (found,) = diagnose(simulated(peers, save_s={slow: 0.2 * times}, noise=noise), in_turn=False)
-    assert (found.place, found.cost) == (Place("disk", f"w{slow}"), 0.0)
+    assert (found.place, found.cost) == (FaultPlace("disk", f"w{slow}"), 0.0)
 
 
 @given(st.integers(1, 9), st.integers(0, 10_000), st.booleans())
@@ -119,7 +119,7 @@ def test_nothing_is_named_where_peers_are_alike(peers: int, seed: int, in_turn: 
 
 def test_figures_of_a_verdict() -> None:
     (found,) = diagnose(simulated(4, up={2: 0.15}), in_turn=False)
-    assert found.place == Place("uplink", "w2")
+    assert found.place == FaultPlace("uplink", "w2")
     assert found.measured == pytest.approx(3.0)
     assert found.usual == pytest.approx(20.0)
     # 2 * 10 Mbit at 1 Mbit/s instead of 6.67: 17 s of a round of 22 s.
@@ -130,7 +130,7 @@ def test_figures_of_a_verdict() -> None:
 
 def test_of_two_peers_only_the_slower_direction_can_be_named() -> None:
     (found,) = diagnose(simulated(2, up={1: 0.1}), in_turn=False)
-    assert found.place == Place("link", "w1", "w0")
+    assert found.place == FaultPlace("link", "w1", "w0")
     assert (found.measured, found.usual) == (pytest.approx(2.0), pytest.approx(20.0))
 
 
@@ -170,7 +170,7 @@ def test_a_fault_must_last_and_so_must_its_end() -> None:
     diagnosis = Diagnosis(in_turn=False)
     changes = looks(diagnosis, (4, {}), (6, {2: 0.1}), (6, {}))
     assert [(at, change.found) for at, change in changes] == [(30, True), (60, False)]
-    assert {change.verdict.place for _, change in changes} == {Place("uplink", "w2")}
+    assert {change.verdict.place for _, change in changes} == {FaultPlace("uplink", "w2")}
     assert changes[0][1].verdict.since_s == 20
     assert diagnosis.verdicts == []
 
@@ -192,10 +192,10 @@ def test_without_new_rounds_nothing_is_found() -> None:
 def test_a_fault_goes_with_its_peer() -> None:
     diagnosis = Diagnosis(in_turn=False)
     looks(diagnosis, (6, {2: 0.1}))
-    assert [each.place for each in diagnosis.verdicts] == [Place("uplink", "w2")]
+    assert [each.place for each in diagnosis.verdicts] == [FaultPlace("uplink", "w2")]
     others = [each for each in simulated(4) if each.peer != "w2"]
     (change,) = diagnosis.update(30.0, others)
-    assert (change.found, change.verdict.place) == (False, Place("uplink", "w2"))
+    assert (change.found, change.verdict.place) == (False, FaultPlace("uplink", "w2"))
 
 
 @given(st.integers(0, 10_000))

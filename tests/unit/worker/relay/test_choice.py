@@ -10,7 +10,7 @@ from worker.relay.choice import (
     ChoiceConfig,
     Lost,
     Measure,
-    Measured,
+    RateMeasured,
     RelayChoice,
     Release,
     Reserve,
@@ -45,7 +45,7 @@ def measured(choice: RelayChoice, now: float, **rates: float | None) -> list[Act
     while actions and isinstance(actions[0], Measure):
         (measure,) = actions  # one at a time
         asked.append(measure.address)
-        actions = choice.handle(Measured(measure.address, rates[measure.address]), now)
+        actions = choice.handle(RateMeasured(measure.address, rates[measure.address]), now)
     assert sorted(asked) == sorted(rates)
     return actions
 

@@ -12,7 +12,7 @@ from protos.documents import pack, unpack
 from worker import wire
 from worker.exchange.types import View
 from worker.membership import Health, Member, Phase
-from worker.status.results import Results
+from worker.status.results import ResultExchange
 from worker.transport import Unreachable
 
 RUN = 7
@@ -28,7 +28,9 @@ class Peers:
     def __init__(self, *names: str) -> None:
         self.members = [member(name) for name in names]
         self.now_s, self.deaf, self.calls = 0.0, set[str](), 0
-        self.results = {name: Results(name, RUN, self, self, lambda: self.now_s) for name in names}
+        self.results = {
+            name: ResultExchange(name, RUN, self, self, lambda: self.now_s) for name in names
+        }
         self.work: list[Coroutine[None, None, None]] = []
         for each in self.results.values():
             each.on_view(View())
