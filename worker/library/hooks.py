@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
-from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +17,7 @@ from worker.training.model import running_statistics, schema_of, trained_paramet
 from worker.training.replica import first_learning_rate
 from worker.wire import tensor_hash
 
-_in_a_swarm: WeakSet[nn.Module] = WeakSet()
+_in_a_swarm: set[int] = set()  # parameters, by id: one model may have several wrappers
 
 
 class UserReplica:
@@ -82,11 +81,16 @@ class UserReplica:
     def gradients(self) -> dict[str, Tensor]:
         """By parameter, zeros where there is none, and the running statistics as they are.
 
-        Raises UsageError: one is sparse, or they are not there yet."""
+        Raises UsageError: one is sparse, or scaled, or they are not there yet."""
         if self._closure:
             raise UsageError(
                 "preset ddp averages gradients before optimizer.step, which here computes them in "
                 "a closure, as Lightning does; call step() without one, or take another preset"
+            )
+        if any(getattr(each, "grad_scale", None) is not None for each in self.optimizers):
+            raise UsageError(
+                "preset ddp averages gradients, which a GradScaler has scaled here: call "
+                "scaler.unscale_(optimizer) before scaler.step(optimizer)"
             )
         for name, parameter in self._trained.items():
             if parameter.grad is not None and parameter.grad.is_sparse:
@@ -126,29 +130,38 @@ class UserReplica:
         Raises:
             UsageError: the model is in a swarm already.
         """
-        if self.model in _in_a_swarm:
+        parameters = {id(parameter) for parameter in self._trained.values()}
+        if not _in_a_swarm.isdisjoint(parameters):
             raise UsageError(
                 "this model is in a swarm already: leave the first Swarm before the second begins"
             )
 
         def before_step(_: Optimizer, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
             self._closure = kwargs.get("closure", args[1] if len(args) > 1 else None) is not None
-            before()
+            if not self._skips():
+                before()
 
         def after_step(*_: Any) -> None:
-            after()
+            if not self._skips():
+                after()
 
         handles = [
             self.optimizers[0].register_step_pre_hook(before_step),
             self.optimizers[-1].register_step_post_hook(after_step),
         ]
-        _in_a_swarm.add(self.model)
+        _in_a_swarm.update(parameters)
         try:
             yield
         finally:
-            _in_a_swarm.discard(self.model)
+            _in_a_swarm.difference_update(parameters)
             for handle in handles:
                 handle.remove()
+
+    def _skips(self) -> bool:
+        """Whether a `GradScaler` has told fused optimizers that a gradient is infinite: they are
+        called all the same, and leave the parameters as they are."""
+        told = (getattr(each, "found_inf", None) for each in self.optimizers)
+        return any(bool(found) for found in told if found is not None)
 
     def check_unchanged(self) -> None:
         """Raises UsageError: what is trained is not what it was."""

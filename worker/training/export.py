@@ -21,6 +21,7 @@ from worker.manifest import Manifest
 from worker.tasks import ExportsToHuggingFace
 from worker.training.checkpoint import config_of
 from worker.training.initial import anchored_model, find_checkpoint
+from worker.training.model import bare_name
 
 MODEL = "model.safetensors"
 
@@ -79,9 +80,10 @@ def export(run: Path, out: Path, layout: Layout | None, settings: Iterable[str] 
 
 
 def distinct_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """The model's state by name, each storage once: of tied weights the first name."""
+    """The model's state by its names in the bare model, each storage once: of tied weights the
+    first name."""
     found: dict[int, str] = {}
     for name, value in model.state_dict().items():
         found.setdefault(value.data_ptr() if value.numel() else -len(found) - 1, name)
     state = model.state_dict()
-    return {name: state[name].contiguous() for name in found.values()}
+    return {bare_name(name): state[name].contiguous() for name in found.values()}

@@ -15,7 +15,12 @@ from worker.training import checkpoint
 from worker.training.checkpoint import Checkpoint
 from worker.training.config import KSEED
 from worker.training.kseed import give_seed_space, take_seed_space
-from worker.training.model import integer_buffers, running_statistics, trained_parameters
+from worker.training.model import (
+    bare_name,
+    integer_buffers,
+    running_statistics,
+    trained_parameters,
+)
 
 
 def model_of(task: Task, config: Config) -> nn.Module:
@@ -88,8 +93,8 @@ def load_initial(model: nn.Module, source: Path, names: Mapping[str, Tensor], ta
         parameter.copy_(value)
     state = model.state_dict()
     for name, buffer in model.named_buffers():
-        if name in given and name in state:
-            buffer.copy_(given[name])
+        if name in state and (value := given.get(bare_name(name))) is not None:
+            buffer.copy_(value)
 
 
 def _exported(source: Path, task: Task) -> Mapping[str, Tensor]:
@@ -103,7 +108,8 @@ def _exported(source: Path, task: Task) -> Mapping[str, Tensor]:
         raise CheckpointError(f"[task] init = {source}: cannot be read: {error}") from error
     saved = find_checkpoint(source)
     config = parse_config(Manifest(saved.values["manifest"]).sections, str(saved.path))
-    return anchored_model(saved, config, task).state_dict()
+    values = anchored_model(saved, config, task).state_dict()
+    return {bare_name(name): value for name, value in values.items()}
 
 
 def find_checkpoint(run: Path) -> checkpoint.Checkpoint:

@@ -2,6 +2,7 @@
 
 import doctest
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
 from urllib.request import urlopen
@@ -186,6 +187,42 @@ def test_a_second_swarm_around_one_model_is_one_line_and_leaves_the_first_alone(
         one_step(model, optimizer)
         assert first.done
     assert "\n" not in str(refused.value)
+
+
+def test_a_wrapper_of_a_model_in_a_swarm_is_the_same_model() -> None:
+    model, optimizer = model_of()
+    compiled = torch.compile(model, backend="eager")
+    with Swarm(model, optimizer), pytest.raises(UsageError, match="in a swarm already"):
+        Swarm(compiled, torch.optim.SGD(compiled.parameters(), lr=0.1)).__enter__()
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_step_that_a_scaler_skips_is_no_step_of_the_swarms(fused: bool) -> None:
+    model, _ = model_of()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=fused)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    with Swarm(model, optimizer, inner_steps=2) as swarm:
+        for factor in (1.0, float("inf"), 1.0):
+            scaler.scale(model(torch.ones(2, 4)).sum() * factor).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        assert swarm.step == 2
+
+
+@pytest.mark.parametrize("unscaled", [False, True])
+def test_scaled_gradients_are_one_line_where_gradients_are_averaged(unscaled: bool) -> None:
+    model, _ = model_of()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    refused = pytest.raises(UsageError, match=r"call scaler\.unscale_")
+    with Swarm(model, optimizer, preset="ddp") as swarm:
+        scaler.scale(model(torch.ones(2, 4)).sum()).backward()
+        if unscaled:
+            scaler.unscale_(optimizer)
+        with nullcontext() if unscaled else refused:
+            scaler.step(optimizer)
+            assert swarm.step == 1
 
 
 def test_sparse_gradients_are_one_line_where_gradients_are_averaged() -> None:

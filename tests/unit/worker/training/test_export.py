@@ -1,6 +1,7 @@
 """What is exported comes back, by the names that others know; what cannot be is one line."""
 
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
@@ -15,7 +16,12 @@ from worker.training import checkpoint
 from worker.training.evaluation import evaluating
 from worker.training.export import distinct_tensors, export
 from worker.training.initial import load_initial
-from worker.training.model import integer_buffers, running_statistics, schema_of
+from worker.training.model import (
+    integer_buffers,
+    running_statistics,
+    schema_of,
+    trained_parameters,
+)
 
 SIZES = (
     "{hidden_size = 8, intermediate_size = 16, num_hidden_layers = 2, num_attention_heads = 2, "
@@ -130,6 +136,24 @@ def test_first_values_of_another_model_are_refused(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_text("no tensors")
     with pytest.raises(CheckpointError, match="cannot be read"):
         load_initial(model, tmp_path, trained, task)
+
+
+def test_a_compiled_model_is_stored_and_read_by_its_bare_names(tmp_path: Path) -> None:
+    def compiled() -> nn.Module:
+        model = nn.Sequential(nn.Linear(1, 2), nn.BatchNorm1d(2))
+        return cast(nn.Module, torch.compile(model, backend="eager"))
+
+    model, other = compiled(), compiled()
+    with torch.no_grad():
+        model.state_dict()["_orig_mod.1.running_mean"].fill_(3.0)
+    tensors = distinct_tensors(model)
+    assert {"0.weight", "1.running_mean"} < tensors.keys()
+    assert not any("_orig_mod" in name for name in tensors)
+    save_file(tensors, tmp_path / "model.safetensors")
+    names = {name: p.detach() for name, p in trained_parameters(other).items()}
+    load_initial(other, tmp_path, names, load_task("llama-bytes", seed=0, options={}))
+    for ours, theirs in zip(model.state_dict().values(), other.state_dict().values(), strict=True):
+        assert torch.equal(ours, theirs)
 
 
 def test_tied_weights_are_stored_once() -> None:
