@@ -1,7 +1,9 @@
 """Members sign what they say of themselves: another member can pass it on, and change nothing."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +13,7 @@ from tests.protocol.problem import Problem, steady
 from tests.protocol.swarm import Swarm
 from tests.protocol.virtual_time import run
 from worker.identity import SignedWords
-from worker.membership import Health, Member, Phase, Signed
+from worker.membership import Digest, Health, Member, Phase, Signed
 from worker.transport import Caller
 from worker.wire import signed_member_to_message
 
@@ -186,6 +188,44 @@ def test_a_replay_is_old_after_a_restart_too(tmp_path: Path) -> None:
                     Health.ALIVE,
                 )
             assert swarm["a"].node.status()["accusations"] == {}, "it was of an earlier life"
+            await swarm.finished()
+
+    run(scenario())
+
+
+FAR = 2**64 - 1
+CANNOT_BE: dict[str, dict[str, Any]] = {
+    "epoch": {"epoch": FAR},
+    "incarnation": {"incarnation": 2**32 - 1},
+    "heartbeat": {"heartbeat": FAR},
+    "step": {"step": FAR},
+    "stage": {"stage": 9},
+    "fragments": {"digests": (Digest(0, 0, 0),) * 9},
+    "version": {"digests": (Digest(10**9, 1, 7),)},
+}
+
+
+def test_words_that_cannot_be_are_refused_though_their_peer_has_signed_them(
+    tmp_path: Path,
+) -> None:
+    """Each for what is wrong with it; and a peer whose clock was wrong is believed once it is set
+    right, though what it says then is older."""
+
+    async def scenario() -> None:
+        authority = Authority.make(tmp_path)
+        async with Swarm(steady(60), authority=authority) as swarm:
+            await swarm.start("a", "b")
+            await swarm.until(lambda: swarm["a"].versions >= (1,), 60)
+            mallory = Mallory(swarm, authority.new_identity(Role.PEER, "mallory"))
+            for number, (what, wrong) in enumerate(CANNOT_BE.items(), 2):
+                member = replace(Member("mallory", "nowhere", number), **wrong)
+                (refused,) = (await mallory.says(mallory.signs(member))).refused
+                assert what in refused, refused
+                assert "mallory" not in {each["peer"] for each in swarm["a"].members}
+            right = Member("mallory", "nowhere", epoch=1)
+            assert not (await mallory.says(mallory.signs(right))).refused
+            assert seen(swarm, "a", "mallory").epoch == 1
+            assert swarm["a"].refused["member"] == len(CANNOT_BE)
             await swarm.finished()
 
     run(scenario())

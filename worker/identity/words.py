@@ -69,11 +69,16 @@ class SignedWords:
         self.certificate = identity.der
         self.learn([self.certificate])
 
-    def read(self, message: pb.Member) -> Member | None:
+    def read(
+        self, message: pb.Member, problem: Callable[[Member], str | None] = lambda member: None
+    ) -> Member | None:
         """What a message says of a member; None: its certificate has yet to come. The health is the
         sender's word, except for a departure, which is the peer's own.
 
-        Raises WireError: it is not signed, or not by the peer that it is of.
+        Args: problem: why a member cannot be. Such words are forgotten at once: kept, they would be
+            newer than all that their peer can truly say later.
+
+        Raises WireError: it is not signed, or not by the peer that it is of, or it cannot be.
         """
         if not message.signed:
             raise wire.WireError("its words are not signed; all peers must have one version")
@@ -89,6 +94,8 @@ class SignedWords:
             if (said.epoch, said.incarnation) != (newest.epoch, newest.incarnation):
                 word = Health.ALIVE  # it was of an earlier life
         elif known.has_signed(message.signature, self._digest(message.signed)):
+            if (wrong := problem(said)) is not None:
+                raise wire.WireError(wrong)
             newest = self._read[said.peer] = replace(said, signed=proof)
         else:
             raise wire.WireError("its words are not signed by it")

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 from protos import murmuration_pb2 as pb
@@ -79,8 +80,9 @@ class Words(Protocol):
         """This peer, as it is to travel."""
         ...
 
-    def read(self, message: pb.Member) -> Member | None:
-        """What a message says; None: the certificate has yet to come. Raises WireError."""
+    def read(self, message: pb.Member, problem: Callable[[Member], str | None]) -> Member | None:
+        """What a message says; None: the certificate has yet to come. Raises WireError: it is not
+        signed, or `problem` says why it cannot be."""
         ...
 
     def learn(self, certificates: Iterable[bytes]) -> list[pb.Member]:
@@ -382,7 +384,7 @@ class GossipService:
 
         Raises WireError: too many.
         """
-        now_ms = self._now_ms()
+        problem = partial(self.limits.problem, now_ms=self._now_ms())
         members: list[Member] = []
         refused: list[str] = []
         messages = wire.counted_members(messages)
@@ -392,22 +394,24 @@ class GossipService:
             if len(refused) >= _MAX_REFUSED:
                 break  # whoever sends so many checks none of them itself
             try:
-                member = self._read_member(message)
-                problem = None if member is None else self.limits.problem(member, now_ms)
+                if (member := self._read_member(message, problem)) is not None:
+                    members.append(member)
             except wire.WireError as error:
-                member, problem = None, str(error)
-            if problem is not None:
-                refused.append(f"member {shown(_name(message))}: {shown(problem, 160)}")
-            elif member is not None:
-                members.append(member)
+                refused.append(f"member {shown(_name(message))}: {shown(str(error), 160)}")
         self._host.on_refused(len(refused))
         return tuple(members), refused
 
-    def _read_member(self, message: pb.Member) -> Member | None:
-        """None: its peer's certificate is not here yet. Raises WireError."""
-        if self._words is None:
-            return wire.member_from_message(message)
-        return self._words.read(message)
+    def _read_member(
+        self, message: pb.Member, problem: Callable[[Member], str | None]
+    ) -> Member | None:
+        """None: its peer's certificate is not here yet. Raises WireError: it is no member, or not
+        signed, or cannot be."""
+        if self._words is not None:
+            return self._words.read(message, problem)
+        member = wire.member_from_message(message)
+        if (wrong := problem(member)) is not None:
+            raise wire.WireError(wrong)
+        return member
 
     def _read(self, message: pb.GossipMessage) -> tuple[GossipMessage, list[str]]:
         """What may be believed of it, and what is wrong with the rest. Raises WireError."""
