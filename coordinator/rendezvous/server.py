@@ -147,6 +147,7 @@ async def _check(
 ) -> str:
     """The name in the caller's certificate, which must be of one of these roles; empty where
     nothing is encrypted. Ends the call otherwise, and that of a caller that claims another name."""
+    # grpcio declares no type that says so.
     tls: Mapping[str, Iterable[bytes]] = context.auth_context()  # type: ignore[assignment]
     if "x509_pem_cert" not in tls:  # with TLS everybody has one
         return ""

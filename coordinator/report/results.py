@@ -48,10 +48,10 @@ def leave_results(
             write_report(report, path)
         except OSError as error:
             problems.append(f"{path} could not be written: {error}")
-    text = Console(file=io.StringIO(), width=_TEXT_WIDTH)
-    print_report(report, text)
+    text = io.StringIO()
+    print_report(report, Console(file=text, width=_TEXT_WIDTH))
     try:
-        write_atomically(out / "report.txt", text.file.getvalue().encode())  # type: ignore[attr-defined]
+        write_atomically(out / "report.txt", text.getvalue().encode())
     except OSError as error:
         problems.append(f"{out / 'report.txt'} could not be written: {error}")
     if console is None:

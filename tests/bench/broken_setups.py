@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -60,7 +60,7 @@ class Setup:
     words: Sequence[str] = ()
     before: Sequence[str] = ()
     program: Sequence[str] = field(default_factory=lambda: _MURMUR)
-    broken: Callable[[], "object"] | None = None
+    broken: Callable[[], AbstractContextManager[object]] | None = None
     token: str | None = None
     out: Path | None = None
 
@@ -133,7 +133,7 @@ def tried(setup: Setup, host: NamespaceHost, address: str, out: Path, authority:
     cells, good = [], True
     with ExitStack() as meanwhile:
         if setup.broken is not None:
-            meanwhile.enter_context(setup.broken())  # type: ignore[arg-type]
+            meanwhile.enter_context(setup.broken())
         for command, says, codes in (
             ("join", setup.says, setup.codes),
             ("doctor", setup.doctor, (1,)),

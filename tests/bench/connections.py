@@ -132,6 +132,7 @@ async def serve(options: argparse.Namespace) -> None:
     serving = transport.GrpcTransport("127.0.0.1:0", security=identity)
     if options.each_handshake:
         given = transport._server_configuration(identity)
+        # A configuration at each handshake, which is what servers did before.
         serving._renewed_configuration = lambda: given  # type: ignore[method-assign]
     print(await serving.listen(Answers()), flush=True)
     renewed = time.monotonic()

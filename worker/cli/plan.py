@@ -2,19 +2,18 @@
 
 import itertools
 import json
-import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
-from protos.figures import count
-from worker.cli.options import check_finite, flag_of, link_of, option, options
+from worker.cli.options import check_finite, flag_of, link_of, options
+from worker.cli.plan_options import PlanOptions, StageOptions
+from worker.cli.timing import Repetitions, torch_threads
 from worker.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
@@ -28,124 +27,7 @@ if TYPE_CHECKING:
 _SPEED_TARGETS = (0.5, 0.8, 0.9, 0.95, 0.99)
 # What a run's file says of its own count of stages only, unsaid.
 _NOT_OF_OTHER_COUNTS = ("stages.layers=[]", "stages.skip=0", "stages.spread=0")
-_ABOVE_0 = click.FloatRange(min=0, min_open=True)
-_FROM_1 = click.IntRange(1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlanOptions:
-    """The command's options, those of `--stages` aside."""
-
-    links: tuple[str, ...] = option(
-        "--links",
-        "--link",
-        multiple=True,
-        required=True,
-        metavar="RATE[,delay=TIME][,jitter=TIME]",
-        help="A worker's link, such as 20mbit,delay=50ms; may be given several times. With "
-        "--stages those of all peers, or a FILE.json of measurements.",
-    )
-    peers: int = option("--peers", type=click.IntRange(2), default=4, show_default=True)
-    preset: str | None = option("--preset", help="diloco, ddp, ...; the file's by default.")
-    settings: tuple[str, ...] = option("--set", multiple=True, metavar="SECTION.KEY=VALUE")
-    target: float = option(
-        "--target",
-        type=click.FloatRange(0, 1, min_open=True, max_open=True),
-        default=0.95,
-        show_default=True,
-        help="Share of the time that workers shall compute.",
-    )
-    step_s: float | None = option(
-        "--step-time",
-        type=_ABOVE_0,
-        metavar="SECONDS",
-        help="Of one inner step; by default some are timed here.",
-    )
-    params: int | None = option("--params", type=_FROM_1, help="Of another model than the run's.")
-    layers: int | None = option("--layers", type=_FROM_1, help="Of that model.")
-    threads: int = option(
-        "--threads", type=_FROM_1, default=1, show_default=True, help="To time on."
-    )
-    as_json: bool = option("--json", is_flag=True, help="One JSON object.")
-
-    @property
-    def time_source(self) -> str:
-        """Where the times come from that are measured with these options."""
-        threads = "one thread" if self.threads == 1 else count(self.threads, "thread")
-        return f"measured on this machine, {threads}"
-
-    @property
-    def measurements(self) -> Path | None:
-        """The file of measurements, if there is one. Raises UsageError: other links beside it."""
-        files = [text for text in self.links if text.endswith(".json")]
-        if files and len(self.links) > 1:
-            raise UsageError(f"--links {files[0]} has all links; leave the other --links out")
-        return Path(files[0]) if files else None
-
-
-@dataclass(frozen=True, kw_only=True)
-class StageOptions:
-    """The options of `--stages`; None where the file or a default says it."""
-
-    stages: int | None = option("--stages", type=_FROM_1, help="Cut the model into this many.")
-    replicas: int | None = option("--replicas", type=_FROM_1, help="Of each stage; 2.")
-    skip: float | None = option(
-        "--skip",
-        type=click.FloatRange(0, 1, max_open=True),
-        help="Share of the stages that a route leaves out; 0.25.",
-    )
-    spread: int | None = option(
-        "--spread",
-        type=click.IntRange(0),
-        help="Stages that half of such routes visit more, and the others fewer; 0.",
-    )
-    microbatches: int | None = option(
-        "--microbatches", type=_FROM_1, help="Of each origin in an iteration; 8."
-    )
-    memory: int | None = option(
-        "--memory", type=_FROM_1, help="Microbatches that a peer may hold; 3."
-    )
-    stage_mib: float | None = option(
-        "--stage-mib", type=_ABOVE_0, help="Memory of a peer for its stage; bounds the cut."
-    )
-    forward_ms: float | None = option(
-        "--forward-ms", type=_ABOVE_0, help="Of a visit; by default timed here."
-    )
-    activation_bytes: int | None = option(
-        "--activation-bytes", type=_FROM_1, help="Of a microbatch."
-    )
-    activations: str | None = option(
-        "--activations", type=click.Choice(("bf16", "fp32", "int8")), help="bf16 by default."
-    )
-    model: str | None = option(
-        "--model", help="Short for --set task.model=...: tiny, small or base."
-    )
-    shared_uplinks: bool | None = option(
-        "--shared-uplinks/--own-uplinks",
-        default=None,
-        help="Whether a peer's messages leave one after another, as a run plans; shared.",
-    )
-    effort_s: float | None = option(
-        "--effort", type=_ABOVE_0, metavar="SECONDS", help="Of the search; 2."
-    )
-    seed: int | None = option("--seed", type=click.IntRange(0), help="Of searches and draws; 0.")
-    plot_file: Path | None = option(
-        "--plot", type=click.Path(path_type=Path), help="Draws the schedule."
-    )
-
-    @property
-    def said(self) -> dict[str, str]:
-        """What they say of the run, as settings, and how each was typed."""
-        said = {}
-        if self.stages is not None:
-            said[f"stages.count={self.stages}"] = f"--stages {self.stages}"
-        if self.model is not None:
-            said[f'task.model="{self.model}"'] = f"--model {self.model}"
-        return said
-
-    def recuts(self, file_count: object) -> bool:
-        """Whether they cut the model into other stages than the run's file, if it says a count."""
-        return self.stages is not None and file_count not in (None, self.stages)
+_STEPS = Repetitions(untimed=3, fewest=5, most=100, enough_s=1.0)
 
 
 @click.command()
@@ -313,40 +195,3 @@ def _timed_step_s(config: "Config", task: Any, part: "Part", threads: int) -> fl
     with torch_threads(threads):
         (step_s,) = _STEPS.medians(step)
     return step_s
-
-
-@dataclass(frozen=True, kw_only=True)
-class Repetitions:
-    """How often something is timed. Args: untimed: first; enough_s: then no more than `fewest`."""
-
-    untimed: int
-    fewest: int
-    most: int
-    enough_s: float
-
-    def medians(self, run: Callable[[], tuple[float, ...]]) -> tuple[float, ...]:
-        """Of what the runs say they took, in seconds."""
-        took_s: list[tuple[float, ...]] = []
-        for number in range(self.untimed + self.most):
-            times_s = run()
-            if number >= self.untimed:
-                took_s.append(times_s)
-            if len(took_s) >= self.fewest and sum(map(sum, took_s)) >= self.enough_s:
-                break
-        return tuple(statistics.median(each) for each in zip(*took_s, strict=True))
-
-
-_STEPS = Repetitions(untimed=3, fewest=5, most=100, enough_s=1.0)
-
-
-@contextmanager
-def torch_threads(threads: int) -> Iterator[None]:
-    """Torch computes with this many meanwhile."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -17,10 +17,10 @@ from algorithms.skippipe.route import Rules, visited_stages
 from algorithms.skippipe.routing import ROUTINGS, origins_in_turns, predict
 from algorithms.skippipe.search import EFFORT_S
 from worker.cli.options import check_finite, link_of, write_file
-from worker.cli.plan import PlanOptions, StageOptions
 from worker.cli.plan_measurements import RECOMPUTED_RATIO, Measurements, VisitTimes, read_links
+from worker.cli.plan_options import PlanOptions, StageOptions
 from worker.cli.plan_stages_cut import StageCuts, StagedModel, cuts_of, staged_model
-from worker.cli.plan_stages_report import RoutingRow, StagesReport, draw, print_report
+from worker.cli.plan_stages_report import RoutingRow, StageCase, StagesReport, draw, print_report
 from worker.errors import UsageError
 from worker.pipeline.config import StagesConfig
 
@@ -61,33 +61,6 @@ class StagedRun:
         if self.staged.stages is not None:  # what --stages says is nothing of skips
             run = replace(run, count=1, layers=())
         return _SKIP if run == StagesConfig() else run.skip
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class StageCase:
-    """What is to be predicted.
-
-    Args:
-        known: of the peers.
-        sizes: replicas of each stage.
-        rules: of routes that skip.
-        microbatches: of each origin.
-        swarm: the peers with their costs.
-        cuts: the run's own cut, and one that is better; None where layers are not timed.
-        source: where the times of visits come from.
-        shared_uplinks, effort_s, seed: as `predict` takes them.
-    """
-
-    known: Measurements
-    sizes: tuple[int, ...]
-    rules: Rules
-    microbatches: int
-    swarm: StageCandidates
-    cuts: StageCuts | None
-    source: str
-    shared_uplinks: bool
-    effort_s: float
-    seed: int
 
 
 def plan_stages(run: StagedRun) -> int:

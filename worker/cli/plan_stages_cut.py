@@ -12,8 +12,8 @@ from torch import Tensor
 
 from algorithms.codecs import codec_by_name
 from algorithms.skippipe.partition import StageMemory, stage_cost, stage_layers
-from worker.cli.plan import Repetitions, torch_threads
 from worker.cli.plan_measurements import VisitTimes
+from worker.cli.timing import Repetitions, torch_threads
 from worker.errors import UsageError
 from worker.pipeline.config import StagesConfig, cut_of
 from worker.pipeline.stage_call import call_bytes

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from algorithms.skippipe.assignment import StageCandidates
 from algorithms.skippipe.pipeline import Pipeline
 from algorithms.skippipe.placement import Groups
 from algorithms.skippipe.route import Rules
@@ -15,18 +16,44 @@ from algorithms.skippipe.routing import RoutingPrediction
 from algorithms.skippipe.simulator import Kind
 from protos.figures import count, percent, seconds, size
 from protos.tables import text_table
+from worker.cli.plan_measurements import Measurements
+from worker.cli.plan_stages_cut import StageCuts
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-    from worker.cli.plan_stages import StageCase
-    from worker.cli.plan_stages_cut import StageCuts
 
 _COLOURS = {Kind.FORWARD: "#15466b", Kind.BACKWARD: "#c8553d", Kind.LOSS: "#e0a526"}
 _IDLE = "#eeeeee"
 _ROUTINGS = ("full", "skip")
 _ROW_INCHES, _EDGE_INCHES, _MOST_INCHES = 0.24, 1.0, 40.0
 _NUMBERED_SHARE = 0.011  # of the width that a visit must have for its microbatch to be named
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StageCase:
+    """What is to be predicted.
+
+    Args:
+        known: of the peers.
+        sizes: replicas of each stage.
+        rules: of routes that skip.
+        microbatches: of each origin.
+        swarm: the peers with their costs.
+        cuts: the run's own cut, and one that is better; None where layers are not timed.
+        source: where the times of visits come from.
+        shared_uplinks, effort_s, seed: as `predict` takes them.
+    """
+
+    known: Measurements
+    sizes: tuple[int, ...]
+    rules: Rules
+    microbatches: int
+    swarm: StageCandidates
+    cuts: StageCuts | None
+    source: str
+    shared_uplinks: bool
+    effort_s: float
+    seed: int
 
 
 @dataclass(frozen=True)
@@ -76,7 +103,7 @@ class StagesReport:
         proposed_rows: by routing; None where the pipeline is placed so already.
     """
 
-    case: "StageCase"
+    case: StageCase
     pipeline: Pipeline
     rows: dict[str, RoutingRow]
     proposed: Groups
@@ -234,7 +261,7 @@ def _placement_table(report: StagesReport) -> str:
     return text_table(("stage", *heads[: len(shown)]), rows, align=">" + "<" * len(shown))
 
 
-def _cut_table(cuts: "StageCuts") -> str:
+def _cut_table(cuts: StageCuts) -> str:
     shown = [cuts.own, *([cuts.better] if cuts.better else [])]
     heads = ("layers", "a microbatch", "memory", "better", "a microbatch", "memory")
     rows = []
@@ -247,7 +274,7 @@ def _cut_table(cuts: "StageCuts") -> str:
     return text_table(("stage", *heads[: 3 * len(shown)]), rows, align=">" * (1 + 3 * len(shown)))
 
 
-def cut_remark(cuts: "StageCuts") -> str:
+def cut_remark(cuts: StageCuts) -> str:
     """Whether another cut is better, by how much, and how to take it."""
     own, better = cuts.own, cuts.better
     source = "of the settings" if cuts.from_settings else "by parameters"

@@ -10,7 +10,8 @@ import torch
 from click.testing import CliRunner
 
 from tests.support import commands
-from worker.cli.plan import Repetitions, plan
+from worker.cli.plan import plan
+from worker.cli.timing import Repetitions
 from worker.config import load_config
 
 BY_HAND = ("--params", "1_000_000", "--layers", "4", "--step-time", "0.1")

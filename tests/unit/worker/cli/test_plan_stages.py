@@ -12,7 +12,8 @@ from click.testing import CliRunner
 
 from algorithms.skippipe.placement import Groups
 from tests.support import commands
-from worker.cli.plan import Repetitions, plan
+from worker.cli.plan import plan
+from worker.cli.timing import Repetitions
 
 BY_HAND = ("--forward-ms", "100", "--activation-bytes", "125000")
 QUICK = ("--effort", "0.02")
