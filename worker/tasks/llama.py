@@ -28,7 +28,8 @@ def build_llama(config: LlamaConfig, seed: int) -> Llama:
     Torch's global random generator is left as it was."""
     with torch.random.fork_rng(devices=[]):  # nn.Linear draws values that are replaced below
         model = Llama(config)
-    _draw_parameters(config, seed, dict(model.named_parameters()))
+    held = dict(model.named_parameters())
+    _draw_parameters(config, seed, held, of=held)
     return model
 
 
@@ -51,11 +52,18 @@ def build_llama_stage(
         )
     with torch.random.fork_rng(devices=[]):  # nn.Linear draws values that are replaced below
         stage = LlamaStage(config, range(first, last + 1), outer=outer)
-    _draw_parameters(config, seed, dict(stage.named_parameters()))
+    decoder = dict(empty_llama(config).named_parameters())
+    _draw_parameters(config, seed, dict(stage.named_parameters()), of=decoder)
     return stage
 
 
-def _draw_parameters(config: LlamaConfig, seed: int, held: Mapping[str, nn.Parameter]) -> None:
+def _draw_parameters(
+    config: LlamaConfig,
+    seed: int,
+    held: Mapping[str, nn.Parameter],
+    *,
+    of: Mapping[str, nn.Parameter],
+) -> None:
     """Give parameters of a decoder their first values; norms, which begin at one, stay as they are.
 
     Values are uniform, made of a 24-bit draw, one product and one difference: no rounding is left
@@ -64,10 +72,12 @@ def _draw_parameters(config: LlamaConfig, seed: int, held: Mapping[str, nn.Param
 
     Args:
         held: some or all of the decoder's parameters by name, which are written to.
+        of: all of them, of which the shapes are read. A whole model has them itself: torch takes a
+            second or more to load what draws on its meta device.
     """
     generator = torch.Generator().manual_seed(seed)
     residual_scale = 1 / math.sqrt(2 * config.num_hidden_layers)
-    for name, parameter in empty_llama(config).named_parameters():
+    for name, parameter in of.items():
         if parameter.dim() < 2:
             continue
         draws = torch.rand(parameter.shape, generator=generator)

@@ -5,6 +5,7 @@ import itertools
 import os
 import re
 import socket
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -205,6 +206,35 @@ def test_generated_text_is_printed_while_it_is_made(
     monkeypatch.setattr("worker.training.evaluation.generate_text", pieces)
     code, rest, _ = murmur("generate", "run", "a prompt ")
     assert (code, printed, rest) == (0, ["a prompt ", "one ", "é"], "\n\n")
+
+
+def test_threads_of_torch_that_wait_sleep_from_the_first_on(tmp_path: Path) -> None:
+    """What two workers on one machine need: OpenMP reads the variable when torch is loaded."""
+    code = """
+import os, sys
+from worker.cli import main
+
+class First:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            print(os.environ.get("OMP_WAIT_POLICY"), flush=True)
+            os._exit(0)
+
+sys.meta_path.insert(0, First())
+sys.argv = ["murmur", "generate", "nowhere", ""]
+main()
+"""
+    plain = {key: value for key, value in os.environ.items() if key != "OMP_WAIT_POLICY"}
+    for given, told in (({}, "passive"), ({"OMP_WAIT_POLICY": "active"}, "active")):
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", code],
+            cwd=tmp_path,
+            env=plain | given,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert done.stdout.strip() == told, done.stderr
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 """The decoder, against a naive one written from the definitions; and a stage of it."""
 
 import math
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -303,3 +305,16 @@ def test_layers_that_are_not_there_are_refused(task: LlamaBytes, layers: tuple[i
         ValueError, match=f"^layers {first} to {last} of a model with layers 0 to 2"
     ):
         task.stage(first, last, outer=False)
+
+
+def test_a_model_that_generates_needs_no_compiler() -> None:
+    """Torch's takes longer to load than to write a page of text."""
+    code = """
+import sys
+from worker.tasks.llama_bytes import LlamaBytes
+task = LlamaBytes(seed=0)
+task.generate(task.model(), "def ", 2)
+print("torch._dynamo" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
