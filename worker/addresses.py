@@ -2,12 +2,12 @@
 
 import socket
 import sys
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 
 from protos.addresses import is_loopback, is_wildcard, split_address
+from protos.reach import resolved
 from worker.errors import ConfigError
 
 _ELSEWHERE = "198.51.100.1:9"  # of no machine (RFC 5737): what leads there is the default route
@@ -73,38 +73,13 @@ def find_host(listen: str, contacts: Sequence[str], seen_from: str = "") -> Foun
 
 def source_host(address: str) -> str | None:
     """The address of this machine that the system would dial HOST:PORT from; None where it has no
-    way there, or no such name is known. Nothing is sent."""
+    way there, or no such name is known. Nothing is sent to it."""
     host, port = split_address(address)
-    with suppress(OSError):
-        for family, kind, _, _, place in socket.getaddrinfo(
-            host, port or 9, type=socket.SOCK_DGRAM
-        ):
-            with closing(socket.socket(family, kind)) as probe, suppress(OSError):
-                probe.connect(place)
-                return str(probe.getsockname()[0])
+    for family, found in resolved(host):
+        with suppress(OSError), closing(socket.socket(family, socket.SOCK_DGRAM)) as probe:
+            probe.connect((found, port or 9))
+            return str(probe.getsockname()[0])
     return None
-
-
-def unresolved(address: str, timeout_s: float = 1.5) -> str:
-    """Why nothing can be dialled at HOST:PORT: nobody knows the name; empty where that is not why.
-    Blocks for at most `timeout_s`."""
-    host, port = split_address(address)
-    found: list[str] = []
-
-    def look_up() -> None:
-        try:
-            socket.getaddrinfo(host, port)
-        except OSError as error:
-            found.append((error.strerror or str(error)).lower())
-        else:
-            found.append("")
-
-    # A name server that does not answer holds a call up for longer than a user waits.
-    asking = threading.Thread(target=look_up, daemon=True)
-    asking.start()
-    asking.join(timeout_s)
-    said = found[0] if found else "no name server answers"
-    return f"{address}: no address is known for the name {host} ({said})" if said else ""
 
 
 def _interface_hosts() -> Iterator[str]:

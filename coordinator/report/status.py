@@ -16,6 +16,15 @@ from protos.documents import STATUS_BYTES, BadDocument, unpack
 from protos.events import float_of, printable, verdict_words
 from protos.exit_codes import ExitCode
 from protos.figures import duration, size
+from protos.reach import (
+    CHECK_ADDRESS,
+    ENCRYPTED_RUN,
+    Mismatch,
+    is_encrypted_run,
+    mismatch,
+    plain_cause,
+    unresolved,
+)
 from protos.text import shown as cut
 
 if TYPE_CHECKING:
@@ -58,6 +67,11 @@ def ask(
     from protos import murmuration_pb2_grpc as rpc
 
     began_s = time.monotonic()
+    if problem := unresolved([address]):
+        raise Failure(
+            f"{address} does not answer: {problem[address].why}; {CHECK_ADDRESS}",
+            ExitCode.UNREACHABLE,
+        )
     with _channel(address, identity) as channel:
         for stub in (rpc.ControlStub(channel), rpc.CoordinatorStub(channel)):
             left_s = max(0.1, timeout_s - (time.monotonic() - began_s))
@@ -67,10 +81,7 @@ def ask(
                 if error.code() is grpc.StatusCode.UNIMPLEMENTED:
                     continue
                 waited_s = time.monotonic() - began_s
-                raise Failure(
-                    _unreachable(address, error, waited_s, secure=identity is not None),
-                    ExitCode.UNREACHABLE,
-                ) from error
+                raise _failed(address, error, waited_s, secure=identity is not None) from error
             try:
                 return unpack(reply.document, STATUS_BYTES)
             except BadDocument as error:
@@ -96,26 +107,26 @@ def _channel(address: str, identity: "Identity | None") -> "grpc.Channel":
     return grpc.secure_channel(address, credentials, options=(*_OPTIONS, name))
 
 
-def _unreachable(address: str, error: "grpc.RpcError", waited_s: float, *, secure: bool) -> str:
-    details = " ".join((error.details() or "no details").split())
-    if details.startswith("failed to connect") and "Connection refused" not in details:
-        if secure and "WRONG_VERSION_NUMBER" in details:
-            return f"{address} does not encrypt: ask it without --run"
-        closed = "Socket closed" in details or "reset by peer" in details
-        if (secure and closed) or "TSI_PROTOCOL_FAILURE" in details:
-            return f"{address} is of another run than the folder that --run names"
-        if closed:
-            return (
-                f"{address} closes the connection: if its run is encrypted, name the folder of a "
-                "worker of it on this machine as --run DIR"
-            )
-    # gRPC puts the chain of its inner errors before it.
-    cause = cut(details.rpartition(": ")[2], _MAX_TEXT)
+def _failed(address: str, error: "grpc.RpcError", waited_s: float, *, secure: bool) -> Failure:
+    """What a call that failed means."""
+    details = printable(" ".join((error.details() or "").split()))
+    why = mismatch(details, encrypts=secure)
+    if why is not None:
+        if why is Mismatch.NOT_ENCRYPTED:
+            told = f"{address} does not encrypt: ask it without --run"
+        elif secure:
+            told = f"{address} is of another run than the folder that --run names"
+        elif is_encrypted_run(address):
+            told = f"{address}: {ENCRYPTED_RUN}"
+        else:
+            told = f"{address} closes the connection, and is no worker; is the port right?"
+            return Failure(told, ExitCode.UNREACHABLE)
+        return Failure(told, ExitCode.NOT_ADMITTED)
     waited = f" for {waited_s:.1f} s" if waited_s >= _TOLD_S else ""
-    return (
-        f"{address} does not answer: tried Control/Status{waited} "
-        f"({error.code().name.lower()}: {cause}); is it running, is the port right, "
-        "does a firewall stand between?"
+    cause = cut(plain_cause(error.code().name, details), _MAX_TEXT)
+    return Failure(
+        f"{address} does not answer: tried Control/Status{waited} ({cause}); {CHECK_ADDRESS}",
+        ExitCode.UNREACHABLE,
     )
 
 

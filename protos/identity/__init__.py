@@ -21,6 +21,7 @@ from protos.identity.certificates import (
     Role,
     Verifier,
     certified_name,
+    is_of_a_run,
     member_identity,
     signer,
 )
@@ -42,6 +43,7 @@ __all__ = [
     "TokenRecord",
     "Verifier",
     "certified_name",
+    "is_of_a_run",
     "member_identity",
     "revoked_peer",
     "signer",

@@ -15,6 +15,7 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -244,6 +245,15 @@ def certified_name(names: Iterable[str]) -> tuple[Role, str] | None:
             if slash and name and role in set(Role):
                 return Role(role), unquote(name)
     return None
+
+
+def is_of_a_run(certificate: bytes) -> bool:
+    """Whether a certificate (DER) says that it is a member's of some run. Nothing is verified."""
+    with suppress(x509.ExtensionNotFound, *_UNREADABLE):
+        shown = x509.load_der_x509_certificate(certificate)
+        names = shown.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        return _MEMBER in names.get_values_for_type(x509.DNSName)
+    return False
 
 
 def check_name(name: str) -> None:

@@ -11,16 +11,23 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
+import click
 import grpc
 import pytest
+from click.testing import CliRunner
 
 from coordinator import Failure
+from coordinator.cli import report, status
 from coordinator.report.status import ask
 from protos import murmuration_pb2 as pb
 from protos.identity import FOLDER, Authority, Identity, IdentityError, Role, Token
 from tests.support.stranger import Stranger, serving
 from tests.support.workers import MURMUR, QUICK, SMALL, WorkerProcess, free_addresses, settings_of
+from worker.cli.doctor import doctor
+from worker.cli.ping import ping
+from worker.config import Config
 from worker.identity import enrol
+from worker.membership.first_contact import check_run, fetch_manifest
 
 ENDLESS = [*SMALL, *QUICK, *settings_of(run__steps=1_000_000, diloco__inner_steps=5)]
 
@@ -307,10 +314,61 @@ def test_who_is_not_let_in_is_told_in_one_line_and_exit_code_10(
 def test_one_without_a_token_is_told_what_it_lacks(first: str, folder: Path) -> None:
     worker = WorkerProcess(["join", first, "--out", str(folder / "no token")], "x")
     try:
-        assert worker.wait() == 6
+        assert worker.wait() == 10
     finally:
         worker.end()
-    assert "it may want a certificate, see --token" in worker.errors
+    assert worker.errors == (
+        f"murmur: {first}: this run is encrypted; give a token with --token (`murmur token create` "
+        "on a member makes one)\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        (status, "name the folder of a worker of it"),
+        (report, "name the folder of a worker of it"),
+        (ping, "name the folder of a worker of it"),
+        (doctor, "give a token with --token"),
+    ],
+)
+def test_who_asks_without_a_certificate_is_told_so(
+    first: str, tmp_path: Path, command: click.Command, says: str
+) -> None:
+    out = ["--out", str(tmp_path)] if command is doctor else []
+    done = CliRunner().invoke(command, [first, *out], standalone_mode=False)
+    said = done.output if done.exception is None else str(done.exception)
+    assert f"{first}: this run is encrypted; {says}" in said
+    if isinstance(done.exception, Failure):
+        assert done.exception.exit_code == 10
+    elif command is not doctor:
+        assert isinstance(done.exception, IdentityError)
+
+
+def test_the_doctor_says_of_a_wrong_token_that_it_is_one(
+    first: str, folder: Path, tmp_path: Path
+) -> None:
+    token = Authority.make(folder / "a fourth").create_token()
+    done = CliRunner().invoke(doctor, [first, "--out", str(tmp_path), "--token", str(token)])
+    assert done.exception is None
+    bad = [line for line in done.output.splitlines() if line.startswith("BAD  ")]
+    assert [line for line in bad if "authority" in line and line.startswith("BAD  token: ")]
+    assert "is encrypted" not in done.output
+
+
+def test_one_that_starts_beside_others_is_told_that_their_run_is_encrypted(first: str) -> None:
+    with pytest.raises(IdentityError, match="this run is encrypted; give a token"):
+        check_run([first], Config())
+
+
+def test_a_token_or_certificate_for_a_run_that_is_not_encrypted_is_said_to_be_for_nothing(
+    run: Authority,
+) -> None:
+    with serving({}) as there:
+        with pytest.raises(IdentityError, match=f"{there}: this run is not encrypted: .*join with"):
+            enrol(run.create_token(), "third", [there])
+        with pytest.raises(IdentityError, match=f"{there}: this run is not encrypted: .*join with"):
+            fetch_manifest(there, 10.0, security=run.new_identity(Role.PEER, "third"))
 
 
 def test_a_coordinator_lets_workers_in(folder: Path) -> None:

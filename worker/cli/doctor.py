@@ -147,7 +147,8 @@ def _network(
             yield problem
         if problem is None or problem.about != "the peer":
             first, answer = _first_answer(address, flags, identity)
-            yield answer
+            if problem is None or answer.about != problem.about:
+                yield answer
     if first is not None and address is not None:
         yield from _run(first, address, config, said)
     where, finding = _own_address(address, flags, first)
@@ -174,10 +175,13 @@ def _identity(address: str, flags: WorkerFlags) -> tuple[Identity | None, Findin
 def _first_answer(
     address: str, flags: WorkerFlags, identity: Identity | None
 ) -> "tuple[FirstAnswer | None, Finding]":
+    from protos.identity import IdentityError
     from worker.membership.first_contact import fetch_manifest
 
     try:
         first = fetch_manifest(address, _CALL_S, flags.proxy, identity)
+    except IdentityError as error:
+        return None, Finding.refused("token", error)
     except MurmurError as error:
         return None, Finding.refused("the peer", error)
     kind = "a coordinator" if first.coordinated else "a worker"

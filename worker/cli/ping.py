@@ -87,20 +87,30 @@ def _address_of_worker(run: Path) -> str | None:
 
 
 async def _ping(target: str, knows: str | None, identity: Identity | None, count: int) -> Pinged:
-    """Raises UsageError, PeersUnreachable."""
+    """Raises UsageError, PeersUnreachable, IdentityError."""
+    from protos.identity import IdentityError
+    from protos.reach import CHECK_ADDRESS, ENCRYPTED_RUN, is_encrypted_run, unresolved
     from worker.relay.tunnels import Tunnels
-    from worker.transport import TransportError
+    from worker.transport import TransportError, Untrusted
     from worker.transport.grpc import GrpcTransport
 
     transport = GrpcTransport("127.0.0.1:0", security=identity)
     tunnels = Tunnels(transport, identity.name if identity else "", time.monotonic)
     transport.tunnel = tunnels.port
+    asked = target if ":" in target else knows or ""
+    if ":" in asked and split_relayed(asked) is None and (problem := unresolved([asked])):
+        raise PeersUnreachable(f"{asked}: {problem[asked].why}; {CHECK_ADDRESS}")
     try:
-        address = await _address(transport, target, knows)
-        return await measured(transport, address, count)
+        return await measured(transport, await _address(transport, target, knows), count)
     except TransportError as error:
+        if isinstance(error, Untrusted):
+            if identity is None and await asyncio.to_thread(is_encrypted_run, asked):
+                raise IdentityError(f"{asked}: {ENCRYPTED_RUN}") from error
+            if not error.closed:
+                raise IdentityError(str(error)) from error
         relays = "; ".join(f"{relay}: {why}" for relay, why in tunnels.problems.items())
-        raise PeersUnreachable(f"{error}{f' ({relays})' if relays else ''}") from error
+        told = f" ({relays})" if relays else ""
+        raise PeersUnreachable(f"{error}{told}; {CHECK_ADDRESS}") from error
     finally:
         await tunnels.close()
         await transport.close()

@@ -19,10 +19,11 @@ from protos.addresses import (
     split_address,
     split_relayed,
 )
+from protos.identity import IdentityError
 from protos.manifest import first_difference
+from protos.reach import CHECK_ADDRESS, GIVE_TOKEN, is_encrypted_run, unresolved
 from protos.text import shown
 from worker import wire
-from worker.addresses import unresolved
 from worker.config import Config
 from worker.errors import ManifestRefused, NotDialled, PeersUnreachable
 from worker.manifest import PROTOCOL, Manifest
@@ -287,9 +288,15 @@ def fetch_manifest(
 
     Raises:
         PeersUnreachable: no answer within `timeout_s`; says what was tried.
+        IdentityError: the run is encrypted and there is no certificate, or the other way round, or
+            it is of another run.
     """
+    nameless = unresolved([address]).get(address) if proxy is None else None
+    if nameless is not None and nameless.silent:
+        raise PeersUnreachable(f"no peer answers at {address}: {nameless.why}; {CHECK_ADDRESS}")
     transport = GrpcTransport("127.0.0.1:0", proxy, security)
-    return asyncio.run(_fetch_manifest(transport, address, timeout_s))
+    looks = security is None and proxy is None
+    return asyncio.run(_fetch_manifest(transport, address, timeout_s, looks))
 
 
 def check_run(
@@ -305,9 +312,11 @@ def check_run(
 
     Raises:
         ManifestRefused: one runs something else, names the first difference; or another version.
+        IdentityError: one is of an encrypted run, and there is no certificate.
     """
     transport = GrpcTransport("127.0.0.1:0", proxy, security)
-    answers = asyncio.run(_first_answers(transport, addresses))
+    looks = security is None and proxy is None
+    answers = asyncio.run(_first_answers(transport, addresses, looks))
     mine = Manifest.of(config, ()).agreed
     for address, answer in answers.items():
         check_version(answer.manifest, address)
@@ -341,12 +350,18 @@ def clock_warning(answer: "FirstAnswer", address: str) -> str | None:
     )
 
 
-async def _first_answers(transport: Transport, addresses: Sequence[str]) -> dict[str, FirstAnswer]:
-    """By address, of those that answer one call. Closes the transport."""
+async def _first_answers(
+    transport: Transport, addresses: Sequence[str], looks: bool
+) -> dict[str, FirstAnswer]:
+    """By address, of those that answer one call. Closes the transport. Raises IdentityError."""
 
     async def ask(address: str) -> FirstAnswer | None:
         with suppress(TransportError, wire.WireError):
-            return await _ask_run(transport, address, _GLANCE_S)
+            try:
+                return await _ask_run(transport, address, _GLANCE_S)
+            except Untrusted:
+                if looks:
+                    await _check_encrypted(address)
         return None
 
     try:
@@ -367,7 +382,16 @@ async def _ask_run(transport: Transport, address: str, timeout_s: float) -> Firs
     return FirstAnswer(manifest, reply.coordinator, reply.seen_from, ahead_s)
 
 
-async def _fetch_manifest(transport: Transport, address: str, timeout_s: float) -> FirstAnswer:
+async def _check_encrypted(address: str) -> None:
+    """Raises IdentityError: a member of an encrypted run answers there."""
+    if await asyncio.to_thread(is_encrypted_run, address):
+        raise IdentityError(f"{address}: {GIVE_TOKEN}")
+
+
+async def _fetch_manifest(
+    transport: Transport, address: str, timeout_s: float, looks: bool
+) -> FirstAnswer:
+    """Args: looks: whether to find out that the run is encrypted, where it seems so."""
     began = time.monotonic()
     tries, turned_away, problem = 0, 0, ""
     try:
@@ -377,13 +401,21 @@ async def _fetch_manifest(transport: Transport, address: str, timeout_s: float) 
                 return await _ask_run(transport, address, min(_TRY_S, left_s))
             except (TransportError, wire.WireError) as error:
                 problem = str(error)
-                turned_away = turned_away + 1 if isinstance(error, Untrusted) else 0
+                if not isinstance(error, Untrusted):
+                    turned_away = 0
+                else:
+                    turned_away += 1
+                    if looks:
+                        await _check_encrypted(address)
+                    if turned_away == _TURNED_AWAY and not error.closed:
+                        raise IdentityError(f"not let in: {problem}") from error
             await asyncio.sleep(_PAUSE_S)
     finally:
         await transport.close()
     tried_s = time.monotonic() - began
-    problem = unresolved(address) or problem
+    if nameless := unresolved([address]).get(address):
+        problem = nameless.why
     raise PeersUnreachable(
         f"no peer answers at {address}: {tries} tries in {tried_s:.1f} s, the last: {problem}; "
-        "check the address, that a worker runs there, and that its port is open"
+        f"{CHECK_ADDRESS}"
     )

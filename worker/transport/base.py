@@ -52,7 +52,15 @@ class Unreachable(TransportError):
 
 
 class Untrusted(Unreachable):
-    """The handshake fails: one side does not take the other's certificate, or has none."""
+    """The handshake fails: one side does not take the other's certificate, or has none.
+
+    Args:
+        closed: the other side has closed the connection without a word of why.
+    """
+
+    def __init__(self, message: str, *, closed: bool = False) -> None:
+        super().__init__(message)
+        self.closed = closed
 
 
 class Refused(TransportError):

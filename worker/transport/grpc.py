@@ -17,6 +17,7 @@ from typing import NamedTuple
 import grpc
 from grpc import aio
 
+from protos.reach import mismatch, plain_cause
 from worker.transport.base import (
     RELAY_METHODS,
     AddressInUse,
@@ -33,19 +34,6 @@ _HANDSHAKES_BEGIN_S = 0.25  # a handshake begins within microseconds, where it i
 _MAX_DETAILS = 300  # characters of what another peer says of a failure
 # What grpc.aio raises for a stream that is over; the last where it has ended on its own meanwhile.
 _ENDED = (aio.AioRpcError, aio.UsageError, asyncio.InvalidStateError)
-_WANTS = "it closes the connection: it may want a certificate, see --token"
-_TAKES_NOT = "it closes the connection: it does not take this certificate"
-# What gRPC says of a handshake, and what it means, by whether this side encrypts.
-_HANDSHAKE = {
-    False: [("Socket closed", _WANTS), ("reset by peer", _WANTS)],
-    True: [
-        ("WRONG_VERSION_NUMBER", "it does not encrypt: it was started with --insecure"),
-        ("Hostname Verification", "somebody else answers there: the certificate has another name"),
-        ("TSI_PROTOCOL_FAILURE", "its certificate is not of this run's authority"),
-        ("Socket closed", _TAKES_NOT),
-        ("reset by peer", _TAKES_NOT),
-    ],
-}
 
 _CHANNEL_OPTIONS: list[tuple[str, int]] = [
     *COMMON_OPTIONS,
@@ -298,13 +286,9 @@ def _as_is(message: bytes) -> bytes:
 
 
 def _unreachable(line: _Line, error: aio.AioRpcError) -> Unreachable:
-    code = error.code().name.lower().replace("_", " ")
     details = (error.details() or "").splitlines()
     # The peer's own words, where it was the one to end the call.
     said = "".join(c for c in details[0][:_MAX_DETAILS] if c.isprintable()) if details else ""
-    if said.startswith("failed to connect") and line.tunnel is None:
-        for part, meaning in _HANDSHAKE[line.server_name is not None]:
-            if part in said:
-                return Untrusted(f"{line.address}: {meaning}")
-    told = f" ({said})" if said and said.lower() != code else ""
-    return Unreachable(f"{line.address}: {code}{told}")
+    if line.tunnel is None and (why := mismatch(said, encrypts=line.server_name is not None)):
+        return Untrusted(f"{line.address}: {why}", closed=why.closed)
+    return Unreachable(f"{line.address}: {plain_cause(error.code().name, said)}")

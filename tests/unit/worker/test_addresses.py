@@ -1,13 +1,11 @@
 """Which host a peer advertises where none was given."""
 
-import socket
-import threading
 from collections.abc import Mapping
 
 import pytest
 
 from worker import addresses
-from worker.addresses import FoundHost, find_host, source_host, unresolved
+from worker.addresses import FoundHost, find_host, source_host
 from worker.errors import ConfigError
 
 ELSEWHERE = "198.51.100.1:9"
@@ -85,22 +83,3 @@ def test_a_machine_without_an_address_is_one_line(
 def test_the_way_to_loopback_is_loopback() -> None:
     assert source_host("127.0.0.1:7700") == "127.0.0.1"
     assert source_host("[::1]:0") in ("::1", None)  # None: a machine without IPv6
-
-
-def test_a_name_that_nobody_knows_is_said_to_be_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    def look_up(host: str, port: int) -> list[object]:
-        if host == "silent.example":
-            asked.wait()
-        if host == "no.such.example":
-            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-        return []
-
-    asked = threading.Event()
-    monkeypatch.setattr(addresses.socket, "getaddrinfo", look_up)
-    assert unresolved("w0.example:7700") == ""
-    assert unresolved("no.such.example:7700") == (
-        "no.such.example:7700: no address is known for the name no.such.example (name or service "
-        "not known)"
-    )
-    assert "no name server answers" in unresolved("silent.example:7700", timeout_s=0.0)
-    asked.set()

@@ -153,7 +153,7 @@ def test_nobody_there_is_said_at_once() -> None:
         run = CliRunner().invoke(cli.status, [ports.addresses[0]])
     assert run.exit_code == 6
     assert run.output.startswith(f"murmur: {ports.addresses[0]} does not answer: tried Control/")
-    assert "Control/Status (unavailable: " in run.output
+    assert "Control/Status (connection refused); check the address" in run.output
     assert len(run.output.splitlines()) == 1
 
 

@@ -236,7 +236,7 @@ def test_a_server_of_another_run_or_with_a_tokens_certificate_gets_nothing(
             with pytest.raises(Untrusted, match="has another name"):
                 await said(client, there)
         async with serving(None) as there:
-            with pytest.raises(Untrusted, match="does not encrypt"):
+            with pytest.raises(Untrusted, match="this run is not encrypted"):
                 await said(client, there)
 
     asyncio.run(scenario())
@@ -246,9 +246,11 @@ def test_nobody_is_untrusted_for_not_being_there(run: Authority) -> None:
     async def scenario() -> None:
         async with serving(None) as address:
             pass
-        with pytest.raises(Unreachable) as error:
-            await said(run.new_identity(Role.PEER, "b"), address)
-        assert not isinstance(error.value, Untrusted)
+        for identity in (None, run.new_identity(Role.PEER, "b")):
+            with pytest.raises(Unreachable) as error:
+                await said(identity, address)
+            assert not isinstance(error.value, Untrusted)
+            assert str(error.value) == f"{address}: connection refused"
 
     asyncio.run(scenario())
 
