@@ -3,6 +3,7 @@ from what they say while they live."""
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,14 +23,16 @@ if TYPE_CHECKING:
 
     from protos.identity import Identity
 
-_REPORT = "report.json"
+_REPORT, _EVENTS = "report.json", "events.jsonl"
 _ASK_S = 5.0
+_GONE = ("dead", "left")
 Document = Mapping[str, Any]
 
 
 def report_of_folder(folder: Path, console: "Console | None", *, picture: bool = True) -> Report:
     """Of the run that a worker, a swarm or a coordinator has left there; printed if there is a
-    console. Of a worker's, the report is made anew, and written beside it.
+    console. Of a worker's, the report is made anew, and written beside it; of one that goes on, it
+    is that of its peers now.
 
     Raises:
         Failure: there is none.
@@ -44,6 +47,11 @@ def report_of_folder(folder: Path, console: "Console | None", *, picture: bool =
             records, folder, console, settings={}, elapsed_s=elapsed_s, picture=picture
         )
     if not (folder / _REPORT).exists():
+        if (address := _address_in(folder)) is not None:
+            from protos.identity import Identity
+
+            with suppress(Failure):  # nobody there any more
+                return report_of_swarm(address, Identity.load(folder), console)
         raise _nothing(folder)
     report = _read(folder / _REPORT)
     if console is not None:
@@ -63,7 +71,10 @@ def report_of_swarm(address: str, identity: "Identity | None", console: "Console
     known |= {peer: each for peer, each in records_of(ended).items() if each.result is not None}
     settings = {"preset": text_of(first, "preset"), "steps": int_of(first, "steps")}
     elapsed_s = max((float_of(each, "up_s") or 0.0 for each in answers.values()), default=0.0)
-    report = build_report(list(known.values()), settings=settings, elapsed_s=elapsed_s)
+    under_way = any(each.result is None and each.state not in _GONE for each in known.values())
+    report = build_report(
+        list(known.values()), settings=settings, elapsed_s=elapsed_s, under_way=under_way
+    )
     if console is not None:
         from coordinator.report.printer import print_report
 
@@ -125,6 +136,16 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise Failure(f"{path} is no report: it holds no object", ExitCode.USAGE)
     return document
+
+
+def _address_in(folder: Path) -> str | None:
+    """At which the worker of that folder was reached last."""
+    with suppress(OSError, ValueError):
+        for line in reversed((folder / _EVENTS).read_text().splitlines()):
+            event = json.loads(line)
+            if event.get("event") == "listening":
+                return text_of(event, "address")
+    return None
 
 
 def _nothing(folder: Path) -> Failure:

@@ -1,6 +1,7 @@
 """The final report for people."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -30,7 +31,9 @@ _NATS = "nats per "
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _SPARK_WIDTH = 40
 _MAX_SAMPLE_LINES = 24
+_AT_THE_END = "measured at the end"
 _WORTH_A_WORD_S = 0.05
+_WORTH_A_WORD_BYTES = 100_000
 
 
 def print_report(report: Report, console: "Console") -> None:
@@ -77,13 +80,18 @@ def headline(report: Report) -> str:
 
 def figure_lines(report: Report) -> list[tuple[str, str]]:
     """(label, value) of each headline figure; what nobody reported stands as not known."""
-    lines = [("validation loss", _validation(report))]
+    lines = [("under way", _under_way(report))] if report.get("under_way") else []
+    lines.append(("validation loss", _validation(report)))
     if curve := report["val_loss_curve"]:
         lines.append(("on the way", f"{curve[0][1]:.2f} {sparkline(curve)} {curve[-1][1]:.2f}"))
-    if curve := report["train_loss_curve"]:
+    if (curve := report["train_loss_curve"]) and report.get("under_way"):
+        lines.append(("training loss", f"{sum(loss for _, loss in curve) / len(curve):.2f} now"))
+    elif curve:
         lines.append(("training loss", f"{curve[0][1]:.2f} {sparkline(curve)} {curve[-1][1]:.2f}"))
     lines += [
         ("bytes sent", _traffic(report)),
+        *_probes(report),
+        *_final_mean(report),
         *([("links", _links(report))] if report.get("link") else []),
         *_bits(report),
         ("computing", _computing(report)),
@@ -154,8 +162,18 @@ def _step_times(report: Report) -> list[tuple[str, str]]:
     ]
 
 
+def _under_way(report: Report) -> str:
+    """That nothing is amiss where figures are missing."""
+    states = Counter(str(peer["state"]) for peer in report["peers"])
+    said = ", ".join(f"{number} {state}" for state, number in states.most_common())
+    of = f" of {report['steps']:,}" if report["steps"] else ""
+    return f"the run goes on, at step {report['step']:,}{of}; peers: {said}"
+
+
 def _validation(report: Report) -> str:
     loss = report["val_loss"]
+    if loss is None and report.get("under_way"):
+        return _AT_THE_END
     if loss is None:
         stopped = report["reason"] not in (None, "finished")
         return f"not measured: {'stopped before the end' if stopped else 'no worker reported one'}"
@@ -173,14 +191,35 @@ def _traffic(report: Report) -> str:
     if sent is None:
         return "not known: no worker reported to the end"
     line = f"{megabytes(sent)} per worker"
+    if report.get("under_way"):
+        return f"{line} so far"
     if not ddp:
         return line
-    line += f"; DDP would have sent {megabytes(ddp)}"
-    if not report["bytes_ratio"]:
+    line += f"; DDP in fp32 would have sent {megabytes(ddp)}"
+    if not (times := report["bytes_ratio"]):
         return line
-    if report["bytes_ratio"] >= 1:
-        return f"{line}, {ratio(report['bytes_ratio'])} as much"
-    return f"{line}, {ratio(1 / report['bytes_ratio'])} less"
+    compared = f"{ratio(times)} as much" if times >= 1 else f"{ratio(1 / times)} less"
+    # As usual where the parameters are in bf16 too: half of it.
+    return f"{line}, {compared}" + (f"; in bf16 {ratio(times / 2)}" if times >= 2 else "")
+
+
+def _probes(report: Report) -> list[tuple[str, str]]:
+    """What looking on has cost, where it is worth a word."""
+    sent, received = (
+        sum(peer.get(f"probe_bytes_{way}") or 0 for peer in report["peers"])
+        for way in ("sent", "received")
+    )
+    if sent + received < _WORTH_A_WORD_BYTES:
+        return []
+    apart = f"{megabytes(received)} received and {megabytes(sent)} sent, not counted above"
+    return [("probes", f"{apart}: ping, doctor, status, and rates that peers measure")]
+
+
+def _final_mean(report: Report) -> list[tuple[str, str]]:
+    """Of replicas that keep what they have not sent: what the bytes above have to do with it."""
+    if not (sent := report.get("final_mean_bytes_per_worker")):
+        return []
+    return [("final mean", f"exact, in fp32, of all replicas: {megabytes(sent)} of these bytes")]
 
 
 def _links(report: Report) -> str:
@@ -216,6 +255,8 @@ def _waits(report: Report) -> list[tuple[str, str]]:
 
 def _computing(report: Report) -> str:
     utilization, wall_s = report["compute_utilization"], report["wall_s"]
+    if report.get("under_way"):
+        return _AT_THE_END
     if utilization is None or wall_s is None:
         return "not known: no worker reported to the end"
     return (
@@ -229,6 +270,8 @@ def _rounds(report: Report) -> str:
     line = f"{report['rounds_completed']} completed, {failed or 'none'} failed"
     if tau := report["most_overlap_steps"]:  # where it is measured
         line += f", up to {count(tau, 'step')} on their way"
+    if (fragments := report.get("fragments") or 1) > 1:
+        line += f"; each exchanges one of {fragments} fragments of the model"
     return line
 
 
@@ -236,6 +279,8 @@ def _replicas(report: Report) -> str:
     if "stages" in report:
         return _staged_replicas(report["stages"], report["preset"])
     reported = sum(1 for peer in report["peers"] if peer["anchor_hash"])
+    if report["hashes_agree"] is None and report.get("under_way"):
+        return "compared at the end"
     if report["hashes_agree"] is None:
         return f"nothing to compare: {count(reported, 'worker')} reported to the end"
     if report["hashes_agree"]:

@@ -16,13 +16,15 @@ _LONGEST = 5
 Report = dict[str, Any]
 
 _LINK_KEYS = ("link", "link_means", "link_bytes")  # None where workers were on loopback
-_SETTING_COUNTS = ("inner_steps", "seed", "params")
+_SETTING_COUNTS = ("inner_steps", "seed", "params", "fragments")
 _PEER_COUNTS = (
     "tokens",
     "payload_bytes_sent",
     "payload_bytes_received",
     "payload_bytes_per_round",
     "ddp_bytes",
+    "probe_bytes_sent",
+    "probe_bytes_received",
     "steps_in_flight",
 )
 _PEER_MEASURES = ("compute_s", "stall_s", "wall_s", "compute_utilization", "val_loss")
@@ -32,7 +34,11 @@ _PEER_TEXTS = ("anchor_hash", "momentum_hash", "reason", "checkpoint")
 
 
 def build_report(
-    records: Sequence[Record], *, settings: Mapping[str, object], elapsed_s: float
+    records: Sequence[Record],
+    *,
+    settings: Mapping[str, object],
+    elapsed_s: float,
+    under_way: bool = False,
 ) -> Report:
     """Puts the workers' results together.
 
@@ -50,15 +56,18 @@ def build_report(
         settings: preset, steps, inner_steps and seed as typed, where no worker has reported them;
             link, link_means and link_bytes (sent and received of each worker) of shaped links.
         elapsed_s: from the command's start to its end.
+        under_way: the run goes on: bytes are those of all workers so far.
     """
     results = [record.result for record in records if record.result is not None]
     known = dict(settings)
     for result in results:
         known |= _settings(result)
     peers = [_peer(record) for record in records]
-    sent = _mean([float(peer["bytes_sent"]) for peer in peers if peer["anchor_hash"]])
+    counted = [peer for peer in peers if peer["anchor_hash"] or under_way]
+    sent = _mean([float(peer["bytes_sent"]) for peer in counted])
     ddp = _mean([float(peer["ddp_bytes"]) for peer in peers if peer["ddp_bytes"] is not None])
     return {
+        "under_way": under_way,
         "preset": known.get("preset"),
         "workers": len(records),
         "steps": max((record.steps for record in records), default=0) or known.get("steps"),
@@ -66,6 +75,7 @@ def build_report(
         "inner_steps": known.get("inner_steps"),
         "seed": known.get("seed"),
         "params": known.get("params"),
+        "fragments": known.get("fragments"),
         "loss_unit": next((text_of(r, "loss_unit") for r in results if "loss_unit" in r), None),
         **{key: known.get(key) for key in _LINK_KEYS},
         **{key: _mean([p[key] for p in peers if p[key] is not None]) for key in _MEAN_MEASURES},
@@ -77,6 +87,7 @@ def build_report(
             (int_of(r, "most_overlap_steps") or 0 for r in results), default=0
         ),
         "bytes_sent_per_worker": sent,
+        "final_mean_bytes_per_worker": _mean_of(results, "final_mean_bytes"),
         "ddp_bytes_per_worker": ddp,
         "bytes_ratio": ddp / sent if ddp and sent else None,
         "bits_per_value": {kind: _bits(results, kind) for kind in ("contributions", "reductions")},

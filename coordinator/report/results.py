@@ -139,7 +139,7 @@ def draw_loss_curve(
     axes.grid(axis="y", color="#dddddd", linewidth=0.6)
     axes.set_axisbelow(True)
     if mean or val_curve or val_loss is not None:
-        axes.legend(frameon=False)
+        axes.legend(frameon=False, loc="upper right")  # losses fall; "best" warns where it is slow
     picture = io.BytesIO()
     figure.savefig(picture, format="png")
     write_atomically(path, picture.getvalue())

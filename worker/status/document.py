@@ -114,6 +114,8 @@ def status_document(
         "traffic": {
             "bytes_sent": traffic.sent_bytes,
             "bytes_received": traffic.received_bytes,
+            "probe_bytes_sent": traffic.probe_sent_bytes,
+            "probe_bytes_received": traffic.probe_received_bytes,
             "payload_bytes_sent": counts.payload_sent_bytes,
             "payload_bytes_received": counts.payload_received_bytes,
             "sent_by_method": dict(traffic.sent),

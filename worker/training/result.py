@@ -68,6 +68,7 @@ def build_result(
         "inner_steps": config.plan.inner_steps,
         "seed": config.run.seed,
         "params": params,
+        "fragments": len(fragments),
         "step": trainer.step,
         "steps": metrics.inner_steps,
         "reason": "finished" if trainer.stopped is None else trainer.stopped.reason,
@@ -96,6 +97,8 @@ def build_result(
         "loop_lag_ms": io.ask(node.lag.summary_ms),
         "verdicts": io.ask(node.locator.history),
     }
+    if config.plan.keeps and config.plan.consensus:
+        result["final_mean_bytes"] = node.transport.traffic.sent["Data/Average"]
     if (stages := node.stages) is not None:
         result |= io.ask(lambda: _of_stage(config, stages))
         result |= {**metrics.iterations(), **metrics.waits()}

@@ -34,6 +34,9 @@ DATA_METHODS = (
 # Each stream has a connection of its own: what it carries waits for nothing else.
 RELAY_METHODS = ("Relay/Reserve", "Relay/Dial", "Relay/Accept")
 
+# `murmur ping`, `doctor` and `status`, and what peers measure links with: these train nothing.
+PROBE_METHODS = ("Control/Status", "Control/Measure")
+
 MAX_CONTROL_BYTES = 64 * 1024
 MAX_DATA_BYTES = 4 * 1024 * 1024
 
@@ -210,11 +213,20 @@ class Traffic:
 
     @property
     def sent_bytes(self) -> int:
-        return self.sent.total()
+        """Without probes: these come from anywhere, so that no peer has the other half of them."""
+        return self.sent.total() - self.probe_sent_bytes
 
     @property
     def received_bytes(self) -> int:
-        return self.received.total()
+        return self.received.total() - self.probe_received_bytes
+
+    @property
+    def probe_sent_bytes(self) -> int:
+        return sum(self.sent[method] for method in PROBE_METHODS)
+
+    @property
+    def probe_received_bytes(self) -> int:
+        return sum(self.received[method] for method in PROBE_METHODS)
 
     def count_sent(self, method: str, message_bytes: int, peer: str | None = None) -> None:
         self.sent[method] += _framed(message_bytes)

@@ -9,6 +9,7 @@ import pytest
 from coordinator import Failure
 from coordinator.report import joint
 from coordinator.report.joint import records_of, report_of_folder, report_of_swarm
+from coordinator.report.printer import figure_lines
 from protos.exit_codes import ExitCode
 
 RESULT = {
@@ -68,7 +69,9 @@ def test_what_is_no_report_is_one_line(tmp_path: Path, text: str) -> None:
         report_of_folder(tmp_path, None)
 
 
-def test_of_a_run_under_way_by_what_each_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_run_under_way_by_what_each_says(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     members = [
         {"peer": "w0", "address": "w0:7700", "health": "alive", "phase": "training", "step": 40},
         {"peer": "w1", "address": "w1:7700", "health": "alive", "phase": "done", "step": 60},
@@ -104,3 +107,20 @@ def test_of_a_run_under_way_by_what_each_says(monkeypatch: pytest.MonkeyPatch) -
         ("w2", "dead", 30),
     ]
     assert (report["steps"], report["elapsed_s"], report["verdicts"]) == (60, 9.0, [verdict])
+    assert report["under_way"]
+    said_lines = dict(figure_lines(report))
+    assert said_lines["under way"] == (
+        "the run goes on, at step 100 of 60; peers: 1 training, 1 done, 1 dead"
+    )
+    assert said_lines["training loss"] == "2.00 now"
+    assert not [line for line in said_lines.values() if line.startswith(("not ", "nothing"))]
+    folder = tmp_path / "w0"  # of a worker that runs: it has left no results yet
+    folder.mkdir()
+    with pytest.raises(Failure, match="holds neither"):
+        report_of_folder(folder, None)
+    events = [{"event": "listening", "address": "w0:7700"}, {"event": "started"}]
+    (folder / "events.jsonl").write_text("".join(json.dumps(each) + "\n" for each in events))
+    assert report_of_folder(folder, None) == report
+    (folder / "events.jsonl").write_text(json.dumps(events[0] | {"address": "w9:7700"}))
+    with pytest.raises(Failure, match="holds neither"):
+        report_of_folder(folder, None)

@@ -150,7 +150,7 @@ def test_the_printed_report_names_the_figures(result_event) -> None:
     for expected in (
         "diloco · 4 workers · 100 inner steps · a round every 25 steps · 1.5 million parameters",
         "2.0000 nats per byte (perplexity 7.39, 2.89 bits per byte)",
-        "2.0 MB per worker; DDP would have sent 100.0 MB, 50 times as much",
+        "2.0 MB per worker; DDP in fp32 would have sent 100.0 MB, 50 times as much; in bf16 25",
         "80.0 % of the 10 s from first to last inner step; 1.0 s stalled on average",
         "4 completed, none failed",
         "all 4 that reported hold identical anchors and momenta, bit for bit",
@@ -161,6 +161,25 @@ def test_the_printed_report_names_the_figures(result_event) -> None:
     ):
         assert expected in text
     assert "\x1b" not in text
+
+
+def test_probes_stand_apart_and_small_words_are_explained(result_event) -> None:
+    plain = dict(
+        figure_lines(build_report([finished(result_event("w0"))], settings={}, elapsed_s=1.0))
+    )
+    assert not {"probes", "final mean"} & plain.keys()
+    told = result_event(
+        "w0",
+        probe_bytes_received=1_900_000,
+        probe_bytes_sent=3,
+        fragments=3,
+        final_mean_bytes=1.5e6,
+    )
+    lines = dict(figure_lines(build_report([finished(told)], settings={}, elapsed_s=1.0)))
+    assert lines["bytes sent"] == plain["bytes sent"]
+    assert lines["probes"].startswith("1.9 MB received and 0.0 MB sent, not counted above")
+    assert lines["rounds"].endswith("; each exchanges one of 3 fragments of the model")
+    assert lines["final mean"] == "exact, in fp32, of all replicas: 1.5 MB of these bytes"
 
 
 def test_the_mean_curve_uses_who_has_the_step() -> None:

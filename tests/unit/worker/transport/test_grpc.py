@@ -105,6 +105,27 @@ def test_probes_learn_that_it_serves() -> None:
     assert asyncio.run(scenario()) == health_pb2.HealthCheckResponse.SERVING
 
 
+def test_what_measures_and_asks_for_status_is_no_traffic_of_the_training() -> None:
+    async def scenario() -> list[tuple[int, int, int, int]]:
+        server, client = GrpcTransport("127.0.0.1:0"), GrpcTransport("127.0.0.1:0")
+        address = await server.listen(Ends())
+        try:
+            for method, size in (("Measure", 50_000), ("Status", 0), ("Gossip", 10)):
+                await client.call(address, f"Control/{method}", bytes(size), 20)
+            counts = [each.traffic for each in (client, server)]
+            return [
+                (t.sent_bytes, t.received_bytes, t.probe_sent_bytes, t.probe_received_bytes)
+                for t in counts
+            ]
+        finally:
+            await client.close()
+            await server.close()
+
+    (sent, received, probed, answered), there = asyncio.run(scenario())
+    assert there == (received, sent, answered, probed)
+    assert sent < 100 < 50_000 < probed
+
+
 class Echoes:
     """Says who calls."""
 
