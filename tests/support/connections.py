@@ -1,0 +1,171 @@
+"""A server with the real transport in a process of its own; TLS connections that come and go."""
+
+import argparse
+import asyncio
+import random
+import socket
+import ssl
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+from protos import murmuration_pb2 as pb
+from protos.identity import Authority, Identity, Role
+from tests.support.stranger import calling
+from worker.transport import Caller, Stream
+from worker.transport import grpc as transport
+
+_ANSWER_S = 5.0
+
+
+@dataclass
+class Counts:
+    """Of one that connects: calls that were answered or not, and connections broken off."""
+
+    answered: int = 0
+    failed: int = 0
+    broken: int = 0
+
+
+class Server:
+    """Args:
+    folder: for its certificate and the run's authority.
+    words: of `serve`.
+    """
+
+    def __init__(self, folder: Path, words: list[str]) -> None:
+        authority = Authority.make(folder / "authority")
+        authority.new_identity(Role.PEER, "w0").save(folder)
+        self.member = authority.new_identity(Role.PEER, "w1")
+        command = [sys.executable, "-m", "tests.support.connections", str(folder), *words]
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        assert self.process.stdout is not None
+        self.address = self.process.stdout.readline().strip()
+
+    def connected(self, threads: int, goes_on: Callable[[Counts], bool], seed: int = 0) -> Counts:
+        """By several at once, each until it is enough or the server has ended: half of the
+        connections make a call with a member's certificate, a stranger breaks the others off."""
+        each = [Counts() for _ in range(threads)]
+
+        def connect(counts: Counts, draws: random.Random) -> None:
+            while goes_on(counts) and self.process.poll() is None:
+                self._connect(counts, draws)
+
+        running = [
+            threading.Thread(target=connect, args=(counts, random.Random(f"{seed} {number}")))
+            for number, counts in enumerate(each)
+        ]
+        for thread in running:
+            thread.start()
+        for thread in running:
+            thread.join()
+        return Counts(*(sum(getattr(c, kind) for c in each) for kind in vars(Counts())))
+
+    def end(self) -> tuple[int | None, str]:
+        """(its exit code, None if it lived until now; what it has written to stderr)."""
+        code = self.process.poll()
+        self.process.kill()
+        _, said = self.process.communicate()
+        return code, said
+
+    def _connect(self, counts: Counts, draws: random.Random) -> None:
+        if draws.random() < 0.5:
+            try:
+                with calling(self.address, self.member) as each:
+                    each.call("Control/Status", pb.StatusRequest(), pb.StatusReply)
+                counts.answered += 1
+            except grpc.RpcError:
+                counts.failed += 1
+            return
+        with suppress(OSError):
+            break_off(self.address, draws)
+        counts.broken += 1
+
+
+def break_off(address: str, draws: random.Random) -> None:
+    """A connection that ends at once, by a reset, amid its first record of TLS, or when the server
+    has answered that. Raises OSError."""
+    host, port = address.split(":")
+    with socket.create_connection((host, int(port)), _ANSWER_S) as connection:
+        how = draws.random()
+        if how < 0.2:
+            return
+        if how < 0.4:
+            linger = struct.pack("ii", 1, 0)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            return
+        hello = client_hello()
+        if how < 0.6:
+            connection.sendall(hello[: draws.randrange(1, len(hello))])
+            return
+        connection.sendall(hello)
+        connection.recv(1)  # its answer has begun: it waits for this side's certificate
+
+
+def client_hello() -> bytes:
+    """What a client of TLS sends first."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    heard, said = ssl.MemoryBIO(), ssl.MemoryBIO()
+    with suppress(ssl.SSLWantReadError):
+        context.wrap_bio(heard, said).do_handshake()
+    return said.read()
+
+
+class _Answers:
+    async def on_call(self, method: str, request: bytes, caller: Caller) -> bytes:
+        return b""
+
+    async def on_stream(self, method: str, stream: Stream, caller: Caller) -> None:
+        while await stream.receive() is not None:
+            pass
+
+
+def add_server_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--renew-s", type=float, default=0.0, help="renew so often; 0: never")
+    parser.add_argument("--at-once", action="store_true", help="renew amid handshakes")
+    parser.add_argument("--each-handshake", action="store_true", help="a certificate at each")
+
+
+def server_words(options: argparse.Namespace) -> list[str]:
+    """The options of the server, as they are typed."""
+    words = ["--at-once"] * options.at_once + ["--each-handshake"] * options.each_handshake
+    return ["--renew-s", str(options.renew_s), *words]
+
+
+async def serve(options: argparse.Namespace) -> None:
+    """The server's process: says its address, then serves until it is killed."""
+    identity = Identity.load(options.folder)
+    assert identity is not None
+    if options.at_once:
+        transport._HANDSHAKES_BEGIN_S = 0.0
+    serving = transport.GrpcTransport("127.0.0.1:0", security=identity)
+    if options.each_handshake:
+        given = transport._server_configuration(identity)
+        serving._renewed_configuration = lambda: given  # type: ignore[method-assign]
+    print(await serving.listen(_Answers()), flush=True)
+    renewed = time.monotonic()
+    while True:
+        await asyncio.sleep(0.001)
+        sum(range(20_000))  # Python's lock is held at times, as where there is work
+        if options.renew_s and time.monotonic() - renewed > options.renew_s:
+            serving.renew(identity)
+            renewed = time.monotonic()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    add_server_options(parser)
+    asyncio.run(serve(parser.parse_args()))
