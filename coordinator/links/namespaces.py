@@ -12,6 +12,7 @@ import ipaddress
 import itertools
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -137,7 +138,8 @@ class Namespaces:
                 raise NoNamespaces("no subnet is free: routes cover all that may be used")
             self._subnet = subnet
             self.host_address = str(subnet[1])
-            netns.create(self._hub)
+            with _signals_held():
+                netns.create(self._hub)
             with _opened(self._hub) as hub:
                 hub.link("add", ifname="bridge", kind="bridge", br_forward_delay=0)
                 hub.link("set", index=_index(hub, "bridge"), state="up")
@@ -153,7 +155,8 @@ class Namespaces:
 
         name, address = f"{self._stem}-m{index}", str(self._subnet[2 + index])
         port = f"m{index}"
-        netns.create(name)
+        with _signals_held():
+            netns.create(name)
         prefix = [_nsenter(), f"--net={_FOLDER / name}"]
         self.members.append(NamespaceHost(name, address, prefix))
         with _opened(self._hub) as hub, _opened(name) as own:
@@ -193,8 +196,19 @@ def _explained(what: str) -> Iterator[None]:
 def _opened(name: str) -> Iterator["NetNS"]:
     from pyroute2 import NetNS
 
-    with NetNS(name, flags=0) as namespace:
+    with _signals_held(), NetNS(name, flags=0) as namespace:
         yield namespace
+
+
+@contextmanager
+def _signals_held() -> Iterator[None]:
+    """While pyroute2 forks: it ends its children by SIGTERM. A handler of this process that raises
+    would unwind the copy of the stack there, and so remove the namespaces that are being made."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _index(namespace: "NetNS | IPRoute", interface: str) -> int:

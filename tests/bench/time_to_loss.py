@@ -19,8 +19,9 @@ evaluations are not in the seconds. All workers share this machine's cores, `loc
 alone is one of as many that run at the same time.
 
 Finished runs are lines of the results file and are not run again, so it can be stopped, and asked
-for one link or one system at a time. The default takes about an hour of two idle cores. Prints
-Markdown.
+for one link or one system at a time. A system that fails costs the others nothing: why stands below
+the table, the exit code is 1, and the next call tries it again. The default takes about an hour of
+two idle cores. Prints Markdown.
 """
 
 import argparse
@@ -30,6 +31,7 @@ import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,9 +39,11 @@ import click
 
 from algorithms.link import parse_link
 from coordinator.launcher.processes import Interrupts
+from protos.exit_codes import ExitCode
 from protos.figures import seconds
 from tests.bench.compare.options import LINKS, LOCAL, Bench
 from tests.bench.compare.session import Session
+from tests.bench.compare.tables import Row
 from tests.support.swarm_runs import run_swarm
 
 if TYPE_CHECKING:
@@ -86,12 +90,16 @@ class Options:
 
 
 class Results:
-    """A file of JSON lines: by key, the curve of a run as [step, loss], or seconds a step."""
+    """A file of JSON lines: by key, the curve of a run as [step, loss], or seconds a step.
+
+    `problems` are of this process, by key: why there is neither.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self.curves: dict[str, list[tuple[int, float]]] = {}
         self.paces: dict[str, float] = {}
+        self.problems: dict[str, str] = {}
         if path.exists():
             for line in path.read_text().splitlines():
                 told = json.loads(line)
@@ -114,7 +122,7 @@ class Results:
             lines.write(json.dumps(line) + "\n")
 
 
-def main() -> None:
+def main() -> int:
     """Runs what is not in the results yet; prints the table and draws the picture."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--link", dest="links", action="append", metavar="LINK")
@@ -143,10 +151,11 @@ def main() -> None:
     print(table(answers, options, target_of(options, results)))
     if picture is not None:
         draw(picture, answers, options)
+    return ExitCode.FAILED if results.problems else ExitCode.DONE
 
 
 def learn(options: Options, results: Results) -> None:
-    """The curves that are not known yet."""
+    """The curves that are not known yet. Raises SystemExit: there is no target."""
     names = (TARGET, *(_LOSSES_OF.get(name, name) for name in options.systems))
     for name in dict.fromkeys(names):
         key = options.curve_key(name)
@@ -158,22 +167,41 @@ def learn(options: Options, results: Results) -> None:
             f"run.evaluate_every={max(1, options.steps // _EVALUATIONS)}",
             *options.settings,
         )
-        report = run_swarm(
-            *("--preset", name, "--steps", str(steps), "--seed", str(options.seed)),
-            *("--workers", "1" if name == LOCAL else str(options.workers)),
-            *(word for setting in settings for word in ("--set", setting)),
-        )
+        try:
+            report = run_swarm(
+                *("--preset", name, "--steps", str(steps), "--seed", str(options.seed)),
+                *("--workers", "1" if name == LOCAL else str(options.workers)),
+                *(word for setting in settings for word in ("--set", setting)),
+            )
+        except SystemExit as error:
+            if name == TARGET:
+                raise
+            results.problems[key] = str(error)
+            continue
         curve = [(int(step), float(loss)) for step, loss in report["val_loss_curve"]]
         results.add_curve(key, [*curve, (steps, float(report["val_loss"]))])
 
 
 def time_link(options: Options, link: str, results: Results) -> None:
-    """The paces on one link that are not known yet."""
+    """The paces on one link that are not known yet, of systems whose steps are."""
     missing = [
-        name for name in options.systems if options.pace_key(name, link) not in results.paces
+        name
+        for name in options.systems
+        if options.pace_key(name, link) not in results.paces
+        and options.curve_key(_LOSSES_OF.get(name, name)) in results.curves
     ]
     if not missing:
         return
+
+    def keep(row: Row) -> None:
+        key = options.pace_key(row.name, link)
+        if key in results.paces:
+            return
+        if row.wall_s is not None:
+            results.add_pace(key, row.wall_s / row.asked_steps)
+        elif row.name in missing:
+            results.problems[key] = row.problem or "no figures"
+
     with tempfile.TemporaryDirectory() as folder, Interrupts() as interrupts:
         bench = Bench(
             links=(link,),
@@ -187,12 +215,8 @@ def time_link(options: Options, link: str, results: Results) -> None:
             out=Path(folder) / "bench",
         )
         bench.check()
-        session = Session(bench, interrupts, lambda text: click.echo(text, nl=False, err=True))
-        code = session.run()
-        for row in (row for each in session.tables for row in each.rows):
-            key = options.pace_key(row.name, link)
-            if row.wall_s is not None and key not in results.paces:
-                results.add_pace(key, row.wall_s / row.asked_steps)
+        say = partial(click.echo, nl=False, err=True)
+        code = Session(bench, interrupts, say, keep).run()
     if code > 128:
         raise SystemExit(code)
 
@@ -204,24 +228,35 @@ def target_of(options: Options, results: Results) -> float:
 
 @dataclass(frozen=True)
 class Answer:
-    """Of one system. Args: steps: to the target, None where it was not reached; best: loss of its
-    run; paces_s: seconds a step by link, where there is a figure."""
+    """Of one system.
+
+    Args:
+        steps: to the target, None where it was not reached.
+        best: the least loss of its run, None where there was none.
+        paces_s: seconds a step by link, where there is a figure.
+        problems: why there is none, or no run.
+    """
 
     name: str
     steps: int | None
-    best: float
+    best: float | None
     paces_s: Mapping[str, float]
+    problems: Sequence[str] = ()
 
     @classmethod
     def of(cls, name: str, options: Options, results: Results) -> "Answer":
-        curve = results.curves[options.curve_key(_LOSSES_OF.get(name, name))]
+        curve_key = options.curve_key(_LOSSES_OF.get(name, name))
+        curve = results.curves.get(curve_key, [])
         target = target_of(options, results)
         keys = {link: options.pace_key(name, link) for link in options.links}
+        where = {"its losses": curve_key, **keys}
+        told = {place: results.problems.get(key) for place, key in where.items()}
         return cls(
             name=name,
             steps=next((step for step, loss in curve if loss <= target), None),
-            best=min(loss for _, loss in curve),
+            best=min((loss for _, loss in curve), default=None),
             paces_s={link: results.paces[k] for link, k in keys.items() if k in results.paces},
+            problems=[f"{place}: {problem}" for place, problem in told.items() if problem],
         )
 
     def seconds_on(self, link: str) -> float | None:
@@ -241,9 +276,12 @@ def table(answers: Sequence[Answer], options: Options, target: float) -> str:
     ]
     for answer in answers:
         steps = f"{answer.steps:,}" if answer.steps else f"not in {options.most_steps:,}"
+        best = f"{answer.best:.3f}" if answer.best is not None else "failed"
+        steps = steps if answer.best is not None else "-"
         cells = [_cell(answer.seconds_on(link), answer.paces_s.get(link)) for link in options.links]
-        lines.append(f"| `{answer.name}` | {answer.best:.3f} | {steps} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        lines.append(f"| `{answer.name}` | {best} | {steps} | {' | '.join(cells)} |")
+    problems = [f"- `{answer.name}`, {each}" for answer in answers for each in answer.problems]
+    return "\n".join([*lines, *(["", *problems] if problems else [])])
 
 
 def _cell(to_target_s: float | None, pace_s: float | None) -> str:
@@ -268,7 +306,7 @@ def draw(path: Path, answers: Sequence[Answer], options: Options) -> None:
 
 
 def _draw_lines(axes: "Axes", answers: Sequence[Answer], options: Options) -> None:
-    never = [answer.name for answer in answers if answer.steps is None]
+    never = [each.name for each in answers if each.steps is None and each.best is not None]
     for answer in answers:
         points = [
             (parse_link(link).rate_mbps, to_target_s)
@@ -292,4 +330,4 @@ def _draw_lines(axes: "Axes", answers: Sequence[Answer], options: Options) -> No
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -117,6 +117,14 @@ def test_what_a_killed_process_left_is_removed_by_the_next() -> None:
     assert not Path(f"/sys/class/net/mm{holder.pid}-0").exists()
 
 
+@needs_namespaces
+def test_what_this_process_does_on_sigterm_does_not_happen_in_a_fork_of_it() -> None:
+    made = subprocess.run(
+        [sys.executable, "-c", _TERMINATED_FORKS], check=False, capture_output=True, text=True
+    )
+    assert (made.stdout, made.stderr) == ("2\n", "")
+
+
 def test_connections_that_break_cost_no_agreement(tmp_path: Path) -> None:
     settings = [*SMALL, *QUICK, *settings_of(run__steps=60, diloco__inner_steps=3)]
     link = "20mbit,delay=30ms,jitter=5ms,loss=20"
@@ -194,4 +202,14 @@ from coordinator.links.namespaces import Namespaces
 with Namespaces(1, Link(rate_mbps=5)) as network:
     print(network.members[0].name, flush=True)
     input()
+"""
+
+_TERMINATED_FORKS = """
+import os, signal, sys
+from coordinator.links.namespaces import Namespaces
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+os.register_at_fork(after_in_child=lambda: os.kill(os.getpid(), signal.SIGTERM))
+with Namespaces(2, None) as network:
+    network.counters()
+    print(len(network.members))
 """

@@ -44,10 +44,17 @@ class Session:
     Args:
         interrupts: entered; ends the comparison between two runs. Runs heed signals themselves.
         say: shows a piece of a line; each line is begun when a run starts and finished by its end.
+        done: takes the row of each run at its end.
     """
 
-    def __init__(self, bench: Bench, interrupts: Interrupts, say: Callable[[str], None]) -> None:
-        self._bench, self._interrupts, self._say = bench, interrupts, say
+    def __init__(
+        self,
+        bench: Bench,
+        interrupts: Interrupts,
+        say: Callable[[str], None],
+        done: Callable[[Row], None] = lambda row: None,
+    ) -> None:
+        self._bench, self._interrupts, self._say, self._done = bench, interrupts, say, done
         self.tables: list[LinkTable] = []
         self._params: int | None = None
         self._speed: float | None = None  # of the last `local`, inner steps a second
@@ -93,7 +100,7 @@ class Session:
         steps = self._steps(name, table.link, whole=theirs)
         skipped = runs.why_skipped(bench, table.link, steps) if theirs else None
         if skipped:
-            table.rows.append(problem_row(name, bench.steps, skipped))
+            self._add(table, problem_row(name, bench.steps, skipped))
             self._say(f"  {name:<10} {skipped}\n")
             return Ended()
         self._say(f"  {name:<10} {self._expected(name, table.link, steps)} ... ")
@@ -105,8 +112,12 @@ class Session:
             ended = runs.train_ours(bench.launch(name, table.text, steps))
         elapsed = duration(time.monotonic() - began_s)
         self._say(f"{ended.problem or 'done'}, after {elapsed} with its start\n")
-        table.rows.append(self._row(table, name, ended, ours=not theirs))
+        self._add(table, self._row(table, name, ended, ours=not theirs))
         return ended
+
+    def _add(self, table: LinkTable, row: Row) -> None:
+        table.rows.append(row)
+        self._done(row)
 
     def _row(self, table: LinkTable, name: str, ended: Ended, *, ours: bool) -> Row:
         """Raises Failure."""

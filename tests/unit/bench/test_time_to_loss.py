@@ -1,12 +1,15 @@
 """Time to a loss: what is run again, what is multiplied, and what of a target not reached."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.bench import time_to_loss
-from tests.bench.time_to_loss import Answer, Options, Results, draw, learn, table
+from tests.bench.compare.options import Bench
+from tests.bench.compare.tables import Row, problem_row
+from tests.bench.time_to_loss import Answer, Options, Results, draw, learn, table, time_link
 
 OPTIONS = Options(
     links=("2mbit", "1gbit"),
@@ -69,3 +72,42 @@ def test_what_is_in_the_file_is_not_run_again(
     learn(OPTIONS, again)
     assert len(asked) == 3
     assert again.curves[OPTIONS.curve_key("local")] == [(60, 2.5), (300, 2.25)]
+
+
+def test_a_system_that_fails_costs_the_others_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_swarm(*args: str) -> dict[str, Any]:
+        if "local" in args:
+            raise SystemExit("murmur swarm exited with 1")
+        return {"val_loss_curve": [[60, 2.5]], "val_loss": 2.25}
+
+    class PartlyFailing:
+        def __init__(
+            self, bench: Bench, interrupts: object, say: object, done: Callable[[Row], None]
+        ) -> None:
+            assert "local" not in bench.presets  # it has no losses
+            self._bench, self._done = bench, done
+
+        def run(self) -> int:
+            for name in self._bench.presets:
+                self._done(Row(name=name, asked_steps=10, wall_s=5.0))
+            kept = Results(tmp_path / "results.jsonl").paces
+            assert len(kept) == 2  # each at its end
+            self._done(problem_row("torchft", 10, "no namespaces", failed=True))
+            return 1
+
+    monkeypatch.setattr(time_to_loss, "run_swarm", run_swarm)
+    monkeypatch.setattr(time_to_loss, "Session", PartlyFailing)
+    found = Results(tmp_path / "results.jsonl")
+    learn(OPTIONS, found)
+    time_link(OPTIONS, "2mbit", found)
+    answers = [Answer.of(name, OPTIONS, found) for name in OPTIONS.systems]
+    lines = table(answers, OPTIONS, 2.25).splitlines()
+    assert "| `diloco` | 2.250 | 300 | 150 s (500 ms a step) | - |" in lines
+    assert "| `local` | failed | - | - | - |" in lines
+    assert lines[-2:] == [
+        "- `torchft`, 2mbit: no namespaces",
+        "- `local`, its losses: murmur swarm exited with 1",
+    ]
+    draw(tmp_path / "picture.png", answers, OPTIONS)
