@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
+from types import FrameType
 from typing import TYPE_CHECKING
 
 import grpc
@@ -241,8 +242,12 @@ class CoordinatorRun:
         service = CoordinatorService(self.registry, self._handle)
         server, address = await start_server(listen, service, self._identity, self._authority)
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._stop.set)
+
+        def stop(_number: int, _frame: FrameType | None) -> None:
+            loop.call_soon_threadsafe(self._stop.set)
+
+        # Not the loop's own handlers, which Windows lacks.
+        before = {each: signal.signal(each, stop) for each in (signal.SIGINT, signal.SIGTERM)}
         self._say(new_event("listening", address=address), f"listening on {address}")
         page = (
             await asyncio.to_thread(self._serve_page, self._page, address) if self._page else None
@@ -253,8 +258,8 @@ class CoordinatorRun:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._stop.wait(), _TICK_S)
         finally:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.remove_signal_handler(number)
+            for number, handler in before.items():
+                signal.signal(number, handler)
             if page is not None:
                 await asyncio.to_thread(page.close)
             await server.stop(_LAST_CALLS_S)

@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+import signal
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -217,3 +218,20 @@ def test_a_session_ends_when_the_expected_workers_have_reported(result_event) ->
     assert [record.state for record in session.registry.records()] == ["done", "done"]
     assert "w0 starts training at step 0 with w0, w1" in lines.getvalue()
     assert "w1 finished at step 100, validation loss 3.000" in lines.getvalue()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_on_a_loop_that_has_no_handlers_for_them(
+    monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    """As that of Windows."""
+
+    def lacking(*_: object) -> None:
+        raise NotImplementedError
+
+    monkeypatch.setattr(asyncio.unix_events._UnixSelectorEventLoop, "add_signal_handler", lacking)
+    before = signal.getsignal(signal.SIGTERM)
+    lines = Lines(lambda _address: signal.raise_signal(number))
+    session = CoordinatorRun(PlainProgress(lines, 0.0), expect=2)
+    asyncio.run(session.run("127.0.0.1:0"))
+    assert signal.getsignal(signal.SIGTERM) is before
