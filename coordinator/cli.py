@@ -90,7 +90,7 @@ def coordinator(
     if authority is not None and not as_json:
         click.echo(f"workers join with --token TOKEN, as `murmur token create {out}` gives it here")
     progress = None if as_json else PlainProgress(sys.stdout, began_s)
-    session = CoordinatorRun(progress, expect, identity, authority, page)
+    session = CoordinatorRun(progress, expect, identity, authority, page, lambda i: i.save(out))
     asyncio.run(session.run(listen))
     records = session.registry.records()
     if not records:

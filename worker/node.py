@@ -16,6 +16,7 @@ from algorithms.fragments import Fragment
 from protos import murmuration_pb2 as pb
 from protos.addresses import join_address, split_address
 from protos.events import Warnings, new_event
+from protos.identity import Identity, Renewal
 from protos.text import shown
 from worker import wire
 from worker.catchup.bootstrap import Bootstrap
@@ -30,7 +31,7 @@ from worker.exchange.compression import Compression
 from worker.exchange.context import Context
 from worker.exchange.pairwise.io import Pairs
 from worker.exchange.types import View
-from worker.identity import Expulsions, Gate, Renewal, SignedWords
+from worker.identity import Expulsions, Gate, KeyHolders, SignedWords
 from worker.leases.io import LeaseService
 from worker.leases.types import (
     BlockBegun,
@@ -237,10 +238,9 @@ class Node:
             self._renewal = Renewal(
                 identity,
                 self._environment.authority,
-                transport=self.transport,
-                holders=self._holders,
+                ask=KeyHolders(self.transport, self._holders).ask,
                 keep=self._environment.keep_identity,
-                renewed=words.renewed,
+                renewed=self._show_renewed,
                 offload=self.offload,
                 log=self.log,
             )
@@ -269,6 +269,11 @@ class Node:
         self.server.streams |= self.relay.streams
         self._relayed = RelayedPeer(self.gossip, bound, self, self._round_trips_s.get)
         self._components += [self.relay, self._relayed]
+
+    def _show_renewed(self, identity: Identity) -> None:
+        self.transport.renew(identity)
+        if self._words is not None:
+            self._words.renewed(identity)
 
     def _holders(self) -> list[str]:
         """Addresses of those that may hold the run's key."""

@@ -7,9 +7,8 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
-from functools import partial
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc
 from grpc import aio
@@ -18,7 +17,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from coordinator import Failure
 from coordinator.rendezvous.registry import Registry
 from coordinator.report.progress import EventFormatter, ProgressScreen
-from coordinator.report.status import ask
+from coordinator.report.status import TIMEOUT_S, ask
 from coordinator.report.watch import Watch
 from protos import murmuration_pb2 as pb
 from protos import murmuration_pb2_grpc as rpc
@@ -33,7 +32,16 @@ from protos.documents import pack
 from protos.events import Event, new_event, printable
 from protos.exit_codes import ExitCode
 from protos.files import print_line
-from protos.identity import Authority, Identity, IdentityError, Role, certified_name, subject
+from protos.identity import (
+    Authority,
+    Identity,
+    IdentityError,
+    Renewal,
+    Role,
+    ServerCertificate,
+    certified_name,
+    subject,
+)
 from protos.web import PagePlace, page_event, page_words
 
 if TYPE_CHECKING:
@@ -70,6 +78,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
         self.registry, self._on_event, self._clock = registry, on_event, clock
         self.encrypted = False
         self.authority: Authority | None = None
+        self.certificate: ServerCertificate | None = None  # that the server shows
 
     async def Introduce(  # noqa: N802 (as in the .proto)
         self, request: pb.IntroduceRequest, context: "ServicerContext"
@@ -181,6 +190,7 @@ async def start_server(
         Failure: the port is taken, or the address is not this machine's.
     """
     service.encrypted, service.authority = identity is not None, authority
+    service.certificate = ServerCertificate(identity) if identity is not None else None
     server = aio.server(options=_OPTIONS)
     rpc.add_CoordinatorServicer_to_server(service, server)
     entry = EntryService(service.registry, authority)  # type: ignore[abstract]  # no more is served
@@ -188,7 +198,7 @@ async def start_server(
     checks = health.aio.HealthServicer()  # type: ignore[attr-defined]  # not in its stubs
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     try:
-        port = _add_port(server, listen, identity)
+        port = _add_port(server, listen, service.certificate)
     except RuntimeError:
         port = 0
     if port == 0:
@@ -202,13 +212,10 @@ async def start_server(
     return server, f"{listen.rpartition(':')[0]}:{port}"
 
 
-def _add_port(server: aio.Server, listen: str, identity: Identity | None) -> int:
-    if identity is None:
+def _add_port(server: aio.Server, listen: str, certificate: ServerCertificate | None) -> int:
+    if certificate is None:
         return server.add_insecure_port(listen)
-    credentials = grpc.ssl_server_credentials(
-        [(identity.key, identity.certificate)], identity.authority, require_client_auth=True
-    )
-    return server.add_secure_port(listen, credentials)
+    return server.add_secure_port(listen, certificate.credentials())
 
 
 class CoordinatorRun:
@@ -219,6 +226,7 @@ class CoordinatorRun:
         expect: the run is over when this many workers are through; None: when a signal comes.
         identity, authority: as `start_server` takes them.
         page: where to serve the page of the swarm, or None.
+        keep: puts a renewed identity where the next start finds it. Raises OSError.
     """
 
     def __init__(
@@ -228,9 +236,10 @@ class CoordinatorRun:
         identity: Identity | None = None,
         authority: Authority | None = None,
         page: PagePlace | None = None,
+        keep: Callable[[Identity], None] = lambda identity: None,
     ) -> None:
         self.registry = Registry()
-        self._page = page
+        self._page, self._keep = page, keep
         self._identity, self._authority = identity, authority
         self._progress, self._expect = progress, expect
         self._formatter = EventFormatter()
@@ -249,6 +258,7 @@ class CoordinatorRun:
         # Not the loop's own handlers, which Windows lacks.
         before = {each: signal.signal(each, stop) for each in (signal.SIGINT, signal.SIGTERM)}
         self._say(new_event("listening", address=address), f"listening on {address}")
+        renewing = loop.create_task(self._renewed(service)) if self._identity else None
         page = (
             await asyncio.to_thread(self._serve_page, self._page, address) if self._page else None
         )
@@ -260,12 +270,38 @@ class CoordinatorRun:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+            if renewing is not None:
+                renewing.cancel()
             if page is not None:
                 await asyncio.to_thread(page.close)
             await server.stop(_LAST_CALLS_S)
             self.registry.mark_lost(time.monotonic())
 
     # --------------------------------------------------------------------------------- inside
+
+    async def _renewed(self, service: CoordinatorService) -> None:
+        """Renews the certificate, as workers do, until cancelled."""
+        certificate = service.certificate
+        assert self._identity is not None
+        assert certificate is not None
+
+        def show(identity: Identity) -> None:
+            self._identity = identity
+            certificate.renew(identity)
+
+        def log(event: Event) -> None:
+            renewed = event["event"] == "renewed"
+            told = f"the certificate is renewed until {event['expires']}" if renewed else None
+            self._say(event, told or f"warning: {event['text']}")
+
+        await Renewal(
+            self._identity,
+            self._authority,
+            keep=self._keep,
+            renewed=show,
+            offload=asyncio.to_thread,
+            log=log,
+        ).run()
 
     def _serve_page(self, place: PagePlace, address: str) -> "PageServer":
         """Asks this coordinator itself who there is, and then everybody. Raises Failure."""
@@ -274,11 +310,15 @@ class CoordinatorRun:
         host, port = split_address(address)
         loopback = "::1" if ":" in host else LOOPBACK_HOST
         own = join_address(loopback if is_wildcard(host) else host, port)
-        watch = Watch(own, partial(ask, identity=self._identity))
+        watch = Watch(own, self._ask)
         page = serve_page(place, watch, encrypted=self._identity is not None)
         event = page_event(page.url, page.token_path)
         self._say(event, page_words(event, terminal=sys.stdout.isatty()))
         return page
+
+    def _ask(self, address: str, timeout_s: float = TIMEOUT_S, only: str = "") -> dict[str, Any]:
+        """With the certificate of now."""
+        return ask(address, timeout_s, self._identity, only)
 
     def _over(self) -> bool:
         return self._expect is not None and self.registry.all_over(

@@ -25,7 +25,9 @@ from protos.identity.certificates import (
     member_identity,
     signer,
 )
+from protos.identity.renewal import Renewal
 from protos.identity.revocation import Revocations, revoked_peer, subject
+from protos.identity.serving import ServerCertificate
 from protos.identity.token import Token, token_from
 
 __all__ = [
@@ -37,8 +39,10 @@ __all__ = [
     "Certified",
     "Identity",
     "IdentityError",
+    "Renewal",
     "Revocations",
     "Role",
+    "ServerCertificate",
     "Token",
     "TokenRecord",
     "Verifier",

@@ -230,19 +230,22 @@ class Authority:
                 token["admitted"][mark] = name
         return self._sign(key, Role.PEER, name, PEER_VALID_S)
 
-    def renew(self, name: str, certificate: bytes, request: bytes) -> bytes:
+    def renew(self, name: str, certificate: bytes, request: bytes, role: Role = Role.PEER) -> bytes:
         """Signs a later certificate (PEM) for a member that has one (DER), for the same key.
+
+        Args: role: a coordinator renews its own; others get nothing but a peer's.
 
         Raises:
             IdentityError: what it has is not valid, or of another key or name.
         """
         held, key = Verifier(self.certificate).certified(certificate), requested_key(request)
-        if (held.role, held.name) != (Role.PEER, name):
+        if (held.role, held.name) != (role, name):
             raise IdentityError(f"the certificate to be renewed is not that of {name}")
         if fingerprint(held.key) != fingerprint(key):
             raise IdentityError("a certificate is renewed for the key that it has; join again")
-        _check_not_expelled(self._read(), name)
-        return self._sign(key, Role.PEER, name, PEER_VALID_S)
+        if role is Role.PEER:
+            _check_not_expelled(self._read(), name)
+        return self._sign(key, role, name, PEER_VALID_S)
 
     # --------------------------------------------------------------------------------- inside
 

@@ -117,6 +117,26 @@ def test_a_certificate_that_ends_soon_is_renewed_and_no_round_is_lost(
         worker.end()
 
 
+def test_a_coordinators_certificate_is_renewed_too(folder: Path) -> None:
+    (address,) = free_addresses(1)
+    out = folder / "long lived"
+    # Due when it starts: certificates begin a day ago, and a third of the time is left.
+    short = Authority.make(out).new_identity(Role.COORDINATOR, "coordinator", valid_s=3600)
+    short.save(out)
+    words = ["--listen", address, "--out", str(out), "--json"]
+    helper = WorkerProcess(words, "coordinator", ("coordinator.cli",))
+    try:
+        helper.wait_for(lambda e: e["event"] == "renewed", "a later certificate")
+        held = Identity.load(out)
+        assert held is not None
+        assert (held.key, held.role) == (short.key, Role.COORDINATOR)
+        assert held.expires - short.expires > timedelta(days=300)
+        assert ask(address, identity=held)["encrypted"]
+        assert certificate_at(address, out) == held.der
+    finally:
+        helper.end()
+
+
 def test_an_expelled_member_is_spoken_with_no_more(
     folder: Path, run: Authority, first: str
 ) -> None:
@@ -190,7 +210,7 @@ def test_a_stranger_is_refused_at_the_handshake(folder: Path, run: Authority, fi
         assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
     finally:
         plain.close()
-    with pytest.raises(Failure, match="if its run is encrypted, name the folder"):
+    with pytest.raises(Failure, match="this run is encrypted; name the folder"):
         ask(first)
     other = Authority.make(folder / "other").new_identity(Role.PEER, "first")
     with pytest.raises(Failure, match="is of another run than the folder"):
@@ -394,7 +414,7 @@ def test_a_coordinator_lets_workers_in(folder: Path) -> None:
         document = ask(address, identity=Identity.load(folder / "led" / "w0"))
         assert document["encrypted"] is True
         assert {member["peer"] for member in document["members"]} == {"w0", "w1"}
-        with pytest.raises(Failure, match="if its run is encrypted"):
+        with pytest.raises(Failure, match="this run is encrypted"):
             ask(address)
         mallory = authority.new_identity(Role.PEER, "mallory")
         with pytest.raises(grpc.RpcError, match="not for this call"):

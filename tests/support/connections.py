@@ -18,10 +18,10 @@ from pathlib import Path
 import grpc
 
 from protos import murmuration_pb2 as pb
-from protos.identity import Authority, Identity, Role
+from protos.identity import Authority, Identity, Role, ServerCertificate, serving
 from tests.support.stranger import calling
 from worker.transport import Caller, Stream
-from worker.transport import grpc as transport
+from worker.transport.grpc import GrpcTransport
 
 _ANSWER_S = 5.0
 
@@ -149,18 +149,18 @@ async def serve(options: argparse.Namespace) -> None:
     identity = Identity.load(options.folder)
     assert identity is not None
     if options.at_once:
-        transport._HANDSHAKES_BEGIN_S = 0.0
-    serving = transport.GrpcTransport("127.0.0.1:0", security=identity)
+        serving._HANDSHAKES_BEGIN_S = 0.0
+    server = GrpcTransport("127.0.0.1:0", security=identity)
     if options.each_handshake:
-        given = transport._server_configuration(identity)
-        serving._renewed_configuration = lambda: given  # type: ignore[method-assign]
-    print(await serving.listen(_Answers()), flush=True)
+        given = serving.server_configuration(identity)
+        ServerCertificate.renewed_configuration = lambda _: given  # type: ignore[method-assign]
+    print(await server.listen(_Answers()), flush=True)
     renewed = time.monotonic()
     while True:
         await asyncio.sleep(0.001)
         sum(range(20_000))  # Python's lock is held at times, as where there is work
         if options.renew_s and time.monotonic() - renewed > options.renew_s:
-            serving.renew(identity)
+            server.renew(identity)
             renewed = time.monotonic()
 
 

@@ -3,14 +3,14 @@
 admission.py  how a worker comes to its certificate
 expulsions.py which certificates count no more
 gate.py       what a caller may ask of a node by its own, and how it gets one
-renewal.py    how it gets a later certificate
+renewal.py    whom it asks for a later certificate (`protos.identity.Renewal`)
 words.py      what a peer says of itself, signed
 """
 
 from worker.identity.admission import ENROL_S, Admission, Credentials, check_free, enrol
 from worker.identity.expulsions import Expulsions
 from worker.identity.gate import Gate
-from worker.identity.renewal import Renewal
+from worker.identity.renewal import KeyHolders
 from worker.identity.words import SignedWords
 
 __all__ = [
@@ -19,7 +19,7 @@ __all__ = [
     "Credentials",
     "Expulsions",
     "Gate",
-    "Renewal",
+    "KeyHolders",
     "SignedWords",
     "check_free",
     "enrol",

@@ -10,13 +10,13 @@ after many minutes.
 import asyncio
 import itertools
 import os
-import time
 from collections.abc import Callable
 from typing import NamedTuple
 
 import grpc
 from grpc import aio
 
+from protos.identity.serving import ServerCertificate
 from protos.reach import mismatch, plain_cause
 from worker.transport.base import (
     RELAY_METHODS,
@@ -30,7 +30,6 @@ from worker.transport.base import (
 )
 from worker.transport.served import COMMON_OPTIONS, PACKAGE, Router, server_options
 
-_HANDSHAKES_BEGIN_S = 0.25  # a handshake begins within microseconds, where it is not held up
 _MAX_DETAILS = 300  # characters of what another peer says of a failure
 # What grpc.aio raises for a stream that is over; the last where it has ended on its own meanwhile.
 _ENDED = (aio.AioRpcError, aio.UsageError, asyncio.InvalidStateError)
@@ -65,7 +64,7 @@ class GrpcTransport:
         self, listen_address: str, proxy: str | None = None, security: Security | None = None
     ) -> None:
         self._listen_address, self._security = listen_address, security
-        self._renewed: Security | None = None  # that the server does not show yet
+        self._shown: ServerCertificate | None = None
         self._proxy_options = _proxy_options(proxy)
         self._traffic = Traffic()
         self._server: aio.Server | None = None
@@ -133,7 +132,9 @@ class GrpcTransport:
         self._channel(self._line(address, peer, "data")).get_state(try_to_connect=True)
 
     def renew(self, security: Security) -> None:
-        self._security = self._renewed = security
+        self._security = security
+        if self._shown is not None:
+            self._shown.renew(security)
         self._channels.clear()  # a call that is under way keeps its own
 
     async def close(self) -> None:
@@ -148,25 +149,8 @@ class GrpcTransport:
     def _add_port(self, server: aio.Server) -> int:
         if (security := self._security) is None:
             return server.add_insecure_port(self._listen_address)
-        credentials = grpc.dynamic_ssl_server_credentials(
-            _server_configuration(security),
-            self._renewed_configuration,  # type: ignore[arg-type]  # None is in its docs
-            require_client_authentication=True,
-        )
-        return server.add_secure_port(self._listen_address, credentials)
-
-    def _renewed_configuration(self) -> "grpc.ServerCertificateConfiguration | None":
-        """Asked at each handshake, on a thread of gRPC's; None: the server keeps what it has.
-
-        gRPC frees what it had as soon as there is something new, though a handshake on another
-        thread may be about to begin with it: that ended the process (grpc/grpc#36693). While this
-        call lasts, others wait that have not asked yet, and those that have can begin.
-        """
-        renewed, self._renewed = self._renewed, None
-        if renewed is None:
-            return None
-        time.sleep(_HANDSHAKES_BEGIN_S)
-        return _server_configuration(renewed)
+        self._shown = ServerCertificate(security)
+        return server.add_secure_port(self._listen_address, self._shown.credentials())
 
     def _line(self, address: str, peer: str | None, use: str) -> "_Line":
         security = self._security
@@ -266,12 +250,6 @@ class _ClientStream:
             self._failed(error)
             return _unreachable(self._line, error)
         return Unreachable(f"{self._line.address}: the stream has ended")
-
-
-def _server_configuration(security: Security) -> "grpc.ServerCertificateConfiguration":
-    return grpc.ssl_server_certificate_configuration(
-        [(security.key, security.certificate)], security.authority
-    )
 
 
 def _proxy_options(proxy: str | None) -> list[tuple[str, int | str]]:

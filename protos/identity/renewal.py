@@ -1,0 +1,109 @@
+"""A certificate is renewed before it ends, by whoever holds the run's key.
+
+It is due when a third of its time is left, so that the holder may be away for long. Those that may
+hold the key are asked in turn. The key stays, so connections and signatures go on as they are: only
+new connections are made with the new certificate.
+"""
+
+import asyncio
+import datetime
+from collections.abc import Awaitable, Callable
+from typing import Protocol, TypeVar
+
+from protos import murmuration_pb2 as pb
+from protos.events import Warnings, new_event
+from protos.identity.authority import Authority
+from protos.identity.certificates import Identity, IdentityError
+from protos.text import shown
+
+T = TypeVar("T")
+
+_CHECK_S = 10.0
+_ASK_AGAIN = datetime.timedelta(minutes=1)
+_WARNED = datetime.timedelta(days=30)  # before the end, that nobody has renewed it
+
+
+class RunsElsewhere(Protocol):
+    """Runs work that blocks off the loop."""
+
+    async def __call__(self, work: Callable[[], T], /) -> T: ...
+
+
+async def ask_nobody(request: pb.EnrolRequest) -> bytes | None:
+    """Of a process that has the run's key itself."""
+    return None
+
+
+class Renewal:
+    """Of one process; on its event loop.
+
+    Args:
+        identity: that it has.
+        authority: of the run, if it holds its key.
+        ask: asks those that may hold the key for a later certificate (PEM); None: nobody gives it.
+        keep: puts the new identity where the process will find it. Raises OSError.
+        renewed: called with it.
+        offload: where files are written.
+        log: takes events.
+        now: the date.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        authority: Authority | None,
+        *,
+        ask: Callable[[pb.EnrolRequest], Awaitable[bytes | None]] = ask_nobody,
+        keep: Callable[[Identity], None],
+        renewed: Callable[[Identity], None],
+        offload: RunsElsewhere,
+        log: Callable[[dict[str, object]], None],
+        now: Callable[[], datetime.datetime] = lambda: datetime.datetime.now(datetime.UTC),
+    ) -> None:
+        self._identity, self._authority = identity, authority
+        self._due = identity.renewed_from
+        self._ask, self._offload, self._now = ask, offload, now
+        self._keep, self._renewed, self._log = keep, renewed, log
+        self._warnings = Warnings(log)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            now = self._now()
+            if now >= self._due:
+                self._due = now + _ASK_AGAIN
+                await self._renew(now)
+            await asyncio.sleep(_CHECK_S)
+
+    async def _renew(self, now: datetime.datetime) -> None:
+        try:
+            certificate = await self._certificate()
+            if certificate is None:
+                if self._identity.expires - now < _WARNED:
+                    self._warnings.add(
+                        f"the certificate ends on {self._identity.expires:%Y-%m-%d}, and nobody "
+                        "that answers holds the run's key to renew it"
+                    )
+                return
+            before = self._identity
+            identity = Identity.of(before.key, certificate, before.authority)
+            if (identity.role, identity.name) != (before.role, before.name):
+                raise IdentityError("the renewed certificate is somebody else's")
+            await self._offload(lambda: self._keep(identity))
+        except (IdentityError, OSError) as error:
+            self._warnings.add(f"the certificate is not renewed: {shown(str(error), 160)}")
+            return
+        self._identity, self._due = identity, identity.renewed_from
+        self._renewed(identity)
+        self._log(new_event("renewed", expires=f"{identity.expires:%Y-%m-%d}"))
+
+    async def _certificate(self) -> bytes | None:
+        """A later one (PEM); None: nobody has given it. Raises IdentityError."""
+        mine, authority = self._identity, self._authority
+        if authority is not None:
+            return await self._offload(
+                lambda: authority.renew(mine.name, mine.der, mine.request(), mine.role)
+            )
+        return await self._ask(
+            pb.EnrolRequest(name=mine.name, request=mine.request(), certificate=mine.der)
+        )

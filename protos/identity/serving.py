@@ -1,0 +1,61 @@
+"""The certificate that a server of gRPC shows, which may be renewed while it serves."""
+
+import time
+from typing import Protocol
+
+import grpc
+
+_HANDSHAKES_BEGIN_S = 0.25  # a handshake begins within microseconds, where it is not held up
+
+
+class Shown(Protocol):
+    """A key, its certificate, and the authority that callers' certificates must be of (PEM)."""
+
+    @property
+    def key(self) -> bytes: ...
+
+    @property
+    def certificate(self) -> bytes: ...
+
+    @property
+    def authority(self) -> bytes: ...
+
+
+class ServerCertificate:
+    """What one server shows. Whoever calls must have a certificate of the same authority."""
+
+    def __init__(self, shown: Shown) -> None:
+        self._first = shown
+        self._renewed: Shown | None = None  # that the server does not show yet
+
+    def credentials(self) -> grpc.ServerCredentials:
+        """Of one port."""
+        return grpc.dynamic_ssl_server_credentials(
+            server_configuration(self._first),
+            self.renewed_configuration,  # type: ignore[arg-type]  # None is in its docs
+            require_client_authentication=True,
+        )
+
+    def renew(self, shown: Shown) -> None:
+        """New connections are made with this one; those that there are stay. any thread."""
+        self._renewed = shown
+
+    def renewed_configuration(self) -> "grpc.ServerCertificateConfiguration | None":
+        """Asked at each handshake, on a thread of gRPC's; None: the server keeps what it has.
+
+        gRPC frees what it had as soon as there is something new, though a handshake on another
+        thread may be about to begin with it: that ended the process (grpc/grpc#36693). While this
+        call lasts, others wait that have not asked yet, and those that have can begin.
+        """
+        renewed, self._renewed = self._renewed, None
+        if renewed is None:
+            return None
+        time.sleep(_HANDSHAKES_BEGIN_S)
+        return server_configuration(renewed)
+
+
+def server_configuration(shown: Shown) -> "grpc.ServerCertificateConfiguration":
+    """As gRPC takes it."""
+    return grpc.ssl_server_certificate_configuration(
+        [(shown.key, shown.certificate)], shown.authority
+    )
