@@ -92,7 +92,8 @@ def random_states_kept(device: torch.device) -> Iterator[None]:
 
 
 class PeriodicEvaluation:
-    """The held-out loss of the anchors at an interval of the run. train thread only.
+    """The held-out loss of the anchors at an interval of the run, or of the local parameters where
+    nothing is exchanged. train thread only.
 
     It leaves no trace in the training: parameters, dropout, running statistics and random states
     are afterwards as they were, to the bit.
@@ -119,7 +120,9 @@ class PeriodicEvaluation:
             return
         self._passed, began_s = passed, time.monotonic()
         trainer.report("evaluating")
-        with random_states_kept(device_of(self._model)), anchors_loaded(trainer, self._model):
+        exchanges = trainer.exchanges
+        loaded = anchors_loaded(trainer, self._model) if exchanges else nullcontext()
+        with random_states_kept(device_of(self._model)), loaded:
             found = validate(self._task, self._model, self._seed, wanted)
         loss, metrics = (found.loss, found.metrics) if found is not None else (None, {})
         trainer.evaluated(loss, metrics, time.monotonic() - began_s)

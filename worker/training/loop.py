@@ -101,6 +101,11 @@ class TrainingLoop:
         return self.outer.step < self._steps and self.outer.stopped is None
 
     @property
+    def exchanges(self) -> bool:
+        """Whether there are rounds: else the anchors stay as they began, until the end."""
+        return self._plan.exchange != "none"
+
+    @property
     def in_step(self) -> bool:
         """Whether a step has begun that has not ended."""
         return self._in_step

@@ -118,12 +118,22 @@ def test_it_is_told_at_the_interval_but_for_the_last_step(
     assert [step for step, _ in run.trainer.metrics.val_curve] == told
 
 
-def test_it_is_the_loss_of_the_anchor_and_not_of_the_local_parameters() -> None:
+def test_it_is_the_loss_of_the_anchor_and_not_of_the_local_parameters(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Trainer, "exchanges", True)  # in rounds that have not come yet
     run = Run(every_steps=2, noise=False)
     losses = {event["val_loss"] for event in run.validations()}
-    # A peer that exchanges nothing has the anchor that it began with, until the end.
+    # The anchor is as it began, until the end.
     assert losses == {validate(run.task, run.task.model(), 0).loss}
     assert losses != {validate(run.task, run.model, 0).loss}
+
+
+def test_it_is_that_of_the_local_parameters_where_nothing_is_exchanged() -> None:
+    run = Run(every_steps=2, noise=False)
+    losses = [event["val_loss"] for event in run.validations()]
+    assert len(set(losses)) == len(losses)
+    assert losses[0] != validate(run.task, run.task.model(), 0).loss
 
 
 def test_one_that_a_signal_cuts_short_tells_no_loss() -> None:
@@ -141,6 +151,7 @@ def test_a_run_that_goes_on_does_not_repeat_what_it_has_measured(
     for step in range(resumed_at, STEPS):
         position = SimpleNamespace(
             trains=True,
+            exchanges=True,
             step=step,
             fragments=[],
             report=lambda _: None,
