@@ -16,7 +16,7 @@ import click
 from coordinator import Failure
 from coordinator.links import MEANS
 from protos.addresses import is_loopback, split_address, with_host
-from protos.completion import complete_preset, complete_setting
+from protos.completion import TRACKERS, complete_preset, complete_setting
 from protos.events import int_of, new_event
 from protos.exit_codes import ExitCode
 from protos.web import PagePlace
@@ -224,6 +224,12 @@ def report(target: str, as_json: bool, picture: bool, quiet: bool, run: Path | N
 )
 @link_means_option
 @click.option("--insecure", is_flag=True, help="Encrypt nothing.")
+@click.option(
+    "--track",
+    multiple=True,
+    type=click.Choice(TRACKERS),
+    help="Tell this tracker of each worker's figures; more than one may be named.",
+)
 @web_option
 def swarm(out: Path | None, json_path: str | None, **options: Any) -> None:
     """Train on worker processes of this machine, and report.

@@ -29,6 +29,7 @@ CODECS = (
     "topk128",
     "topk256",
 )
+TRACKERS = ("tensorboard", "wandb", "trackio")
 _SETTINGS = {
     "diloco.preset": PRESETS,
     "diloco.codec": CODECS,

@@ -14,6 +14,7 @@ from protos.text import shown
 from worker.config import (
     ADVISED,
     CODEC_NAMES,
+    LOCAL,
     RUN_WIDE,
     Config,
     parse_config,
@@ -50,9 +51,11 @@ def join_config(
         if not isinstance(run.get(section, {}), Mapping):
             raise ManifestRefused(f"{where} has a manifest without a section [{section}]")
     chosen = {name: dict(run[name]) for name in RUN_WIDE if name in run}
+    for section, key in LOCAL:
+        chosen.get(section, {}).pop(key, None)
     for section in RUN_WIDE:
         for key in sorted(document.get(section, {})):
-            if (section, key) in ADVISED:
+            if (section, key) in (*ADVISED, *LOCAL):
                 chosen[section][key] = document[section][key]
                 continue
             ours, theirs = to_document(own)[section].get(key), run.get(section, {}).get(key)

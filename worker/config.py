@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from algorithms.codecs import CODECS
 from algorithms.plan import Plan
 from algorithms.presets import PRESETS
+from protos.completion import TRACKERS
 from worker.errors import ConfigError
 from worker.exchange.types import ExchangeConfig, RoundConfig
 from worker.membership import MembershipConfig
@@ -79,11 +80,13 @@ class RunConfig:
     seed: of the model and all streams of samples; steps: inner steps of the run.
     evaluate_every: inner steps between two measurements of the anchor's held-out loss on the way;
         0: only at the end.
+    track: trackers that this machine's worker tells of its figures, of `TRACKERS`.
     """
 
     seed: int = 0
     steps: int = 1600
     evaluate_every: int = 0
+    track: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.steps < 1:
@@ -92,6 +95,8 @@ class RunConfig:
             raise ValueError(f"seed is {self.seed}; it must be 0 to 2^63 - 1")
         if self.evaluate_every < 0:
             raise ValueError(f"evaluate_every is {self.evaluate_every}; it must be at least 0")
+        if others := [name for name in self.track if name not in TRACKERS]:
+            raise ValueError(f"track names {others[0]!r}; use some of {', '.join(TRACKERS)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,6 +141,8 @@ ADVISED = (
     ("stages", "memory_mib"),
     ("task", "init"),
 )
+# Of these, what is never taken from others, and not told them.
+LOCAL = (("run", "track"),)
 # What a preset says of the inner optimizer.
 _INNER = {"kseed": InnerConfig(optimizer=KSEED, lr=3e-3, warmup_steps=0)}
 _SECTIONS = (*RUN_WIDE, "rounds", "exchange", "membership", "checkpoint")
@@ -301,8 +308,11 @@ def to_document(config: Config) -> dict[str, Any]:
     """The run-wide sections as plain values; `parse_config` takes them back."""
     task = config.task
     data = {"data": task.data} if task.data != TaskConfig.data else {}
+    run = dataclasses.asdict(config.run)
+    for _, key in LOCAL:
+        del run[key]
     return {
-        "run": dataclasses.asdict(config.run),
+        "run": run,
         "task": {"name": task.name, "init": task.init, **data, **task.options},
         "inner": dataclasses.asdict(config.inner),
         "stages": {**dataclasses.asdict(config.stages), "layers": list(config.stages.layers)},

@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from protos.completion import TRACKERS
 from protos.events import float_of, int_of
 from worker.errors import ConfigError
 
-NAMES = ("tensorboard", "wandb", "trackio")
-_MODULES = {"tensorboard": "torch.utils.tensorboard", "wandb": "wandb", "trackio": "trackio"}
+_MODULES = dict(zip(TRACKERS, ("torch.utils.tensorboard", "wandb", "trackio"), strict=True))
 _MOST_WAITING = 1024
 _END_S = 10.0
 _OF_PROGRESS = {
@@ -82,7 +82,7 @@ class Trackers:
     """Passes a worker's events on, and tells trackers of them. any thread.
 
     Args:
-        names: of `NAMES`.
+        names: of `TRACKERS`.
         out, peer: the worker's folder and name.
         announce: takes each event too.
 

@@ -40,6 +40,7 @@ class Launch:
         link_means: one of `coordinator.links.MEANS`.
         insecure: nothing is encrypted.
         web: as typed, where to serve the page of the swarm.
+        track: trackers that each worker tells of its figures.
         program: what runs a worker; tests put their own here.
     """
 
@@ -66,6 +67,7 @@ class Launch:
     link_means: str = "auto"
     insecure: bool = False
     web: str | None = None
+    track: tuple[str, ...] = ()
     program: Sequence[str] = WORKER_PROGRAM
 
     def check(self) -> None:
@@ -176,6 +178,8 @@ class Launch:
         shared += ["--preset", self.preset] if self.preset else []
         shared += ["--threads", str(self.threads)] if self.threads else []
         shared += ["--device", self.device] if self.device else []
+        for name in self.track:
+            shared += ["--track", name]
         for setting in (*self._flags(), *self.settings):
             shared += ["--set", setting]
         placed = list(self.held)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import click
 
 from protos.addresses import is_loopback, is_wildcard, join_address, split_address, with_host
-from protos.completion import complete_preset, complete_setting
+from protos.completion import TRACKERS, complete_preset, complete_setting
 from protos.exit_codes import ExitCode
 from protos.figures import listed, perplexity
 from protos.settings import settings_of
@@ -139,7 +139,7 @@ class WorkerFlags:
     track: tuple[str, ...] = option(
         "--track",
         multiple=True,
-        type=click.Choice(["tensorboard", "wandb", "trackio"]),
+        type=click.Choice(TRACKERS),
         help="Tell this tracker of the run's figures; more than one may be named.",
     )
     reports: bool = option(
@@ -230,14 +230,15 @@ class WorkerFlags:
         return False if self.fresh else self.resume or None
 
     @contextmanager
-    def tracked(self, worker: "WorkerOptions") -> "Iterator[WorkerOptions]":
+    def tracked(self, worker: "WorkerOptions", config: "Config") -> "Iterator[WorkerOptions]":
         """The options of a worker whose events trackers are told of too. Raises ConfigError."""
-        if not self.track:
+        names = (*dict.fromkeys((*self.track, *config.run.track)),)
+        if not names:
             yield worker
             return
         from worker.tracking import Trackers
 
-        trackers = Trackers(self.track, self.out, worker.node.peer, worker.announce)
+        trackers = Trackers(names, self.out, worker.node.peer, worker.announce)
         try:
             yield replace(worker, announce=trackers)
         finally:
@@ -525,7 +526,7 @@ def _run(
         else PlainLines(_joins(flags, identity), flags.verbose - flags.quiet),
         identity=identity,
     )
-    with flags.tracked(worker) as tracked:
+    with flags.tracked(worker, config) as tracked:
         code = run_worker(config, tracked)
     if flags.reports and code == ExitCode.DONE:
         _report(flags)

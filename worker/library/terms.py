@@ -132,6 +132,11 @@ def agree_on_terms(
             "settings: run.evaluate_every is for tasks: a loop of your own evaluates by itself, "
             "the anchor within `with swarm.anchor()`; leave it out"
         )
+    if config.run.track:
+        raise ConfigError(
+            "settings: run.track is for tasks: a loop of your own has trackers of its own, and "
+            "`swarm.metrics` for them; leave it out"
+        )
     if config.task.data == "leased":
         raise ConfigError(
             "settings: task.data is for tasks: a loop of your own shares its samples by "

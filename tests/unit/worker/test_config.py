@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from algorithms.presets import PRESETS
+from worker.adopted_config import join_config
 from worker.config import Config, load_config, parse_config, task_of, to_document
 from worker.errors import ConfigError
 from worker.tasks import TaskError
@@ -123,7 +124,7 @@ def test_an_unknown_key_gets_the_nearest_name_in_one_line(toml: Any) -> None:
 
 def test_a_key_like_no_other_gets_all_names() -> None:
     assert config_error("run.zzz=1") == (
-        "--set run.zzz=1: [run] has no key 'zzz'; use one of seed, steps, evaluate_every"
+        "--set run.zzz=1: [run] has no key 'zzz'; use one of seed, steps, evaluate_every, track"
     )
 
 
@@ -299,6 +300,19 @@ def test_every_preset_survives_as_plain_values(preset: str) -> None:
     config = load_config(None, (), preset)
     assert parse_config(to_document(config), "there") == config
     assert config.plan == PRESETS[preset]
+
+
+def test_trackers_are_this_machines_own() -> None:
+    """What a joiner would load for them it does not take from others."""
+    config = load_config(None, ['run.track=["wandb"]'])
+    assert config.run.track == ("wandb",)
+    sections = to_document(config)
+    assert "track" not in sections["run"]
+    assert "track names 'tb'; use some of tensorboard, wandb" in config_error('run.track=["tb"]')
+    sections["run"]["track"] = ["wandb"]
+    assert join_config(sections, None, [], "there").run.track == ()
+    own = join_config(sections, None, ['run.track=["trackio"]'], "there")
+    assert own.run.track == ("trackio",)
 
 
 def test_stages_go_through_iterations_together() -> None:

@@ -140,6 +140,13 @@ def test_command_lines() -> None:
     ]
 
 
+def test_trackers_are_told_by_each_worker() -> None:
+    launch = Launch(workers=2, out=Path("o"), track=("tensorboard", "wandb"))
+    for command in launch.commands(["h:1", "h:2"], None).values():
+        joined = " ".join(command)
+        assert "--track tensorboard --track wandb" in joined
+
+
 def test_places_become_commands() -> None:
     launch = Launch(workers=2, out=Path("o"), program=("murmur",))
     places = {

@@ -320,6 +320,14 @@ def test_checkpoints_stay_where_they_are_when_their_worker_is_refused(murmur: Mu
     assert [path.name for path in Path("here").glob("check*")] == ["checkpoints"]
 
 
+def test_trackers_of_the_configuration_are_told_too(
+    murmur: Murmur, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "trackio", None)  # as if it was not installed
+    said = refused(murmur, 3, "up", "--insecure", "--set", 'run.track=["trackio"]')
+    assert said.startswith("murmur: --track trackio: it is not installed")
+
+
 def test_a_stage_of_a_model_that_is_not_cut_is_one_line_and_exit_code_2(murmur: Murmur) -> None:
     code, out, err = murmur("up", "--stage", "9")
     assert (code, out) == (2, "")
