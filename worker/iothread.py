@@ -4,6 +4,7 @@ import asyncio
 import concurrent.futures
 import threading
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import TypeVar
 
 from worker.node import Node
@@ -62,7 +63,8 @@ class IOThread:
         if self._thread.ident is None:
             return
         if self._loop is not None and self._node is not None and self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._node.close)
+            with suppress(RuntimeError):  # it has ended meanwhile: its thread only says so yet
+                self._loop.call_soon_threadsafe(self._node.close)
         self._thread.join(timeout=10)
 
     def _run(self) -> None:
