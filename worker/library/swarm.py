@@ -42,7 +42,9 @@ from worker.library.terms import (
     Addresses,
     Terms,
     agree_on_terms,
-    metrics_address,
+    check_relay_rate,
+    page_place,
+    served_at,
     settings_by_argument,
 )
 from worker.manifest import Manifest
@@ -103,6 +105,10 @@ class Swarm:
             whose `out` there is a certificate needs none.
         insecure: encrypt nothing, and let anybody join.
         serve_metrics: `HOST:PORT`, or a port of loopback, to serve Prometheus at.
+        web: likewise, to serve the page of the swarm at; off loopback it wants `out`, where the
+            token of its readers is.
+        no_relay: raise NotDialled where others cannot dial this peer.
+        relay_mbps: at which to relay for peers that nobody can dial; 0: for none.
 
     Raises:
         UsageError: model, optimizer or an argument cannot be used.
@@ -138,6 +144,9 @@ class Swarm:
         token: str | None = None,
         insecure: bool = False,
         serve_metrics: str | int | None = None,
+        web: str | int | None = None,
+        no_relay: bool = False,
+        relay_mbps: float = 100.0,
     ) -> None:
         joins = (join,) if isinstance(join, str) else tuple(join)
         self._replica = UserReplica(model, optimizer)
@@ -174,7 +183,10 @@ class Swarm:
             advertise_origin=found.origin if found else "",
             joins=() if coordinated else joins,
             coordinator=joins[0] if coordinated else None,
-            metrics=metrics_address(serve_metrics),
+            metrics=served_at("serve_metrics", serve_metrics),
+            page=page_place(web, self._out),
+            relayed=not no_relay,
+            relay_mbps=check_relay_rate(relay_mbps),
             min_peers=min_peers if min_peers is not None else (None if joins else 1),
             wait_s=wait_s if wait_s is not None else (inf if joins else _WAIT_S),
         )

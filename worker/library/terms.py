@@ -2,14 +2,17 @@
 
 import argparse
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 from algorithms.fragments import TensorSpec
 from protos.addresses import is_loopback, is_wildcard, split_address, with_host
 from protos.identity import Identity
 from protos.manifest import first_difference
+from protos.web import PagePlace
 from worker.addresses import FoundHost, find_host
 from worker.adopted_config import join_config
 from worker.config import Config, load_config
@@ -50,17 +53,29 @@ class Addresses:
         return not all(is_loopback(split_address(each)[0]) for each in own)
 
 
-def metrics_address(given: str | int | None) -> str | None:
-    """HOST:PORT to serve Prometheus at. Raises UsageError."""
+def served_at(argument: str, given: str | int | None) -> str | None:
+    """HOST:PORT, of a port of loopback too. Raises UsageError."""
     try:
         return None if given is None else with_host(str(given))
     except ValueError as error:
-        raise UsageError(f"serve_metrics: {error}") from error
+        raise UsageError(f"{argument}: {error}") from error
+
+
+def page_place(given: str | int | None, out: Path | None) -> PagePlace | None:
+    """Where to serve the page. Raises UsageError."""
+    if (address := served_at("web", given)) is None:
+        return None
+    if out is None and not is_loopback(split_address(address)[0]):
+        raise UsageError(
+            f"web={given!r}: readers show a token, which is kept in a folder: say out="
+        )
+    return PagePlace(address, out or Path())
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Gives a script the options of `Swarm` that differ between machines: `--join`, `--listen`,
-    `--advertise`, `--name`, `--min-peers`, `--out`, `--serve-metrics`, `--token`, `--insecure`.
+    `--advertise`, `--name`, `--min-peers`, `--out`, `--serve-metrics`, `--web`, `--no-relay`,
+    `--relay-mbps`, `--token`, `--insecure`.
 
     Swarm(model, optimizer, **vars(parser.parse_args())) takes them as they are.
 
@@ -78,8 +93,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--min-peers", type=int, help="start when this many are here")
     group.add_argument("--out", help="folder for events.jsonl and the peer's certificate")
     group.add_argument("--serve-metrics", metavar="[HOST:]PORT", help="for Prometheus")
+    group.add_argument("--web", metavar="[HOST:]PORT", help="serve the page of the swarm")
+    group.add_argument("--no-relay", action="store_true", help="end where others cannot dial it")
+    group.add_argument("--relay-mbps", type=float, default=100.0, help="to relay for others at")
     group.add_argument("--token", help="that lets this peer in; or the variable MURMUR_TOKEN")
     group.add_argument("--insecure", action="store_true", help="encrypt nothing")
+
+
+def check_relay_rate(mbps: float) -> float:
+    """As given. Raises UsageError."""
+    if not 0 <= mbps < math.inf:
+        raise UsageError(f"relay_mbps={mbps}: must be at least 0, which relays for nobody")
+    return mbps
 
 
 class Terms(NamedTuple):

@@ -1,5 +1,6 @@
 """A swarm of one, in this process: what a loop sees of it."""
 
+import argparse
 import doctest
 import json
 from contextlib import nullcontext
@@ -304,6 +305,9 @@ def test_an_adapter_that_is_not_there_is_named() -> None:
     ("argument", "line"),
     [
         ({"serve_metrics": "here"}, "serve_metrics: '.*here' is no HOST:PORT"),
+        ({"web": "here"}, "web: '.*here' is no HOST:PORT"),
+        ({"web": "0.0.0.0:0"}, "readers show a token, which is kept in a folder: say out="),
+        ({"relay_mbps": -1}, "relay_mbps=-1: must be at least 0"),
         ({"settings": {"run.evaluate_every": 5}}, "a loop of your own evaluates by itself"),
         ({"settings": {"task.data": "leased"}}, "a loop of your own shares its samples by `swarm"),
     ],
@@ -329,6 +333,21 @@ def test_a_loop_of_ones_own_can_serve_metrics() -> None:
             with urlopen(metrics.url) as answer:
                 told = answer.read().decode().splitlines()
     assert 'murmuration_members{health="alive",peer="me"} 1.0' in told
+
+
+def test_a_loop_of_ones_own_serves_the_page_and_says_whether_it_is_relayed_and_relays() -> None:
+    parser = argparse.ArgumentParser()
+    murmuration.add_arguments(parser)
+    typed = parser.parse_args(["--web", "0", "--no-relay", "--relay-mbps", "5"])
+    model, optimizer = model_of()
+    with Swarm(model, optimizer, steps=4, **vars(typed)) as swarm:
+        assert swarm._session is not None
+        page = swarm._session._page
+        assert page is not None
+        with urlopen(page.url) as answer:
+            assert answer.status == 200
+        assert (swarm._node.relayed, swarm._node.relay_mbps) == (False, 5)
+        assert swarm._session.io.node.relay.table._limits.rate_mbps == 5
 
 
 def test_samples_are_gone_on_with_where_the_checkpoint_was() -> None:
