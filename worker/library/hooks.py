@@ -56,8 +56,15 @@ class UserReplica:
 
     @property
     def last_gradient_norm(self) -> float | None:
-        """The loop is the user's: so are its gradients, which may be gone by now."""
-        return None
+        """Of the gradient that the optimizer has stepped with, clipped by the loop or not. None
+        where to ask would cost a wait (on a GPU) or a word of all ranks (sharded), and where it is
+        still scaled."""
+        gradients = [p.grad for p in self._trained.values() if p.grad is not None]
+        scaled = any(getattr(each, "grad_scale", None) is not None for each in self.optimizers)
+        dear = any(g.device.type != "cpu" or g.is_sparse or is_sharded(g) for g in gradients)
+        if scaled or dear or not gradients:
+            return None
+        return float(nn.utils.get_total_norm(gradients))
 
     @property
     def parameters(self) -> Mapping[str, Tensor]:

@@ -50,8 +50,9 @@ class Replica(Protocol):
 
     @property
     def last_gradient_norm(self) -> float | None:
-        """Of the last step's gradient, before it is clipped; None where the loop is the user's own.
-        Asked for now and then: where nothing is clipped, it is computed then."""
+        """Of the last step's gradient, before it is clipped; of a loop of the user's own, after,
+        and None where to ask would cost something. Asked for now and then: where nothing has
+        measured it, it is computed then."""
         ...
 
     @property

@@ -335,6 +335,19 @@ def test_a_loop_of_ones_own_can_serve_metrics() -> None:
     assert 'murmuration_members{health="alive",peer="me"} 1.0' in told
 
 
+def test_a_loop_of_ones_own_tells_the_norm_of_its_gradient(tmp_path: Path) -> None:
+    model, optimizer = model_of()
+    with Swarm(model, optimizer, steps=2, out=tmp_path):
+        one_step(model, optimizer)
+        model(torch.ones(3, 4)).sum().backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+    events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    told = [e["gradient_norm"] for e in events if e.get("state") == "training" and e.get("step")]
+    assert told[0] == pytest.approx(2 * 5**0.5)  # of four weights and a bias, over two samples
+    assert told[-1] == pytest.approx(0.5, abs=1e-5)
+
+
 def test_a_loop_of_ones_own_serves_the_page_and_says_whether_it_is_relayed_and_relays() -> None:
     parser = argparse.ArgumentParser()
     murmuration.add_arguments(parser)
