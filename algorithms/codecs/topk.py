@@ -37,6 +37,7 @@ _LEAST_NORMAL = 0x00800000  # the bits of 2^-126
 _SUM_BITS = 52  # of k numbers in fixed point, each of which may be twice its power of two
 _LEAST_FIXED = 1 << 8  # what bf16 still holds exactly in fixed point
 _MAGNITUDE = 0x7FFFFFFF
+_PARTITIONED_ROWS = 32
 
 
 class TopK:
@@ -119,7 +120,7 @@ class TopK:
             return
         kept, planes = self._kept(elements), self._low_bits + 2
         bits = chunks.view(torch.int32)
-        chosen = _largest(bits & _MAGNITUDE, kept)
+        chosen = _largest(bits, kept)
         values = bits.reshape(-1).index_select(0, chosen).view(rows, kept)
         start = torch.arange(0, rows * elements, elements, device=chunks.device)
         index = chosen.view(rows, kept) - start[:, None]
@@ -130,16 +131,17 @@ class TopK:
             first = torch.where(is_kept, places, unused).amin(1, keepdim=True)
             places = torch.where(is_kept, places, torch.where(first == unused, 0, first))
             places = places.sort(dim=1).values
-        row = torch.zeros(rows, -(-self._bits(elements) // 8) * 8, device=chunks.device)
-        shifts = torch.arange(planes, dtype=torch.int32, device=chunks.device)[:, None]
-        row[:, : planes * kept].view(rows, planes, kept).copy_(places[:, None, :] >> shifts & 1)
+        row = torch.zeros(
+            rows, -(-self._bits(elements) // 8) * 8, dtype=torch.uint8, device=chunks.device
+        )
+        shifts = torch.arange(planes, dtype=torch.int16, device=chunks.device)[:, None]
+        of_plane = places.to(torch.int16)[:, None, :] >> shifts & 1  # places are below 2^14
+        row[:, : planes * kept].view(rows, planes, kept).copy_(of_plane)
         offset = torch.arange(planes * kept, (planes + 1) * kept, device=chunks.device)
-        row.scatter_(1, (places >> planes) + offset, 1.0)
+        row.scatter_(1, (places >> planes) + offset, 1)
         levels = torch.cat((low, high), 1).to(torch.bfloat16).view(torch.uint8)
         records[:, :_LEVEL_BYTES] = levels
-        # Sums of powers of two below 2^8: exact in any order.
-        packed = torch.mv(row.view(-1, 8), _bit_values(chunks.device))
-        records[:, _LEVEL_BYTES:] = packed.view(rows, -1)
+        records[:, _LEVEL_BYTES:] = _bytes_of_bits(row).view(rows, -1)
 
     def _decode(self, records: Tensor, chunks: Tensor) -> None:
         """Writes what records (n, bytes) keep into chunks (n, m) of zeros."""
@@ -169,13 +171,38 @@ class TopK:
         )
 
 
-def _largest(magnitudes: Tensor, kept: int) -> Tensor:
-    """Of int32 (n, m) the flat indices, in order, of the largest of each row: int64 (n * kept)."""
-    if magnitudes.device.type == "cpu":
-        place = magnitudes.shape[1] - kept
-        least = torch.from_numpy(np.partition(magnitudes.numpy(), place, axis=1)[:, [place]])
-    else:
+def _largest(bits: Tensor, kept: int) -> Tensor:
+    """Of fp32 (n, m), as int32, the flat indices, in order, of the largest magnitudes of each row:
+    int64 (n * kept)."""
+    if bits.device.type != "cpu":
+        magnitudes = bits & _MAGNITUDE
         least = torch.topk(magnitudes, kept, dim=1, sorted=False).values.amin(1, keepdim=True)
+        return _at_least(magnitudes, least, kept)
+    rows, elements = bits.shape
+    step, place = min(rows, _PARTITIONED_ROWS), elements - kept
+    # The same memory for all: it stays in the cache, and no page of it is new.
+    magnitudes_of, sorted_of = np.empty((2, step, elements), np.int32)
+    chosen_of = np.empty((step, elements), np.bool_)
+    found = np.empty(rows * kept, np.int64)
+    for start in range(0, rows, step):
+        count = min(step, rows - start)
+        magnitudes, ordered, chosen = magnitudes_of[:count], sorted_of[:count], chosen_of[:count]
+        np.bitwise_and(bits[start : start + count].numpy(), _MAGNITUDE, out=magnitudes)
+        np.copyto(ordered, magnitudes)
+        ordered.partition(place, axis=1)
+        least = ordered[:, place, None]
+        np.greater_equal(magnitudes, least, out=chosen)
+        places = np.flatnonzero(chosen)
+        if len(places) != count * kept:
+            equal = _at_least(torch.from_numpy(magnitudes), torch.from_numpy(least), kept)
+            places = equal.numpy()
+        np.add(places, start * elements, out=found[start * kept : (start + count) * kept])
+    return torch.from_numpy(found)
+
+
+def _at_least(magnitudes: Tensor, least: Tensor, kept: int) -> Tensor:
+    """The flat indices, in order, of what is as large as the least that is kept; of equal ones the
+    first."""
     chosen = magnitudes >= least
     found = _places_set(chosen)
     if found.numel() == len(magnitudes) * kept:
@@ -183,6 +210,14 @@ def _largest(magnitudes: Tensor, kept: int) -> Tensor:
     above, equal = magnitudes > least, magnitudes == least
     lacking = kept - above.sum(1, keepdim=True)
     return _places_set(above | equal & (equal.cumsum(1) <= lacking))
+
+
+def _bytes_of_bits(bits: Tensor) -> Tensor:
+    """Of uint8 (n, 8 m), each 0 or 1, the first in the lowest bit: uint8, 1-D."""
+    if bits.device.type == "cpu":
+        return torch.from_numpy(np.packbits(bits.numpy().reshape(-1), bitorder="little"))
+    # Sums of powers of two below 2^8: exact in any order.
+    return torch.mv(bits.view(-1, 8).to(torch.float32), _bit_values(bits.device)).to(torch.uint8)
 
 
 def _places_set(bits: Tensor) -> Tensor:
