@@ -56,9 +56,6 @@ def main() -> None:
     """The `murmur` command."""
     # gRPC's core writes what our own messages say already.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    # Before torch is loaded: its threads then sleep while they wait for one that has no core.
-    # Otherwise they spin, and two workers on one machine hold each other up.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
         tempfile.gettempdir()
     except FileNotFoundError:  # the disk is full: torch may import dill, which asks for it as well

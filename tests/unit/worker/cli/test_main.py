@@ -208,8 +208,9 @@ def test_generated_text_is_printed_while_it_is_made(
     assert (code, printed, rest) == (0, ["a prompt ", "one ", "é"], "\n\n")
 
 
-def test_threads_of_torch_that_wait_sleep_from_the_first_on(tmp_path: Path) -> None:
-    """What two workers on one machine need: OpenMP reads the variable when torch is loaded."""
+def test_where_all_peers_share_the_cores_waiting_threads_of_torch_sleep(tmp_path: Path) -> None:
+    """OpenMP reads the variable when torch is loaded. A worker that others reach has its cores for
+    itself, and spins."""
     code = """
 import os, sys
 from worker.cli import main
@@ -221,13 +222,16 @@ class First:
             os._exit(0)
 
 sys.meta_path.insert(0, First())
-sys.argv = ["murmur", "generate", "nowhere", ""]
 main()
 """
     plain = {key: value for key, value in os.environ.items() if key != "OMP_WAIT_POLICY"}
-    for given, told in (({}, "passive"), ({"OMP_WAIT_POLICY": "active"}, "active")):
+    for words, given, told in (
+        (("up",), {}, "passive"),
+        (("up",), {"OMP_WAIT_POLICY": "active"}, "active"),
+        (("up", "--listen", "0.0.0.0:0"), {}, "None"),
+    ):
         done = subprocess.run(
-            [sys.executable, "-P", "-c", code],
+            [sys.executable, "-P", "-c", code, *words],
             cwd=tmp_path,
             env=plain | given,
             capture_output=True,
