@@ -175,9 +175,9 @@ def _largest(bits: Tensor, kept: int) -> Tensor:
     """Of fp32 (n, m), as int32, the flat indices, in order, of the largest magnitudes of each row:
     int64 (n * kept)."""
     if bits.device.type != "cpu":
-        magnitudes = bits & _MAGNITUDE
-        least = torch.topk(magnitudes, kept, dim=1, sorted=False).values.amin(1, keepdim=True)
-        return _at_least(magnitudes, least, kept)
+        whole = bits & _MAGNITUDE
+        least_of = torch.topk(whole, kept, dim=1, sorted=False).values.amin(1, keepdim=True)
+        return _at_least(whole, least_of, kept)
     rows, elements = bits.shape
     step, place = min(rows, _PARTITIONED_ROWS), elements - kept
     # The same memory for all: it stays in the cache, and no page of it is new.
