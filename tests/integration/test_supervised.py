@@ -5,9 +5,14 @@ import signal
 import socket
 import subprocess
 import sys
+from datetime import datetime
 from pathlib import Path
 
+import pytest
+
+from tests.support.gate import gates
 from tests.support.workers import PATIENCE_S, SMALL, WorkerProcess, running_swarm, settings_of
+from worker.training.checkpoint import load_one
 
 ENDLESS = settings_of(run__steps=10_000_000, diloco__inner_steps=10)
 
@@ -59,6 +64,46 @@ def test_sigterm_ends_a_worker_that_waits_for_others_with_0(tmp_path: Path) -> N
         worker.wait_for(lambda e: e["event"] == "listening", "an address")
         worker.send(signal.SIGTERM)
         assert worker.wait() == 0
+
+
+@pytest.mark.parametrize("every_steps", [10, 0], ids=["on the way", "at the end"])
+def test_sigterm_in_an_evaluation_ends_it_and_loses_nothing(
+    tmp_path: Path, every_steps: int
+) -> None:
+    """It is in the second of sixteen batches, and never comes to the fourth."""
+    held, _never = gates(tmp_path, 12, 14)
+    ends = settings_of(run__steps=20 if every_steps else 10, run__evaluate_every=every_steps)
+    with running_swarm(1, tmp_path, *SMALL, *held.settings, *ends) as swarm:
+        worker = swarm.start("w0")
+        worker.wait_for(lambda e: e.get("state") == "evaluating", "an evaluation")
+        worker.send(signal.SIGTERM)
+        with held.opened():
+            assert worker.wait() == 0
+        result = worker.result
+    assert (result["step"] >= 10, result["val_loss"]) == (True, None)
+    assert result["reason"] == ("SIGTERM" if every_steps else "finished")
+    assert load_one(Path(result["checkpoint"])).values["step"] == result["step"]
+    for event in worker.events:  # wall-clock time with its zone, and seconds since the start
+        assert datetime.fromisoformat(event["at"]).utcoffset() is not None
+        assert event["time_s"] >= 0
+
+
+def test_sigterm_while_a_checkpoint_is_written_ends_it_and_loses_nothing(tmp_path: Path) -> None:
+    slow, settings = tmp_path / "fsync", settings_of(checkpoint__every_s=0.01)
+    with running_swarm(1, tmp_path, *SMALL, *ENDLESS, *settings) as swarm:
+        swarm.programs["w0"] = ("tests.support.slow_disk", str(slow))
+        worker = swarm.start("w0")
+        worker.wait_for(lambda e: e["event"] == "checkpoint", "a checkpoint")
+        os.mkfifo(slow)
+        with slow.open("w") as writing:  # which waits until somebody reads it: an fsync
+            worker.send(signal.SIGTERM)
+            slow.unlink()
+            writing.write("0")
+        assert worker.wait() == 0
+        result = worker.result
+    assert result["reason"] == "SIGTERM"
+    assert load_one(Path(result["checkpoint"])).values["step"] == result["step"]
+    assert not list((tmp_path / "w0/checkpoints").glob(".partial-*"))
 
 
 def test_sigterm_ends_a_join_that_has_no_answer_yet_with_0(tmp_path: Path) -> None:
