@@ -149,6 +149,7 @@ class Watch:
     sleep: Callable[[float], None] = time.sleep
     _known: list[str] = field(default_factory=list)  # addresses of live peers
     _before: dict[str, tuple[float, int, int]] = field(default_factory=dict)
+    _steps: dict[str, list[tuple[float, int]]] = field(default_factory=dict)  # one or two looks
 
     def look(self) -> Snapshot:
         """Asks everybody.
@@ -157,9 +158,10 @@ class Watch:
             Failure: nobody answers.
         """
         first, members, answers = self.ask_all()
-        now_s = self.clock()
+        now_s, steps = self.clock(), int_of(first, "steps")
         rows = [
-            self._row(each, answers.get(text_of(each, "peer") or ""), now_s) for each in members
+            self._row(each, answers.get(text_of(each, "peer") or ""), now_s, steps)
+            for each in members
         ]
         return Snapshot(
             time_s=time.time(),
@@ -213,7 +215,11 @@ class Watch:
         # Behind one address there may be another by now.
         return answer if text_of(answer, "peer") == text_of(member, "peer") else None
 
-    def _row(self, member: Document, answer: Document | None, now_s: float) -> PeerRow:
+    def _row(
+        self, member: Document, answer: Document | None, now_s: float, steps: int | None
+    ) -> PeerRow:
+        """Of a peer that was not asked, such as a relayed one, what members know of it: its step,
+        and so its pace, and the rounds that it has applied. Args: steps: of the whole run."""
         peer = text_of(member, "peer") or "?"
         own = answer or {}
         traffic = _map(own, "traffic") or member  # a coordinator's members have it themselves
@@ -221,17 +227,19 @@ class Watch:
         health, phase = text_of(member, "health") or "?", text_of(own or member, "phase") or "?"
         rounds = _map(own, "rounds")
         sent_mbps, received_mbps = self._rates(peer, now_s, sent, received)
+        step = int_of(own or member, "step") or 0
+        pace = self._pace(peer, now_s, step)
         return PeerRow(
             peer=peer,
             answers=answer is not None,
             stage=int_of(member, "stage"),
             state=phase if health == "alive" or answer is not None else health,
-            step=int_of(own or member, "step") or 0,
-            steps=int_of(own, "steps"),
-            rounds=int_of(rounds, "completed"),
+            step=step,
+            steps=int_of(own, "steps") if answer is not None else steps,
+            rounds=int_of(rounds, "completed") if answer is not None else _applied(member),
             loss=float_of(own or member, "loss"),
             val_loss=float_of(own, "val_loss"),
-            steps_per_s=float_of(own, "steps_per_s"),
+            steps_per_s=float_of(own, "steps_per_s") if answer is not None else pace,
             samples_per_s=float_of(own, "samples_per_s"),
             tokens_per_s=float_of(own, "tokens_per_s"),
             rtt_ms=float_of(member, "rtt_ms"),
@@ -242,6 +250,18 @@ class Watch:
             received_mbps=received_mbps,
             not_taken=_not_taken(own, rounds),
         )
+
+    def _pace(self, peer: str, now_s: float, step: int) -> float | None:
+        """Steps a second, between the two latest changes of its step; None before these."""
+        seen = self._steps.setdefault(peer, [])
+        if not seen or step < seen[-1][1]:
+            seen[:] = [(now_s, step)]
+        elif step > seen[-1][1]:
+            seen[:] = [seen[-1], (now_s, step)]
+        if len(seen) < 2:
+            return None
+        (began_s, began), (ended_s, ended) = seen
+        return (ended - began) / (ended_s - began_s) if ended_s > began_s else None
 
     def _rates(
         self, peer: str, now_s: float, sent: int | None, received: int | None
@@ -254,6 +274,13 @@ class Watch:
             return None, None
         took_s = now_s - before[0]
         return 8e-6 * (sent - before[1]) / took_s, 8e-6 * (received - before[2]) / took_s
+
+
+def _applied(member: Document) -> int | None:
+    """Rounds, by the versions of its fragments; None where they are not told."""
+    versions = member.get("versions")
+    counted = [each for each in versions if type(each) is int] if isinstance(versions, list) else []
+    return sum(counted) if counted else None
 
 
 def watch(watched: Watch, screen: "Screen", every_s: float) -> None:

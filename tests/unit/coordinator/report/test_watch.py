@@ -111,7 +111,7 @@ def test_a_peer_that_cannot_be_reached_from_here_is_shown_as_others_know_it() ->
     swarm.members[1]["health"] = "suspect"
     row = swarm.watch().look().rows[1]
     assert (row.peer, row.answers, row.state, row.step) == ("w1", False, "suspect", 90)
-    assert (row.loss, row.bytes_sent, row.rounds, row.rtt_ms) == (None, None, None, 12.5)
+    assert (row.loss, row.bytes_sent, row.rounds, row.rtt_ms) == (None, None, 4, 12.5)
 
 
 def test_a_relayed_peer_is_said_to_be_and_is_not_asked_from_here() -> None:
@@ -125,6 +125,21 @@ def test_a_relayed_peer_is_said_to_be_and_is_not_asked_from_here() -> None:
         ("relayed by w0", False),
     ]
     assert "path" in [str(column.header) for column in table(snapshot).columns]
+
+
+def test_of_a_relayed_peer_pace_and_rounds_are_shown_by_what_members_know() -> None:
+    swarm = FakeSwarm("w0", "w1")
+    swarm.members[1] |= {"address": "w1@w0:7700", "versions": [4, 3]}
+    watched = swarm.watch()
+    found = []
+    for step in (90, 90, 96, 96, 100):  # a look a second; members hear of it now and then
+        swarm.members[1]["step"] = step
+        row = watched.look().rows[1]
+        found.append(row.steps_per_s)
+    assert found == [None, None, 3.0, 3.0, 2.0]
+    assert (row.step, row.steps, row.rounds, row.left_s) == (100, 400, 7, 150.0)
+    swarm.members[1]["step"] = 10  # it was started again
+    assert watched.look().rows[1].steps_per_s is None
 
 
 def test_another_peer_behind_the_address_is_not_taken_for_the_one_that_had_it() -> None:
