@@ -169,12 +169,13 @@ class WorkerFlags:
     )
 
     def share_cores(self) -> None:
-        """Where all peers are on this machine, threads of torch that wait for others sleep.
+        """Where all peers are on this machine, threads of torch that wait for others sleep, unless
+        --threads has shared out the cores.
 
         By OpenMP's own choice they spin, and hold up the worker that has no core meanwhile. A
         worker that has its cores for itself is up to half faster so. Before torch is loaded, which
         reads the variable once."""
-        if is_loopback(split_address(self.listen)[0]):
+        if self.threads is None and is_loopback(split_address(self.listen)[0]):
             os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
     def check_addresses(self, *others: str) -> None:

@@ -229,6 +229,7 @@ main()
         (("up",), {}, "passive"),
         (("up",), {"OMP_WAIT_POLICY": "active"}, "active"),
         (("up", "--listen", "0.0.0.0:0"), {}, "None"),
+        (("up", "--threads", "2"), {}, "None"),
     ):
         done = subprocess.run(
             [sys.executable, "-P", "-c", code, *words],
