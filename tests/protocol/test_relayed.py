@@ -107,3 +107,18 @@ def test_a_relayed_peer_says_so_of_itself_and_relays_for_nobody() -> None:
             assert split_relayed(address) == ("d", ("a",))
 
     run(scenario())
+
+
+def test_a_relay_that_refuses_dials_is_replaced_though_it_keeps_the_reservation() -> None:
+    async def scenario() -> None:
+        async with Swarm(Problem(steps=10**6)) as swarm:
+            await swarm.start(*"abc")
+            swarm.network.close_port("d")
+            await swarm.join("d", via="a", min_peers=2)
+            await swarm.until(lambda: len(relays_of(swarm["d"])) == 2, 30)
+            first, second = map(str, relays_of(swarm["d"]))
+            (third,) = {"a", "b", "c"} - {first, second}
+            swarm.network.refuse_dials.add(first)
+            await swarm.until(lambda: relays_of(swarm["d"]) == sorted((second, third)), 120)
+
+    run(scenario())

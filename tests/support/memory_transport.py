@@ -27,13 +27,18 @@ _WINDOW_MESSAGES = 4
 
 
 class MemoryNetwork:
-    """Peers by address, and the state of the links between them."""
+    """Peers by address, and the state of the links between them.
+
+    Attributes:
+        refuse_dials: relays that lead to nobody any more, though they keep their reservations.
+    """
 
     def __init__(self, delay_s: float = 0.0) -> None:
         self.delay_s = delay_s
         self._served: dict[str, tuple[MemoryTransport, Handler]] = {}
         self._cuts: set[frozenset[str]] = set()
         self._closed: dict[str, bool] = {}
+        self.refuse_dials: set[str] = set()
         self._streams: dict[_Pipe, None] = {}  # in order, so that every run of a test is the same
 
     def cut(self, a: str, b: str) -> None:
@@ -72,7 +77,7 @@ class MemoryNetwork:
                 for pipe in self._streams
             )
             up = not self._closed.keys() & {relay} and frozenset((source, relay)) not in self._cuts
-            if held and up and relay in self._served:
+            if held and up and relay in self._served and relay not in self.refuse_dials:
                 return [source, *([relay] if relay != source else []), peer]
         raise Unreachable(f"{target}: no relay reaches it")
 
@@ -155,6 +160,9 @@ class MemoryTransport:
 
     def connect(self, address: str, peer: str | None = None) -> None:
         """Streams in memory need no connection."""
+
+    def drop(self, address: str) -> None:
+        """There are no connections to close."""
 
     def renew(self, security: Security) -> None:
         """Nothing is encrypted in memory."""

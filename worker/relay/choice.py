@@ -3,7 +3,9 @@
 Two relays are kept where there are two. A connection comes first: the peer that answers soonest is
 asked at once. Rates are measured afterwards, one at a time, of the relays and of some that answer
 soon, and again every `measure_s`; a peer that is much faster takes the place of the slowest relay.
-One that is lost is replaced at once, and asked again after a pause that doubles.
+One that is lost is replaced at once, and asked again after a pause that doubles. Each is tried now
+and then, by a call through it to this peer itself: one that leads nowhere several times in a row is
+replaced too, where there is another.
 """
 
 import math
@@ -21,6 +23,7 @@ class ChoiceConfig:
     measured: peers in a round, one after the other.
     better: times as fast as a relay that another peer must be to take its place.
     retry_s, most_retry_s: the pause before a peer is asked again that has failed.
+    try_s: between two tries of a relay; most_failed_tries: in a row, then it is replaced.
     """
 
     kept: int = 2
@@ -30,6 +33,8 @@ class ChoiceConfig:
     better: float = 1.5
     retry_s: float = 1.0
     most_retry_s: float = 60.0
+    try_s: float = 15.0
+    most_failed_tries: int = 3
 
 
 # ------------------------------------------------------------------------------------- events
@@ -84,11 +89,19 @@ class RateMeasured:
 
 
 @dataclass(frozen=True)
+class Tried:
+    """Whether the relay at this address has led a call to this peer itself."""
+
+    address: str
+    leads_here: bool
+
+
+@dataclass(frozen=True)
 class Tick:
     """Time passes."""
 
 
-Event = Wanted | Seen | Reserved | Lost | RateMeasured | Tick
+Event = Wanted | Seen | Reserved | Lost | RateMeasured | Tried | Tick
 
 # ------------------------------------------------------------------------------------ actions
 
@@ -115,13 +128,23 @@ class Measure:
 
 
 @dataclass(frozen=True)
+class Try:
+    """Call this peer itself through this relay, over a new connection; report `Tried`."""
+
+    address: str
+
+
+@dataclass(frozen=True)
 class Advertise:
     """Others are to reach this peer through these, the first before the second. Never none."""
 
     relays: tuple[str, ...]
 
 
-Action = Reserve | Release | Measure | Advertise
+Action = Reserve | Release | Measure | Try | Advertise
+
+
+_LONG_PAUSE = 10  # failures: after as many the pause is the longest
 
 
 class _State(Enum):
@@ -140,6 +163,7 @@ class _Known:
     rate_bytes_s: float | None = None
     state: _State = _State.IDLE
     failures: int = 0
+    failed_tries: int = 0  # in a row, of one that is held
     retry_at: float = field(default=-math.inf)
 
     @property
@@ -155,7 +179,7 @@ class RelayChoice:
         self._config = config or ChoiceConfig()
         self._known: dict[str, _Known] = {}
         self._to_measure: list[str] = []  # the first is being measured
-        self._measure_at = math.inf
+        self._measure_at = self._try_at = math.inf
         self._advertised: tuple[str, ...] = ()
         self.wanted = False
 
@@ -180,6 +204,8 @@ class RelayChoice:
                 return self._lost(address, now)
             case RateMeasured(address, rate_bytes_s):
                 return self._measured(address, rate_bytes_s)
+            case Tried(address, leads_here):
+                return self._tried(address, leads_here, now)
             case Tick():
                 return self._tick(now) if self.wanted else []
 
@@ -218,7 +244,8 @@ class RelayChoice:
         was = self._known.pop(event.asked, None)
         known = self._known.setdefault(event.address, was or _Known(event.address))
         known.address, known.peer = event.address, event.peer
-        known.state, known.failures = _State.HELD, 0
+        known.state, known.failures, known.failed_tries = _State.HELD, 0, 0
+        self._try_at = min(self._try_at, now + self._config.try_s)
         self._measure_at = min(self._measure_at, now + self._config.first_measure_s)
         actions: list[Action] = []
         for worst in self._in(_State.HELD)[self._config.kept :]:
@@ -251,6 +278,17 @@ class RelayChoice:
                 actions += self._ask([best])
         return actions
 
+    def _tried(self, address: str, leads_here: bool, now: float) -> list[Action]:
+        known = self._known.get(address)
+        if known is None or known.state is not _State.HELD:
+            return []
+        known.failed_tries = 0 if leads_here else known.failed_tries + 1
+        others = [each for each in self._in(_State.HELD, _State.IDLE) if each is not known]
+        if known.failed_tries < self._config.most_failed_tries or not others:
+            return []
+        known.failures = _LONG_PAUSE
+        return [Release(address), *self._lost(address, now)]
+
     def _tick(self, now: float) -> list[Action]:
         actions = self._replace(now)
         held = self._in(_State.HELD)
@@ -260,6 +298,9 @@ class RelayChoice:
             chosen = [*held, *others][: self._config.measured]
             self._to_measure = [known.address for known in chosen]
             actions.append(Measure(self._to_measure[0]))
+        if now >= self._try_at:
+            self._try_at = now + self._config.try_s
+            actions += [Try(known.address) for known in held]
         return actions
 
     def _replace(self, now: float) -> list[Action]:

@@ -27,13 +27,15 @@ from worker.relay.choice import (
     Reserved,
     Seen,
     Tick,
+    Tried,
+    Try,
     Wanted,
 )
 from worker.relay.service import ALIVE_S, SILENT_S
 from worker.relay.tunnels import first_of, message, own_port, pump, received
 from worker.transport import Stream, Transport, TransportError
 
-_RESERVE_S = 3.0
+_RESERVE_S, _TRY_S = 3.0, 5.0
 _MEASURED_CALLS, _MEASURED_BYTES, _MEASURE_S = 4, 60_000, 5.0
 
 
@@ -124,6 +126,8 @@ class RelayedPeer:
                     task.cancel()
             case Measure(address):
                 self._host.spawn(self._measure(address))
+            case Try(address):
+                self._host.spawn(self._try(address))
             case Advertise(relays):
                 address = relayed_address(self._gossip.me.peer, relays)
                 self._gossip.handle(Moved(address))
@@ -181,6 +185,19 @@ class RelayedPeer:
             self._warnings.add(f"nothing comes through a relay: {error}")
             return
         await pump(stream, reader, writer)
+
+    async def _try(self, relay: str) -> None:
+        """The way that others take."""
+        me, transport = self._gossip.me.peer, self._host.transport
+        address, request = relayed_address(me, (relay,)), pb.MeasureRequest().SerializeToString()
+        transport.drop(address)  # a connection that is there says nothing of new ones
+        try:
+            await transport.call(address, "Control/Measure", request, _TRY_S, me)
+        except TransportError as error:
+            self._warnings.add(f"nothing comes through the relay {relay}: {shown(str(error))}")
+            self._handle(Tried(relay, leads_here=False))
+        else:
+            self._handle(Tried(relay, leads_here=True))
 
     async def _measure(self, address: str) -> None:
         """Some bytes at once to a peer that does nothing with them."""

@@ -186,6 +186,10 @@ class Transport(Protocol):
         a first round of exchanges does not have to."""
         ...
 
+    def drop(self, address: str) -> None:
+        """Closes the connections to that address, so that the next call opens one."""
+        ...
+
     def renew(self, security: Security) -> None:
         """New connections are made with this key and certificate; those that there are stay."""
         ...

@@ -131,6 +131,10 @@ class GrpcTransport:
     def connect(self, address: str, peer: str | None = None) -> None:
         self._channel(self._line(address, peer, "data")).get_state(try_to_connect=True)
 
+    def drop(self, address: str) -> None:
+        for line in [each for each in self._channels if each.address == address]:
+            self._end(line)
+
     def renew(self, security: Security) -> None:
         self._security = security
         if self._shown is not None:

@@ -17,6 +17,8 @@ from worker.relay.choice import (
     Reserved,
     Seen,
     Tick,
+    Tried,
+    Try,
     Wanted,
 )
 
@@ -120,3 +122,34 @@ def test_a_little_faster_is_no_reason_to_change() -> None:
 def test_one_that_cannot_be_measured_is_the_first_to_be_replaced() -> None:
     choice = begun(0.01, 0.02, 0.03)
     assert measured(choice, 5.0, a0=None, a1=1e6, a2=1e5)[-1] == Reserve("a2")
+
+
+def test_one_that_leads_nowhere_several_times_in_a_row_is_replaced_and_left_alone() -> None:
+    choice, config = begun(0.01, 0.02, 0.03), ChoiceConfig(measure_s=1e9)
+    now = 0.0
+
+    def tried(**leads_here: bool) -> list[Action]:
+        nonlocal now
+        now += config.try_s + 1
+        tries = [each for each in choice.handle(Tick(), now) if isinstance(each, Try)]
+        assert {each.address for each in tries} == set(leads_here)
+        actions = [
+            choice.handle(Tried(each, leads_here=leads_here[each]), now) for each in leads_here
+        ]
+        return [action for each in actions for action in each]
+
+    assert tried(a0=False, a1=True) == []
+    assert tried(a0=False, a1=True) == []
+    assert tried(a0=True, a1=True) == []  # it had been busy
+    assert [tried(a0=False, a1=True) for _ in range(2)] == [[], []]
+    assert tried(a0=False, a1=True) == [Release("a0"), Advertise(("a1",)), Reserve("a2")]
+    choice.handle(Lost("a2"), now)
+    assert Reserve("a0") not in choice.handle(Tick(), now + config.most_retry_s - 1)
+    assert choice.handle(Tried("a0", leads_here=False), now) == []  # it is none any more
+
+
+def test_the_only_one_is_kept_whatever_it_does() -> None:
+    choice = begun(0.01)
+    for _ in range(9):
+        assert choice.handle(Tried("a0", leads_here=False), 1.0) == []
+    assert choice.relays == ("p0",)

@@ -134,6 +134,29 @@ def test_bytes_come_through_a_relay_and_are_counted_there(run: Authority | None)
     scenario(work)
 
 
+def test_a_peer_calls_itself_through_a_relay_over_a_new_dial_each_time(
+    run: Authority | None,
+) -> None:
+    async def answer(_request: bytes) -> bytes:
+        return b"here"
+
+    async def work() -> None:
+        async with parties(run, "relay", "r") as (relay, r):
+            relay.members = (relay.me, r.me)
+            r.server.calls["Control/Measure"] = answer
+            await r.reserve(relay)
+            address = relayed_address("r", [relay.address])
+            for _ in range(3):
+                r.transport.drop(address)
+                said = await r.transport.call(address, "Control/Measure", b"", _WAIT_S, "r")
+                assert said == b"here"
+                numbers.append(relay.table._last)
+            assert numbers == [1, 2, 3]
+
+    numbers: list[int] = []
+    scenario(work)
+
+
 def test_a_relay_sees_nothing_of_what_it_carries(tmp_path: Path) -> None:
     run, passed = Authority.make(tmp_path), bytearray()
 
