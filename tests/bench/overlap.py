@@ -73,6 +73,7 @@ def main() -> int:
                         f"| {min(shares):.3f} | {tau or '-'} | {loss:.3f} |",
                         flush=True,
                     )
+    print(f"\neach median at least {TARGET}: {'kept' if good else 'MISSED'}")
     return 0 if good else 1
 
 

@@ -128,6 +128,8 @@ def beside_the_plan(presets: Sequence[str], link: str, steps: int, pause_s: floa
             f"| {100 * computing:.1f} % |",
             flush=True,
         )
+    wanted = f"at most {100 * NEAR:.0f} % from the plan, computing at least {100 * COMPUTING:.0f} %"
+    print(f"\n{wanted}: {'kept' if good else 'MISSED'}")
     return 0 if good else 1
 
 
