@@ -143,7 +143,7 @@ stage-kills: $(READY)  ## a replica of each of 4 stages killed during a call: it
 detection: $(READY)  ## how soon 100 simulated peers notice a crash; live peers that are declared dead (long)
 	$(RUN) tests/bench/detection.py $(ARGS)
 
-hostile: $(READY)  ## a stranger attacks real workers: what happens, memory, rounds; one line an attack
+hostile: $(READY)  ## a stranger, then a member attacks an encrypted run: what happens, memory, rounds; ARGS=--insecure
 	$(RUN) tests/bench/hostile.py $(ARGS)
 
 connections: $(READY)  ## TLS connections that come and go by the thousand, twenty times: does the server live?

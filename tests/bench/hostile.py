@@ -1,16 +1,16 @@
 """Somebody attacks real workers, one attack after another: what happens, memory, rounds.
 
     python tests/bench/hostile.py [--workers 3] [--seconds 8] [--per-s 10] [--only NAME]
-    python tests/bench/hostile.py --member      # one with a certificate, in an encrypted run
-    python tests/bench/hostile.py --stranger    # one without, in an encrypted run
+    python tests/bench/hostile.py --insecure    # in a run without certificates
 
-One line an attack: the resident memory of the attacked worker before and after, rounds per 10 s
-before, during and after, and what came of it. The steps of the workers have a pause each, so that
-rounds come at a pace that does not depend on how busy the machine is. Rows are marked where there
-were fewer than 90 % of the rounds before and after.
+An encrypted run is attacked by a stranger first, who has no certificate of it, and then by a member
+that has. One line an attack: the resident memory of the attacked worker before and after, rounds
+per 10 s before, during and after, and what came of it. The steps of the workers have a pause each,
+so that rounds come at a pace that does not depend on how busy the machine is. Rows are marked where
+there were fewer than 90 % of the rounds before and after.
 
-The last line is the verdict. The exit code is 1 if a worker ended, if one took over a state of the
-attacker's, if somebody without a certificate was answered, or if a row is marked.
+The last line is the verdict. The exit code is 1 if a process ended, if something of the attacker's
+was taken, if a stranger was answered, or if a row is marked.
 """
 
 import argparse
@@ -18,16 +18,12 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-import grpc
-
-from protos.identity import Identity
-from tests.support.attacks import ATTACKS, STRANGERS, Attack, Target
-from tests.support.members import certified_swarm, resident_mib
-from tests.support.stranger import calling
-from tests.support.workers import QUICK, SMALL, Swarm, running_swarm, settings_of
+from tests.support.attacker import AT_THE_HANDSHAKE, Attack, Harm, Target, aiming, attacked
+from tests.support.attacks import ATTACKS, CONNECTIONS
+from tests.support.members import coordinated_swarm, resident_mib
+from tests.support.workers import QUICK, SMALL, Swarm, settings_of
 
 ENOUGH = 0.9
 PAUSE_S, STEPS = 0.1, 4
@@ -39,6 +35,69 @@ PACED = settings_of(
 )
 
 
+class Table:
+    """Attacks a swarm, and prints a line for each attack."""
+
+    def __init__(self, swarm: Swarm, seconds: float, per_s: float) -> None:
+        self._swarm, self._seconds, self._per_s = swarm, seconds, per_s
+        self.harmed: list[str] = []
+        self.slowed: list[str] = []
+        self._quiet = self._rounds_per_10_s()
+
+    @property
+    def ended(self) -> list[str]:
+        """Processes that are no more."""
+        workers = self._swarm.workers.items()
+        return [name for name, worker in workers if worker.process.poll() is not None]
+
+    def attack(self, who: str, name: str, attack: Attack, target: Target, *, calls: bool) -> None:
+        """One attack. Args: calls: whether a stranger must be refused at the handshake."""
+        before, began, counted = resident_mib(self._swarm), time.monotonic(), self._rounds()
+        try:
+            outcome = attacked(target, attack, self._times())
+            if target.known is not None and calls and outcome != AT_THE_HANDSHAKE:
+                raise Harm(f"a stranger was answered: {outcome}")
+        except Harm as error:
+            outcome = f"HARM: {error}"
+        during = 10 * (self._rounds() - counted) / (time.monotonic() - began)
+        if ended := self.ended:
+            last = "".join(self._swarm.workers[each].errors[-2000:] for each in ended)
+            outcome = f"HARM: ended {ended} {last}"
+        if outcome.startswith("HARM"):
+            self.harmed.append(f"{name} ({who})")
+        after = 0.0 if ended else self._rounds_per_10_s()
+        if slow := during < ENOUGH * statistics.mean((self._quiet, after)):
+            self.slowed.append(f"{name} ({who})")
+        memory = "" if ended else f"{before:.0f} -> {resident_mib(self._swarm):.0f}"
+        pace = f"{self._quiet:.0f} {during:.0f} {after:.0f}"
+        marked = " (slow)" if slow else ""
+        print(f"{who:8} {name:36} {memory:>11} {pace:>12}  {outcome}{marked}", flush=True)
+        self._quiet = after
+
+    def verdict(self) -> int:
+        """Prints it. Returns the exit code."""
+        none = "none: nobody ended, nothing of the attacker was taken"
+        print(
+            f"harm: {', '.join(self.harmed) or none}; "
+            f"fewer than {ENOUGH:.0%} of the rounds: {', '.join(self.slowed) or 'in no row'}"
+        )
+        return 1 if self.harmed or self.slowed else 0
+
+    def _times(self) -> Iterator[None]:
+        until = time.monotonic() + self._seconds
+        while time.monotonic() < until:
+            yield
+            time.sleep(1 / self._per_s)
+
+    def _rounds(self) -> int:
+        return len(self._swarm.workers[self._swarm.names[0]].of("round"))
+
+    def _rounds_per_10_s(self) -> float:
+        began, counted = time.monotonic(), self._rounds()
+        time.sleep(self._seconds)
+        return 10 * (self._rounds() - counted) / (time.monotonic() - began)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workers", type=int, default=3)
@@ -47,95 +106,24 @@ def main() -> int:
     )
     parser.add_argument("--per-s", type=float, default=10.0, help="calls of the attacker")
     parser.add_argument("--only", default="", help="attacks whose name holds this")
-    parser.add_argument("--member", action="store_true", help="the attacker has a certificate")
-    parser.add_argument("--stranger", action="store_true", help="the run is encrypted, and it not")
+    parser.add_argument("--insecure", action="store_true", help="nobody has a certificate")
     options = parser.parse_args()
-    attacks = STRANGERS if options.stranger else ATTACKS
-    harmed: list[str] = []
-    slowed: list[str] = []
-    with tempfile.TemporaryDirectory() as folder, _swarm(options, Path(folder)) as (swarm, member):
-        swarm.start_all()
-        swarm.workers["w0"].wait_for_round(3)
-        print(f"{'attack':36} {'MiB':>11} {'rounds/10 s':>15}  what happened", flush=True)
-        quiet = _rounds_per_10_s(swarm, options.seconds)
-        for name, attack in attacks.items():
-            if options.only not in name:
-                continue
-            before = resident_mib(swarm)
-            during, outcome = _attacked(swarm, member, attack, options)
-            ended = [each for each, w in swarm.workers.items() if w.process.poll() is not None]
-            adopted = [each for each, w in swarm.workers.items() if adopts(w.of("adopted"))]
-            if ended or adopted:
-                last = "".join(swarm.workers[each].errors[-2000:] for each in ended)
-                outcome = f"HARM: ended {ended}, adopted {adopted} {last}"
-            if outcome.startswith("HARM"):
-                harmed.append(name)
-            if ended:
-                print(f"{name:36} {outcome}", flush=True)
-                break
-            after = _rounds_per_10_s(swarm, options.seconds)
-            slow = "" if during >= ENOUGH * statistics.mean((quiet, after)) else " (slow)"
-            if slow:
-                slowed.append(name)
-            memory = f"{before:.0f} -> {resident_mib(swarm):.0f}"
-            pace = f"{quiet:.0f} {during:.0f} {after:.0f}"
-            print(f"{name:36} {memory:>11} {pace:>15}  {outcome}{slow}", flush=True)
-            quiet = after
-    print(
-        f"harm: {', '.join(harmed) or 'none: nobody ended, nothing of the attacker was adopted'}; "
-        f"fewer than {ENOUGH:.0%} of the rounds: {', '.join(slowed) or 'in no row'}"
-    )
-    return 1 if harmed or slowed else 0
-
-
-@contextmanager
-def _swarm(options: argparse.Namespace, out: Path) -> Iterator[tuple[Swarm, Identity | None]]:
-    settings = [*SMALL, *QUICK, *PACED]
-    if options.stranger:
-        with certified_swarm(options.workers, out, *settings) as (swarm, _):
-            yield swarm, None
-        return
-    if options.member:
-        with certified_swarm(options.workers, out, *settings, members=["mallory"]) as found:
-            yield found[0], found[1][0]
-        return
-    with running_swarm(options.workers, out, *settings) as swarm:
-        yield swarm, None
-
-
-def _attacked(
-    swarm: Swarm, member: Identity | None, attack: Attack, options: argparse.Namespace
-) -> tuple[float, str]:
-    """Rounds per 10 s while it is attacked, and what came of it."""
-    outcome = ""
+    settings, encrypted = [*SMALL, *QUICK, *PACED], not options.insecure
     with (
-        calling(swarm.addresses["w0"], member) as stranger,
-        attack(Target(swarm, stranger, member)) as once,
+        tempfile.TemporaryDirectory() as folder,
+        coordinated_swarm(options.workers, Path(folder), *settings, encrypted=encrypted) as found,
     ):
-        began, counted = time.monotonic(), rounds(swarm)
-        while time.monotonic() - began < options.seconds:
-            try:
-                outcome = once()
-            except grpc.RpcError as error:
-                outcome = f"refused: {error.details()}"  # type: ignore[attr-defined]  # as above
-            time.sleep(1 / options.per_s)
-        return 10 * (rounds(swarm) - counted) / (time.monotonic() - began), outcome
-
-
-def adopts(events: list[dict[str, object]]) -> bool:
-    """Whether a state of the stranger's was taken; workers may take each other's."""
-    return any(not str(event["donor"]).startswith("w") for event in events)
-
-
-def rounds(swarm: Swarm) -> int:
-    """That the attacked worker has applied."""
-    return len(swarm.workers["w0"].of("round"))
-
-
-def _rounds_per_10_s(swarm: Swarm, seconds: float) -> float:
-    began, counted = time.monotonic(), rounds(swarm)
-    time.sleep(seconds)
-    return 10 * (rounds(swarm) - counted) / (time.monotonic() - began)
+        swarm = found[0]
+        swarm.workers["w0"].wait_for_round(3)
+        print(f"{'who':8} {'attack':36} {'MiB':>11} {'rounds/10 s':>12}  what happened", flush=True)
+        table = Table(swarm, options.seconds, options.per_s)
+        for who in ("anybody",) if options.insecure else ("stranger", "member"):
+            for turn, (name, attack) in enumerate((ATTACKS | CONNECTIONS).items()):
+                if options.only not in name or table.ended:
+                    continue
+                with aiming(*found, stranger=who == "stranger", turn=turn) as target:
+                    table.attack(who, name, attack, target, calls=name in ATTACKS)
+        return table.verdict()
 
 
 if __name__ == "__main__":

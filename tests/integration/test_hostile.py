@@ -1,11 +1,10 @@
 """What a peer may never do to another: a client on our own protos attacks real workers."""
 
 import json
-import resource
 import socket
 import struct
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,10 @@ import zstandard
 from coordinator.report.status import ask
 from protos import murmuration_pb2 as pb
 from protos.identity import Authority, Role
-from tests.support.attacks import Target, false_state, forged_end
+from tests.support.attacker import AT_THE_HANDSHAKE, Target, aiming, attacked
+from tests.support.attacks import ATTACKS, CONNECTIONS, forged_end, more_files
+from tests.support.attacks_on_rounds import false_state, foreign_manifest, join_through
+from tests.support.members import Certificates, coordinated_swarm
 from tests.support.stranger import Stranger, calling, handing_out, serving
 from tests.support.workers import (
     PATIENCE_S,
@@ -25,8 +27,6 @@ from tests.support.workers import (
     running_swarm,
     settings_of,
 )
-from worker.config import load_config
-from worker.manifest import Manifest
 
 INFECTED = """
 from pathlib import Path
@@ -43,24 +43,56 @@ def test_a_joiner_loads_no_code_and_reads_no_file_on_a_peers_word(
     for number, setting in enumerate(
         ("task.name=infected:build", "inner.optimizer=infected:build", f"task.text={tmp_path}")
     ):
-        manifest = Manifest.of(load_config(None, [*SMALL[1::2], setting]), []).plain()
-        with serving({"Control/Join": handing_out(manifest)}) as address:
-            joiner = WorkerProcess(["join", address, "--out", f"out{number}"], f"j{number}")
-            try:
-                assert joiner.wait() == 4
-            finally:
-                joiner.end()
-        assert joiner.errors.count("\n") == 1
-        assert f"only others have named it: if you trust it, add --set {setting}" in joiner.errors
+        out = tmp_path / f"out{number}"
+        with serving({"Control/Join": handing_out(foreign_manifest(setting))}) as address:
+            code, said = join_through(address, out, f"j{number}")
+        assert (code, said.count("\n")) == (4, 1)
+        assert f"only others have named it: if you trust it, add --set {setting}" in said
         assert not (tmp_path / "it ran").exists()
-        assert not (tmp_path / f"out{number}").exists()
+        assert not out.exists()
+
+
+ENDLESS = [*SMALL, *QUICK, *settings_of(run__steps=1_000_000, diloco__inner_steps=5)]
+
+
+@pytest.fixture(scope="module")
+def attackable(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[Swarm, str, Certificates | None]]:
+    """Two workers and a coordinator of an encrypted run, for the attacks of `make hostile`."""
+    with coordinated_swarm(2, tmp_path_factory.mktemp("attackable"), *ENDLESS) as found:
+        found[0].workers["w1"].wait_for_round(2)
+        yield found
+
+
+@pytest.mark.parametrize("who", ["stranger", "member"])
+@pytest.mark.parametrize("name", ATTACKS | CONNECTIONS)
+def test_no_attack_of_the_table_succeeds(
+    attackable: tuple[Swarm, str, Certificates | None], name: str, who: str
+) -> None:
+    """A stranger is refused at the handshake. A member is refused, or believed what does no harm:
+    each attack says itself what that is. Afterwards rounds of both go on."""
+    swarm, turn = attackable[0], [*ATTACKS, *CONNECTIONS].index(name)
+
+    def times() -> Iterator[None]:
+        yield
+        if who == "member":  # again, when the workers have had time to act on it
+            wait_for_rounds_of_both(swarm)
+            yield
+
+    with aiming(*attackable, stranger=who == "stranger", turn=turn) as target:
+        outcome = attacked(target, (ATTACKS | CONNECTIONS)[name], times())
+        if name in ATTACKS:
+            assert (outcome == AT_THE_HANDSHAKE) == (who == "stranger"), outcome
+        wait_for_rounds_of_both(swarm)
+        assert target.adopted() == []
+    assert [worker.process.poll() for worker in swarm.workers.values()] == [None, None, None]
 
 
 @pytest.fixture(scope="module")
 def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
     """Two workers that all attacks of this file are for; none of them may end or fool one."""
-    settings = [*SMALL, *QUICK, *settings_of(run__steps=1_000_000, diloco__inner_steps=5)]
-    settings += settings_of(checkpoint__every_s=1)
+    settings = [*ENDLESS, *settings_of(checkpoint__every_s=1)]
     with running_swarm(2, tmp_path_factory.mktemp("hostile"), *settings) as swarm:
         swarm.start_all()
         swarm.workers["w1"].wait_for_round(2)
@@ -72,15 +104,20 @@ def stranger(swarm: Swarm) -> Iterator[Stranger]:
     """Somebody who knows the first worker's address; afterwards rounds of two go on."""
     with calling(swarm.addresses["w0"]) as stranger:
         yield stranger
-        for name in swarm.names:
-            worker = swarm.workers[name]
-            (latest, *_) = (*reversed(worker.of("round")), {"round": 0})
-            worker.wait_for(
-                lambda e, after=latest["round"]: (
-                    e["event"] == "round" and e["round"] > after + 3 and e["contributors"] == 2
-                ),
-                "round of both",
-            )
+        wait_for_rounds_of_both(swarm)
+
+
+def wait_for_rounds_of_both(swarm: Swarm) -> None:
+    """More of them than are under way."""
+    for name in swarm.names:
+        worker = swarm.workers[name]
+        (latest, *_) = (*reversed(worker.of("round")), {"round": 0})
+        worker.wait_for(
+            lambda e, after=latest["round"]: (
+                e["event"] == "round" and e["round"] > after + 3 and e["contributors"] == 2
+            ),
+            "round of both",
+        )
 
 
 def test_members_that_cannot_be_are_refused_and_their_sender_told(
@@ -215,12 +252,11 @@ def test_a_member_with_a_certificate_forges_the_end_and_the_words_of_another(
     tmp_path: Path,
 ) -> None:
     """The other stays in every round meanwhile, and the status names the forger."""
-    endless = [*SMALL, *QUICK, *settings_of(run__steps=1_000_000, diloco__inner_steps=5)]
     authority = Authority.make(tmp_path / "w0")
     mallory = authority.new_identity(Role.PEER, "mallory")
     begins = ["up", "--out", str(tmp_path / "w0"), "--name", "w0", "--min-peers", "2", "--json"]
     joins = ["--out", str(tmp_path / "w1"), "--name", "w1", "--json"]
-    first = WorkerProcess([*begins, *endless], "w0")
+    first = WorkerProcess([*begins, *ENDLESS], "w0")
     second = None
     try:
         address = str(first.wait_for(lambda e: e["event"] == "listening", "address")["address"])
@@ -264,18 +300,6 @@ def test_a_member_with_a_certificate_forges_the_end_and_the_words_of_another(
         for worker in (first, second):
             if worker is not None:
                 worker.end()
-
-
-@contextmanager
-def more_files(wanted: int) -> Iterator[None]:
-    """This process may have so many open, or as many as it is allowed."""
-    before = soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, allowed), hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def resident_bytes(swarm: Swarm) -> int:

@@ -1,16 +1,21 @@
 """Members that nobody has met are said to be far ahead: nobody follows them."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from algorithms.plan import Plan
 from algorithms.presets import PRESETS
 from protos import murmuration_pb2 as pb
+from protos.identity import Authority, Role
 from tests.protocol.problem import Problem
 from tests.protocol.swarm import Peer, Swarm
 from tests.protocol.virtual_time import run
+from worker.identity import SignedWords
+from worker.membership import Member, Phase
 from worker.transport import Caller
+from worker.wire import signed_member_to_message
 
 FAR = 999_999
 MALLORY = Caller("ipv4:127.0.0.1:1", "peer", "mallory")
@@ -64,6 +69,40 @@ def test_nobody_skips_to_where_five_ghosts_are_said_to_be(plan: Plan) -> None:
     run(scenario())
 
 
+@pytest.mark.parametrize("address", ["nowhere", "c"])
+def test_nobody_waits_for_a_member_that_answers_nobody(tmp_path: Path, address: str) -> None:
+    """It has a certificate, says that it trains, and begins again whenever it is suspected."""
+
+    async def scenario() -> None:
+        problem = Problem(plan=PLANS["means"], steps=1_000_000, step_s=dict.fromkeys("abc", 0.5))
+        authority = Authority.make(tmp_path)
+        async with Swarm(problem, authority=authority) as swarm:
+            await swarm.start("a", "b", "c")
+            await swarm.until(lambda: min(min(p.versions) for p in swarm.alive) >= 2, 60)
+            run_id = problem.manifest.run
+            identity = authority.new_identity(Role.PEER, "mallory")
+            words = SignedWords(identity, run_id, swarm.loop.time)
+            before = min(min(peer.versions) for peer in swarm.alive)
+            for epoch in range(1, 41):
+                ghost = Member("mallory", address, epoch, phase=Phase.TRAINING)
+                said = pb.GossipMessage(
+                    sender="mallory",
+                    run=run_id,
+                    members=[signed_member_to_message(words.signed(ghost))],
+                    certificates=[words.certificate],
+                )
+                for peer in swarm.alive:
+                    raw = said.SerializeToString()
+                    await peer.node.server.on_call("Control/Gossip", raw, MALLORY)
+                await swarm.sleep(0.5)
+            # Five steps of half a second are a round: eight of them in twenty seconds.
+            assert min(min(peer.versions) for peer in swarm.alive) >= before + 7
+            rounds = [event for peer in swarm.alive for event in peer.of_kind("round")]
+            assert {event["contributors"] for event in rounds} == {3}
+
+    run(scenario())
+
+
 def test_a_member_said_to_be_at_anothers_address_is_not_alive() -> None:
     """What answers there is another peer, so nobody is alive under the ghost's name."""
 
@@ -83,7 +122,7 @@ def test_a_member_said_to_be_at_anothers_address_is_not_alive() -> None:
             raw = said.SerializeToString()
             await first.node.server.on_call("Control/Gossip", raw, Caller("stranger"))
             before = min(first.versions)
-            await swarm.until(lambda: all(sees(p, "ghost") == "alive" for p in swarm.alive), 10)
+            await swarm.until(lambda: all(sees(p, "ghost") is not None for p in swarm.alive), 10)
             await swarm.until(lambda: all(sees(p, "ghost") != "alive" for p in swarm.alive), 60)
             await swarm.until(lambda: min(first.versions) > before + 10, 120)
 

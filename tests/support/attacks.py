@@ -1,126 +1,140 @@
-"""What somebody may try on live workers, again and again: each attack says what came of it."""
+"""What somebody may try on live workers by calls and connections: each attack says what came of it.
+
+Every attack of this file and of `attacks_on_rounds` stands in `ATTACKS`. `make hostile` measures
+them, and `tests/integration/test_hostile.py` tries each once.
+"""
 
 import asyncio
+import resource
 import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import dataclass
-from functools import cached_property, partial
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 
 import grpc
-import torch
 import zstandard
 
-from coordinator.report.status import ask
 from protos import murmuration_pb2 as pb
-from protos.identity import Identity
+from tests.support.attacker import (
+    AT_THE_HANDSHAKE,
+    Attack,
+    Target,
+    expect,
+    now_ms,
+    refusal_of,
+    repeated,
+)
+from tests.support.attacks_on_rounds import ON_ROUNDS
 from tests.support.held_streams import hold_streams
-from tests.support.stranger import Stranger, calling, serving
-from tests.support.workers import Swarm
-from worker.manifest import Manifest
-from worker.wire import frame_messages, state_hash, state_parts
+from tests.support.stranger import calling
 
 FAR = 2**64 - 1
+_SHORT = 2000  # characters of a line of the log
 
 
-@dataclass(frozen=True)
-class Target:
-    """Workers, and the attacker's way to the first of them.
-
-    `identity` is the attacker's where it is a member with a certificate."""
-
-    swarm: Swarm
-    stranger: Stranger
-    identity: Identity | None = None
-
-    @property
-    def address(self) -> str:
-        """Of the worker that is attacked."""
-        return self.swarm.addresses[self.swarm.names[0]]
-
-    @cached_property
-    def manifest(self) -> Manifest:
-        """Of the run."""
-        return self.stranger.manifest()
-
-    def named(self, wanted: str) -> str:
-        """The name to speak in: a certificate is good for one only."""
-        return wanted if self.identity is None else self.identity.name
-
-    def gossip(self, sender: str, *members: pb.Member, full: bool = False) -> pb.GossipMessage:
-        """Says something of members; the answer."""
-        said = pb.GossipMessage(
-            sender=self.named(sender), run=self.manifest.run, members=members, full=full
-        )
-        return self.stranger.call("Control/Gossip", said, pb.GossipMessage)
-
-    def member(self, name: str) -> pb.Member:
-        """As the first worker knows it."""
-        known = self.gossip("stranger", full=True).members
-        plain = (pb.Member.FromString(each.signed) if each.signed else each for each in known)
-        return next(member for member in plain if member.peer == name)
-
-
-Attack = Callable[[Target], AbstractContextManager[Callable[[], str]]]
-
-
-def repeated(attack: Callable[[Target], str]) -> Attack:
-    """An attack that needs nothing but calls."""
-
-    @contextmanager
-    def held(target: Target) -> Iterator[Callable[[], str]]:
-        yield partial(attack, target)
-
-    return held
+def impossible(peer: str, address: str, epoch: int) -> dict[str, pb.Member]:
+    """Members that cannot be, by what is wrong with each."""
+    base = {"peer": peer, "address": address}
+    live = base | {"epoch": epoch, "heartbeat": 5}
+    return {
+        "epoch": pb.Member(**base, epoch=FAR),
+        "incarnation": pb.Member(**live, incarnation=2**32 - 1),
+        "heartbeat": pb.Member(**base, epoch=epoch, heartbeat=FAR),
+        "step": pb.Member(**live, step=FAR),
+        "stage": pb.Member(**live, stage=9),
+        "fragments": pb.Member(**live, digests=[pb.FragmentDigest()] * 9),
+        "version": pb.Member(**live, digests=[pb.FragmentDigest(version=10**12)]),
+        "profile": pb.Member(**live, profile=b"x" * 20_000),
+    }
 
 
 def far_members(target: Target) -> str:
-    first, second = (target.swarm.addresses[name] for name in target.swarm.names[:2])
-    mine = {"peer": "w0", "address": first}
-    theirs = {"peer": "w1", "address": second, "epoch": 1}
-    cards = [
-        pb.Member(**mine, epoch=FAR),
-        pb.Member(**mine, epoch=1, incarnation=2**32 - 1),
-        pb.Member(**theirs, heartbeat=FAR),
-        pb.Member(**theirs, step=FAR),
-        pb.Member(**theirs, stage=9),
-        pb.Member(**theirs, digests=[pb.FragmentDigest()] * 9),
-        pb.Member(**theirs, digests=[pb.FragmentDigest(version=10**12)]),
-        pb.Member(**theirs, profile=b"x" * 20_000),
-    ]
-    refused = target.gossip("x", *cards).refused
-    return f"{len(refused)} of {len(cards)} members refused"
+    """Of itself, signed by itself where members sign."""
+    cards = impossible(target.named("x"), "127.0.0.1:9", now_ms())
+    refused = target.gossip("x", *map(target.signed, cards.values())).refused
+    expect(len(refused) == len(cards), "not all refused:", list(refused))
+    for what, reason in zip(cards, refused, strict=True):
+        expect(what in reason, f"{what} is refused for something else:", reason)
+    return f"{len(refused)} of {len(cards)} refused, each for what is wrong with it"
+
+
+def words_of_others(target: Target) -> str:
+    """Words of the attacked worker and of another that they have not said."""
+    first, second = target.swarm.names[:2]
+    mine = impossible(first, target.address, now_ms())
+    theirs = impossible(second, target.swarm.addresses[second], now_ms())
+    cards = [target.signed(card) for card in (*mine.values(), *theirs.values())]
+    refused = [target.gossip("x", card).refused for card in cards]
+    expect(all(refused), f"{refused.count([])} of them were believed")
+    if target.identity is not None:
+        changed = target.card(second)
+        words = pb.Member.FromString(changed.signed)
+        words.heartbeat, words.phase = words.heartbeat + 500, pb.PHASE_DONE
+        changed.signed = words.SerializeToString()
+        (reason,) = target.gossip("x", changed).refused
+        expect("its words are not signed by it" in reason, "refused for something else:", reason)
+    return f"{len(cards)} of {len(cards)} refused: {refused[0][0]}"
 
 
 def garbage(target: Target) -> str:
     methods = ("Control/Gossip", "Control/Join", "Control/IndirectProbe")
-    said = [target.stranger.refusal(method, b"\xff" * 1000) for method in methods]
+    said = [refused(target, method, b"\xff" * 1000) for method in methods]
     return f"refused: {said[0]}"
 
 
 def bombs(target: Target) -> str:
-    plain = b"\x81\xa1x\xdd" + struct.pack(">I", 1_000_000) + b"\x90" * 1_000_000
-    bomb = zstandard.ZstdCompressor().compress(plain)
-    said = target.stranger.refusal("Control/Join", pb.JoinRequest(manifest=bomb))
+    lists = b"\x81\xa1x\xdd" + struct.pack(">I", 1_000_000) + b"\x90" * 1_000_000
+    bomb = zstandard.ZstdCompressor().compress(lists)
+    me = pb.Member(peer=target.named("x"), address="127.0.0.1:9")
+    said = refused(target, "Control/Join", pb.JoinRequest(member=me, manifest=bomb))
+    expect("larger than" in said, "refused for something else:", said)
     return f"refused: {said}"
 
 
 def large_profile(target: Target) -> str:
-    member = pb.Member(peer="x", address="x", profile=b"x" * 1_000_000)
-    return f"refused: {target.stranger.refusal('Control/Join', pb.JoinRequest(member=member))}"
+    member = pb.Member(peer=target.named("x"), address="x", profile=b"x" * 1_000_000)
+    return f"refused: {refused(target, 'Control/Join', pb.JoinRequest(member=member))}"
 
 
 def long_name(target: Target) -> str:
-    header = pb.ContributionHeader(run=target.manifest.run, sender="x" * 3_000_000, fragment=99)
-    target.stranger.answers("Data/Exchange", pb.ExchangeUp(header=header))
-    return "refused, the name cut"
+    """Of the sender of a contribution, and of a member that is to be probed."""
+    name = "\x1b[2J" * 750_000
+    header = pb.ContributionHeader(run=target.manifest.run, sender=name, fragment=99)
+    try:
+        for _ in target.stranger.stream("Data/Exchange", [pb.ExchangeUp(header=header)]):
+            pass
+        said = ""
+    except grpc.RpcError as error:
+        said = refusal_of(error)
+    if said == AT_THE_HANDSHAKE:
+        return said
+    longest = max(target.longest_event, len(said))
+    expect(longest < _SHORT, f"a line of {longest} characters")
+    expect("\x1b" not in said, "it reaches the terminal as it is")
+    return f"no line is longer than {longest} characters; {said[:60] or 'answered by a refusal'}"
 
 
 def probe_elsewhere(target: Target) -> str:
     asked = pb.ProbeRequest(peer="x", address="unix:/tmp/socket", timeout_s=1e300)
-    return f"refused: {target.stranger.refusal('Control/IndirectProbe', asked)}"
+    said = refused(target, "Control/IndirectProbe", asked)
+    expect("is not a member" in said, "refused for something else:", said)
+    return f"refused: {said}"
+
+
+def refused(target: Target, method: str, request: pb.JoinRequest | pb.ProbeRequest | bytes) -> str:
+    """What the worker says to a call that it must not answer. Raises grpc.RpcError: it does not
+    even hear it."""
+    try:
+        target.stranger.call(method, request, pb.StatusReply)
+    except grpc.RpcError as error:
+        said = refusal_of(error)
+        if said == AT_THE_HANDSHAKE:
+            raise
+        return said.removeprefix("refused: ")
+    expect(False, f"{method} was answered")
+    return ""
 
 
 @contextmanager
@@ -140,73 +154,50 @@ def probes_of_ports(target: Target) -> Iterator[Callable[[], str]]:
             with suppress(BlockingIOError):
                 listening.accept()[0].close()
                 tried += 1
+            expect(not tried, "it was tried")
             return f"asked {asked} times, tried {tried} times: w1 is probed where it is"
 
         yield once
 
 
 def forged_end(target: Target, health: pb.Health.ValueType) -> str:
-    other = target.member("w1")
-    other.health, other.incarnation = health, other.incarnation + 900
-    target.gossip("w1", other)
-    return "taken back by the accused"
+    """Of the second worker, whose own words it passes on with that."""
+    victim = target.swarm.names[1]
+    other = target.card(victim)
+    other.health = health
+    if target.identity is None:
+        other.incarnation += 900
+    said = target.gossip(victim, other)
+    expect(not said.refused, "it is no accusation:", *said.refused)
+    seen, counts = target.seen(victim), target.status["accusations"]
+    expect(seen is not None, f"{victim} is forgotten")
+    at = "nobody" if seen is None else seen["health"]
+    if target.identity is not None:
+        expect(at == "alive", f"{victim} is {at}")
+    who = f"{target.named(victim)} of {victim}"
+    return f"{victim} is {at} to the status; accusations by {who}: {counts.get(who, 0)}"
 
 
 @contextmanager
 def ghosts(target: Target) -> Iterator[Callable[[], str]]:
+    """Members that do not exist; a member of the run signs them all."""
     number = 0
 
     def once() -> str:
         nonlocal number
         names = [f"ghost-{number + n}" for n in range(200)]
         number += len(names)
-        target.gossip("x", *(pb.Member(peer=name, address="127.0.0.1:9") for name in names))
-        return f"{len(ask(target.address, identity=target.identity)['members'])} members are kept"
+        cards = [
+            pb.Member(peer=name, address="127.0.0.1:9", epoch=now_ms(), phase=pb.PHASE_TRAINING)
+            for name in names
+        ]
+        target.gossip("x", *map(target.signed, cards))
+        kept = [each for each in target.status["members"] if each["peer"].startswith("ghost")]
+        if target.identity is not None:
+            expect(not kept, f"{len(kept)} that nobody has certified are kept")
+        return f"of {number} ghosts {len(kept)} are kept"
 
     yield once
-
-
-@contextmanager
-def false_state(target: Target, value: float) -> Iterator[Callable[[], str]]:
-    """A member that is far ahead, and gives a state that nobody else has."""
-    elements, run = target.manifest.elements, target.manifest.run
-    anchor, momentum = torch.full((elements,), value), torch.zeros(elements)
-    hashed, name = state_hash(anchor, momentum, ("x",)), target.named(f"false-{value}")
-    here = target.member("w0")
-    version, step = here.digests[0].version + 5000, here.step + 25_000
-    given = 0
-
-    def member() -> pb.Member:
-        digest = pb.FragmentDigest(version=version, contributors=3, hash=hashed)
-        return pb.Member(
-            peer=name, address=address, epoch=1, phase=pb.PHASE_DONE, step=step, digests=[digest]
-        )
-
-    def answer(_request: bytes) -> bytes:
-        said = pb.GossipMessage(sender=name, run=run, members=[member()])
-        return said.SerializeToString()
-
-    def fetch(_request: bytes) -> Iterator[bytes]:
-        nonlocal given
-        header = pb.StateHeader(
-            version=version, contributors=3, group=["x"], hash=hashed, step=step,
-            total_bytes=8 * elements,
-        )  # fmt: skip
-        yield pb.FetchReply(header=header).SerializeToString()
-        for message, _ in frame_messages(pb.FetchReply, state_parts(anchor, momentum)):
-            yield message
-        given += 1
-
-    def once() -> str:
-        for worker in target.swarm.addresses.values():
-            with calling(worker, target.identity) as stranger:
-                said = pb.GossipMessage(sender=name, run=run, members=[member()])
-                stranger.call("Control/Gossip", said, pb.GossipMessage)
-        return f"given {given} times, adopted never"
-
-    answers = {"Control/Gossip": answer, "Data/Fetch": fetch}
-    with serving(answers, identity=target.identity) as address:
-        yield once
 
 
 @contextmanager
@@ -220,7 +211,12 @@ def held_streams(target: Target) -> Iterator[Callable[[], str]]:
         if len(open_) < 600:
             stream = target.stranger.stream("Data/Exchange", [pb.ExchangeUp(header=header)])
             open_.append(stream)  # type: ignore[arg-type]  # its stubs know an iterator only
-        return f"{len(open_)} streams asked for, held as far as they are taken"
+        ended = [stream for stream in open_ if not stream.is_active()]  # type: ignore[attr-defined]  # not in its stubs
+        said = {refusal_of(stream) for stream in ended}  # type: ignore[arg-type]  # it is both
+        if said == {AT_THE_HANDSHAKE}:
+            return AT_THE_HANDSHAKE
+        held = len(open_) - len(ended)
+        return f"{len(open_)} streams asked for, {held} held; {min(said, default='none refused')}"
 
     yield once
     for stream in open_:
@@ -234,15 +230,27 @@ def unread_streams(target: Target) -> Iterator[Callable[[], str]]:
     sender = target.named("w1")
     far = pb.ContributionHeader(run=target.manifest.run, sender=sender, round=10**9)
     header = pb.ExchangeUp(header=far).SerializeToString()
-    ended = threading.Event()
-    outcome = "400 streams are being opened"
+    ended, filled = threading.Event(), threading.Event()
+    outcome = ""
 
     async def hold() -> None:
         nonlocal outcome
-        held, tasks = await hold_streams(
-            target.address, target.identity, "Data/Exchange", [header, frame], count=400, left=128
-        )
-        outcome = f"{held.open} of 400 streams held, the others refused: {held.refusals[-1][:80]}"
+        try:
+            held, tasks = await hold_streams(
+                target.address,
+                target.identity,
+                "Data/Exchange",
+                [header, frame],
+                count=400,
+                left=128,
+            )
+            busy = [said for said in held.refusals if said.startswith("RESOURCE_EXHAUSTED")]
+            why = min(busy or held.refusals, default="none")
+            outcome = f"{held.open} of 400 streams held; refused: {why[:80]}"
+            if not held.open and all(said.startswith("UNAVAILABLE") for said in held.refusals):
+                outcome = AT_THE_HANDSHAKE
+        finally:
+            filled.set()
         await asyncio.to_thread(ended.wait)
         for task in tasks:
             task.cancel()
@@ -250,8 +258,13 @@ def unread_streams(target: Target) -> Iterator[Callable[[], str]]:
 
     holding = threading.Thread(target=lambda: asyncio.run(hold()))
     holding.start()
+
+    def once() -> str:
+        filled.wait()
+        return outcome
+
     try:
-        yield lambda: outcome
+        yield once
     finally:
         ended.set()
         holding.join()
@@ -261,18 +274,40 @@ def unread_streams(target: Target) -> Iterator[Callable[[], str]]:
 def idle_connections(target: Target) -> Iterator[Callable[[], str]]:
     """Connections that say nothing, 1,200 of them."""
     host, port = target.address.split(":")
-    made = 0
-    with ExitStack() as stack:
+    made: list[socket.socket] = []
+    with more_files(4096), ExitStack() as stack:
 
         def once() -> str:
-            nonlocal made
-            if made < 1200:
+            if len(made) < 1200:
                 for _ in range(40):
-                    stack.enter_context(socket.create_connection((host, int(port))))
-                made += 40
-            return f"{made} connections that say nothing"
+                    made.append(socket.create_connection((host, int(port))))
+                    stack.enter_context(made[-1])
+                    made[-1].setblocking(False)
+            return f"{len(made)} connections that say nothing, {sum(map(closed, made))} closed"
 
         yield once
+
+
+def closed(connection: socket.socket) -> bool:
+    """Whether the other side has ended it."""
+    try:
+        return connection.recv(1 << 16) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+@contextmanager
+def more_files(wanted: int) -> Iterator[None]:
+    """This process may have so many open, or as many as it is allowed."""
+    before = soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, allowed), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 @contextmanager
@@ -316,24 +351,9 @@ def broken_connections(target: Target) -> Iterator[Callable[[], str]]:
     yield once
 
 
-def refused_calls(target: Target) -> str:
-    """As somebody without a certificate; whatever is asked, it is the same."""
-    try:
-        target.stranger.call("Control/Status", pb.StatusRequest(), pb.StatusReply)
-    except grpc.RpcError as error:
-        unavailable = error.code() is grpc.StatusCode.UNAVAILABLE  # type: ignore[attr-defined]  # not in its stubs
-        return "refused at the handshake" if unavailable else f"refused: {error}"
-    return "HARM: it was answered"
-
-
-# By somebody without a certificate, on an encrypted run.
-STRANGERS: dict[str, Attack] = {
-    "a call": repeated(refused_calls),
-    "1,200 idle connections": idle_connections,
-    "connections that break off": broken_connections,
-}
-ATTACKS: dict[str, Attack] = {
+CALLS: dict[str, Attack] = {
     "members that cannot be": repeated(far_members),
+    "words of others": repeated(words_of_others),
     "garbage": repeated(garbage),
     "128 bytes of a million lists": repeated(bombs),
     "a profile of 1 MB": repeated(large_profile),
@@ -342,12 +362,15 @@ ATTACKS: dict[str, Attack] = {
     "probes of 700 ports": probes_of_ports,
     "another's forged departure": repeated(partial(forged_end, health=pb.HEALTH_LEFT)),
     "another's forged death": repeated(partial(forged_end, health=pb.HEALTH_DEAD)),
-    "a state of NaN, 5,000 rounds ahead": partial(false_state, value=float("nan")),
-    "a state of 3.0, 5,000 rounds ahead": partial(false_state, value=3.0),
     "headers without frames": held_streams,
     "400 unread streams": unread_streams,
-    "1,200 idle connections": idle_connections,
     "connections that come and go": hasty_connections,
-    "connections that break off": broken_connections,
     "ghosts, 200 a call": ghosts,
 }
+# Whoever makes them, nobody is asked anything.
+CONNECTIONS: dict[str, Attack] = {
+    "1,200 idle connections": idle_connections,
+    "connections that break off": broken_connections,
+}
+# A stranger to an encrypted run is refused at the handshake in each of them.
+ATTACKS = CALLS | ON_ROUNDS

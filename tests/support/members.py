@@ -2,10 +2,26 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from protos.identity import Authority, Identity, Role
-from tests.support.workers import Swarm, running_swarm
+from tests.support.workers import Swarm, WorkerProcess, free_addresses, running_swarm
+
+COORDINATOR = "coordinator"  # among the processes of a swarm
+
+
+@dataclass(frozen=True)
+class Certificates:
+    """Of those that a swarm has to do with. Args:
+    members: of the run, and mean harm.
+    joiner: of the run, and honest.
+    outsider: of an authority of its own, with the run's to check others by.
+    """
+
+    members: Sequence[Identity]
+    joiner: Identity
+    outsider: Identity
 
 
 @contextmanager
@@ -25,3 +41,33 @@ def resident_mib(swarm: Swarm, name: str = "w0") -> float:
     status = Path(f"/proc/{swarm.workers[name].process.pid}/status").read_text()
     (line,) = [line for line in status.splitlines() if line.startswith("VmRSS")]
     return int(line.split()[1]) / 1024
+
+
+@contextmanager
+def coordinated_swarm(
+    count: int, out: Path, *settings: str, encrypted: bool = True
+) -> Iterator[tuple[Swarm, str, Certificates | None]]:
+    """Workers and a coordinator, started; its address, and certificates where all is encrypted."""
+    (address,) = free_addresses(1)
+    certificates: Certificates | None = None
+    with running_swarm(count, out, *settings) as swarm:
+        if encrypted:
+            authority = Authority.make(out / "authority")
+            for name in swarm.names:
+                authority.new_identity(Role.PEER, name).save(out / name)
+            authority.new_identity(Role.COORDINATOR, COORDINATOR).save(out / COORDINATOR)
+            first, *others = (
+                authority.new_identity(Role.PEER, name)
+                for name in (*(f"mallory{n}" for n in range(5)), "joiner")
+            )
+            foreign = Authority.make(out / "foreign").new_identity(Role.PEER, "mallory0")
+            outsider = replace(foreign, authority=first.authority)
+            certificates = Certificates([first, *others[:-1]], others[-1], outsider)
+        coordinator = WorkerProcess(
+            ["coordinator", "--listen", address, "--out", str(out / COORDINATOR), "--json"],
+            COORDINATOR,
+        )
+        swarm.workers[COORDINATOR] = coordinator
+        coordinator.wait_for(lambda e: e["event"] == "listening", "address")
+        swarm.start_all("--coordinator", address)
+        yield swarm, address, certificates

@@ -24,9 +24,13 @@ class ShardKey:
 
 @dataclass(frozen=True)
 class View:
-    """The swarm as membership sees it, for decisions about rounds."""
+    """The swarm as membership sees it, for decisions about rounds.
+
+    Args: unmet: live peers that nobody has seen to answer since they began.
+    """
 
     members: Mapping[str, Member] = field(default_factory=dict)
+    unmet: frozenset[str] = frozenset()
 
     def live(self, peer: str) -> bool:
         """Not known to be gone."""

@@ -39,6 +39,7 @@ from worker.transport import Stream, Transport, TransportError
 _LEAVE_S = 1.0
 _MAX_PROBE_S = 10.0
 _MOST_PROBES = 16  # for others at once
+_MOST_MET = 4  # newcomers that are probed at once
 _MAX_TOLD = 8  # refusals in one answer
 _EXPELLED = "was expelled"  # as a peer says it whose calls are refused
 _MAX_REFUSED = 64  # members of one message, before the rest is not read
@@ -135,6 +136,7 @@ class GossipService:
         self.limits = limits
         self.warnings = Warnings(host.log)
         self._probing_for = 0
+        self._met_soon: frozenset[str] = frozenset()  # have been probed since they began
         self._revoked = revoked
         self._revoked_at: dict[str, int] = {}  # by peer, the hash of what it knows of
         self._lacked: dict[str, Sequence[str]] = {}  # by peer, whose certificates it asks for
@@ -166,7 +168,8 @@ class GossipService:
     def view(self) -> View:
         """This peer and its replicas: whom its rounds are made with."""
         stage = self.me.stage
-        return View({member.peer: member for member in self.members if member.stage == stage})
+        members = {member.peer: member for member in self.members if member.stage == stage}
+        return View(members, self._membership.unmet)
 
     @property
     def swarm(self) -> View:
@@ -233,8 +236,19 @@ class GossipService:
                 case ViewChanged():
                     changed = True
                     self._log_members()
+        if isinstance(event, Gossiped):
+            self._meet()
         if changed:
             self._host.on_view(self.view)
+
+    def _meet(self) -> None:
+        """Probes those that have only just begun: no round is laid out over them before they have
+        answered."""
+        unmet = self._membership.unmet
+        new = sorted(unmet - self._met_soon)[:_MOST_MET]
+        self._met_soon = (self._met_soon & unmet).union(new)
+        for peer in new:
+            self.handle(Suspected(peer))
 
     # ---------------------------------------------------------------------------------- serving
 

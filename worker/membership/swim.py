@@ -116,7 +116,7 @@ class Membership:
         self._reach = Reachability(2 * config.probe_timeout_s)
         self._suspicions = Suspicions(config.probe_s)
         self._expelled: set[str] = set()
-        self._proven: set[str] = set()  # they have answered this peer
+        self._proven: dict[str, int] = {}  # who has answered this peer, in which epoch
         self._forgettable: dict[str, None] = {}  # that have ended, and never answered it
         self._ticked_at: float | None = None
         self._gossip_at = self._reconnect_at = -math.inf
@@ -134,6 +134,16 @@ class Membership:
         if self._sorted is None:
             self._sorted = tuple(self._members[peer] for peer in sorted(self._members))
         return self._sorted
+
+    @property
+    def unmet(self) -> frozenset[str]:
+        """The live peers that nobody has seen to answer since they began, as far as this peer has
+        looked: they may not exist."""
+        return frozenset(
+            member.peer
+            for member in self._others()
+            if member.live and self._proven.get(member.peer) != member.epoch
+        )
 
     def address(self, peer: str) -> str | None:
         member = self._members.get(peer)
@@ -288,6 +298,11 @@ class Membership:
         room = max(0, _MOST_PROBES - len(self._probing))
         return self._probe([peer for peer in accused if peer not in self._asking][:room])
 
+    def _prove(self, peer: str) -> None:
+        """It has answered, to this peer or to another in its place."""
+        if member := self._members.get(peer):
+            self._proven[peer] = member.epoch
+
     def _lives(self, peer: str, now: float) -> None:
         """It has answered, so that what is said against it is wrong."""
         self._suspicions.answered(peer, now)
@@ -297,7 +312,7 @@ class Membership:
     def _probed(self, peer: str, answered: bool, now: float) -> list[Action]:
         self._probing.discard(peer)
         if answered:
-            self._proven.add(peer)
+            self._prove(peer)
             self._reach.answered(peer, now)
             self._lives(peer, now)
         member = self._members.get(peer)
@@ -327,6 +342,7 @@ class Membership:
             swift = now - self._asked_at[peer] <= self.config.probe_timeout_s
             if self._asking.pop(peer) > 0 and swift:
                 self._reach.answered_to_others(peer, now)
+            self._prove(peer)
             self._lives(peer, now)
             return
         self._asking[peer] -= 1

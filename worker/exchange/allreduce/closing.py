@@ -227,9 +227,10 @@ class ReducedShards:
     def _compute(self, key: ShardKey, entry: OpenShard, group: Group) -> events.ComputeShard:
         entry.computing = next(self._attempts)
         contributors, factors, left_out = self._held_to_norms(key, entry)
+        # Who says that it trains and answers nobody is not waited for: it has to contribute first.
         next_group = {
             peer
-            for peer in self.view.joinable() | entry.contributors.keys()
+            for peer in (self.view.joinable() - self.view.unmet) | entry.contributors.keys()
             if (self.view.live(peer) and peer not in self.view.cut_off) or peer == self._me
         }
         return events.ComputeShard(
