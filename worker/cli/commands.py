@@ -387,6 +387,8 @@ def generate(
     settings: tuple[str, ...],
 ) -> int:
     """Continue PROMPT with the newest anchor under the folder RUN."""
+    # A token is little work for many threads, and one that has no core holds all others up.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from worker.training.evaluation import generate_text
 
     pieces = generate_text(run, prompt, n_tokens, temperature, seed, settings)

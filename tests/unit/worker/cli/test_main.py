@@ -230,6 +230,7 @@ main()
         (("up",), {"OMP_WAIT_POLICY": "active"}, "active"),
         (("up", "--listen", "0.0.0.0:0"), {}, "None"),
         (("up", "--threads", "2"), {}, "None"),
+        (("generate", "nowhere", ""), {}, "passive"),
     ):
         done = subprocess.run(
             [sys.executable, "-P", "-c", code, *words],
