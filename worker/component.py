@@ -52,6 +52,7 @@ class NodeConfig(JoinConfig):
     page: where to serve the page of the swarm, or None.
     stage: which part of the model this peer serves.
     stage_counts: they go on where a peer moves to another stage.
+    activation_elements: of a microbatch, at most; None where the task does not say.
     ledger: samples that are used already, from a checkpoint.
     relayed: whether it may be reached through relays, where others cannot dial it.
     relay_mbps: the rate at which it relays for others; 0: for nobody.
@@ -66,6 +67,7 @@ class NodeConfig(JoinConfig):
     page: PagePlace | None = None
     stage: int = 0
     stage_counts: StageCounts = field(default_factory=StageCounts)
+    activation_elements: int | None = None
     ledger: Ledger = field(default_factory=Ledger)
     relayed: bool = True
     relay_mbps: float = 100.0

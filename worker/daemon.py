@@ -115,7 +115,10 @@ class Worker:
         self._mailbox = Mailbox()
         self._session = Session(
             config,
-            options.node,
+            replace(
+                options.node,
+                activation_elements=getattr(self._task, "activation_elements", None),
+            ),
             self._manifest,
             fragments=self._fragments,
             transport=GrpcTransport(options.listen, options.proxy, options.identity),

@@ -330,6 +330,7 @@ class Node:
             clock=self.clock,
             log=self.log,
             counts=self._node.stage_counts,
+            activation_elements=self._node.activation_elements,
         )
         self.stages = StageNode(
             context,

@@ -171,7 +171,8 @@ class StageSwarm(Swarm):
             forward_s=problem.forward_s.get(name, 0.01),
             computes=train.computes,
         )
-        return Held(replica, problem.fragments(part), stage)
+        elements = problem.task.activation_elements
+        return Held(replica, problem.fragments(part), stage, elements)
 
     async def start_all(self, replicas: int | Mapping[int, int] = 1) -> None:
         """So many replicas of each stage, or as many as `replicas` says by stage."""

@@ -47,6 +47,7 @@ class Held:
     replica: Any
     fragments: Sequence[Fragment]
     stage: int = 0
+    activation_elements: int | None = None
 
 
 @dataclass
@@ -180,6 +181,7 @@ class Swarm:
                 min_peers=min_peers,
                 wait_s=60.0,
                 stage=held.stage,
+                activation_elements=held.activation_elements,
                 relayed=relayed,
                 epoch=1 + len(self.peers),
             ),

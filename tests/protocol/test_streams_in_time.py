@@ -1,13 +1,25 @@
 """Streams that do not begin, stop midway, or are too many: each ends alone, and is told why."""
 
 import asyncio
+import math
+from dataclasses import replace
 
 import pytest
 
 from protos import murmuration_pb2 as pb
 from tests.protocol.problem import steady
+from tests.protocol.stage_swarm import (
+    ACTIVATION_BYTES,
+    BATCH,
+    CONTEXT,
+    HELD_BYTES,
+    HIDDEN,
+    StagedProblem,
+    StageSwarm,
+)
 from tests.protocol.swarm import Swarm
 from tests.protocol.virtual_time import run
+from worker import wire
 from worker.server import STREAMS_EACH
 from worker.transport import Busy, Caller, Refused
 
@@ -112,5 +124,110 @@ def test_one_caller_has_so_many_streams_and_the_others_theirs() -> None:
             await asyncio.gather(*held, return_exceptions=True)  # they have not begun
             await swarm.finished()
             swarm.assert_equal(versions=(12,))
+
+    run(scenario())
+
+
+# ------------------------------------------------------------------------- microbatches, at a stage
+
+STAGED = StagedProblem(count=2, layers=2, microbatches=4, steps=1000, limits=6)
+
+
+def begun(
+    swarm: StageSwarm, number: int = 0, shape: tuple[int, int, int] = (BATCH, CONTEXT, HIDDEN)
+) -> bytes:
+    """The header of a call by mallory in the iteration that is under way at 1a; of an origin for
+    each number."""
+    node = swarm["1a"].node.stages
+    assert node is not None
+    header = pb.StageCallHeader(
+        run=node.context.run,
+        iteration=node.tracker.iteration,
+        origin=f"m{number}",
+        sender="mallory",
+        stage=1,
+        codec=node.context.codec.wire_id,
+        shape=shape,
+        total_bytes=4 * math.prod(shape),
+    )
+    return pb.StageCallUp(header=header).SerializeToString()
+
+
+async def answer_of(swarm: StageSwarm, stream: Silent) -> str:
+    """What the call ends with: why it is refused."""
+    await swarm["1a"].node.server.on_stream("Data/StageCall", stream, MALLORY)
+    return pb.StageCallDown.FromString(stream.sent[-1]).failed.reason
+
+
+def test_microbatches_that_do_not_come_leave_memory_to_others() -> None:
+    async def scenario() -> None:
+        async with StageSwarm(STAGED) as swarm:
+            await swarm.start_all()
+            await swarm.reached(3)
+            node = swarm["1a"].node
+            silent = [Silent(begun(swarm, number)) for number in range(20)]
+            held = [
+                asyncio.create_task(node.server.on_stream("Data/StageCall", each, MALLORY))
+                for each in silent
+            ]
+            await swarm.sleep(1)
+            half = STAGED.limits // 2 * HELD_BYTES  # it is one of two callers
+            assert half <= node.stages.context.budget.held_bytes
+            await swarm.reached(swarm["0a"].trainer.step + 20, limit_s=20)
+            assert swarm.total("dropped") == swarm.total("skipped") == 0
+            for each in held:
+                each.cancel()
+            await asyncio.gather(*held, return_exceptions=True)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    "shape", [(2, CONTEXT, HIDDEN), (1024, 2048, 2048)], ids=["two batches", "16 GiB"]
+)
+def test_a_microbatch_larger_than_a_batch_is_refused_at_once(shape: tuple[int, int, int]) -> None:
+    """It takes no memory, whatever there is."""
+
+    async def scenario() -> None:
+        async with StageSwarm(replace(STAGED, limits=1_000_000_000)) as swarm:
+            await swarm.start_all()
+            await swarm.reached(3)
+            before = swarm["1a"].node.clock()
+            reason = await answer_of(swarm, Silent(begun(swarm, shape=shape)))
+            assert reason == (
+                f"activations larger than the {ACTIVATION_BYTES} bytes that a batch of this run has"
+            )
+            assert swarm["1a"].node.clock() == before
+            (warning,) = swarm["1a"].of_kind("warning")
+            assert warning["text"] == reason
+
+    run(scenario())
+
+
+class Dripping(Silent):
+    """Sends a frame of one byte every 100 s."""
+
+    at = 0
+
+    async def receive(self) -> bytes | None:
+        if self._messages:
+            return self._messages.pop(0)
+        await asyncio.sleep(100)
+        frame = pb.Frame(offset=self.at, payload=b"x", hash=wire.hash64(b"x"))
+        self.at += 1
+        return pb.StageCallUp(frame=frame).SerializeToString()
+
+
+def test_a_microbatch_in_small_frames_has_no_longer_than_in_one() -> None:
+    async def scenario() -> None:
+        async with StageSwarm(replace(STAGED, forward_s={"0a": 2, "1a": 2})) as swarm:
+            await swarm.start_all()
+            await swarm.reached(1)
+            before = swarm["1a"].node.clock()
+            reason = await answer_of(swarm, Dripping(begun(swarm)))
+            assert reason == (
+                f"1 of {ACTIVATION_BYTES} bytes of activations came in time: each MiB has 120 s"
+            )
+            assert swarm["1a"].node.clock() == pytest.approx(before + 120)
 
     run(scenario())

@@ -2,8 +2,9 @@
 
 import asyncio
 import itertools
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -16,6 +17,8 @@ from worker.pipeline.profile import StageMeasurements
 from worker.pipeline.stage_call import Incarnation, serves
 from worker.training.inbox import JobKind, StageJob, StageJobDone, StageMove, Stop, ToTrain
 from worker.transport import Transport
+
+_MOST_CALLERS = 4096  # that are told apart
 
 
 @dataclass
@@ -42,6 +45,7 @@ class StageContext:
     post: takes messages for the train thread; offload: runs heavy work off the loop.
     clock: monotonic seconds.
     log: takes events as plain values.
+    activation_elements: of a microbatch, at most; None where the task does not say.
     """
 
     me: str
@@ -58,6 +62,7 @@ class StageContext:
     clock: Callable[[], float]
     log: Callable[[dict[str, object]], None]
     counts: StageCounts = field(default_factory=StageCounts)
+    activation_elements: int | None = None
     ended: bool = field(default=False, init=False)
 
     @cached_property
@@ -69,6 +74,12 @@ class StageContext:
     def budget(self) -> "MemoryBudget":
         """For the calls that are under way here."""
         return MemoryBudget(self.config.memory_bytes)
+
+    @property
+    def activation_bytes(self) -> int | None:
+        """Of a microbatch, encoded, at most; None where the task does not say."""
+        elements = self.activation_elements
+        return None if elements is None else self.codec.encoded_bytes(elements)
 
     @cached_property
     def compute(self) -> "ComputeQueue":
@@ -109,48 +120,84 @@ class MemoryBudget:
 
     Only forwards wait for memory. Backwards, which free it, never wait, nor does what holds
     nothing. One call always fits, however large, so that nothing waits for ever. io thread only.
+
+    A caller that holds some has more only within its share, an equal one for each that has called
+    in this iteration or the last, and if as much again is left for one that holds none. Others
+    pass it meanwhile. So a caller that gives nothing back takes the memory of no other.
     """
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.held_bytes = self.peak_bytes = 0
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._waiting: deque[tuple[int, str | None, asyncio.Future[None]]] = deque()
+        self._held_by: Counter[str] = Counter()
+        self._callers, self._earlier = set[str](), set[str]()
 
-    async def acquire(self, size: int) -> None:
-        """Returns once this many bytes may be held."""
-        if not size or not (self._waiting or not self._fits(size)):
-            self._hold(size)
+    def begin(self) -> None:
+        """Another iteration has begun: who has not called in the last one has no share any more."""
+        self._callers, self._earlier = set(), self._callers
+        self._grant()
+
+    async def acquire(self, size: int, caller: str | None = None) -> None:
+        """Returns once this many bytes may be held. Args: caller: None for this peer itself, which
+        has all of the memory as its share."""
+        if not size:
             return
+        if caller is not None and len(self._callers) < _MOST_CALLERS:
+            self._callers.add(caller)
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((size, turn))
+        self._waiting.append((size, caller, turn))
+        self._grant()
+        if turn.done():
+            return
         try:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                self.release(size)
+                self.release(size, caller)
             else:
-                self._waiting.remove((size, turn))
+                with suppress(ValueError):  # passed over since it was given up
+                    self._waiting.remove((size, caller, turn))
                 self._grant()
             raise
 
-    def release(self, size: int) -> None:
-        """This many bytes are held no longer."""
+    def release(self, size: int, caller: str | None = None) -> None:
+        """This many bytes are held no longer. Args: caller: as they were acquired."""
         self.held_bytes -= size
+        if caller is not None:
+            self._held_by[caller] -= size
+            if not self._held_by[caller]:
+                del self._held_by[caller]
         self._grant()
 
     def _fits(self, size: int) -> bool:
         return self.held_bytes == 0 or self.held_bytes + size <= self.limit_bytes
 
-    def _hold(self, size: int) -> None:
-        self.held_bytes += size
-        self.peak_bytes = max(self.peak_bytes, self.held_bytes)
+    def _is_due(self, size: int, caller: str | None) -> bool:
+        """Whether the caller may have so much, as far as the other callers are concerned."""
+        if caller is None or not (held := self._held_by[caller]):
+            return True
+        callers = len({*self._callers, *self._earlier, *self._held_by})
+        share = self.limit_bytes // callers
+        return held + size <= share and self.held_bytes + 2 * size <= self.limit_bytes
 
     def _grant(self) -> None:
-        while self._waiting and self._fits(self._waiting[0][0]):
-            size, turn = self._waiting.popleft()
+        passed: list[tuple[int, str | None, asyncio.Future[None]]] = []
+        while self._waiting:
+            size, caller, turn = self._waiting[0]
             if not turn.done():
-                self._hold(size)
+                if not self._is_due(size, caller):
+                    passed.append(self._waiting.popleft())
+                    continue
+                if not self._fits(size):
+                    break
+                self.held_bytes += size
+                self.peak_bytes = max(self.peak_bytes, self.held_bytes)
+                if caller is not None:
+                    self._held_by[caller] += size
                 turn.set_result(None)
+            self._waiting.popleft()
+        self._waiting.extendleft(reversed(passed))
 
 
 _TIMED = {

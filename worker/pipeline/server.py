@@ -6,7 +6,8 @@ until the iteration is over: a repeated call is answered, and nothing is compute
 """
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from functools import partial
 
 from protos import murmuration_pb2 as pb
 from protos.events import Warnings
@@ -64,7 +65,10 @@ class StageServer:
         try:
             raw = await stream.receive()
             header = wire.parse(pb.StageCallUp, raw or b"").header
-            call = call_of(header, context.run, context.codec, self._budget.limit_bytes)
+            limit_bytes, batch_bytes = self._budget.limit_bytes, context.activation_bytes
+            call = call_of(header, context.run, context.codec, limit_bytes, batch_bytes)
+            if call.key.microbatch >= context.config.microbatches:
+                raise wire.WireError("a microbatch more than its origin has in an iteration")
             self._compare_snapshots(call)
             reply = await self._reply(call, header, stream)
         except MicrobatchDropped as error:
@@ -91,6 +95,7 @@ class StageServer:
         for place in [place for place in self._calls if place[0].iteration < iteration]:
             self._calls.pop(place).cancel()
             self._kept.pop(place, None)
+        self._budget.begin()
         self._disagreeing.clear()
         self._count_orphans()
         async with self._began:
@@ -141,7 +146,8 @@ class StageServer:
                 self._tracker.heard(call.key.iteration, call.key.origin)
             # A loss holds nothing for long, and must never wait for memory.
             size = call_bytes(header.total_bytes) if call.stage else 0
-            await self._budget.acquire(size)
+            release = partial(self._budget.release, size, call.sender)
+            await self._budget.acquire(size, call.sender)
             try:
                 began = self._context.clock()
                 values = await _activations(header, stream)
@@ -149,14 +155,14 @@ class StageServer:
                 await stream.send(pb.StageCallDown(received=received).SerializeToString())
                 self._refuse_late(call)
             except BaseException:
-                self._budget.release(size)
+                release()
                 raise
             if call.stage > 0 and call.sender == call.key.origin.peer:
                 self._tracker.began(call.key)
             if place in self._calls:  # asked again meanwhile, by another way
-                self._budget.release(size)
+                release()
             else:
-                self._start(place, self._compute(call, values), size)
+                self._start(place, self._compute(call, values), release)
         task = self._calls[place]
         try:
             return await asyncio.shield(task)
@@ -166,7 +172,10 @@ class StageServer:
             raise
 
     def _start(
-        self, place: tuple[StageCallKey, int], work: Coroutine[None, None, StageReply], size: int
+        self,
+        place: tuple[StageCallKey, int],
+        work: Coroutine[None, None, StageReply],
+        release: Callable[[], None],
     ) -> None:
         """Begins a call, which releases its memory in the end.
 
@@ -176,7 +185,7 @@ class StageServer:
         task = self._calls[place] = asyncio.get_running_loop().create_task(work)
 
         def ended(task: asyncio.Task[StageReply]) -> None:
-            self._budget.release(size)
+            release()
             if task.cancelled() or self._calls.get(place) != task:
                 return
             if task.exception() is not None:
@@ -235,14 +244,20 @@ class StageServer:
 
 
 async def _activations(header: pb.StageCallHeader, stream: Stream) -> memoryview:
-    """What is not read is not sent, but for the half MiB that gRPC takes ahead."""
+    """What is not read is not sent, but for the half MiB that gRPC takes ahead. Small frames must
+    come the sooner: all together may take as long as full ones."""
     incoming = wire.Incoming(header.total_bytes, header.hash)
-    while not incoming.complete:
-        try:
-            async with asyncio.timeout(_FRAME_S):
-                raw = await stream.receive()
-        except TimeoutError:
-            raise wire.Again(f"no activations came for {_FRAME_S:g} s") from None
-        incoming.add(wire.parse(pb.StageCallUp, raw or b"").frame)
+    frames = -(-header.total_bytes // wire.MAX_FRAME_BYTES)
+    try:
+        async with asyncio.timeout(frames * _FRAME_S):
+            while not incoming.complete:
+                async with asyncio.timeout(_FRAME_S):
+                    raw = await stream.receive()
+                incoming.add(wire.parse(pb.StageCallUp, raw or b"").frame)
+    except TimeoutError:
+        raise wire.Again(
+            f"{incoming.received_bytes} of {header.total_bytes} bytes of activations came in time: "
+            f"each MiB has {_FRAME_S:g} s"
+        ) from None
     incoming.verify()
     return incoming.buffer

@@ -120,12 +120,22 @@ def call_header(call: StageCall, run: int, codec: Codec, payload: Payload) -> by
     ).SerializeToString()
 
 
-def call_of(header: pb.StageCallHeader, run: int, codec: Codec, limit_bytes: int) -> StageCall:
+def call_of(
+    header: pb.StageCallHeader,
+    run: int,
+    codec: Codec,
+    limit_bytes: int,
+    batch_bytes: int | None = None,
+) -> StageCall:
     """Reads a header.
+
+    Args:
+        limit_bytes: of the activations of a microbatch, encoded, that are taken here.
+        batch_bytes: that those of this run's batches have at most; None where nobody knows.
 
     Raises:
         WireError: another run or codec, or sizes that do not fit one another.
-        StageCallTooLarge: the sizes fit one another, but are above `limit_bytes`.
+        StageCallTooLarge: the sizes fit one another, but are above one of the limits.
     """
     if header.run != run:
         raise WireError("a stage call of another run")
@@ -138,6 +148,10 @@ def call_of(header: pb.StageCallHeader, run: int, codec: Codec, limit_bytes: int
     if header.total_bytes != expected_bytes:
         raise WireError(
             f"activations of {header.total_bytes} bytes; shape {shape} takes {expected_bytes}"
+        )
+    if batch_bytes is not None and expected_bytes > batch_bytes:
+        raise StageCallTooLarge(
+            f"activations larger than the {batch_bytes} bytes that a batch of this run has"
         )
     if expected_bytes > limit_bytes:
         raise StageCallTooLarge(

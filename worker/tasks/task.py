@@ -238,6 +238,9 @@ class Staged(Protocol):
     """A task whose model can be cut into stages.
 
     Each layer must add to what enters it (a residual block), so that it can be left out.
+
+    With an attribute `activation_elements`, the most values (B * T * D) that enter a layer with a
+    batch, a stage refuses larger activations.
     """
 
     def layer_sizes(self) -> Sequence[int]:
