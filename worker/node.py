@@ -500,14 +500,20 @@ class Node:
 
     def finished(self, result: RoundDone | RoundFailed) -> None:
         """A round of this peer has ended."""
+        idle = {peer for reducer in self._reducers for peer in reducer.take_missing()}
         if isinstance(result, RoundDone):
             self._rounds.completed(
                 result.fragment, result.round, result.exchange_s, result.waited_for
             )
             self.figures.round_ended()
         else:
+            late = [peer for peer in result.waiting_for if peer != self._node.peer]
+            # Where most do not answer, what is wrong is this peer's own link.
+            idle.update(late if len(late) <= max(1, len(self.replicas) // 2) else ())
             waited_for = ", ".join(result.waiting_for)
             self._rounds.gave_up(result.fragment, result.round, waited_for)
+        if self._pairs is None:  # a pair waits for one partner, and the next round has another
+            self.gossip.waited_in_vain(sorted(idle))
         self.post(result)
 
     def give_up(self, fragment: int, reason: str) -> None:

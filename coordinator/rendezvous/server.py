@@ -38,10 +38,10 @@ from protos.identity import (
     IdentityError,
     Renewal,
     Role,
-    ServerCertificate,
     certified_name,
     subject,
 )
+from protos.identity.serving import ServerCertificate
 from protos.web import PagePlace, page_event, page_words
 
 if TYPE_CHECKING:

@@ -27,7 +27,6 @@ from protos.identity.certificates import (
 )
 from protos.identity.renewal import Renewal
 from protos.identity.revocation import Revocations, revoked_peer, subject
-from protos.identity.serving import ServerCertificate
 from protos.identity.token import Token, token_from
 
 __all__ = [
@@ -42,7 +41,6 @@ __all__ = [
     "Renewal",
     "Revocations",
     "Role",
-    "ServerCertificate",
     "Token",
     "TokenRecord",
     "Verifier",

@@ -26,7 +26,8 @@ class Problem:
         steps: of the run.
         exchange: whether payloads are compressed; `auto` would depend on the real clock.
         far: how much further away a peer's point is, by peer; 1 where none is given.
-        step_s: virtual seconds that an inner step takes, by peer; 0.1 where none is given.
+        step_s: virtual seconds that an inner step takes, by peer; 0.1 where none is given; may be
+            changed on the way.
     """
 
     layers: tuple[int, ...] = (300,)
@@ -97,7 +98,7 @@ class Synthetic:
             spec.name: torch.randn(spec.shape, generator=own) * problem.far.get(peer, 1.0)
             for spec in problem.schema
         }
-        self._computes, self._step_s = computes, problem.step_s.get(peer, 0.1)
+        self._computes, self._step_s, self._peer = computes, problem.step_s, peer
         self._taken = 0
         self.loss = math.nan
         self.poison_at: int | None = None
@@ -108,7 +109,7 @@ class Synthetic:
         return self._parameters
 
     def backward(self, step: int) -> Mapping[str, Tensor]:
-        self._computes(self._step_s)
+        self._computes(self._step_s.get(self._peer, 0.1))
         self._taken += 1
         scale = 0.05 * (1 + 0.5 * math.sin(self._taken))
         if self._taken > self.moves_until:

@@ -18,7 +18,8 @@ from pathlib import Path
 import grpc
 
 from protos import murmuration_pb2 as pb
-from protos.identity import Authority, Identity, Role, ServerCertificate, serving
+from protos.identity import Authority, Identity, Role, serving
+from protos.identity.serving import ServerCertificate
 from tests.support.stranger import calling
 from worker.transport import Caller, Stream
 from worker.transport.grpc import GrpcTransport

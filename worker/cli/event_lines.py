@@ -150,7 +150,9 @@ def describe(event: Mapping[str, object], joins: str = "") -> str | None:
             if not isinstance(peers := event["peers"], list) or not peers:
                 return "reaches every peer again"
             named = ", ".join(peers)
-            return f"does not reach {named}, alive all the same: check that port and the link"
+            return (
+                f"cannot count on {named}, alive all the same: check its port, the link, its load"
+            )
         case "warning":
             return f"warning: {event['text']}"
         case "checkpoint":

@@ -22,6 +22,7 @@ from worker.membership.events import (
     Suspected,
     Updated,
     ViewChanged,
+    WaitedInVain,
 )
 from worker.membership.member import (
     MAX_UNREACHABLE,
@@ -64,6 +65,7 @@ __all__ = [
     "Suspected",
     "Updated",
     "ViewChanged",
+    "WaitedInVain",
     "newest",
     "with_progress",
 ]

@@ -44,6 +44,13 @@ class Suspected:
 
 
 @dataclass(frozen=True)
+class WaitedInVain:
+    """A round of this peer has waited for the other's part, which never came."""
+
+    peer: str
+
+
+@dataclass(frozen=True)
 class Updated:
     """This peer's own state has changed."""
 
@@ -85,6 +92,7 @@ Event = (
     | Probed
     | IndirectlyProbed
     | Suspected
+    | WaitedInVain
     | Updated
     | Measured
     | Moved

@@ -32,6 +32,7 @@ from worker.membership import (
     Suspected,
     Updated,
     ViewChanged,
+    WaitedInVain,
     with_progress,
 )
 from worker.transport import Stream, Transport, TransportError
@@ -212,6 +213,15 @@ class GossipService:
     def suspect(self, peer: str) -> None:
         """A stream to the peer broke: it is probed now."""
         self.handle(Suspected(peer))
+
+    def waited_in_vain(self, peers: Iterable[str]) -> None:
+        """A round of this peer has waited for parts of these that never came. Where most peers say
+        so no round waits for them for a while, nor is laid out over them."""
+        for peer in peers:
+            if peer not in self.me.unreachable:
+                text = f"{peer} says that it trains, and a round has waited for it in vain"
+                self.warnings.add(f"{text}: none waits for it for a while")
+            self.handle(WaitedInVain(peer))
 
     def connect(self, peers: Iterable[str]) -> None:
         """Begins to open the data connections to these peers, without waiting."""

@@ -61,7 +61,8 @@ class Member:
     `epoch` is the start of its process in ms; a restart has a later one. The peer itself raises
     `incarnation` to refute a suspicion, and `heartbeat` when phase or a later field changes.
     `step_s` is the duration of an inner step; 0 when unknown. `profile` holds its measurements for
-    the stage that it serves, as they travel. `unreachable` are live peers that it cannot reach.
+    the stage that it serves, as they travel. `unreachable` are live peers that it cannot reach,
+    or has waited for in vain.
     `signed` are the peer's own words, where peers have certificates; `heartbeat` and `step` may be
     newer, and `health` is ours.
     """

@@ -36,6 +36,7 @@ from worker.membership.events import (
     Suspected,
     Updated,
     ViewChanged,
+    WaitedInVain,
 )
 from worker.membership.member import Health, Member, newest
 from worker.membership.reachability import Reachability
@@ -180,6 +181,9 @@ class Membership:
             case Suspected(peer):
                 if (member := self._members.get(peer)) and member.live:
                     actions += self._probe([peer])
+            case WaitedInVain(peer):
+                if (member := self._members.get(peer)) and member.live and peer != self._me:
+                    self._reach.waited_in_vain(peer, now)
             case Updated(phase, step, digests, step_s):
                 beat = self.me.heartbeat + 1
                 me = replace(self.me, phase=phase, step=step, digests=digests, step_s=step_s)
@@ -243,6 +247,7 @@ class Membership:
             if asleep_s > 0:  # this process was starved or frozen, not the others
                 self._suspicions.postpone(asleep_s)
         self._ticked_at = now
+        self._reach.tick(now)
         config = self.config
         most_s = config.suspicion_s(len(self._members))
         for peer in self._suspicions.end_due(now, config.least_suspicion_s, most_s):

@@ -241,6 +241,7 @@ class ReducedShards:
             weights=tuple(entry.contributions[peer].weight for peer in contributors),
             factors=factors,
             left_out=left_out,
+            missing=tuple(sorted(self._expected(key, group) - entry.contributors.keys())),
             next_group=tuple(sorted(next_group)),
             last=next(peer for peer in reversed(entry.contributors) if peer in contributors),
         )

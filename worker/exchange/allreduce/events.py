@@ -347,7 +347,8 @@ class AnswerStream:
 class ComputeShard:
     """Average the contributions in this order, each times its factor; report `ShardComputed`.
 
-    `left_out` are peers in quarantine, whose contributions do not count.
+    `left_out` are peers in quarantine, whose contributions do not count. `missing` are those that
+    were waited for in vain.
     """
 
     key: ShardKey
@@ -357,6 +358,7 @@ class ComputeShard:
     weights: tuple[int, ...]
     factors: tuple[float, ...]
     left_out: Group
+    missing: Group
     next_group: Group
     last: str
 

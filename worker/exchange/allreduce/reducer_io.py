@@ -75,6 +75,7 @@ class ReducerIO:
         self._reductions: dict[ShardKey, wire.Reduction] = {}
         self._residuals: Residuals[Tensor] = Residuals()
         self._tasks = Tasks()
+        self._missing: set[str] = set()
 
     # ------------------------------------------------------------------------ events from outside
 
@@ -103,6 +104,11 @@ class ReducerIO:
     def awaited(self, key: ShardKey) -> tuple[str, ...]:
         """The peers that have not contributed yet to an open shard."""
         return self._machine.awaited(key)
+
+    def take_missing(self) -> set[str]:
+        """The peers that shards were closed without since this was asked last, after a wait."""
+        missing, self._missing = self._missing, set()
+        return missing
 
     async def close(self) -> None:
         await self._tasks.close()
@@ -294,6 +300,7 @@ class ReducerIO:
         context, key, shard = self._context, action.key, action.shard
         for peer in action.left_out:
             context.left_out(peer)
+        self._missing.update(action.missing)
         before = self._residuals.before(key, shard.start, shard.stop)
         try:
             payload, residual = await context.worked(

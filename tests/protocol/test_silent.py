@@ -1,0 +1,47 @@
+"""A member that answers, says that it trains, and contributes nothing: rounds go on without it."""
+
+import pytest
+
+from algorithms.plan import Plan
+from tests.protocol.problem import Problem
+from tests.protocol.swarm import Swarm
+from tests.protocol.virtual_time import run
+
+PLAN = Plan(inner_steps=5)
+NEVER_S = 1e9
+
+
+@pytest.mark.parametrize("others", ["abc", "a"])
+def test_who_never_contributes_is_waited_for_once(others: str) -> None:
+    """Its training thread hangs, or it lies. A shard that it is to reduce goes to another."""
+
+    async def scenario() -> None:
+        pace = {**dict.fromkeys(others, 0.5), "d": NEVER_S}
+        problem = Problem(plan=PLAN, steps=1_000_000, step_s=pace)
+        async with Swarm(problem) as swarm:
+            await swarm.start(*others, "d")
+            first = swarm["a"]
+            await swarm.until(lambda: min(first.versions) >= 3, 200)
+            before = min(first.versions)
+            await swarm.sleep(40)  # sixteen rounds of five steps
+            assert min(first.versions) >= before + 14
+            assert any("d says that it trains" in e["text"] for e in first.of_kind("warning"))
+
+    run(scenario())
+
+
+def test_who_is_slow_for_a_while_comes_back() -> None:
+    async def scenario() -> None:
+        pace = {**dict.fromkeys("abc", 0.5), "d": 5.0}
+        problem = Problem(plan=PLAN, steps=1_000_000, step_s=pace)
+        async with Swarm(problem) as swarm:
+            await swarm.start(*"abcd")
+            first = swarm["a"]
+            await swarm.until(lambda: bool(first.of_kind("unreachable")), 200)
+            pace["d"] = 0.5
+            begun = len(first.of_kind("round"))
+            await swarm.until(
+                lambda: any(e["contributors"] == 4 for e in first.of_kind("round")[begun:]), 200
+            )
+
+    run(scenario())
