@@ -16,6 +16,7 @@ from protos.identity import Authority, Role
 from tests.support.attacker import AT_THE_HANDSHAKE, Target, aiming, attacked
 from tests.support.attacks import ATTACKS, CONNECTIONS, forged_end, more_files
 from tests.support.attacks_on_rounds import false_state, foreign_manifest, join_through
+from tests.support.attacks_on_stages import ON_STAGES, STAGES
 from tests.support.members import Certificates, coordinated_swarm
 from tests.support.stranger import Stranger, calling, handing_out, serving
 from tests.support.workers import (
@@ -86,6 +87,47 @@ def test_no_attack_of_the_table_succeeds(
             assert (outcome == AT_THE_HANDSHAKE) == (who == "stranger"), outcome
         wait_for_rounds_of_both(swarm)
         assert target.adopted() == []
+    assert [worker.process.poll() for worker in swarm.workers.values()] == [None, None, None]
+
+
+@pytest.fixture(scope="module")
+def attackable_stages(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[Swarm, str, Certificates | None]]:
+    """Two workers of a model in two stages; the first one serves stage 1."""
+    out, often = tmp_path_factory.mktemp("stages"), settings_of(diloco__inner_steps=2)
+    with coordinated_swarm(2, out, *ENDLESS, *STAGES, *often, staged=True) as found:
+        found[0].workers["w0"].wait_for_round(2)
+        yield found
+
+
+@pytest.mark.parametrize("who", ["stranger", "member"])
+@pytest.mark.parametrize("name", ON_STAGES)
+def test_no_attack_on_a_stage_succeeds(
+    attackable_stages: tuple[Swarm, str, Certificates | None], name: str, who: str
+) -> None:
+    """As above; microbatches of the others go on by way of the stage."""
+    swarm, _, certificates = attackable_stages
+    turn = list(ON_STAGES).index(name)
+    stage = swarm.workers["w0"]
+
+    def goes_on() -> None:
+        stage.wait_for_round(max(event["round"] for event in stage.of("round")) + 3)
+
+    def times() -> Iterator[None]:
+        yield
+        if who == "member":
+            goes_on()
+            yield
+
+    with aiming(*attackable_stages, stranger=who == "stranger", turn=turn) as target:
+        outcome = attacked(target, ON_STAGES[name], times())
+        assert (outcome == AT_THE_HANDSHAKE) == (who == "stranger"), outcome
+        goes_on()
+    assert certificates is not None
+    status = ask(swarm.addresses["w1"], identity=certificates.members[0])
+    counts = status["microbatches"]
+    assert counts["dropped"] == counts["skipped"] == 0, counts
     assert [worker.process.poll() for worker in swarm.workers.values()] == [None, None, None]
 
 

@@ -45,9 +45,13 @@ def resident_mib(swarm: Swarm, name: str = "w0") -> float:
 
 @contextmanager
 def coordinated_swarm(
-    count: int, out: Path, *settings: str, encrypted: bool = True
+    count: int, out: Path, *settings: str, encrypted: bool = True, staged: bool = False
 ) -> Iterator[tuple[Swarm, str, Certificates | None]]:
-    """Workers and a coordinator, started; its address, and certificates where all is encrypted."""
+    """Workers and a coordinator, started; its address, and certificates where all is encrypted.
+
+    Args:
+        staged: each serves a stage of its own, the last worker stage 0.
+    """
     (address,) = free_addresses(1)
     certificates: Certificates | None = None
     with running_swarm(count, out, *settings) as swarm:
@@ -69,5 +73,7 @@ def coordinated_swarm(
         )
         swarm.workers[COORDINATOR] = coordinator
         coordinator.wait_for(lambda e: e["event"] == "listening", "address")
-        swarm.start_all("--coordinator", address)
+        for stage, name in enumerate(reversed(swarm.names)):
+            serves = ("--stage", str(stage)) if staged else ()
+            swarm.start(name, "--coordinator", address, *serves)
         yield swarm, address, certificates

@@ -1,0 +1,96 @@
+"""What somebody may try on a worker that serves a stage: microbatches, and the end of others'."""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import grpc
+
+from algorithms.codecs import codec_by_name
+from protos import murmuration_pb2 as pb
+from tests.support.attacker import (
+    AT_THE_HANDSHAKE,
+    Attack,
+    Target,
+    expect,
+    refusal_of,
+    repeated,
+)
+from tests.support.workers import settings_of
+
+# A batch of 2 samples of 32 bytes, 32 wide, as `SMALL` has it; eight of them have a place.
+BATCH = (2, 32, 32)
+STAGES = settings_of(stages__count=2, stages__microbatches=4, stages__memory_mib=0.1)
+_STREAMS = 14  # gRPC lets 16 go on at once
+_AHEAD = 4  # iterations: the stage is there soon
+
+
+def header(target: Target, origin: str, shape: tuple[int, int, int]) -> pb.StageCallUp:
+    """Of a microbatch of an iteration to come, for the stage of the attacked worker."""
+    codec = codec_by_name(target.manifest.config("the run").stages.activations)
+    return pb.StageCallUp(
+        header=pb.StageCallHeader(
+            run=target.manifest.run,
+            iteration=(target.seen(target.swarm.names[0]) or {"step": 0})["step"] + _AHEAD,
+            origin=origin,
+            sender=target.named("x"),
+            stage=1,
+            codec=codec.wire_id,
+            shape=shape,
+            total_bytes=codec.encoded_bytes(math.prod(shape)),
+        )
+    )
+
+
+def large_microbatch(target: Target, shape: tuple[int, int, int]) -> str:
+    """Announced, and not sent."""
+    replies = target.stranger.stream("Data/StageCall", [header(target, "x", shape)])
+    failed = pb.StageCallDown.FromString(next(replies)).failed
+    expect("larger than" in failed.reason, "refused for something else:", failed.reason)
+    return f"refused: {failed.reason}"
+
+
+@contextmanager
+def held_microbatches(target: Target) -> Iterator[Callable[[], str]]:
+    """As large as those of others, of origins of their own, and none of them is ever sent."""
+    open_: list[grpc.Call] = []
+
+    def once() -> str:
+        while len(open_) < _STREAMS:
+            begun = header(target, f"m{len(open_)}", BATCH)
+            stream = target.stranger.stream("Data/StageCall", [begun])
+            open_.append(stream)  # type: ignore[arg-type]  # its stubs know an iterator only
+        ended = [stream for stream in open_ if not stream.is_active()]  # type: ignore[attr-defined]  # not in its stubs
+        expect(len(ended) < len(open_), "it has given up")
+        return f"{len(open_) - len(ended)} of {len(open_)} microbatches are waited for"
+
+    yield once
+    for stream in open_:
+        stream.cancel()
+
+
+def forged_iteration(target: Target) -> str:
+    """The origin's report on its own microbatches, of which none has come back."""
+    origin = target.swarm.names[1]
+    known = target.member(origin)
+    end = pb.FinishedRequest(
+        run=target.manifest.run, origin=origin, epoch=known.epoch, iteration=known.step + 1
+    )
+    try:
+        target.stranger.call("Control/Finished", end, pb.FinishedReply)
+        said = "answered"
+    except grpc.RpcError as error:
+        said = refusal_of(error)
+        if said == AT_THE_HANDSHAKE:
+            raise
+    expect("does not speak for" in said, "refused otherwise:", said)
+    return said
+
+
+ON_STAGES: dict[str, Attack] = {
+    "a microbatch of 63 MiB": repeated(partial(large_microbatch, shape=(8, 2016, 2048))),
+    "a microbatch of 16 GiB": repeated(partial(large_microbatch, shape=(1024, 4096, 2048))),
+    "microbatches that do not come": held_microbatches,
+    "the end of another's iteration": repeated(forged_iteration),
+}
