@@ -308,6 +308,7 @@ class Member(_message.Message):
     UNREACHABLE_FIELD_NUMBER: _builtins.int
     SIGNED_FIELD_NUMBER: _builtins.int
     SIGNATURE_FIELD_NUMBER: _builtins.int
+    IDLE_FIELD_NUMBER: _builtins.int
     peer: _builtins.str
     address: _builtins.str
     epoch: _builtins.int
@@ -338,6 +339,10 @@ class Member(_message.Message):
     def unreachable(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """peers that it does not reach, though they are alive"""
 
+    @_builtins.property
+    def idle(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """peers that live, and that its rounds have waited for in vain"""
+
     def __init__(
         self,
         *,
@@ -356,10 +361,11 @@ class Member(_message.Message):
         unreachable: _abc.Iterable[_builtins.str] | None = ...,
         signed: _builtins.bytes = ...,
         signature: _builtins.bytes = ...,
+        idle: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "digests", b"digests", "epoch", b"epoch", "health", b"health", "heartbeat", b"heartbeat", "incarnation", b"incarnation", "peer", b"peer", "phase", b"phase", "profile", b"profile", "signature", b"signature", "signed", b"signed", "stage", b"stage", "step", b"step", "step_s", b"step_s", "unreachable", b"unreachable"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "digests", b"digests", "epoch", b"epoch", "health", b"health", "heartbeat", b"heartbeat", "idle", b"idle", "incarnation", b"incarnation", "peer", b"peer", "phase", b"phase", "profile", b"profile", "signature", b"signature", "signed", b"signed", "stage", b"stage", "step", b"step", "step_s", b"step_s", "unreachable", b"unreachable"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -417,8 +417,8 @@ class Worker:
             traffic = self._session.transport.traffic
             event["bytes_sent"] = traffic.sent_bytes
             event["bytes_received"] = traffic.received_bytes
+            if self._part.stage is not None:
+                event["stage"] = self._part.stage
         if event["event"] == "result":
             event["probe_bytes_sent"] = traffic.probe_sent_bytes
             event["probe_bytes_received"] = traffic.probe_received_bytes
-            if self._part.stage is not None:
-                event["stage"] = self._part.stage

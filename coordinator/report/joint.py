@@ -48,9 +48,9 @@ def report_of_folder(folder: Path, console: "Console | None", *, picture: bool =
         )
     if not (folder / _REPORT).exists():
         if (address := _address_in(folder)) is not None:
-            from protos.identity import Identity
+            from protos.identity import Identity, IdentityError
 
-            with suppress(Failure):  # nobody there any more
+            with suppress(Failure, IdentityError):  # nobody there any more, or not for this peer
                 return report_of_swarm(address, Identity.load(folder), console)
         raise _nothing(folder)
     report = _read(folder / _REPORT)
@@ -140,11 +140,13 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _address_in(folder: Path) -> str | None:
     """At which the worker of that folder was reached last."""
-    with suppress(OSError, ValueError):
-        for line in reversed((folder / _EVENTS).read_text().splitlines()):
-            event = json.loads(line)
-            if event.get("event") == "listening":
-                return text_of(event, "address")
+    for name in (_EVENTS, f"{_EVENTS}.1"):  # the older part, where there was much to say
+        with suppress(OSError, UnicodeDecodeError):
+            for line in reversed((folder / name).read_text().splitlines()):
+                with suppress(ValueError):  # the last one may be cut short
+                    event = json.loads(line)
+                    if event.get("event") == "listening":
+                        return text_of(event, "address")
     return None
 
 

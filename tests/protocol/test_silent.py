@@ -37,7 +37,7 @@ def test_who_is_slow_for_a_while_comes_back() -> None:
         async with Swarm(problem) as swarm:
             await swarm.start(*"abcd")
             first = swarm["a"]
-            await swarm.until(lambda: bool(first.of_kind("unreachable")), 200)
+            await swarm.until(lambda: "d" in first.node.gossip.me.idle, 200)
             pace["d"] = 0.5
             begun = len(first.of_kind("round"))
             await swarm.until(

@@ -211,6 +211,8 @@ def held_streams(target: Target) -> Iterator[Callable[[], str]]:
         if len(open_) < 600:
             stream = target.stranger.stream("Data/Exchange", [pb.ExchangeUp(header=header)])
             open_.append(stream)  # type: ignore[arg-type]  # its stubs know an iterator only
+            if target.known is not None:  # a stranger's ends by itself
+                open_[-1].code()
         ended = [stream for stream in open_ if not stream.is_active()]  # type: ignore[attr-defined]  # not in its stubs
         said = {refusal_of(stream) for stream in ended}  # type: ignore[arg-type]  # it is both
         if said == {AT_THE_HANDSHAKE}:

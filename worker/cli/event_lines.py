@@ -150,9 +150,7 @@ def describe(event: Mapping[str, object], joins: str = "") -> str | None:
             if not isinstance(peers := event["peers"], list) or not peers:
                 return "reaches every peer again"
             named = ", ".join(peers)
-            return (
-                f"cannot count on {named}, alive all the same: check its port, the link, its load"
-            )
+            return f"does not reach {named}, alive all the same: check that port and the link"
         case "warning":
             return f"warning: {event['text']}"
         case "checkpoint":

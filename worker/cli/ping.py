@@ -78,11 +78,13 @@ def ping(target: str, knows: str | None, run: Path | None, count: int, as_json: 
 
 def _address_of_worker(run: Path) -> str | None:
     """Where the worker of that folder says that it is reached; None where it has said nothing."""
-    with suppress(OSError, ValueError):
-        for line in reversed((run / "events.jsonl").read_text().splitlines()):
-            event = json.loads(line)
-            if event.get("event") == "listening":
-                return str(event["address"])
+    for name in ("events.jsonl", "events.jsonl.1"):  # the older part, where there was much to say
+        with suppress(OSError, UnicodeDecodeError):
+            for line in reversed((run / name).read_text().splitlines()):
+                with suppress(ValueError):  # the last one may be cut short
+                    event = json.loads(line)
+                    if event.get("event") == "listening":
+                        return str(event["address"])
     return None
 
 

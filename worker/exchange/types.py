@@ -44,11 +44,14 @@ class View:
 
     @cached_property
     def cut_off(self) -> frozenset[str]:
-        """Live peers that most of the others do not reach, though they themselves may reach these:
+        """Live peers that most of the others do not reach, or have waited for in vain:
         no round waits for them, and none is laid out over them. What they give in time counts."""
         live = [member for member in self.members.values() if member.live]
         named = Counter(
-            other for member in live for other in member.unreachable if self.live(other)
+            other
+            for member in live
+            for other in {*member.unreachable, *member.idle}
+            if self.live(other)
         )
         found = frozenset(peer for peer, count in named.items() if 2 * count > len(live) - 1)
         return found if len(found) < len(live) else frozenset()

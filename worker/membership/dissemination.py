@@ -268,6 +268,7 @@ def _life(member: Member) -> tuple[object, ...]:
         member.phase,
         member.address,
         member.unreachable,
+        member.idle,
     )
 
 
@@ -280,6 +281,7 @@ def _most_bytes(member: Member) -> int:
     if (signed := member.signed) is not None:
         return 16 + len(member.peer.encode()) + len(signed.words) + len(signed.signature)
     names = sum(
-        len(name.encode()) + 3 for name in (member.peer, member.address, *member.unreachable)
+        len(name.encode()) + 3
+        for name in (member.peer, member.address, *member.unreachable, *member.idle)
     )
     return 64 + names + len(member.profile) + 30 * len(member.digests)

@@ -218,7 +218,7 @@ class GossipService:
         """A round of this peer has waited for parts of these that never came. Where most peers say
         so no round waits for them for a while, nor is laid out over them."""
         for peer in peers:
-            if peer not in self.me.unreachable:
+            if peer not in self.me.idle:
                 text = f"{peer} says that it trains, and a round has waited for it in vain"
                 self.warnings.add(f"{text}: none waits for it for a while")
             self.handle(WaitedInVain(peer))

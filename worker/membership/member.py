@@ -62,7 +62,7 @@ class Member:
     `incarnation` to refute a suspicion, and `heartbeat` when phase or a later field changes.
     `step_s` is the duration of an inner step; 0 when unknown. `profile` holds its measurements for
     the stage that it serves, as they travel. `unreachable` are live peers that it cannot reach,
-    or has waited for in vain.
+    `idle` those that its rounds have waited for in vain.
     `signed` are the peer's own words, where peers have certificates; `heartbeat` and `step` may be
     newer, and `health` is ours.
     """
@@ -79,6 +79,7 @@ class Member:
     stage: int = 0
     profile: bytes = b""
     unreachable: tuple[str, ...] = ()
+    idle: tuple[str, ...] = ()
     digests: tuple[Digest, ...] = ()
     signed: Signed | None = field(default=None, repr=False)
 

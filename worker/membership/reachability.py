@@ -1,5 +1,4 @@
-"""Peers that no round can count on though they live: a link is cut, a port is closed, or they have
-let a round wait for nothing."""
+"""Peers that this one does not reach though they live: a link is cut, or a port is closed."""
 
 from dataclasses import dataclass
 
@@ -7,9 +6,6 @@ from worker.membership.member import MAX_UNREACHABLE
 
 _MISSED = 3  # probes running; fewer are chance on a link that loses messages
 _MOST_FLAPS = 4  # after which a mark stays no longer than after as many
-_IDLE_S = 60.0  # for which a peer stays marked that has let a round wait; doubles each time
-_MOST_IDLE = 6  # doublings
-_FORGIVEN_S = 600.0  # after a mark has ended, the next one is a first one
 
 
 @dataclass
@@ -23,17 +19,8 @@ class _PeerLink:
     answers_since: float | None = None
 
 
-@dataclass
-class _Idle:
-    """A peer that rounds have waited for in vain. Args: until: when they may do so again, in s."""
-
-    until: float
-    times: int
-    marked: bool = True
-
-
 class Reachability:
-    """Judges by the probes of this peer, and by the rounds that it waited in.
+    """Judges by the probes of this peer.
 
     Args:
         brief_s: shorter cuts are ignored. An unreachable peer stays so until it has answered for
@@ -44,7 +31,6 @@ class Reachability:
     def __init__(self, brief_s: float) -> None:
         self._brief_s = brief_s
         self._links: dict[str, _PeerLink] = {}
-        self._idle: dict[str, _Idle] = {}
 
     def answered(self, peer: str, now: float) -> None:
         """A probe of this peer's own, at monotonic time `now` (s)."""
@@ -73,17 +59,6 @@ class Reachability:
         if link.missed >= _MISSED and now - link.missed_since >= self._brief_s:
             link.unreachable = True
 
-    def waited_in_vain(self, peer: str, now: float) -> None:
-        """A round has waited for the peer's part, which never came: for a while none waits for it.
-
-        To begin again, in another epoch too, ends it no sooner: else a peer could make every round
-        wait."""
-        idle = self._idle.get(peer)
-        if idle is None or not idle.marked:
-            times = 0 if idle is None else idle.times
-            stays_s = _IDLE_S * 2 ** min(times, _MOST_IDLE)
-            self._idle[peer] = _Idle(now + stays_s, times + 1)
-
     def forget(self, peer: str) -> None:
         """The peer is gone, or has another epoch or address."""
         self._links.pop(peer, None)
@@ -100,13 +75,6 @@ class Reachability:
     @property
     def unreachable(self) -> tuple[str, ...]:
         """The unreachable peers, sorted; as many as a member may name."""
-        cut = {peer for peer, link in self._links.items() if link.unreachable}
-        idle = {peer for peer, idle in self._idle.items() if idle.marked}
-        return tuple(sorted(cut | idle))[:MAX_UNREACHABLE]
-
-    def tick(self, now: float) -> None:
-        """Ends the marks of peers that rounds may wait for again."""
-        for peer, idle in [*self._idle.items()]:
-            idle.marked = now < idle.until
-            if now > idle.until + _FORGIVEN_S:
-                del self._idle[peer]
+        return tuple(sorted(p for p, link in self._links.items() if link.unreachable))[
+            :MAX_UNREACHABLE
+        ]

@@ -38,6 +38,7 @@ from worker.membership.events import (
     ViewChanged,
     WaitedInVain,
 )
+from worker.membership.idle import IdlePeers
 from worker.membership.member import Health, Member, newest
 from worker.membership.reachability import Reachability
 from worker.membership.suspicion import Suspicions
@@ -115,6 +116,7 @@ class Membership:
         self._asking: dict[str, int] = {}
         self._asked_at: dict[str, float] = {}
         self._reach = Reachability(2 * config.probe_timeout_s)
+        self._idle = IdlePeers()
         self._suspicions = Suspicions(config.probe_s)
         self._expelled: set[str] = set()
         self._proven: dict[str, int] = {}  # who has answered this peer, in which epoch
@@ -183,7 +185,7 @@ class Membership:
                     actions += self._probe([peer])
             case WaitedInVain(peer):
                 if (member := self._members.get(peer)) and member.live and peer != self._me:
-                    self._reach.waited_in_vain(peer, now)
+                    self._idle.waited_for(peer, now)
             case Updated(phase, step, digests, step_s):
                 beat = self.me.heartbeat + 1
                 me = replace(self.me, phase=phase, step=step, digests=digests, step_s=step_s)
@@ -202,8 +204,10 @@ class Membership:
             case Leaving():
                 self._put(replace(self.me, health=Health.LEFT))
                 actions += self._probe([member.peer for member in self._others() if member.live])
-        if (unreachable := self._reach.unreachable) != self.me.unreachable:
-            self._put(replace(self.me, unreachable=unreachable, heartbeat=self.me.heartbeat + 1))
+        lacking = (self._reach.unreachable, self._idle.peers)
+        if lacking != (self.me.unreachable, self.me.idle):
+            beat = self.me.heartbeat + 1
+            self._put(replace(self.me, unreachable=lacking[0], idle=lacking[1], heartbeat=beat))
         if self._outline_changed:
             actions.append(ViewChanged())
         return actions
@@ -247,7 +251,7 @@ class Membership:
             if asleep_s > 0:  # this process was starved or frozen, not the others
                 self._suspicions.postpone(asleep_s)
         self._ticked_at = now
-        self._reach.tick(now)
+        self._idle.tick(now)
         config = self.config
         most_s = config.suspicion_s(len(self._members))
         for peer in self._suspicions.end_due(now, config.least_suspicion_s, most_s):
@@ -438,4 +442,4 @@ def _life(member: Member) -> tuple[int, int]:
 
 
 def _outline(member: Member) -> tuple[object, ...]:
-    return (member.epoch, member.health, member.phase, member.unreachable)
+    return (member.epoch, member.health, member.phase, member.unreachable, member.idle)

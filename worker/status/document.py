@@ -160,6 +160,7 @@ def _member(
         "received_bytes": traffic.received_from[member.peer],
         "versions": [digest.version for digest in member.digests],
         **({"unreachable": list(member.unreachable)} if member.unreachable else {}),
+        **({"idle": list(member.idle)} if member.idle else {}),
     }
 
 

@@ -107,6 +107,7 @@ def member_to_message(member: Member) -> pb.Member:
         stage=member.stage,
         profile=member.profile,
         unreachable=member.unreachable,
+        idle=member.idle,
         digests=[
             pb.FragmentDigest(version=d.version, contributors=d.contributors, hash=d.hash)
             for d in member.digests
@@ -126,14 +127,15 @@ def signed_member_to_message(member: Member) -> pb.Member:
 
 def member_from_message(message: pb.Member) -> Member:
     """Raises WireError when names or enums are out of range."""
-    for name in (message.peer, message.address, *message.unreachable):
+    for name in (message.peer, message.address, *message.unreachable, *message.idle):
         check_name(name)
     if len(message.profile) > documents.PROFILE_BYTES:
         raise WireError(f"peer {message.peer}: a profile of {len(message.profile)} bytes")
-    if len(message.unreachable) > MAX_UNREACHABLE:
-        raise WireError(f"peer {message.peer}: {len(message.unreachable)} peers out of its reach")
-    if len({message.peer, *message.unreachable}) != 1 + len(message.unreachable):
-        raise WireError(f"peer {message.peer}: itself or a peer twice is out of its reach")
+    for named, what in ((message.unreachable, "out of its reach"), (message.idle, "idle")):
+        if len(named) > MAX_UNREACHABLE:
+            raise WireError(f"peer {message.peer}: {len(named)} peers {what}")
+        if len({message.peer, *named}) != 1 + len(named):
+            raise WireError(f"peer {message.peer}: itself or a peer twice is {what}")
     try:
         health, phase = Health(message.health), Phase(message.phase)
     except ValueError as error:
@@ -151,6 +153,7 @@ def member_from_message(message: pb.Member) -> Member:
         stage=message.stage,
         profile=message.profile,
         unreachable=tuple(message.unreachable),
+        idle=tuple(message.idle),
         digests=tuple(Digest(d.version, d.contributors, d.hash) for d in message.digests),
     )
 
