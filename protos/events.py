@@ -6,11 +6,16 @@ was written by another process, perhaps on another machine, perhaps of another v
 checked field by field, and what does not fit counts as missing.
 """
 
+import json
 import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Literal
 
 from protos.figures import percent, seconds
+
+EVENTS = "events.jsonl"  # the log, in a worker's folder
 
 EventKind = Literal[
     "relayed",  # by: names of relays; address: others reach the peer there, for they cannot dial it
@@ -177,3 +182,15 @@ def located_words(event: Event) -> str | None:
     if not isinstance(verdict, Mapping):
         return None
     return f"{'slow' if event.get('found') is True else 'no longer slow'}: {verdict_words(verdict)}"
+
+
+def address_in(folder: Path) -> str | None:
+    """Where the worker of that folder said last that it is reached; None: nothing is said there."""
+    for name in (EVENTS, f"{EVENTS}.1"):  # the older part, where there was much to say
+        with suppress(OSError, UnicodeDecodeError):
+            for line in reversed((folder / name).read_text().splitlines()):
+                with suppress(ValueError):  # the last one may be cut short
+                    event = json.loads(line)
+                    if event.get("event") == "listening":
+                        return str(event["address"])
+    return None

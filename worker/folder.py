@@ -10,13 +10,13 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from protos.events import new_event
+from protos.events import EVENTS, new_event
 from protos.files import LineLog, write_atomically
 from worker.errors import ConfigError, MurmurError
 from worker.tasks import TaskError
 from worker.transport import TransportError
 
-_LOCK, _ROOM, _EVENTS = ".lock", ".room", "events.jsonl"
+_LOCK, _ROOM = ".lock", ".room"
 _ROOM_BYTES = 64 * 1024
 
 Announce = Callable[[dict[str, object]], None]
@@ -35,7 +35,7 @@ class EventLog:
         self._announce, self._enrich = announce, enrich
         self._started_at = time.monotonic()
         self._lock = threading.Lock()
-        self._path = out / _EVENTS
+        self._path = out / EVENTS
         self._lines: LineLog | None = LineLog(self._path)
         self._missing = 0
         with suppress(OSError):  # the first event will tell
@@ -106,7 +106,7 @@ def alone_in(out: Path) -> Iterator[None]:
             yield
         except (MurmurError, TaskError, TransportError):
             if made and _never_began(out):
-                (out / _EVENTS).unlink(missing_ok=True)
+                (out / EVENTS).unlink(missing_ok=True)
                 (out / _LOCK).unlink()
                 with suppress(OSError):  # another has put something beside it
                     for folder in made:
@@ -145,8 +145,8 @@ def _cannot_write(out: Path, error: OSError) -> ConfigError:
 
 def _never_began(out: Path) -> bool:
     """Whether nothing in a worker's folder tells of training."""
-    if {path.name for path in out.iterdir()} - {_LOCK, _EVENTS}:
+    if {path.name for path in out.iterdir()} - {_LOCK, EVENTS}:
         return False
-    log = out / _EVENTS
+    log = out / EVENTS
     lines = log.read_text().splitlines() if log.exists() else []
     return all(json.loads(line)["event"] != "started" for line in lines)

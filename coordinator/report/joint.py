@@ -14,7 +14,7 @@ from coordinator.report.report import Report, build_report
 from coordinator.report.results import leave_results
 from coordinator.report.status import ask
 from coordinator.report.watch import Watch
-from protos.events import float_of, int_of, place_of, text_of
+from protos.events import address_in, float_of, int_of, place_of, text_of
 from protos.exit_codes import ExitCode
 from protos.files import RESULTS
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from protos.identity import Identity
 
-_REPORT, _EVENTS = "report.json", "events.jsonl"
+_REPORT = "report.json"
 _ASK_S = 5.0
 _GONE = ("dead", "left")
 Document = Mapping[str, Any]
@@ -47,7 +47,7 @@ def report_of_folder(folder: Path, console: "Console | None", *, picture: bool =
             records, folder, console, settings={}, elapsed_s=elapsed_s, picture=picture
         )
     if not (folder / _REPORT).exists():
-        if (address := _address_in(folder)) is not None:
+        if (address := address_in(folder)) is not None:
             from protos.identity import Identity, IdentityError
 
             with suppress(Failure, IdentityError):  # nobody there any more, or not for this peer
@@ -136,18 +136,6 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise Failure(f"{path} is no report: it holds no object", ExitCode.USAGE)
     return document
-
-
-def _address_in(folder: Path) -> str | None:
-    """At which the worker of that folder was reached last."""
-    for name in (_EVENTS, f"{_EVENTS}.1"):  # the older part, where there was much to say
-        with suppress(OSError, UnicodeDecodeError):
-            for line in reversed((folder / name).read_text().splitlines()):
-                with suppress(ValueError):  # the last one may be cut short
-                    event = json.loads(line)
-                    if event.get("event") == "listening":
-                        return text_of(event, "address")
-    return None
 
 
 def _nothing(folder: Path) -> Failure:

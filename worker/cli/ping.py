@@ -3,7 +3,6 @@
 import asyncio
 import json
 import time
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from protos.addresses import split_address, split_relayed
+from protos.events import address_in
 from protos.exit_codes import ExitCode
 from protos.identity import Identity
 from worker.errors import PeersUnreachable, UsageError
@@ -59,7 +59,7 @@ def ping(target: str, knows: str | None, run: Path | None, count: int, as_json: 
     identity = None if run is None else Identity.load(run)
     if run is not None and identity is None:
         raise UsageError(f"--run {run}: there is no certificate of a worker in that folder")
-    knows = knows or (None if run is None else _address_of_worker(run))
+    knows = knows or (None if run is None else address_in(run))
     pinged = asyncio.run(_ping(target, knows, identity, count))
     if as_json:
         click.echo(json.dumps(asdict(pinged)))
@@ -74,18 +74,6 @@ def ping(target: str, knows: str | None, run: Path | None, count: int, as_json: 
     )
     click.echo(f"rate         {pinged.rate_mbps:.1f} Mbit/s for {pinged.bytes_sent / 1e6:.2f} MB")
     return ExitCode.DONE
-
-
-def _address_of_worker(run: Path) -> str | None:
-    """Where the worker of that folder says that it is reached; None where it has said nothing."""
-    for name in ("events.jsonl", "events.jsonl.1"):  # the older part, where there was much to say
-        with suppress(OSError, UnicodeDecodeError):
-            for line in reversed((run / name).read_text().splitlines()):
-                with suppress(ValueError):  # the last one may be cut short
-                    event = json.loads(line)
-                    if event.get("event") == "listening":
-                        return str(event["address"])
-    return None
 
 
 async def _ping(target: str, knows: str | None, identity: Identity | None, count: int) -> Pinged:
