@@ -64,6 +64,12 @@ def kill_once_saved(worker: WorkerProcess, after_step: int) -> None:
     assert worker.wait() == -signal.SIGKILL
 
 
+def most_contributors(worker: WorkerProcess, after: int) -> int:
+    """Of its rounds after this one. A busy machine may hold up a peer in any one of them for longer
+    than the short patience of these tests."""
+    return max(event["contributors"] for event in worker.of("round") if event["round"] > after)
+
+
 def test_a_worker_comes_back_and_ends_equal(quick_disk: Path) -> None:
     settings = [*SMALL, *QUICK, *settings_of(run__steps=120, diloco__inner_steps=10)]
     settings += settings_of(checkpoint__every_s=0.001)
@@ -81,7 +87,7 @@ def test_a_worker_comes_back_and_ends_equal(quick_disk: Path) -> None:
     assert adopted["step"] >= 70
     assert len({Hashes.of(result) for result in results.values()}) == 1
     assert results["w3"]["steps"] < results["w0"]["steps"] == 120
-    assert swarm.workers["w0"].of("round")[-1]["contributors"] == 4
+    assert most_contributors(swarm.workers["w0"], after=7) == 4
 
 
 # Of three fragments; each has had a round after twelve steps.
@@ -106,7 +112,7 @@ def test_a_worker_comes_back_to_a_run_with_error_feedback_and_ends_equal(quick_d
             results = swarm.wait()
     assert len({Hashes.of(result) for result in results.values()}) == 1
     assert results["w2"]["steps"] < results["w0"]["steps"] == 120
-    assert swarm.workers["w0"].of("round")[-1]["contributors"] == 3
+    assert most_contributors(swarm.workers["w0"], after=8) == 3
 
 
 def test_replicas_that_keep_what_was_not_sent_come_back_join_late_and_end_equal(

@@ -1,6 +1,7 @@
 """A peer behind a real NAT: nobody can dial it, and it trains all the same."""
 
 import json
+import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -9,12 +10,12 @@ from click.testing import CliRunner
 
 from coordinator.links.namespaces import NamespaceHost, Namespaces
 from coordinator.report.status import ask
-from protos.addresses import split_address
+from protos.addresses import split_address, split_relayed
 from protos.identity import Authority, Identity, Role
 from tests.support.gate import gate
 from tests.support.namespaces import why_not
 from tests.support.nat import behind_nat, why_no_nat
-from tests.support.workers import SMALL, Event, Hashes, WorkerProcess, settings_of
+from tests.support.workers import PATIENCE_S, SMALL, Event, Hashes, WorkerProcess, settings_of
 from worker.cli.ping import ping
 
 WHY_NOT = why_not() or why_no_nat()
@@ -23,9 +24,9 @@ needs_nat = pytest.mark.skipif(WHY_NOT is not None, reason=f"no NAT: {WHY_NOT}")
 
 @needs_nat
 def test_a_peer_behind_nat_trains_through_relays_and_outlives_one(tmp_path: Path) -> None:
-    held = gate(tmp_path, 35)
+    held = gate(tmp_path, 95)
     run = Authority.make(tmp_path / "a")
-    settings = [*SMALL, *settings_of(run__steps=60, diloco__inner_steps=10)]
+    settings = [*SMALL, *settings_of(run__steps=120, diloco__inner_steps=10)]
     with Namespaces(3, None) as network, ExitStack() as up:
         a, b, router = network.members
         inside = up.enter_context(behind_nat(router))
@@ -52,8 +53,8 @@ def test_a_peer_behind_nat_trains_through_relays_and_outlives_one(tmp_path: Path
             )
 
         assert relayed("a", "b")["address"].startswith("nat@")
-        for name in "ab":
-            workers[name].wait_for_round(2)
+        for worker in workers.values():
+            worker.wait_for(lambda e: e["event"] == "round" and e["contributors"] == 3, "all three")
         assert_seen_as_relayed(f"{a.address}:7700", tmp_path / "a")
         workers.pop("b").process.kill()
         relayed("a")
@@ -61,24 +62,40 @@ def test_a_peer_behind_nat_trains_through_relays_and_outlives_one(tmp_path: Path
             codes = {name: worker.wait() for name, worker in workers.items()}
         assert codes == {"a": 0, "nat": 0}, {n: w.errors for n, w in workers.items()}
         assert len({Hashes.of(worker.result) for worker in workers.values()}) == 1
-        contributors = [event["contributors"] for event in workers["nat"].of("round")]
-        assert 3 in contributors[:3]
-        assert contributors[-1] == 2
+        assert workers["nat"].of("round")[-1]["contributors"] == 2
         (there,) = workers["nat"].of("listening")
         assert there["address"] == f"{router.address}:7700"  # as others see it
 
 
 def assert_seen_as_relayed(address: str, run: Path) -> None:
-    """By `murmur status`, and by `murmur ping`, which goes through the relay too."""
-    members = {each["peer"]: each for each in ask(address, identity=Identity.load(run))["members"]}
+    """By `murmur status`, and by `murmur ping`, which goes through the relay too.
+
+    Which relay comes first follows from rates, so on a busy machine it may change in between.
+    """
+    identity, deadline = Identity.load(run), time.monotonic() + PATIENCE_S
+    both = ("relayed by a or b", "relayed by b or a")
+    while (members := seen_from(address, identity))["nat"][
+        "path"
+    ] not in both:  # news is on its way
+        assert time.monotonic() < deadline, members
     assert members["a"]["path"] == members["b"]["path"] == "direct"
-    assert members["nat"]["path"] in ("relayed by a or b", "relayed by b or a")
     for where in (["--from", address], []):
         result = CliRunner().invoke(
             ping, ["nat", *where, "--run", str(run), "--json"], standalone_mode=False
         )
         assert result.exception is None, result.exception
         pinged = json.loads(result.output)
-        assert pinged["address"] == members["nat"]["address"]
+        assert relays_of(pinged["address"]) == relays_of(members["nat"]["address"])
         assert pinged["path"].startswith(f"relayed by {split_address(address)[0][:3]}")
         assert min(pinged["rate_mbps"], *pinged["round_trips_ms"]) > 0
+
+
+def seen_from(address: str, identity: Identity) -> dict[str, Event]:
+    """The members as the one there knows them, by name."""
+    return {each["peer"]: each for each in ask(address, identity=identity)["members"]}
+
+
+def relays_of(address: str) -> set[str]:
+    relayed = split_relayed(address)
+    assert relayed is not None, address
+    return set(relayed[1])
