@@ -205,7 +205,8 @@ class Grid:
     def tune(
         self, pairs: Sequence[tuple[Point, str]], lrs: Sequence[float], factors: Sequence[float]
     ) -> dict[tuple[Point, str], Rates]:
-        """The rates with the least loss, by plan and optimizer."""
+        """The rates with the least loss, by plan and optimizer; nothing is trained for those that
+        have no choice."""
         grid = {
             pair: [
                 self.run(pair, Rates(lr, factor), TUNING_SEED)
@@ -214,12 +215,13 @@ class Grid:
             ]
             for pair in pairs
         }
-        done = self._all([run for runs in grid.values() for run in runs])
+        given = {pair: runs[0].rates for pair, runs in grid.items() if len(runs) == 1}
+        done = self._all([run for pair, runs in grid.items() if pair not in given for run in runs])
         finished = {pair: [run for run in runs if run in done] for pair, runs in grid.items()}
         return {
-            pair: min(runs, key=lambda run: done[run].loss).rates
+            pair: given.get(pair) or min(runs, key=lambda run: done[run].loss).rates
             for pair, runs in finished.items()
-            if runs
+            if pair in given or runs
         }
 
     def measure(self, best: dict[tuple[Point, str], Rates], seeds: Sequence[int]) -> Found:
