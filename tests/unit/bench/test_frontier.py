@@ -10,6 +10,7 @@ import torch
 from algorithms.fragments import TensorSpec, partition
 from algorithms.presets import PRESETS
 from tests.bench.frontier import (
+    TUNING_SEED,
     Grid,
     Point,
     Rates,
@@ -85,6 +86,15 @@ def test_a_run_that_is_over_is_not_run_again(tmp_path: Path) -> None:
         run_of(ONE_BIT, settings=()),
     ):
         assert again.get(other) is None
+
+
+def test_the_rates_with_the_least_loss_are_taken_of_what_is_finished(tmp_path: Path) -> None:
+    grid = Grid(3, 2, TINY, Results(tmp_path / "results.jsonl"))  # and nothing to train in
+    pairs = [(ONE_BIT, "adamw"), (DDP, "adamw")]
+    for rates, loss in ((Rates(0.01), 2.0), (Rates(0.03), 1.5)):
+        grid.results.add(grid.run(pairs[0], rates, TUNING_SEED), result(loss))
+    assert grid.tune(pairs, [0.01, 0.03], [1.0]) == {pairs[0]: Rates(0.03)}
+    assert grid.tune(pairs, [0.01], [1.0]) == dict.fromkeys(pairs, Rates(0.01))  # no choice
 
 
 def test_what_a_preset_says_is_part_of_a_runs_name(monkeypatch: pytest.MonkeyPatch) -> None:
