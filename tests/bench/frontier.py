@@ -1,14 +1,14 @@
 """Bytes against loss: each preset at several periods, with learning rates tuned, in one process.
 
-    python tests/bench/frontier.py [--steps 600] [--workers 4] [--seeds 1] [--lr 0.003 0.01]
+    python tests/bench/frontier.py [--steps 600] [--workers 4] [--seeds 1] [--lr 0.003 muon=0.01]
         [--outer-lr FACTOR ...] [--optimizer adamw muon] [--curve onebit=28,70 ...]
         [--set SECTION.KEY=VALUE ...] [--results runs/frontier.jsonl] [--picture PNG] [--finished]
 
 Every run is `algorithms/reference.py` on the built-in task, one core each; real workers end with
-the same bits (`make parity`). Each plan and optimizer gets the best of the same learning rates, by
-the loss on a text's samples of a seed of its own, which is not in the table; `--outer-lr` also
-tries the preset's times these factors. Finished runs are lines of the results file, and are not
-run again: stop it and go on, or ask for more. `--finished` tells what there is so far. The default
+the same bits (`make parity`). Each plan gets the best of its optimizer's learning rates, by the
+loss on a text's samples of a seed of its own, which is not in the table; `--outer-lr` also tries
+the preset's times these factors. Finished runs are lines of the results file, and are not run
+again: stop it and go on, or ask for more. `--finished` tells what there is so far. The default
 takes about ten minutes of two idle cores, on a model of 174 thousand parameters;
 `--set task.architecture={}` takes the task's own.
 
@@ -128,7 +128,14 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--lr", type=float, nargs="+", default=[0.003, 0.01])
+    parser.add_argument(
+        "--lr",
+        type=rate,
+        nargs="+",
+        default=[(None, 0.003), (None, 0.01)],
+        metavar="[OPTIMIZER=]LR",
+        help="to choose from, for all optimizers or for one",
+    )
     parser.add_argument("--outer-lr", type=float, nargs="+", default=[1.0], metavar="FACTOR")
     parser.add_argument("--optimizer", nargs="+", default=["adamw", "muon"])
     parser.add_argument("--curve", action="append", type=curve, metavar="PRESET=H,H")
@@ -138,6 +145,9 @@ def main() -> None:
     parser.add_argument("--processes", type=int, help="by default as many as there are cores")
     parser.add_argument("--finished", action="store_true", help="tell the results, train nothing")
     options = parser.parse_args()
+    for optimizer in options.optimizer:
+        if not any(of in (None, optimizer) for of, _ in options.lr):
+            parser.error(f"--lr has no learning rate for {optimizer}: add {optimizer}=...")
     curves = dict(options.curve) if options.curve else CURVES
     points = [Point(name, None) for name in LINES]
     points += [Point(name, period) for name, periods in curves.items() for period in periods]
@@ -161,6 +171,12 @@ def curve(text: str) -> tuple[str, tuple[int, ...]]:
     """`PRESET=H,H`, as typed."""
     name, _, periods = text.partition("=")
     return name, tuple(map(int, periods.split(",")))
+
+
+def rate(text: str) -> tuple[str | None, float]:
+    """`OPTIMIZER=LR` or `LR`, as typed."""
+    optimizer, _, lr = text.rpartition("=")
+    return optimizer or None, float(lr)
 
 
 class Results:
@@ -203,14 +219,18 @@ class Grid:
         return Run(*pair, rates, seed, self.steps, self.workers, self.settings)
 
     def tune(
-        self, pairs: Sequence[tuple[Point, str]], lrs: Sequence[float], factors: Sequence[float]
+        self,
+        pairs: Sequence[tuple[Point, str]],
+        lrs: Sequence[tuple[str | None, float]],
+        factors: Sequence[float],
     ) -> dict[tuple[Point, str], Rates]:
         """The rates with the least loss, by plan and optimizer; nothing is trained for those that
         have no choice."""
         grid = {
             pair: [
                 self.run(pair, Rates(lr, factor), TUNING_SEED)
-                for lr in lrs
+                for optimizer, lr in lrs
+                if optimizer in (None, pair[1])
                 for factor in (factors if pair[0].inner_steps is not None else (1.0,))
             ]
             for pair in pairs

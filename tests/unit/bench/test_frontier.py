@@ -20,6 +20,7 @@ from tests.bench.frontier import (
     curve,
     draw,
     finish,
+    rate,
     share,
     table,
 )
@@ -93,8 +94,9 @@ def test_the_rates_with_the_least_loss_are_taken_of_what_is_finished(tmp_path: P
     pairs = [(ONE_BIT, "adamw"), (DDP, "adamw")]
     for rates, loss in ((Rates(0.01), 2.0), (Rates(0.03), 1.5)):
         grid.results.add(grid.run(pairs[0], rates, TUNING_SEED), result(loss))
-    assert grid.tune(pairs, [0.01, 0.03], [1.0]) == {pairs[0]: Rates(0.03)}
-    assert grid.tune(pairs, [0.01], [1.0]) == dict.fromkeys(pairs, Rates(0.01))  # no choice
+    lrs = [rate("0.01"), rate("adamw=0.03"), rate("muon=0.05")]
+    assert grid.tune(pairs, lrs, [1.0]) == {pairs[0]: Rates(0.03)}
+    assert grid.tune(pairs, lrs[:1], [1.0]) == dict.fromkeys(pairs, Rates(0.01))  # no choice
 
 
 def test_what_a_preset_says_is_part_of_a_runs_name(monkeypatch: pytest.MonkeyPatch) -> None:
