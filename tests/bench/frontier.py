@@ -341,9 +341,9 @@ def draw(path: Path, found: Found) -> None:
         )
         axes.set_title(optimizer, loc="left", fontsize=11)
     panels[0].set_ylabel("validation loss, nats per byte")
-    figure.legend(
-        *panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=6, frameon=False
-    )
+    shown = [zip(*axes.get_legend_handles_labels(), strict=True) for axes in panels]
+    lines = {label: line for panel in shown for line, label in panel}
+    figure.legend(lines.values(), lines, loc="outside lower center", ncols=6, frameon=False)
     figure.savefig(path)
 
 
@@ -368,6 +368,12 @@ def draw_panel(axes: "Axes", found: dict[Point, list[Result]]) -> None:
             ends = [result.loss for result in results]
             axes.plot([times] * 2, [min(ends), max(ends)], color=colour, linewidth=1.0)
     axes.set_xscale("log")
+    times = [results[0].fewer for point, results in found.items() if point.preset not in LINES]
+    if times:
+        ticks = [10**n * first for n in range(5) for first in (1, 3)]
+        axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
+        axes.minorticks_off()
+        axes.set_xlim(min(times) / 2, max(times) * 2)
     axes.set_xlabel("times fewer bytes than bf16 DDP")
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(color="#e5e5e5", linewidth=0.6)
