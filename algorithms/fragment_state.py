@@ -414,9 +414,10 @@ class FragmentOptimizer:
             me: this peer, as contributors are listed.
         """
         mine, earlier, local = self.state, self._failed_try, local.clone()
-        for sent in tuple(self._sent):
+        for place, sent in enumerate(self._sent):
             counted = counted_of(theirs.history, sent.round, me)
-            self._sent.append(sent if counted is None else reconcile(local, sent, counted))
+            if counted is not None:
+                self._sent[place] = reconcile(local, sent, counted)
         if earlier is not None and earlier.contribution.round < theirs.version:
             self._failed_try = None
             # The new state holds already this peer's part in a round that others finished.

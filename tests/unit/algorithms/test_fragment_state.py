@@ -171,6 +171,22 @@ def test_only_what_was_sent_of_a_round_that_was_overtaken_is_taken_out(
     assert lacks(outer, take_over(outer, theirs, local, arrived)) == expected
 
 
+def test_what_two_states_one_after_the_other_have_counted_is_taken_out_once() -> None:
+    """Its round had all of its contribution, the first state has half of it, the second none."""
+    outer = optimizer(KEEP)
+    local = send(outer, LOCAL)
+    sent = replace(done(0, error=values(0, 0, 0, 0)), sent=lambda: values(2, 2, 2, 2))
+    local = end(outer, replace(sent, parts=((0, 4, ("a", "b")),)), local)
+    assert lacks(outer, local) == [0] * 4
+    for parts, lacked in (
+        (((0, 2, ("a", "b")), (2, 4, ("b",))), [0, 0, 2, 2]),
+        (((0, 4, ("b",)),), [2, 2, 2, 2]),
+    ):
+        history = (replace(outer.state.history[0], parts=parts),)
+        local = take_over(outer, replace(outer.state, history=history), local)
+        assert lacks(outer, local) == lacked
+
+
 def test_a_failed_round_leaves_everything_and_the_same_is_sent_again() -> None:
     """A reducer that has counted the first try could not say which of two it has counted."""
     outer = optimizer(PLAIN)
