@@ -266,7 +266,8 @@ def _of_outcome(run: Run, outcome: Outcome) -> Iterator[str]:
     if outcome.ended_at - outcome.began_at > round_s + frozen_s + 1e-9:
         yield f"late end: round {outcome.round} of {outcome.peer}"
     late_s = max(run.swarm.late_s(number, 0.0, math.inf) for number in range(len(run.peers)))
-    late_s += sum(2 * f.by_s for f in run.swarm.faults if isinstance(f, Delay))  # there and back
+    # A late peer has the round before first; each is there and back.
+    late_s += sum(4 * f.by_s for f in run.swarm.faults if isinstance(f, Delay))
     excused = any(isinstance(f, _EXCUSES) for f in run.swarm.faults)
     if outcome.reason and not excused and late_s <= round_s:
         yield f"failed without a reason: {outcome.reason} at {outcome.peer}"
