@@ -319,6 +319,9 @@ def _draw_lines(axes: "Axes", answers: Sequence[Answer], options: Options) -> No
             axes.plot(mbps, took_s, "o" + dashed, color=_COLOURS[answer.name], label=answer.name)
     axes.set_xscale("log")
     axes.set_yscale("log")
+    speeds = sorted({parse_link(link).rate_mbps for link in options.links})
+    axes.set_xticks(speeds, [f"{mbps:,g}" for mbps in speeds])
+    axes.minorticks_off()
     axes.set_xlabel("each worker's link, Mbit/s")
     axes.set_ylabel("seconds to the target")
     if never:

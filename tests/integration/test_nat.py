@@ -74,10 +74,10 @@ def assert_seen_as_relayed(address: str, run: Path) -> None:
     """
     identity, deadline = Identity.load(run), time.monotonic() + PATIENCE_S
     both = ("relayed by a or b", "relayed by b or a")
-    while (members := seen_from(address, identity))["nat"][
-        "path"
-    ] not in both:  # news is on its way
+    members = seen_from(address, identity)
+    while members["nat"]["path"] not in both:  # news is on its way
         assert time.monotonic() < deadline, members
+        members = seen_from(address, identity)
     assert members["a"]["path"] == members["b"]["path"] == "direct"
     for where in (["--from", address], []):
         result = CliRunner().invoke(
