@@ -2,15 +2,16 @@
 
     python tests/bench/frontier.py [--steps 600] [--workers 4] [--seeds 1] [--lr 0.003 muon=0.01]
         [--outer-lr FACTOR ...] [--optimizer adamw muon] [--curve onebit=28,70 ...]
-        [--set SECTION.KEY=VALUE ...] [--results runs/frontier.jsonl] [--picture PNG] [--finished]
+        [--curve 'sparse=50 diloco.codec=topk32' ...] [--set SECTION.KEY=VALUE ...]
+        [--results runs/frontier.jsonl] [--picture PNG] [--finished]
 
 Every run is `algorithms/reference.py` on the built-in task, one core each; real workers end with
 the same bits (`make parity`). Each plan gets the best of its optimizer's learning rates, by the
 loss on a text's samples of a seed of its own, which is not in the table; `--outer-lr` also tries
-the preset's times these factors. Finished runs are lines of the results file, and are not run
-again: stop it and go on, or ask for more. `--finished` tells what there is so far. The default
-takes about ten minutes of two idle cores, on a model of 174 thousand parameters;
-`--set task.architecture={}` takes the task's own.
+the preset's times these factors. A curve may have settings of its own. Finished runs are lines of
+the results file, and are not run again: stop it and go on, or ask for more. `--finished` tells what
+there is so far. The default takes about ten minutes of two idle cores, on a model of 174 thousand
+parameters; `--set task.architecture={}` takes the task's own.
 
 Bytes are those of encoded contributions and reductions that a worker sends, before zstd, beside
 data-parallel training in bf16. The exact mean that ends a run of `keep` is left out: it is as much
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 TUNING_SEED = 100
 VALIDATION_BATCHES = 256  # sixteen times a worker's: plans differ by hundredths
 LINES = ("local", "ddp")
-CURVES = {"diloco": (20, 100), "streaming": (50, 100), "onebit": (28, 70), "sparse": (10, 25)}
+CURVES = ("diloco=20,100", "streaming=50,100", "onebit=28,70", "sparse=10,25")
 COLOURS = {
     "diloco": "#0072B2", "streaming": "#009E73", "onebit": "#D55E00", "sparse": "#CC79A7",
 }  # fmt: skip
@@ -56,13 +57,24 @@ SMALL = (
 
 @dataclass(frozen=True)
 class Point:
-    """A plan of the picture: a preset with this period; None is the preset's own."""
+    """A plan of the picture: a preset with this period; None is the preset's own.
+
+    Args:
+        settings: what else differs from the preset, as `--set` takes it.
+    """
 
     preset: str
     inner_steps: int | None
+    settings: tuple[str, ...] = ()
+
+    @property
+    def curve(self) -> str:
+        """What it has in common with the points of its curve."""
+        return ", ".join((self.preset, *self.settings))
 
     def __str__(self) -> str:
-        return f"`{self.preset}`" + (f", H {self.inner_steps}" if self.inner_steps else "")
+        period = (f"H {self.inner_steps}",) if self.inner_steps else ()
+        return ", ".join((f"`{self.preset}`", *period, *self.settings))
 
 
 @dataclass(frozen=True)
@@ -92,7 +104,7 @@ class Run:
             given.append(f"diloco.inner_steps={self.point.inner_steps}")
         training = Training(
             preset=self.point.preset,
-            settings=(*given, *self.settings),
+            settings=(*given, *self.settings, *self.point.settings),
             steps=self.steps,
             workers=self.workers,
             seed=self.seed,
@@ -138,7 +150,7 @@ def main() -> None:
     )
     parser.add_argument("--outer-lr", type=float, nargs="+", default=[1.0], metavar="FACTOR")
     parser.add_argument("--optimizer", nargs="+", default=["adamw", "muon"])
-    parser.add_argument("--curve", action="append", type=curve, metavar="PRESET=H,H")
+    parser.add_argument("--curve", action="append", type=curve, metavar="PRESET=H,H [SETTING ...]")
     parser.add_argument("--set", dest="settings", action="append", default=[])
     parser.add_argument("--results", type=Path, default=Path("runs/frontier.jsonl"))
     parser.add_argument("--picture", type=Path)
@@ -148,9 +160,8 @@ def main() -> None:
     for optimizer in options.optimizer:
         if not any(of in (None, optimizer) for of, _ in options.lr):
             parser.error(f"--lr has no learning rate for {optimizer}: add {optimizer}=...")
-    curves = dict(options.curve) if options.curve else CURVES
     points = [Point(name, None) for name in LINES]
-    points += [Point(name, period) for name, periods in curves.items() for period in periods]
+    points += itertools.chain(*(options.curve or map(curve, CURVES)))
     grid = Grid(
         options.steps, options.workers, (*SMALL, *options.settings), Results(options.results)
     )
@@ -167,10 +178,11 @@ def main() -> None:
         draw(options.picture, found)
 
 
-def curve(text: str) -> tuple[str, tuple[int, ...]]:
-    """`PRESET=H,H`, as typed."""
-    name, _, periods = text.partition("=")
-    return name, tuple(map(int, periods.split(",")))
+def curve(text: str) -> list[Point]:
+    """`PRESET=H,H`, with settings after blanks, as typed."""
+    first, *settings = text.split()
+    name, _, periods = first.partition("=")
+    return [Point(name, int(period), tuple(settings)) for period in periods.split(",")]
 
 
 def rate(text: str) -> tuple[str | None, float]:
@@ -357,8 +369,8 @@ def draw_panel(axes: "Axes", found: dict[Point, list[Result]]) -> None:
             continue
         loss = mean_loss(results)
         axes.axhline(loss, color="#555555", linewidth=1.2, linestyle=style, label=words)
-    for name in dict.fromkeys(point.preset for point in found if point.preset not in LINES):
-        of_curve = [results for point, results in found.items() if point.preset == name]
+    for name in dict.fromkeys(point.curve for point in found if point.preset not in LINES):
+        of_curve = [results for point, results in found.items() if point.curve == name]
         of_curve.sort(key=lambda results: results[0].fewer)
         fewer = [results[0].fewer for results in of_curve]
         means = [mean_loss(results) for results in of_curve]

@@ -152,5 +152,8 @@ def test_a_picture_is_drawn(tmp_path: Path) -> None:
     assert (tmp_path / "frontier.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_curves_are_typed_as_a_preset_and_its_periods() -> None:
-    assert curve("onebit=28,70") == ("onebit", (28, 70))
+def test_curves_are_typed_as_a_preset_its_periods_and_settings() -> None:
+    assert curve("onebit=28,70") == [Point("onebit", 28), Point("onebit", 70)]
+    point = curve("sparse=50 diloco.codec=topk32")[0]
+    assert point == Point("sparse", 50, ("diloco.codec=topk32",))
+    assert run_of(point).training.config.plan.codec == "topk32"
