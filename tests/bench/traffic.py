@@ -1,13 +1,13 @@
 """Bytes that each worker sends and receives per round, for 2 to 5 workers.
 
     python tests/bench/traffic.py [--rounds 6] [--codec fp32]
-    python tests/bench/traffic.py --preset onebit --preset sparse [--link 2mbit] [--steps 300]
+    python tests/bench/traffic.py --preset onebit --preset sparse [--link 2mbit] [--steps 600]
 
 The wanted figure is 2 (n-1)/n of the encoded model in each direction. Counted twice: by the
 transport (messages with their gRPC and HTTP/2 framing, rounds only), and by the kernel for the
 whole process (TCP payload of every connection, gossip and all else included).
 
-With `--preset` four workers train a model of a million parameters behind links. What the link
+With `--preset` four workers train a model of 2.4 million parameters behind links. What the link
 carries of each, gossip and all else included, stands beside what the plan says, with the exact mean
 that ends a run of `keep`. Fails above 3 %, or where a worker computes less than 98 % of the time.
 zstd is off, since the plan knows nothing of it. Steps take a pause, so that the workers do not slow
@@ -31,7 +31,7 @@ from worker.training.model import schema_of
 
 WORKERS, NEAR, COMPUTING = 4, 0.03, 0.98
 WIDE = (
-    "{hidden_size=160, intermediate_size=400, num_hidden_layers=3, num_attention_heads=4, "
+    "{hidden_size=256, intermediate_size=640, num_hidden_layers=3, num_attention_heads=4, "
     "num_key_value_heads=4}"
 )
 
@@ -44,8 +44,8 @@ def main() -> int:
     parser.add_argument("--codec", default="fp32")
     parser.add_argument("--preset", dest="presets", action="append", default=[])
     parser.add_argument("--link", default="2mbit")
-    parser.add_argument("--steps", type=int, default=1000)
-    parser.add_argument("--pause-s", type=float, default=0.15)
+    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--pause-s", type=float, default=0.3)
     options = parser.parse_args()
     if options.presets:
         return beside_the_plan(options.presets, options.link, options.steps, options.pause_s)

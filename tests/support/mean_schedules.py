@@ -9,6 +9,8 @@ from random import Random
 import torch
 from torch import Tensor
 
+from algorithms.counted import History
+from algorithms.fragment_state import FragmentState
 from algorithms.link import Link
 from algorithms.plan import Merge
 from algorithms.robust import NORM_LIMIT, aggregate, norm, norm_factors, norm_ratios
@@ -69,6 +71,15 @@ class Outcome:
 Lineage = dict[int, dict[int, SimulatedReduction]]
 """The reductions that are in a state, by round and shard."""
 
+StateKey = tuple[int, History]
+"""Of a state. Its hash alone is not enough: two reductions of a shard can have the same bits."""
+
+FIRST: StateKey = (0, ())
+
+
+def key_of(state: FragmentState) -> StateKey:
+    return state.hash, state.history
+
 
 @dataclass
 class Record:
@@ -80,14 +91,14 @@ class Record:
     values: dict[tuple[str, int], tuple[int, Tensor]] = field(default_factory=dict)
     versions: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
     learned: dict[str, Tensor] = field(default_factory=dict)  # by inner steps, downhill
-    lineages: dict[int, "Lineage"] = field(default_factory=lambda: {0: {}})  # by a state's hash
+    lineages: dict["StateKey", "Lineage"] = field(default_factory=lambda: {FIRST: {}})
 
 
 class WatchedMeanPeer(MeanPeer):
     """A peer of the simulator that notes what it does."""
 
     record: Record
-    _lineage = 0
+    _lineage = FIRST
     _before: Tensor | None = None
 
     @property
@@ -131,11 +142,11 @@ class WatchedMeanPeer(MeanPeer):
 
     def commit(self, version: int, contributors: int, group: Group) -> None:
         self.record.versions[self.me].append(version)
-        state = self.optimizer.state
-        if self.contributor is None and state.hash not in self.record.lineages:  # not fetched
+        key = key_of(self.optimizer.state)
+        if self.contributor is None and key not in self.record.lineages:  # not fetched
             before = self.record.lineages[self._lineage]
-            self.record.lineages[state.hash] = {**before, version - 1: dict(self.got)}
-        self._lineage = state.hash
+            self.record.lineages[key] = {**before, version - 1: dict(self.got)}
+        self._lineage = key
         super().commit(version, contributors, group)
 
     def do_as_contributor(self, action: events.ContributorAction) -> None:
@@ -341,7 +352,7 @@ def accounts(run: Run) -> Counter[str]:
         learned = run.record.learned.get(peer.me)
         if learned is None:
             continue
-        lineage = run.record.lineages[peer.optimizer.state.hash]
+        lineage = run.record.lineages[key_of(peer.optimizer.state)]
         told: dict[int, dict[int, SimulatedReduction]] = defaultdict(dict)
         for outcome in run.record.outcomes:
             if outcome.peer == peer.me and not outcome.reason:
