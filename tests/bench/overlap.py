@@ -3,14 +3,14 @@
     python tests/bench/overlap.py [--runs 5] [--steps 200] [--link 20mbit --link 2mbit]
         [--preset streaming --preset onebit] [--overlap measured] [--only even] [--set KEY=VALUE]
 
-Four workers of `murmur swarm` train the built-in model. A batch has one sample and takes a pause
-besides, so that steps take about 60 ms and workers that share cores do not slow each other down; in
-the slow swarms w3's pause is longer, so that its steps take twice as long, and inner steps go by
-speed. The speed is all inner steps over the time from the first to the last, over that of the same
-four workers alone. Even workers have equally many steps, so the time is that of the slowest, alone
-too. With a slow one, alone is the sum of what each makes by itself. The loss is the median. Exits
-with 1 where a median is below 0.99. The default takes about 40 minutes of two idle cores. Prints
-Markdown.
+Four workers of `murmur swarm` train the built-in model. A batch is one short sample and takes a
+pause besides, so that steps take about 60 ms and workers that share cores hardly slow each other
+down. In the slow swarms w3's pause is longer, so that its steps take twice as long, and inner steps
+go by speed. The speed is all inner steps over the time from the first to the last, over that of the
+same four workers alone. Even workers have equally many steps, so the time is that of the slowest,
+alone too. With a slow one, alone is the sum of what each makes by itself. The loss is the median.
+Exits with 1 where a median is below 0.99. The default takes about 40 minutes of two idle cores.
+Prints Markdown.
 """
 
 import argparse
@@ -21,6 +21,7 @@ from tests.support.swarm_runs import Report, run_swarm
 
 TASK = "tests.support.slow_task:SlowBytes"
 BY_SPEED = ("diloco.dylu=true", "diloco.weighting=work")
+LITTLE = ("task.batch_size=1", "task.context_bytes=32")
 TARGET = 0.99
 
 
@@ -38,7 +39,7 @@ def main() -> int:
     parser.add_argument("--times", type=float, default=2.4, help="as long is the slow one's pause")
     parser.add_argument("--set", dest="settings", action="append", default=[])
     options = parser.parse_args()
-    task = [f"task.name={TASK}", "task.architecture={}", "task.batch_size=1"]
+    task = [f"task.name={TASK}", "task.architecture={}", *LITTLE]
     pauses = [f"task.pause_s={options.pause_s}", f"task.times={options.times}"]
     shared = [*task, *pauses, *options.settings]
     good = True
