@@ -91,7 +91,7 @@ class Record:
     values: dict[tuple[str, int], tuple[int, Tensor]] = field(default_factory=dict)
     versions: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
     learned: dict[str, Tensor] = field(default_factory=dict)  # by inner steps, downhill
-    lineages: dict["StateKey", "Lineage"] = field(default_factory=lambda: {FIRST: {}})
+    lineages: dict[StateKey, Lineage] = field(default_factory=lambda: {FIRST: {}})
 
 
 class WatchedMeanPeer(MeanPeer):
