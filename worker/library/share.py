@@ -80,7 +80,8 @@ class Shares:
             block: samples (of other things than a `DataLoader`: items) in a block.
 
         Raises:
-            UsageError: `block` is below 1, or the stream is another's.
+            UsageError: `block` is below 1, the stream is another's, or a loader's sampler has no
+                length.
         """
         if block is not None and block < 1:
             raise UsageError(f"block={block}: at least one sample is leased at once")
@@ -96,11 +97,15 @@ class Shares:
             cursor: counts the samples that are drawn here.
 
         Raises:
-            TaskError: its loader has no batch.
+            TaskError: its loader has no batch, or does not know how many.
             RunIsOver: instead of ending.
         """
         loader = task.loader()
-        if not len(loader):
+        try:
+            batches = len(loader)
+        except TypeError as error:
+            raise TaskError(f"the task's loader() must have a length: {error}") from error
+        if not batches:
             raise TaskError("the task's loader() has no batch: give it more samples")
         while not self._is_over:
             for inputs, targets in self.share(loader, "", None, lambda: False):
@@ -272,7 +277,12 @@ def _of_loader(loader: DataLoader[Any], seed: int) -> _Indexed[Any]:
     user's own is kept: it must give the same on every peer."""
     batches = loader.batch_sampler
     own_batches = batches is not None and type(batches) is not BatchSampler
-    sampler = batches if own_batches else loader.sampler
+    sampler: Any = batches if own_batches else loader.sampler
+    if not hasattr(sampler, "__len__"):
+        raise UsageError(
+            f"{type(sampler).__name__} has no __len__, so its samples cannot be shared out; give "
+            "the loader a sampler that has one"
+        )
 
     def order(epoch: int) -> Sequence[Any] | Tensor:
         if isinstance(sampler, RandomSampler) and not sampler.replacement:
@@ -282,7 +292,7 @@ def _of_loader(loader: DataLoader[Any], seed: int) -> _Indexed[Any]:
             return range(len(sampler))
         if (set_epoch := getattr(sampler, "set_epoch", None)) is not None:
             set_epoch(epoch)
-        return list(sampler)  # type: ignore[arg-type]
+        return list(sampler)
 
     def load(drawn: Iterator[list[Any]]) -> Iterable[Any]:
         kept = {name: getattr(loader, name) for name in _KEPT}
@@ -296,4 +306,4 @@ def _of_loader(loader: DataLoader[Any], seed: int) -> _Indexed[Any]:
 
     size = 1 if own_batches else loader.batch_size or 1
     drop_last = not own_batches and loader.drop_last
-    return _Indexed(len(sampler), order, load, size, drop_last)  # type: ignore[arg-type]
+    return _Indexed(len(sampler), order, load, size, drop_last)

@@ -122,6 +122,7 @@ class Swarm:
         cls, model: nn.Module, optimizer: Optimizer | Sequence[Optimizer], **arguments: Any
     ) -> Self:
         if is_site() and get_rank() > 0:
+            # It has the same methods and is no subclass, which would open a swarm of its own.
             return SiteRank(model, optimizer, **arguments)  # type: ignore[return-value]
         return super().__new__(cls)
 

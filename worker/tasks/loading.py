@@ -71,6 +71,7 @@ def local_settings(name: str, options: Mapping[str, object]) -> tuple[str, ...]:
     factory = BUILT_IN.get(name)
     if factory is None:
         return ("name",)
+    # Factories are declared as callables; those that are built in are classes that have it.
     found: tuple[str, ...] = factory.local_options(options)  # type: ignore[attr-defined]
     return found
 

@@ -55,6 +55,7 @@ class Muon(Optimizer):
         defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
         super().__init__(list(params), defaults)
 
+    # torch declares two overloads, and mypy compares with each.
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """One step of every matrix that has a gradient."""

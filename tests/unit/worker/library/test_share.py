@@ -143,6 +143,18 @@ def test_a_sampler_of_ones_own_is_told_the_epoch() -> None:
     assert epochs == [list(range(6)), list(range(6, 12))]
 
 
+class Endless(Sampler[int]):
+    """It does not say how many there are."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(12))
+
+
+def test_a_sampler_without_a_length_is_refused_by_name() -> None:
+    with pytest.raises(UsageError, match=r"Endless has no __len__"):
+        Peers("a").draw({"a": loader(2, 12, sampler=Endless())})
+
+
 class Numbered:
     """A task's samples."""
 
@@ -172,6 +184,12 @@ def test_a_task_without_a_batch_is_told_so() -> None:
     )
     with pytest.raises(TaskError, match=r"loader\(\) has no batch"):
         next(batches)
+
+
+def test_a_tasks_loader_without_a_length_is_refused() -> None:
+    task = Numbered(12, sampler=Endless())
+    with pytest.raises(TaskError, match=r"loader\(\) must have a length"):
+        next(Peers("a").shares["a"].batches(task, Cursor(seed=7, stream="w")))
 
 
 def test_samples_that_are_not_batched() -> None:
