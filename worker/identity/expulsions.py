@@ -13,9 +13,7 @@ from protos.identity import (
     Identity,
     IdentityError,
     Revocations,
-    Role,
     revoked_peer,
-    subject,
 )
 from protos.text import shown
 from worker import wire
@@ -56,9 +54,6 @@ class Expulsions:
     def includes(self, caller: Caller) -> bool:
         """Whether what the caller proves itself by counts no more."""
         return f"{caller.role}/{caller.name}" in self._known
-
-    def has_expelled(self, peer: str) -> bool:
-        return subject(Role.PEER, peer) in self._known
 
     def learn(self, entries: Iterable[pb.Revocation]) -> None:
         """Takes those that the authority has signed."""
