@@ -75,7 +75,7 @@ losses: $(READY)  ## what bits, feedback and overlap cost in loss, at equal toke
 frontier: $(READY)  ## bytes against loss, each preset tuned, in one process a plan; resumable: docs/frontier.png
 	$(RUN) tests/bench/frontier.py --picture docs/frontier.png $(ARGS)
 
-time-to-loss: $(READY) .venv-peers/.ready  ## seconds to DDP's loss on 2 to 1000 Mbit/s, each system; an hour, resumable (root): docs/time_to_loss.png
+time-to-loss: $(READY) .venv-peers/.ready  ## seconds to DDP's loss on 2 to 1000 Mbit/s, each system; over an hour, resumable (root): docs/time_to_loss.png
 	$(RUN) tests/bench/time_to_loss.py --picture docs/time_to_loss.png $(ARGS)
 
 kseed: $(READY)  ## fine-tuning by seeds and scalars beside backpropagation: accuracy, bytes of a round
