@@ -20,6 +20,7 @@ from pathlib import Path
 
 from coordinator.links.namespaces import NamespaceHost, Namespaces
 from protos.identity import Authority
+from tests.bench.polling import seconds_until
 from tests.support.workers import SMALL, settings_of
 
 _MURMUR = (sys.executable, "-m", "worker.cli")
@@ -62,11 +63,13 @@ class Peer:
 
     def wait_for_rounds(self, contributors: int, count: int = 1) -> None:
         """Until so many rounds of so many peers have ended since now. Raises TimeoutError."""
-        before, deadline = len(self.rounds), time.monotonic() + _PATIENCE_S
-        while self.rounds[before:].count(contributors) < count:
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"{count} rounds of {contributors} peers")
-            time.sleep(0.05)
+        before = len(self.rounds)
+
+        def ended() -> bool:
+            return self.rounds[before:].count(contributors) >= count
+
+        if seconds_until(ended, _PATIENCE_S, every_s=0.05) is None:
+            raise TimeoutError(f"{count} rounds of {contributors} peers")
 
     def end(self) -> None:
         self.process.terminate()

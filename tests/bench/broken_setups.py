@@ -26,6 +26,7 @@ from pathlib import Path
 
 from coordinator.links.namespaces import NamespaceHost, Namespaces, NoNamespaces
 from protos.identity import Authority
+from tests.bench.polling import seconds_until
 from tests.support.workers import SMALL, settings_of
 
 _MURMUR = [sys.executable, "-m", "worker.cli"]
@@ -109,12 +110,14 @@ def measure(first: NamespaceHost, second: NamespaceHost, folder: Path, wanted: l
 
 def wait_until_listens(host: str) -> None:
     """Raises TimeoutError."""
-    deadline = time.monotonic() + _PATIENCE_S
-    while time.monotonic() < deadline:
+
+    def listens() -> bool:
         with suppress(OSError), socket.create_connection((host, _PORT), timeout=1):
-            return
-        time.sleep(0.1)
-    raise TimeoutError(f"nothing listens on {host}:{_PORT}")
+            return True
+        return False
+
+    if seconds_until(listens, _PATIENCE_S) is None:
+        raise TimeoutError(f"nothing listens on {host}:{_PORT}")
 
 
 def tried(setup: Setup, host: NamespaceHost, address: str, out: Path, authority: Authority) -> bool:

@@ -98,7 +98,7 @@ def peer(
             while _await(mailbox, PrefetchedAnchor).round != number:
                 pass
         ahead_s = time.perf_counter() - ended
-        time.sleep(options.pause_s)
+        time.sleep(options.pause_s)  # the inner steps between two rounds
         before, started = io.node.context.counts.payload_sent_bytes, time.perf_counter()
         mailbox.post(Begin(0, number, state.group, values, anchor))
         done = _await(mailbox, RoundDone)

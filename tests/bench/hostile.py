@@ -91,14 +91,14 @@ class Table:
         until = time.monotonic() + self._seconds
         while time.monotonic() < until:
             yield
-            time.sleep(1 / self._per_s)
+            time.sleep(1 / self._per_s)  # so many attacks a second
 
     def _rounds(self) -> int:
         return len(self._swarm.workers[self._swarm.names[0]].of("round"))
 
     def _rounds_per_10_s(self) -> float:
         began, counted = time.monotonic(), self._rounds()
-        time.sleep(self._seconds)
+        time.sleep(self._seconds)  # the rounds of this time are counted
         return 10 * (self._rounds() - counted) / (time.monotonic() - began)
 
 

@@ -104,11 +104,11 @@ def loop(
     """Kills the last process, and starts it again. Returns the codes that it ended with."""
     codes, until_s = [], time.monotonic() + for_s
     while time.monotonic() < until_s:
-        time.sleep(every_s)
+        time.sleep(every_s)  # it lives so long
         processes[-1].kill()
         codes.append(processes[-1].wait())
         processes[-1] = start(command)
-    time.sleep(every_s)
+    time.sleep(every_s)  # the last one, too
     return codes
 
 

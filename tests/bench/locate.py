@@ -32,6 +32,7 @@ from coordinator import Failure
 from coordinator.links.namespaces import NamespaceHost, Namespaces, NoNamespaces
 from coordinator.report.status import ask
 from protos.events import place_of, verdict_words
+from tests.bench.polling import seconds_until
 from tests.support.workers import settings_of
 
 PORT = 7700
@@ -141,7 +142,7 @@ class Faulty:
         def stop_and_go() -> None:
             while not heal.is_set():
                 process.send_signal(signal.SIGSTOP)
-                time.sleep(STOPPED * CYCLE_S)
+                time.sleep(STOPPED * CYCLE_S)  # the fault: a share of each cycle
                 process.send_signal(signal.SIGCONT)
                 time.sleep((1 - STOPPED) * CYCLE_S)
 
@@ -163,7 +164,7 @@ class Faulty:
 def measured(swarm: Faulty, options: argparse.Namespace) -> int:
     """Makes the faults, prints what is found; the exit code."""
     good = True
-    wait_until(lambda: swarm.rounds() >= 10, 300.0)
+    seconds_until(lambda: swarm.rounds() >= 10, 300.0)
     print("| fault | verdict | right | found after | withdrawn after |")
     print("| --- | --- | --- | ---: | ---: |", flush=True)
     for kind, (place, make) in swarm.faults.items():
@@ -172,13 +173,13 @@ def measured(swarm: Faulty, options: argparse.Namespace) -> int:
         before = len(swarm.found_by_all())
         heal = make()
         try:
-            found_s = wait_until(
+            found_s = seconds_until(
                 lambda p=place: all(p in each for each in swarm.verdicts()), options.patience
             )
             words = [verdict_words(each) for each in swarm.verdicts()[1].values()]
         finally:
             heal()
-        gone_s = wait_until(lambda: not any(swarm.verdicts()), options.patience)
+        gone_s = seconds_until(lambda: not any(swarm.verdicts()), options.patience)
         named = {place_of(event["verdict"]) for event in swarm.found_by_all()[before:]}
         # Word of what has arrived goes by the slow link as well: then the way back is slow, too.
         wrong = named - {place, (place[0], place[2], place[1])}
@@ -190,7 +191,7 @@ def measured(swarm: Faulty, options: argparse.Namespace) -> int:
         print(f"| {kind} | {'; '.join(words)} | {told} | {' | '.join(times)} |", flush=True)
     if options.undisturbed_minutes:
         before, rounds = len(swarm.found_by_all()), swarm.rounds()
-        time.sleep(60 * options.undisturbed_minutes)
+        time.sleep(60 * options.undisturbed_minutes)  # nothing is to be found in this time
         false = swarm.found_by_all()[before:]
         print(
             f"\n{options.undisturbed_minutes:g} undisturbed minutes, "
@@ -201,16 +202,6 @@ def measured(swarm: Faulty, options: argparse.Namespace) -> int:
             print(f"  {event['peer']}: {verdict_words(event['verdict'])}")
         good &= not false
     return 0 if good else 1
-
-
-def wait_until(true: Callable[[], bool], patience_s: float) -> float | None:
-    """Seconds until then; None if it does not come."""
-    began = time.monotonic()
-    while time.monotonic() < began + patience_s:
-        if true():
-            return time.monotonic() - began
-        time.sleep(0.5)
-    return None
 
 
 @contextmanager

@@ -32,6 +32,7 @@ from coordinator import Failure
 from coordinator.links.namespaces import NamespaceHost, Namespaces
 from coordinator.report.status import ask
 from protos.identity import Authority, Role
+from tests.bench.polling import seconds_until
 from tests.support.nat import behind_nat
 from tests.support.workers import settings_of
 
@@ -132,13 +133,18 @@ def five_hosts(*, nat: bool, settings: Sequence[str]) -> Iterator[tuple[list[Pee
 
 def until(what: Callable[[], bool], name: str, peers: Sequence[Peer]) -> float:
     """Seconds that it took. Raises RuntimeError: a peer has ended, or it takes too long."""
-    began = time.monotonic()
-    while not what():
-        ended = [peer.name for peer in peers if peer.process.poll() not in (None, 0, -9)]
-        if ended or time.monotonic() - began > _PATIENCE_S:
-            raise RuntimeError(f"{name}: not in {_PATIENCE_S:g} s, or ended: {ended}")
-        time.sleep(0.02)
-    return time.monotonic() - began
+
+    def reached() -> bool:
+        if what():
+            return True
+        if ended := [peer.name for peer in peers if peer.process.poll() not in (None, 0, -9)]:
+            raise RuntimeError(f"{name}: ended before: {ended}")
+        return False
+
+    took_s = seconds_until(reached, _PATIENCE_S, every_s=0.02)
+    if took_s is None:
+        raise RuntimeError(f"{name}: not in {_PATIENCE_S:g} s")
+    return took_s
 
 
 def whole_run(*, nat: bool, settings: Sequence[str]) -> Outcome:
@@ -151,7 +157,7 @@ def whole_run(*, nat: bool, settings: Sequence[str]) -> Outcome:
                     identity = _identity(peer)
                     told = ask(address, 2.0, identity)["relayed"]["relayed_bytes"]
                     carried[peer.name] = sum(told.values())
-            time.sleep(0.5)
+            time.sleep(0.5)  # between two looks at what relays have carried by now
         if failed := {peer.name: code for peer in peers if (code := peer.process.wait())}:
             raise RuntimeError(f"exit codes {failed}")
         until(lambda: all(peer.of("result") for peer in peers), "results", peers)

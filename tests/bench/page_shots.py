@@ -29,6 +29,7 @@ from coordinator.report.status import ask
 from coordinator.report.watch import Watch, table
 from protos.addresses import ReservedPorts, split_address
 from protos.identity import Authority, Role, member_identity
+from tests.bench.polling import seconds_until
 from tests.support.browser import CHROMIUM, picture
 
 DEAD, SLOW, RELAYED = "w3", "w5", "w7"
@@ -91,7 +92,7 @@ def join_command(run: Path) -> list[str]:
 def take(url: str, run: Path, out: Path, seconds: float) -> None:
     """Waits for what is to be seen, and takes the pictures."""
     until(lambda: at_work(url) == 8, "eight peers that train")
-    time.sleep(seconds)
+    time.sleep(seconds)  # for curves that show something
     until(lambda: any(v["peer"] == SLOW for v in read(url)["verdicts"]), f"a verdict on {SLOW}")
     os.kill(address_and_pid(run / DEAD)[1], signal.SIGKILL)
     until(lambda: at_work(url) == 7, "a dead peer")
@@ -122,14 +123,14 @@ def asked_by(run: Path) -> Any:
 
 def until(reached: Callable[[], bool], what: str) -> None:
     """Ends the bench if it does not come to that."""
-    deadline = time.monotonic() + PATIENCE_S
-    while True:
+
+    def seen() -> bool:
         with suppress(URLError, ConnectionError, FileNotFoundError):
-            if reached():
-                return
-        if time.monotonic() > deadline:
-            sys.exit(f"no {what} in {PATIENCE_S:.0f} s")
-        time.sleep(1)
+            return reached()
+        return False
+
+    if seconds_until(seen, PATIENCE_S, every_s=1.0) is None:
+        sys.exit(f"no {what} in {PATIENCE_S:.0f} s")
 
 
 def at_work(url: str) -> int:

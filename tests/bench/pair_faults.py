@@ -115,7 +115,7 @@ def outcome(out: Path, preset: str, settings: Sequence[str], stop_s: float, faul
                 relay.cut(VICTIM, partner)
             else:
                 victim.send(signal.SIGSTOP)
-                time.sleep(stop_s)
+                time.sleep(stop_s)  # how long it is stopped is the fault
             after, lasted_s = rounds_of(swarm, others), time.monotonic() - began_s
             with held.gate.opened():
                 if fault == STOP:

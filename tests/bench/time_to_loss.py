@@ -20,7 +20,7 @@ alone is one of as many that run at the same time.
 
 Finished runs are lines of the results file and are not run again, so it can be stopped, and asked
 for one link or one system at a time. A system that fails costs the others nothing: why stands below
-the table, the exit code is 1, and the next call tries it again. The default takes about an hour of
+the table, the exit code is 1, and the next call tries it again. The default takes over an hour of
 two idle cores. Prints Markdown.
 """
 
