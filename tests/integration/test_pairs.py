@@ -171,10 +171,17 @@ def wait_for_the_loss(swarm: Swarm, partner: str) -> None:
 
 
 def wait_for_the_cut(swarm: Swarm, partner: str) -> None:
-    """Until everyone knows of the link that is cut, and the partner has given the round up."""
-    swarm.workers[partner].wait_for(
-        lambda e: e["event"] == "round_failed" and e["round"] == HELD, "the lost round"
-    )
+    """Until everyone knows of the link that is cut, and both have the held round behind them.
+
+    Else the victim's next partner would wait for it, maybe longer than its patience.
+    """
+    for name in (partner, VICTIM):
+        ended = ("round_failed",) if name == partner else ("round", "round_failed")
+
+        def seen(event: Event, ended: Sequence[str] = ended) -> bool:
+            return event["event"] in ended and event["round"] == HELD
+
+        swarm.workers[name].wait_for(seen, "the end of the held round")
     cut, deadline = {VICTIM: [partner], partner: [VICTIM]}, time.monotonic() + PATIENCE_S
     for name in WORKERS:
         known: dict[str, list[str]] = {}
