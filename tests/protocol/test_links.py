@@ -12,6 +12,7 @@ from tests.protocol.problem import Problem, steady
 from tests.protocol.swarm import Swarm
 from tests.protocol.taps import Passing, frame_up, once
 from tests.protocol.virtual_time import run
+from worker.membership import MembershipConfig
 
 NAMES = "abcd"
 
@@ -194,6 +195,32 @@ def test_a_partition_into_single_peers_heals() -> None:
             await swarm.finished()
             swarm.assert_equal()
             assert swarm["a"].of_kind("round")[-1]["contributors"] == 4
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.6, 3.8])
+def test_a_partition_that_heals_near_the_end_leaves_one_model(after_s: float) -> None:
+    """The peer that was alone is faster, so it is ahead, and still trains when the others are done.
+    Nobody confirms its states, so they take over one each time they have stood still for long."""
+    problem = Problem(
+        steps=300,
+        plan=Plan(inner_steps=5),
+        membership=MembershipConfig(reconnect_s=1.0),
+        step_s={"c": 0.09},
+    )
+
+    async def scenario() -> None:
+        async with Swarm(problem) as swarm:
+            await swarm.start(*"abc")
+            await swarm.until(lambda: swarm["a"].versions >= (2,), 60)
+            swarm.cut("ab", "c")
+            await swarm.until(lambda: swarm["a"].versions >= (28,), 60)
+            await swarm.sleep(after_s)
+            swarm.heal("ab", "c")
+            await swarm.finished()
+            assert swarm["a"].of_kind("adopted") != []
+            swarm.assert_equal(versions=(60,))
 
     run(scenario())
 
