@@ -111,6 +111,11 @@ def test_a_peer_joins_before_the_first_round_has_closed(seed: int, at_s: float) 
             swarm.assert_equal(versions=(3,))
             for peer in swarm.alive:
                 assert all(event["stall_s"] < 10 for event in peer.of_kind("round"))
+            (adopted,) = swarm["c"].of_kind("adopted")
+            assert adopted["reason"] == "joining"
+            # All hold the same first values: nobody sends them.
+            fetched = swarm["c"].transport.traffic.received["Data/Fetch"]
+            assert fetched < problem.encoded_bytes / 4
 
     run(scenario())
 
