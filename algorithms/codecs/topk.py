@@ -122,11 +122,11 @@ class TopK:
         bits = chunks.view(torch.int32)
         chosen = _largest(bits, kept)
         values = bits.reshape(-1).index_select(0, chosen).view(rows, kept)
-        start = torch.arange(0, rows * elements, elements, device=chunks.device)
-        index = chosen.view(rows, kept) - start[:, None]
         low, high, is_high, is_kept = _levels(values & _MAGNITUDE, self._fixed_bits)
-        places = (index << 2 | (values < 0) << 1 | is_high).to(torch.int32)
-        if not is_kept.all():
+        # A row that is not whole is alone, so its places are below CHUNK too: 14 bits in all.
+        places = (chosen & CHUNK - 1).to(torch.int16).view(rows, kept)
+        places = places << 2 | (values >> 30 & 2 | is_high).to(torch.int16)
+        if is_kept is not None:
             unused = elements << 2
             first = torch.where(is_kept, places, unused).amin(1, keepdim=True)
             places = torch.where(is_kept, places, torch.where(first == unused, 0, first))
@@ -135,7 +135,7 @@ class TopK:
             rows, -(-self._bits(elements) // 8) * 8, dtype=torch.uint8, device=chunks.device
         )
         shifts = torch.arange(planes, dtype=torch.int16, device=chunks.device)[:, None]
-        of_plane = places.to(torch.int16)[:, None, :] >> shifts & 1  # places are below 2^14
+        of_plane = places[:, None, :] >> shifts & 1
         row[:, : planes * kept].view(rows, planes, kept).copy_(of_plane)
         offset = torch.arange(planes * kept, (planes + 1) * kept, device=chunks.device)
         row.scatter_(1, (places >> planes) + offset, 1)
@@ -227,44 +227,57 @@ def _places_set(bits: Tensor) -> Tensor:
     return bits.reshape(-1).nonzero().view(-1)
 
 
-def _levels(magnitudes: Tensor, fixed_bits: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _levels(magnitudes: Tensor, fixed_bits: int) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Two levels for each row of magnitudes: int32 (n, k), the bits of fp32.
 
     Returns:
         low, high: fp32 (n, 1), rounded to bf16; equal if one is enough, 0 if nothing is kept.
-        is_high, is_kept: bool (n, k).
+        is_high, is_kept: bool (n, k); None for is_kept where all are.
     """
-    exponent = (magnitudes.amax(1, keepdim=True) >> 23).to(torch.int64)
-    normal = torch.where(magnitudes < _LEAST_NORMAL, 0, magnitudes).view(torch.float32)
+    ordered = _descending(magnitudes)
+    exponent = (ordered[:, :1] >> 23).to(torch.int64)
     # 2^(fixed_bits - exponent) and its inverse, from the bits of float64: exact in products.
     unit = ((1023 + fixed_bits + 126 - exponent) << 52).view(torch.float64)
     unit_back = ((1023 - fixed_bits - 126 + exponent) << 52).view(torch.float64)
-    fixed = (normal.to(torch.float64) * unit).floor_()
-    is_kept = fixed >= _LEAST_FIXED
-    fixed.mul_(is_kept)
-    down = _descending(fixed)
-    total = is_kept.sum(1, keepdim=True)
-    rank = torch.arange(1, fixed.shape[1] + 1, device=fixed.device)
-    above = down.cumsum(1)  # of integers below 2^53: exact
+    least = (_LEAST_FIXED * unit_back).to(torch.float32).view(torch.int32)
+    least.clamp_(min=_LEAST_NORMAL)
+    kept = magnitudes.shape[1]
+    rank = torch.arange(1, kept + 1, device=magnitudes.device)
+    total: Tensor | int = kept
+    is_kept = None
+    if not (ordered[:, -1:] >= least).all():
+        is_kept = magnitudes >= least
+        total = is_kept.sum(1, keepdim=True)
+        ordered = ordered * (rank <= total)
+    fixed = ordered.view(torch.float32).to(torch.float64).mul_(unit).floor_()
+    above = fixed.cumsum(1)  # of integers below 2^53: exact
     below = above[:, -1:] - above
-    count_below = (total - rank).clamp_(min=1).to(torch.float64)
-    counts = rank.to(torch.float64)
-    gain = above * above / counts + below * below / count_below
-    best = gain == gain.amax(1, keepdim=True)
-    split = best.to(torch.uint8).argmax(1, keepdim=True)  # where the first of the best is
-    high = ((above / counts).gather(1, split) * unit_back).to(torch.bfloat16)
-    low = ((below / count_below).gather(1, split) * unit_back).to(torch.bfloat16)
+    count, count_below = rank.to(torch.float64), (total - rank).clamp_(min=1).to(torch.float64)
+    gain = (above * above).div_(count).add_((below * below).div_(count_below))
+    split = _first_largest(gain)
+    high = above.gather(1, split) / (split + 1)
+    low = below.gather(1, split) / (total - split - 1).clamp_(min=1)
+    high, low = ((mean * unit_back).to(torch.bfloat16) for mean in (high, low))
     one = (low == 0) | (low == high)
-    is_high = (fixed >= down.gather(1, split)) | one
+    # The least of the upper group, in fixed point; fp32 holds that exactly.
+    least_high = (fixed.gather(1, split) * unit_back).to(torch.float32).view(torch.int32)
+    is_high = (magnitudes >= least_high) | one
     low = torch.where(one, high, low)
     return low.to(torch.float32), high.to(torch.float32), is_high, is_kept
 
 
-def _descending(fixed: Tensor) -> Tensor:
+def _descending(magnitudes: Tensor) -> Tensor:
     """Each row from the largest down; not negative."""
-    if fixed.device.type == "cpu":
-        return torch.from_numpy(np.sort(-fixed.numpy(), axis=1)).neg_()
-    return fixed.sort(dim=1, descending=True).values
+    if magnitudes.device.type == "cpu":
+        return torch.from_numpy(np.sort(-magnitudes.numpy(), axis=1)).neg_()
+    return magnitudes.sort(dim=1, descending=True).values
+
+
+def _first_largest(values: Tensor) -> Tensor:
+    """Where the first of the largest of each row is: int64 (n, 1)."""
+    if values.device.type == "cpu":
+        return torch.from_numpy(values.numpy().argmax(1, keepdims=True))
+    return (values == values.amax(1, keepdim=True)).to(torch.uint8).argmax(1, keepdim=True)
 
 
 @lru_cache(maxsize=8)
