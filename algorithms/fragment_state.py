@@ -386,7 +386,8 @@ class FragmentOptimizer:
         counted: Ranges | None = None,
         error: Tensor | None = None,
     ) -> Tensor:
-        """Ends a round in flight that another peer's state of this version holds already.
+        """Ends a round in flight that another peer's state of this version holds already, or knows
+        nothing of: it is of an earlier version, from before this peer went another way.
 
         Args:
             version: of the state that comes.
@@ -396,10 +397,11 @@ class FragmentOptimizer:
             The local parameters, a guess or another start taken out of them.
         """
         local, self._start = self._from_anchor(local), None
-        if self.in_flight is None or self.in_flight.round >= version:
+        back = version < self.state.version
+        if self.in_flight is None or (self.in_flight.round >= version and not back):
             return local
         contribution = self._ended()
-        if not contribution.everyone:
+        if not contribution.everyone and not back:
             if error is None and self._plan.needs_encoding_error:
                 error = contribution.values - self._encoded(contribution.values)()
             self._count(contribution, counted or (), error)
@@ -413,6 +415,9 @@ class FragmentOptimizer:
             keep: that is kept, but for what the new anchor has of it.
             me: this peer, as contributors are listed.
         """
+        if theirs.version < self.state.version:  # what was sent since is of no history that counts
+            self._sent.clear()
+            self._failed_try = None
         mine, earlier, local = self.state, self._failed_try, local.clone()
         for place, sent in enumerate(self._sent):
             counted = counted_of(theirs.history, sent.round, me)

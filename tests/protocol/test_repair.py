@@ -1,10 +1,10 @@
-"""choose_repair: whose state to fetch, as a table; step_of_the_others: where to go on in pairs."""
+"""Whose state to fetch, and to go back to; step_of_the_others: where to go on in pairs."""
 
 from dataclasses import dataclass, replace
 
 import pytest
 
-from worker.catchup.repair import Repair, choose_repair, step_of_the_others
+from worker.catchup.repair import Repair, choose_repair, choose_return, step_of_the_others
 from worker.membership import Digest, Health, Member, Phase
 
 Digests = tuple[tuple[int, int, int], ...]
@@ -199,3 +199,45 @@ def test_nobody_leaves_a_partner_that_is_no_further(partner: Member, step: int |
     assert step_of_the_others(mine, (*ahead, partner), {partner.peer}) == step
     gone = replace(partner, health=Health.SUSPECT)
     assert step_of_the_others(mine, (*ahead, gone), {gone.peer}) == 43
+
+
+# ------------------------------------------------------------------------------------ going back
+
+
+def going_back(*members: Member, own: dict[int, int], mine: int = 9) -> Repair | None:
+    """This peer is at version `mine`, and was at those in `own`, by their hashes."""
+    digest = Digest(mine, 1, 99)
+    return choose_return([digest], members, lambda _, version: own.get(version, 0))
+
+
+def test_a_peer_that_went_on_alone_goes_back_to_what_most_share() -> None:
+    others = [donor("c", ((5, 2, 7),)), donor("b", ((5, 2, 7),))]
+    repair = going_back(*others, own={5: 8})
+    assert repair is not None
+    assert (repair.donor.peer, repair.fragments) == ("b", (0,))
+    assert repair.reason == "most peers share another history, at version 5"
+
+
+@pytest.mark.parametrize(
+    ("members", "own", "why"),
+    [
+        (((5, 2, 7), (5, 2, 7)), {5: 7}, "they are behind, on the same way"),
+        (((5, 2, 7), (5, 2, 7)), {}, "what this peer had then is forgotten"),
+        (((9, 2, 7), (9, 2, 7)), {9: 99}, "as far: that is a repair"),
+        (((5, 2, 7), (5, 2, 6)), {5: 8}, "they do not agree"),
+        (((5, 2, 7), (5, 2, 7), (9, 1, 99), (9, 1, 99)), {5: 8}, "two of five"),
+        (((5, 2, 7),), {5: 8}, "one of two"),
+        ((), {5: 8}, "nobody"),
+    ],
+)
+def test_else_it_stays(members: Digests, own: dict[int, int], why: str) -> None:
+    others = [donor(f"p{place}", (digest,)) for place, digest in enumerate(members)]
+    assert going_back(*others, own=own) is None, why
+
+
+def test_who_has_not_begun_or_is_suspected_does_not_count() -> None:
+    shared = ((5, 2, 7),)
+    others = [donor("b", shared), donor("c", shared, phase=Phase.READY)]
+    assert going_back(*others, own={5: 8}) is None
+    others = [donor("b", shared), donor("c", shared, health=Health.SUSPECT)]
+    assert going_back(*others, own={5: 8}) is None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from algorithms.plan import Plan
 from worker import wire
 from worker.catchup.donors import CatchUpHost, Donors
-from worker.catchup.repair import JumpLimit, choose_repair, step_of_the_others
+from worker.catchup.repair import JumpLimit, choose_repair, choose_return, step_of_the_others
 from worker.catchup.start import TakeOver, choose_take_over, have_started, may_follow
 from worker.errors import PeersUnreachable
 from worker.membership import Digest, Member, Phase
@@ -168,9 +168,11 @@ class Bootstrap:
             agree = self._plan.consensus
             others = [member for member in others if agree and member.phase is Phase.DONE]
         others = [*self._donors.first_choices(others)]
-        repair = choose_repair(self._gossip.me.digests, others, published.failed)
+        mine = self._gossip.me.digests
+        back = None if self._pairs else choose_return(mine, others, host.held.hash_of)
+        repair = back or choose_repair(mine, others, published.failed)
         if repair is not None and await self._donors.fetch(
-            repair.donor, repair.fragments, repair.reason
+            repair.donor, repair.fragments, repair.reason, goes_back=back is not None
         ):
             await asyncio.sleep(_REPAIR_S)  # until the train thread has adopted it
 

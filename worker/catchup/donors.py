@@ -73,7 +73,13 @@ class Donors:
         now = self._host.clock()
         return [m for m in members if now >= self._aside.get(m.peer, -math.inf)] or members
 
-    async def fetch(self, donor: Member, fragments: Iterable[int], reason: str) -> bool:
+    async def fetch(
+        self, donor: Member, fragments: Iterable[int], reason: str, *, goes_back: bool = False
+    ) -> bool:
+        """Whether the donor's states are on their way to the train thread.
+
+        Args: goes_back: `choose_return` has chosen them, and a second peer must hold them.
+        """
         host, published = self._host, self._host.published
         assert published is not None, "nothing to compare with"
         sizes = sizes_of(published.states)
@@ -89,15 +95,16 @@ class Donors:
             self.set_aside(donor, str(error), _ASIDE_S if lasting else _RETRY_S)
             return False
         confirmed = await self._confirmed(donor, states)
-        if confirmed is None:
+        if confirmed is None or (goes_back and not confirmed):
             self.set_aside(donor, "no other peer has its state", _ASIDE_S)
             return False
         lost = await self._given_up(donor, published, states)
         for index, state in states.items():
-            if state.version > published.states[index].version:
+            if goes_back or state.version > published.states[index].version:
                 host.give_up(index, f"over for the others: {reason}")
         self._still_at = {}
-        host.post(Adopt(donor.peer, step, states, reason, self._gossip.me.peer, confirmed, lost))
+        me = self._gossip.me.peer
+        host.post(Adopt(donor.peer, step, states, reason, me, confirmed, lost, goes_back))
         return True
 
     async def _given_up(

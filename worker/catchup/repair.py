@@ -1,14 +1,14 @@
 """Anti-entropy: when this peer's state differs from the others', whose to fetch.
 
 States are ordered by (version, peers that hold it, contributors of the latest round, hash), so
-everyone agrees which of two wins, and replicas converge again after any fault. With pairs states
-differ by design; there a peer that has fallen behind only moves on to where the others are in the
-schedule.
+everyone agrees which of two wins, and replicas converge again after any fault. Only a peer that
+went on alone goes back, to what most peers share (docs/adr/0030). With pairs states differ by
+design; there a peer that has fallen behind only moves on to where the others are in the schedule.
 """
 
 import math
 from collections import Counter, deque
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 
 from worker.membership import Digest, Health, Member, Phase
@@ -120,6 +120,43 @@ def choose_repair(
             first = next(iter(reasons.values()))
             best, best_rank = Repair(member, tuple(reasons), first), its_rank
     return best
+
+
+def choose_return(
+    mine: Sequence[Digest], members: Iterable[Member], hash_of: Callable[[int, int], int]
+) -> Repair | None:
+    """Decides whether to go back to the state that most peers share.
+
+    A peer that was cut off goes on alone, and may be ahead of the others when it is back. Nobody
+    else has its state, and they have none of its rounds: so most of them would give up theirs.
+
+    Args:
+        mine, members: as in `choose_repair`.
+        hash_of: the hash of this peer's own state, by fragment and version; 0 for not known.
+
+    Returns:
+        All fragments of a donor, where in one more than half of all peers hold one state of an
+        earlier version than this peer's. At that version this peer had another state.
+    """
+    begun = [
+        member
+        for member in members
+        if member.health is Health.ALIVE
+        and member.phase not in (Phase.STARTING, Phase.READY)
+        and len(member.digests) == len(mine)
+    ]
+    for index, my in enumerate(mine):
+        held = Counter((m.digests[index].version, m.digests[index].hash) for m in begun)
+        if not held:
+            break
+        (version, hash_), holders = held.most_common(1)[0]
+        other_way = hash_of(index, version) not in (0, hash_)
+        if version < my.version and other_way and 2 * holders > len(begun) + 1:
+            shared = (m for m in begun if m.digests[index].hash == hash_)
+            reason = f"most peers share another history, at version {version}"
+            donor = min(shared, key=lambda member: member.peer)
+            return Repair(donor, tuple(range(len(mine))), reason)
+    return None
 
 
 def step_of_the_others(

@@ -126,7 +126,8 @@ class Adopt:
     """Another peer's committed states, by fragment, and its position in the schedule.
 
     `me` is this peer, as contributors are listed. `confirmed_by` are others that hold them too.
-    `given_up` has, by fragment, the rounds of this peer's that are in none of them.
+    `given_up` has, by fragment, the rounds of this peer's that are in none of them. `goes_back`:
+    the states are those of most peers, and of earlier versions than this peer's.
     """
 
     donor: str
@@ -136,6 +137,7 @@ class Adopt:
     me: str = ""
     confirmed_by: tuple[str, ...] = ()
     given_up: Mapping[int, int] = field(default_factory=dict)
+    goes_back: bool = False
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,6 @@ from worker.training.replica import InnerReplica, Replica, RunIsOver
 
 T = TypeVar("T")
 
-_MOST_TIMES = 4
 _POLL_S = 0.1
 
 
@@ -137,18 +136,11 @@ class TrainingLoop:
 
     def await_others(self, done: Callable[[], bool], timeout_s: float) -> None:
         """After the last step: stays until the others are done too, and takes over what the last
-        of them has. A Stop ends it, or `timeout_s` in which no state was taken over.
-
-        After a partition another side may be ahead and still train: each state that is taken over
-        from it gives it that time again, `_MOST_TIMES` at most.
-        """
+        of them has; a Stop or the time-out ends it."""
+        deadline = self._clock() + timeout_s
         self.report("settling")
-        for _ in range(_MOST_TIMES):
-            taken, deadline = self.metrics.adoptions, self._clock() + timeout_s
-            while self.metrics.adoptions == taken:
-                if self.stopped is not None or self._clock() >= deadline or done():
-                    return
-                self.outer.handle(self._mailbox.wait(_POLL_S))
+        while self.stopped is None and self._clock() < deadline and not done():
+            self.outer.handle(self._mailbox.wait(_POLL_S))
 
     def report(self, state: str) -> None:
         """Says what this worker is at after the last step."""

@@ -385,7 +385,7 @@ class OuterLoop:
             # One that two others hold wins over one that only this peer holds.
             outnumbered = (
                 bool(adopt.confirmed_by)
-                and theirs.version == each.state.version
+                and (adopt.goes_back or theirs.version == each.state.version)
                 and theirs.hash != each.state.hash
             )
             if ranks[1] > ranks[0] or joining or outnumbered:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from algorithms.counted import CountedRound
 from algorithms.diloco import merge
 from algorithms.fragment_state import FragmentOptimizer, RoundResult
 from algorithms.plan import Plan
@@ -248,11 +249,31 @@ def test_adopting_keeps_what_was_learned_if_asked_to(keep: bool, expected: list[
     assert LOCAL.tolist() == [8] * 4
 
 
-def test_an_older_state_leaves_a_later_round_on_its_way() -> None:
+def test_another_state_of_this_version_leaves_the_round_on_its_way() -> None:
     outer = optimizer(PLAIN, version=4)
     send(outer, LOCAL)
-    assert outer.release(3, LOCAL, (), None) is LOCAL
+    assert outer.release(4, LOCAL, (), None) is LOCAL
     assert outer.in_flight is not None
+
+
+@pytest.mark.parametrize("plan", [PLAIN, replace(PLAIN, merge="keep")], ids=["reset", "keep"])
+def test_an_earlier_state_ends_the_round_and_forgets_what_was_sent(plan: Plan) -> None:
+    """This peer goes back: a state of the others that counts rounds of these numbers counts others
+    than those that it has sent."""
+    outer = optimizer(plan, version=3)
+    local = end(outer, done(3, error=torch.zeros(4)), send(outer, LOCAL)) - 1
+    local = end(outer, Failed(LEFT, torch.zeros(4)), send(outer, local)) - 1
+    local = send(outer, local)
+    lacked = lacks(outer, local)
+    local = take_over(outer, state_at(2, values(5, 5, 5, 5)), local)
+    assert outer.in_flight is None
+    assert lacks(outer, local) == lacked
+    later = replace(
+        state_at(6, values(4, 4, 4, 4)),
+        history=tuple(CountedRound(round_, ((0, 4, ("a",)),)) for round_ in (3, 4, 5)),
+    )
+    local = take_over(outer, later, local)
+    assert lacks(outer, local) == lacked
 
 
 @pytest.mark.parametrize(
@@ -506,12 +527,12 @@ def test_after_a_guess_another_try_leaves_what_came_later() -> None:
     assert lacks(outer, end(outer, done(1), local)) == [0.75] * 4
 
 
-def test_a_later_round_keeps_its_guess_when_an_older_state_comes() -> None:
+def test_a_round_on_its_way_keeps_its_guess_when_another_state_of_its_version_comes() -> None:
     outer, local = after_a_round()
     local = send(outer, local - 1)
-    assert outer.release(0, local) is local
+    assert outer.release(outer.state.version, local) is local
     before = outer.in_flight
-    outer.adopt(state_at(0, values(7, 7, 7, 7)), local, keep=True)
+    outer.adopt(state_at(outer.state.version, values(7, 7, 7, 7)), local, keep=True)
     assert before is not None
     assert outer.in_flight is not None
     assert outer.in_flight.guess is not None

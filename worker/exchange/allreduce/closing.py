@@ -151,14 +151,20 @@ class ReducedShards:
         return [events.ForgetContributions(key) for key in handed_back]
 
     def advanced(self, fragment: int, version: int, group: Group) -> list[events.ForgetShard]:
-        """This peer's state is at `version`, and `group` lays out that round."""
+        """This peer's state is at `version`, and `group` lays out that round. Where it was further,
+        it has gone back to the state of the others, and those rounds are to come."""
         afresh = self._groups.get((fragment, version), group) != group
+        back = version < self._versions.get(fragment, version)
         oldest = version - KEPT_ROUNDS
         forgotten = [
             key
             for key in (*self._open, *self.closed)
             if key.fragment == fragment
-            and (key.round < oldest or (afresh and key.round == version))
+            and (
+                key.round < oldest
+                or (afresh and key.round == version)
+                or (back and key.round >= version)
+            )
         ]
         for key in forgotten:
             self._open.pop(key, None)

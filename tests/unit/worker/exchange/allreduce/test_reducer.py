@@ -468,6 +468,15 @@ def test_answers_are_kept_for_a_round_and_then_pruned() -> None:
     assert answer(machine) == "pruned"
 
 
+def test_a_peer_that_goes_back_forgets_what_it_has_closed_since() -> None:
+    machine, later = closed(), ShardKey(0, 1, 0)
+    machine.handle(events.Advanced(0, 1, GROUP), 1.0)
+    machine.handle(events.ReductionLearned(later), 1.0)
+    machine.handle(events.Advanced(0, 2, GROUP), 1.0)
+    assert machine.handle(events.Advanced(0, 1, GROUP), 1.0) == [events.ForgetShard(later)]
+    assert answer(machine, later) == "take"
+
+
 def test_pruning_leaves_other_fragments_alone() -> None:
     machine, other = reducer(), ShardKey(1, 0, 0)
     machine.handle(events.Advanced(1, 0, GROUP), 0.0)
