@@ -226,6 +226,7 @@ def test_a_peer_that_went_on_alone_goes_back_to_what_most_share() -> None:
         (((9, 2, 7), (9, 2, 7)), {9: 99}, "as far: that is a repair"),
         (((5, 2, 7), (5, 2, 6)), {5: 8}, "they do not agree"),
         (((5, 2, 7), (5, 2, 7), (9, 1, 99), (9, 1, 99)), {5: 8}, "two of five"),
+        (((5, 2, 7), (5, 2, 7), (5, 2, 7), (9, 2, 99)), {5: 8}, "another holds this peer's"),
         (((5, 2, 7),), {5: 8}, "one of two"),
         ((), {5: 8}, "nobody"),
     ],

@@ -135,8 +135,8 @@ def choose_return(
         hash_of: the hash of this peer's own state, by fragment and version; 0 for not known.
 
     Returns:
-        All fragments of a donor, where in one more than half of all peers hold one state of an
-        earlier version than this peer's. At that version this peer had another state.
+        All fragments of a donor, where in one nobody else holds this peer's state, and more than
+        half of all hold one of an earlier version. At that version this peer had another state.
     """
     begun = [
         member
@@ -147,8 +147,8 @@ def choose_return(
     ]
     for index, my in enumerate(mine):
         held = Counter((m.digests[index].version, m.digests[index].hash) for m in begun)
-        if not held:
-            break
+        if not held or held[my.version, my.hash]:
+            continue
         (version, hash_), holders = held.most_common(1)[0]
         other_way = hash_of(index, version) not in (0, hash_)
         if version < my.version and other_way and 2 * holders > len(begun) + 1:
