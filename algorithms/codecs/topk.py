@@ -26,6 +26,7 @@ from functools import lru_cache
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from algorithms.codecs.base import check_range, check_size
@@ -37,7 +38,7 @@ _LEAST_NORMAL = 0x00800000  # the bits of 2^-126
 _SUM_BITS = 52  # of k numbers in fixed point, each of which may be twice its power of two
 _LEAST_FIXED = 1 << 8  # what bf16 still holds exactly in fixed point
 _MAGNITUDE = 0x7FFFFFFF
-_PARTITIONED_ROWS = 32
+_GROUPS = 512  # of a whole chunk
 
 
 class TopK:
@@ -178,26 +179,43 @@ def _largest(bits: Tensor, kept: int) -> Tensor:
         whole = bits & _MAGNITUDE
         least_of = torch.topk(whole, kept, dim=1, sorted=False).values.amin(1, keepdim=True)
         return _at_least(whole, least_of, kept)
-    rows, elements = bits.shape
-    step, place = min(rows, _PARTITIONED_ROWS), elements - kept
-    # The same memory for all: it stays in the cache, and no page of it is new.
-    magnitudes_of, sorted_of = np.empty((2, step, elements), np.int32)
-    chosen_of = np.empty((step, elements), np.bool_)
-    found = np.empty(rows * kept, np.int64)
-    for start in range(0, rows, step):
-        count = min(step, rows - start)
-        magnitudes, ordered, chosen = magnitudes_of[:count], sorted_of[:count], chosen_of[:count]
-        np.bitwise_and(bits[start : start + count].numpy(), _MAGNITUDE, out=magnitudes)
-        np.copyto(ordered, magnitudes)
-        ordered.partition(place, axis=1)
-        least = ordered[:, place, None]
-        np.greater_equal(magnitudes, least, out=chosen)
-        places = np.flatnonzero(chosen)
-        if len(places) != count * kept:
-            equal = _at_least(torch.from_numpy(magnitudes), torch.from_numpy(least), kept)
-            places = equal.numpy()
-        np.add(places, start * elements, out=found[start * kept : (start + count) * kept])
-    return torch.from_numpy(found)
+    magnitudes = np.bitwise_and(bits.numpy(), _MAGNITUDE)
+    places = np.flatnonzero(magnitudes >= _bound(magnitudes, kept))
+    return torch.from_numpy(_narrowed(magnitudes, places, kept))
+
+
+def _bound(magnitudes: NDArray[np.int32], kept: int) -> NDArray[np.int32]:
+    """What the `kept` largest of each row (n, m) reach and few others: (n, 1), at least 1.
+
+    As many groups of values have a largest one that reaches it. There are fewer groups to order.
+    """
+    rows, elements = magnitudes.shape
+    groups = elements if elements % _GROUPS else _GROUPS
+    maxima: NDArray[np.int32] = magnitudes.reshape(rows, -1, groups).max(axis=1)
+    maxima.partition(-kept, axis=1)
+    return maxima[:, -kept, None].clip(min=1)
+
+
+def _narrowed(
+    magnitudes: NDArray[np.int32], places: NDArray[np.int64], kept: int
+) -> NDArray[np.int64]:
+    """The flat places, in order, of the `kept` largest of each row; of equal ones the first.
+
+    Args:
+        places: flat and in order, where they may be; not of zeros.
+    """
+    rows, elements = magnitudes.shape
+    counts = np.diff(np.searchsorted(places, np.arange(rows + 1) * elements))
+    values = magnitudes.reshape(-1)[places]
+    beside = np.zeros((rows, max(kept, counts.max())), np.int32)
+    beside[np.arange(beside.shape[1]) < counts[:, None]] = values
+    beside.partition(-kept, axis=1)
+    least = beside[:, -kept]
+    found = places[values >= np.repeat(least, counts)]
+    if len(found) == rows * kept and least.all():
+        return found
+    equal = _at_least(torch.from_numpy(magnitudes), torch.from_numpy(least[:, None]), kept)
+    return equal.numpy()
 
 
 def _at_least(magnitudes: Tensor, least: Tensor, kept: int) -> Tensor:
