@@ -74,6 +74,18 @@ def test_of_equal_magnitudes_the_earlier_are_kept(name: str) -> None:
 
 
 @every_topk
+def test_chunks_are_encoded_as_each_would_be_alone(name: str) -> None:
+    kept = KEPT[name]
+    few, equal = torch.zeros(2, CHUNK)
+    few[7 : 7 * kept : 7] = values_of(kept - 1, 1)  # one fewer than are kept, and one more
+    equal[5 : 5 * kept + 6 : 5] = 2.0
+    chunks = [few, equal, values_of(CHUNK, 2)]
+    codec = codec_by_name(name)
+    alone = torch.cat([codec.encode(chunk) for chunk in chunks])
+    assert torch.equal(codec.encode(torch.cat(chunks)), alone)
+
+
+@every_topk
 @pytest.mark.parametrize("place", [0, CHUNK - 1])
 def test_the_first_and_the_last_place_are_as_good_as_any(name: str, place: int) -> None:
     values = torch.zeros(3 * CHUNK)
