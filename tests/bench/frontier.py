@@ -1,7 +1,8 @@
 """Bytes against loss: each preset at several periods, with learning rates tuned, in one process.
 
-    python tests/bench/frontier.py [--steps 600] [--workers 4] [--seeds 1] [--lr 0.003 muon=0.01]
-        [--outer-lr FACTOR ...] [--optimizer adamw muon] [--curve onebit=28,70 ...]
+    python tests/bench/frontier.py [--steps 600] [--workers 4] [--seeds 1] [--first-seed 0]
+        [--lr 0.003 muon=0.01] [--outer-lr FACTOR ...] [--optimizer adamw muon]
+        [--curve onebit=28,70 ...]
         [--curve 'sparse=50 diloco.codec=topk32' ...] [--set SECTION.KEY=VALUE ...]
         [--results runs/frontier.jsonl] [--picture PNG] [--finished]
 
@@ -140,6 +141,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument(
         "--lr",
         type=rate,
@@ -172,7 +174,7 @@ def main() -> None:
             context = multiprocessing.get_context("spawn")
             grid.pool = stack.enter_context(context.Pool(options.processes))
         best = grid.tune(pairs, options.lr, factors)
-        found = grid.measure(best, range(options.seeds))
+        found = grid.measure(best, range(options.first_seed, options.first_seed + options.seeds))
     print(table(found, best, grid, options.seeds))
     if options.picture is not None:
         draw(options.picture, found)
