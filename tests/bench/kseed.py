@@ -8,7 +8,8 @@ Then a swarm teaches it to tell whether 63 bytes are of these or of torch's C++ 
 is the byte that the model gives the greater probability to, P or C. All swarms go on from the same
 values and see the same samples, with the best of the learning rates that each was given, by the
 loss on a seed of its own. Everything is `algorithms/reference.py`, in one process each; real
-workers end with the same bits. Finished runs are lines of the results file. Prints Markdown.
+workers end with the same bits. Finished runs are lines of the results file: delete it when numerics
+have changed, and the pretrained values beside it. Prints Markdown.
 """
 
 import argparse
@@ -104,7 +105,7 @@ class Run:
     def key(self) -> str:
         config = self.training.config
         told = {**asdict(self), "plan": asdict(config.plan), "inner": asdict(config.inner)}
-        del told["init"]
+        told["init"] = Path(self.init).name  # which says of how many steps; the folder may move
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
 
 
