@@ -8,9 +8,9 @@ The order of preference, and why:
    more than a quarter of H: beyond that too much of a period starts from a stale anchor;
 4. then few fragments; then whichever changes least in the plan it is derived from.
 A plan stays on the list, behind those of smaller H, as long as it has more bits or a smaller tau
-than each of them. One of few bits, whose replicas keep what was not sent, loses about as much as
-one of four bits and three times its H (`make frontier`), and counts as that. One that overlaps a
-whole period (`co2`) is varied as such, and counts as five times its H (docs/streaming.md).
+than each of them. One of few bits counts as the plan of four bits that loses about as much, whose H
+is larger (`_H_OF_SIGN`, `_H_OF_TOPK`). One that overlaps a whole period (`co2`) is varied as such,
+keeps its codecs, and comes behind all others, since that costs much loss (docs/streaming.md).
 
 Ref: arXiv:2501.18512 (H and tau).
 """
@@ -35,8 +35,16 @@ _MERGE_ALPHA = 0.5
 _LAYERS_A_FRAGMENT = 3
 _BITS_SAMPLE = 1 << 20
 _LEAST_BITS = 4
-_H_OF_FEW_BITS, _H_OF_WHOLE_OVERLAP = 3, 5
 _LEAST_BITS_OF_GRADIENTS = 16
+# How many times its H a plan of few bits counts as: `streaming` with that H loses as much. The
+# figures are those of docs/bytes.md after 2,400 steps. `streaming` has only H 100 there, so its
+# loss is taken to grow with H as that of `onebit` does: straight lines over log H between H 7, 28
+# and 140. Then `streaming` with H 100 is `onebit` with H 85 (AdamW) or 71 (Muon), and `sparse` with
+# H 10 is `streaming` with H 22 or 52. That is 1.17 or 1.42 times the H, and 2.2 or 5.2 times; these
+# are the geometric means. Signs have a bit or more for each parameter, top-k has less. What few
+# bits cost does not go away with H, and no H below 7 was measured: a shorter one counts as that.
+_H_OF_SIGN, _H_OF_TOPK = 1.3, 3.4
+_LEAST_BITS_OF_SIGN, _LEAST_H_OF_FEW_BITS = 1, 7
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,17 +145,24 @@ def _bits(codec: str) -> float:
 
 def _rank(proposal: Proposal) -> tuple[float, ...]:
     plan = proposal.plan
-    return (_like_steps(proposal), -proposal.bits, plan.overlap_steps, proposal.fragments)
+    return (
+        _overlaps_whole(plan),
+        _like_steps(plan),
+        -proposal.bits,
+        plan.overlap_steps,
+        proposal.fragments,
+    )
 
 
-def _like_steps(proposal: Proposal) -> int:
-    """The H of a plan of four bits or more and little overlap that loses about as much."""
-    plan = proposal.plan
+def _like_steps(plan: Plan) -> float:
+    """The H of a plan of four bits or more that loses about as much."""
     if plan.payload == "gradient":
         return 0
-    few = plan.keeps and _has_few_bits(plan.codec)
-    whole = _H_OF_WHOLE_OVERLAP if _overlaps_whole(plan) else 1
-    return plan.inner_steps * whole * (_H_OF_FEW_BITS if few else 1)
+    if not _has_few_bits(plan.codec):
+        return plan.inner_steps
+    signs = _bits(plan.codec) >= _LEAST_BITS_OF_SIGN
+    measured = max(plan.inner_steps, _LEAST_H_OF_FEW_BITS)
+    return measured * (_H_OF_SIGN if signs else _H_OF_TOPK)
 
 
 def _overlaps_whole(plan: Plan) -> bool:
@@ -176,7 +191,8 @@ def _changes(plan: Plan, base: Plan) -> int:
 def _replaces(better: Proposal, other: Proposal) -> bool:
     """Whether nothing speaks for the other one."""
     return (
-        _like_steps(better) <= _like_steps(other)
+        _overlaps_whole(better.plan) <= _overlaps_whole(other.plan)
+        and _like_steps(better.plan) <= _like_steps(other.plan)
         and better.bits >= other.bits
         and better.plan.overlap_steps <= other.plan.overlap_steps
     )
@@ -189,9 +205,9 @@ def _has_few_bits(codec: str) -> bool:
 
 def _with_codecs(base: Plan) -> Iterator[Plan]:
     """The plan with its own codecs, and with each codec both ways that leaves little out, if the
-    plan is not for one of few bits."""
+    plan is not for one of few bits or for an overlap of the whole period."""
     yield base
-    if base.keeps and _has_few_bits(base.codec):
+    if _overlaps_whole(base) or (base.keeps and _has_few_bits(base.codec)):
         return
     for codec in CODECS:
         own = {base.codec, base.reduction_codec} == {codec.name}
@@ -222,6 +238,7 @@ def _variants(base: Plan, inner_steps: int, tau: int | None, workload: Workload)
             base,
             inner_steps=inner_steps,
             overlap_steps=tau,
+            overlap=base.overlap if tau else "fixed",
             fragments=fragments,
             eager=eager,
             # Without overlap there are no local steps to keep; with it, half of them are, or all.

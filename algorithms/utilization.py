@@ -85,7 +85,7 @@ def predict(plan: Plan, workload: Workload, link: Link, peers: int) -> PlanPredi
     )
     given_s = max(1, plan.overlap_steps) * workload.step_s
     peak_s = largest_bits / (link.rate_mbps * 1e6) + (latency_s(link) if bits else 0.0)
-    ddp_bits = 2 * (peers - 1) / peers * 16 * workload.parameters
+    ddp_bits = 2 * (peers - 1) / peers * 16 * (workload.ddp_parameters or workload.parameters)
     return PlanPrediction(
         utilization=share,
         stall_s_per_period=period_s - computing_s,

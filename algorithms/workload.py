@@ -19,6 +19,8 @@ class Workload:
         step_s: one inner step, in seconds.
         layers: parameters of each layer, in the order of the forward pass.
         outside: parameters outside of the layers: embeddings, head, last norm.
+        ddp_parameters: those that data-parallel training would send, where these are others; with
+            `kseed` the layers are the vector of coefficients, and these are the model's.
 
     Raises:
         ValueError: a value that cannot be, with the fix.
@@ -27,6 +29,7 @@ class Workload:
     step_s: float
     layers: tuple[int, ...]
     outside: int = 0
+    ddp_parameters: int | None = None
 
     def __post_init__(self) -> None:
         if not self.step_s > 0:

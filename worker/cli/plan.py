@@ -4,7 +4,7 @@ import itertools
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -155,18 +155,25 @@ def _bases(config: "Config", run: Path | None, settings: Sequence[str]) -> "dict
 def _model(config: "Config", given: PlanOptions) -> "tuple[str, Workload, str]":
     """What it is called, its workload, and where the time of its step comes from.
 
-    From --params and --layers, or else the run's own task, timed where no time is given.
+    From --params and --layers, or else the run's own task, timed where no time is given. With
+    `kseed` it is the vector of coefficients that travels.
     """
     from algorithms.workload import Workload, workload_of
+    from worker.training.config import KSEED
 
     if given.params is not None and given.layers is not None:
         assert given.step_s is not None
+        if config.inner.optimizer == KSEED:
+            vector = (config.inner.seeds,)
+            workload = Workload(step_s=given.step_s, layers=vector, ddp_parameters=given.params)
+            return "this model", workload, "as given"
         small, larger = divmod(given.params, given.layers)
         sizes = tuple(small + (index < larger) for index in range(given.layers))
         workload = Workload(step_s=given.step_s, layers=sizes)
         return "this model", workload, "as given"
     from worker.config import task_of
     from worker.pipeline.part import part_of
+    from worker.training.kseed import seed_space_of
 
     task = task_of(config)
     part = part_of(task, config)
@@ -175,7 +182,10 @@ def _model(config: "Config", given: PlanOptions) -> "tuple[str, Workload, str]":
     step_s, source = given.step_s, "as given"
     if step_s is None:
         step_s, source = _timed_step_s(config, task, part, given.threads), given.time_source
-    return config.task.name, workload_of(parameters, step_s), source
+    workload = workload_of(parameters, step_s)
+    if (space := seed_space_of(module)) is not None:
+        workload = replace(workload, ddp_parameters=space.elements)
+    return config.task.name, workload, source
 
 
 def _timed_step_s(config: "Config", task: Any, part: "Part", threads: int) -> float:

@@ -68,6 +68,7 @@ class PlanReport:
             "layers": len(self.workload.layers),
             "parameters": self.workload.parameters,
             "parameters_outside_layers": self.workload.outside,
+            "ddp_parameters": self.workload.ddp_parameters or self.workload.parameters,
             "step_s": self.workload.step_s,
             "step_source": self.step_source,
             "peers": self.peers,
@@ -99,10 +100,10 @@ def print_report(report: PlanReport) -> None:
     """For people: the run's own plan and the proposals, link by link."""
     work = report.workload
     outside = f" ({work.outside:,} of them outside the layers)" if work.outside else ""
-    click.echo(
-        f"{report.name}: {count(len(work.layers), 'layer')}, {work.parameters:,} parameters"
-        f"{outside}; {seconds(work.step_s)} a step, {report.step_source}"
-    )
+    model = f"{count(len(work.layers), 'layer')}, {work.parameters:,} parameters{outside}"
+    if work.ddp_parameters is not None:
+        model = f"{work.parameters:,} coefficients for {work.ddp_parameters:,} parameters"
+    click.echo(f"{report.name}: {model}; {seconds(work.step_s)} a step, {report.step_source}")
     for answer in report.answers:
         click.secho(f"\n{report.peers} peers, each on {answer.link}", bold=True)
         for label, text in own_lines(report, answer):

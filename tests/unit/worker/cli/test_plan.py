@@ -76,6 +76,7 @@ def test_the_step_is_timed_where_no_time_is_given(monkeypatch: pytest.MonkeyPatc
         (["run.toml"], "20mbit,delay=50ms"),
         (["run.toml"], "3mbit"),
         (["--preset", "streaming"], "2mbit,delay=30ms"),
+        (["--preset", "streaming", "--set", "diloco.overlap=measured"], "20mbit"),
     ],
 )
 def test_typing_a_proposal_gives_what_it_promises(run: list[str], link: str) -> None:
@@ -107,6 +108,27 @@ def test_the_table_is_readable_in_a_pipe() -> None:
     typed = [line for line in lines if line.startswith("  1  ")]
     assert {"--set", "--preset"} & set(shlex.split(typed[-1]))
     assert "\x1b" not in text
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "ddp"),
+    [
+        (["--set", "task.text=text.txt"], "llama-bytes", 381_600),
+        (["--params", "1000000000", "--layers", "24"], "this model", 1_000_000_000),
+    ],
+)
+def test_of_kseed_the_vector_travels_beside_ddp_of_the_model(
+    model: list[str], name: str, ddp: int
+) -> None:
+    run = (*model, "--step-time", "0.1", "--preset", "kseed")
+    found = document(*run)
+    assert (found["task"], found["parameters"], found["ddp_parameters"]) == (name, 4096, ddp)
+    told = found["links"][0]["prediction"]
+    assert told["bytes_per_sync"] == 2 * 3 / 4 * 4 * 4096
+    assert told["ddp_ratio"] == pytest.approx(20 * 2 * ddp / (4 * 4096))
+    assert printed(*run).startswith(
+        f"{name}: 4,096 coefficients for {ddp:,} parameters; 100 ms a step"
+    )
 
 
 def test_several_links_are_compared() -> None:
