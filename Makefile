@@ -60,7 +60,7 @@ tls: $(READY)  ## mutual TLS beside plain: exchange on loopback, then rounds on 
 	$(RUN) tests/bench/exchange.py --tls 4 $(ARGS)
 	$(RUN) tests/bench/sync_time.py --tls 20 100
 
-codecs: $(READY)  ## codec throughput on one core
+codecs: $(READY)  ## codec throughput on one core, and whether it is what is asked
 	$(RUN) tests/bench/codecs.py $(ARGS)
 
 parity: $(READY)  ## four real workers against the one-process reference, on the default model
@@ -72,11 +72,11 @@ baselines: $(READY)  ## diloco, ddp and local at equal tokens: the README's tabl
 losses: $(READY)  ## what bits, feedback and overlap cost in loss, at equal tokens
 	$(RUN) tests/bench/losses.py $(ARGS)
 
-frontier: $(READY)  ## bytes against loss, each preset tuned, in one process a plan; resumable: docs/frontier.png
-	$(RUN) tests/bench/frontier.py --picture docs/frontier.png $(ARGS)
+frontier: $(READY)  ## bytes against loss, each preset tuned, in one process a plan; resumable: runs/frontier.png
+	$(RUN) tests/bench/frontier.py --picture runs/frontier.png $(ARGS)
 
-time-to-loss: $(READY) .venv-peers/.ready  ## seconds to DDP's loss on 2 to 1000 Mbit/s, each system; over an hour, resumable (root): docs/time_to_loss.png
-	$(RUN) tests/bench/time_to_loss.py --picture docs/time_to_loss.png $(ARGS)
+time-to-loss: $(READY) .venv-peers/.ready  ## seconds to DDP's loss on 2 to 1000 Mbit/s, each system; over an hour, resumable (root): runs/time_to_loss.png
+	$(RUN) tests/bench/time_to_loss.py --picture runs/time_to_loss.png $(ARGS)
 
 kseed: $(READY)  ## fine-tuning by seeds and scalars beside backpropagation: accuracy, bytes of a round
 	$(RUN) tests/bench/kseed.py $(ARGS)

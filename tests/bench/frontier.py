@@ -10,14 +10,16 @@ Every run is `algorithms/reference.py` on the built-in task, one core each; real
 the same bits (`make parity`). Each plan gets the best of its optimizer's learning rates, by the
 loss on a text's samples of a seed of its own, which is not in the table; `--outer-lr` also tries
 the preset's times these factors. A curve may have settings of its own. Finished runs are lines of
-the results file, and are not run again: stop it and go on, or ask for more. `--finished` tells what
-there is so far. The default takes about ten minutes of two idle cores, on a model of 174 thousand
+the results file, and are not run again: stop it and go on, or ask for more. The code is not part of
+what names a run: delete the file when numerics have changed. `--finished` tells what there is so
+far. The default takes about ten minutes of two idle cores, on a model of 174 thousand
 parameters; `--set task.architecture={}` takes the task's own.
 
 Bytes are those of encoded contributions and reductions that a worker sends, before zstd, beside
-data-parallel training in bf16. The exact mean that ends a run of `keep` is left out: it is as much
-as two steps of that, however long the run is. R is the share of what DDP gains over one worker
-alone. Prints Markdown.
+data-parallel training in bf16. Some plans end a run with one exact mean of the replicas. It is as
+much as two steps of that training, however long the run is. The table has both figures, of the
+rounds alone and with that mean; the picture has the first. R is the share of what DDP gains over
+one worker alone. Prints Markdown.
 """
 
 import argparse
@@ -37,7 +39,7 @@ from typing import TYPE_CHECKING
 
 from algorithms.fragments import TensorSpec, partition
 from algorithms.presets import PRESETS
-from tests.bench.one_process import Trained, Training, sent, train
+from tests.bench.one_process import Trained, Training, last_mean_bytes, sent, train
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -117,7 +119,7 @@ class Run:
 
     @property
     def key(self) -> str:
-        """Of everything that decides how it ends, the preset's values included."""
+        """Of everything but the code that decides how it ends, the preset's values included."""
         config = self.training.config
         told = {**asdict(self), "plan": asdict(config.plan), "inner": asdict(config.inner)}
         told["validation_batches"] = VALIDATION_BATCHES
@@ -126,7 +128,8 @@ class Run:
 
 @dataclass(frozen=True)
 class Result:
-    """Of one run. Args: sent_bytes: by a worker in a step; fewer: than bf16 DDP, times."""
+    """Of one run. Args: sent_bytes: by a worker in a step; fewer: than bf16 DDP, times. Both are
+    of the rounds alone."""
 
     loss: float
     sent_bytes: float
@@ -298,6 +301,13 @@ def ddp_bytes(trained: Trained) -> float:
     return sent(plan, whole, trained.training.steps, trained.training.workers).bytes
 
 
+def fewer_with_last_mean(run: Run, result: Result) -> float:
+    """How many times fewer bytes than bf16 DDP, an exact mean at the end counted too."""
+    rounds = result.sent_bytes * run.steps
+    last = last_mean_bytes(run.training.config.plan, result.params, run.workers)
+    return result.fewer * rounds / (rounds + last)
+
+
 def share(loss: float, optimizer: str, found: Found) -> float:
     """R: of what DDP gains over one worker alone; NaN while these are not known."""
     lines = [found.get((Point(name, None), optimizer)) for name in LINES]
@@ -319,19 +329,22 @@ def table(found: Found, best: dict[tuple[Point, str], Rates], grid: Grid, seeds:
         f"{grid.workers} workers, {grid.steps} steps, {seeds} seeds at most, {params:,} "
         "parameters; "
         f"{cpu_s:.0f} s of one core without the tuning\n",
-        "| plan | optimizer | inner lr | sent per worker and step | than bf16 DDP | loss | "
-        "least | greatest | seeds | R |",
-        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| plan | optimizer | inner lr | sent per worker and step | than bf16 DDP | "
+        "with the last mean | loss | least | greatest | seeds | R |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for (point, optimizer), results in found.items():
         losses = [result.loss for result in results]
         rates, loss, first = best[point, optimizer], statistics.fmean(losses), results[0]
         tuned = f"{rates.lr:g}" + (f", outer x {rates.outer:g}" if rates.outer != 1 else "")
-        bytes_ = f"{first.sent_bytes / 1e3:.2f} kB | 1/{first.fewer:.0f}"
         if not first.sent_bytes:
-            bytes_ = "- | -"
+            bytes_ = "- | - | -"
         elif point.preset == "ddp":
-            bytes_ = f"{first.sent_bytes / 1e3:.0f} kB in fp32 | -"
+            bytes_ = f"{first.sent_bytes / 1e3:.0f} kB in fp32 | - | -"
+        else:
+            run = grid.run((point, optimizer), rates, TUNING_SEED)
+            whole = fewer_with_last_mean(run, first)
+            bytes_ = f"{first.sent_bytes / 1e3:.2f} kB | 1/{first.fewer:.0f} | 1/{whole:.0f}"
         lines.append(
             f"| {point} | {optimizer} | {tuned} | {bytes_} | {loss:.3f} | {min(losses):.3f} | "
             f"{max(losses):.3f} | {len(losses)} | {share(loss, optimizer, found):.2f} |"
@@ -358,6 +371,7 @@ def draw(path: Path, found: Found) -> None:
     shown = [zip(*axes.get_legend_handles_labels(), strict=True) for axes in panels]
     lines = {label: line for panel in shown for line, label in panel}
     figure.legend(lines.values(), lines, loc="outside lower center", ncols=6, frameon=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
 
 
@@ -388,7 +402,7 @@ def draw_panel(axes: "Axes", found: dict[Point, list[Result]]) -> None:
         axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
         axes.minorticks_off()
         axes.set_xlim(min(times) / 2, max(times) * 2)
-    axes.set_xlabel("times fewer bytes than bf16 DDP")
+    axes.set_xlabel("times fewer bytes than bf16 DDP, in rounds (without the last mean)")
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(color="#e5e5e5", linewidth=0.6)
     axes.set_axisbelow(True)

@@ -19,9 +19,10 @@ evaluations are not in the seconds. All workers share this machine's cores, `loc
 alone is one of as many that run at the same time.
 
 Finished runs are lines of the results file and are not run again, so it can be stopped, and asked
-for one link or one system at a time. A system that fails costs the others nothing: why stands below
-the table, the exit code is 1, and the next call tries it again. The default takes over an hour of
-two idle cores. Prints Markdown.
+for one link or one system at a time. Neither the code nor a preset's values are part of what names
+a run: delete the file when numerics or presets have changed. A system that fails costs the others
+nothing: why stands below the table, the exit code is 1, and the next call tries it again. The
+default takes over an hour of two idle cores. Prints Markdown.
 """
 
 import argparse
@@ -302,6 +303,7 @@ def draw(path: Path, answers: Sequence[Answer], options: Options) -> None:
     axes = figure.subplots()
     _draw_lines(axes, answers, options)
     figure.legend(loc="outside right center", frameon=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
 
 

@@ -21,7 +21,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.bench.one_process import sent
+from tests.bench.one_process import last_mean_bytes, sent
 from tests.support.gate import gate
 from tests.support.shaped import relayed_swarm
 from tests.support.workers import SMALL, running_swarm, settings_of
@@ -137,11 +137,9 @@ def planned_bytes(config: Config, steps: int) -> float:
     """What each worker sends in the whole run, the exact mean at its end included."""
     task = load_task(config.task.name, seed=0, options=config.task.options)
     fragments = config.plan.cut(schema_of(task.model()))
-    planned = sent(config.plan, fragments, steps, WORKERS).bytes
-    if config.plan.consensus:
-        elements = sum(fragment.elements for fragment in fragments)
-        planned += 2 * (WORKERS - 1) / WORKERS * 4 * elements
-    return planned
+    elements = sum(fragment.elements for fragment in fragments)
+    rounds = sent(config.plan, fragments, steps, WORKERS).bytes
+    return rounds + last_mean_bytes(config.plan, elements, WORKERS)
 
 
 def kernel_bytes(pid: int) -> tuple[int, int]:

@@ -19,12 +19,13 @@ from tests.bench.frontier import (
     Run,
     curve,
     draw,
+    fewer_with_last_mean,
     finish,
     rate,
     share,
     table,
 )
-from tests.bench.one_process import Training, sent, train
+from tests.bench.one_process import Training, last_mean_bytes, sent, train
 from worker.tasks import Cursor
 from worker.training.replica import InnerReplica
 
@@ -44,7 +45,8 @@ def run_of(point: Point, **changes: Any) -> Run:
 
 
 def result(loss: float, fewer: float = 400.0) -> Result:
-    return Result(loss=loss, sent_bytes=1e6 / fewer if fewer else 0, fewer=fewer, params=9, cpu_s=1)
+    params = 500_000  # of two workers, so that bf16 DDP sends a megabyte in a step
+    return Result(loss, sent_bytes=1e6 / fewer if fewer else 0, fewer=fewer, params=params, cpu_s=1)
 
 
 def test_one_worker_alone_takes_no_outer_step() -> None:
@@ -70,6 +72,24 @@ def test_bytes_are_a_four_hundredth_of_ddp_in_bf16(preset: str) -> None:
     ddp = replace(PRESETS["ddp"], codec="bf16", reduction_codec="bf16")
     ratio = sent(ddp, fragments, steps, 4).bytes / sent(plan, fragments, steps, 4).bytes
     assert ratio == pytest.approx(400, rel=0.01)
+
+
+@pytest.mark.parametrize("workers", [2, 4])
+def test_the_exact_mean_that_ends_a_run_is_two_steps_of_ddp_in_bf16(workers: int) -> None:
+    fragments = partition([TensorSpec("x", (1 << 20,))], 1, "strided")
+    ddp = replace(PRESETS["ddp"], codec="bf16", reduction_codec="bf16")
+    assert last_mean_bytes(PRESETS["onebit"], 1 << 20, workers) == (
+        sent(ddp, fragments, 2, workers).bytes
+    )
+    assert last_mean_bytes(PRESETS["streaming"], 1 << 20, workers) == 0
+
+
+@pytest.mark.parametrize(("steps", "share"), [(600, 171), (2400, 300), (10_000, 370)])
+def test_what_a_run_sends_less_counts_its_last_mean(steps: int, share: int) -> None:
+    run = run_of(ONE_BIT, steps=steps)
+    assert fewer_with_last_mean(run, result(2.0)) == pytest.approx(share, abs=0.5)
+    streaming = run_of(Point("streaming", 100), steps=steps)
+    assert fewer_with_last_mean(streaming, result(2.0)) == pytest.approx(400)
 
 
 def test_a_run_that_is_over_is_not_run_again(tmp_path: Path) -> None:
@@ -128,13 +148,13 @@ def test_the_share_of_what_ddp_gains() -> None:
     }
     assert share(1.75, "adamw", found) == pytest.approx(0.75)
     best = {pair: Rates(0.01) for pair in found} | {(ONE_BIT, "adamw"): Rates(0.003, 0.5)}
-    grid = Grid(600, 4, (), Results(Path("none")))
+    grid = Grid(600, 2, (), Results(Path("none")))
     lines = table(found, best, grid, 2).splitlines()
     assert lines[-1] == (
-        "| `onebit`, H 28 | adamw | 0.003, outer x 0.5 | 2.50 kB | 1/400 | 1.750 | 1.500 | 2.000 "
-        "| 2 | 0.75 |"
+        "| `onebit`, H 28 | adamw | 0.003, outer x 0.5 | 2.50 kB | 1/400 | 1/171 | 1.750 | 1.500 "
+        "| 2.000 | 2 | 0.75 |"
     )
-    assert "| `local` | adamw | 0.01 | - | - | 2.500 | 2.000 | 3.000 | 2 | 0.00 |" in lines
+    assert "| `local` | adamw | 0.01 | - | - | - | 2.500 | 2.000 | 3.000 | 2 | 0.00 |" in lines
 
 
 def test_a_picture_is_drawn(tmp_path: Path) -> None:
@@ -148,8 +168,9 @@ def test_a_picture_is_drawn(tmp_path: Path) -> None:
             (Point("onebit", 70), 1.6, 1e3),
         )
     }
-    draw(tmp_path / "frontier.png", found)
-    assert (tmp_path / "frontier.png").read_bytes().startswith(b"\x89PNG")
+    path = tmp_path / "runs" / "frontier.png"
+    draw(path, found)
+    assert path.read_bytes().startswith(b"\x89PNG")
 
 
 def test_curves_are_typed_as_a_preset_its_periods_and_settings() -> None:

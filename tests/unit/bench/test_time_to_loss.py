@@ -51,8 +51,9 @@ def test_the_table_and_the_picture_say_what_was_not_reached(tmp_path: Path) -> N
     assert lines[0].startswith("target 1.500, which `ddp` reaches in 100 steps")
     assert "| `torchft` | 1.400 | 200 | 40 s (200 ms a step) | - |" in lines
     assert "| `local` | 1.800 | not in 300 | 50 ms a step | - |" in lines
-    draw(tmp_path / "picture.png", answers, OPTIONS)
-    assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
+    path = tmp_path / "runs" / "picture.png"
+    draw(path, answers, OPTIONS)
+    assert path.read_bytes().startswith(b"\x89PNG")
 
 
 def test_what_is_in_the_file_is_not_run_again(
