@@ -4,6 +4,7 @@ One anchor for all that can be in it, and in bounded time. A step takes half a s
 and a half.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -17,7 +18,7 @@ from tests.protocol.virtual_time import run
 from worker.exchange.allreduce.contributor_io import ContributorIO
 from worker.exchange.allreduce.final_average_io import FinalAverageIO
 from worker.exchange.types import RoundConfig
-from worker.training.inbox import Begin
+from worker.training.inbox import Begin, RoundFailed
 
 NOLOCO = replace(PRESETS["noloco"], inner_steps=5)
 STREAMING = replace(
@@ -43,23 +44,29 @@ def steady(plan: Plan = NOLOCO, seed: int = 0, **step_s: float) -> Problem:
     return Problem(layers=(300, 200), plan=plan, steps=STEPS, step_s=times, seed=seed)
 
 
-def begun(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Who has come to the pass, once for each fragment; filled as they do."""
-    names: list[str] = []
-    begin = ContributorIO.begin
+def watch(
+    monkeypatch: pytest.MonkeyPatch, note: Callable[[ContributorIO | FinalAverageIO, Begin], None]
+) -> None:
+    """Notes whenever a peer comes to the pass over a fragment."""
+    begin, begin_of_pairs = ContributorIO.begin, FinalAverageIO.begin
 
     async def noted(self: ContributorIO, message: Begin) -> None:
         if message.everyone:
-            names.append(self._context.me)
+            note(self, message)
         await begin(self, message)
 
     async def of_pairs(self: FinalAverageIO, message: Begin) -> None:
-        names.append(self._context.me)
+        note(self, message)
         await begin_of_pairs(self, message)
 
-    begin_of_pairs = FinalAverageIO.begin
     monkeypatch.setattr(FinalAverageIO, "begin", of_pairs)
     monkeypatch.setattr(ContributorIO, "begin", noted)
+
+
+def begun(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Who has come to the pass, once for each fragment; filled as they do."""
+    names: list[str] = []
+    watch(monkeypatch, lambda rounds, _: names.append(rounds._context.me))
     return names
 
 
@@ -237,6 +244,66 @@ def test_a_swarm_that_is_cut_in_two_ends_with_one_anchor_in_each_half(plan: Plan
             for half in ("ab", "cde"):
                 assert {last_of(swarm[name]) for name in half} == {len(half)}
                 assert len({swarm[name].outer_hash for name in half}) == 1
+            assert swarm.loop.time() < LAST_S + MOST_S
+
+    run(scenario())
+
+
+# ------------------------------------------------------------------------------- what is under way
+
+SIX = {
+    "keep": replace(KEEP, inner_steps=6, fragments=6, overlap_steps=3),
+    "pairs": replace(STREAMING, fragments=6),
+}
+
+
+@pytest.mark.parametrize("plan", SIX.values(), ids=SIX)
+def test_two_fragments_at_a_time_in_the_same_order_everywhere(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        problem = replace(steady(plan), layers=(300, 200, 100, 100, 50, 50))
+        async with Swarm(problem) as swarm:
+            orders: dict[str, dict[int, None]] = {name: {} for name in "abc"}
+            most = 0
+
+            def note(rounds: ContributorIO | FinalAverageIO, begin: Begin) -> None:
+                nonlocal most
+                me = rounds._context.me
+                orders[me].setdefault(begin.fragment)
+                in_flight = [each.in_flight for each in swarm[me].trainer.outer.fragments]
+                most = max(most, sum(sent is not None and sent.everyone for sent in in_flight))
+
+            watch(monkeypatch, note)
+            await swarm.start(*"abc")
+            await swarm.finished()
+            swarm.assert_reference()
+            assert set(map(tuple, orders.values())) == {(0, 1, 2, 3, 4, 5)}
+            assert most == 2
+
+    run(scenario())
+
+
+def test_a_fragment_whose_round_fails_at_a_peer_does_not_keep_it_from_the_rest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begin = ContributorIO.begin
+
+    async def failing(self: ContributorIO, message: Begin) -> None:
+        if message.everyone and (self._context.me, message.fragment) == ("a", 1):
+            self._results.finished(RoundFailed(1, message.round, "a test", ()))
+        else:
+            await begin(self, message)
+
+    async def scenario() -> None:
+        problem = replace(steady(SIX["keep"]), layers=(300, 200, 100, 100, 50, 50))
+        async with Swarm(problem) as swarm:
+            monkeypatch.setattr(ContributorIO, "begin", failing)
+            await swarm.start(*"abc")
+            await swarm.finished()
+            swarm.assert_equal()
+            contributors = [state.contributors for state in swarm["a"].trainer.states]
+            assert contributors == [3, 2, 3, 3, 3, 3]
             assert swarm.loop.time() < LAST_S + MOST_S
 
     run(scenario())

@@ -40,7 +40,7 @@ from worker.training.metrics import Metrics, Reporter, Stall
 from worker.training.replica import Pace, Replica
 from worker.wire import is_finite
 
-_AT_ONCE = 2  # rounds on their way that are applied before the next step: the link stays busy
+_AT_ONCE = 2  # rounds on their way where none overlaps a step: the link stays busy
 
 
 class RoundOrder:
@@ -205,25 +205,22 @@ class OuterLoop:
     def average_replicas(self) -> None:
         """After the last step: one anchor for all, the mean of everyone's. Where replicas keep what
         they have not sent, it is the mean of everyone's local parameters."""
-        rounds = [self._schedule.rounds(each.fragment.index) for each in self.fragments]
-        # What was taken over from peers that had agreed is the mean already.
-        due = [f for f, end in zip(self.fragments, rounds, strict=True) if f.state.version <= end]
-        sent = [
-            each.contribute_anchor(rounds[each.fragment.index], self.step)
-            if self._pairs
-            else each.contribute_values(each.local, self.step)
-            for each in due
-        ]
-        self.publish()
-        for each, values in zip(due, (contribution.values for contribution in sent), strict=True):
-            index, state = each.fragment.index, each.state
-            group = () if self._pairs else state.group
-            self._mailbox.post(Begin(index, state.version, group, values, everyone=True))
-        for each in due:
-            result = self._await_round(each)
-            if result is not None:
-                each.write(each.apply_final_average(result))
-                self.publish()
+        for each in self.fragments:
+            self._apply_all_but(_AT_ONCE - 1)  # what is on its way takes memory
+            index, end = each.fragment.index, self._schedule.rounds(each.fragment.index)
+            if self.stopped is not None:
+                break
+            if each.state.version > end:
+                continue  # taken over from peers that had agreed: it is the mean already
+            sent = (
+                each.contribute_anchor(end, self.step)
+                if self._pairs
+                else each.contribute_values(each.local, self.step)
+            )
+            self.publish()
+            group = () if self._pairs else each.state.group
+            self._mailbox.post(Begin(index, sent.round, group, sent.values, everyone=True))
+        self._apply_all_but(0)
 
     # ----------------------------------------------------------------- rounds of pseudo-gradients
 
@@ -266,10 +263,14 @@ class OuterLoop:
 
     def _apply(self, each: FragmentReplica) -> None:
         """Waits for a round that was sent, if one was, and applies its mean."""
-        result = self._await_round(each)
-        if result is not None:
+        sent, result = each.in_flight, self._await_round(each)
+        if sent is None or result is None:
+            return
+        if sent.everyone:
+            each.write(each.apply_final_average(result))
+        else:
             each.finish(result)
-            self.publish()
+        self.publish()
 
     def _apply_all_but(self, last: int) -> None:
         """Applies the rounds in flight, in their order, but for this many of the last."""
