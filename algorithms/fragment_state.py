@@ -498,8 +498,8 @@ class FragmentOptimizer:
         self._sent.append(replace(taken, values=self._encoded(values)))
 
     def _encoded(self, values: Tensor) -> Callable[[], Tensor]:
-        """A contribution as others decode it, which takes the memory of its encoding. It is rounded
-        to nearest, also where the plan draws that."""
+        """A contribution as others decode it, which takes the memory of its encoding. Rounded to
+        nearest: with stochastic rounding, which only error feedback allows, it is an estimate."""
         codec, kept, count = codec_by_name(self._plan.codec), values.clone(), len(values)
         kept[count - self._exact :] = 0.0  # integers come with a state as they are
         raw = codec.encode(kept)

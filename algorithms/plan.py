@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from algorithms.codecs import codec_by_name
+from algorithms.codecs import codec_by_name, has_few_bits
 from algorithms.diloco import MeanOver, Nesterov
 from algorithms.fragments import (
     PIECE_ELEMENTS,
@@ -59,7 +59,8 @@ class Plan:
         payload: what is averaged; `gradient` is data-parallel training, every step.
         codec: wire codec of contributions; `reduction_codec` of what comes back. The reducer adds
             what its requantization has left out to its next reduction.
-        rounding: `nearest` or `stochastic`, where a codec rounds to a grid.
+        rounding: `nearest` or `stochastic`, where a codec rounds to a grid. With merge `keep` only
+            reductions may be rounded stochastically.
         error_feedback: add what a contribution's encoding has left out to the next contribution,
             times `error_decay`. Costs one more copy of the model in memory.
         outer_lr, outer_momentum: the outer Nesterov step. The defaults were chosen by runs of four
@@ -174,6 +175,8 @@ class Plan:
             )
         if self.keeps:
             self._check_keeping()
+        elif exchanges and self.payload == "pseudo_gradient" and not self.error_feedback:
+            self._refuse_few_bits()
         if self.mean_over == "senders" and (
             self.eager or (self.exchange, self.payload) != ("mean", "pseudo_gradient")
         ):
@@ -199,6 +202,22 @@ class Plan:
                 'merge = "keep" is for means of pseudo-gradients over all so far; leave it out '
                 'with pairs, with gradients and with exchange = "none"'
             )
+        if self.rounding == "stochastic" and codec_by_name(self.codec).rounds:
+            raise ValueError(
+                f"rounding is 'stochastic', but merge = \"keep\" keeps what {self.codec} leaves "
+                "out, and must know it also where no word of a round came; leave rounding out"
+            )
+
+    def _refuse_few_bits(self) -> None:
+        """Where nothing keeps what a contribution's encoding has left out."""
+        if not has_few_bits(self.codec):
+            return
+        can_keep = self.exchange == "mean" and not self.eager
+        fix = 'merge = "keep" or error_feedback = true' if can_keep else "error_feedback = true"
+        raise ValueError(
+            f"{self.codec} leaves out most of what is learned, and nothing keeps that for the next "
+            f"round; set {fix}"
+        )
 
     def _check_outer(self) -> None:
         if self.anchor_codec not in ANCHOR_CODECS:

@@ -18,7 +18,7 @@ Ref: arXiv:2501.18512 (H and tau).
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 
-from algorithms.codecs import CODECS, codec_by_name
+from algorithms.codecs import CODECS, bits_per_value, has_few_bits
 from algorithms.link import Link
 from algorithms.plan import Plan
 from algorithms.utilization import PlanPrediction, most_utilization, needed_mbps, predict
@@ -33,8 +33,6 @@ _OVERLAPS = (0, 1, 2, 5, 10)
 _OVERLAP_OF_PERIOD = 4
 _MERGE_ALPHA = 0.5
 _LAYERS_A_FRAGMENT = 3
-_BITS_SAMPLE = 1 << 20
-_LEAST_BITS = 4
 _LEAST_BITS_OF_GRADIENTS = 16
 # How many times its H a plan of few bits counts as: `streaming` with that H loses as much. The
 # figures are those of docs/bytes.md after 2,400 steps. `streaming` has only H 100 there, so its
@@ -104,7 +102,7 @@ def propose(
         (name, plan)
         for place, (name, base) in enumerate(bases.items())
         if base.exchange != "none"
-        if place == 0 or base.keeps or not _has_few_bits(base.codec)
+        if place == 0 or base.keeps or not has_few_bits(base.codec)
         for plan in _with_codecs(base)
     ]
     if not varied:
@@ -136,11 +134,7 @@ def propose(
 
 def bits_per_parameter(plan: Plan) -> float:
     """On the wire, scales and the like included; mean of contribution and reduction."""
-    return (_bits(plan.codec) + _bits(plan.reduction_codec)) / 2
-
-
-def _bits(codec: str) -> float:
-    return 8 * codec_by_name(codec).encoded_bytes(_BITS_SAMPLE) / _BITS_SAMPLE
+    return (bits_per_value(plan.codec) + bits_per_value(plan.reduction_codec)) / 2
 
 
 def _rank(proposal: Proposal) -> tuple[float, ...]:
@@ -158,9 +152,9 @@ def _like_steps(plan: Plan) -> float:
     """The H of a plan of four bits or more that loses about as much."""
     if plan.payload == "gradient":
         return 0
-    if not _has_few_bits(plan.codec):
+    if not has_few_bits(plan.codec):
         return plan.inner_steps
-    signs = _bits(plan.codec) >= _LEAST_BITS_OF_SIGN
+    signs = bits_per_value(plan.codec) >= _LEAST_BITS_OF_SIGN
     measured = max(plan.inner_steps, _LEAST_H_OF_FEW_BITS)
     return measured * (_H_OF_SIGN if signs else _H_OF_TOPK)
 
@@ -198,26 +192,21 @@ def _replaces(better: Proposal, other: Proposal) -> bool:
     )
 
 
-def _has_few_bits(codec: str) -> bool:
-    """Whether a codec leaves most out: it needs settings of its own; not proposed unasked."""
-    return _bits(codec) < _LEAST_BITS
-
-
 def _with_codecs(base: Plan) -> Iterator[Plan]:
     """The plan with its own codecs, and with each codec both ways that leaves little out, if the
     plan is not for one of few bits or for an overlap of the whole period."""
     yield base
-    if _overlaps_whole(base) or (base.keeps and _has_few_bits(base.codec)):
+    if _overlaps_whole(base) or (base.keeps and has_few_bits(base.codec)):
         return
+    least = _LEAST_BITS_OF_GRADIENTS if base.payload == "gradient" else 0
     for codec in CODECS:
         own = {base.codec, base.reduction_codec} == {codec.name}
-        least = _LEAST_BITS_OF_GRADIENTS if base.payload == "gradient" else _LEAST_BITS
-        if not own and _bits(codec.name) >= least:
+        if not (own or has_few_bits(codec.name) or bits_per_value(codec.name) < least):
             yield replace(
                 base,
                 codec=codec.name,
                 reduction_codec=codec.name,
-                rounding=base.rounding if codec.rounds else "nearest",
+                rounding=base.rounding if codec.rounds and not base.keeps else "nearest",
             )
 
 

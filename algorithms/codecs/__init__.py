@@ -16,7 +16,10 @@ from algorithms.codecs.integers import Int4, Int8
 from algorithms.codecs.signs import Sign, Ternary
 from algorithms.codecs.topk import TopK
 
-__all__ = ["CODECS", "Codec", "codec_by_name"]
+__all__ = ["CODECS", "Codec", "bits_per_value", "codec_by_name", "has_few_bits"]
+
+_BITS_SAMPLE = 1 << 20
+_FEW_BITS = 4
 
 CODECS: tuple[Codec, ...] = (
     FP32(),
@@ -40,3 +43,13 @@ def codec_by_name(name: str) -> Codec:
         if codec.name == name:
             return codec
     raise ValueError(f"unknown codec {name!r}; use one of {', '.join(c.name for c in CODECS)}")
+
+
+def bits_per_value(name: str) -> float:
+    """On the wire, scales and the like included. Raises ValueError: there is no such codec."""
+    return 8 * codec_by_name(name).encoded_bytes(_BITS_SAMPLE) / _BITS_SAMPLE
+
+
+def has_few_bits(name: str) -> bool:
+    """Whether a codec leaves most out, so that something must keep it: it has under four bits."""
+    return bits_per_value(name) < _FEW_BITS

@@ -92,6 +92,14 @@ PAIRS = {"exchange": "pairs", "outer_lr": 0.7, "outer_momentum": 0.5, "outer_pul
             r"whose guess divides by all",
         ),
         ({"merge": "take"}, r"merge is 'take'; use one of reset, keep"),
+        ({"codec": "sign"}, r'sign leaves out most .*; set merge = "keep" or error_feedback ='),
+        ({"codec": "ternary", "merge_alpha": 0.5}, r'ternary .*; set merge = "keep" or error_feed'),
+        ({"codec": "topk256", "exchange": "pairs"}, r"topk256 .*; set error_feedback = true$"),
+        ({"codec": "topk", "eager": True, "overlap_steps": 1}, r"topk .*; set error_feedback"),
+        (
+            {"merge": "keep", "codec": "int4", "rounding": "stochastic"},
+            r"keeps what int4 leaves out, and must know it .*; leave rounding out",
+        ),
         ({"merge": "keep", "error_feedback": True}, r"sent twice; leave error_feedback out"),
         ({"merge": "keep", "eager": True, "overlap_steps": 1}, r"exclude each other"),
         ({"merge": "keep", "exchange": "pairs"}, r"over all so far; leave it out with pairs"),
@@ -121,6 +129,24 @@ PAIRS = {"exchange": "pairs", "outer_lr": 0.7, "outer_momentum": 0.5, "outer_pul
 def test_what_cannot_work_is_refused(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Plan(**changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"codec": "sign", "merge": "keep"},
+        {"codec": "topk", "error_feedback": True},
+        {"codec": "sign", "exchange": "none"},
+        {"codec": "sign", "payload": "gradient", "inner_steps": 1},
+        {"reduction_codec": "sign"},  # the reducer keeps what that leaves out
+        {
+            **{"codec": "sign", "merge": "keep"},
+            **{"reduction_codec": "int8", "rounding": "stochastic"},
+        },
+    ],
+)
+def test_few_bits_are_taken_where_something_keeps_the_rest(changes: dict[str, object]) -> None:
+    Plan(**changes)
 
 
 @pytest.mark.parametrize("changes", [{"outer_pull": 4.0}, {"outer_lr": 40.0}])

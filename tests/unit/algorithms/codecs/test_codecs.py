@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from algorithms.codecs import CODECS, Codec, blocks, codec_by_name
+from algorithms.codecs import CODECS, Codec, bits_per_value, blocks, codec_by_name, has_few_bits
 from algorithms.fragments import shard_bounds
 from worker.wire import BLOCK_ELEMENTS
 
@@ -95,6 +95,12 @@ def test_shards_encode_as_parts_of_the_whole(
 @every_codec
 def test_zeros_stay_zeros(codec: Codec) -> None:
     assert torch.equal(round_trip(codec, torch.zeros(1000)), torch.zeros(1000))
+
+
+def test_few_bits_are_those_that_something_must_keep_the_rest_of() -> None:
+    few = {codec.name for codec in CODECS if has_few_bits(codec.name)}
+    assert few == {"ternary", "sign", "topk256", "topk128", "topk", "topk32"}
+    assert bits_per_value("bf16") == 16
 
 
 @pytest.mark.parametrize(
