@@ -289,14 +289,14 @@ def merge(local: Tensor, anchor: Tensor, alpha: float) -> Tensor:
 
 
 def keep_unsent(
-    local: Tensor, old_anchor: Tensor, new_anchor: Tensor, g: Tensor, error: Tensor
+    local: Tensor, start: Tensor, new_anchor: Tensor, g: Tensor, error: Tensor
 ) -> Tensor:
     """new_anchor - unsent, fresh; for a peer whose contribution is in the round, encoded.
 
     Unsent is what the encoding has left out and what the steps since have learned. All that the
-    replica lacks of the anchor is old_anchor - local, and s = g - error of it has been sent:
+    replica has learned since its start is start - local, and s = g - error of it has been sent:
 
-        unsent = (old_anchor - local) - s = error + ((old_anchor - local) - g)
+        unsent = (start - local) - s = error + ((start - local) - g)
 
     Without overlap local has not moved and unsent is error, bit for bit. An exact codec then gives
     DiLoCo. The next pseudo-gradient is new_anchor - (new_anchor - unsent): nothing learned is lost
@@ -304,11 +304,13 @@ def keep_unsent(
 
     Args:
         local: the parameters now; g: the pseudo-gradient when it was taken.
-        error: what its encoding has left out, g - s.
+        start: what g counts from: the old anchor, or with pairs the mean of the group's.
+        error: what the encoding has left out, g - s. Pairs send a momentum with g, and leave out
+            of both.
 
     Ref: the update is ours; arXiv:1901.09847 keeps the same in a buffer instead.
     """
-    since = (old_anchor - local).sub_(g)
+    since = (start - local).sub_(g)
     return new_anchor - since.add_(error)
 
 

@@ -245,11 +245,6 @@ class FragmentOptimizer:
         self._failed_try = None
         self._sent.clear()
 
-    def contribute_anchor(self, round_: int, step: int) -> Contribution:
-        """The anchor, for the average over everyone that ends a run in pairs."""
-        self.skip_to(round_)
-        return self.contribute_values(self.state.anchor, step)
-
     def contribute_values(self, values: Tensor, step: int) -> Contribution:
         """The anchor or the local parameters, for the average over everyone that ends a run."""
         self.in_flight = Contribution(self.state.version, step, values, values, everyone=True)
@@ -290,7 +285,7 @@ class FragmentOptimizer:
 
     def apply(self, result: RoundResult, local: Tensor) -> Tensor:
         """Commits a round that closed, and returns the local parameters to go on from."""
-        old, contribution = self.state, self._ended()
+        old, begun, contribution = self.state, self.start, self._ended()
         own = contribution.without_guess(old.anchor, self._from_anchor(local))
         self._start = None
         anchor, momentum = self._outer_step(result)
@@ -302,7 +297,7 @@ class FragmentOptimizer:
             base = anchor
             if self._plan.keeps:
                 assert result.error is not None, "the plan asks for it"
-                base = keep_unsent(local, old.anchor, anchor, contribution.g, result.error)
+                base = keep_unsent(local, begun, anchor, contribution.g, result.error)
             merged = merge(local, base, self._plan.merge_alpha)
         for start, stop in result.missed:
             here = slice(start, stop)

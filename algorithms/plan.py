@@ -197,10 +197,10 @@ class Plan:
                 'merge = "keep" and eager updates exclude each other: a guess goes on from the '
                 "anchor; leave one of them out"
             )
-        if (self.exchange, self.payload) != ("mean", "pseudo_gradient"):
+        if self.exchange == "none" or self.payload == "gradient":
             raise ValueError(
-                'merge = "keep" is for means of pseudo-gradients over all so far; leave it out '
-                'with pairs, with gradients and with exchange = "none"'
+                'merge = "keep" is for pseudo-gradients, of which an encoding leaves something '
+                'out; leave it out with gradients and with exchange = "none"'
             )
         if self.rounding == "stochastic" and codec_by_name(self.codec).rounds:
             raise ValueError(

@@ -133,6 +133,7 @@ class _Run:
         self.others: dict[tuple[str, int], Tensor] = {}
         self.head_starts = head_starts
         self.starts: dict[tuple[str, int], Tensor] = {}
+        self.begun: dict[tuple[str, int], Tensor] = {}  # what those in flight count from
         self.applied_at = [0] * len(fragments)
 
     def train(self) -> dict[str, list[Outer]]:
@@ -198,13 +199,11 @@ class _Run:
 
     def send(self, index: int) -> None:
         fragment, round_ = self.fragments[index], self.rounds[index]
-        own = {
-            peer: pseudo_gradient(
-                self.starts.pop((peer, index), self.outer[peer][index].anchor),
-                self.local(peer, fragment),
-            )
-            for peer in self.peers
-        }
+        own = {}
+        for peer in self.peers:
+            start = self.starts.pop((peer, index), self.outer[peer][index].anchor)
+            own[peer] = pseudo_gradient(start, self.local(peer, fragment))
+            self.begun[peer, index] = start
         if self.plan.exchange == "pairs":
             self.in_flight.update(self.meet(index, round_, own))
         else:
@@ -224,17 +223,17 @@ class _Run:
         fragment = self.fragments[index]
         for peer in self.peers:
             state, means = self.outer[peer][index], self.in_flight.pop((peer, index))
-            old = state.anchor
+            old, start = state.anchor, self.begun.pop((peer, index))
             state.anchor, state.momentum = self.step(index, state, means)
             local, own = self.local(peer, fragment), self.sent.pop((peer, index))
             if (guess := self.guesses.pop((peer, index), None)) is not None:
                 merged = carry_over(local, guess, state.anchor)
             else:
-                start = state.anchor
+                base = state.anchor
                 if self.plan.keeps:
                     error = self.errors.pop((peer, index))
-                    start = keep_unsent(local, old, state.anchor, own, error)
-                merged = merge(local, start, self.plan.merge_alpha)
+                    base = keep_unsent(local, start, state.anchor, own, error)
+                merged = merge(local, base, self.plan.merge_alpha)
             self.write(
                 peer,
                 fragment,

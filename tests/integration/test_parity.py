@@ -118,8 +118,12 @@ def test_streaming_without_its_parts_is_diloco(tmp_path: Path) -> None:
         ("streaming", EAGER | {"diloco__overlap_steps": 2}),
         ("onebit", {"diloco__overlap_steps": 1}),
         ("noloco", {"diloco__anchor_codec": "bf16"}),
+        ("noloco", {"diloco__codec": "sign", "diloco__merge": "keep"}),
     ],
-    ids=["diloco", "stochastic int4", "ddp", "streaming", "eager", "onebit", "noloco"],
+    ids=[
+        *("diloco", "stochastic int4", "ddp", "streaming", "eager", "onebit", "noloco"),
+        "noloco in one bit",
+    ],
 )
 def test_running_statistics_are_averaged_and_integers_the_first_peers(
     tmp_path: Path, preset: str, extra: Mapping[str, object]

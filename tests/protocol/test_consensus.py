@@ -30,6 +30,7 @@ _NAMED = {
     "streaming-noloco": STREAMING,
     "keep": KEEP,
     "keep, streaming": replace(KEEP, inner_steps=6, fragments=2, overlap_steps=3),
+    "keep in pairs": replace(NOLOCO, codec="sign", merge="keep"),
 }
 PLANS = pytest.mark.parametrize("plan", _NAMED.values(), ids=_NAMED)
 PAIRS = pytest.mark.parametrize("plan", [NOLOCO, STREAMING], ids=["noloco", "streaming-noloco"])

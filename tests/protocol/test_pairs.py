@@ -29,6 +29,11 @@ PLANS = {
     "two fragments": replace(NOLOCO, fragments=2),
     "groups of three": replace(NOLOCO, group_size=3),
     "one anchor in the end": replace(NOLOCO, consensus=True),
+    "what was not sent is kept": replace(NOLOCO, codec="sign", merge="keep"),
+    "the paper's update, and that kept": replace(PAPER, codec="topk256", merge="keep"),
+    "that kept over an overlap, and one replica in the end": replace(
+        NOLOCO, fragments=2, overlap_steps=2, codec="sign", merge="keep", consensus=True
+    ),
 }
 
 

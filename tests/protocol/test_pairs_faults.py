@@ -26,6 +26,10 @@ STREAMING = replace(
     codec="bf16",
     consensus=False,
 )
+KEEP = replace(NOLOCO, codec="sign", merge="keep")
+EACH = pytest.mark.parametrize(
+    "plan", [NOLOCO, STREAMING, KEEP], ids=["noloco", "streaming-noloco", "keep"]
+)
 PATIENCE_S = RoundConfig().patience_s
 
 
@@ -82,7 +86,7 @@ def test_a_peer_that_dies_between_rounds_is_missed_in_one_round_at_most() -> Non
 # ---------------------------------------------------------------------------------------- freezes
 
 
-@pytest.mark.parametrize("plan", [NOLOCO, STREAMING], ids=["noloco", "streaming-noloco"])
+@EACH
 def test_a_peer_frozen_for_a_minute_comes_back_where_the_others_are(plan: Plan) -> None:
     async def scenario() -> None:
         async with Swarm(steady(200, plan)) as swarm:
@@ -112,7 +116,7 @@ def test_a_peer_frozen_for_a_minute_comes_back_where_the_others_are(plan: Plan) 
 # ------------------------------------------------------------------------------ links and streams
 
 
-@pytest.mark.parametrize("plan", [NOLOCO, STREAMING], ids=["noloco", "streaming-noloco"])
+@EACH
 @pytest.mark.parametrize("speaker", ["who calls", "who is called"])
 @pytest.mark.parametrize(
     "kind", ["header", "anchor frame", "contribution part", "contribution frame", "staged"]
@@ -215,7 +219,7 @@ def test_the_last_word_is_said_again_if_the_link_comes_back() -> None:
 
 
 @pytest.mark.parametrize("at_s", [5.3, 6.2, 7.4, 7.6])
-@pytest.mark.parametrize("plan", [NOLOCO, STREAMING], ids=["noloco", "streaming-noloco"])
+@EACH
 def test_a_late_joiner_starts_from_a_neighbours_anchors(plan: Plan, at_s: float) -> None:
     async def scenario() -> None:
         async with Swarm(steady(60, plan)) as swarm:

@@ -212,11 +212,10 @@ class OuterLoop:
                 break
             if each.state.version > end:
                 continue  # taken over from peers that had agreed: it is the mean already
-            sent = (
-                each.contribute_anchor(end, self.step)
-                if self._pairs
-                else each.contribute_values(each.local, self.step)
-            )
+            if self._pairs:
+                each.skip_to(end)
+            values = each.local if self._plan.keeps else each.state.anchor
+            sent = each.contribute_values(values, self.step)
             self.publish()
             group = () if self._pairs else each.state.group
             self._mailbox.post(Begin(index, sent.round, group, sent.values, everyone=True))

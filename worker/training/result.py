@@ -97,7 +97,7 @@ def build_result(
         "loop_lag_ms": io.ask(node.lag.summary_ms),
         "verdicts": io.ask(node.locator.history),
     }
-    if config.plan.keeps and config.plan.consensus:
+    if config.plan.keeps and config.plan.consensus and config.plan.exchange == "mean":
         result["final_mean_bytes"] = node.transport.traffic.sent["Data/Average"]
     if (stages := node.stages) is not None:
         result |= io.ask(lambda: _of_stage(config, stages))

@@ -25,14 +25,23 @@ from tests.unit.algorithms.four_values import (
 
 SHARED = replace(PRESETS["noloco"], outer_momentum=0.5, outer_lr=0.5)
 PAIRS = replace(SHARED, shared_momentum=False, outer_pull=0.25)
+KEEP = replace(SHARED, codec="sign", merge="keep")
 
 
 def filled(value: float) -> Tensor:
     return torch.full((4,), float(value))
 
 
-def met(round_: int, mean: float, mean_anchor: Tensor, contributors: int = 2) -> RoundResult:
-    return RoundResult(round_, filled(mean), contributors, (), (), mean_anchor=mean_anchor)
+def met(
+    round_: int,
+    mean: float,
+    mean_anchor: Tensor,
+    contributors: int = 2,
+    error: Tensor | None = None,
+) -> RoundResult:
+    return RoundResult(
+        round_, filled(mean), contributors, (), (), error=error, mean_anchor=mean_anchor
+    )
 
 
 def test_the_outer_step_pulls_towards_the_pair() -> None:
@@ -75,6 +84,33 @@ def test_inner_steps_go_on_from_the_mean_anchor_of_the_next_pair() -> None:
     after = end(outer, met(0, 3, filled(11)), local - 1)
     assert after.tolist() == [11 - 0.5 * 3] * 4
     assert outer.start is outer.state.anchor
+
+
+@pytest.mark.parametrize("start", [None, 11.0], ids=["own anchor", "mean anchor"])
+def test_what_was_not_sent_is_kept_behind_the_new_anchor(start: float | None) -> None:
+    outer = optimizer(KEEP)
+    local = LOCAL if start is None else outer.go_on_from(filled(start), LOCAL)
+    assert local is not None
+    sent = send(outer, local)  # two steps of 1, of which the encoding leaves out 0.5
+    after = end(outer, met(0, 4, filled(11), error=filled(0.5)), sent - 1)
+    assert lacks(outer, after) == [0.5 + 1] * 4
+    assert outer.state.anchor.tolist() == [11 - 0.5 * 4] * 4
+
+
+def test_a_lost_round_keeps_all_of_it() -> None:
+    outer = optimizer(KEEP)
+    local = send(outer, LOCAL)
+    assert lacks(outer, end(outer, Failed((), filled(0.5)), local)) == [2] * 4
+    send(outer, LOCAL)
+    assert outer.in_flight is not None
+    assert (outer.in_flight.round, outer.in_flight.g.tolist()) == (1, [2] * 4)
+
+
+def test_another_peers_state_leaves_what_was_not_sent() -> None:
+    outer = optimizer(KEEP)
+    local = end(outer, met(0, 4, filled(11), error=filled(0.5)), send(outer, LOCAL))
+    theirs = replace(outer.state, version=4, anchor=ANCHOR + 5)
+    assert (theirs.anchor - take_over(outer, theirs, local)).tolist() == [0.5] * 4
 
 
 def test_the_papers_update_starts_from_its_own_anchor() -> None:
@@ -142,7 +178,7 @@ def test_the_schedule_says_which_round_is_next() -> None:
 def test_the_final_average_takes_the_mean_of_all_anchors_and_no_momentum() -> None:
     outer = optimizer(PAIRS)
     end(outer, met(0, 4, filled(12)), send(outer, LOCAL))
-    sent = outer.contribute_anchor(1, step=9)
+    sent = outer.contribute_values(outer.state.anchor, step=9)
     assert (sent.round, sent.step, sent.values) == (1, 9, outer.state.anchor)
     mean, everyone = values(1.0, 2.0, 3.0, 4.0), (*GROUP, "z")
     local = outer.apply_final_average(RoundResult(1, mean, 4, everyone, ()))
@@ -157,7 +193,8 @@ def test_the_final_average_takes_the_mean_of_all_anchors_and_no_momentum() -> No
 def test_a_final_average_that_fails_leaves_nothing_over(overtaken: bool) -> None:
     outer = optimizer(PAIRS)
     before = outer.state
-    outer.contribute_anchor(3, step=9)
+    outer.skip_to(3)
+    outer.contribute_values(outer.state.anchor, step=9)
     if not overtaken:
         assert outer.abandon(LEFT, None, LOCAL) is None
         assert outer.failed

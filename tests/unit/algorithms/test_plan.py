@@ -102,8 +102,11 @@ PAIRS = {"exchange": "pairs", "outer_lr": 0.7, "outer_momentum": 0.5, "outer_pul
         ),
         ({"merge": "keep", "error_feedback": True}, r"sent twice; leave error_feedback out"),
         ({"merge": "keep", "eager": True, "overlap_steps": 1}, r"exclude each other"),
-        ({"merge": "keep", "exchange": "pairs"}, r"over all so far; leave it out with pairs"),
-        ({"merge": "keep", "payload": "gradient", "inner_steps": 1}, r"over all so far"),
+        ({"merge": "keep", "exchange": "none"}, r"is for pseudo-gradients"),
+        (
+            {"merge": "keep", "payload": "gradient", "inner_steps": 1},
+            r"leave it out with gradients",
+        ),
         ({"anchor_codec": "fp5"}, r"anchor_codec is 'fp5'; use one of fp32, bf16"),
         (
             {**PAIRS, "outer_pull": 4.0},

@@ -163,7 +163,7 @@ class Pairs:
                 begin.values,
                 seed,
                 exact=context.limbs(begin.fragment),
-                error=context.plan.error_feedback,
+                error=context.plan.needs_encoding_error,
             )
             if not self._rounds.is_laid(*key):
                 assert begin.anchor is not None, "pairs exchange anchors"

@@ -159,7 +159,8 @@ def test_a_joiner_enters_before_what_is_in_flight() -> None:
 
 def test_the_pass_over_all_at_the_end_keeps_no_joiner_back() -> None:
     told = Told()
-    told.fragment.contribute_anchor(3, STEPS)
+    told.fragment.skip_to(3)
+    told.fragment.contribute_values(told.fragment.state.anchor, STEPS)
     told.reporter.publish(STEPS)
     assert told.published().entry_step == STEPS
 
