@@ -10,9 +10,8 @@ reducer which died while answering gives the answer that others may already have
 """
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import count, takewhile
-from typing import Generic, TypeVar
 
 from algorithms.robust import Quarantine, norm_factors, norm_ratios
 from worker.exchange.allreduce import events
@@ -20,8 +19,6 @@ from worker.exchange.allreduce.dialogue import Group, RoundLayout
 from worker.exchange.types import RoundConfig, ShardKey, View
 
 KEPT_ROUNDS = 1  # closed rounds of a fragment that are kept for late peers
-
-T = TypeVar("T")
 
 
 @dataclass(eq=False)
@@ -271,47 +268,3 @@ class ReducedShards:
 
     def _grace_s(self, key: ShardKey) -> float:
         return self._config.grace_s + self._layout.transfer_s(key.fragment)
-
-
-@dataclass(frozen=True)
-class _Kept(Generic[T]):
-    """After `round`; `before` is what went into it, for the case that it is done over."""
-
-    round: int
-    before: T | None
-    after: T
-
-
-class Residuals(Generic[T]):
-    """What the requantization of this peer's reductions has left out, for its next ones.
-
-    A shard is the same range as long as the group is the same. What belongs to another layout is
-    given up: one rounding error of one round. The values are opaque here.
-    """
-
-    def __init__(self) -> None:
-        self._kept: dict[tuple[int, int, int], _Kept[T]] = {}
-
-    def before(self, key: ShardKey, start: int, stop: int) -> T | None:
-        """What to add to the mean of a round; None for nothing."""
-        kept = self._kept.get((key.fragment, start, stop))
-        if kept is None:
-            return None
-        return kept.before if kept.round >= key.round else kept.after
-
-    def keep(self, key: ShardKey, start: int, stop: int, before: T | None, after: T) -> None:
-        """The round has closed, with `before` in its mean and `after` left out."""
-        stale = [
-            place
-            for place in self._kept
-            if place[0] == key.fragment and place[1] < stop and start < place[2]
-        ]
-        for place in stale:
-            del self._kept[place]
-        self._kept[key.fragment, start, stop] = _Kept(key.round, before, after)
-
-    def advanced(self, fragment: int, version: int) -> None:
-        """The rounds before this one are applied here: they are not done over."""
-        for place, kept in self._kept.items():
-            if place[0] == fragment and kept.round < version:
-                self._kept[place] = replace(kept, before=None)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from worker.exchange.allreduce.closing import Residuals
+from worker.exchange.allreduce.reducer_io import Residuals
 from worker.exchange.types import ShardKey
 
 
@@ -15,9 +15,7 @@ def left(value: float, elements: int = 4) -> Tensor:
     return torch.full((elements,), value)
 
 
-def closed(
-    each: Residuals[Tensor], at: ShardKey, start: int, stop: int, value: float
-) -> Tensor | None:
+def closed(each: Residuals, at: ShardKey, start: int, stop: int, value: float) -> Tensor | None:
     """The round closes and leaves `value` out; what was added to it."""
     before = each.before(at, start, stop)
     each.keep(at, start, stop, before, left(value, stop - start))
@@ -29,7 +27,7 @@ def test_the_first_reduction_has_nothing_to_add() -> None:
 
 
 def test_each_round_takes_what_the_one_before_has_left() -> None:
-    each: Residuals[Tensor] = Residuals()
+    each = Residuals()
     assert closed(each, key(0), 0, 4, 1.0) is None
     for round_ in range(1, 5):
         before = closed(each, key(round_), 0, 4, round_ + 1.0)
@@ -38,7 +36,7 @@ def test_each_round_takes_what_the_one_before_has_left() -> None:
 
 
 def test_a_round_that_is_done_over_takes_the_residual_from_before_it() -> None:
-    each: Residuals[Tensor] = Residuals()
+    each = Residuals()
     assert closed(each, key(0), 0, 4, 1.0) is None
     assert closed(each, key(0), 0, 4, 1.5) is None
     closed(each, key(1), 0, 4, 2.0)
@@ -52,48 +50,67 @@ def test_a_round_that_is_done_over_takes_the_residual_from_before_it() -> None:
 
 
 def test_a_round_without_this_peer_in_between_loses_nothing() -> None:
-    each: Residuals[Tensor] = Residuals()
+    each = Residuals()
     closed(each, key(3), 0, 4, 1.0)
     after = each.before(key(9), 0, 4)
     assert after is not None
     assert torch.equal(after, left(1.0))
 
 
-def test_another_layout_gives_up_what_overlaps_and_nothing_else() -> None:
-    each: Residuals[Tensor] = Residuals()
+def test_another_layout_takes_what_it_still_reduces() -> None:
+    each = Residuals()
     closed(each, key(0), 0, 64, 1.0)
     closed(each, key(0, shard=1), 64, 128, 2.0)
-    closed(each, key(0, shard=2), 128, 192, 3.0)
     closed(each, key(0, fragment=1), 0, 64, 4.0)
-    assert closed(each, key(1, shard=1), 32, 128, 5.0) is None
-    assert each.before(key(2), 0, 64) is None
-    assert each.before(key(2, shard=1), 64, 128) is None
+    for round_ in (0, 1):  # the shards of the new layout, one of them done over
+        before = closed(each, key(1), 32, 96, 5.0 + round_)
+        assert before is not None
+        assert torch.equal(before, torch.cat((left(1.0, 32), left(2.0, 32))))
+    before = closed(each, key(1, shard=1), 96, 192, 7.0)
+    assert before is not None
+    assert torch.equal(before, torch.cat((left(2.0, 32), left(0.0, 64))))
     for at, start, stop, value in (
-        (key(2), 128, 192, 3.0),
+        (key(2), 32, 96, 6.0),
+        (key(2, shard=1), 96, 192, 7.0),
         (key(2, fragment=1), 0, 64, 4.0),
-        (key(2), 32, 128, 5.0),
     ):
         kept = each.before(at, start, stop)
         assert kept is not None
         assert torch.equal(kept, left(value, stop - start))
 
 
+def test_what_another_layout_does_not_take_is_given_up_after_a_round() -> None:
+    each = Residuals()
+    closed(each, key(0), 0, 64, 1.0)
+    closed(each, key(1), 32, 64, 2.0)
+    each.advanced(0, 1)
+    assert each.before(key(1), 0, 32) is not None
+    each.advanced(0, 2)
+    assert each.before(key(2), 0, 32) is None
+    assert each.before(key(2), 32, 64) is not None
+
+
+def test_a_round_done_over_in_another_layout_takes_what_went_into_it() -> None:
+    each = Residuals()
+    closed(each, key(0), 0, 64, 1.0)
+    closed(each, key(1), 0, 64, 2.0)
+    before = closed(each, key(1), 0, 32, 3.0)
+    assert before is not None
+    assert torch.equal(before, left(1.0, 32))
+    rest = each.before(key(1), 32, 64)
+    assert rest is not None
+    assert torch.equal(rest, left(1.0, 32))
+
+
 def test_ranges_that_only_touch_do_not_overlap() -> None:
-    each: Residuals[Tensor] = Residuals()
+    each = Residuals()
     closed(each, key(0), 0, 64, 1.0)
     closed(each, key(0, shard=1), 64, 128, 2.0)
     assert each.before(key(1), 0, 64) is not None
 
 
-def test_a_layout_that_comes_back_after_another_begins_anew() -> None:
-    each: Residuals[Tensor] = Residuals()
-    closed(each, key(0), 0, 4, 1.0)
-    closed(each, key(1), 0, 2, 2.0)
-    assert each.before(key(2), 0, 4) is None
-
-
 def test_a_round_that_is_applied_is_not_done_over_and_keeps_one_residual() -> None:
-    each: Residuals[Tensor] = Residuals()
+    each = Residuals()
     closed(each, key(0), 0, 4, 1.0)
     closed(each, key(1), 0, 4, 1.5)
     each.advanced(0, 2)
