@@ -3,6 +3,7 @@ is told.
 """
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -97,14 +98,21 @@ def test_with_room_in_tau_nobody_waits() -> None:
     assert [len(each) for each in without] == [5 + 5 + 4 - 3] * 3
 
 
-@pytest.mark.parametrize(("exchange", "left"), [("mean", 0.05), ("pairs", 0.4)])
+@pytest.mark.parametrize(
+    ("exchange", "special", "left"),
+    [
+        ("mean", {"merge_alpha": 0.5}, 0.05),
+        ("mean", {"codec": "sign", "reduction_codec": "sign", "merge": "keep"}, 0.05),
+        ("pairs", {"merge_alpha": 0.5, "consensus": True}, 0.4),
+    ],
+    ids=["means", "one bit", "pairs"],
+)
 def test_a_measured_overlap_grows_until_hardly_anybody_waits(
-    exchange: Exchange, left: float
+    exchange: Exchange, special: dict[str, Any], left: float
 ) -> None:
     """Means take some seven steps, and tau is one. A pair's round also takes what one of the two
     comes later."""
-    fixed = Plan(inner_steps=12, fragments=3, merge_alpha=0.5, overlap_steps=1, exchange=exchange)
-    fixed = replace(fixed, consensus=exchange == "pairs")
+    fixed = Plan(inner_steps=12, fragments=3, overlap_steps=1, exchange=exchange, **special)
     measured = replace(fixed, overlap="measured")
 
     async def scenario(plan: Plan) -> list[list[float]]:
