@@ -175,6 +175,7 @@ class Node:
         self._inbox: asyncio.Queue[ToIO] = asyncio.Queue()
         self._progress: dict[str, object] = {}  # what the latest events of the training say
         self._rounds = RoundLog(self.clock)
+        self._tried_since: dict[int, float] = {}  # by fragment: its next round, in vain so far
         self.figures = OwnFigures(node.peer, self.context.arrivals, self.clock)
         self._round_trips_s: dict[str, float] = {}
         self._fastest_s = 0.0
@@ -438,6 +439,7 @@ class Node:
         match message:
             case Begin() as begin:
                 self._rounds.began(begin.fragment, begin.round)
+                self._tried_since.setdefault(begin.fragment, self.clock())
                 await (self._final if begin.everyone else self._own_rounds).begin(begin)
             case Published() as published:
                 await self._publish(published)
@@ -462,6 +464,8 @@ class Node:
         self.gossip.handle(Updated(published.phase, published.step, digests, published.step_s))
         old = before.states if before else (None,) * len(published.states)
         for index, (was, state) in enumerate(zip(old, published.states, strict=True)):
+            if was is None or was.version != state.version:
+                self._tried_since.pop(index, None)
             if self._pairs is not None:
                 if published.phase is Phase.TRAINING:
                     await self._pairs.advanced(index, state)
@@ -508,8 +512,14 @@ class Node:
             self.figures.round_ended()
         else:
             late = [peer for peer in result.waiting_for if peer != self._node.peer]
-            # Where most do not answer, what is wrong is this peer's own link.
-            idle.update(late if len(late) <= max(1, len(self.replicas) // 2) else ())
+            tried_s = self.clock() - self._tried_since.get(result.fragment, self.clock())
+            # Where most do not answer, what is wrong is this peer's own link. Who answers at once
+            # that a round is over may be right.
+            if (
+                len(late) <= max(1, len(self.replicas) // 2)
+                and tried_s >= self.context.config.grace_s
+            ):
+                idle.update(late)
             waited_for = ", ".join(result.waiting_for)
             self._rounds.gave_up(result.fragment, result.round, waited_for)
         if self._pairs is None:  # a pair waits for one partner, and the next round has another

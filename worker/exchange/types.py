@@ -95,8 +95,8 @@ class View:
         """The peer to reduce a shard now: the first of its order that is usable and that everybody
         reaches, else the first that is usable.
 
-        Where all of the order are gone, a live peer that the order does not name stands in: else
-        those that the group left out would wait for ever."""
+        Where all of the order are gone or cut off, a live peer that the order does not name stands
+        in: else those that the group left out would wait for ever."""
         usable = (peer for peer in order if self.usable(peer))
         if not self.unreachable:
             first = next(usable, None)
@@ -104,7 +104,7 @@ class View:
             able = list(usable)
             reached = _reached(frozenset(order), self.unreachable)
             first = next((peer for peer in able if peer in reached), next(iter(able), None))
-        if first is not None or any(self.live(peer) for peer in order):
+        if first is not None or any(self.live(p) and p not in self.cut_off for p in order):
             return first
         return min((peer for peer in self.joinable() if self.usable(peer)), default=None)
 

@@ -56,3 +56,7 @@ def test_what_the_dead_said_does_not_count() -> None:
     assert View({**members, **dead}).cut_off == frozenset("d")  # c is all the others
     quiet = Member("c", "at-c", 1)
     assert View({**members, **dead, "c": quiet}).cut_off == frozenset()
+
+
+def test_for_a_group_that_is_cut_off_another_stands_in() -> None:
+    assert view(a="d", b="d", c="d").reducer("d") == "a"
