@@ -43,7 +43,7 @@ class Plan:
         pattern: `strided` or `sequential` layers in a fragment.
         overlap_steps: tau, inner steps between sending and applying; peers may differ.
         overlap: `fixed`, a peer waits for what has not come after tau steps; or `measured`, it goes
-            on training until it comes, or the fragment is due again. Anchors do not depend on it.
+            on training until it comes, or the fragment is due again. All end with one anchor.
         merge: what a replica goes on from when a round is over: `reset`, the anchor; or `keep`, the
             anchor minus what it has learned that is not in its contribution, which is what the
             encoding has left out and the steps since. That needs no buffer of error feedback.
@@ -212,8 +212,7 @@ class Plan:
         """Where nothing keeps what a contribution's encoding has left out."""
         if not has_few_bits(self.codec):
             return
-        can_keep = self.exchange == "mean" and not self.eager
-        fix = 'merge = "keep" or error_feedback = true' if can_keep else "error_feedback = true"
+        fix = "error_feedback = true" if self.eager else 'merge = "keep" or error_feedback = true'
         raise ValueError(
             f"{self.codec} leaves out most of what is learned, and nothing keeps that for the next "
             f"round; set {fix}"

@@ -94,8 +94,11 @@ PAIRS = {"exchange": "pairs", "outer_lr": 0.7, "outer_momentum": 0.5, "outer_pul
         ({"merge": "take"}, r"merge is 'take'; use one of reset, keep"),
         ({"codec": "sign"}, r'sign leaves out most .*; set merge = "keep" or error_feedback ='),
         ({"codec": "ternary", "merge_alpha": 0.5}, r'ternary .*; set merge = "keep" or error_feed'),
-        ({"codec": "topk256", "exchange": "pairs"}, r"topk256 .*; set error_feedback = true$"),
-        ({"codec": "topk", "eager": True, "overlap_steps": 1}, r"topk .*; set error_feedback"),
+        ({"codec": "topk256", "exchange": "pairs"}, r'topk256 .*; set merge = "keep" or'),
+        (
+            {"codec": "topk", "eager": True, "overlap_steps": 1},
+            r"topk .*; set error_feedback = true$",
+        ),
         (
             {"merge": "keep", "codec": "int4", "rounding": "stochastic"},
             r"keeps what int4 leaves out, and must know it .*; leave rounding out",
