@@ -127,9 +127,12 @@ class StageLifecycle:
         return assembler is not None and assembler.peer == self._context.me
 
     def _is_assembled(self) -> bool:
-        """Whether nobody else that is here has still to put the model together."""
+        """Whether nobody else that is here has still to put the model together. Who has done so
+        gives its result, and stays for those of the others."""
         assembler = self._assembler
-        return assembler is None or not assembler.live or assembler.peer == self._context.me
+        if assembler is None or not assembler.live or assembler.peer == self._context.me:
+            return True
+        return self._io.ask(lambda: self._io.node.results.has(assembler.peer))
 
     @property
     def _another_may_assemble(self) -> bool:

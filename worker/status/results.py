@@ -92,6 +92,10 @@ class ResultExchange:
         self._results[self._me] = dict(result)
         self._packed = _packed(result)
 
+    def has(self, peer: str) -> bool:
+        """Whether the peer's is here."""
+        return peer in self._results
+
     def is_given(self) -> bool:
         """Whether all that live have it, or do not take it, or cannot be reached from here."""
         return not self._giving and not self._to_give()

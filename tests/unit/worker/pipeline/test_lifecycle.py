@@ -32,7 +32,11 @@ class OneThread:
         context = SimpleNamespace(
             stage=stage, members=lambda: members, transport=None, run=0, me="me"
         )
-        self.node = SimpleNamespace(stages=SimpleNamespace(context=context, links=None))
+        self.given: set[str] = set()  # whose results are here
+        self.node = SimpleNamespace(
+            stages=SimpleNamespace(context=context, links=None),
+            results=SimpleNamespace(has=self.given.__contains__),
+        )
 
     def ask(self, question: Callable[[], Any]) -> Any:
         return question()
@@ -218,3 +222,19 @@ def test_the_next_of_stage_0_assembles_where_the_first_has_left_it_undone(
     whole = ending.lifecycle.end(ending.trainer)
     assert (whole is not None) == assembles
     assert (tmp_path / "assembled").exists() == assembles
+
+
+def test_who_has_put_the_model_together_is_waited_for_until_its_result_is_here(
+    tmp_path: Path,
+) -> None:
+    """It stays until the results of the others are there, so nobody may wait for it to leave."""
+    io, done = OneThread((peer("me", 1), peer("first", 0))), list[bool]()
+
+    def await_others(is_assembled: Callable[[], bool], _: float) -> None:
+        done.append(is_assembled())
+        io.given.add("first")
+        done.append(is_assembled())
+
+    trainer: Any = SimpleNamespace(stopped=None, await_others=await_others)
+    assert lifecycle_of(io, [], tmp_path).end(trainer) is None
+    assert done == [False, True]
