@@ -14,6 +14,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from coordinator.report.status import ask
+from tests.support.fork_server import MURMUR
 from tests.support.workers import SMALL, free_addresses, running_swarm, settings_of
 
 ENDLESS = settings_of(run__steps=10_000_000, diloco__inner_steps=10)
@@ -127,8 +128,8 @@ def test_the_validation_loss_on_the_way_is_reported_and_changes_no_bit(tmp_path:
         out = tmp_path / str(every_steps)
         done = subprocess.run(
             [
-                sys.executable, "-m", "worker.cli", "swarm", "--workers", "2", "--steps", "24",
-                "--inner-steps", "8", "--out", str(out), *SMALL,
+                *MURMUR, "swarm", "--workers", "2", "--steps", "24", "--inner-steps", "8",
+                "--out", str(out), *SMALL,
                 *settings_of(run__evaluate_every=every_steps),
             ],
             capture_output=True, text=True, check=False,
@@ -147,7 +148,7 @@ def test_the_validation_loss_on_the_way_is_reported_and_changes_no_bit(tmp_path:
 
 def test_a_launcher_serves_the_page_of_its_encrypted_swarm(tmp_path: Path) -> None:
     (address,) = free_addresses(1)
-    command = [sys.executable, "-m", "worker.cli", "swarm", "--workers", "2"]
+    command = [*MURMUR, "swarm", "--workers", "2"]
     command += [*SMALL, *ENDLESS, "--out", str(tmp_path / "run"), "--web", address]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as swarm:
         assert swarm.stdout is not None
