@@ -43,8 +43,9 @@ def report_of_folder(folder: Path, console: "Console | None", *, picture: bool =
         if not records:
             raise _nothing(folder)
         elapsed_s = max((float_of(r.result or {}, "wall_s") or 0.0 for r in records), default=0.0)
+        settings = {"reporter": document.get("reporter")}
         return leave_results(
-            records, folder, console, settings={}, elapsed_s=elapsed_s, picture=picture
+            records, folder, console, settings=settings, elapsed_s=elapsed_s, picture=picture
         )
     if not (folder / _REPORT).exists():
         if (address := address_in(folder)) is not None:

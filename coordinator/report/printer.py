@@ -31,6 +31,7 @@ _NATS = "nats per "
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _SPARK_WIDTH = 40
 _MAX_SAMPLE_LINES = 24
+_WIDE = 100  # columns of a terminal
 _AT_THE_END = "measured at the end"
 _WORTH_A_WORD_S = 0.05
 _WORTH_A_WORD_BYTES = 100_000
@@ -51,7 +52,7 @@ def print_report(report: Report, console: "Console") -> None:
         figures.add_row(label, Text(value, style=_style(label, report)))
     console.print()
     console.print(Padding(figures, (0, 0, 0, 2), expand=False))
-    console.print(peer_table(report["peers"]))
+    console.print(peer_table(report["peers"], console.width))
     if report["sample"]:
         console.print(Text("A sample of what it writes", style="dim"))
         lines = str(report["sample"]).expandtabs(4).splitlines()[:_MAX_SAMPLE_LINES]
@@ -119,19 +120,22 @@ def sparkline(curve: Curve) -> str:
     return "".join(_BLOCKS[round((mean - low) * scale)] for mean in means)
 
 
-def peer_table(peers: Sequence[dict[str, Any]]) -> "Table":
-    """A row per worker; a dash where a worker ended before it could say."""
+def peer_table(peers: Sequence[dict[str, Any]], width: int) -> "Table":
+    """A row per worker; a dash where a worker ended before it could say. A narrow terminal leaves
+    out what was received."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD)
+    narrow = width < _WIDE
+    table = Table(box=box.SIMPLE_HEAD, collapse_padding=narrow, pad_edge=not narrow)
     staged = any("stage" in peer for peer in peers)
-    table.add_column("worker")
+    table.add_column("worker", no_wrap=True)
     if staged:
         table.add_column("stage", justify="right")
     for name in ("steps", "rounds", "sent", "received", "computing", "stalled"):
-        table.add_column(name, justify="right", no_wrap=True)
+        if not (narrow and name == "received"):
+            table.add_column(name, justify="right", no_wrap=True)
     table.add_column("anchor", no_wrap=True)
     table.add_column("end", no_wrap=True)
     for peer in peers:
@@ -143,7 +147,7 @@ def peer_table(peers: Sequence[dict[str, Any]]) -> "Table":
             f"{peer['steps']:,}" if peer["steps"] is not None else "-",
             str(peer["rounds_completed"]),
             megabytes(peer["bytes_sent"]),
-            megabytes(peer["bytes_received"]),
+            *([] if narrow else [megabytes(peer["bytes_received"])]),
             optional(peer["compute_utilization"], lambda value: f"{100 * value:.0f} %"),
             optional(peer["stall_s"], lambda value: f"{value:.1f} s"),
             (peer["anchor_hash"] or "-")[:12],

@@ -54,7 +54,8 @@ def build_report(
     Args:
         records: one per worker.
         settings: preset, steps, inner_steps and seed as typed, where no worker has reported them;
-            link, link_means and link_bytes (sent and received of each worker) of shaped links.
+            link, link_means and link_bytes (sent and received of each worker) of shaped links;
+            reporter, the worker whose folder this is: its checkpoint is the one to name.
         elapsed_s: from the command's start to its end.
         under_way: the run goes on: bytes are those of all workers so far.
     """
@@ -64,6 +65,7 @@ def build_report(
         known |= _settings(result)
     peers = [_peer(record) for record in records]
     counted = [peer for peer in peers if peer["anchor_hash"] or under_way]
+    own_first = sorted(peers, key=lambda peer: peer["peer"] != known.get("reporter"))
     sent = _mean([float(peer["bytes_sent"]) for peer in counted])
     ddp = _mean([float(peer["ddp_bytes"]) for peer in peers if peer["ddp_bytes"] is not None])
     return {
@@ -98,7 +100,7 @@ def build_report(
         "reason": _reason(peers),
         "loop_lag_ms": _worst([p["loop_lag_ms"] for p in peers if p["loop_lag_ms"]]),
         "sample": next((s for r in results if (s := text_of(r, "sample"))), None),
-        "checkpoint": next((p["checkpoint"] for p in peers if p["checkpoint"]), None),
+        "checkpoint": next((p["checkpoint"] for p in own_first if p["checkpoint"]), None),
         "loss_png": None,
         "peers": peers,
         "val_metrics": _mean_of_each([_numbers(result.get("val_metrics")) for result in results]),

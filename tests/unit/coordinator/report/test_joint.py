@@ -53,6 +53,13 @@ def test_all_peers_and_the_dead_with_what_was_last_known(tmp_path: Path) -> None
     assert report_of_folder(tmp_path, None) == report  # as of a swarm's folder
 
 
+def test_the_checkpoint_is_the_one_on_this_machine(tmp_path: Path) -> None:
+    results = {name: RESULT | {"checkpoint": f"runs/{name}/step-100"} for name in ("a", "w0")}
+    document = kept(*(peer(name, result) for name, result in results.items()))
+    (tmp_path / "results.json").write_text(json.dumps(document))
+    assert report_of_folder(tmp_path, None, picture=False)["checkpoint"] == "runs/w0/step-100"
+
+
 def test_of_stages_each_peer_has_its_own() -> None:
     staged = RESULT | {"stage": 1, "stages": 2}
     records = records_of(kept(peer("w0", staged, stage=1), peer("w1", None, "dead", stage=0)))

@@ -69,8 +69,8 @@ def killed(peer: str) -> Record:
     return record
 
 
-def printed(report: dict[str, object]) -> str:
-    console = Console(file=io.StringIO(), width=120, highlight=False)
+def printed(report: dict[str, object], width: int = 120) -> str:
+    console = Console(file=io.StringIO(), width=width, highlight=False)
     print_report(report, console)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
@@ -161,6 +161,13 @@ def test_the_printed_report_names_the_figures(result_event) -> None:
     ):
         assert expected in text
     assert "\x1b" not in text
+
+
+def test_a_narrow_terminal_shows_each_workers_row_whole(result_event) -> None:
+    report = build_report([finished(result_event("worker-of-lab-3"))], settings={}, elapsed_s=1.0)
+    (row,) = [line for line in printed(report, 80).splitlines() if "worker-of-lab-3" in line]
+    assert "…" not in row
+    assert row.split()[-1] == "done"
 
 
 def test_probes_stand_apart_and_small_words_are_explained(result_event) -> None:
