@@ -150,7 +150,7 @@ def peer_table(peers: Sequence[dict[str, Any]], width: int) -> "Table":
             *([] if narrow else [megabytes(peer["bytes_received"])]),
             optional(peer["compute_utilization"], lambda value: f"{100 * value:.0f} %"),
             optional(peer["stall_s"], lambda value: f"{value:.1f} s"),
-            (peer["anchor_hash"] or "-")[:12],
+            (peer["anchor_hash"] or "-")[: 6 if narrow else 12],
             Text(end, style="" if end == "done" else "yellow"),
         )
     return table

@@ -51,7 +51,7 @@ class PlanReport:
     def arguments(self, proposal: Proposal) -> list[str]:
         """What to add to the command line of `murmur up` for a proposed plan."""
         base = self.bases[proposal.base]
-        arguments = [] if proposal.base == self.preset else ["--preset", proposal.base]
+        arguments = ["--preset", proposal.base]
         for field in dataclasses.fields(base):
             value = getattr(proposal.plan, field.name)
             # Another period would bring another overlap with it.

@@ -165,9 +165,13 @@ def test_the_printed_report_names_the_figures(result_event) -> None:
 
 def test_a_narrow_terminal_shows_each_workers_row_whole(result_event) -> None:
     report = build_report([finished(result_event("worker-of-lab-3"))], settings={}, elapsed_s=1.0)
-    (row,) = [line for line in printed(report, 80).splitlines() if "worker-of-lab-3" in line]
-    assert "…" not in row
-    assert row.split()[-1] == "done"
+    (row,) = [
+        line.split()
+        for line in printed(report, 80).splitlines()
+        if line.split()[:1] == ["worker-of-lab-3"]
+    ]
+    assert row[-1] == "done"
+    assert not any("…" in word for word in row)
 
 
 def test_probes_stand_apart_and_small_words_are_explained(result_event) -> None:
