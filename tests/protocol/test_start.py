@@ -106,6 +106,22 @@ def test_who_waits_for_more_than_there_are_does_not_wait_for_ever() -> None:
     run(scenario())
 
 
+def test_who_waits_for_others_says_for_how_many() -> None:
+    async def scenario() -> None:
+        async with Swarm(FAST) as swarm:
+            await swarm.join("a", via=(), min_peers=3)
+            await swarm.until(lambda: swarm["a"].of_kind("awaiting") != [], 3)
+            await swarm.join("b", via="a", min_peers=3)
+            await swarm.until(lambda: len(swarm["a"].of_kind("awaiting")) == 2, 3)
+            told = swarm["a"].of_kind("awaiting")
+            assert [(each["here"], each["wanted"]) for each in told] == [
+                (["a"], 3),
+                (["a", "b"], 3),
+            ]
+
+    run(scenario())
+
+
 def test_who_freezes_before_the_start_holds_the_others_up_for_a_moment() -> None:
     async def scenario() -> None:
         async with Swarm(FAST) as swarm:

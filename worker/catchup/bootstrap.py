@@ -5,6 +5,7 @@ import math
 from dataclasses import dataclass
 
 from algorithms.plan import Plan
+from protos.events import new_event
 from worker import wire
 from worker.catchup.donors import CatchUpHost, Donors
 from worker.catchup.repair import JumpLimit, choose_repair, choose_return, step_of_the_others
@@ -15,6 +16,7 @@ from worker.membership.first_contact import FirstContact
 from worker.training.inbox import AllStarted, Published, SkipAhead, Started
 
 _HINT_S = 0.5
+_TELL_S = 2.0  # then it is said for whom the start waits
 _START_POLL_S = 0.05
 _TOGETHER_S = 5.0
 _REPAIR_S = 0.25
@@ -63,7 +65,8 @@ class Bootstrap:
         host = self._host
         deadline = host.clock() + self._config.wait_s
         problems: dict[str, str] = {}
-        hint_at = host.clock()
+        hint_at, tell_at = host.clock(), host.clock() + _TELL_S
+        told: frozenset[str] = frozenset()
         while True:
             if host.clock() >= hint_at:
                 hint_at = host.clock() + _HINT_S
@@ -81,6 +84,10 @@ class Bootstrap:
                     return
             if host.clock() > deadline:
                 raise PeersUnreachable(self._too_few(problems))
+            arrived, wanted = self._gossip.swarm.arrived(), self._config.min_peers or 0
+            if len(arrived) < wanted and arrived != told and host.clock() >= tell_at:
+                host.log(new_event("awaiting", here=sorted(arrived), wanted=wanted))
+                told = arrived
             await asyncio.sleep(_START_POLL_S)
 
     async def _start_with(self, group: tuple[str, ...]) -> None:

@@ -7,7 +7,7 @@ from datetime import datetime
 
 from protos.addresses import is_loopback, split_address
 from protos.events import given_up_words, located_words, stall_words
-from protos.figures import listed, megabytes, percent
+from protos.figures import count, listed, megabytes, percent
 from protos.files import print_line
 from protos.web import page_words
 
@@ -100,6 +100,12 @@ def describe(event: Mapping[str, object], joins: str = "") -> str | None:
             return f"metrics for Prometheus at {event['url']}"
         case "page":
             return page_words(event, terminal=sys.stdout.isatty())
+        case "awaiting":
+            here, wanted = event["here"], event["wanted"]
+            if not (isinstance(here, list) and isinstance(wanted, int)):
+                return None
+            missing = count(wanted - len(here), "more peer")
+            return f"waits for {missing} to start (here: {', '.join(here) or 'nobody'})"
         case "started":
             group = event["group"]
             names = ", ".join(group) if isinstance(group, list) else ""

@@ -22,6 +22,10 @@ from worker.cli.event_lines import PlainLines, describe
             {"event": "enrolled", "name": "w1", "token": "0123abcd"},
             "let in w1 by token 0123abcd",
         ),
+        (
+            {"event": "awaiting", "here": ["a"], "wanted": 3},
+            "waits for 2 more peers to start (here: a)",
+        ),
         ({"event": "started", "step": 0, "group": ["a", "b"]}, "started at step 0 with a, b"),
         (
             {"event": "progress", "state": "training", "step": 30, "steps": 90, "loss": 2.34567,
