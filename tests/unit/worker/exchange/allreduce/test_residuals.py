@@ -22,6 +22,10 @@ def closed(each: Residuals, at: ShardKey, start: int, stop: int, value: float) -
     return before
 
 
+def holds(residual: Tensor | None, expected: Tensor) -> bool:
+    return residual is not None and torch.equal(residual, expected)
+
+
 def test_the_first_reduction_has_nothing_to_add() -> None:
     assert Residuals().before(key(0), 0, 4) is None
 
@@ -30,9 +34,7 @@ def test_each_round_takes_what_the_one_before_has_left() -> None:
     each = Residuals()
     assert closed(each, key(0), 0, 4, 1.0) is None
     for round_ in range(1, 5):
-        before = closed(each, key(round_), 0, 4, round_ + 1.0)
-        assert before is not None
-        assert torch.equal(before, left(round_))
+        assert holds(closed(each, key(round_), 0, 4, round_ + 1.0), left(round_))
 
 
 def test_a_round_that_is_done_over_takes_the_residual_from_before_it() -> None:
@@ -41,20 +43,14 @@ def test_a_round_that_is_done_over_takes_the_residual_from_before_it() -> None:
     assert closed(each, key(0), 0, 4, 1.5) is None
     closed(each, key(1), 0, 4, 2.0)
     for value in (3.0, 4.0):  # done over twice
-        before = closed(each, key(1), 0, 4, value)
-        assert before is not None
-        assert torch.equal(before, left(1.5))
-    after = each.before(key(2), 0, 4)
-    assert after is not None
-    assert torch.equal(after, left(4.0))
+        assert holds(closed(each, key(1), 0, 4, value), left(1.5))
+    assert holds(each.before(key(2), 0, 4), left(4.0))
 
 
 def test_a_round_without_this_peer_in_between_loses_nothing() -> None:
     each = Residuals()
     closed(each, key(3), 0, 4, 1.0)
-    after = each.before(key(9), 0, 4)
-    assert after is not None
-    assert torch.equal(after, left(1.0))
+    assert holds(each.before(key(9), 0, 4), left(1.0))
 
 
 def test_another_layout_takes_what_it_still_reduces() -> None:
@@ -63,20 +59,18 @@ def test_another_layout_takes_what_it_still_reduces() -> None:
     closed(each, key(0, shard=1), 64, 128, 2.0)
     closed(each, key(0, fragment=1), 0, 64, 4.0)
     for round_ in (0, 1):  # the shards of the new layout, one of them done over
-        before = closed(each, key(1), 32, 96, 5.0 + round_)
-        assert before is not None
-        assert torch.equal(before, torch.cat((left(1.0, 32), left(2.0, 32))))
-    before = closed(each, key(1, shard=1), 96, 192, 7.0)
-    assert before is not None
-    assert torch.equal(before, torch.cat((left(2.0, 32), left(0.0, 64))))
+        assert holds(
+            closed(each, key(1), 32, 96, 5.0 + round_), torch.cat((left(1.0, 32), left(2.0, 32)))
+        )
+    assert holds(
+        closed(each, key(1, shard=1), 96, 192, 7.0), torch.cat((left(2.0, 32), left(0.0, 64)))
+    )
     for at, start, stop, value in (
         (key(2), 32, 96, 6.0),
         (key(2, shard=1), 96, 192, 7.0),
         (key(2, fragment=1), 0, 64, 4.0),
     ):
-        kept = each.before(at, start, stop)
-        assert kept is not None
-        assert torch.equal(kept, left(value, stop - start))
+        assert holds(each.before(at, start, stop), left(value, stop - start))
 
 
 def test_what_another_layout_does_not_take_is_given_up_after_a_round() -> None:
@@ -94,12 +88,8 @@ def test_a_round_done_over_in_another_layout_takes_what_went_into_it() -> None:
     each = Residuals()
     closed(each, key(0), 0, 64, 1.0)
     closed(each, key(1), 0, 64, 2.0)
-    before = closed(each, key(1), 0, 32, 3.0)
-    assert before is not None
-    assert torch.equal(before, left(1.0, 32))
-    rest = each.before(key(1), 32, 64)
-    assert rest is not None
-    assert torch.equal(rest, left(1.0, 32))
+    assert holds(closed(each, key(1), 0, 32, 3.0), left(1.0, 32))
+    assert holds(each.before(key(1), 32, 64), left(1.0, 32))
 
 
 def test_ranges_that_only_touch_do_not_overlap() -> None:
@@ -115,6 +105,4 @@ def test_a_round_that_is_applied_is_not_done_over_and_keeps_one_residual() -> No
     closed(each, key(1), 0, 4, 1.5)
     each.advanced(0, 2)
     assert each.before(key(1), 0, 4) is None
-    after = each.before(key(2), 0, 4)
-    assert after is not None
-    assert torch.equal(after, left(1.5))
+    assert holds(each.before(key(2), 0, 4), left(1.5))
