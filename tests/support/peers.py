@@ -24,9 +24,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tests.support.workers import WorkerProcess, free_addresses
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 _PATIENCE_S = 60.0
 _PROGRAM = ("tests.support.peers",)
@@ -65,6 +67,32 @@ class Peer:
     def tell(self, event: str, **values: object) -> None:
         """Says that the peer has come so far: a test waits for it."""
         print(json.dumps({"event": event, **values}), flush=True)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the table in docs/library.md: a kind of program, what becomes of it, and how."""
+
+    program: str
+    happens: str
+    how: str
+
+
+def row(program: str, happens: str, how: str) -> Callable[[F], F]:
+    """Marks the test that holds a line of the table in docs/library.md.
+
+    Args:
+        happens: "shared", "refused" or "told".
+    """
+    if happens not in ("shared", "refused", "told"):
+        raise ValueError(f"{happens!r}: a program is shared, refused or told")
+
+    def mark(test: F) -> F:
+        rows = [Row(program, happens, how), *getattr(test, "rows", ())]
+        test.rows = rows  # type: ignore[attr-defined]
+        return test
+
+    return mark
 
 
 @dataclass(frozen=True)
