@@ -23,15 +23,20 @@ from types import ModuleType
 try:
     from protos.identity import IdentityError
     from worker.errors import (
+        CheckpointError,
         ConfigError,
         ManifestRefused,
         MurmurError,
+        NotDialled,
         PeersUnreachable,
+        TaskError,
+        TextError,
         UsageError,
     )
     from worker.library.swarm import Swarm
     from worker.library.terms import add_arguments
     from worker.training.optimizers import Muon
+    from worker.transport import AddressInUse, TransportError
 except ModuleNotFoundError as error:
     package = (error.name or "").partition(".")[0]
     if package not in ("algorithms", "protos", "worker"):
@@ -46,13 +51,19 @@ except ModuleNotFoundError as error:
     ) from error
 
 __all__ = [
+    "AddressInUse",
+    "CheckpointError",
     "ConfigError",
     "IdentityError",
     "ManifestRefused",
     "Muon",
     "MurmurError",
+    "NotDialled",
     "PeersUnreachable",
     "Swarm",
+    "TaskError",
+    "TextError",
+    "TransportError",
     "UsageError",
     "add_arguments",
 ]

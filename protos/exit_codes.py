@@ -1,7 +1,9 @@
-"""The exit codes of every command and worker, as docs/commands.md lists them."""
+"""The exit codes of every command and worker, as docs/commands.md lists them, and the base of the
+errors that have one. `worker.errors` draws the tree of all."""
 
 from enum import IntEnum
 from signal import SIGINT, Signals
+from typing import ClassVar
 
 
 class ExitCode(IntEnum):
@@ -17,6 +19,12 @@ class ExitCode(IntEnum):
     NOT_DIALLED = 9
     NOT_ADMITTED = 10
     INTERRUPTED = 130
+
+
+class MurmurError(Exception):
+    """The message is one line for the user: what, where, how to fix."""
+
+    exit_code: ClassVar[int] = ExitCode.FAILED
 
 
 def exit_words(code: int) -> str:

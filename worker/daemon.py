@@ -85,7 +85,7 @@ def run_worker(config: Config, options: WorkerOptions) -> int:
     """Trains until the end, a signal, or an error; returns the exit code. main thread only.
 
     Raises:
-        MurmurError, TaskError, TransportError: one line for the user.
+        MurmurError: one line for the user.
     """
     return_large_blocks()
     few = few_open_files(allow_open_files())

@@ -1,27 +1,39 @@
-"""What ends a worker, in one line and with an exit code of its own.
+"""The errors that are meant for a user: one line each, and an exit code of the command.
 
-    MurmurError
+    MurmurError             1   protos.exit_codes
         UsageError          2   an argument
         ConfigError         3   the TOML, --set or a flag
+        TaskError           4   the task cannot be loaded as asked
+            TextError       4   nor its text
         ManifestRefused     5   the swarm runs something else
         PeersUnreachable    6   nobody answers, or too few came
         CheckpointError     8   none can be used
         NotDialled          9   others cannot dial this peer
+        IdentityError      10   protos.identity: the run does not let this peer in
+        TransportError      6   worker.transport: bytes did not arrive
+            Unreachable     6   the peer does not answer, or the link broke
+                Untrusted   6   one side does not take the other's certificate
+            Refused         6   a handler does not take what it was sent
+                Busy        6   nor that much at once
+            AddressInUse    7   this process cannot listen there
 
-Three more live elsewhere: `worker.tasks.TaskError`, 4; `worker.transport.AddressInUse`, 7;
-`protos.identity.IdentityError`, 10.
-A message from a peer ends nothing, whatever it holds: that is `worker.wire.WireError`.
+`murmuration` has all but the kinds of Unreachable and Refused. A message from a peer ends nothing,
+whatever it holds: that is `worker.wire.WireError`, which no user meets.
 """
 
-from typing import ClassVar
+from protos.exit_codes import ExitCode, MurmurError
 
-from protos.exit_codes import ExitCode
-
-
-class MurmurError(Exception):
-    """The message is one line for the user: what, where, how to fix."""
-
-    exit_code: ClassVar[int] = ExitCode.FAILED
+__all__ = [
+    "CheckpointError",
+    "ConfigError",
+    "ManifestRefused",
+    "MurmurError",
+    "NotDialled",
+    "PeersUnreachable",
+    "TaskError",
+    "TextError",
+    "UsageError",
+]
 
 
 class UsageError(MurmurError):
@@ -34,6 +46,16 @@ class ConfigError(MurmurError):
     """A setting cannot be used."""
 
     exit_code = ExitCode.CONFIGURATION
+
+
+class TaskError(MurmurError, ValueError):
+    """A task cannot be loaded as asked."""
+
+    exit_code = ExitCode.TASK
+
+
+class TextError(TaskError):
+    """The text to learn from cannot be used."""
 
 
 class ManifestRefused(MurmurError):

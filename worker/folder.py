@@ -13,8 +13,6 @@ from filelock import FileLock, Timeout
 from protos.events import EVENTS, new_event
 from protos.files import LineLog, write_atomically
 from worker.errors import ConfigError, MurmurError
-from worker.tasks import TaskError
-from worker.transport import TransportError
 
 _LOCK, _ROOM = ".lock", ".room"
 _ROOM_BYTES = 64 * 1024
@@ -104,7 +102,7 @@ def alone_in(out: Path) -> Iterator[None]:
         try:
             _check_room(out)
             yield
-        except (MurmurError, TaskError, TransportError):
+        except MurmurError:
             if made and _never_began(out):
                 (out / EVENTS).unlink(missing_ok=True)
                 (out / _LOCK).unlink()

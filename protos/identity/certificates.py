@@ -31,6 +31,8 @@ from cryptography.hazmat.primitives.asymmetric.utils import (
 )
 from cryptography.x509.oid import NameOID
 
+from protos.exit_codes import ExitCode, MurmurError
+
 FOLDER = "identity"  # in a worker's or coordinator's folder
 _KEY, _CERTIFICATE, _AUTHORITY = "key.pem", "certificate.pem", "authority.pem"
 _SCHEME = "murmur:"
@@ -47,8 +49,10 @@ _UNREADABLE = (
 _CLOCKS_APART = datetime.timedelta(days=1)  # that a certificate's start may be ahead for others
 
 
-class IdentityError(Exception):
-    """The message is one line for the user: what, where, how to fix."""
+class IdentityError(MurmurError):
+    """The run does not let this peer in."""
+
+    exit_code = ExitCode.NOT_ADMITTED
 
 
 class Role(StrEnum):

@@ -2,7 +2,6 @@
 
 import difflib
 import errno
-import importlib
 import os
 import sys
 import tempfile
@@ -108,16 +107,4 @@ def lacks_memory(error: BaseException) -> bool:
 
 def exit_code_of(error: Exception) -> int | None:
     """The documented exit code of an error meant for the user; None for a defect."""
-    if isinstance(error, MurmurError):
-        return error.exit_code
-    # Known by name, so that a command which needs no torch does not import it for its errors.
-    for module, name, code in (
-        ("worker.tasks.task", "TaskError", ExitCode.TASK),
-        ("worker.transport.base", "AddressInUse", ExitCode.ADDRESS_IN_USE),
-        ("protos.identity", "IdentityError", ExitCode.NOT_ADMITTED),
-    ):
-        if module in sys.modules and isinstance(
-            error, getattr(importlib.import_module(module), name)
-        ):
-            return code
-    return None
+    return error.exit_code if isinstance(error, MurmurError) else None

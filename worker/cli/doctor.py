@@ -161,14 +161,13 @@ def _network(
 
 def _identity(address: str, flags: WorkerFlags) -> tuple[Identity | None, Finding | None]:
     """What this peer proves itself by, and what is wrong with that, or with the way there."""
-    from protos.identity import IdentityError
     from worker.errors import PeersUnreachable
 
     try:
         return flags.identity([address], _CALL_S), None
     except PeersUnreachable as error:
         return None, Finding.refused("the peer", error)
-    except (MurmurError, IdentityError) as error:
+    except MurmurError as error:
         return None, Finding.refused("token", error)
 
 

@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from algorithms.fragments import Fragment, TensorSpec
-from protos.identity import IdentityError
 from worker.config import Config
 from worker.errors import ConfigError, MurmurError
 from worker.leases.types import LeaseMessage
@@ -274,7 +273,7 @@ def agreed(decide: Callable[[], Any] | None) -> Any:
     if decide is not None:
         try:
             words[0] = decide()
-        except (MurmurError, IdentityError) as error:
+        except MurmurError as error:
             words[1] = error
     dist.broadcast_object_list(words, src=0)
     if words[1] is not None:

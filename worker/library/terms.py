@@ -150,8 +150,11 @@ def agree_on_terms(
         coordinated, contacts, seen_from = first.coordinated, (where,), first.seen_from
         config = _joined(given, first.manifest, where)
         own = Manifest.of(config, schema)
-        if different := first_difference(first.manifest.agreed, own.agreed):
-            raise ManifestRefused(f"{where} trains another model: {different} (there: here)")
+        if different := first_difference(own.agreed, first.manifest.agreed):
+            raise ManifestRefused(
+                f"{where} trains another model: {different}; build the same one, with the same "
+                "parts frozen, or join another run"
+            )
     if config.run.evaluate_every:
         raise ConfigError(
             "settings: run.evaluate_every is for tasks: a loop of your own evaluates by itself, "

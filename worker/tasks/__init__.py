@@ -9,6 +9,7 @@ llama_bytes.py  the default task: that decoder on the bytes of a text
 huggingface.py  the task for a model of transformers, in full or by LoRA
 """
 
+from worker.errors import TaskError, TextError
 from worker.tasks.loading import (
     BUILT_IN,
     OWN_LOOP,
@@ -32,8 +33,6 @@ from worker.tasks.task import (
     StageModule,
     Streams,
     Task,
-    TaskError,
-    TextError,
     next_batch,
 )
 

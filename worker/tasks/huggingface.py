@@ -24,9 +24,10 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from worker.errors import TaskError, TextError
 from worker.tasks.llama_bytes import window_starts
 from worker.tasks.streamed import Streamed
-from worker.tasks.task import SPLITS, Batch, Cursor, TaskError, TextError
+from worker.tasks.task import SPLITS, Batch, Cursor
 from worker.tasks.text import STDLIB, Windows, load_text
 
 BYTES = "bytes"

@@ -20,6 +20,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from worker.errors import TaskError, TextError
 from worker.tasks.llama import (
     KeyValueCache,
     Llama,
@@ -30,7 +31,7 @@ from worker.tasks.llama import (
     next_token_loss,
 )
 from worker.tasks.llama_config import llama_config
-from worker.tasks.task import SPLITS, Batch, Cursor, TaskError, TextError
+from worker.tasks.task import SPLITS, Batch, Cursor
 from worker.tasks.text import STDLIB, Windows, load_text
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio: splitmix64's increment

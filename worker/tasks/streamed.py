@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from worker.tasks.task import Cursor, TaskError, TextError
+from worker.errors import TaskError, TextError
+from worker.tasks.task import Cursor
 from worker.tasks.text import HELD_OUT_SHARE
 
 Tokens = npt.NDArray[np.int64]

@@ -4,11 +4,8 @@ A task of your own is an object with three methods and takes about twenty lines;
 and `Streams` are extras that reports and `murmur generate` use when a task has them, and `Staged`
 is what a pipeline asks for that serves one model from several machines.
 
-    ValueError
-    └── TaskError       the task's name, its options or its object are not usable
-        └── TextError   the text to learn from is missing, unreadable or too short
-
-Every message is one line: what is wrong, where, and how to put it right.
+Where its name, its options or its object cannot be used, that is a `worker.errors.TaskError`, and a
+`TextError` where the text to learn from is missing, unreadable or too short.
 """
 
 from __future__ import annotations
@@ -24,15 +21,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from worker.errors import TaskError
+
 SPLITS = ("train", "validation")
-
-
-class TaskError(ValueError):
-    """A task cannot be loaded as asked; the message is meant for the user."""
-
-
-class TextError(TaskError):
-    """The text to learn from cannot be used; the message is meant for the user."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

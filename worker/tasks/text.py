@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from worker.tasks.task import TextError
+from worker.errors import TextError
 
 STDLIB = "stdlib"
 HELD_OUT_SHARE = 0.1

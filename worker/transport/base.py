@@ -13,6 +13,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
+from protos.exit_codes import ExitCode
+from worker.errors import MurmurError
+
 CONTROL_METHODS = (
     "Control/Enrol",
     "Control/Join",
@@ -46,8 +49,10 @@ _HTTP2_FRAME_BYTES = 16 * 1024
 _HTTP2_HEADER_BYTES = 9
 
 
-class TransportError(Exception):
+class TransportError(MurmurError):
     """Bytes did not arrive. The message says where and why."""
+
+    exit_code = ExitCode.UNREACHABLE
 
 
 class Unreachable(TransportError):
@@ -76,6 +81,8 @@ class Busy(Refused):
 
 class AddressInUse(TransportError):
     """Another process listens there, or the address is not this machine's."""
+
+    exit_code = ExitCode.ADDRESS_IN_USE
 
 
 class Security(Protocol):

@@ -1,35 +1,35 @@
+import re
+from collections.abc import Iterator
+
 import pytest
 
+import murmuration
 from worker import errors
 from worker.cli import exit_code_of
-from worker.tasks import TaskError, TextError
-from worker.transport import AddressInUse, Unreachable
+from worker.errors import MurmurError
+
+DRAWN = re.compile(r"^    ( *)([A-Z]\w+) +(\d+) ", re.MULTILINE)
 
 
-@pytest.mark.parametrize(
-    ("error", "code"),
-    [
-        (errors.MurmurError("x"), 1),
-        (errors.ConfigError("x"), 3),
-        (TaskError("x"), 4),
-        (TextError("x"), 4),
-        (errors.ManifestRefused("x"), 5),
-        (errors.PeersUnreachable("x"), 6),
-        (AddressInUse("x"), 7),
-        (errors.CheckpointError("x"), 8),
-        (Unreachable("x"), None),
-        (ValueError("x"), None),
-        (KeyError("x"), None),
-    ],
-    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else str(value),
-)
-def test_an_error_for_the_user_has_its_exit_code_and_a_defect_has_none(
-    error: Exception, code: int | None
-) -> None:
-    assert exit_code_of(error) == code
+def tree(kind: type[MurmurError], depth: int = 0) -> Iterator[tuple[int, str, int]]:
+    yield depth, kind.__name__, int(kind.exit_code)
+    for below in kind.__subclasses__():
+        yield from tree(below, depth + 1)
 
 
-def test_the_documented_codes_are_those_of_the_classes() -> None:
-    assert errors.__doc__ is not None
-    for kind in errors.MurmurError.__subclasses__():
-        assert f"    {kind.__name__:<20}{kind.exit_code} " in errors.__doc__
+def test_the_tree_of_errors_is_the_one_that_is_drawn_with_its_exit_codes() -> None:
+    drawn = [
+        (len(space) // 4, name, int(code)) for space, name, code in DRAWN.findall(errors.__doc__)
+    ]
+    assert sorted(drawn) == sorted(tree(MurmurError))
+
+
+@pytest.mark.parametrize("error", [ValueError("x"), KeyError("x"), OSError("x")])
+def test_a_defect_has_no_exit_code(error: Exception) -> None:
+    assert exit_code_of(error) is None
+    assert exit_code_of(murmuration.AddressInUse("x")) == 7
+
+
+def test_every_error_that_a_loop_may_meet_is_a_name_of_the_library() -> None:
+    inner = {"Unreachable", "Untrusted", "Refused", "Busy"}
+    assert {name for _, name, _ in tree(MurmurError)} - inner <= set(murmuration.__all__)

@@ -157,6 +157,15 @@ def test_bad_arguments_are_one_line(
     assert "\n" not in str(refused.value)
 
 
+def test_another_model_than_the_runs_is_said_from_this_side() -> None:
+    model, optimizer = model_of()
+    other = nn.Linear(5, 1)
+    with Swarm(model, optimizer) as swarm:
+        says = r"tensors\.weight\[1\]: 5 here, 4 there; build the same one"
+        with pytest.raises(murmuration.ManifestRefused, match=says):
+            Swarm(other, torch.optim.SGD(other.parameters(), lr=0.1), join=swarm.address)
+
+
 def test_too_few_peers_is_one_line() -> None:
     model, optimizer = model_of()
     with (

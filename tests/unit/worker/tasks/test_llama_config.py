@@ -2,8 +2,8 @@
 
 import pytest
 
+from worker.errors import TaskError
 from worker.tasks.llama_config import MODELS, llama_config
-from worker.tasks.task import TaskError
 
 
 def test_presets_grow() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from worker.tasks.task import TextError
+from worker.errors import TextError
 from worker.tasks.text import HELD_OUT_SHARE, Corpus, Windows, load_text
 
 
