@@ -37,7 +37,7 @@ EventKind = Literal[
     "refused",  # reason, again, sender, round: a message that was not taken
     "member",  # peer_changed, health
     "enrolled",  # name, token: a peer was given its certificate
-    "awaiting",  # here, wanted: the start waits until so many peers are there
+    "awaiting",  # here, wanted: the start waits until so many peers are there; null: for the others
     "renewed",  # expires: this peer's own certificate was, until that day
     "unreachable",  # peers: that this one does not reach, though they are alive
     "preempted",  # source: of the notice that this machine will go away

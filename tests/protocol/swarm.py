@@ -153,11 +153,13 @@ class Swarm:
         self,
         name: str,
         via: Iterable[str],
-        min_peers: int = 1,
+        min_peers: int | None = 1,
         problem: Problem | None = None,
         address: str = "",
         advertise: str | None = None,
         relayed: bool = True,
+        wait_s: float = 60.0,
+        before: Peer | None = None,
     ) -> Peer:
         """Starts one peer.
 
@@ -166,6 +168,8 @@ class Swarm:
             problem: when it is to run something else than the others.
             advertise: where the others are told to reach it.
             relayed: whether it may be reached through relays.
+            min_peers, wait_s: as `JoinConfig` has them.
+            before: an earlier life of the peer, from whose states it goes on.
         """
         problem, address = problem or self.problem, address or name
         context = in_peer(address)
@@ -179,7 +183,7 @@ class Swarm:
                 advertise=advertise,
                 joins=tuple(via),
                 min_peers=min_peers,
-                wait_s=60.0,
+                wait_s=wait_s,
                 stage=held.stage,
                 activation_elements=held.activation_elements,
                 relayed=relayed,
@@ -208,6 +212,8 @@ class Swarm:
             between_steps=lambda _: None,
             clock=self.loop.time,
         )
+        for each in trainer.fragments if before else ():
+            each.state = before.trainer.states[each.fragment.index]
         peer = Peer(name, address, transport, node, train, trainer, held.replica, events)
         self.peers[name] = peer
 
@@ -259,6 +265,14 @@ class Swarm:
         assert before.killed
         self.peers[f"{before.address}, killed"] = before
         return await self.join(name, via, address=f"{before.address}'")
+
+    async def leave(self, name: str) -> None:
+        """The peer ends in good order, wherever it is."""
+        peer = self.peers[name]
+        assert peer.task is not None
+        peer.train.unwind()
+        peer.node.close()
+        await peer.task
 
     def freeze(self, name: str) -> None:
         """As SIGSTOP."""

@@ -9,14 +9,22 @@ from protos.events import new_event
 from worker import wire
 from worker.catchup.donors import CatchUpHost, Donors
 from worker.catchup.repair import JumpLimit, choose_repair, choose_return, step_of_the_others
-from worker.catchup.start import TakeOver, choose_take_over, have_started, may_follow
+from worker.catchup.start import (
+    TakeOver,
+    any_has_begun,
+    choose_take_over,
+    have_started,
+    may_follow,
+)
 from worker.errors import PeersUnreachable
-from worker.membership import Digest, Member, Phase
+from worker.membership import Digest, Health, Member, Phase
 from worker.membership.first_contact import FirstContact
 from worker.training.inbox import AllStarted, Published, SkipAhead, Started
 
 _HINT_S = 0.5
 _TELL_S = 2.0  # then it is said for whom the start waits
+_TELL_AGAIN_S = 30.0
+_DESERTED_S = 20.0  # without anybody that has begun the run, or would begin it
 _START_POLL_S = 0.05
 _TOGETHER_S = 5.0
 _REPAIR_S = 0.25
@@ -27,7 +35,7 @@ _SKIP_S = 1.0
 class JoinConfig:
     """Args:
     joins: addresses to try, again and again until the run starts.
-    min_peers: how many must be ready before the run starts, None to leave that to the others;
+    min_peers: how many must be ready before the run starts, None to leave that to the others.
     wait_s: how long to wait for them.
     """
 
@@ -51,6 +59,8 @@ class Bootstrap:
         self._config, self._plan, self._gossip, self._host = config, plan, gossip, host
         self._exchanges, self._pairs = plan.exchange != "none", plan.exchange == "pairs"
         self._seen_at = math.inf  # when another was first seen to have started
+        self._problems: dict[str, str] = {}  # by address to join at: why it does not answer
+        self._deserted_since: float | None = None
         self._limit = JumpLimit(plan.inner_steps)
         self._donors = Donors(plan, gossip, host)
 
@@ -64,13 +74,12 @@ class Bootstrap:
     async def _start(self) -> None:
         host = self._host
         deadline = host.clock() + self._config.wait_s
-        problems: dict[str, str] = {}
-        hint_at, tell_at = host.clock(), host.clock() + _TELL_S
-        told: frozenset[str] = frozenset()
+        hint_at, tell_at, again_at = host.clock(), host.clock() + _TELL_S, 0.0
+        told: frozenset[str] | None = None
         while True:
             if host.clock() >= hint_at:
                 hint_at = host.clock() + _HINT_S
-                await self._try_hints(problems)
+                await self._try_hints()
             if host.published is not None and not self._first_contact.undialled:
                 fetched, under_way = True, False
                 if self._exchanges:
@@ -82,12 +91,16 @@ class Bootstrap:
                 if fetched and self._complete() and self._gossip.me.phase is Phase.READY:
                     await self._start_with(self._joinable())
                     return
-            if host.clock() > deadline:
-                raise PeersUnreachable(self._too_few(problems))
-            arrived, wanted = self._gossip.swarm.arrived(), self._config.min_peers or 0
-            if len(arrived) < wanted and arrived != told and host.clock() >= tell_at:
+            now = host.clock()
+            if self._is_deserted(now) and self._config.min_peers is None and not self._holds_state:
+                raise PeersUnreachable(self._left_behind())
+            if now > deadline:
+                raise PeersUnreachable(self._too_few())
+            arrived, wanted = self._gossip.swarm.arrived(), self._config.min_peers
+            waits = wanted is None or len(arrived) < wanted
+            if waits and now >= tell_at and (arrived != told or now >= again_at):
                 host.log(new_event("awaiting", here=sorted(arrived), wanted=wanted))
-                told = arrived
+                told, again_at = arrived, now + _TELL_AGAIN_S
             await asyncio.sleep(_START_POLL_S)
 
     async def _start_with(self, group: tuple[str, ...]) -> None:
@@ -106,32 +119,65 @@ class Bootstrap:
         host.post(AllStarted())
 
     def _complete(self) -> bool:
-        """Whether enough are here, or this peer may follow others that have started."""
+        """Whether enough are here, or this peer may follow others that have started, or go on
+        without those that had."""
         arrived, min_peers = self._gossip.swarm.arrived(), self._config.min_peers
         if min_peers is not None and len(arrived) >= min_peers:
             return True
         # None of these is one to take over from: that comes first.
+        now = self._host.clock()
         if not (started := have_started(self._gossip.others)):
-            return False
-        self._seen_at = min(self._seen_at, self._host.clock())
-        return may_follow(started, self._digests_at_start(), self._host.clock() - self._seen_at)
+            begun = min_peers is None or any_has_begun(self._gossip.others)
+            return begun and self._holds_state and self._is_deserted(now)
+        self._seen_at = min(self._seen_at, now)
+        return may_follow(started, self._digests_at_start(), now - self._seen_at)
 
-    async def _try_hints(self, problems: dict[str, str]) -> None:
+    @property
+    def _holds_state(self) -> bool:
+        """Whether this peer has what rounds have made, of the whole model: it can go on alone."""
+        whole = self._gossip.limits.stages == 1
+        return whole and any(digest.version for digest in self._gossip.me.digests)
+
+    def _is_deserted(self, now: float) -> bool:
+        """Whether for a while nobody has been here that has begun the run, or would begin it."""
+        live = {member.address for member in self._gossip.others if member.live}
+        someone = (
+            have_started(self._gossip.others)
+            or self._first_contact.introduced
+            or any(each in live or each not in self._problems for each in self._config.joins)
+        )
+        if someone:
+            self._deserted_since = None
+        elif self._deserted_since is None:
+            self._deserted_since = now
+        since = self._deserted_since
+        return since is not None and now - since >= min(_DESERTED_S, self._config.wait_s)
+
+    async def _try_hints(self) -> None:
         known = {member.address for member in self._gossip.members if member.live}
-        for address in self._config.joins:
-            if address not in known:
-                problem = await self._first_contact.contact(address)
-                problems |= {address: problem} if problem else {}
-                if not problem:
-                    problems.pop(address, None)
+        addresses = [address for address in self._config.joins if address not in known]
+        problems = await asyncio.gather(*map(self._first_contact.contact, addresses))
+        found = zip(addresses, problems, strict=True)
+        self._problems = {address: problem for address, problem in found if problem}
 
-    def _too_few(self, problems: dict[str, str]) -> str:
+    def _too_few(self) -> str:
         have = ", ".join(member.peer for member in self._gossip.members if member.live)
-        tried = "; ".join(problems.values()) or "all that it knows answered"
+        tried = "; ".join(self._problems.values()) or "all that it knows answered"
+        wanted = self._config.min_peers
+        arrived = f"{len(self._gossip.swarm.arrived())} of {wanted} peers" if wanted else "no start"
         return (
-            f"{len(self._gossip.swarm.arrived())} of {self._config.min_peers} peers after "
-            f"{self._config.wait_s:g} s (here: {have}); tried: {tried}; "
+            f"{arrived} after {self._config.wait_s:g} s (here: {have}); tried: {tried}; "
             "start the others, lower --min-peers, or wait longer with --wait-s"
+        )
+
+    def _left_behind(self) -> str:
+        """Why there is no run to join any more."""
+        ends = {Health.LEFT: "has left", Health.DEAD: "does not answer any more"}
+        gone = [f"{m.peer} {ends[m.health]}" for m in self._gossip.others if m.health in ends]
+        said = "; ".join([*gone, *self._problems.values()]) or "nobody answers"
+        return (
+            f"there is no run to join any more: {said}; this peer has not got its state; start one "
+            "of them again, or begin a run with `murmur up`"
         )
 
     def _take_over(self) -> TakeOver:

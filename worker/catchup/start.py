@@ -69,6 +69,11 @@ def have_started(others: Iterable[Member]) -> list[Member]:
     return [m for m in others if m.live and m.phase in (Phase.TRAINING, Phase.DONE)]
 
 
+def any_has_begun(others: Iterable[Member]) -> bool:
+    """Whether a peer is known to have trained in this run, be it gone by now."""
+    return any(member.phase in (Phase.TRAINING, Phase.DONE) for member in others)
+
+
 def may_follow(started: Sequence[Member], as_started: tuple[Digest, ...], since_s: float) -> bool:
     """Whether to start after others that have, where this peer does not count itself.
 

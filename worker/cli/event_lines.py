@@ -102,9 +102,11 @@ def describe(event: Mapping[str, object], joins: str = "") -> str | None:
             return page_words(event, terminal=sys.stdout.isatty())
         case "awaiting":
             here, wanted = event["here"], event["wanted"]
-            if not (isinstance(here, list) and isinstance(wanted, int)):
+            if not isinstance(here, list):
                 return None
-            missing = count(wanted - len(here), "more peer")
+            missing = "the others"
+            if isinstance(wanted, int):
+                missing = count(wanted - len(here), "more peer")
             return f"waits for {missing} to start (here: {', '.join(here) or 'nobody'})"
         case "started":
             group = event["group"]

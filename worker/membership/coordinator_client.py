@@ -79,8 +79,9 @@ class CoordinatorClient:
                 raise self._refusal
             try:
                 await self._call()
-                self._silent = False
+                self._silent, self._first_contact.introduced = False, True
             except (TransportError, wire.WireError, ManifestRefused) as error:
+                self._first_contact.introduced = False
                 if isinstance(error, ManifestRefused) and not self._started:
                     raise
                 if self._started and not self._silent:

@@ -52,7 +52,12 @@ class FirstContact:
         clock: monotonic seconds.
         relay: asks the peer at an address to relay this one, and says whether it does; None: this
             one may not be relayed.
+
+    Attributes:
+        introduced: whether a coordinator answers, which will name peers as they come.
     """
+
+    introduced = False
 
     def __init__(
         self,

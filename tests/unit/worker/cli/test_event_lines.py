@@ -26,6 +26,10 @@ from worker.cli.event_lines import PlainLines, describe
             {"event": "awaiting", "here": ["a"], "wanted": 3},
             "waits for 2 more peers to start (here: a)",
         ),
+        (
+            {"event": "awaiting", "here": [], "wanted": None},
+            "waits for the others to start (here: nobody)",
+        ),
         ({"event": "started", "step": 0, "group": ["a", "b"]}, "started at step 0 with a, b"),
         (
             {"event": "progress", "state": "training", "step": 30, "steps": 90, "loss": 2.34567,
