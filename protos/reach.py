@@ -1,5 +1,7 @@
-"""Why HOST:PORT is not reached, in words for users: names, handshakes, and what gRPC says."""
+"""Why HOST:PORT is not reached, in words for users: names, handshakes, and what gRPC says; and why
+nothing can listen there."""
 
+import errno
 import ipaddress
 import socket
 import ssl
@@ -24,6 +26,38 @@ ENCRYPTED_RUN = (
     "this run is encrypted; name the folder of a worker of it on this machine with --run DIR"
 )
 CHECK_ADDRESS = "check the address, that a worker runs there, and that its port is open"
+
+
+# --------------------------------------------------------------------------------------- listening
+
+
+def listening_problem(listen: str) -> OSError | None:
+    """Why nothing can listen at HOST:PORT now; None where something can."""
+    host, port = split_address(listen)
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as trial:
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            trial.bind((host, port))
+        except OSError as error:
+            return error
+    return None
+
+
+def cannot_listen(option: str, address: str, error: OSError | None) -> str:
+    """A line for the user. Args: option: that says where to listen."""
+    match error.errno if error is not None else errno.EADDRINUSE:
+        case errno.EADDRINUSE:
+            why = "another process listens there"
+        case errno.EADDRNOTAVAIL:
+            why = "that is no address of this machine"
+        case errno.EACCES:
+            why = "this user may not listen on a port below 1024"
+        case _:
+            why = str(error.strerror if error is not None else error)
+    return (
+        f"cannot listen on {address}: {why}; choose another with {option} HOST:PORT (port 0 takes "
+        "a free one)"
+    )
 
 
 # ------------------------------------------------------------------------------------------- names

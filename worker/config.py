@@ -402,6 +402,11 @@ def _build(
                 f"{source.of(section, [name])}: [{section}] {name} is {value!r}; "
                 f"it must be of type {kind}"
             )
+        if isinstance(value, int) and abs(value) >= 1 << 63:
+            raise ConfigError(
+                f"{source.of(section, [name])}: [{section}] {name} is {value}; it must be less "
+                "than 2^63"
+            )
         if isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(
                 f"{source.of(section, [name])}: [{section}] {name} is {value}; "

@@ -42,6 +42,7 @@ from protos.identity import (
     subject,
 )
 from protos.identity.serving import ServerCertificate
+from protos.reach import cannot_listen, listening_problem
 from protos.web import PagePlace, page_event, page_words
 
 if TYPE_CHECKING:
@@ -202,11 +203,8 @@ async def start_server(
     except RuntimeError:
         port = 0
     if port == 0:
-        raise Failure(
-            f"cannot listen on {listen}: the port is taken or the address is not this machine's; "
-            "choose another with --listen HOST:PORT (port 0 takes a free one)",
-            ExitCode.ADDRESS_IN_USE,
-        )
+        line = cannot_listen("--listen", listen, listening_problem(listen))
+        raise Failure(line, ExitCode.ADDRESS_IN_USE)
     await server.start()
     await checks.set("", health_pb2.HealthCheckResponse.SERVING)
     return server, f"{listen.rpartition(':')[0]}:{port}"

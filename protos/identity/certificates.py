@@ -262,8 +262,11 @@ def is_of_a_run(certificate: bytes) -> bool:
 
 def check_name(name: str) -> None:
     """Raises IdentityError: no peer is called that."""
-    if not 0 < len(name.encode()) <= _MAX_NAME_BYTES or not name.isprintable():
-        raise IdentityError(f"{name[:80]!r} is no name of a peer")
+    if not 0 < len(name.encode(errors="replace")) <= _MAX_NAME_BYTES or not name.isprintable():
+        raise IdentityError(
+            f"{name[:80]!r} is no name of a peer; take 1 to {_MAX_NAME_BYTES} bytes of text "
+            "without line breaks"
+        )
 
 
 def new_key() -> ec.EllipticCurvePrivateKey:

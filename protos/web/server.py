@@ -13,6 +13,7 @@ import uvicorn
 
 from protos.addresses import is_loopback, join_address, split_address
 from protos.identity import FOLDER
+from protos.reach import cannot_listen
 from protos.web.app import page_app
 from protos.web.history import History, Look
 from protos.web.place import PagePlace, page_token
@@ -50,10 +51,7 @@ class PageServer:
         try:
             self._socket = _bound(host, port)
         except OSError as error:
-            raise OSError(
-                f"--web {place.address}: cannot listen there: {error.strerror or error}; "
-                "choose another port, or 0 for a free one"
-            ) from error
+            raise OSError(cannot_listen("--web", place.address, error)) from error
         secure = encrypted and public
         config = uvicorn.Config(
             page_app(self.history, token, self._looking),

@@ -80,7 +80,7 @@ def test_a_port_for_metrics_that_is_taken_is_told_before_anything_is_trained(
     with running_swarm(1, tmp_path, *SMALL) as swarm:
         w0 = swarm.start("w0", "--metrics", swarm.addresses["w0"])
         assert w0.wait() == 7
-        assert w0.errors.startswith(f"murmur: --metrics {swarm.addresses['w0']}: cannot listen")
+        assert w0.errors.startswith(f"murmur: cannot listen on {swarm.addresses['w0']}: ")
         assert not (tmp_path / "w0").exists()
 
 

@@ -4,17 +4,21 @@ The files are in the worker's folder, for its user alone (`protos.identity`).
 """
 
 import asyncio
-import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from protos import murmuration_pb2 as pb
-from protos.addresses import split_address
 from protos.identity import Authority, Identity, IdentityError, Role, Token
-from protos.identity.certificates import key_to_pem, new_key, request_for
-from protos.reach import CHECK_ADDRESS, Unresolved, unresolved
+from protos.identity.certificates import check_name, key_to_pem, new_key, request_for
+from protos.reach import (
+    CHECK_ADDRESS,
+    Unresolved,
+    cannot_listen,
+    listening_problem,
+    unresolved,
+)
 from protos.text import shown
 from worker import wire
 from worker.errors import ConfigError, PeersUnreachable, UsageError
@@ -64,6 +68,8 @@ class Admission:
             UsageError: a token for nothing.
             AddressInUse: the peer could not serve, once it were let in.
         """
+        if self.name is not None:
+            check_name(self.name)
         if self.insecure:
             if self.token is not None:
                 raise UsageError("--insecure and a token: one or the other")
@@ -97,14 +103,14 @@ class Admission:
         if self.folder is None and not contacts:
             raise ConfigError(
                 "other machines can reach this peer, so its run has a key: name a folder to keep "
-                "it in, as out= (or insecure=True: nothing is encrypted then, and anybody may join)"
+                "it in with --out (or say --insecure: nothing is encrypted then, and anybody may "
+                "join)"
             )
         if contacts or self.folder is None:
             raise ConfigError(
                 "other machines can reach this peer, so it needs a token: make one where the run "
-                "was begun, with `murmur token create RUN`, and give it as --token, or token= (or "
-                "type --insecure, or insecure=True: nothing is encrypted then, and anybody may "
-                "join)"
+                "was begun, with `murmur token create RUN`, and give it as --token (or say "
+                "--insecure: nothing is encrypted then, and anybody may join)"
             )
         try:
             return Authority.make(self.folder)
@@ -125,19 +131,9 @@ class Admission:
 
 
 def check_free(listen: str | None) -> None:
-    """Raises AddressInUse: another process listens there."""
-    host, port = split_address(listen) if listen else ("", 0)
-    if not port:
-        return
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as trial:
-        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            trial.bind((host, port))
-        except OSError as error:
-            raise AddressInUse(
-                f"cannot listen on {listen}: {error.strerror}; choose another with --listen "
-                "HOST:PORT, or listen="
-            ) from error
+    """Raises AddressInUse: nothing can listen there, such as where another process does."""
+    if listen and (problem := listening_problem(listen)) is not None:
+        raise AddressInUse(cannot_listen("--listen", listen, problem))
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from algorithms.fragments import TensorSpec
 from worker.errors import UsageError
+from worker.library.arguments import check_tensors, optimizers_of
 from worker.training.fragment import Accessor
 from worker.training.inbox import IterationOver, StageJob
 from worker.training.model import running_statistics, schema_of, trained_parameters
@@ -36,7 +37,8 @@ class UserReplica:
     """
 
     def __init__(self, model: nn.Module, optimizers: Optimizer | Sequence[Optimizer]) -> None:
-        given = [optimizers] if isinstance(optimizers, Optimizer) else list(optimizers)
+        given = optimizers_of(model, optimizers)
+        check_tensors(model)
         self.model, self.optimizers = model, [_innermost(each) for each in given]
         self._trained = trained_parameters(model)
         self._statistics = running_statistics(model)
@@ -193,6 +195,8 @@ class UserReplica:
             )
         if not self.optimizers:
             raise UsageError("no optimizer was given: the swarm follows the steps of one or more")
+        if not any(group["params"] for each in self.optimizers for group in each.param_groups):
+            raise UsageError("the optimizer has no parameters: make it of model.parameters()")
         own = {id(parameter) for parameter in self.model.parameters()}
         groups = [group for each in self.optimizers for group in each.param_groups]
         foreign = sum(id(p) not in own for group in groups for p in group["params"])
@@ -202,11 +206,6 @@ class UserReplica:
                 "model.parameters(), after the model has its final form and device"
             )
         for each, parameter in self._trained.items():
-            if parameter.is_meta:
-                raise UsageError(
-                    f"parameter {each!r} is on the device meta, without values: load the model "
-                    "before `with Swarm(...)`"
-                )
             if not parameter.is_floating_point():
                 raise UsageError(
                     f"parameter {each!r} is of type {parameter.dtype}: only floating-point "

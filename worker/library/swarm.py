@@ -35,6 +35,7 @@ from worker.errors import UsageError
 from worker.folder import EventLog
 from worker.identity import Admission, Credentials
 from worker.leases.types import LeaseMessage
+from worker.library.arguments import checked, errors_in_arguments, in_arguments
 from worker.library.hooks import UserReplica
 from worker.library.share import Shares
 from worker.library.site import Site, SiteRank, SwarmProgress, agreed, fragments_of, is_site
@@ -42,7 +43,6 @@ from worker.library.terms import (
     Addresses,
     Terms,
     agree_on_terms,
-    check_relay_rate,
     page_place,
     served_at,
     settings_by_argument,
@@ -126,12 +126,13 @@ class Swarm:
             return SiteRank(model, optimizer, **arguments)  # type: ignore[return-value]
         return super().__new__(cls)
 
+    @checked
     def __init__(
         self,
         model: nn.Module,
         optimizer: Optimizer | Sequence[Optimizer],
         *,
-        join: str | Sequence[str] = (),
+        join: str | Sequence[str] | None = None,
         preset: str | None = None,
         inner_steps: int | None = None,
         steps: int | None = None,
@@ -149,7 +150,7 @@ class Swarm:
         no_relay: bool = False,
         relay_mbps: float = 100.0,
     ) -> None:
-        joins = (join,) if isinstance(join, str) else tuple(join)
+        joins = tuple(join or ())
         self._replica = UserReplica(model, optimizer)
         given = settings_by_argument(preset, inner_steps, steps, settings)
         if (frozen := self._replica.frozen_hash) is not None:
@@ -187,7 +188,7 @@ class Swarm:
             metrics=served_at("serve_metrics", serve_metrics),
             page=page_place(web, self._out),
             relayed=not no_relay,
-            relay_mbps=check_relay_rate(relay_mbps),
+            relay_mbps=relay_mbps,
             min_peers=min_peers if min_peers is not None else (None if joins else 1),
             wait_s=wait_s if wait_s is not None else (inf if joins else _WAIT_S),
         )
@@ -216,6 +217,7 @@ class Swarm:
 
     # ------------------------------------------------------------------------------- the block
 
+    @errors_in_arguments()
     def __enter__(self) -> Self:
         """Joins or starts the run; returns when training may begin.
 
@@ -308,7 +310,8 @@ class Swarm:
     def _raise_what_ended(self) -> None:
         stopped = self._loop.stopped
         if stopped is not None and stopped.error is not None:
-            raise stopped.error
+            with errors_in_arguments():
+                raise stopped.error
 
     # ---------------------------------------------------------------------- what the user sees
 
@@ -510,4 +513,5 @@ class Swarm:
         level = logging.WARNING if kind == "warning" else _LEVELS.get(kind, logging.INFO)
         if log.isEnabledFor(level):
             values = {key: value for key, value in event.items() if key not in _UNTOLD}
-            log.log(level, "%s", " ".join([kind, *(f"{k}={v}" for k, v in values.items())]))
+            line = " ".join([kind, *(f"{k}={v}" for k, v in values.items())])
+            log.log(level, "%s", in_arguments(line))

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from worker.addresses import FoundHost, find_host
 from worker.adopted_config import join_config
 from worker.config import Config, load_config
 from worker.errors import ConfigError, ManifestRefused, PeersUnreachable, UsageError
+from worker.library.arguments import check_once
 from worker.library.site import is_site
 from worker.manifest import Manifest
 from worker.membership.first_contact import FirstAnswer, check_version, fetch_manifest
@@ -100,13 +100,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--insecure", action="store_true", help="encrypt nothing")
 
 
-def check_relay_rate(mbps: float) -> float:
-    """As given. Raises UsageError."""
-    if not 0 <= mbps < math.inf:
-        raise UsageError(f"relay_mbps={mbps}: must be at least 0, which relays for nobody")
-    return mbps
-
-
 class Terms(NamedTuple):
     """The run's config, whether a coordinator gave it, and the host to advertise, if not given."""
 
@@ -121,7 +114,8 @@ def settings_by_argument(
     steps: int | None,
     more: Mapping[str, object] | None,
 ) -> dict[str, str]:
-    """`section.key=value` as the TOML has it, by the argument that says so."""
+    """`section.key=value` as the TOML has it, by the argument that says so. Raises UsageError: two
+    say one thing."""
     named: dict[str, object] = {}
     if preset is not None:
         named["diloco.preset"] = preset
@@ -129,6 +123,7 @@ def settings_by_argument(
         named["diloco.inner_steps"] = inner_steps
     if steps is not None:
         named["run.steps"] = steps
+    check_once({"preset": preset, "inner_steps": inner_steps, "steps": steps}, more or {})
     arguments = {"diloco.preset": "preset", "diloco.inner_steps": "inner_steps"}
     arguments["run.steps"] = "steps"
     found = {f"{k}={json.dumps(v)}": f"{arguments[k]}={v!r}" for k, v in named.items()}
@@ -165,11 +160,6 @@ def agree_on_terms(
             "settings: run.track is for tasks: a loop of your own has trackers of its own, and "
             "`swarm.metrics` for them; leave it out"
         )
-    if config.task.data == "leased":
-        raise ConfigError(
-            "settings: task.data is for tasks: a loop of your own shares its samples by "
-            "`swarm.shard(loader)`; leave it out"
-        )
     found = None
     if addresses.advertise is None:
         found = find_host(addresses.listen, contacts, seen_from)
@@ -185,12 +175,9 @@ def _started(given: Mapping[str, str]) -> Config:
     task = f'task.name="{OWN_LOOP}"'
     ends = () if any(each.startswith("run.steps=") for each in given) else (f"run.steps={_NO_END}",)
     config = load_config(None, [task, *ends, *given], None, given)
-    if config.stages.count > 1:
-        raise ConfigError("settings: a loop of your own trains whole models: leave out stages")
     if config.inner.optimizer == KSEED:
         raise ConfigError(
-            "settings: kseed is for tasks: in a loop of your own the optimizer is yours; leave out "
-            "preset and inner.optimizer"
+            "preset='kseed' is for tasks: the optimizer of your loop is your own; take another"
         )
     return config
 

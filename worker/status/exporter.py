@@ -12,6 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Summa
 from prometheus_client.registry import Collector
 
 from protos.addresses import join_address, split_address
+from protos.reach import cannot_listen
 from worker.membership import Health, Phase
 from worker.transport import AddressInUse
 
@@ -178,10 +179,7 @@ class MetricsServer:
         try:
             self._server, self._thread = start_http_server(port, host, registry)
         except OSError as error:
-            raise AddressInUse(
-                f"--metrics {address}: cannot listen there: {error.strerror or error}; "
-                "choose another port, or 0 for a free one"
-            ) from error
+            raise AddressInUse(cannot_listen("--metrics", address, error)) from error
         self.url = f"http://{join_address(host, self._server.server_port)}/metrics"
 
     def close(self) -> None:

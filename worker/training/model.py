@@ -19,7 +19,7 @@ def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 def running_statistics(model: nn.Module) -> dict[str, Tensor]:
     """The buffers that are saved with the model, by name: floating-point ones, then the limbs of
     integers. Writing into them changes the model."""
-    floating = {n: b for n, b in _saved_buffers(model).items() if b.is_floating_point()}
+    floating = {n: b for n, b in saved_buffers(model).items() if b.is_floating_point()}
     return floating | {name: limbs_of(b) for name, b in integer_buffers(model).items()}
 
 
@@ -27,7 +27,7 @@ def integer_buffers(model: nn.Module) -> dict[str, Tensor]:
     """Those of integers or truth values that are saved with the model, by name."""
     return {
         name: buffer
-        for name, buffer in _saved_buffers(model).items()
+        for name, buffer in saved_buffers(model).items()
         if not (buffer.is_floating_point() or buffer.is_complex() or _is_expanded(buffer))
     }
 
@@ -44,7 +44,8 @@ def schema_of(model: nn.Module, *, statistics: bool = True) -> list[TensorSpec]:
     return found
 
 
-def _saved_buffers(model: nn.Module) -> dict[str, Tensor]:
+def saved_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """The buffers that are saved with the model, by name."""
     saved = model.state_dict(keep_vars=True)
     return {bare_name(n): buffer for n, buffer in model.named_buffers() if n in saved}
 

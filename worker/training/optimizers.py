@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from algorithms.fragments import layer_of
+from worker.errors import UsageError
 from worker.tasks import OptimizesItself, Task, TaskError, import_factory
 from worker.training.config import InnerConfig
 
@@ -35,7 +36,8 @@ class Muon(Optimizer):
     that both take one learning rate and one decay.
 
     Args:
-        params: matrices (2-D).
+        params: matrices, 2-D. Of more dimensions, as in a convolution, the first one is rows, and
+            the others together are columns. Vectors go to another optimizer.
         lr: learning rate; weight_decay: decoupled; momentum: Nesterov's.
 
     >>> matrix = nn.Parameter(torch.zeros(2, 2))
@@ -55,11 +57,23 @@ class Muon(Optimizer):
         defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
         super().__init__(list(params), defaults)
 
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Raises UsageError: one is no matrix."""
+        super().add_param_group(param_group)
+        for each in self.param_groups[-1]["params"]:
+            if each.dim() < 2 or not each.is_floating_point():
+                kind = "complex" if each.is_complex() else f"{each.dim()}-D"
+                raise UsageError(
+                    f"Muon is for matrices: a parameter of shape {tuple(each.shape)} is {kind}; "
+                    "give it to another optimizer, and both to Swarm: [muon, adamw]"
+                )
+
     # torch declares two overloads, and mypy compares with each.
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """One step of every matrix that has a gradient."""
-        loss = closure() if closure is not None else None
+        with torch.enable_grad():
+            loss = closure() if closure is not None else None
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
@@ -67,13 +81,16 @@ class Muon(Optimizer):
         return loss
 
     def _one(self, parameter: nn.Parameter, gradient: Tensor, group: Mapping[str, Any]) -> None:
+        if gradient.is_sparse:
+            raise UsageError("Muon got a sparse gradient; say sparse=False, or use SparseAdam")
         state, momentum = self.state[parameter], group["momentum"]
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(gradient)
         buffer = state["momentum_buffer"].lerp_(gradient, 1 - momentum)
-        direction = orthogonal(gradient.lerp(buffer, momentum))
+        matrix = gradient.lerp(buffer, momentum).flatten(1)
+        direction = orthogonal(matrix).reshape(parameter.shape)
         parameter.mul_(1 - group["lr"] * group["weight_decay"])
-        scale = _RMS * math.sqrt(max(parameter.shape))
+        scale = _RMS * math.sqrt(max(matrix.shape))
         parameter.add_(direction.to(parameter.dtype), alpha=-group["lr"] * scale)
 
 

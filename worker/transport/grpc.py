@@ -17,7 +17,7 @@ import grpc
 from grpc import aio
 
 from protos.identity.serving import ServerCertificate
-from protos.reach import mismatch, plain_cause
+from protos.reach import cannot_listen, listening_problem, mismatch, plain_cause
 from worker.transport.base import (
     RELAY_METHODS,
     AddressInUse,
@@ -90,10 +90,8 @@ class GrpcTransport:
         except RuntimeError:
             port = 0
         if port == 0:
-            raise AddressInUse(
-                f"cannot listen on {self._listen_address}: the port is taken or the address is not "
-                "this machine's; choose another with --listen HOST:PORT (port 0 takes a free one)"
-            )
+            problem = listening_problem(self._listen_address)
+            raise AddressInUse(cannot_listen("--listen", self._listen_address, problem))
         await server.start()
         self._server = server
         return f"{host}:{port}"

@@ -73,7 +73,9 @@ def test_off_loopback_an_encrypted_run_speaks_https_and_wants_the_token(tmp_path
 def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
     with serving(PagePlace("127.0.0.1:0", tmp_path)) as server:
         taken = server.url.removeprefix("http://").rstrip("/")
-        with pytest.raises(OSError, match=f"^--web {taken}: cannot listen there: .*choose another"):
+        with pytest.raises(
+            OSError, match=f"^cannot listen on {taken}: .*choose another with --web"
+        ):
             PageServer(PagePlace(taken, tmp_path), lambda: Look(0, {}, {}), encrypted=False)
 
 

@@ -102,7 +102,9 @@ def test_a_peer_that_is_ending_has_no_figures() -> None:
 def test_a_port_that_is_taken_is_told_and_a_closed_server_frees_its_own() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(AddressInUse, match=rf"--metrics 127.0.0.1:{port}: cannot listen"):
+        with pytest.raises(
+            AddressInUse, match=rf"^cannot listen on 127.0.0.1:{port}: .*--metrics HOST"
+        ):
             MetricsServer(f"127.0.0.1:{port}", lambda: STATUS)
     server = MetricsServer("127.0.0.1:0", lambda: STATUS)
     server.close()
