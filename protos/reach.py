@@ -1,18 +1,19 @@
 """Why HOST:PORT is not reached, in words for users: names, handshakes, and what gRPC says; and why
 nothing can listen there."""
 
+import asyncio
 import errno
 import ipaddress
+import math
 import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterable
+from concurrent.futures import Future
 from contextlib import suppress
 from enum import StrEnum
-from typing import NamedTuple
 
-from protos.addresses import split_address
+from protos.addresses import join_address, split_address, split_relayed
 
 LOOK_UP_S = 3.0  # a name server that does not answer holds a caller up for longer than a user waits
 _GOOD_FOR_S = 10.0  # what a name server has said
@@ -63,51 +64,49 @@ def cannot_listen(option: str, address: str, error: OSError | None) -> str:
 # ------------------------------------------------------------------------------------------- names
 
 
-class Unresolved(NamedTuple):
-    """No address is known for a name.
+Places = tuple[tuple[socket.AddressFamily, str], ...]
 
-    Args:
-        why: for the user, with the name.
-        silent: no name server has answered, so that asking again takes as long.
-    """
 
-    why: str
-    silent: bool
+class UnknownName(Exception):
+    """No address is known for a name. The message is for the user, and has the name."""
+
+    def __init__(self, host: str, why: str) -> None:
+        super().__init__(f"no address is known for the name {host} ({why})")
 
 
 class _LookUp:
-    """One question to the name servers, on a thread of its own; all that ask share its answer."""
+    """One question to this machine's resolver; all that ask share its answer. It runs on a thread
+    of its own, which holds nobody up: the system may take half a minute to give up."""
 
     def __init__(self, host: str) -> None:
-        self._host, self._began = host, time.monotonic()
-        self._ended: float | None = None
-        self._answered = threading.Event()
-        self.found: tuple[tuple[socket.AddressFamily, str], ...] = ()
-        self._problem = ""
+        self.host = host
+        self._began, self._ended = time.monotonic(), math.inf
+        self.answer: Future[Places] = Future()
+        self.answer.set_running_or_notify_cancel()
         threading.Thread(target=self._ask, daemon=True, name=f"look up {host}").start()
 
-    def wait(self, timeout_s: float) -> Unresolved | None:
-        """None: it is found. Counted from when it was first asked."""
-        self._answered.wait(max(0.0, self._began + timeout_s - time.monotonic()))
-        silent = not self._answered.is_set()
-        if self.found:
-            return None
-        said = "no name server answers" if silent else self._problem
-        return Unresolved(f"no address is known for the name {self._host} ({said})", silent)
+    def left_s(self, timeout_s: float) -> float:
+        """Of a time limit that counts from when it was first asked."""
+        return max(0.0, self._began + timeout_s - time.monotonic())
+
+    @property
+    def silent(self) -> UnknownName:
+        """What is said of it where there is no answer in time."""
+        return UnknownName(self.host, "no name server answers")
 
     @property
     def outdated(self) -> bool:
-        return self._ended is not None and time.monotonic() > self._ended + _GOOD_FOR_S
+        return time.monotonic() > self._ended + _GOOD_FOR_S
 
     def _ask(self) -> None:
         try:
-            places = socket.getaddrinfo(self._host, None, type=socket.SOCK_STREAM)
-            self.found = tuple((family, str(place[0])) for family, _, _, _, place in places)
-            self._problem = "" if self.found else "it has none"
+            found = socket.getaddrinfo(self.host, None, type=socket.SOCK_STREAM)
+            places = dict.fromkeys((family, str(place[0])) for family, _, _, _, place in found)
+            self.answer.set_result(tuple(places))
         except (OSError, UnicodeError) as error:
-            self._problem = (getattr(error, "strerror", None) or str(error)).lower()
+            said = (getattr(error, "strerror", None) or str(error)).lower()
+            self.answer.set_exception(UnknownName(self.host, said))
         self._ended = time.monotonic()
-        self._answered.set()
 
 
 _look_ups: dict[str, _LookUp] = {}
@@ -124,35 +123,62 @@ def _look_up(host: str) -> _LookUp:
         return known
 
 
-def resolved(
-    host: str, timeout_s: float = LOOK_UP_S
-) -> tuple[tuple[socket.AddressFamily, str], ...]:
-    """(family, numeric host) of each address of a host; none where none is known in time."""
-    known = _look_up(host)
-    known.wait(timeout_s)
-    return known.found
-
-
-def unresolved(addresses: Iterable[str], timeout_s: float = LOOK_UP_S) -> dict[str, Unresolved]:
-    """Those HOST:PORT whose host is a name that nobody knows. Blocks for at most `timeout_s`, once
-    all together. Numbers are not asked for, nor what is no HOST:PORT.
-    """
-    asked = {}
-    for address in addresses:
-        with suppress(ValueError):
-            host, _ = split_address(address)
-            if not _is_number(host):
-                asked[address] = _look_up(host)
-    problems = ((address, look_up.wait(timeout_s)) for address, look_up in asked.items())
-    return {address: problem for address, problem in problems if problem is not None}
-
-
-def _is_number(host: str) -> bool:
+def resolved(host: str, timeout_s: float = LOOK_UP_S) -> Places:
+    """(family, numeric host) of each address of a host, as this machine knows it: by its hosts file
+    too. Blocks. Raises UnknownName."""
+    look_up = _look_up(host)
     try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
+        return look_up.answer.result(look_up.left_s(timeout_s))
+    except TimeoutError:
+        raise look_up.silent from None
+
+
+def target_of(address: str, timeout_s: float = LOOK_UP_S) -> str:
+    """How gRPC dials HOST:PORT: by all addresses of the host, in order. A number, and what is no
+    HOST:PORT, stays as it is. Blocks. Raises UnknownName."""
+    named = _named(address)
+    return address if named is None else _target(resolved(named[0], timeout_s), named[1])
+
+
+async def find_target(address: str, timeout_s: float = LOOK_UP_S) -> str:
+    """As `target_of`, without blocking."""
+    if (named := _named(address)) is None:
+        return address
+    look_up = _look_up(named[0])
+    with suppress(TimeoutError):
+        async with asyncio.timeout(look_up.left_s(timeout_s)):
+            await asyncio.wrap_future(look_up.answer)
+    if not look_up.answer.done():
+        raise look_up.silent
+    return _target(look_up.answer.result(), named[1])
+
+
+def numeric(address: str) -> str:
+    """HOST:PORT by the first address of a name, for what dials but one. Blocks. Raises
+    UnknownName."""
+    named = _named(address)
+    return address if named is None else join_address(resolved(named[0])[0][1], named[1])
+
+
+def _named(address: str) -> tuple[str, int] | None:
+    """(host, port) where the host is a name."""
+    with suppress(ValueError):
+        if split_relayed(address) is not None:
+            return None
+        host, port = split_address(address)
+        try:
+            ipaddress.ip_address(host)
+        except ValueError:
+            return host, port
+    return None
+
+
+def _target(places: Places, port: int) -> str:
+    """A target has addresses of one kind: beside IPv6, those of IPv4 are written as such too."""
+    if all(family == socket.AF_INET for family, _ in places):
+        return "ipv4:" + ",".join(f"{host}:{port}" for _, host in places)
+    hosts = [host if family == socket.AF_INET6 else f"::ffff:{host}" for family, host in places]
+    return "ipv6:" + ",".join(f"[{host}]:{port}" for host in hosts)
 
 
 # -------------------------------------------------------------------------------------- handshakes

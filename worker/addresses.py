@@ -1,16 +1,18 @@
 """At which host others reach this peer, where it listens on all addresses of its machine."""
 
+import ipaddress
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 
 from protos.addresses import is_loopback, is_wildcard, split_address
-from protos.reach import resolved
+from protos.reach import Places, UnknownName, resolved
 from worker.errors import ConfigError
 
-_ELSEWHERE = "198.51.100.1:9"  # of no machine (RFC 5737): what leads there is the default route
+# Of no machine (RFC 5737, RFC 3849): what leads there is the default route.
+_ELSEWHERE = ("198.51.100.1:9", "[2001:db8::1]:9")
 
 
 @dataclass(frozen=True)
@@ -51,14 +53,14 @@ def find_host(listen: str, contacts: Sequence[str], seen_from: str = "") -> Foun
         return None
     if not is_wildcard(host):
         return None
-    if seen_from and not is_loopback(seen_from):
+    if seen_from and _serves(host, seen_from):
         return FoundHost(seen_from, f"as {contacts[0]} sees it")
     for contact, source in sources.items():
-        if source and not is_loopback(source):
+        if source and _serves(host, source):
             return FoundHost(source, f"the way to {contact}")
-    own = list(_interface_hosts())
-    route = source_host(_ELSEWHERE)
-    if route is not None:
+    own = _first_public(each for each in _interface_hosts() if _serves(host, each))
+    routes = filter(None, map(source_host, _ELSEWHERE))
+    for route in _first_public(each for each in routes if _serves(host, each)):
         also = [other for other in own if other != route]
         more = f"; it also has {', '.join(also)}" if also else ""
         return FoundHost(route, f"the default route{more}")
@@ -75,22 +77,39 @@ def source_host(address: str) -> str | None:
     """The address of this machine that the system would dial HOST:PORT from; None where it has no
     way there, or no such name is known. Nothing is sent to it."""
     host, port = split_address(address)
-    for family, found in resolved(host):
+    places: Places = ()
+    with suppress(UnknownName):
+        places = resolved(host)
+    for family, found in places:
         with suppress(OSError), closing(socket.socket(family, socket.SOCK_DGRAM)) as probe:
             probe.connect((found, port or 9))
             return str(probe.getsockname()[0])
     return None
 
 
+def _serves(wildcard: str, host: str) -> bool:
+    """Whether others reach what listens on all addresses at this one: 0.0.0.0 has IPv4 alone."""
+    address = ipaddress.ip_address(host)
+    local = address.is_loopback or address.is_link_local
+    return not local and (address.version == 4 or ipaddress.ip_address(wildcard).version == 6)
+
+
+def _first_public(hosts: Iterable[str]) -> list[str]:
+    """In their order, but those first that the whole internet dials."""
+    return sorted(hosts, key=lambda host: not ipaddress.ip_address(host).is_global)
+
+
 def _interface_hosts() -> Iterator[str]:
-    """IPv4 addresses of this machine that are not loopback."""
+    """Addresses of this machine, those of IPv4 first."""
     found: list[str] = []
     if sys.platform == "linux":
         from pyroute2 import IPRoute
 
         with suppress(OSError), IPRoute() as here:
-            found = [each.get_attr("IFA_ADDRESS") for each in here.get_addr(family=socket.AF_INET)]
+            for family in (socket.AF_INET, socket.AF_INET6):
+                found += [each.get_attr("IFA_ADDRESS") for each in here.get_addr(family=family)]
     else:
         with suppress(OSError):
-            found = socket.gethostbyname_ex(socket.gethostname())[2]
-    yield from (host for host in found if not is_loopback(host))
+            places = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
+            found = sorted((str(place[0]) for *_, place in places), key=lambda host: ":" in host)
+    yield from found

@@ -20,10 +20,11 @@ from protos.reach import (
     CHECK_ADDRESS,
     ENCRYPTED_RUN,
     Mismatch,
+    UnknownName,
     is_encrypted_run,
     mismatch,
     plain_cause,
-    unresolved,
+    target_of,
 )
 from protos.text import shown as cut
 
@@ -67,12 +68,13 @@ def ask(
     from protos import murmuration_pb2_grpc as rpc
 
     began_s = time.monotonic()
-    if problem := unresolved([address]):
+    try:
+        target = target_of(address)
+    except UnknownName as error:
         raise Failure(
-            f"{address} does not answer: {problem[address].why}; {CHECK_ADDRESS}",
-            ExitCode.UNREACHABLE,
-        )
-    with _channel(address, identity) as channel:
+            f"{address} does not answer: {error}; {CHECK_ADDRESS}", ExitCode.UNREACHABLE
+        ) from error
+    with _channel(target, identity) as channel:
         for stub in (rpc.ControlStub(channel), rpc.CoordinatorStub(channel)):
             left_s = max(0.1, timeout_s - (time.monotonic() - began_s))
             try:
@@ -95,16 +97,16 @@ def ask(
     )
 
 
-def _channel(address: str, identity: "Identity | None") -> "grpc.Channel":
+def _channel(target: str, identity: "Identity | None") -> "grpc.Channel":
     import grpc
 
     if identity is None:
-        return grpc.insecure_channel(address, options=_OPTIONS)
+        return grpc.insecure_channel(target, options=_OPTIONS)
     credentials = grpc.ssl_channel_credentials(
         identity.authority, identity.key, identity.certificate
     )
     name = ("grpc.ssl_target_name_override", identity.server_name(None))
-    return grpc.secure_channel(address, credentials, options=(*_OPTIONS, name))
+    return grpc.secure_channel(target, credentials, options=(*_OPTIONS, name))
 
 
 def _failed(address: str, error: "grpc.RpcError", waited_s: float, *, secure: bool) -> Failure:

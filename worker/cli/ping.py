@@ -79,7 +79,7 @@ def ping(target: str, knows: str | None, run: Path | None, count: int, as_json: 
 async def _ping(target: str, knows: str | None, identity: Identity | None, count: int) -> Pinged:
     """Raises UsageError, PeersUnreachable, IdentityError."""
     from protos.identity import IdentityError
-    from protos.reach import CHECK_ADDRESS, ENCRYPTED_RUN, is_encrypted_run, unresolved
+    from protos.reach import CHECK_ADDRESS, ENCRYPTED_RUN, is_encrypted_run
     from worker.relay.tunnels import Tunnels
     from worker.transport import TransportError, Untrusted
     from worker.transport.grpc import GrpcTransport
@@ -88,8 +88,6 @@ async def _ping(target: str, knows: str | None, identity: Identity | None, count
     tunnels = Tunnels(transport, identity.name if identity else "", time.monotonic)
     transport.tunnel = tunnels.port
     asked = target if ":" in target else knows or ""
-    if ":" in asked and split_relayed(asked) is None and (problem := unresolved([asked])):
-        raise PeersUnreachable(f"{asked}: {problem[asked].why}; {CHECK_ADDRESS}")
     try:
         return await measured(transport, await _address(transport, target, knows), count)
     except TransportError as error:

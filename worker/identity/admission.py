@@ -5,20 +5,14 @@ The files are in the worker's folder, for its user alone (`protos.identity`).
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from protos import murmuration_pb2 as pb
 from protos.identity import Authority, Identity, IdentityError, Role, Token
 from protos.identity.certificates import check_name, key_to_pem, new_key, request_for
-from protos.reach import (
-    CHECK_ADDRESS,
-    Unresolved,
-    cannot_listen,
-    listening_problem,
-    unresolved,
-)
+from protos.reach import CHECK_ADDRESS, cannot_listen, listening_problem
 from protos.text import shown
 from worker import wire
 from worker.errors import ConfigError, PeersUnreachable, UsageError
@@ -178,10 +172,6 @@ def enrol(
         PeersUnreachable: none of them answers within `within_s`.
     """
     token.check_date()
-    silent = _silent(unresolved(addresses)) if proxy is None else {}
-    if silent and len(silent) == len(set(addresses)):
-        raise _nobody(silent)
-    addresses = [address for address in addresses if address not in silent]
     transport = GrpcTransport("127.0.0.1:0", proxy, token.identity)
     return asyncio.run(_enrol(transport, token, name, addresses, within_s))
 
@@ -216,18 +206,8 @@ async def _enrol(
     finally:
         await transport.close()
     if not refused:
-        nameless = unresolved(addresses)
-        raise _nobody(problems | {each: f"{each}: {nameless[each].why}" for each in nameless})
+        raise PeersUnreachable(f"nobody answers: {'; '.join(problems.values())}; {CHECK_ADDRESS}")
     raise IdentityError(f"not let in by token {token.id}: {'; '.join(problems.values())}")
-
-
-def _silent(nameless: Mapping[str, Unresolved]) -> dict[str, str]:
-    """Problems of those for which no name server has an answer: to try them takes long."""
-    return {each: f"{each}: {why}" for each, (why, silent) in nameless.items() if silent}
-
-
-def _nobody(problems: Mapping[str, str]) -> PeersUnreachable:
-    return PeersUnreachable(f"nobody answers: {'; '.join(problems.values())}; {CHECK_ADDRESS}")
 
 
 def _own(key: bytes, certificate: bytes, token: Token, name: str, address: str) -> Identity:

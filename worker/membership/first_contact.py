@@ -21,7 +21,7 @@ from protos.addresses import (
 )
 from protos.identity import IdentityError
 from protos.manifest import first_difference
-from protos.reach import CHECK_ADDRESS, GIVE_TOKEN, is_encrypted_run, unresolved
+from protos.reach import CHECK_ADDRESS, GIVE_TOKEN, is_encrypted_run
 from protos.text import shown
 from worker import wire
 from worker.config import Config
@@ -296,9 +296,6 @@ def fetch_manifest(
         IdentityError: the run is encrypted and there is no certificate, or the other way round, or
             it is of another run.
     """
-    nameless = unresolved([address]).get(address) if proxy is None else None
-    if nameless is not None and nameless.silent:
-        raise PeersUnreachable(f"no peer answers at {address}: {nameless.why}; {CHECK_ADDRESS}")
     transport = GrpcTransport("127.0.0.1:0", proxy, security)
     looks = security is None and proxy is None
     return asyncio.run(_fetch_manifest(transport, address, timeout_s, looks))
@@ -418,8 +415,6 @@ async def _fetch_manifest(
     finally:
         await transport.close()
     tried_s = time.monotonic() - began
-    if nameless := unresolved([address]).get(address):
-        problem = nameless.why
     raise PeersUnreachable(
         f"no peer answers at {address}: {tries} tries in {tried_s:.1f} s, the last: {problem}; "
         f"{CHECK_ADDRESS}"

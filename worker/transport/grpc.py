@@ -11,13 +11,23 @@ import asyncio
 import itertools
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NamedTuple
 
 import grpc
 from grpc import aio
 
 from protos.identity.serving import ServerCertificate
-from protos.reach import cannot_listen, listening_problem, mismatch, plain_cause
+from protos.reach import (
+    LOOK_UP_S,
+    UnknownName,
+    cannot_listen,
+    find_target,
+    listening_problem,
+    mismatch,
+    numeric,
+    plain_cause,
+)
 from worker.transport.base import (
     RELAY_METHODS,
     AddressInUse,
@@ -65,10 +75,11 @@ class GrpcTransport:
     ) -> None:
         self._listen_address, self._security = listen_address, security
         self._shown: ServerCertificate | None = None
-        self._proxy_options = _proxy_options(proxy)
+        self._proxy, self._proxy_options = proxy, _proxy_options(proxy)
         self._traffic = Traffic()
         self._server: aio.Server | None = None
         self._channels: dict[_Line, aio.Channel] = {}
+        self._targets: dict[str, str] = {}  # of addresses that have a name
         self._numbers = itertools.count()
         self._ending: set[asyncio.Task[None]] = set()
         self.tunnel: Callable[[str], str | None] = lambda address: None
@@ -100,6 +111,8 @@ class GrpcTransport:
         self, address: str, method: str, request: bytes, timeout_s: float, peer: str | None = None
     ) -> bytes:
         line = self._line(address, peer, "control")
+        if line not in self._channels:
+            await self._look_up(line, timeout_s)
         multicallable = self._channel(line).unary_unary(PACKAGE + method, _as_is, _as_is)
         self._traffic.count_sent(method, len(request))
         try:
@@ -159,6 +172,16 @@ class GrpcTransport:
         name = security.server_name(peer) if security is not None else None
         return _Line(address, use, name, self.tunnel(address))
 
+    async def _look_up(self, line: "_Line", timeout_s: float) -> None:
+        """Asks for the addresses of a name. Streams to a peer follow calls, and use what those have
+        found. A proxy looks names up itself. Raises Unreachable."""
+        if line.tunnel is not None or self._proxy is not None:
+            return
+        try:
+            self._targets[line.address] = await find_target(line.address, min(LOOK_UP_S, timeout_s))
+        except UnknownName as error:
+            raise Unreachable(f"{line.address}: {error}") from error
+
     def _end(self, line: "_Line") -> None:
         """Closes a connection that one stream had for itself."""
         if (channel := self._channels.pop(line, None)) is not None:
@@ -178,11 +201,13 @@ class GrpcTransport:
         return self._channels[line]
 
     def _new_channel(self, line: "_Line") -> aio.Channel:
-        security, target = self._security, line.tunnel or line.address
+        security = self._security
+        target = line.tunnel or self._targets.get(line.address, line.address)
         proxy = self._proxy_options if line.tunnel is None else _proxy_options(None)
         channel_options = [*_CHANNEL_OPTIONS, *proxy]
         if security is None or line.server_name is None:
-            return aio.insecure_channel(target, options=channel_options)
+            asked = ("grpc.default_authority", line.address)
+            return aio.insecure_channel(target, options=[*channel_options, asked])
         credentials = grpc.ssl_channel_credentials(
             security.authority, security.key, security.certificate
         )
@@ -258,6 +283,8 @@ def _proxy_options(proxy: str | None) -> list[tuple[str, int | str]]:
     if proxy is None:  # peers are peers, whatever the environment says of the web
         return [("grpc.enable_http_proxy", 0)]
     os.environ["no_grpc_proxy"] = ""  # noqa: SIM112 (gRPC reads it before no_proxy)
+    with suppress(UnknownName):  # gRPC will fail, and say so
+        proxy = numeric(proxy)
     return [("grpc.enable_http_proxy", 1), ("grpc.http_proxy", f"http://{proxy}")]
 
 

@@ -11,24 +11,42 @@ import pytest
 
 from protos import reach
 from protos.identity import Authority, Identity, Role
-from protos.reach import Mismatch, is_encrypted_run, mismatch, plain_cause, resolved, unresolved
+from protos.reach import (
+    Mismatch,
+    UnknownName,
+    find_target,
+    is_encrypted_run,
+    mismatch,
+    numeric,
+    plain_cause,
+    resolved,
+    target_of,
+)
 from worker.transport import NOBODY
 from worker.transport.grpc import GrpcTransport
+
+V4, V6 = socket.AF_INET, socket.AF_INET6
 
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Hosts that the name servers were asked for, in order. That of silent.example never answers,
-    until the test is over."""
+    """Hosts that the resolver was asked for, in order. That of silent.example never answers, until
+    the test is over."""
     over, hosts = threading.Event(), list[str]()
+    known = {
+        "w0.example": [(V4, "192.0.2.7")],
+        "two.example": [(V4, "192.0.2.7"), (V4, "192.0.2.8"), (V4, "192.0.2.7")],
+        "both.example": [(V6, "2001:db8::7"), (V4, "192.0.2.7")],
+        "six.example": [(V6, "2001:db8::7")],
+    }
 
     def look_up(host: str, port: None, type: int) -> list[object]:
         hosts.append(host)
         if host == "silent.example":
             over.wait()
-        if host in ("no.such.example", "silent.example"):
+        if host not in known:
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-        return [(socket.AF_INET, type, 6, "", ("192.0.2.7", 0))]
+        return [(family, type, 6, "", (place, 0)) for family, place in known[host]]
 
     monkeypatch.setattr(reach.socket, "getaddrinfo", look_up)
     monkeypatch.setattr(reach, "_look_ups", {})
@@ -36,24 +54,50 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     over.set()
 
 
+@pytest.mark.parametrize(
+    ("address", "target"),
+    [
+        ("w0.example:7700", "ipv4:192.0.2.7:7700"),
+        ("two.example:7700", "ipv4:192.0.2.7:7700,192.0.2.8:7700"),
+        ("both.example:7700", "ipv6:[2001:db8::7]:7700,[::ffff:192.0.2.7]:7700"),
+        ("six.example:7700", "ipv6:[2001:db8::7]:7700"),
+        ("192.0.2.7:7700", "192.0.2.7:7700"),
+        ("[::1]:7700", "[::1]:7700"),
+        ("w3@w0.example:7700", "w3@w0.example:7700"),
+        ("no address", "no address"),
+    ],
+)
+def test_a_name_is_dialled_at_all_its_addresses(
+    asked: list[str], address: str, target: str
+) -> None:
+    assert target_of(address) == target
+    assert asyncio.run(find_target(address)) == target
+    assert len(asked) == (1 if ".example" in address and "@" not in address else 0)
+
+
+def test_a_proxy_is_dialled_at_the_first_address_of_its_name(asked: list[str]) -> None:
+    assert numeric("two.example:3128") == "192.0.2.7:3128"
+    assert numeric("six.example:3128") == "[2001:db8::7]:3128"
+    assert numeric("192.0.2.7:3128") == "192.0.2.7:3128"
+
+
 def test_a_name_that_nobody_knows_is_said_to_be_one(asked: list[str]) -> None:
-    assert unresolved(["w0.example:7700", "192.0.2.7:7700", "[::1]:7700", "no address"]) == {}
-    (problem,) = unresolved(["w0.example:7700", "no.such.example:7700"]).values()
-    assert problem.why == (
-        "no address is known for the name no.such.example (name or service not known)"
-    )
-    assert not problem.silent
-    assert resolved("w0.example") == ((socket.AF_INET, "192.0.2.7"),)
-    assert asked == ["w0.example", "no.such.example"]
+    says = "^no address is known for the name no.such.example .name or service not known.$"
+    with pytest.raises(UnknownName, match=says):
+        target_of("no.such.example:7700")
+    with pytest.raises(UnknownName, match=says):
+        asyncio.run(find_target("no.such.example:7700"))
+    assert resolved("w0.example") == ((V4, "192.0.2.7"),)
+    assert asked == ["no.such.example", "w0.example"]
 
 
-def test_name_servers_are_asked_once_and_all_that_ask_share_the_time(asked: list[str]) -> None:
+def test_the_resolver_is_asked_once_and_all_that_ask_share_the_time(asked: list[str]) -> None:
     """One that does not answer took `murmur doctor` half a minute: it was asked again and again."""
     for _ in range(3):
-        (problem,) = unresolved(["silent.example:7700"], timeout_s=0.01).values()
-        assert problem.silent
-        assert "no name server answers" in problem.why
-        assert resolved("silent.example", timeout_s=0.01) == ()
+        with pytest.raises(UnknownName, match="no name server answers"):
+            resolved("silent.example", timeout_s=0.01)
+        with pytest.raises(UnknownName, match="no name server answers"):
+            asyncio.run(find_target("silent.example:7700", timeout_s=0.01))
     assert asked == ["silent.example"]
 
 

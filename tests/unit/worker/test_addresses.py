@@ -8,7 +8,8 @@ from worker import addresses
 from worker.addresses import FoundHost, find_host, source_host
 from worker.errors import ConfigError
 
-ELSEWHERE = "198.51.100.1:9"
+ELSEWHERE, ELSEWHERE_V6 = addresses._ELSEWHERE
+PUBLIC_V4, PUBLIC_V6, OWN_V6 = "8.8.4.4", "2600::5", "fd00::5"
 
 
 @pytest.fixture
@@ -64,6 +65,50 @@ def test_in_the_place_of_a_wildcard_an_address_is_found(
 ) -> None:
     machine.update(routes)
     assert find_host(listen, contacts, seen_from) == FoundHost(*found)
+
+
+@pytest.mark.parametrize(
+    ("listen", "routes", "interfaces", "seen_from", "host"),
+    [
+        ("[::]:7700", {}, [PUBLIC_V6], "", PUBLIC_V6),
+        ("[::]:7700", {}, ["fe80::5", PUBLIC_V6], "", PUBLIC_V6),
+        ("[::]:7700", {}, ["10.0.0.5", PUBLIC_V6], "", PUBLIC_V6),
+        ("[::]:7700", {}, ["10.0.0.5", OWN_V6], "", "10.0.0.5"),
+        ("[::]:7700", {}, [OWN_V6], "", OWN_V6),
+        ("[::]:7700", {ELSEWHERE_V6: PUBLIC_V6}, [], "", PUBLIC_V6),
+        ("[::]:7700", {ELSEWHERE: "10.0.0.5", ELSEWHERE_V6: PUBLIC_V6}, [], "", PUBLIC_V6),
+        ("[::]:7700", {ELSEWHERE: PUBLIC_V4, ELSEWHERE_V6: PUBLIC_V6}, [], "", PUBLIC_V4),
+        ("[::]:7700", {ELSEWHERE: "10.0.0.5", ELSEWHERE_V6: OWN_V6}, [], "", "10.0.0.5"),
+        ("[::]:7700", {"a:1": PUBLIC_V6}, ["10.0.0.5"], "", PUBLIC_V6),
+        ("[::]:7700", {}, ["10.0.0.5"], PUBLIC_V6, PUBLIC_V6),
+        ("[::]:7700", {}, ["10.0.0.5"], "::1", "10.0.0.5"),
+        ("0.0.0.0:7700", {}, ["10.0.0.5", PUBLIC_V6], "", "10.0.0.5"),
+        ("0.0.0.0:7700", {ELSEWHERE_V6: PUBLIC_V6}, ["10.0.0.5"], PUBLIC_V6, "10.0.0.5"),
+        ("0.0.0.0:7700", {"a:1": PUBLIC_V6}, ["10.0.0.5"], "", "10.0.0.5"),
+    ],
+)
+def test_all_addresses_of_a_machine_are_those_of_ipv6_too(
+    monkeypatch: pytest.MonkeyPatch,
+    listen: str,
+    routes: dict[str, str],
+    interfaces: list[str],
+    seen_from: str,
+    host: str,
+) -> None:
+    monkeypatch.setattr(addresses, "source_host", routes.get)
+    monkeypatch.setattr(addresses, "_interface_hosts", lambda: iter(interfaces))
+    found = find_host(listen, ["a:1"], seen_from)
+    assert found is not None
+    assert found.host == host
+
+
+def test_a_machine_that_only_ipv6_reaches_cannot_listen_on_0_0_0_0(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(addresses, "source_host", {ELSEWHERE_V6: PUBLIC_V6}.get)
+    monkeypatch.setattr(addresses, "_interface_hosts", lambda: iter([PUBLIC_V6]))
+    with pytest.raises(ConfigError, match=r"no address that others could dial; say with "):
+        find_host("0.0.0.0:7700", ())
 
 
 def test_loopback_is_not_advertised_to_another_machine(machine: dict[str, str]) -> None:

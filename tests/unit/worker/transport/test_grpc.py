@@ -1,6 +1,7 @@
 """What the gRPC transport does on the wire."""
 
 import asyncio
+import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,9 +11,68 @@ import pytest
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from protos import reach
 from protos.identity import Authority, Identity, Role
 from worker.transport import NOBODY, Caller, Refused, Stream, TransportError, Unreachable, Untrusted
 from worker.transport.grpc import GrpcTransport
+
+NAMES = {
+    "one.example": ["127.0.0.1"],
+    "second.example": ["127.0.0.3", "127.0.0.1"],
+    "six.example": ["::1", "127.0.0.1"],
+    "many.example": ["127.0.0.3", "::1", "127.0.0.4", "127.0.0.1"],
+}
+
+
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names that this machine knows, and no name server; a peer serves at 127.0.0.1 only."""
+
+    def look_up(host: str, port: None, type: int) -> list[object]:
+        if host not in NAMES:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        families = [socket.AF_INET6 if ":" in place else socket.AF_INET for place in NAMES[host]]
+        places = zip(families, NAMES[host], strict=True)
+        return [(family, type, 6, "", (place, 0)) for family, place in places]
+
+    monkeypatch.setattr(reach.socket, "getaddrinfo", look_up)
+    monkeypatch.setattr(reach, "_look_ups", {})
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_peer_is_reached_by_a_name_of_this_machine(
+    run: Authority, names: None, name: str, encrypted: bool
+) -> None:
+    """By a call, and by a stream after it; with a certificate too, which has a name of its own."""
+
+    async def scenario() -> None:
+        mine, other = (run.new_identity(Role.PEER, n) if encrypted else None for n in "ab")
+        server = GrpcTransport("127.0.0.1:0", security=other)
+        client = GrpcTransport("127.0.0.1:0", security=mine)
+        try:
+            port = (await server.listen(Ends())).rpartition(":")[2]
+            assert await client.call(f"{name}:{port}", "Control/Measure", b"", 20.0, "b") == b""
+            stream = client.open(f"{name}:{port}", "Data/PairRound", "b")
+            assert await stream.receive() is None
+        finally:
+            await client.close()
+            await server.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_name_that_this_machine_does_not_know_is_said_to_be_one(names: None) -> None:
+    async def scenario() -> None:
+        client = GrpcTransport("127.0.0.1:0")
+        try:
+            await client.call("no.such.example:7700", "Control/Measure", b"", 20.0)
+        finally:
+            await client.close()
+
+    says = "^no.such.example:7700: no address is known for the name no.such.example .name or "
+    with pytest.raises(Unreachable, match=says):
+        asyncio.run(scenario())
 
 
 def test_a_data_connection_opens_before_there_is_anything_to_send() -> None:
