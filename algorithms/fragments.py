@@ -23,7 +23,8 @@ class TensorSpec:
 
     Args:
         averaged: a running statistic, of which the outer step takes the mean.
-        integers: it is of integers, in limbs (`limbs_of`). The first contributor's are taken.
+        integers: its type, where it travels bit for bit in limbs (`limbs_of`), as integers do. The
+            first contributor's are taken.
     """
 
     name: str
@@ -59,12 +60,16 @@ class Fragment:
         ends = zip(self.specs, stops, strict=True)
         return union(((stop - spec.elements, stop) for spec, stop in ends if spec.averaged), ())
 
+    def empty(self) -> Tensor:
+        """A fresh 1-D fp32 tensor on the CPU, to hold the fragment's `elements` values."""
+        return torch.empty(self.elements, dtype=torch.float32, device="cpu")
+
     def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """Copies the fragment's tensors into one fresh 1-D fp32 tensor of `elements` values.
 
         They may be on any device and of any type, integers in limbs or in their own shape; the
         result is on the CPU."""
-        flat = torch.empty(self.elements, dtype=torch.float32, device="cpu")
+        flat = self.empty()
         for name, view in self.views(flat).items():
             copy_values(view, tensors[name])
         return flat
@@ -90,8 +95,8 @@ class Fragment:
 
 
 def limbs_of(integers: Tensor) -> Tensor:
-    """A view of some integers, of 16 bits or fewer each, which fp32 holds exactly; one more
-    dimension than they have. Writing into it writes into them."""
+    """A view of some integers, or of values of another type, in parts of 16 bits or fewer, which
+    fp32 holds exactly; one more dimension than they have. Writing into it writes into them."""
     limb = torch.int16 if integers.dtype.itemsize > 1 else torch.uint8
     return integers.unsqueeze(-1).view(limb)
 

@@ -124,13 +124,13 @@ class BlockCodec(ABC):
         blocks = values[: whole * BLOCK].view(whole, BLOCK)
         records = raw[: whole * self._record_bytes].view(whole, self._record_bytes)
         rows = max(1, min(whole, piece_rows(BLOCK, values.device)))
-        scratch = torch.empty(self.scratch_rows, rows, BLOCK, device=values.device)
+        scratch = values.new_empty(self.scratch_rows, rows, BLOCK)
         extremes = [
             self._encode(blocks[piece], records[piece], BLOCK, seed, piece.start, scratch)
             for piece in pieces(whole, BLOCK, values.device)
         ]
         if rest := elements - whole * BLOCK:
-            block = torch.zeros(1, BLOCK, device=values.device)
+            block = values.new_zeros(1, BLOCK)
             block[0, :rest] = values[whole * BLOCK :]
             record = torch.empty(1, self._record_bytes, dtype=torch.uint8, device=values.device)
             extremes.append(self._encode(block, record, rest, seed, whole, scratch))
@@ -153,7 +153,7 @@ class BlockCodec(ABC):
             tail = raw[whole * self._record_bytes :]
             record = torch.zeros(1, self._record_bytes, dtype=torch.uint8, device=raw.device)
             record[0, : tail.numel()] = tail
-            block = torch.empty(1, BLOCK, device=raw.device)
+            block = values.new_empty(1, BLOCK)
             self._decode(record, block)
             values[whole * BLOCK :] = block[0, :rest]
         return values
@@ -238,7 +238,7 @@ def look_up(codes: Tensor, values: tuple[float, ...], out: Tensor) -> None:
 def _pairs(values: Sequence[float], device: torch.device) -> Tensor:
     """For each byte its two fp32 values, held as the bits of one float64: moved, never computed."""
     single = torch.tensor(values, dtype=torch.float32, device=device)
-    code = torch.arange(_PAIRS, device=device)
+    code = torch.arange(_PAIRS, dtype=torch.int64, device=device)
     return single[torch.stack((code & 15, code >> 4), 1)].view(torch.float64).view(-1)
 
 
@@ -251,7 +251,7 @@ def fill(noise: Tensor, seed: int, start: int, bits: int, scratch: Tensor) -> No
         scratch: like `noise`, to write to.
     """
     before, between = _keys(seed)
-    torch.arange(noise.numel(), out=noise.view(-1))
+    torch.arange(noise.numel(), dtype=torch.int32, device=noise.device, out=noise.view(-1))
     noise.add_(_signed(start)).mul_(_signed(_GOLDEN >> 32)).add_(before)
     _fold(noise, 16, scratch)
     noise.mul_(_signed(_FIRST)).bitwise_xor_(between)

@@ -111,7 +111,7 @@ class Ternary(BlockCodec):
     ) -> Tensor:
         least = torch.where(scales == 0, torch.inf, scales * 0.5)
         whole = BLOCK + -BLOCK % _DIGITS
-        digits = torch.empty(len(blocks), whole, device=blocks.device)
+        digits = blocks.new_empty(len(blocks), whole)
         digits[:, BLOCK:] = 0.0
         above, below = digits[:, :BLOCK], scratch[0]
         torch.gt(blocks, least, out=above)
@@ -149,24 +149,25 @@ def _scale(mean: Tensor, unit: Tensor) -> Tensor:
 
 @lru_cache(maxsize=8)
 def _half_bits(device: torch.device) -> Tensor:
-    return -(2.0 ** torch.arange(-1, 7, device=device))
+    return -(2.0 ** torch.arange(-1, 7, dtype=torch.float32, device=device))
 
 
 @lru_cache(maxsize=8)
 def _powers(device: torch.device) -> Tensor:
-    return (3 ** torch.arange(_DIGITS, device=device)).to(torch.float32)
+    return (3 ** torch.arange(_DIGITS, dtype=torch.int64, device=device)).to(torch.float32)
 
 
 @lru_cache(maxsize=8)
 def _signs(device: torch.device) -> Tensor:
     """fp32 (256, 8): what the bits of each byte stand for."""
-    bits = torch.arange(256, device=device)[:, None] >> torch.arange(8, device=device) & 1
-    return 1.0 - 2.0 * bits
+    byte = torch.arange(256, dtype=torch.int64, device=device)[:, None]
+    bits = byte >> torch.arange(8, dtype=torch.int64, device=device) & 1
+    return 1.0 - 2.0 * bits.to(torch.float32)
 
 
 @lru_cache(maxsize=8)
 def _digits(device: torch.device) -> Tensor:
     """fp32 (256, 5): what the digits of each byte stand for; those that never occur go on."""
-    places = 3 ** torch.arange(_DIGITS, device=device)
-    digits = torch.arange(256, device=device)[:, None] // places % 3
-    return torch.tensor([0.0, 1.0, -1.0], device=device)[digits]
+    places = 3 ** torch.arange(_DIGITS, dtype=torch.int64, device=device)
+    digits = torch.arange(256, dtype=torch.int64, device=device)[:, None] // places % 3
+    return torch.tensor([0.0, 1.0, -1.0], dtype=torch.float32, device=device)[digits]

@@ -138,7 +138,9 @@ class TopK:
         shifts = torch.arange(planes, dtype=torch.int16, device=chunks.device)[:, None]
         of_plane = places[:, None, :] >> shifts & 1
         row[:, : planes * kept].view(rows, planes, kept).copy_(of_plane)
-        offset = torch.arange(planes * kept, (planes + 1) * kept, device=chunks.device)
+        offset = torch.arange(
+            planes * kept, (planes + 1) * kept, dtype=torch.int64, device=chunks.device
+        )
         row.scatter_(1, (places >> planes) + offset, 1)
         levels = torch.cat((low, high), 1).to(torch.bfloat16).view(torch.uint8)
         records[:, :_LEVEL_BYTES] = levels
@@ -159,8 +161,9 @@ class TopK:
             raise ValueError(f"{self.name}: the bits do not say {kept} places of {elements}")
         found = _places_set(upper).view(rows, kept)
         width = upper.shape[1]
-        start = torch.arange(0, rows * width, width, device=chunks.device)[:, None]
-        above = found - start - torch.arange(kept, device=chunks.device)
+        device = chunks.device
+        start = torch.arange(0, rows * width, width, dtype=torch.int64, device=device)[:, None]
+        above = found - start - torch.arange(kept, dtype=torch.int64, device=device)
         of_plane = bits[:, : planes * kept].view(rows, planes, kept)
         index = above << self._low_bits
         for place in range(self._low_bits):
@@ -262,7 +265,7 @@ def _levels(magnitudes: Tensor, fixed_bits: int) -> tuple[Tensor, Tensor, Tensor
     least = (_LEAST_FIXED * unit_back).to(torch.float32).view(torch.int32)
     least.clamp_(min=_LEAST_NORMAL)
     kept = magnitudes.shape[1]
-    rank = torch.arange(1, kept + 1, device=magnitudes.device)
+    rank = torch.arange(1, kept + 1, dtype=torch.int64, device=magnitudes.device)
     total: Tensor | int = kept
     is_kept = None
     if not (ordered[:, -1:] >= least).all():
@@ -302,11 +305,12 @@ def _first_largest(values: Tensor) -> Tensor:
 
 @lru_cache(maxsize=8)
 def _bit_values(device: torch.device) -> Tensor:
-    return 2.0 ** torch.arange(8, device=device)
+    return 2.0 ** torch.arange(8, dtype=torch.float32, device=device)
 
 
 @lru_cache(maxsize=8)
 def _bits_of_bytes(device: torch.device) -> Tensor:
     """For each byte its eight bits, a byte each, held as one int64: moved, never computed."""
-    bits = torch.arange(256, device=device)[:, None] >> torch.arange(8, device=device) & 1
+    byte = torch.arange(256, dtype=torch.int64, device=device)[:, None]
+    bits = byte >> torch.arange(8, dtype=torch.int64, device=device) & 1
     return bits.to(torch.uint8).view(torch.int64).view(-1)

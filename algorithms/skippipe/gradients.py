@@ -19,7 +19,8 @@ class StageGradients:
 
     def __init__(self, shapes: Mapping[str, torch.Size]) -> None:
         self.sums: Mapping[str, torch.Tensor] = {
-            name: torch.zeros(shape) for name, shape in shapes.items()
+            name: torch.zeros(shape, dtype=torch.float32, device="cpu")
+            for name, shape in shapes.items()
         }
         self._counted: set[int] = set()
 

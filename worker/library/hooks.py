@@ -14,7 +14,12 @@ from worker.errors import UsageError
 from worker.library.arguments import check_tensors, optimizers_of
 from worker.training.fragment import Accessor
 from worker.training.inbox import IterationOver, StageJob
-from worker.training.model import running_statistics, schema_of, trained_parameters
+from worker.training.model import (
+    check_types,
+    running_statistics,
+    schema_of,
+    trained_parameters,
+)
 from worker.training.replica import first_learning_rate
 from worker.wire import tensor_hash
 
@@ -25,7 +30,7 @@ class UserReplica:
     """Implements `worker.training.replica.Replica`. train thread only.
 
     Args:
-        model: its parameters may be on any device, and of any floating type.
+        model: its parameters may be on any device, in fp32, bf16 or fp16.
         optimizers: over all or some of the model's parameters, and over no others; their steps
             follow one another in this order.
 
@@ -84,7 +89,7 @@ class UserReplica:
         frozen = [p.detach() for p in self.model.parameters() if not p.requires_grad]
         if not frozen:
             return None
-        return tensor_hash(whole(each).to("cpu", torch.float32).flatten() for each in frozen)
+        return tensor_hash(_as_fp32(whole(each)) for each in frozen)
 
     @property
     def gradients(self) -> dict[str, Tensor]:
@@ -205,12 +210,7 @@ class UserReplica:
                 f"the optimizer has {foreign} parameters that are not model {name}'s: make it of "
                 "model.parameters(), after the model has its final form and device"
             )
-        for each, parameter in self._trained.items():
-            if not parameter.is_floating_point():
-                raise UsageError(
-                    f"parameter {each!r} is of type {parameter.dtype}: only floating-point "
-                    "parameters can be exchanged; freeze it"
-                )
+        check_types(self.model)
 
 
 def _innermost(optimizer: Optimizer) -> Optimizer:
@@ -218,6 +218,12 @@ def _innermost(optimizer: Optimizer) -> Optimizer:
     while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
         optimizer = inner
     return optimizer
+
+
+def _as_fp32(tensor: Tensor) -> Tensor:
+    """The values on the host, 1-D; of complex numbers both parts."""
+    real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    return real.to("cpu", torch.float32).flatten()
 
 
 def whole(tensor: Tensor) -> Tensor:

@@ -286,8 +286,10 @@ def _of_loader(loader: DataLoader[Any], seed: int) -> _Indexed[Any]:
 
     def order(epoch: int) -> Sequence[Any] | Tensor:
         if isinstance(sampler, RandomSampler) and not sampler.replacement:
-            generator = torch.Generator().manual_seed(seed + epoch)
-            return torch.randperm(len(sampler), generator=generator)
+            generator = torch.Generator("cpu").manual_seed(seed + epoch)
+            return torch.randperm(
+                len(sampler), dtype=torch.int64, device="cpu", generator=generator
+            )
         if isinstance(sampler, SequentialSampler):
             return range(len(sampler))
         if (set_epoch := getattr(sampler, "set_epoch", None)) is not None:

@@ -16,7 +16,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -114,7 +113,7 @@ class Site:
                     self._gathered(self._fragments[index])
                 case _Write(index):
                     fragment = self._fragments[index]
-                    self._take(fragment, torch.empty(fragment.elements))
+                    self._take(fragment, fragment.empty())
                 case _GoOn(progress):
                     return progress
                 case _Failed(error):

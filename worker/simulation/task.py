@@ -25,7 +25,7 @@ class Quadratic:
     """
 
     def __init__(self, peers: int, seed: int) -> None:
-        self.local = [torch.zeros(VALUES) for _ in range(peers)]
+        self.local = [torch.zeros(VALUES, dtype=torch.float32, device="cpu") for _ in range(peers)]
         self._rngs = [np.random.default_rng((seed, peer)) for peer in range(peers)]
         self._moves: dict[int, tuple[Tensor, NDArray[np.float64]]] = {}
 

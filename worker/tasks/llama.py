@@ -75,12 +75,12 @@ def _draw_parameters(
         of: all of them, of which the shapes are read. A whole model has them itself: torch takes a
             second or more to load what draws on its meta device.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator("cpu").manual_seed(seed)
     residual_scale = 1 / math.sqrt(2 * config.num_hidden_layers)
     for name, parameter in of.items():
         if parameter.dim() < 2:
             continue
-        draws = torch.rand(parameter.shape, generator=generator)
+        draws = torch.rand(parameter.shape, dtype=torch.float32, device="cpu", generator=generator)
         if name not in held:
             continue
         std = config.initializer_range
@@ -113,8 +113,8 @@ class KeyValueCache:
             config.head_size,
         )
         self.length = 0
-        self._keys = torch.zeros(shape, device=device)
-        self._values = torch.zeros(shape, device=device)
+        self._keys = torch.zeros(shape, dtype=torch.float32, device=device)
+        self._values = torch.zeros(shape, dtype=torch.float32, device=device)
 
     def extend(
         self, layer: int, key_BKTE: torch.Tensor, value_BKTE: torch.Tensor

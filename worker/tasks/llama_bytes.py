@@ -228,7 +228,7 @@ class LlamaBytes:
         """The bytes that come after the prompt."""
         assert isinstance(model, Llama)
         device = next(model.parameters()).device
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator("cpu").manual_seed(seed)
         context = self.config.max_position_embeddings
         tokens = list(prompt.encode() or b"\n")
         cache = KeyValueCache(self.config, device)
@@ -237,7 +237,7 @@ class LlamaBytes:
             if cache.length + len(unread) > context:
                 cache.length = 0
                 unread = tokens[-max(context // 2, 1) :]
-            logits_BTV = model(torch.tensor([unread], device=device), cache)
+            logits_BTV = model(torch.tensor([unread], dtype=torch.int64, device=device), cache)
             token = _sample(logits_BTV[0, -1].float().cpu(), temperature, generator)
             tokens.append(token)
             unread = [token]

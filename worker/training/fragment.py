@@ -23,7 +23,7 @@ _VARIANCE = "running_var"  # of torch's normalisations
 def initial_state(plan: Plan, anchor: Tensor) -> FragmentState:
     """Version 0: the initial parameters, and a momentum of zeros where the plan has one."""
     outer = plan.exchange != "none" and plan.payload == "pseudo_gradient"
-    momentum = torch.zeros_like(anchor) if outer else torch.empty(0)
+    momentum = torch.zeros_like(anchor) if outer else anchor.new_empty(0)
     return FragmentState(0, 0, (), anchor, momentum, state_hash(anchor, momentum, ()))
 
 
@@ -69,7 +69,7 @@ class FragmentReplica(FragmentOptimizer):
         """A copy of the local parameters, 1-D."""
         if self._accessor is not None:
             return self._accessor.read(self.fragment)
-        flat = torch.empty(self.fragment.elements)
+        flat = self.fragment.empty()
         for view, values in zip(self.fragment.views(flat).values(), self._read(), strict=True):
             view.copy_(values)
         return flat

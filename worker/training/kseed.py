@@ -47,9 +47,10 @@ class SeedSpace(nn.Module):
 
     def __init__(self, parameters: list[nn.Parameter], seeds: int) -> None:
         super().__init__()
-        self.coefficients = nn.Parameter(torch.zeros(seeds))
+        self.coefficients = nn.Parameter(torch.zeros(seeds, dtype=torch.float32, device="cpu"))
         self._parameters_of_model = [each.requires_grad_(False) for each in parameters]
-        self._followed = torch.zeros(seeds)  # the coefficients that the parameters are at
+        # The coefficients that the parameters are at.
+        self._followed = torch.zeros_like(self.coefficients, requires_grad=False)
 
     def forward(self, values: Tensor) -> Tensor:
         """The same: a model that calls its children one after another calls this, too."""
@@ -79,9 +80,11 @@ class SeedSpace(nn.Module):
 
     def _move(self, index: int, value: float) -> None:
         by = value - float(self._followed[index])
-        generator = torch.Generator().manual_seed(index)
+        generator = torch.Generator("cpu").manual_seed(index)
         for each in self._parameters_of_model:
-            direction = torch.randn(each.shape, generator=generator)
+            direction = torch.randn(
+                each.shape, dtype=torch.float32, device="cpu", generator=generator
+            )
             each.add_(direction.to(each.device), alpha=by)
         self._followed[index] = value
 

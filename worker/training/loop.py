@@ -17,6 +17,7 @@ from algorithms.plan import Plan
 from worker.membership import Phase
 from worker.pipeline.replica import Iterations, StageReplica
 from worker.training.inbox import AllStarted, Mailbox, StageMove, Started, Stop
+from worker.training.model import buffers_left_out
 from worker.training.outer import OuterLoop
 from worker.training.replica import InnerReplica, Replica, RunIsOver
 
@@ -113,6 +114,8 @@ class TrainingLoop:
     def begin(self) -> None:
         """Waits until the run starts, or until this peer is where the others are in it."""
         self.outer.publish()
+        if self.exchanges and (words := self._words_on_buffers()):
+            self._reporter.event("warning", text=words)
         self._reporter.event("progress", state="ready")
         self._await_start()
 
@@ -159,6 +162,13 @@ class TrainingLoop:
         """Stopped after the last step: nobody may take what is done last for done by this peer."""
         self._reporter.phase = Phase.TRAINING
         self.outer.publish()
+
+    def _words_on_buffers(self) -> str:
+        """What there is to say of saved buffers that are not exchanged; empty without any."""
+        exchanged = {spec.name for each in self.fragments for spec in each.fragment.specs}
+        left = buffers_left_out(self._replica.model, exchanged)
+        named = ", ".join(f"{name} ({why})" if why else name for name, why in left.items())
+        return named and f"buffers that stay here, whatever the other peers hold: {named}"
 
     def _await_start(self) -> None:
         started = self._await(Started)

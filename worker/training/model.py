@@ -1,14 +1,26 @@
 """What of a model travels: trained parameters, and running statistics.
 
-A floating-point buffer that is saved with the model, such as BatchNorm's running mean, is averaged
-at each round, without momentum. Of an integer one all take that of the round's first peer by name.
+A buffer that is saved with the model, such as BatchNorm's running mean, is averaged at each round,
+without momentum, if it is of fp32, bf16 or fp16. Of one of another type all take that of the
+round's first peer by name, bit for bit.
 """
 
+from collections.abc import Collection
+
+import torch
 from torch import Tensor, nn
 
 from algorithms.fragments import TensorSpec, limbs_of
+from worker.errors import UsageError
 
 _WRAPPERS = ("module.", "_orig_mod.")  # of DistributedDataParallel and torch.compile
+_AVERAGED = (torch.float32, torch.bfloat16, torch.float16)
+_EXACT = (
+    *(torch.bool, torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.uint8, torch.uint16, torch.uint32, torch.uint64),
+    *(torch.float64, torch.complex64, torch.float8_e4m3fn, torch.float8_e4m3fnuz),
+    *(torch.float8_e5m2, torch.float8_e5m2fnuz),
+)  # a checkpoint can hold these too
 
 
 def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -16,24 +28,37 @@ def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     return {bare_name(n): p for n, p in model.named_parameters() if p.requires_grad}
 
 
+def check_types(model: nn.Module) -> None:
+    """Raises UsageError: a trained parameter is of a type that an exchange would round."""
+    for name, parameter in trained_parameters(model).items():
+        if parameter.dtype not in _AVERAGED:
+            raise UsageError(
+                f"parameter {name!r} is of type {parameter.dtype}: what is trained is exchanged in "
+                "fp32, and may be of fp32, bf16 or fp16; call model.float() before the optimizer "
+                "is made, or freeze the parameter"
+            )
+
+
 def running_statistics(model: nn.Module) -> dict[str, Tensor]:
-    """The buffers that are saved with the model, by name: floating-point ones, then the limbs of
-    integers. Writing into them changes the model."""
-    floating = {n: b for n, b in saved_buffers(model).items() if b.is_floating_point()}
-    return floating | {name: limbs_of(b) for name, b in integer_buffers(model).items()}
+    """The buffers that are saved with the model, by name: those that are averaged, then the limbs
+    of the others. Writing into them changes the model."""
+    averaged = {n: b for n, b in _shared_buffers(model).items() if b.dtype in _AVERAGED}
+    return averaged | {name: limbs_of(b) for name, b in integer_buffers(model).items()}
 
 
 def integer_buffers(model: nn.Module) -> dict[str, Tensor]:
-    """Those of integers or truth values that are saved with the model, by name."""
-    return {
-        name: buffer
-        for name, buffer in saved_buffers(model).items()
-        if not (buffer.is_floating_point() or buffer.is_complex() or _is_expanded(buffer))
-    }
+    """Those that are saved with the model and travel bit for bit, by name: integers, truth values,
+    fp64, fp8 and complex numbers."""
+    return {name: b for name, b in _shared_buffers(model).items() if b.dtype in _EXACT}
 
 
 def schema_of(model: nn.Module, *, statistics: bool = True) -> list[TensorSpec]:
-    """Names and shapes of what travels, in the model's order: parameters, statistics, integers."""
+    """Names and shapes of what travels, in the model's order: parameters, statistics, limbs.
+
+    Raises:
+        UsageError: as `check_types`.
+    """
+    check_types(model)
     found = [TensorSpec(n, tuple(p.shape)) for n, p in trained_parameters(model).items()]
     if statistics:
         kinds = {name: buffer.dtype for name, buffer in integer_buffers(model).items()}
@@ -44,10 +69,31 @@ def schema_of(model: nn.Module, *, statistics: bool = True) -> list[TensorSpec]:
     return found
 
 
+def buffers_left_out(model: nn.Module, exchanged: Collection[str]) -> dict[str, str]:
+    """The saved buffers that are not exchanged, with why they cannot be; empty where they could."""
+    saved = saved_buffers(model).items()
+    return {name: _why_left(buffer) for name, buffer in saved if name not in exchanged}
+
+
+def _shared_buffers(model: nn.Module) -> dict[str, Tensor]:
+    return {name: b for name, b in saved_buffers(model).items() if not _why_left(b)}
+
+
 def saved_buffers(model: nn.Module) -> dict[str, Tensor]:
     """The buffers that are saved with the model, by name."""
     saved = model.state_dict(keep_vars=True)
     return {bare_name(n): buffer for n, buffer in model.named_buffers() if n in saved}
+
+
+def _why_left(buffer: Tensor) -> str:
+    """Why a buffer cannot be exchanged; empty where it can."""
+    if buffer.layout is not torch.strided:
+        return f"of layout {str(buffer.layout).removeprefix('torch.')}"
+    if buffer.dtype not in (*_AVERAGED, *_EXACT):
+        return f"of type {buffer.dtype}"
+    if buffer.is_conj() or buffer.is_neg() or _is_expanded(buffer):
+        return "a view that nothing can write to"
+    return ""
 
 
 def _is_expanded(buffer: Tensor) -> bool:

@@ -30,6 +30,7 @@ _NEWS = 0.1  # a change of the own step time that is published
 class Replica(Protocol):
     """What the outer loop asks of a model that is trained. train thread only."""
 
+    model: nn.Module
     loss: float  # of the last step; NaN where there is none
     accessor: Accessor | None  # of parameters that other processes hold in part
 

@@ -25,7 +25,7 @@ def tensor_bytes(tensor: Tensor) -> memoryview:
 def bytes_tensor(raw: memoryview) -> Tensor:
     """A 1-D uint8 tensor over the bytes, without a copy; the buffer must be writable."""
     if len(raw) == 0:
-        return torch.empty(0, dtype=torch.uint8)
+        return torch.empty(0, dtype=torch.uint8, device="cpu")
     return torch.frombuffer(raw, dtype=torch.uint8)
 
 
@@ -93,7 +93,7 @@ def average(
     Raises:
         WireError: no encoder writes such bytes.
     """
-    mean = torch.empty(elements)
+    mean = torch.empty(elements, dtype=torch.float32, device="cpu")
     for start, stop in _blocks(elements - exact):
         mean[start:stop] = mean_of(_decode(codec, payload, start, stop) for payload in payloads)
     mean[elements - exact :] = _limbs(codec, payloads[0], elements, exact)
@@ -102,7 +102,7 @@ def average(
 
 def decode(codec: Codec, payload: memoryview, elements: int, *, exact: int = 0) -> Tensor:
     """Fresh fp32 values, 1-D, block by block. Raises WireError unless finite and of sane size."""
-    values = torch.empty(elements)
+    values = torch.empty(elements, dtype=torch.float32, device="cpu")
     for start, stop in _blocks(elements - exact):
         block = _decode(codec, payload, start, stop)
         if not is_finite(block):

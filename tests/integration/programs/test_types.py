@@ -1,0 +1,172 @@
+"""Programs whose tensors are of other types than fp32, or whose defaults are."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import murmuration
+from tests.support.peers import Peer, row, run
+from worker.library.hooks import UserReplica
+
+STEPS, INNER_STEPS = 8, 4
+
+
+def train(peer: Peer, model: nn.Module, **arguments: Any) -> list[float]:
+    """Returns the parameters, and the rounds that this peer has completed."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    given = {"preset": "diloco", "inner_steps": INNER_STEPS, "steps": STEPS} | arguments
+    with murmuration.Swarm(model, optimizer, **given, **peer.arguments) as swarm:
+        while not swarm.done:
+            inputs = model[0].weight.new_full((4, 3), 1.0 + peer.index)
+            model(inputs).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        rounds = swarm.metrics["rounds_completed"]
+    return [*model[0].weight.detach().float().flatten().tolist(), rounds]
+
+
+def model_of(dtype: torch.dtype = torch.float32) -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 2, dtype=dtype, device="cpu"))
+
+
+def default_float16(peer: Peer) -> list[float]:
+    torch.set_default_dtype(torch.float16)
+    return train(peer, model_of(), preset="streaming")
+
+
+def default_bfloat16(peer: Peer) -> list[float]:
+    torch.set_default_dtype(torch.bfloat16)
+    return train(peer, model_of(torch.bfloat16))
+
+
+def default_float64(peer: Peer) -> list[float]:
+    torch.set_default_dtype(torch.float64)
+    return train(peer, model_of(), preset="noloco")
+
+
+def default_float64_few_bits(peer: Peer) -> list[float]:
+    torch.set_default_dtype(torch.float64)
+    return train(peer, model_of(), preset="onebit")
+
+
+def default_float64_gradients(peer: Peer) -> list[float]:
+    torch.set_default_dtype(torch.float64)
+    return train(peer, model_of(), preset="ddp", inner_steps=1)
+
+
+def default_device(peer: Peer) -> list[float]:
+    torch.set_default_device("meta")  # on which nothing can be computed
+    return train(peer, model_of(), preset="sparse")
+
+
+@row("`torch.set_default_dtype`, `torch.set_default_device`", "shared", "as without")
+@pytest.mark.parametrize(
+    "loop",
+    [
+        default_float16,
+        default_bfloat16,
+        default_float64,
+        default_float64_few_bits,
+        default_float64_gradients,
+        default_device,
+    ],
+)
+def test_defaults_of_torch_change_nothing(tmp_path: Path, loop: Any) -> None:
+    first, second = run(tmp_path, loop, loop)
+    assert (first.error, second.error) == ("", "")
+    assert first.value == second.value
+    assert first.value[-1] >= 2
+    assert "Traceback" not in first.log + second.log
+
+
+class Tables(nn.Module):
+    """Buffers of many types, which the first peer's program changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("short", torch.tensor([1.5, -2.0], dtype=torch.bfloat16))
+        self.register_buffer("long", torch.tensor([1 + 2.0**-40, torch.nan, -torch.inf]).double())
+        self.register_buffer("spectrum", torch.tensor([1 + 2j, 3 - 1e-7j]))
+        self.register_buffer("eighth", torch.tensor([0.5, 2.0]).to(torch.float8_e4m3fn))
+        self.register_buffer("seen", torch.tensor([True, False, True]))
+        self.register_buffer("count", torch.tensor(2**40))
+        self.register_buffer("scale", torch.tensor(0.5))
+        self.register_buffer("nothing", torch.empty(0))
+        self.register_buffer("no_numbers", torch.empty(0, 2, dtype=torch.int64))
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        return values
+
+
+def with_tables(peer: Peer) -> list[str]:
+    """Each peer has buffers of its own at the end."""
+    model = model_of().append(Tables())
+    table = model[1]
+    table.long[0] += peer.index
+    table.spectrum *= 1j ** (1 + peer.index)
+    table.eighth.view(torch.uint8).add_(peer.index)
+    table.count += peer.index
+    train(peer, model)
+    return [f"{name} {value.tolist()}" for name, value in model.named_buffers()]
+
+
+@row("buffers of fp64, fp8, complex numbers, integers", "shared", "bit for bit, the first peer's")
+def test_buffers_of_other_types_travel_bit_for_bit(tmp_path: Path) -> None:
+    first, second = run(tmp_path, with_tables, with_tables)
+    assert (first.error, second.error) == ("", "")
+    assert first.value == second.value
+    alone = Tables()
+    alone.spectrum *= 1j
+    assert first.value == [f"1.{name} {value.tolist()}" for name, value in alone.named_buffers()]
+
+
+def with_odd_buffers(peer: Peer) -> list[float]:
+    model = model_of()
+    model.register_buffer("wide", torch.zeros(2, dtype=torch.complex128))
+    model.register_buffer("same", torch.ones(()).expand(4))
+    model.register_buffer("turned", torch.tensor([1j]).conj())
+    return train(peer, model)
+
+
+@row("complex128 or expanded buffers", "told", "they stay on each peer")
+def test_buffers_that_cannot_travel_are_named_once(tmp_path: Path) -> None:
+    first, second = run(tmp_path, with_odd_buffers, with_odd_buffers)
+    assert first.value == second.value
+    for each in (first, second):
+        (line,) = [line for line in each.log.splitlines() if "stay here" in line]
+        assert line.startswith("WARNING")
+        assert all(name in line for name in ("wide", "same", "turned"))
+
+
+def parameters_of(dtype: torch.dtype) -> str:
+    """What `Swarm` says of a model whose parameters are of this type."""
+    model = nn.Module()
+    model.weight = nn.Parameter(torch.zeros(2).to(dtype))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(murmuration.UsageError) as caught:
+        murmuration.Swarm(model, optimizer)
+    return str(caught.value)
+
+
+@row("parameters of fp64, fp8 or complex numbers", "refused", "what is exchanged is fp32")
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.complex64, torch.complex128, torch.float8_e5m2], ids=str
+)
+def test_parameters_that_would_be_rounded_are_refused(dtype: torch.dtype) -> None:
+    said = parameters_of(dtype)
+    assert said.startswith(f"parameter 'weight' is of type {dtype}: ")
+    assert "model.float()" in said
+    assert "\n" not in said
+
+
+def test_frozen_parameters_may_be_of_any_type() -> None:
+    def named(value: complex) -> str | None:
+        model = model_of()
+        model.table = nn.Parameter(torch.tensor([value]), requires_grad=False)
+        model.exact = nn.Parameter(torch.zeros(2).double(), requires_grad=False)
+        return UserReplica(model, torch.optim.SGD(model[0].parameters(), lr=0.1)).frozen_hash
+
+    assert named(1 + 2j) == named(1 + 2j) != named(1 + 3j)
