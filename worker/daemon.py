@@ -5,7 +5,7 @@ import os
 import signal
 import time
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -339,8 +339,7 @@ class Worker:
             return ledger.plain()  # the I/O thread has ended
         assert self._shares is not None
         self._shares.tell()
-        with suppress(TimeoutError):  # of a block at most it is not known that it is used
-            session.settle()
+        session.settle()
         return session.io.ask(ledger.plain)
 
     def _save(self, step: int, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:

@@ -8,8 +8,9 @@ import asyncio
 import os
 import random
 import time
-from collections.abc import Callable, Container, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Container, Coroutine, Sequence
 from dataclasses import replace
+from functools import partial
 
 from algorithms.codecs import codec_by_name
 from algorithms.fragments import Fragment
@@ -173,6 +174,8 @@ class Node:
         self.tunnels = Tunnels(transport, node.peer, self.clock)
         transport.tunnel = self.tunnels.port
         self._inbox: asyncio.Queue[ToIO] = asyncio.Queue()
+        # What encodes, in its order, but beside the inbox: stages and samples do not wait for it.
+        self._turns: asyncio.Queue[Callable[[], Awaitable[None]]] = asyncio.Queue()
         self._progress: dict[str, object] = {}  # what the latest events of the training say
         self._rounds = RoundLog(self.clock)
         self._tried_since: dict[int, float] = {}  # by fragment: its next round, in vain so far
@@ -350,6 +353,7 @@ class Node:
             _repeat([self.gossip.tick], _MEMBERSHIP_TICK_S),
             _repeat([component.tick for component in self._components], _ROUNDS_TICK_S),
             self._read_inbox(),
+            self._take_turns(),
             Bootstrap(self._node, self._config.plan, self._first_contact, self).run(),
             self.lag.run(),
         ]
@@ -435,14 +439,20 @@ class Node:
             await self._handle(await self._inbox.get())
             self._inbox.task_done()
 
+    async def _take_turns(self) -> None:
+        while True:
+            turn = await self._turns.get()
+            await turn()
+
     async def _handle(self, message: ToIO) -> None:
         match message:
             case Begin() as begin:
                 self._rounds.began(begin.fragment, begin.round)
                 self._tried_since.setdefault(begin.fragment, self.clock())
-                await (self._final if begin.everyone else self._own_rounds).begin(begin)
+                rounds = self._final if begin.everyone else self._own_rounds
+                self._turns.put_nowait(partial(rounds.begin, begin))
             case Published() as published:
-                await self._publish(published)
+                self._publish(published)
             case IterationStarted() | StageJobDone() if self.stages is not None:
                 await self.stages.handle(message)
             case StreamOpened() | BlockBegun() | Starved() | SamplesUsed() | EpochEnded():
@@ -457,7 +467,7 @@ class Node:
                 self._rounds.told(event)
                 self.log(event)
 
-    async def _publish(self, published: Published) -> None:
+    def _publish(self, published: Published) -> None:
         before, self.published = self.published, published
         self.held.add(published.states)
         digests = tuple(Digest(s.version, s.contributors, s.hash) for s in published.states)
@@ -468,7 +478,7 @@ class Node:
                 self._tried_since.pop(index, None)
             if self._pairs is not None:
                 if published.phase is Phase.TRAINING:
-                    await self._pairs.advanced(index, state)
+                    self._turns.put_nowait(partial(self._pairs.advanced, index, state))
                 continue
             # Before the start there is no group: early contributions are held until there is.
             if state.group and (

@@ -34,7 +34,6 @@ T = TypeVar("T")
 
 NOTHING_ENCRYPTED = Credentials()
 AWAIT_OTHERS_S = 30.0  # after the last step
-_LEAVE_S = 5.0
 _GIVE_S = 1.0  # a result, by a peer that is to end now
 _LOOK_AGAIN_S = 0.1
 _LOOK_S = 10.0  # to ask all peers
@@ -68,7 +67,7 @@ class Session:
         self._config, self._node, self._manifest = config, node, manifest
         self._fragments, self._log, self._credentials = fragments, log, credentials
         self.transport, self._mailbox = transport, mailbox
-        self.io = IOThread(self._make_node, mailbox)
+        self.io = IOThread(self._make_node, mailbox, log)
         self._metrics: MetricsServer | None = None
         self._page: PageServer | None = None
 
@@ -86,14 +85,20 @@ class Session:
 
     @property
     def others(self) -> list[Member]:
-        """The live peers, without this one."""
+        """The live peers, without this one; none where the I/O thread has ended, of which the next
+        step says why."""
         gossip = self.io.node.gossip
-        return self.io.ask(lambda: [member for member in gossip.others if member.live])
+        with suppress(RuntimeError):
+            return self.io.ask(lambda: [member for member in gossip.others if member.live])
+        return []
 
     def agreed(self) -> bool:
-        """Whether everyone here is done and has what this peer has, where all should."""
+        """Whether everyone here is done and has what this peer has, where all should; False where
+        the I/O thread has ended."""
         gossip, plan = self.io.node.gossip, self._config.plan
-        return self.io.ask(lambda: all_agree(gossip.me, gossip.others, plan))
+        with suppress(RuntimeError):
+            return self.io.ask(lambda: all_agree(gossip.me, gossip.others, plan))
+        return False
 
     def saved(self, seconds: float) -> None:
         """A checkpoint was written, in that time. any thread."""
@@ -116,11 +121,11 @@ class Session:
 
     def settle(self) -> None:
         """Returns when all that the train thread has said is dealt with."""
-        self.io.do(self.io.node.settled, _LEAVE_S)
+        self.io.do(self.io.node.settled)
 
     def leave(self) -> None:
         """Tells the others that this peer goes, so that nobody waits for it."""
-        self.io.do(self.io.node.gossip.leave, _LEAVE_S)
+        self.io.do(self.io.node.gossip.leave)
 
     def close(self) -> None:
         """Leaves if it has not left, and ends the I/O thread."""

@@ -80,7 +80,7 @@ def peer(
             environment=Environment(offload=offload, log=lambda event: None),
         )
 
-    io = IOThread(make, mailbox)
+    io = IOThread(make, mailbox, lambda event: None)
     io.start()
     empty = torch.empty(0)
     values = torch.randn(elements, generator=torch.Generator().manual_seed(index))

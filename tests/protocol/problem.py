@@ -84,6 +84,7 @@ class Synthetic:
     """
 
     accessor = None  # its parameters are all here
+    model = torch.nn.Module()  # it has no buffers
     samples = tokens_per_sample = None  # it draws none
     learning_rate = last_gradient_norm = None  # it has no optimizer
 

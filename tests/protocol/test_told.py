@@ -1,11 +1,15 @@
 """What peers tell of themselves: in their status, and at the end of their run."""
 
+import asyncio
 from dataclasses import replace
+
+import torch
 
 from algorithms.presets import PRESETS
 from tests.protocol.problem import Problem, steady
 from tests.protocol.swarm import Swarm
 from tests.protocol.virtual_time import run
+from worker.training.inbox import Begin, TrainingEvent
 
 PROBLEM = Problem(layers=(31, 17), plan=replace(PRESETS["diloco"], inner_steps=5), steps=15)
 
@@ -49,5 +53,33 @@ def test_a_round_that_takes_far_longer_than_the_last_says_for_whom() -> None:
                 told = swarm[name].of_kind("stalled")[0]
                 assert (told["round"], told["waiting_for"]) == (2, ["c"])
                 assert float(str(told["seconds"])) > 2 * float(str(told["last_s"]))
+
+    run(scenario())
+
+
+def test_an_encoding_holds_up_nothing_else_that_training_says() -> None:
+    """Neither samples nor stages wait for it; rounds begin in the order that they are given in."""
+
+    async def scenario() -> None:
+        async with Swarm(PROBLEM) as swarm:
+            await swarm.join("a", via=[], min_peers=2)
+            await swarm.sleep(1.0)
+            node, goes_on, begun = swarm["a"].node, asyncio.Event(), list[int]()
+
+            async def encode(begin: Begin) -> None:
+                begun.append(begin.round)
+                await goes_on.wait()
+
+            node._own_rounds.begin = encode  # type: ignore[method-assign]
+            for number in range(3):
+                node.deliver(Begin(0, number, ("a",), torch.zeros(1)))
+                node.deliver(TrainingEvent({"event": "progress", "state": str(number)}))
+            async with asyncio.timeout(1.0):
+                await node.settled()
+            assert [event["state"] for event in swarm["a"].of_kind("progress")][-3:] == [*"012"]
+            assert begun == [0]
+            goes_on.set()
+            await swarm.sleep(0.1)
+            assert begun == [0, 1, 2]
 
     run(scenario())
