@@ -65,4 +65,4 @@ def print_line(line: str) -> None:
     try:
         print(line, flush=True)
     except OSError:  # what it could not write it would try again at the end, and raise
-        sys.stdout = open(sys.stdout.fileno(), "w", closefd=False)  # noqa: SIM115
+        sys.stdout = open(sys.stdout.fileno(), "w", closefd=False, errors="replace")  # noqa: SIM115

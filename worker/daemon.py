@@ -38,7 +38,7 @@ from worker.supervision import (
     leaving_on,
     return_large_blocks,
 )
-from worker.tasks import Batch, Cursor, SharesSamples
+from worker.tasks import Batch, Cursor, SharesSamples, Warns
 from worker.training import checkpoint
 from worker.training.checkpoint import any_in
 from worker.training.config import KSEED
@@ -145,6 +145,8 @@ class Worker:
     def run(self) -> int:
         """Until the end, a signal or a move; returns the exit code. Raises as `run_worker`."""
         folder = self._options.out / "checkpoints"
+        for text in self._task.warnings if isinstance(self._task, Warns) else ():
+            self.warn(text)
         aside = checkpoint.set_aside(folder) if self._options.resume is False else None
         try:
             return self._run()

@@ -1,5 +1,6 @@
 """A worker's folder: one worker at a time writes there, and each event it tells of."""
 
+import errno
 import json
 import threading
 import time
@@ -135,10 +136,16 @@ def _check_room(out: Path) -> None:
 
 
 def _cannot_write(out: Path, error: OSError) -> ConfigError:
-    return ConfigError(
-        f"--out {out}: {error.strerror or error}; make room there, or choose another folder with "
-        "--out"
-    )
+    """Says what to do, which depends on why."""
+    match error.errno:
+        case errno.ENOSPC | errno.EDQUOT | errno.EFBIG:
+            do = "make room there, or "
+        case errno.ENOLCK | errno.ENOTSUP:
+            do = "its file system gives no locks, as NFS without a lock daemon; "
+        case _:
+            do = ""
+    why = "it is a file" if out.is_file() else error.strerror or str(error)
+    return ConfigError(f"--out {out}: {why}; {do}choose another folder with --out")
 
 
 def _never_began(out: Path) -> bool:

@@ -2,6 +2,7 @@
 
 import difflib
 import errno
+import io
 import os
 import sys
 import tempfile
@@ -10,8 +11,8 @@ from importlib.metadata import entry_points
 import click
 
 from protos.exit_codes import ExitCode
-from protos.text import shown
-from worker.errors import MurmurError
+from protos.text import is_utf8, shown
+from worker.errors import MurmurError, UsageError
 
 _GROUP = "murmur.commands"
 _NO_MEMORY = (
@@ -53,6 +54,9 @@ def cli() -> None:
 
 def main() -> None:
     """The `murmur` command."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # an ASCII terminal, or a path of another encoding
     # gRPC's core writes what our own messages say already.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
@@ -60,6 +64,8 @@ def main() -> None:
     except FileNotFoundError:  # the disk is full: torch may import dill, which asks for it as well
         tempfile.tempdir = os.curdir
     try:
+        if (strange := next((each for each in sys.argv if not is_utf8(each)), None)) is not None:
+            raise UsageError(f"{strange}: it is not UTF-8, which peers tell names in; rename it")
         code = cli.main(prog_name="murmur", standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
     except click.exceptions.Abort:

@@ -588,7 +588,7 @@ def _check_cut(config: "Config", stage: int | None) -> None:
 
 def _default_name(out: Path) -> str:
     """The same for every start on this machine with this folder: samples depend on the name."""
-    place = f"{uuid.getnode()}/{out.resolve()}"
+    place = f"{uuid.getnode()}/{os.path.realpath(out)}"
     return f"{socket.gethostname()}-{zlib.crc32(place.encode()):08x}"
 
 

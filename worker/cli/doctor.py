@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import shutil
 import time
 from collections.abc import Iterator
@@ -85,7 +86,9 @@ def _machine(flags: WorkerFlags) -> Iterator[Finding]:
 
     yield _files()
     out = flags.out
-    there = next(folder for folder in (out, *out.resolve().parents) if folder.exists())
+    there = next(
+        folder for folder in (out, *Path(os.path.realpath(out)).parents) if folder.exists()
+    )
     free = shutil.disk_usage(there).free
     yield Finding(
         "disk", free >= _DISK_BYTES, f"{free / 1e9:.1f} GB free at {there}",

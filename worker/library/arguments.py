@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from protos.addresses import split_address
+from protos.text import is_utf8
 from worker.errors import MurmurError, UsageError
 from worker.training.model import saved_buffers
 
@@ -90,6 +91,8 @@ def checked(function: Callable[P, None]) -> Callable[P, None]:
     @wraps(function)
     def call(*given: P.args, **named: P.kwargs) -> None:
         for name, value in named.items():
+            if isinstance(value, str | Path) and not is_utf8(str(value)):
+                raise _refused(name, value, "it is not UTF-8, which peers tell names in; rename it")
             if name in _CHECKS:
                 named[name] = _CHECKS[name](name, value)
         with errors_in_arguments():

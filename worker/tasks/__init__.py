@@ -33,6 +33,7 @@ from worker.tasks.task import (
     StageModule,
     Streams,
     Task,
+    Warns,
     next_batch,
 )
 
@@ -54,6 +55,7 @@ __all__ = [
     "Task",
     "TaskError",
     "TextError",
+    "Warns",
     "import_factory",
     "least_bytes",
     "load_task",

@@ -128,6 +128,7 @@ class HuggingFace:
         if self._tokenizer is None:
             self.loss_unit = "nats per byte"
         self._streamed = None
+        self.warnings: tuple[str, ...] = ()
         if dataset is None:
             self._tokens = self._read_text(STDLIB if text is None else text)
         else:
@@ -257,6 +258,7 @@ class HuggingFace:
 
     def _read_text(self, text: str) -> dict[str, npt.NDArray[np.int64]]:
         corpus = load_text(text)
+        self.warnings += corpus.warnings
         found = {
             split: self._tokenized(bytes(part))
             for split, part in zip(SPLITS, (corpus.train, corpus.validation), strict=True)
@@ -272,9 +274,12 @@ class HuggingFace:
     def _tokenized(self, text: bytes) -> npt.NDArray[np.int64]:
         if self._tokenizer is None:
             return np.frombuffer(text, np.uint8).astype(np.int64)
-        ids = self._tokenizer(text.decode("utf-8", "replace"), add_special_tokens=False)[
-            "input_ids"
-        ]
+        try:
+            decoded = text.decode()
+        except UnicodeDecodeError as error:
+            decoded = text.decode("utf-8", "replace")
+            self.warnings += (f"the text is not all UTF-8 ({error.reason}): some bytes are lost",)
+        ids = self._tokenizer(decoded, add_special_tokens=False)["input_ids"]
         return np.asarray(ids, np.int64)
 
     def _decoded(self, tokens: list[int]) -> str:

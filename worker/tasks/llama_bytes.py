@@ -110,6 +110,7 @@ class LlamaBytes:
         self.tokens_per_sample = self.config.max_position_embeddings
         self.activation_elements = batch_size * self.tokens_per_sample * self.config.hidden_size
         self.corpus = load_text(text, min_bytes=self.config.max_position_embeddings + 1)
+        self.warnings = self.corpus.warnings
 
     def model(self) -> Llama:
         """Return a new decoder (CPU, fp32) whose parameters depend on the seed alone."""

@@ -181,6 +181,13 @@ class Measures(Protocol):
 
 
 @runtime_checkable
+class Warns(Protocol):
+    """A task that has something to tell of its samples, such as of files that it left out."""
+
+    warnings: Sequence[str]
+
+
+@runtime_checkable
 class Generates(Protocol):
     """A task whose model can continue a text."""
 

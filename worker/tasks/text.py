@@ -23,6 +23,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from protos.figures import count
+from protos.text import shown
 from worker.errors import TextError
 
 STDLIB = "stdlib"
@@ -38,16 +40,27 @@ _STDLIB_SKIPPED_FOLDERS = frozenset(
 )
 _STDLIB_SKIPPED_PREFIXES = ("_sysconfigdata", "_pydecimal")
 _BINARY_PROBE_BYTES = 8192
+_BOM = b"\xef\xbb\xbf"  # of UTF-8
+_UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")  # those of UTF-32 begin likewise, or with zeros
+_EMPTY, _UTF16, _NOWHERE = "without a byte", "in UTF-16", "by links that lead nowhere"
+_BINARY = "with zero bytes, binary or in UTF-16"
+_CONVERT = "make it UTF-8, as with `iconv -f UTF-16 -t UTF-8`"
+_NAMED = 3  # files that a line names
 
 Bytes = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Corpus:
-    """Text in two parts that share no byte: uint8, 1-D; may be a read-only map of a file."""
+    """Text in two parts that share no byte: uint8, 1-D; may be a read-only map of a file.
+
+    Args:
+        warnings: what of the text is left out or may be none, a line each.
+    """
 
     train: Bytes
     validation: Bytes
+    warnings: tuple[str, ...] = ()
 
 
 class Windows(Dataset[tuple[Tensor, Tensor]]):
@@ -77,15 +90,18 @@ def load_text(source: str, *, min_bytes: int = 1) -> Corpus:
 
     Of a single file, the last tenth is held out. Of several, about a tenth of the files is, chosen
     by a hash of their names relative to the folder (or to the part of a glob before its first
-    wildcard); a file with the same contents as an earlier one counts once. Hidden files, files
-    that hold a zero byte near their start, and links to folders are passed over.
+    wildcard); a file with the same contents as an earlier one counts once. Hidden files and links
+    to folders are passed over. So are empty files, those in UTF-16 and binary ones, which hold a
+    zero byte near their start, and links that lead nowhere: `warnings` names them. A byte order
+    mark of UTF-8 is no part of a text.
 
     Args:
         source: a file, a folder, a glob, or "stdlib".
         min_bytes: what each part must at least hold.
 
     Raises:
-        TextError: nothing is there, it cannot be read, or a part is shorter than `min_bytes`.
+        TextError: nothing is there, it cannot be read, it is in UTF-16, or a part is shorter than
+            `min_bytes`.
     """
     path = Path(source).expanduser()
     if source != STDLIB and path.is_file():
@@ -110,8 +126,13 @@ def _load_file(source: str, path: Path) -> Corpus:
         )
     except OSError as error:
         raise _unreadable(source, path, error) from error
-    cut = size - int(size * HELD_OUT_SHARE)
-    return Corpus(text[:cut], text[cut:])
+    kind = _unfit(text[:_BINARY_PROBE_BYTES].tobytes())
+    if kind == _UTF16:
+        raise TextError(f"text {source!r}: the file is in UTF-16: {_CONVERT}")
+    found = (f"text {source!r} holds zero bytes, as binary files do",) if kind == _BINARY else ()
+    text = text[len(_BOM) :] if text[: len(_BOM)].tobytes() == _BOM else text
+    cut = text.size - int(text.size * HELD_OUT_SHARE)
+    return Corpus(text[:cut], text[cut:], found)
 
 
 def _list_files(source: str, path: Path) -> tuple[Path, list[str]]:
@@ -135,12 +156,21 @@ def _list_files(source: str, path: Path) -> tuple[Path, list[str]]:
     elif globbing.has_magic(source):
         root = _root_of_glob(path)
         matches = globbing.iglob(str(path), recursive=True)
-        names = [Path(match).relative_to(root).as_posix() for match in matches if _is_file(match)]
+        names = [
+            Path(match).relative_to(root).as_posix()
+            for match in matches
+            if _is_file(match) or _leads_nowhere(match)
+        ]
         if not names:
             raise TextError(
                 f"text {source!r}: no file matches: check the pattern "
                 f"(it is read relative to {Path.cwd()})"
             )
+    elif path.is_symlink():
+        raise TextError(
+            f"text {source!r}: the link leads to {os.readlink(path)}, and from there nowhere: "
+            "mend it, or name the file itself"
+        )
     else:
         raise TextError(
             f"text {source!r}: no such file or folder (looked at {path.absolute()}): "
@@ -158,12 +188,16 @@ def _walk(root: Path, skipped: frozenset[str] = frozenset()) -> Iterator[str]:
         ]
         for name in files:
             path = os.path.join(folder, name)
-            if not name.startswith(".") and _is_file(path):
+            if not name.startswith(".") and (_is_file(path) or _leads_nowhere(path)):
                 yield Path(path).relative_to(root).as_posix()
 
 
 def _is_file(path: str) -> bool:
     return os.path.isfile(path)  # not a pipe or a device, which would block or never end
+
+
+def _leads_nowhere(path: str) -> bool:
+    return os.path.islink(path) and not os.path.exists(path)
 
 
 def _root_of_glob(path: Path) -> Path:
@@ -178,16 +212,27 @@ def _root_of_glob(path: Path) -> Path:
 def _load_files(source: str, root: Path, names: Sequence[str]) -> Corpus:
     texts: dict[str, bytes] = {}
     seen: set[bytes] = set()
+    left_out: dict[str, list[str]] = {}
     for name in names:
         path = root / name
+        if _leads_nowhere(str(path)):
+            left_out.setdefault(_NOWHERE, []).append(name)
+            continue
         try:
-            text = path.read_bytes()
+            text = path.read_bytes().removeprefix(_BOM)
         except OSError as error:
             raise _unreadable(source, path, error) from error
+        if (kind := _unfit(text)) is not None:
+            left_out.setdefault(kind, []).append(name)
+            continue
         digest = hashlib.blake2b(text, digest_size=16).digest()
-        if text and digest not in seen and b"\0" not in text[:_BINARY_PROBE_BYTES]:
+        if digest not in seen:
             seen.add(digest)
             texts[name] = text
+    told = "; ".join(_told(kind, names) for kind, names in left_out.items())
+    if not texts:
+        do = "put text into it" if left_out.keys() <= {_EMPTY, _NOWHERE} else _CONVERT
+        raise TextError(f"text {source!r}: no file holds text: {told}: {do}")
     held_out = _held_out(texts)
     train = [text for name, text in texts.items() if name not in held_out]
     validation = [texts[name] for name in texts if name in held_out]
@@ -198,7 +243,25 @@ def _load_files(source: str, root: Path, names: Sequence[str]) -> Corpus:
     return Corpus(
         train=np.frombuffer(b"".join(train), dtype=np.uint8),
         validation=np.frombuffer(b"".join(validation), dtype=np.uint8),
+        # The library's empty modules are as they should be.
+        warnings=(f"text {source!r}: left out: {told}",) if told and source != STDLIB else (),
     )
+
+
+def _unfit(text: bytes) -> str | None:
+    """Why a file, or its beginning, holds no text; None where it does."""
+    if not text:
+        return _EMPTY
+    if text.startswith(_UTF16_MARKS):
+        return _UTF16
+    return _BINARY if b"\0" in text[:_BINARY_PROBE_BYTES] else None
+
+
+def _told(kind: str, names: Sequence[str]) -> str:
+    """`3 files in UTF-16 (a.txt, b.txt, ...)`."""
+    first = ", ".join(shown(name) for name in names[:_NAMED])
+    more = ", ..." if len(names) > _NAMED else ""
+    return f"{count(len(names), 'file')} {kind} ({first}{more})"
 
 
 def _held_out(names: Iterable[str]) -> set[str]:

@@ -246,10 +246,17 @@ def test_a_setting_of_another_form_is_refused_with_an_example(setting: str) -> N
 def test_a_file_that_is_missing_or_no_toml_is_refused(tmp_path: Path, toml: Any) -> None:
     missing = tmp_path / "missing.toml"
     assert config_error(path=missing) == f"{missing}: cannot be read: No such file or directory"
-    assert config_error(path=tmp_path) == f"{tmp_path}: cannot be read: Is a directory"
     assert config_error(path=toml("[run\n")).startswith(f"{tmp_path / 'run.toml'}: not TOML: ")
     (tmp_path / "run.toml").write_bytes(b"\xff\xfe")
-    assert "not TOML" in config_error(path=tmp_path / "run.toml")
+    assert "run.toml: not UTF-8, as TOML is" in config_error(path=tmp_path / "run.toml")
+    assert "it is a folder; name the TOML file" in config_error(path=tmp_path)
+    (tmp_path / "loop.toml").symlink_to("loop.toml")
+    assert "Too many levels of symbolic links" in config_error(path=tmp_path / "loop.toml")
+
+
+def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text("[run]\nsteps = 7\n", encoding="utf-8-sig")
+    assert load_config(tmp_path / "run.toml", []).run.steps == 7
 
 
 # ---------------------------------------------------------------------------------- round trip

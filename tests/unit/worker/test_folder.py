@@ -1,9 +1,12 @@
 """A worker's folder on a disk that is full."""
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from tests.support.full_disk import no_file_above
 from worker.errors import ConfigError
@@ -67,3 +70,34 @@ def test_it_is_known_whether_a_worker_writes_there(tmp_path: Path) -> None:
     assert not is_taken(tmp_path / "out")
     with alone_in(tmp_path / "out"):  # looking has not taken it
         pass
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        (errno.ENOLCK, "gives no locks, as NFS without a lock daemon; choose another folder"),
+        (errno.ENOTSUP, "gives no locks"),
+        (errno.EROFS, "Read-only file system; choose another folder with --out"),
+        (errno.EACCES, "Permission denied; choose another folder"),
+        (errno.ENOSPC, "No space left on device; make room there, or choose another folder"),
+        (errno.ELOOP, "Too many levels of symbolic links; choose another folder"),
+    ],
+)
+def test_a_folder_that_cannot_be_used_says_why_and_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, says: str
+) -> None:
+    def refuse(_lock: FileLock, timeout: float) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(FileLock, "acquire", refuse)
+    with pytest.raises(ConfigError, match=says) as refused, alone_in(tmp_path):
+        raise AssertionError("it has begun")
+    assert "\n" not in str(refused.value)
+
+
+def test_a_file_and_a_loop_of_links_are_no_folders(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "loop").symlink_to("loop")
+    for name, says in (("file", "it is a file; choose"), ("loop", "File exists; choose")):
+        with pytest.raises(ConfigError, match=says), alone_in(tmp_path / name):
+            raise AssertionError("it has begun")

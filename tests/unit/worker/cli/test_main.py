@@ -1,6 +1,7 @@
 """Bad input: one line on stderr and a documented exit code."""
 
 import errno
+import io
 import itertools
 import os
 import re
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from protos.files import print_line
 from worker import cli
 from worker.tasks import Batch, Cursor
 from worker.tasks.llama_bytes import LlamaBytes
@@ -417,3 +419,37 @@ def test_another_defect_is_no_lack_of_memory() -> None:
     assert not cli.lacks_memory(OSError(errno.EACCES, "out of memory"))
     assert not cli.lacks_memory(ImportError("no module named x"))
     assert not cli.lacks_memory(ValueError("out of memory"))
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["up", "--text", "caf\udce9"],
+        ["up", "--out", "caf\udce9"],
+        ["join", "caf\udce9:7700"],
+        ["up", "caf\udce9.toml"],
+        ["doctor", "--name", "caf\udce9"],
+        ["report", "caf\udce9"],
+    ],
+)
+def test_an_argument_that_is_not_utf8_is_one_line(murmur: Murmur, args: list[str]) -> None:
+    line = refused(murmur, 2, *args)
+    assert line.startswith("murmur: caf?")
+    assert line.endswith("it is not UTF-8, which peers tell names in; rename it")
+
+
+def test_a_folder_that_is_a_loop_of_links_is_one_line(murmur: Murmur, tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    line = refused(murmur, 3, "up", "--out", "loop", "--steps", "1")
+    assert line == "murmur: --out loop: File exists; choose another folder with --out"
+
+
+def test_a_terminal_that_knows_ascii_only_is_written_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    monkeypatch.setattr(sys, "argv", ["murmur", "--version"])
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    with pytest.raises(SystemExit):
+        cli.main()
+    print_line("1 → 2 of zürich, caf\udce9")
+    assert written.getvalue().endswith(b"1 ? 2 of z?rich, caf?\n")

@@ -104,8 +104,31 @@ def test_hidden_binary_and_empty_files_are_passed_over(tmp_path: Path) -> None:
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(text)
-    train, validation = contents(load_text(str(tmp_path)))
+    (tmp_path / "wide.txt").write_text("wide", encoding="utf-16")
+    (tmp_path / "gone.txt").symlink_to("nowhere")
+    corpus = load_text(str(tmp_path))
+    train, validation = contents(corpus)
     assert sorted([train, validation]) == [b"aaaa" * 9, b"bbbb" * 9]
+    assert corpus.warnings == (
+        f"text {str(tmp_path)!r}: left out: 1 file without a byte (empty.txt); 1 file by "
+        "links that lead nowhere (gone.txt); 1 file with zero bytes, binary or in UTF-16 "
+        "(model.bin); 1 file in UTF-16 (wide.txt)",
+    )
+
+
+def test_a_byte_order_mark_is_no_part_of_a_text_and_zero_bytes_are_told(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("some text" * 9, encoding="utf-8-sig")
+    for source in ("a.txt", "."):
+        corpus = load_text(str(tmp_path / source))
+        assert corpus.train.tobytes().startswith(b"some text")
+        assert corpus.warnings == ()
+    (tmp_path / "b.bin").write_bytes(b"\0\1" * 99)
+    (told,) = load_text(str(tmp_path / "b.bin")).warnings
+    assert told.endswith("b.bin' holds zero bytes, as binary files do")
+
+
+def test_the_librarys_own_empty_modules_are_not_told() -> None:
+    assert load_text("stdlib").warnings == ()
 
 
 def test_the_standard_library_is_plentiful_and_the_same_twice() -> None:
@@ -134,6 +157,15 @@ def test_a_file_in_the_working_directory_called_stdlib_is_not_meant(
         ("empty", r"the folder holds no file: put text"),
         ("short.txt", r"too short: 9 bytes to train on, but one sample takes 100: give more"),
         ("zero.txt", r"too short: 0 bytes to train on"),
+        ("wide.txt", r"the file is in UTF-16: make it UTF-8, as with `iconv"),
+        ("loop.txt", r"the link leads to loop\.txt, and from there nowhere: mend it"),
+        (
+            "binary",
+            r"no file holds text: 4 files with zero bytes.* \(0\.bin, 1\.bin, 2\.bin, \.\.\.\)",
+        ),
+        ("wide", r"no file holds text: 1 file in UTF-16 \(a\.txt\): make it UTF-8"),
+        ("hollow", r"2 files without a byte \(a, b\): put text into it"),
+        ("loops/*", r"1 file by links that lead nowhere \(self\): put text"),
     ],
 )
 def test_text_that_cannot_be_used_says_why_in_one_line(
@@ -142,6 +174,16 @@ def test_text_that_cannot_be_used_says_why_in_one_line(
     (tmp_path / "empty").mkdir()
     (tmp_path / "short.txt").write_text("ten bytes!")
     (tmp_path / "zero.txt").touch()
+    (tmp_path / "loop.txt").symlink_to("loop.txt")
+    for folder in ("binary", "wide", "hollow", "loops"):
+        (tmp_path / folder).mkdir()
+    for index in range(4):
+        (tmp_path / "binary" / f"{index}.bin").write_bytes(b"\0\1" * 999)
+    (tmp_path / "wide.txt").write_text("wide" * 999, encoding="utf-16")
+    (tmp_path / "wide" / "a.txt").write_text("wide" * 999, encoding="utf-16")
+    (tmp_path / "hollow" / "a").touch()
+    (tmp_path / "hollow" / "b").touch()
+    (tmp_path / "loops" / "self").symlink_to("self")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(TextError, match=expected) as caught:
         load_text(source, min_bytes=100)
