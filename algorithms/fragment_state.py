@@ -9,7 +9,7 @@ fresh tensors, and writes none that are known outside.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,8 +22,10 @@ from algorithms.counted import (
     Part,
     SentRound,
     counted_of,
+    from_plain,
     reconcile,
     recorded,
+    to_plain,
 )
 from algorithms.diloco import (
     carry_over,
@@ -86,6 +88,19 @@ class Contribution:
     everyone: bool = False
     again: bool = False
 
+    def plain(self) -> dict[str, Any]:
+        """As numbers and tensors, for a checkpoint."""
+        found = {"round": self.round, "step": self.step, "work_steps": self.work_steps}
+        tensors = {"g": self.g, "guess": self.guess}
+        if self.values is not self.g:
+            tensors["values"] = self.values
+        return found | {key: value for key, value in tensors.items() if value is not None}
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> "Contribution":
+        """What `plain` has made."""
+        return cls(**{"values": plain["g"], **plain})
+
     def without_guess(self, old_anchor: Tensor, local: Tensor) -> Tensor:
         """The local parameters as if they had not gone on from a guess."""
         if self.guess is None:
@@ -140,6 +155,22 @@ class _FailedTry:
             return self
         error = earlier.error if self.error is None else self.error
         return _FailedTry(self.contribution, union(self.ranges, earlier.ranges), error)
+
+    def plain(self) -> dict[str, Any]:
+        """As numbers, lists and tensors, for a checkpoint."""
+        error = {} if self.error is None else {"error": self.error}
+        return {
+            **self.contribution.plain(),
+            "ranges": [list(each) for each in self.ranges],
+            **error,
+        }
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> "_FailedTry":
+        """What `plain` has made."""
+        sent = {key: value for key, value in plain.items() if key not in ("ranges", "error")}
+        ranges = tuple((start, stop) for start, stop in plain["ranges"])
+        return cls(Contribution.from_plain(sent), ranges, plain.get("error"))
 
     @property
     def counted(self) -> Tensor:
@@ -204,6 +235,68 @@ class FragmentOptimizer:
     def skip_to(self, round_: int) -> None:
         """The schedule says which round is next, where nobody makes up for a lost one."""
         self.state = replace(self.state, version=round_)
+
+    # -------------------------------------------------------------------------------- checkpoints
+
+    def plain(self) -> dict[str, Any]:
+        """All that the next rounds depend on, as numbers, lists and tensors, which are not copied:
+        they are never written again. It goes with the local parameters of the same moment.
+
+        What others have decoded of earlier rounds is left out: should one of these have been
+        reduced twice, the difference is not made up for after a restart."""
+        state, sent, others = self.state, self.in_flight, self._others
+        again = sent is not None and sent.again
+        found = {
+            "version": state.version,
+            "contributors": state.contributors,
+            "group": list(state.group),
+            "history": to_plain(state.history),
+            "work_steps": self.work_steps,
+            "failed": self.failed,
+            "anchor": state.anchor,
+            "momentum": state.momentum,
+            "residual": self.residual,
+            "start": self._start,
+            "in_flight": sent.plain()
+            if sent is not None and not (sent.everyone or again)
+            else None,
+            "failed_try": self._failed_try.plain() if self._failed_try is not None else None,
+            "sent_again_at": sent.step if sent is not None and again else None,
+            "others": {"share": others[0], "count": others[1]} if others is not None else None,
+        }
+        return {key: value for key, value in found.items() if value is not None}
+
+    def restore(self, plain: Mapping[str, Any]) -> None:
+        """Puts back what `plain` has made. A round that was on its way is to be begun again."""
+        anchor, group = plain["anchor"], tuple(plain["group"])
+        momentum = plain.get("momentum", anchor.new_empty(0))
+        self.state = FragmentState(
+            plain["version"],
+            plain["contributors"],
+            group,
+            anchor,
+            momentum,
+            self._state_hash(anchor, momentum, group),
+            from_plain(plain.get("history", ())),
+        )
+        self.work_steps, self.failed = plain.get("work_steps", 0), plain.get("failed", False)
+        self.residual, self._start = plain.get("residual"), plain.get("start")
+        tried, sent, others = (plain.get(key) for key in ("failed_try", "in_flight", "others"))
+        self._failed_try = None if tried is None else _FailedTry.from_plain(tried)
+        self.in_flight = None if sent is None else Contribution.from_plain(sent)
+        if self._failed_try is not None and (step := plain.get("sent_again_at")) is not None:
+            earlier = self._failed_try.contribution
+            self.in_flight = replace(earlier, step=step, guess=None, again=True)
+        self._others = None if others is None else (others["share"], others["count"])
+        self._sent.clear()
+
+    def start_from_anchor(self) -> None:
+        """The local parameters are others: they are taken to have gone on from the anchor."""
+        self.in_flight = self._start = self._failed_try = None
+
+    def renumber(self, version: int) -> None:
+        """The run goes on after its last step, whose rounds were not the schedule's own."""
+        self.state, self._failed_try = replace(self.state, version=version, history=()), None
 
     # ------------------------------------------------------------------------------ contributions
 
@@ -441,13 +534,6 @@ class FragmentOptimizer:
         """Whether the local parameters went on from a guess, or from another start."""
         guess = self.in_flight is not None and self.in_flight.guess is not None
         return guess or self._start is not None
-
-    def without_guess(self, local: Tensor) -> Tensor:
-        """The local parameters as if they had not gone on from a guess or another start."""
-        local = self._from_anchor(local)
-        if self.in_flight is None:
-            return local
-        return self.in_flight.without_guess(self.state.anchor, local)
 
     def _ended(self) -> Contribution:
         """The round in flight is over."""

@@ -8,6 +8,7 @@ from typing import Protocol
 from protos.identity import Authority, Identity
 from protos.web import PagePlace
 from worker.catchup.bootstrap import JoinConfig
+from worker.exchange.allreduce.residuals import Residuals
 from worker.exchange.context import Offload
 from worker.exchange.types import View
 from worker.leases import Ledger
@@ -54,6 +55,7 @@ class NodeConfig(JoinConfig):
     stage_counts: they go on where a peer moves to another stage.
     activation_elements: of a microbatch, at most; None where the task does not say.
     ledger: samples that are used already, from a checkpoint.
+    residuals: what this peer's reductions have left out, from a checkpoint.
     relayed: whether it may be reached through relays, where others cannot dial it.
     relay_mbps: the rate at which it relays for others; 0: for nobody.
     epoch: tells this process from earlier ones of the peer; None for the ms from 1970 to its start.
@@ -69,6 +71,7 @@ class NodeConfig(JoinConfig):
     stage_counts: StageCounts = field(default_factory=StageCounts)
     activation_elements: int | None = None
     ledger: Ledger = field(default_factory=Ledger)
+    residuals: Residuals = field(default_factory=Residuals)
     relayed: bool = True
     relay_mbps: float = 100.0
     epoch: int | None = None

@@ -4,12 +4,13 @@ import concurrent.futures
 import os
 import signal
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,10 +19,10 @@ from protos.events import new_event
 from protos.exit_codes import ExitCode
 from protos.files import RESULTS
 from protos.identity import Identity
-from protos.manifest import first_difference
 from worker.component import NodeConfig
 from worker.config import Config, task_of
 from worker.errors import CheckpointError, MurmurError, UsageError
+from worker.exchange.allreduce.residuals import Residuals
 from worker.folder import Announce, EventLog, alone_in, leave_json
 from worker.identity import Credentials
 from worker.iothread import IOThread
@@ -48,8 +49,11 @@ from worker.training.inbox import Mailbox, StageMove, Stop, TrainingEvent
 from worker.training.initial import load_initial
 from worker.training.loop import Trainer
 from worker.training.model import trained_parameters
+from worker.training.outer_state import plain_state, refusal
 from worker.training.result import build_result
 from worker.transport.grpc import GrpcTransport
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,7 +225,8 @@ class Worker:
             between_steps=self._between_steps,
         )
         if restored is not None:
-            checkpoint.restore_trainer(trainer, restored)
+            left = self._options.node.residuals
+            checkpoint.restore_trainer(trainer, restored, config.run.steps, left)
         self._evaluation = PeriodicEvaluation(
             self._task,
             self._model,
@@ -265,13 +270,9 @@ class Worker:
         restored, problems = checkpoint.load(self._options.out / "checkpoints")
         for problem in problems:
             self._log(new_event("warning", text=problem))
-        there = Manifest(restored.values["manifest"])
-        difference = first_difference(
-            there.agreed, self._manifest.agreed, here="in it", there="asked for"
-        )
-        if difference:
+        if (reason := refusal(restored.values, self._manifest)) is not None:
             raise CheckpointError(
-                f"{restored.path} is of another run: {difference}; "
+                f"{restored.path} {reason}; "
                 "go on with the settings it was started with, say --fresh to put it aside, or "
                 "choose another --out"
             )
@@ -328,21 +329,24 @@ class Worker:
     def _snapshot(
         self, trainer: Trainer, *, copied: bool = True
     ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        tensors, values = checkpoint.snapshot(
-            trainer, self._manifest, self._part.stage, copied=copied
-        )
+        left = self._options.node.residuals
+        outer = plain_state(trainer, self._manifest, partial(self._ask, trainer), left)
+        tensors, values = checkpoint.snapshot(trainer, outer, self._part.stage, copied=copied)
         if self._shares is not None:
             values["samples"] = self._used_samples(trainer)
         return tensors, values
 
     def _used_samples(self, trainer: Trainer) -> dict[str, Any]:
-        ledger, session = self._options.node.ledger, self._session
-        if trainer.stopped is not None and trainer.stopped.error is not None:
-            return ledger.plain()  # the I/O thread has ended
-        assert self._shares is not None
-        self._shares.tell()
-        session.settle()
-        return session.io.ask(ledger.plain)
+        if trainer.stopped is None or trainer.stopped.error is None:
+            assert self._shares is not None
+            self._shares.tell()
+            self._session.settle()
+        return self._ask(trainer, self._options.node.ledger.plain)
+
+    def _ask(self, trainer: Trainer, question: Callable[[], T]) -> T:
+        """The answer of the I/O thread, or of what it has left."""
+        ended = trainer.stopped is not None and trainer.stopped.error is not None
+        return question() if ended else self._session.io.ask(question)
 
     def _save(self, step: int, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         folder, began_s = self._options.out / "checkpoints", time.monotonic()
@@ -409,7 +413,7 @@ class Worker:
         node = self._options.node
         live = [member.address for member in self._session.others]
         joins = (*dict.fromkeys((*live, *node.joins)),)
-        moved = replace(node, stage=move.stage, joins=joins, min_peers=None)
+        moved = replace(node, stage=move.stage, joins=joins, min_peers=None, residuals=Residuals())
         return replace(self._options, node=moved, resume=False, rebuilds=move.orphaned)
 
     def _enrich(self, event: dict[str, object]) -> None:

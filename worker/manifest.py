@@ -57,6 +57,18 @@ class Manifest:
         return agreed(self.document)
 
     @property
+    def lasting(self) -> dict[str, Any]:
+        """What a run has in common with one that goes on from its state: it may be longer."""
+        run = {key: value for key, value in self.document["run"].items() if key != "steps"}
+        return {**self.agreed, "run": run}
+
+    @property
+    def steps(self) -> int:
+        """Inner steps of the run."""
+        steps: int = self.document["run"]["steps"]
+        return steps
+
+    @property
     def elements(self) -> int:
         """Of the whole model, however it is cut."""
         return sum(math.prod(shape) for shape in self.document["tensors"].values())

@@ -298,7 +298,7 @@ class Node:
             self.server.streams["Data/PairRound"] = self._pairs.serve
             means = replace(means, plan=means.plan.consensus_plan)
             mean_rounds = FinalAverageIO
-        reducer = ReducerIO(means)
+        reducer = ReducerIO(means, self._node.residuals)
         self._reducers = [reducer]
         self._final: Rounds = mean_rounds(means, reducer, gossip, self)
         self._own_rounds: Rounds = self._pairs or self._final

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import murmuration
 from worker.config import Config, parse_config, task_of
+from worker.manifest import Manifest
 from worker.tasks import Batch, Cursor, Task, next_batch
 from worker.wire import tensor_hash
 
@@ -156,7 +157,7 @@ def ends_of(swarm: murmuration.Swarm, model: nn.Module) -> dict[str, object]:
     fragments = state["fragments"]
     return {
         "event": "result",
-        "run": state["run"],
+        "run": Manifest(state["manifest"]).run,
         "anchor_hash": tensor_hash(each["anchor"] for each in fragments),
         "momentum_hash": tensor_hash(each["momentum"] for each in fragments),
         "model_hash": tensor_hash(p.detach() for p in model.parameters()),

@@ -27,7 +27,6 @@ from torch import Tensor, nn
 from torch.distributed import get_rank
 from torch.optim import Optimizer
 
-from algorithms.fragment_state import FragmentState
 from protos.addresses import join_address
 from protos.identity import Identity, token_from
 from worker.component import NodeConfig
@@ -51,8 +50,9 @@ from worker.manifest import Manifest
 from worker.session import AWAIT_OTHERS_S, Session
 from worker.training.inbox import Mailbox, Stop
 from worker.training.loop import TrainingLoop
+from worker.training.outer_state import plain_state, refusal, restore_state
 from worker.transport.grpc import GrpcTransport
-from worker.wire import state_hash
+from worker.wire import tensor_hash
 
 T = TypeVar("T")
 
@@ -198,6 +198,8 @@ class Swarm:
         self._open, self._inside = ExitStack(), False
         self._resumed_s, self._address = 0.0, ""
         self._known: tuple[float, tuple[str, ...]] = (-inf, ())
+        self._saved_model: str | None = None  # the hash of what the loaded state goes with
+        self._at_anchor = False
         self._site: Site | None = None
         if is_site():
             self._site = Site(self._fragments, self._replica.parameters, self._progress)
@@ -244,6 +246,7 @@ class Swarm:
             opening.enter_context(self._replica.hooked(self._before_step, self._after_step))
             opening.callback(self._session.close)
             with self._speaking():
+                self._check_model()
                 self._address = self._session.start()
                 self._loop.begin()
                 self._raise_what_ended()
@@ -408,70 +411,84 @@ class Swarm:
             locals_ = [each.local for each in self._loop.fragments]
             for each in self._loop.fragments:
                 each.write(each.state.anchor)
+        self._at_anchor = True
         try:
             yield self._replica.model
         finally:
+            self._at_anchor = False
             with self._speaking():
                 for each, local in zip(self._loop.fragments, locals_, strict=True):
                     each.write(local)
 
     def state_dict(self) -> dict[str, Any]:
-        """The outer state and the samples that are used, to be saved beside the model's and the
-        optimizer's own.
+        """The outer state, rounds on their way and the samples that are used among it, to be saved
+        beside the model's and the optimizer's own of the same moment.
 
-        Anchors and momenta are not copied: they are never written again.
+        Its values are numbers, lists and tensors. These are not copied: they are never written
+        again.
+
+        Raises:
+            UsageError: in a block of `anchor`, where the model is not what is trained.
         """
-        fragments = [
-            {
-                "version": each.state.version,
-                "contributors": each.state.contributors,
-                "group": list(each.state.group),
-                "anchor": each.state.anchor,
-                "momentum": each.state.momentum,
-                "residual": each.residual,
-            }
-            for each in self._loop.fragments
-        ]
-        found = {"run": self._manifest.run, "step": self.step, "fragments": fragments}
-        return found | {"samples": self._used_samples()}
+        if self._at_anchor:
+            raise UsageError(
+                "state_dict goes with the parameters that are trained, and in swarm.anchor() the "
+                "model holds others: call it, and the model's own, outside of that block"
+            )
+        outer = plain_state(self._loop, self._manifest, self._ask, self._node.residuals)
+        return outer | {"model": self._model_hash(), "samples": self._used_samples()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on from a `state_dict`, before the `with` block; the model's and the optimizer's
-        own are loaded beside it.
+        own of the same moment are loaded beside it. The run may be longer than it was.
 
         Raises:
-            UsageError: in the block, or the state is of another run.
+            UsageError: in the block, or the state is of another run: the setting that differs.
         """
         if self._session is not None:
             raise UsageError("load_state_dict comes before `with`: create the Swarm, load, enter")
-        if state.get("run") != self._manifest.run:
+        if "manifest" not in state:
+            raise UsageError("this is no state of swarm.state_dict(), or one of an earlier version")
+        if (reason := refusal(state, self._manifest)) is not None:
             raise UsageError(
-                "this state is of another run: make Swarm with the model and the settings of then"
+                f"this state {reason}; make Swarm with the model and the settings of then"
             )
-        self._loop.outer.step = int(state["step"])
-        for each, saved in zip(self._loop.fragments, state["fragments"], strict=True):
-            anchor, momentum = saved["anchor"], saved["momentum"]
-            group = tuple(saved["group"])
-            each.state = FragmentState(
-                saved["version"],
-                saved["contributors"],
-                group,
-                anchor,
-                momentum,
-                state_hash(anchor, momentum, group),
-            )
-            each.residual = saved["residual"]
+        restore_state(self._loop, state, self._config.run.steps, self._node.residuals)
+        self._saved_model = state.get("model")
         if "samples" in state:
             self._node.ledger.load(state["samples"])
 
     # ------------------------------------------------------------------------------- inside
 
+    def _model_hash(self) -> str | None:
+        """Of the local parameters; None where other ranks hold some of them."""
+        if self._site is not None:
+            return None
+        return tensor_hash(each.local for each in self._loop.fragments)
+
+    def _check_model(self) -> None:
+        """The state that was loaded is of parameters: where these are others, what they are from
+        the anchor counts as learned since, and what was on its way is in none of them."""
+        saved, self._saved_model = self._saved_model, None
+        if saved is None or self._site is not None or saved == self._model_hash():
+            return
+        log.warning(
+            "the model does not hold what it held when the swarm's state was saved: all that it "
+            "differs by from the anchor counts as learned; load the model's state of that moment"
+        )
+        for each in self._loop.fragments:
+            each.start_from_anchor()
+
     def _used_samples(self) -> dict[str, Any]:
-        if not self._inside or self._session is None:
-            return self._node.ledger.plain()
-        self._shares.tell()
-        self._session.settle()
-        return self._session.io.ask(self._node.ledger.plain)
+        if self._inside and self._session is not None:
+            self._shares.tell()
+            self._session.settle()
+        return self._ask(self._node.ledger.plain)
+
+    def _ask(self, question: Callable[[], T]) -> T:
+        """The answer of the I/O thread, or of what there is before and after it."""
+        inside = self._inside and self._session is not None
+        return self._session.io.ask(question) if inside and self._session else question()
 
     def _lease(self, stream: int) -> LeaseMessage | None:
         """The next message of a stream of samples; None when the run is over for this peer."""

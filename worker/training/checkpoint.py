@@ -24,16 +24,15 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from algorithms.counted import from_plain, to_plain
-from algorithms.fragment_state import FragmentState
 from algorithms.fragments import copy_values
 from protos.manifest import canonical
 from worker.adopted_config import restored_config
 from worker.config import Config
 from worker.errors import CheckpointError
+from worker.exchange.allreduce.residuals import Residuals
 from worker.manifest import Manifest
 from worker.training.loop import Trainer
-from worker.wire import state_hash
+from worker.training.outer_state import joined, restore_state, split
 
 _TENSORS = "tensors.safetensors"
 MANIFEST = "manifest.json"
@@ -41,6 +40,7 @@ _HASH_BLOCK_BYTES = 1 << 20
 _KEY_BYTES = 32
 _EARLIER = "-earlier-"
 _BEFORE = "-before"  # a checkpoint that one of the same step is just replacing
+_BY_PARAMETER = ("anchor", "momentum", "residual")
 _NAME = re.compile(rf"step-(\d{{8,}})({_BEFORE}|)")
 
 
@@ -275,66 +275,50 @@ def _sync(path: Path) -> None:
 
 
 def snapshot(
-    trainer: Trainer, manifest: Manifest, stage: int | None = None, *, copied: bool = True
+    trainer: Trainer, outer: Mapping[str, Any], stage: int | None = None, *, copied: bool = True
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """A checkpoint's tensors and its values.
 
     Args:
+        outer: of the trainer, as `plain_state` gives it.
         stage: the one it holds, None for a whole model.
         copied: the tensors are independent of what training does next; else it does nothing more.
     """
-    tensors: dict[str, Tensor] = {}
-    for each in trainer.fragments:
-        views, state = each.fragment.views, each.state
-        anchors = each.fragment.named(state.anchor)
-        tensors |= {f"anchor/{name}": values for name, values in anchors.items()}
-        if len(state.momentum):
-            tensors |= {f"momentum/{name}": v for name, v in views(state.momentum).items()}
-        if each.residual is not None:
-            tensors |= {f"residual/{name}": v for name, v in views(each.residual).items()}
+
+    def views(index: int, kind: str, values: Tensor) -> Mapping[str, Tensor] | None:
+        if kind not in _BY_PARAMETER:
+            return None
+        fragment = trainer.fragments[index].fragment
+        named = fragment.named if kind == "anchor" else fragment.views
+        found = named(values) if len(values) else {}  # a plan may have no momentum
+        return {f"{kind}/{name}": each for name, each in found.items()}
+
+    tensors, states = split(outer["fragments"], views)
     for each in trainer.fragments:
         tensors |= {f"local/{name}": values for name, values in each.held(copied=copied).items()}
     remembered, plain = trainer.replica.optimizer_state()
     for place, value in remembered.items():
         tensors[f"optimizer/{place}"] = value.clone() if copied else value.contiguous()
     values = {
-        "manifest": manifest.plain(),
-        "step": trainer.step,
+        **{key: value for key, value in outer.items() if key != "fragments"},
         "position": trainer.replica.cursor.position,
         "stream": trainer.replica.cursor.stream,
         "stage": stage,
         "optimizer": plain,
-        "states": [
-            {
-                "version": s.version,
-                "contributors": s.contributors,
-                "group": list(s.group),
-                "history": to_plain(s.history),
-            }
-            for s in trainer.states
-        ],
+        "states": states,
     }
     return tensors, values
 
 
-def restore_trainer(trainer: Trainer, saved: Checkpoint) -> None:
-    """Puts a snapshot back."""
-    trainer.outer.step = saved.values["step"]
-    pairs = zip(trainer.fragments, saved.values["states"], strict=True)
-    anchors, momenta, residuals = (saved.named(k) for k in ("anchor", "momentum", "residual"))
-    for fragment, values in pairs:
-        flatten = fragment.fragment.flatten
-        anchor = flatten(anchors)
-        momentum = flatten(momenta) if momenta else anchor.new_empty(0)
-        group = tuple(values["group"])
-        hashed = state_hash(anchor, momentum, group)
-        version, contributors = values["version"], values["contributors"]
-        history = from_plain(values.get("history", ()))
-        fragment.state = FragmentState(
-            version, contributors, group, anchor, momentum, hashed, history
-        )
-        owed = residuals.keys() >= {spec.name for spec in fragment.fragment.specs}
-        fragment.residual = flatten(residuals) if owed else None
+def restore_trainer(trainer: Trainer, saved: Checkpoint, steps: int, left: Residuals) -> None:
+    """Puts a snapshot back. Args: steps, left: as `restore_state` takes them."""
+    fragments = joined(saved.values["states"], saved.tensors)
+    for kind in _BY_PARAMETER:
+        named = saved.named(kind)
+        for each, values in zip(trainer.fragments, fragments, strict=True):
+            if named.keys() >= {spec.name for spec in each.fragment.specs}:
+                values[kind] = each.fragment.flatten(named)
+    restore_state(trainer, {**saved.values, "fragments": fragments}, steps, left)
     replica = trainer.replica
     for name, local in replica.parameters.items():
         copy_values(local, saved.tensors[f"local/{name}"])

@@ -75,13 +75,13 @@ class FragmentReplica(FragmentOptimizer):
         return flat
 
     def held(self, *, copied: bool) -> dict[str, Tensor]:
-        """The local parameters by name, without the guess of a round in flight: it ends with that.
+        """The local parameters by name.
 
         Args:
             copied: fresh; else they may be the parameters themselves.
         """
-        if copied or self._accessor is not None or self.has_guess:
-            return self.fragment.named(self.without_guess(self.local))
+        if copied or self._accessor is not None:
+            return self.fragment.named(self.local)
         held = {s.name: self._parameters[s.name].contiguous() for s in self.fragment.specs}
         kinds = {s.name: s.integers for s in self.fragment.specs if s.integers is not None}
         return held | {name: integers_of(held[name], kind) for name, kind in kinds.items()}

@@ -181,6 +181,8 @@ class TrainingLoop:
         self.outer.publish()
         if self._plan.exchange == "pairs" and group:
             self._await(AllStarted)
+        if self.stopped is None:
+            self.outer.begin_again()
 
     def _await(self, kind: type[T]) -> T | None:
         """The next message of that kind; None when the run is stopping."""

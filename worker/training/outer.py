@@ -140,6 +140,19 @@ class OuterLoop:
         """What is committed, for others to see and fetch."""
         self.reporter.publish(self.step)
 
+    def prolong(self) -> None:
+        """The run goes on beyond what was its last step, after which there were rounds that the
+        schedule has not."""
+        for each in self.fragments if self.step < self._steps else ():
+            due = self._schedule.next_round(each.fragment.index, self.step)
+            if each.state.version > due:
+                each.renumber(due)
+
+    def begin_again(self) -> None:
+        """Sends what was on its way when the state that this goes on from was saved."""
+        for each in self._order.in_flight():
+            self._post(each)
+
     # -------------------------------------------------------------------------- around inner steps
 
     def begin_inner_step(self) -> None:
@@ -280,14 +293,19 @@ class OuterLoop:
     def _begin_round(
         self, each: FragmentReplica, g: Tensor, weight: int | None = None
     ) -> Contribution:
-        sent, state = each.contribute(g, self.step), each.state
+        sent = each.contribute(g, self.step)
+        self.publish()
+        self._post(each, weight)
+        return sent
+
+    def _post(self, each: FragmentReplica, weight: int | None = None) -> None:
+        sent, state = each.in_flight, each.state
+        assert sent is not None, "it was contributed"
         if weight is None:
             weight = max(1, min(sent.work_steps, self._plan.inner_steps))
-        self.publish()
         anchor = state.anchor if self._pairs else None
         index, values = each.fragment.index, sent.values
-        self._mailbox.post(Begin(index, state.version, state.group, values, anchor, weight=weight))
-        return sent
+        self._mailbox.post(Begin(index, sent.round, state.group, values, anchor, weight=weight))
 
     def _await_round(self, each: FragmentReplica) -> RoundDone | None:
         """The result of a round in flight; None when there is none, or it came to nothing."""

@@ -74,7 +74,6 @@ def test_inner_steps_go_on_from_the_mean_anchor_of_the_next_pair() -> None:
     local = outer.go_on_from(filled(11), LOCAL)
     assert local is not None
     assert local.tolist() == [9] * 4
-    assert outer.without_guess(local).tolist() == [8] * 4
     assert outer.state.anchor is ANCHOR
     assert outer.go_on_from(filled(11), local) is None  # once
     send(outer, local - 1)
@@ -84,6 +83,16 @@ def test_inner_steps_go_on_from_the_mean_anchor_of_the_next_pair() -> None:
     after = end(outer, met(0, 3, filled(11)), local - 1)
     assert after.tolist() == [11 - 0.5 * 3] * 4
     assert outer.start is outer.state.anchor
+
+
+def test_a_state_of_an_early_start_has_what_was_learned_since_it() -> None:
+    before, after = optimizer(SHARED), optimizer(SHARED)
+    local = before.go_on_from(filled(11), LOCAL)
+    assert local is not None
+    after.restore(before.plain())
+    send(after, local - 1)
+    assert after.in_flight is not None
+    assert after.in_flight.g.tolist() == [3] * 4  # against the anchor it would be 0
 
 
 @pytest.mark.parametrize("start", [None, 11.0], ids=["own anchor", "mean anchor"])

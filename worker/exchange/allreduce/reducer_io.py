@@ -20,6 +20,7 @@ from worker.exchange.allreduce.dialogue import (
     ShardRange,
 )
 from worker.exchange.allreduce.reducer import Reducer
+from worker.exchange.allreduce.residuals import Residuals
 from worker.exchange.arrivals import Arrival
 from worker.exchange.context import Context, Tasks
 from worker.exchange.types import RoundTick, ShardKey, View, ViewUpdated
@@ -62,9 +63,13 @@ class _Computed:
 
 
 class ReducerIO:
-    """All shards that this peer reduces, and the reductions that it knows. io thread only."""
+    """All shards that this peer reduces, and the reductions that it knows. io thread only.
 
-    def __init__(self, context: Context) -> None:
+    Args:
+        residuals: what earlier reductions have left out; None for nothing.
+    """
+
+    def __init__(self, context: Context, residuals: Residuals | None = None) -> None:
         self._context = context
         self._machine = Reducer(context.me, context, context.config)
         self._numbers = count(1)
@@ -72,7 +77,7 @@ class ReducerIO:
         self._contributions: defaultdict[ShardKey, dict[str, wire.Incoming]] = defaultdict(dict)
         self._candidates: dict[ShardKey, _Computed] = {}
         self._reductions: dict[ShardKey, wire.Reduction] = {}
-        self._residuals = Residuals()
+        self._residuals = Residuals() if residuals is None else residuals
         self._tasks = Tasks()
         self._missing: set[str] = set()
 
@@ -352,72 +357,3 @@ class ReducerIO:
         if context.plan.keeps_reduction_residual:
             left = wire.encoding_error(codec, raw, mean, exact=action.shard.exact)
         return context.compression.payload(codec, raw), left
-
-
-@dataclass(frozen=True)
-class _Left:
-    """By the encoding of `round`; `before` is what went into it, for the case that it is done over.
-
-    Args: rest: what another layout has left of a shard, which is for shards of the round after.
-    """
-
-    round: int
-    before: "Tensor | None"
-    after: "Tensor"
-    rest: bool = False
-
-
-class Residuals:
-    """What the requantization of this peer's reductions has left out, for its next ones.
-
-    A shard is the same range as long as the group is the same. Of another layout's shards the next
-    round takes what this peer still reduces. The rest is given up: who reduces it now lacks it.
-    """
-
-    def __init__(self) -> None:
-        self._left: dict[tuple[int, int, int], _Left] = {}
-
-    def before(self, key: ShardKey, start: int, stop: int) -> "Tensor | None":
-        """What to add to the mean of a round; None for nothing."""
-        found = None
-        for at, end, left in self._overlapping(key.fragment, start, stop):
-            values = left.before if left.round >= key.round else left.after
-            if values is None:
-                continue
-            if (at, end) == (start, stop):
-                return values
-            if found is None:
-                found = values.new_zeros(stop - start)
-            low, high = max(at, start), min(end, stop)
-            found[low - start : high - start] = values[low - at : high - at]
-        return found
-
-    def keep(
-        self, key: ShardKey, start: int, stop: int, before: "Tensor | None", after: "Tensor"
-    ) -> None:
-        """The round has closed, with `before` in its mean and `after` left out."""
-        for at, end, left in self._overlapping(key.fragment, start, stop):
-            del self._left[key.fragment, at, end]
-            for low, high in ((at, min(end, start)), (max(at, stop), end)):
-                if low < high:
-                    cut = slice(low - at, high - at)
-                    earlier = None if left.before is None else left.before[cut]
-                    rest = _Left(left.round, earlier, left.after[cut], rest=True)
-                    self._left[key.fragment, low, high] = rest
-        self._left[key.fragment, start, stop] = _Left(key.round, before, after)
-
-    def advanced(self, fragment: int, version: int) -> None:
-        """The rounds before this one are applied here: they are not done over."""
-        for place, left in list(self._left.items()):
-            if place[0] == fragment and left.round < version:
-                if left.rest and left.round + 1 < version:
-                    del self._left[place]
-                else:
-                    self._left[place] = replace(left, before=None)
-
-    def _overlapping(self, fragment: int, start: int, stop: int) -> list[tuple[int, int, _Left]]:
-        return [
-            (at, end, left)
-            for (of, at, end), left in self._left.items()
-            if of == fragment and at < stop and start < end
-        ]

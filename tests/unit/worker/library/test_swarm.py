@@ -124,12 +124,6 @@ def test_what_is_saved_is_gone_on_from() -> None:
     assert torch.equal(values(half), values(model))
 
 
-def test_a_state_of_another_run_is_refused() -> None:
-    saved = Swarm(*model_of(), steps=8).state_dict()
-    with pytest.raises(UsageError, match="of another run"):
-        Swarm(*model_of(), steps=9).load_state_dict(saved)
-
-
 @pytest.mark.parametrize(
     ("arguments", "error", "says"),
     [

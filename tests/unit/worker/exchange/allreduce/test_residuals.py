@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from worker.exchange.allreduce.reducer_io import Residuals
+from worker.exchange.allreduce.residuals import Residuals
 from worker.exchange.types import ShardKey
 
 

@@ -1,0 +1,182 @@
+"""A loop that saves model, optimizer and swarm at the same moment goes on to the same bits."""
+
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from murmuration import Swarm, UsageError
+from worker.library.state import load_state, save_state
+from worker.wire import tensor_hash
+
+H, STEPS = 6, 15
+PRESETS: dict[str, dict[str, Any]] = {
+    "diloco": {},
+    "streaming": {"diloco.overlap_steps": 2},
+    "co2": {"diloco.overlap_steps": H},
+    "onebit": {},
+    "sparse": {},
+    "noloco": {},
+    "streaming-noloco": {"diloco.overlap_steps": 2},
+    "ddp": {},
+    "local": {},
+    "diloco, eager, with feedback": {
+        "diloco.eager": True,
+        "diloco.overlap_steps": 3,
+        "diloco.codec": "int4",
+        "diloco.error_feedback": True,
+    },
+}
+Saved = dict[str, Any]
+
+
+class Loop:
+    """A model with two layers and running statistics, and AdamW over it."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 1))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.05)
+
+    def step(self, number: int) -> None:
+        inputs = torch.randn(8, 4, generator=torch.Generator().manual_seed(number))
+        loss = (self.model(inputs).squeeze(-1) - inputs.sum(-1).sin()).square().mean()
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def saved(self, swarm: Swarm) -> Saved:
+        model, optimizer = (deepcopy(e.state_dict()) for e in (self.model, self.optimizer))
+        return {"model": model, "optimizer": optimizer, "swarm": swarm.state_dict()}
+
+    def load(self, saved: Saved) -> None:
+        self.model.load_state_dict(saved["model"])
+        self.optimizer.load_state_dict(deepcopy(saved["optimizer"]))
+
+
+def swarm_of(loop: Loop, preset: str, **changes: Any) -> Swarm:
+    settings = PRESETS[preset]
+    name = preset.partition(",")[0]
+    given = {"inner_steps": None if name == "ddp" else H, "steps": STEPS, "name": "me", **changes}
+    return Swarm(loop.model, loop.optimizer, preset=name, settings=settings, **given)
+
+
+def ends(loop: Loop, swarm: Swarm) -> list[str]:
+    fragments = swarm.state_dict()["fragments"]
+    kinds = [[each[kind] for each in fragments] for kind in ("anchor", "momentum")]
+    values: list[list[Tensor]] = [
+        *kinds,
+        [v.float().flatten() for v in loop.model.state_dict().values()],
+    ]
+    return [tensor_hash(each) for each in values]
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_loop_goes_on_to_the_same_bits_from_every_step(preset: str, tmp_path: Path) -> None:
+    whole, saved = Loop(), []
+    with swarm_of(whole, preset) as swarm:
+        while not swarm.done:
+            whole.step(swarm.step)
+            saved.append(whole.saved(swarm))
+    for number, each in enumerate(saved[:-1], 1):
+        again = Loop()
+        again.load(each)
+        swarm = swarm_of(again, preset)
+        swarm.load_state_dict(load_state(save_state(tmp_path / str(number), each["swarm"]).parent))
+        with swarm:
+            assert swarm.step == number
+            while not swarm.done:
+                again.step(swarm.step)
+        assert ends(again, swarm) == ends(whole, swarm), number
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_run_can_be_prolonged(preset: str) -> None:
+    """From a step on the way to the bits of a run that was as long from the beginning; and from its
+    end, after which there is a round at each of the schedule's steps again."""
+    longer, whole, saved = STEPS + 9, Loop(), []
+    with swarm_of(whole, preset, steps=longer) as run:
+        while not run.done:
+            whole.step(run.step)
+    first = Loop()
+    with swarm_of(first, preset) as swarm:
+        while not swarm.done:
+            first.step(swarm.step)
+            saved.append(first.saved(swarm))
+    for each in (saved[7], saved[-1], first.saved(swarm)):
+        again = Loop()
+        again.load(each)
+        swarm = swarm_of(again, preset, steps=longer)
+        swarm.load_state_dict(each["swarm"])
+        with swarm:
+            while not swarm.done:
+                again.step(swarm.step)
+        versions = [f["version"] for f in swarm.state_dict()["fragments"]]
+        assert versions == [f["version"] for f in run.state_dict()["fragments"]]
+        assert swarm.metrics["rounds_failed"] == 0
+        assert each is not saved[7] or ends(again, swarm) == ends(whole, run)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"inner_steps": 4}, "diloco.inner_steps: 6 in it, 4 asked for"),
+        ({"preset": "noloco"}, "diloco.consensus: False in it, True asked for"),
+        ({"settings": {"run.seed": 1}}, "run.seed: 0 in it, 1 asked for"),
+        ({"settings": {"diloco.codec": "int8"}}, "diloco.codec: 'fp32' in it, 'int8' asked for"),
+        ({"steps": 3}, "is of step 5, and run.steps is 3"),
+        ({"wider": True}, r"tensors\.0\.bias\[0\]: 8 in it, 9 asked for"),
+    ],
+)
+def test_a_state_that_does_not_fit_is_refused_with_the_setting_that_differs(
+    changes: dict[str, Any], says: str
+) -> None:
+    loop, other = Loop(), Loop()
+    with swarm_of(loop, "diloco") as swarm:
+        for number in range(5):
+            loop.step(number)
+        saved = swarm.state_dict()
+    if changes.pop("wider", False):
+        other.model = nn.Sequential(nn.Linear(4, 9), nn.Linear(9, 1))
+        other.optimizer = torch.optim.SGD(other.model.parameters(), lr=0.1)
+    given = {"preset": "diloco", "inner_steps": H, "steps": STEPS, **changes}
+    again = Swarm(other.model, other.optimizer, **given)
+    with pytest.raises(UsageError, match=says) as refused:
+        again.load_state_dict(saved)
+    assert "\n" not in str(refused.value)
+
+
+def test_what_is_no_state_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"no state of swarm\.state_dict"):
+        swarm_of(Loop(), "diloco").load_state_dict({"step": 3})
+
+
+def test_a_state_is_not_taken_where_the_model_holds_the_anchor() -> None:
+    loop = Loop()
+    with swarm_of(loop, "diloco") as swarm:
+        with swarm.anchor(), pytest.raises(UsageError, match=r"outside of that block"):
+            swarm.state_dict()
+        assert swarm.state_dict()["step"] == 0
+
+
+@pytest.mark.parametrize("preset", ["diloco", "co2", "streaming"])
+def test_a_state_beside_another_model_is_told_and_only_what_it_lacks_counts(
+    preset: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The model was saved with the anchor's values, as for evaluation, and the state without."""
+    loop, again = Loop(), Loop()
+    with swarm_of(loop, preset) as swarm:
+        for number in range(8):
+            loop.step(number)
+        saved = swarm.state_dict()
+        with swarm.anchor():
+            again.model.load_state_dict(loop.model.state_dict())
+    second = swarm_of(again, preset)
+    second.load_state_dict(saved)
+    with second:
+        assert "does not hold what it held" in caplog.text
+        assert second.step == 8
+        assert not any("in_flight" in f for f in second.state_dict()["fragments"])

@@ -1,0 +1,112 @@
+"""The outer state of a peer as plain values and tensors, and back: for its checkpoints, and for
+those of a loop of one's own.
+
+It goes with the local parameters of the same moment. With both, the inner optimizer's state and no
+other peers, a run ends with the bits of one that was not interrupted.
+"""
+
+import copy
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from protos.manifest import first_difference
+from worker.exchange.allreduce.residuals import Residuals
+from worker.manifest import Manifest
+from worker.training.loop import TrainingLoop
+
+Views = Callable[[int, str, Tensor], Mapping[str, Tensor] | None]
+"""By a fragment's index, and the key of one of its tensors."""
+
+_REDUCTIONS = "reductions"
+
+
+def plain_state(
+    loop: TrainingLoop, manifest: Manifest, ask: Callable[[Callable[[], Any]], Any], left: Residuals
+) -> dict[str, Any]:
+    """The step, the run's manifest, and all that is known of each fragment. train thread only.
+
+    Args:
+        ask: calls a function where the rounds of this peer are reduced.
+        left: what its reductions have left out.
+    """
+    fragments = [each.plain() for each in loop.fragments]
+    versions = [plain["version"] for plain in fragments]
+    if left:
+        found = ask(lambda: [left.plain(index, version) for index, version in enumerate(versions)])
+        for plain, ranges in zip(fragments, found, strict=True):
+            plain[_REDUCTIONS] = {f"{start}-{stop}": values for start, stop, values in ranges}
+    return {"manifest": manifest.plain(), "step": loop.step, "fragments": fragments}
+
+
+def restore_state(
+    loop: TrainingLoop, state: Mapping[str, Any], steps: int, left: Residuals
+) -> None:
+    """Puts back what `plain_state` gave. Before the run begins; train thread only.
+
+    Args:
+        steps: of the run as it is now, which may be longer than it was.
+    """
+    loop.outer.step = state["step"]
+    prolonged = Manifest(state["manifest"]).steps != steps
+    for index, (each, plain) in enumerate(zip(loop.fragments, state["fragments"], strict=True)):
+        each.restore(plain)
+        for place, values in plain.get(_REDUCTIONS, {}).items():
+            start, stop = map(int, place.split("-"))
+            left.load(index, each.state.version, [(start, stop, values)])
+    if prolonged:
+        loop.outer.prolong()
+
+
+def refusal(state: Mapping[str, Any], manifest: Manifest) -> str | None:
+    """Why the run of this manifest cannot go on from a state; None: it can. The run may have become
+    longer."""
+    there = Manifest(state["manifest"])
+    different = first_difference(there.lasting, manifest.lasting, here="in it", there="asked for")
+    if different is not None:
+        return f"is of another run: {different}"
+    if state["step"] > manifest.steps:
+        return f"is of step {state['step']}, and run.steps is {manifest.steps}"
+    return None
+
+
+def split(
+    fragments: Iterable[Mapping[str, Any]], views: Views = lambda *_: None
+) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
+    """(tensors by name, what else each fragment has): a checkpoint's layout.
+
+    Args:
+        views: of a fragment's tensor by name, where it is not kept as a whole.
+    """
+    tensors: dict[str, Tensor] = {}
+
+    def rest(index: int, values: Mapping[str, Any], within: str) -> dict[str, Any]:
+        plain: dict[str, Any] = {}
+        for key, value in values.items():
+            if isinstance(value, Mapping):
+                plain[key] = rest(index, value, f"{within}{key}/")
+            elif not isinstance(value, Tensor):
+                plain[key] = value
+            else:
+                found = None if within else views(index, key, value)
+                whole = {f"state/{index}/{within}{key}": value.contiguous()}
+                tensors.update(whole if found is None else found)
+        return plain
+
+    return tensors, [rest(index, each, "") for index, each in enumerate(fragments)]
+
+
+def joined(
+    fragments: Iterable[Mapping[str, Any]], tensors: Mapping[str, Tensor]
+) -> list[dict[str, Any]]:
+    """What was split, but for tensors that were not kept as a whole."""
+    found: list[dict[str, Any]] = [copy.deepcopy(dict(each)) for each in fragments]
+    for name, value in tensors.items():
+        kind, *path = name.split("/")
+        if kind == "state":
+            at = found[int(path[0])]
+            for key in path[1:-1]:
+                at = at.setdefault(key, {})
+            at[path[-1]] = value
+    return found
