@@ -89,8 +89,8 @@ def refused(murmur: Murmur, code: int, *args: str) -> str:
         (
             ["--join", "127.0.0.1:1", "--listen", "0.0.0.0:7700"],
             "murmur: other machines can reach this peer, so it needs a token: make one where the "
-            "run was begun, with `murmur token create RUN`, and give it as --token, or token= (or "
-            "type --insecure, or insecure=True: nothing is encrypted then, and anybody may join)",
+            "run was begun, with `murmur token create RUN`, and give it as --token (or say "
+            "--insecure: nothing is encrypted then, and anybody may join)",
         ),
     ],
     ids=lambda value: value[-1] if isinstance(value, list) else "",
