@@ -18,6 +18,9 @@ from protos.figures import percent, seconds
 EVENTS = "events.jsonl"  # the log, in a worker's folder
 
 EventKind = Literal[
+    # parameters, preset, inner_steps (null: without rounds), steps, tokens of a step (null: the
+    # task does not count in them), device
+    "run",
     "relayed",  # by: names of relays; address: others reach the peer there, for they cannot dial it
     "listening",  # address, pid, origin: how the address was found, if it was not given
     "metrics",  # url
@@ -25,7 +28,7 @@ EventKind = Literal[
     "started",  # group, step
     # step, steps, loss, round, state, bytes_sent, bytes_received, learning_rate, gradient_norm,
     # steps_per_s; where they are known, of this process: samples, samples_per_s, tokens,
-    # tokens_per_s
+    # tokens_per_s; peers: that live, this one among them
     "progress",
     "validation",  # step, val_loss and val_metrics: of the anchors, seconds
     # fragment, round, contributors, missed, stall_s, exchange_s, waited_for; since the last one:

@@ -1,6 +1,7 @@
 """The composition root: starts the I/O thread, trains on this one, and ends both in good order."""
 
 import concurrent.futures
+import math
 import os
 import signal
 import time
@@ -162,6 +163,7 @@ class Worker:
 
     def _run(self) -> int:
         resume, folder = self._options.resume, self._options.out / "checkpoints"
+        self._log(self._described())
         restored = self._restore() if resume or (resume is None and any_in(folder)) else None
         own = self._config.inner.optimizer != KSEED  # else the part has loaded them
         if restored is None and self._config.task.init and own:
@@ -193,6 +195,22 @@ class Worker:
             session.close()
 
     # ---------------------------------------------------------------------------------- parts
+
+    def _described(self) -> dict[str, object]:
+        config, task = self._config, self._task
+        sizes: Any = getattr(task, "batch_size", None), getattr(task, "tokens_per_sample", None)
+        batches = config.inner.accumulate
+        if self._part.stage is not None:
+            batches = config.stages.microbatches
+        return new_event(
+            "run",
+            parameters=sum(each.numel() for each in self._model.parameters()),
+            preset=config.preset,
+            inner_steps=None if config.plan.exchange == "none" else config.plan.inner_steps,
+            steps=config.run.steps,
+            tokens=None if None in sizes else math.prod(sizes) * batches,
+            device=str(next(self._model.parameters()).device),
+        )
 
     def _stage_life(self, io: IOThread) -> StageLifecycle:
         return StageLifecycle(

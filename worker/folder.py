@@ -26,19 +26,21 @@ class EventLog:
     raises OSError. any thread.
 
     Args:
+        out: None: there is no file.
         announce: takes each event, and a warning of the first that the file does not.
         enrich: completes each event first.
     """
 
-    def __init__(self, out: Path, announce: Announce, enrich: Announce) -> None:
+    def __init__(self, out: Path | None, announce: Announce, enrich: Announce) -> None:
         self._announce, self._enrich = announce, enrich
         self._started_at = time.monotonic()
         self._lock = threading.Lock()
-        self._path = out / EVENTS
-        self._lines: LineLog | None = LineLog(self._path)
+        self._path = out / EVENTS if out is not None else None
+        self._lines = LineLog(self._path) if self._path is not None else None
         self._missing = 0
-        with suppress(OSError):  # the first event will tell
-            out.mkdir(parents=True, exist_ok=True)
+        if out is not None:
+            with suppress(OSError):  # the first event will tell
+                out.mkdir(parents=True, exist_ok=True)
 
     def __call__(self, event: dict[str, object]) -> None:
         self._complete(event)

@@ -465,6 +465,8 @@ class Node:
                 elif event["event"] == "round":
                     self.figures.applied(event)
                 self._rounds.told(event)
+                if event["event"] == "progress":
+                    event = {**event, "peers": sum(each.live for each in self.gossip.members)}
                 self.log(event)
 
     def _publish(self, published: Published) -> None:

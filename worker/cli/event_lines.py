@@ -2,16 +2,17 @@
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 
 from protos.addresses import is_loopback, split_address
-from protos.events import given_up_words, located_words, stall_words
-from protos.figures import count, listed, megabytes, percent
+from protos.events import float_of, given_up_words, int_of, located_words, stall_words
+from protos.figures import count, duration, listed, megabytes, parameters, percent
 from protos.files import print_line
 from protos.web import page_words
 
 _SILENCE_S = 30.0
+NO_END = 1 << 40  # steps of a run that ends when its loops do
 # What a person must know or act on.
 _NEEDED = frozenset(
     {
@@ -48,16 +49,19 @@ class PlainLines:
         joins: as `describe` takes it.
         verbosity: 1 for each report of the training and each round's times; -1 without what goes
             its usual way.
+        spell: puts options into the words of the caller.
     """
 
-    def __init__(self, joins: str = "", verbosity: int = 0) -> None:
-        self._joins, self._verbosity = joins, verbosity
+    def __init__(
+        self, joins: str | None = "", verbosity: int = 0, spell: Callable[[str], str] = str
+    ) -> None:
+        self._joins, self._verbosity, self._spell = joins, verbosity, spell
         self._round: object = None
         self._trained_s = -_SILENCE_S
 
     def __call__(self, event: Mapping[str, object]) -> None:
         if self._is_wanted(event) and (line := describe(event, self._joins)) is not None:
-            print_line(f"{_stamp(event)}{line}")
+            print_line(f"{_stamp(event)}{self._spell(line)}")
 
     def _is_wanted(self, event: Mapping[str, object]) -> bool:
         if self._verbosity > 0:
@@ -80,12 +84,15 @@ def _stamp(event: Mapping[str, object]) -> str:
     return f"{at:%H:%M:%S%z} {float(str(event['time_s'])):7.1f} s  "
 
 
-def describe(event: Mapping[str, object], joins: str = "") -> str | None:
+def describe(event: Mapping[str, object], joins: str | None = "") -> str | None:
     """One line, None for an event that needs none.
 
-    Args: joins: what to type behind `murmur join HOST:PORT` to be let in.
+    Args: joins: what to type behind `murmur join HOST:PORT` to be let in; None where the others
+        are programs with loops of their own.
     """
     match event["event"]:
+        case "run":
+            return _run(event)
         case "listening":
             return _listening(event, joins)
         case "relayed":
@@ -113,15 +120,9 @@ def describe(event: Mapping[str, object], joins: str = "") -> str | None:
             names = ", ".join(group) if isinstance(group, list) else ""
             return f"started at step {event['step']} with {names}"
         case "progress" if event.get("state") == "training":
-            sent = megabytes(float(str(event.get("bytes_sent", 0))))
-            loss = event["loss"]
-            learned = f"loss {loss:.3f}  " if isinstance(loss, float) else ""
-            return (
-                f"step {event['step']}/{event['steps']}  {learned}"
-                f"round {event['round']}  sent {sent}"
-            )
+            return _progress(event)
         case "progress" if (words := _AT_THE_END.get(str(event.get("state")))) is not None:
-            return f"step {event['step']}/{event['steps']}  {words}"
+            return f"{_step(event)}  {words}"
         case "validation":
             figures = listed(event.get("val_metrics"))
             return f"step {event['step']}  validation loss {event['val_loss']:.4f}{figures}"
@@ -153,7 +154,8 @@ def describe(event: Mapping[str, object], joins: str = "") -> str | None:
         case "rebuilt":
             return f"rebuilt stage {event['stage']} from {_parts(event['from'])}"
         case "member":
-            return f"{event['peer_changed']} is {event['health']}"
+            left = event["health"] == "left"
+            return f"{event['peer_changed']} {'has' if left else 'is'} {event['health']}"
         case "unreachable":
             if not isinstance(peers := event["peers"], list) or not peers:
                 return "reaches every peer again"
@@ -175,12 +177,53 @@ def describe(event: Mapping[str, object], joins: str = "") -> str | None:
             return None
 
 
-def _listening(event: Mapping[str, object], joins: str) -> str:
+def _run(event: Mapping[str, object]) -> str:
+    """`382 thousand parameters, preset diloco, a round every 20 of 1,600 steps, ... on cpu`."""
+    number, period, steps, tokens = (
+        int_of(event, key) for key in ("parameters", "inner_steps", "steps", "tokens")
+    )
+    of = f" of {steps:,}" if steps is not None and steps < NO_END else ""
+    rounds = (
+        f"a round every {period:,}{of} steps" if period else f"without rounds{of and of + ' steps'}"
+    )
+    counted = f", {tokens:,} tokens a step" if tokens else ""
+    named = f"{parameters(number or 0)}, preset {event['preset']}, {rounds}"
+    return f"{named}{counted}, on {event['device']}"
+
+
+def _progress(event: Mapping[str, object]) -> str:
+    """`step 30/90  loss 2.346  round 2  sent 12.3 MB  800 tokens/s  1 min 05 s to go  3 peers`."""
+    loss, pace = float_of(event, "loss"), float_of(event, "steps_per_s")
+    parts = [_step(event)]
+    if loss is not None:
+        parts.append(f"loss {loss:.3f}")
+    parts += [f"round {event['round']}", f"sent {megabytes(float_of(event, 'bytes_sent') or 0.0)}"]
+    if tokens_per_s := float_of(event, "tokens_per_s"):
+        parts.append(f"{tokens_per_s:,.0f} tokens/s")
+    elif pace:
+        parts.append(f"{pace:,.3g} steps/s")
+    step, steps = int_of(event, "step") or 0, int_of(event, "steps") or 0
+    if pace and step < steps < NO_END:
+        parts.append(f"{duration((steps - step) / pace)} to go")
+    if peers := int_of(event, "peers"):
+        parts.append(count(peers, "peer"))
+    return "  ".join(parts)
+
+
+def _step(event: Mapping[str, object]) -> str:
+    steps = int_of(event, "steps")
+    return f"step {event['step']}{f'/{steps}' if steps is not None and steps < NO_END else ''}"
+
+
+def _listening(event: Mapping[str, object], joins: str | None) -> str:
     """Where a peer is reached, and what to type to join it: that must work as it stands."""
     address = str(event["address"])
     host, port = split_address(address)
     origin = f" ({event['origin']}; --advertise says otherwise)" if event.get("origin") else ""
     said = f"{event['peer']} is reached at {address}{origin}"
+    if joins is None:
+        only = ", from this machine only" if is_loopback(host) else ""
+        return f"{said}{only}; others join with --join {address}"
     by = f" {joins}" if joins else ""
     if is_loopback(host):
         return (

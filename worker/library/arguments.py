@@ -274,6 +274,7 @@ _CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
     "web": _served,
     "no_relay": _switch,
     "relay_mbps": _rate,
+    "progress": _switch,
 }
 
 

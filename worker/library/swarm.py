@@ -28,14 +28,16 @@ from torch.distributed import get_rank
 from torch.optim import Optimizer
 
 from protos.addresses import join_address
+from protos.events import new_event
 from protos.identity import Identity, token_from
 from worker.component import NodeConfig
 from worker.errors import UsageError
 from worker.folder import EventLog
 from worker.identity import Admission, Credentials
 from worker.leases.types import LeaseMessage
-from worker.library.arguments import checked, errors_in_arguments, in_arguments
+from worker.library.arguments import checked, errors_in_arguments
 from worker.library.hooks import UserReplica
+from worker.library.lines import LoopLines
 from worker.library.share import Shares
 from worker.library.site import Site, SiteRank, SwarmProgress, agreed, fragments_of, is_site
 from worker.library.terms import (
@@ -58,9 +60,6 @@ T = TypeVar("T")
 
 _WAIT_S = 120.0
 _KNOWN_S = 0.5
-
-_LEVELS = dict.fromkeys(("progress", "round", "head_start"), logging.DEBUG)
-_UNTOLD = ("event", "peer", "time_s")
 
 log = logging.getLogger("murmuration")
 
@@ -109,6 +108,8 @@ class Swarm:
             token of its readers is.
         no_relay: raise NotDialled where others cannot dial this peer.
         relay_mbps: at which to relay for peers that nobody can dial; 0: for none.
+        progress: print the lines that `murmur up` prints. Without it joins, deaths, waits and the
+            first round are told through `logging`, or on stderr where that is not configured.
 
     Raises:
         UsageError: model, optimizer or an argument cannot be used.
@@ -149,6 +150,7 @@ class Swarm:
         web: str | int | None = None,
         no_relay: bool = False,
         relay_mbps: float = 100.0,
+        progress: bool = False,
     ) -> None:
         joins = tuple(join or ())
         self._replica = UserReplica(model, optimizer)
@@ -192,7 +194,7 @@ class Swarm:
             min_peers=min_peers if min_peers is not None else (None if joins else 1),
             wait_s=wait_s if wait_s is not None else (inf if joins else _WAIT_S),
         )
-        self._log: Callable[[dict[str, object]], None] = self._to_logger
+        self._lines = LoopLines(progress=progress)
         self._mailbox = Mailbox()
         self._session: Session | None = None
         self._open, self._inside = ExitStack(), False
@@ -227,9 +229,7 @@ class Swarm:
             AddressInUse: `listen` is taken.
             PeersUnreachable: too few came in time.
         """
-        events = None
-        if self._out is not None:
-            self._log = events = EventLog(self._out, self._to_logger, self._name_event)
+        events = EventLog(self._out, self._lines, self._complete)
         self._session = Session(
             self._config,
             self._node,
@@ -237,16 +237,16 @@ class Swarm:
             fragments=self._fragments,
             transport=GrpcTransport(self._listen, security=self._identity),
             mailbox=self._mailbox,
-            log=self._log,
+            log=events,
             credentials=Credentials.of(self._identity, self._out),
         )
         with ExitStack() as opening:
-            if events is not None:
-                opening.callback(events.close)
+            opening.callback(events.close)
             opening.enter_context(self._replica.hooked(self._before_step, self._after_step))
             opening.callback(self._session.close)
             with self._speaking():
                 self._check_model()
+                events(self._described())
                 self._address = self._session.start()
                 self._loop.begin()
                 self._raise_what_ended()
@@ -521,14 +521,22 @@ class Swarm:
         """Around all that reads or writes parameters: on a site the other ranks take part."""
         return self._site.speaking() if self._site is not None else nullcontext()
 
-    def _name_event(self, event: dict[str, object]) -> None:
+    def _complete(self, event: dict[str, object]) -> None:
         event.setdefault("peer", self.name)
+        if event["event"] == "progress" and self._session is not None:
+            traffic = self._session.transport.traffic
+            event["bytes_sent"] = traffic.sent_bytes
+            event["bytes_received"] = traffic.received_bytes
 
-    def _to_logger(self, event: dict[str, object]) -> None:
-        """Any thread."""
-        kind = str(event["event"])
-        level = logging.WARNING if kind == "warning" else _LEVELS.get(kind, logging.INFO)
-        if log.isEnabledFor(level):
-            values = {key: value for key, value in event.items() if key not in _UNTOLD}
-            line = " ".join([kind, *(f"{k}={v}" for k, v in values.items())])
-            log.log(level, "%s", in_arguments(line))
+    def _described(self) -> dict[str, object]:
+        plan, trained = self._config.plan, self._replica.parameters
+        averaged = {spec.name for spec in self._replica.schema if spec.averaged}
+        return new_event(
+            "run",
+            parameters=sum(p.numel() for name, p in trained.items() if name not in averaged),
+            preset=self._config.preset,
+            inner_steps=None if plan.exchange == "none" else plan.inner_steps,
+            steps=self._config.run.steps,
+            tokens=None,
+            device=str(next(iter(trained.values())).device),
+        )

@@ -14,6 +14,7 @@ from protos.manifest import first_difference
 from protos.web import PagePlace
 from worker.addresses import FoundHost, find_host
 from worker.adopted_config import join_config
+from worker.cli.event_lines import NO_END
 from worker.config import Config, load_config
 from worker.errors import ConfigError, ManifestRefused, PeersUnreachable, UsageError
 from worker.library.arguments import check_once
@@ -23,7 +24,6 @@ from worker.membership.first_contact import FirstAnswer, check_version, fetch_ma
 from worker.tasks import OWN_LOOP
 from worker.training.config import KSEED
 
-_NO_END = 1 << 40  # steps of a run that ends when its loops do
 _JOIN_S = 10.0
 
 
@@ -75,7 +75,7 @@ def page_place(given: str | int | None, out: Path | None) -> PagePlace | None:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Gives a script the options of `Swarm` that differ between machines: `--join`, `--listen`,
     `--advertise`, `--name`, `--min-peers`, `--out`, `--serve-metrics`, `--web`, `--no-relay`,
-    `--relay-mbps`, `--token`, `--insecure`.
+    `--relay-mbps`, `--token`, `--insecure`, `--progress`.
 
     Swarm(model, optimizer, **vars(parser.parse_args())) takes them as they are.
 
@@ -98,6 +98,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--relay-mbps", type=float, default=100.0, help="to relay for others at")
     group.add_argument("--token", help="that lets this peer in; or the variable MURMUR_TOKEN")
     group.add_argument("--insecure", action="store_true", help="encrypt nothing")
+    group.add_argument("--progress", action="store_true", help="print lines as `murmur up` does")
 
 
 class Terms(NamedTuple):
@@ -173,7 +174,7 @@ def agree_on_terms(
 
 def _started(given: Mapping[str, str]) -> Config:
     task = f'task.name="{OWN_LOOP}"'
-    ends = () if any(each.startswith("run.steps=") for each in given) else (f"run.steps={_NO_END}",)
+    ends = () if any(each.startswith("run.steps=") for each in given) else (f"run.steps={NO_END}",)
     config = load_config(None, [task, *ends, *given], None, given)
     if config.inner.optimizer == KSEED:
         raise ConfigError(

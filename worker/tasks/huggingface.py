@@ -121,7 +121,7 @@ class HuggingFace:
             raise TaskError("text and dataset are both given: leave one of them out")
         self._transformers = _library("transformers")
         self._source, self._seed, self._lora = model, seed, lora
-        self._batch_size, self._context = batch_size, context
+        self.batch_size, self._context = batch_size, context
         self.tokens_per_sample, self.sample_prompt = context, sample_prompt
         self._config = self._read_config()
         self._tokenizer = self._read_tokenizer(tokenizer)
@@ -157,15 +157,15 @@ class HuggingFace:
         if self._streamed is not None:
             found = self._streamed.windows(split, cursor, self._context + 1)
             while True:
-                windows = torch.from_numpy(np.stack([next(found) for _ in range(self._batch_size)]))
-                cursor = cursor.advance(self._batch_size)
+                windows = torch.from_numpy(np.stack([next(found) for _ in range(self.batch_size)]))
+                cursor = cursor.advance(self.batch_size)
                 yield Batch(windows[:, :-1].contiguous(), windows[:, 1:].contiguous(), cursor)
         tokens, window = self._tokens[split], self._context + 1
         offsets = np.arange(window)
         while True:
-            starts = window_starts(cursor, self._batch_size, tokens.size - window + 1)
+            starts = window_starts(cursor, self.batch_size, tokens.size - window + 1)
             windows = torch.from_numpy(tokens[starts[:, None] + offsets].astype(np.int64))
-            cursor = cursor.advance(self._batch_size)
+            cursor = cursor.advance(self.batch_size)
             yield Batch(windows[:, :-1].contiguous(), windows[:, 1:].contiguous(), cursor)
 
     def loader(self) -> DataLoader[tuple[torch.Tensor, torch.Tensor]]:
@@ -177,7 +177,7 @@ class HuggingFace:
         if self._streamed is not None:
             raise TaskError('data = "leased" needs a text: it does not go with a dataset')
         windows = Windows(self._tokens["train"], self._context)
-        return DataLoader(windows, self._batch_size, shuffle=True)
+        return DataLoader(windows, self.batch_size, shuffle=True)
 
     def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
         """Return the mean cross-entropy of the batch in nats per token: scalar, fp32."""

@@ -75,9 +75,7 @@ def joins(peer: Peer) -> int:
 def test_the_first_peer_goes_before_the_run_begins(tmp_path: Path, number: signal.Signals) -> None:
     with peers(tmp_path, waits_for_all, joins, joins) as found:
         first, second = found.start(0), found.start(1)
-        second.wait_for(
-            lambda e: e["event"] == "said" and "awaiting here=['p0', 'p1']" in e["text"], "a word"
-        )
+        second.wait_for(lambda e: e["event"] == "said" and "(here: p0, p1)" in e["text"], "a word")
         first.send(number)
         outcome = found.outcome(1)
         assert outcome.error.startswith("PeersUnreachable: there is no run to join any more: p0 ")

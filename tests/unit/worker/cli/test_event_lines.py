@@ -36,6 +36,27 @@ from worker.cli.event_lines import PlainLines, describe
              "round": 2, "bytes_sent": 12_345_678},
             "step 30/90  loss 2.346  round 2  sent 12.3 MB",
         ),
+        (
+            {"event": "progress", "state": "training", "step": 30, "steps": 90, "loss": None,
+             "round": 2, "bytes_sent": 0, "tokens_per_s": 1234.5, "steps_per_s": 0.5, "peers": 3},
+            "step 30/90  round 2  sent 0.0 MB  1,234 tokens/s  2 min 00 s to go  3 peers",
+        ),
+        (
+            {"event": "progress", "state": "training", "step": 30, "steps": 1 << 40, "loss": 2.0,
+             "round": 2, "bytes_sent": 0, "steps_per_s": 12.34, "peers": 1},
+            "step 30  loss 2.000  round 2  sent 0.0 MB  12.3 steps/s  1 peer",
+        ),
+        (
+            {"event": "run", "parameters": 382_000, "preset": "diloco", "inner_steps": 20,
+             "steps": 1600, "tokens": 1024, "device": "cpu"},
+            "382 thousand parameters, preset diloco, a round every 20 of 1,600 steps, 1,024 tokens "
+            "a step, on cpu",
+        ),
+        (
+            {"event": "run", "parameters": 5, "preset": "local", "inner_steps": None,
+             "steps": 1 << 40, "tokens": None, "device": "cuda:0"},
+            "5 parameters, preset local, without rounds, on cuda:0",
+        ),
         ({"event": "progress", "state": "waiting", "step": 30, "steps": 90, "loss": 2.0}, None),
         ({"event": "progress", "state": "ready"}, None),
         (
@@ -100,6 +121,7 @@ from worker.cli.event_lines import PlainLines, describe
             "rebuilt stage 1 from 25 % of stage 0 and 75 % of stage 2",
         ),
         ({"event": "member", "peer_changed": "w1", "health": "dead"}, "w1 is dead"),
+        ({"event": "member", "peer_changed": "w1", "health": "left"}, "w1 has left"),
         ({"event": "warning", "text": "the disk is full"}, "warning: the disk is full"),
         ({"event": "checkpoint", "path": "out/step-00000030"}, "checkpoint out/step-00000030"),
         (

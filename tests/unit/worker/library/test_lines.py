@@ -1,0 +1,114 @@
+"""What a loop of one's own is told: through `logging`, else on stderr, and on stdout if asked."""
+
+import logging
+
+import pytest
+import torch
+from torch import nn
+
+from murmuration import Swarm
+from worker.library.lines import LoopLines, log
+
+ROUND = {"event": "round", "round": 0, "fragment": 0, "contributors": 2, "exchange_s": 0.1,
+         "stall_s": 0.0}  # fmt: skip
+EVENTS = [
+    {"event": "listening", "peer": "a", "address": "127.0.0.1:7700"},
+    {"event": "started", "step": 0, "group": ["a", "b"]},
+    {"event": "member", "peer_changed": "b", "health": "dead"},
+    {"event": "awaiting", "here": ["a"], "wanted": 2},
+    ROUND,
+    ROUND | {"round": 1},
+    {"event": "warning", "text": "say --advertise HOST:PORT", "at": "..."},
+    {"event": "skipped", "step": 3, "reason": "x"},
+]
+LINES = [
+    "a is reached at 127.0.0.1:7700, from this machine only; others join with "
+    "join='127.0.0.1:7700'",
+    "started at step 0 with a, b",
+    "b is dead",
+    "waits for 1 more peer to start (here: a)",
+    "the first round 0 of fragment 0: 2 peers, 0.10 s under way, 0.00 s waited for",
+    "warning: say advertise='HOST:PORT'",
+]
+
+
+def tell(lines: LoopLines) -> None:
+    for event in EVENTS:
+        lines(event)
+
+
+def unconfigured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a program that says nothing of `logging`."""
+    monkeypatch.setattr(logging.root, "handlers", [])
+
+
+def test_events_are_lines_of_logging_at_their_levels(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        tell(LoopLines())
+    assert [record.getMessage() for record in caplog.records] == LINES
+    assert [record.levelname for record in caplog.records] == [*(["INFO"] * 5), "WARNING"]
+    caplog.clear()
+    with caplog.at_level(logging.DEBUG):
+        tell(LoopLines())
+    assert [r.getMessage() for r in caplog.records if r.levelname == "DEBUG"] == [
+        "round round=1 fragment=0 contributors=2 exchange_s=0.1 stall_s=0.0",
+        "skipped step=3 reason=x",
+    ]
+
+
+def test_without_logging_the_same_lines_are_on_stderr(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unconfigured(monkeypatch)
+    tell(LoopLines())
+    assert capsys.readouterr() == ("", "".join(f"murmuration: {line}\n" for line in LINES))
+
+
+@pytest.mark.parametrize("how", ["level", "null", "disabled"])
+def test_a_program_that_has_asked_for_less_gets_less(
+    how: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unconfigured(monkeypatch)
+    if how == "level":
+        monkeypatch.setattr(log, "level", logging.WARNING)
+    elif how == "null":
+        monkeypatch.setattr(log, "handlers", [logging.NullHandler()])
+    else:
+        monkeypatch.setattr(logging.root.manager, "disable", logging.INFO)
+    tell(LoopLines())
+    said = capsys.readouterr().err
+    assert said == ("" if how == "null" else f"murmuration: {LINES[-1]}\n")
+
+
+def test_logging_that_is_configured_later_is_used_from_then_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unconfigured(monkeypatch)
+    lines = LoopLines()
+    lines(EVENTS[1])
+    handler = logging.StreamHandler()
+    monkeypatch.setattr(logging.root, "handlers", [handler])
+    lines(EVENTS[1])  # at INFO, which such a program has not asked for
+    lines(EVENTS[6])
+    said = capsys.readouterr().err
+    assert said == f"murmuration: {LINES[1]}\n{LINES[5]}\n"
+
+
+def test_progress_prints_the_lines_of_murmur_up_and_nothing_twice(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unconfigured(monkeypatch)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with Swarm(model, optimizer, inner_steps=2, steps=4, name="me", progress=True) as swarm:
+        while not swarm.done:
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+            swarm.report(1.5)
+    out, err = capsys.readouterr()
+    assert err == ""
+    said = [line.partition(" s  ")[2] for line in out.splitlines()]
+    assert said[0] == "5 parameters, preset diloco, a round every 2 of 4 steps, on cpu"
+    assert said[1].startswith("me is reached at 127.0.0.1:")
+    assert "started at step 0 with me" in said
+    assert any(line.startswith("step 4/4  loss 1.500  round 2  sent") for line in said)
