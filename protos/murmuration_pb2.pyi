@@ -134,6 +134,7 @@ class BlockHolding(_message.Message):
     SEQUENCE_FIELD_NUMBER: _builtins.int
     HELD_FIELD_NUMBER: _builtins.int
     ASKED_FIELD_NUMBER: _builtins.int
+    STREAMS_FIELD_NUMBER: _builtins.int
     peer: _builtins.str
     epoch: _builtins.int
     """as in its `Member`"""
@@ -143,6 +144,10 @@ class BlockHolding(_message.Message):
     def held(self) -> _containers.RepeatedCompositeFieldContainer[Global___SampleBlock]: ...
     @_builtins.property
     def asked(self) -> _containers.RepeatedCompositeFieldContainer[Global___SampleBlock]: ...
+    @_builtins.property
+    def streams(self) -> _containers.RepeatedCompositeFieldContainer[Global___OpenedStream]:
+        """that it has drawn from"""
+
     def __init__(
         self,
         *,
@@ -151,14 +156,43 @@ class BlockHolding(_message.Message):
         sequence: _builtins.int = ...,
         held: _abc.Iterable[Global___SampleBlock] | None = ...,
         asked: _abc.Iterable[Global___SampleBlock] | None = ...,
+        streams: _abc.Iterable[Global___OpenedStream] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked", b"asked", "epoch", b"epoch", "held", b"held", "peer", b"peer", "sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked", b"asked", "epoch", b"epoch", "held", b"held", "peer", b"peer", "sequence", b"sequence", "streams", b"streams"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___BlockHolding: _TypeAlias = BlockHolding  # noqa: Y015
+
+@_typing.final
+class OpenedStream(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    LENGTH_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    """of its order, and of the data as far as that can be told"""
+    name: _builtins.int
+    """CRC-32 of it"""
+    length: _builtins.int
+    """of an epoch; 0: nobody knows"""
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        name: _builtins.int = ...,
+        length: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "length", b"length", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OpenedStream: _TypeAlias = OpenedStream  # noqa: Y015
 
 @_typing.final
 class SampleBlock(_message.Message):

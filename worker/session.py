@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from algorithms.fragments import Fragment
+from protos import FORKS_CRASH
 from protos.documents import STATUS_BYTES, BadDocument, unpack
 from protos.events import new_event
 from protos.web import PagePlace, page_event
@@ -37,6 +38,10 @@ AWAIT_OTHERS_S = 30.0  # after the last step
 _GIVE_S = 1.0  # a result, by a peer that is to end now
 _LOOK_AGAIN_S = 0.1
 _LOOK_S = 10.0  # to ask all peers
+_FORKS_TEXT = (
+    "grpc was imported before murmuration: processes that are forked from now on may crash, the "
+    "workers of a DataLoader among them; import murmuration first"
+)
 
 
 class Session:
@@ -73,6 +78,8 @@ class Session:
 
     def start(self) -> str:
         """Starts serving and joining; returns the advertised address. Raises AddressInUse."""
+        if FORKS_CRASH:
+            self._log(new_event("warning", text=_FORKS_TEXT))
         address = self.io.start()
         if self._node.metrics is not None:
             node = self.io.node

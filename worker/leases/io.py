@@ -6,6 +6,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from protos import murmuration_pb2 as pb
+from protos.events import new_event
 from worker import wire
 from worker.exchange.types import View
 from worker.leases.ledger import Ledger
@@ -21,6 +22,7 @@ from worker.leases.types import (
     LeaseTick,
     MembersChanged,
     PeerSilent,
+    StreamsDiffer,
 )
 from worker.membership.io import GossipService
 from worker.transport import Transport, TransportError
@@ -40,6 +42,10 @@ class LeaseHost(Protocol):
 
     def post(self, message: LeaseMessage) -> None:
         """Sends one to the train thread."""
+        ...
+
+    def log(self, event: dict[str, object]) -> None:
+        """Takes an event."""
         ...
 
 
@@ -103,6 +109,8 @@ class LeaseService:
                     self._spawn(self._announce(peer, number, news))
                 case PeerSilent(peer):
                     self._gossip.suspect(peer)
+                case StreamsDiffer():
+                    self._host.log(new_event("warning", text=_difference(action)))
                 case _:
                     self._host.post(action)
 
@@ -126,3 +134,17 @@ class LeaseService:
             self.handle(AnnouncementAnswered(peer, number, theirs))
         except (TransportError, wire.WireError):
             self.handle(AnnouncementLost(peer))
+
+
+def _difference(found: StreamsDiffer) -> str:
+    stream, peer = found.stream, found.peer
+    named = f" named {stream.name!r}" if stream.name else ""
+    if found.theirs.length == (stream.length or 0):
+        what = f"{peer} has other samples than this peer, or in another order"
+    else:
+        what = f"{peer} shares out {found.theirs.length} samples, and this peer {stream.length}"
+    return (
+        f"{what} (swarm.shard{named}): what one holds out, the other may train on; build data, "
+        "splits and samplers alike on every peer, with fixed generators, and give each set of data "
+        "a name of its own"
+    )

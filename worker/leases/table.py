@@ -20,6 +20,7 @@ and the train thread goes no further than a block beyond: that is all that a cra
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import islice
+from zlib import crc32
 
 from algorithms.reducers import weight
 from worker.exchange.types import View
@@ -41,6 +42,7 @@ from worker.leases.types import (
     LeaseRevoked,
     LeaseTick,
     MembersChanged,
+    OpenedStream,
     PeerSilent,
     SampleStream,
     SampleStreamClosed,
@@ -48,10 +50,12 @@ from worker.leases.types import (
     ShareMessage,
     Starved,
     StreamOpened,
+    StreamsDiffer,
     UseKnown,
 )
 from worker.membership import MAX_MEMBERS, Health
 
+_MOST_TOLD = 64  # streams that others are told of
 _CHOICES_PER_PEER = 5  # to choose from, of the free blocks that stand first; alone: the first
 
 
@@ -101,6 +105,8 @@ class LeaseTable:
         self._past: dict[int, int] = {}  # by stream: the epoch after the one that was exhausted
         self._others: dict[str, Holding] = {}
         self._opened: dict[int, _Opened] = {}
+        self._drawn: dict[OpenedStream, SampleStream] = {}
+        self._told: set[tuple[str, OpenedStream]] = set()
         self._asked: dict[Block, None] = {}
         self._held: dict[Block, None] = {}
         self._announcement: _Announcement | None = None
@@ -173,6 +179,10 @@ class LeaseTable:
                     stream, opening, ahead, max(0, past - again), again
                 )
                 self._news_to_tell = True
+                named = crc32(stream.name.encode())
+                self._drawn[OpenedStream(stream.id, named, stream.length or 0)] = stream
+                for holding in self._live_holdings():
+                    self._compare(holding)
             case BlockBegun(block):
                 if opened := self._opened.get(block.stream):
                     opened.begun.add(block)
@@ -229,10 +239,29 @@ class LeaseTable:
             )
             if holding.peer != self._me and newer:
                 self._others[holding.peer] = holding
+                self._compare(holding)
         for block in [block for block in self._held if self._is_lost(block)]:
             self._drop([block])
             self._actions.append(LeaseRevoked(self._opened[block.stream].opening, block))
             self._news_to_tell = True
+
+    def _compare(self, holding: Holding) -> None:
+        """Tells where a peer has drawn from none of the streams that are drawn from here under a
+        name, or under a name and of a length."""
+        shared = {each.id for each in holding.streams} & {each.id for each in self._drawn}
+        for theirs in holding.streams:
+            alike = [each for each in self._drawn if each.name == theirs.name]
+            as_long = [each for each in alike if each.length == theirs.length]
+            for mine in (alike, as_long):
+                told = [(holding.peer, each) for each in mine]
+                if (
+                    mine
+                    and shared.isdisjoint(each.id for each in mine)
+                    and not self._told & {*told}
+                ):
+                    self._told.update(told)
+                    stream = self._drawn[mine[-1]]
+                    self._actions.append(StreamsDiffer(holding.peer, stream, theirs))
 
     def _is_lost(self, block: Block) -> bool:
         """Whether another took a block that is held here: it has held this peer for dead."""
@@ -392,7 +421,9 @@ class LeaseTable:
     def _news(self, others: Iterable[Holding], wanted: Iterable[Block]) -> LeaseNews:
         """This peer's own, with these holdings, and the cursors of wanted blocks."""
         self._said += 1
-        mine = Holding(self._me, self._epoch, self._said, tuple(self._held), tuple(self._asked))
+        drawn = tuple(self._drawn)[-_MOST_TOLD:]
+        held, asked = tuple(self._held), tuple(self._asked)
+        mine = Holding(self._me, self._epoch, self._said, held, asked, drawn)
         cursors = self.ledger.cursors
         self._used_here &= cursors.keys()
         known = {block: cursors[block] for block in cursors if block in self._used_here}

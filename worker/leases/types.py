@@ -35,12 +35,14 @@ class SampleStream:
         block: positions of a block.
         length: of an epoch; None where nobody knows before its end.
         in_order: a peer reads it from the front: it is given rising blocks of one epoch.
+        name: that the user has given it.
     """
 
     id: int
     block: int
     length: int | None
     in_order: bool = False
+    name: str = ""
 
     @property
     def blocks(self) -> int | None:
@@ -57,16 +59,25 @@ class SampleStream:
 # ------------------------------------------------------------------------------ between peers
 
 
+class OpenedStream(NamedTuple):
+    """A stream that a peer has drawn from: with the CRC-32 of its name; length 0 is not known."""
+
+    id: int
+    name: int
+    length: int
+
+
 @dataclass(frozen=True)
 class Holding:
-    """The blocks that a peer has, and those that it asks for; a later sequence number replaces an
-    earlier one. `epoch` is that of its `Member`."""
+    """The blocks that a peer has, those that it asks for, and the streams that it has opened; a
+    later sequence number replaces an earlier one. `epoch` is that of its `Member`."""
 
     peer: str
     epoch: int
     sequence: int
     held: tuple[Block, ...] = ()
     asked: tuple[Block, ...] = ()
+    streams: tuple[OpenedStream, ...] = ()
 
     @property
     def blocks(self) -> tuple[Block, ...]:
@@ -242,4 +253,13 @@ class PeerSilent:
     peer: str
 
 
-LeaseAction = Announce | PeerSilent | LeaseMessage
+@dataclass(frozen=True)
+class StreamsDiffer:
+    """A peer draws from other samples where this one draws from `stream`: told once."""
+
+    peer: str
+    stream: SampleStream
+    theirs: OpenedStream
+
+
+LeaseAction = Announce | PeerSilent | StreamsDiffer | LeaseMessage

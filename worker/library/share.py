@@ -8,23 +8,16 @@ iterated, which every peer reads from the front.
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Generator, Iterable, Iterator
+from typing import Any, TypeVar
 from weakref import ref
 
-import torch
-from torch import Tensor
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-)
+from torch.utils.data import DataLoader
 
 from worker.errors import UsageError
-from worker.leases import LeasedBlocks, Run, SampleStream
+from worker.leases import LeasedBlocks, SampleStream
 from worker.leases.types import LeaseMessage, ShareMessage
+from worker.library.samples import Indexed, indexed
 from worker.tasks import Batch, Cursor, SharesSamples, TaskError
 from worker.training.replica import RunIsOver
 from worker.wire import hash64
@@ -33,16 +26,6 @@ T = TypeVar("T")
 
 _MOST_SAMPLES, _LEAST_BLOCKS = 1024, 128  # of a block, and of an epoch
 _UNKNOWN_LENGTH = 8  # batches of a block where nobody knows the length
-_KEPT = (
-    "num_workers",
-    "collate_fn",
-    "pin_memory",
-    "timeout",
-    "worker_init_fn",
-    "multiprocessing_context",
-    "generator",
-    "prefetch_factor",
-)
 
 
 class Shares:
@@ -80,15 +63,17 @@ class Shares:
             block: samples (of other things than a `DataLoader`: items) in a block.
 
         Raises:
-            UsageError: `block` is below 1, the stream is another's, or a loader's sampler has no
-                length.
+            UsageError: `block` is below 1, the stream is another's, or the same order on every
+                peer cannot be had.
         """
         if block is not None and block < 1:
             raise UsageError(f"block={block}: at least one sample is leased at once")
-        samples = _indexed(source, self._seed)
+        samples = indexed(source, self._seed)
         if samples is None:
-            return self._in_order(source, self._stream(source, name, None, block), over)
-        return self._by_index(samples, self._stream(source, name, len(samples), block), over)
+            mark = _mark_of_passes(source)
+            return self._in_order(source, self._stream(source, name, None, mark, block), over)
+        stream = self._stream(source, name, len(samples), samples.mark, block)
+        return self._by_index(samples, stream, over)
 
     def batches(self, task: SharesSamples, cursor: Cursor) -> Generator[Batch]:
         """A task's batches that no other peer has, epoch after epoch.
@@ -121,14 +106,14 @@ class Shares:
     # --------------------------------------------------------------------------------- inside
 
     def _stream(
-        self, source: Any, name: str, length: int | None, block: int | None
+        self, source: Any, name: str, length: int | None, mark: str, block: int | None
     ) -> SampleStream:
         if block is None:
             known = length is not None
             block = max(1, min(_MOST_SAMPLES, (length or 0) // _LEAST_BLOCKS))
             block = block if known else _UNKNOWN_LENGTH
         stream = SampleStream(
-            hash64(f"{name}/{length}/{block}".encode()), block, length, length is None
+            hash64(f"{name}/{length}/{block}/{mark}".encode()), block, length, length is None, name
         )
         held = getattr(source, "dataset", source)
         before = self._sources.get(stream.id)
@@ -163,7 +148,7 @@ class Shares:
             blocks.close()
 
     def _by_index(
-        self, samples: "_Indexed[T]", stream: SampleStream, over: Callable[[], bool]
+        self, samples: Indexed[T], stream: SampleStream, over: Callable[[], bool]
     ) -> Iterator[T]:
         blocks = self._opened(stream, samples.batch)
         sizes: deque[int] = deque()
@@ -225,87 +210,8 @@ class Shares:
                 yield group[self._rank]
 
 
-class _Indexed(Generic[T]):
-    """Samples that can be drawn in any order.
-
-    Args:
-        order: of an epoch: what `load` takes, by position.
-        batch: positions of a batch.
-        drop_last: no batch is shorter.
-        load: from what is drawn, batch by batch, to what the loop is given.
-    """
-
-    def __init__(
-        self,
-        length: int,
-        order: Callable[[int], Sequence[Any] | Tensor],
-        load: Callable[[Iterator[list[Any]]], Iterable[T]],
-        batch: int = 1,
-        drop_last: bool = False,
-    ) -> None:
-        self.load, self.batch, self.drop_last = load, batch, drop_last
-        self._length, self._order = length, order
-        self._orders: dict[int, Sequence[Any] | Tensor] = {}
-
-    def __len__(self) -> int:
-        return self._length
-
-    def places(self, run: Run, stream: SampleStream) -> list[Any]:
-        """What stands at these positions."""
-        if run.epoch not in self._orders:
-            self._orders = {e: o for e, o in self._orders.items() if e == run.epoch - 1}
-            self._orders[run.epoch] = self._order(run.epoch)
-        first = run.block.place * stream.block
-        found = self._orders[run.epoch][first + run.begin : first + run.end]
-        return found.tolist() if isinstance(found, Tensor) else list(found)
-
-
-def _indexed(source: Iterable[T], seed: int) -> _Indexed[T] | None:
-    """None for what can only be iterated."""
-    if isinstance(source, DataLoader):
-        return None if isinstance(source.dataset, IterableDataset) else _of_loader(source, seed)
-    if isinstance(source, Sequence):
-        items: Sequence[T] = source
-        return _Indexed(
-            len(items), lambda _: range(len(items)), lambda drawn: (items[i] for i, *_ in drawn)
-        )
-    return None
-
-
-def _of_loader(loader: DataLoader[Any], seed: int) -> _Indexed[Any]:
-    """A random order is replaced by one that follows from the seed and the epoch. A sampler of the
-    user's own is kept: it must give the same on every peer."""
-    batches = loader.batch_sampler
-    own_batches = batches is not None and type(batches) is not BatchSampler
-    sampler: Any = batches if own_batches else loader.sampler
-    if not hasattr(sampler, "__len__"):
-        raise UsageError(
-            f"{type(sampler).__name__} has no __len__, so its samples cannot be shared out; give "
-            "the loader a sampler that has one"
-        )
-
-    def order(epoch: int) -> Sequence[Any] | Tensor:
-        if isinstance(sampler, RandomSampler) and not sampler.replacement:
-            generator = torch.Generator("cpu").manual_seed(seed + epoch)
-            return torch.randperm(
-                len(sampler), dtype=torch.int64, device="cpu", generator=generator
-            )
-        if isinstance(sampler, SequentialSampler):
-            return range(len(sampler))
-        if (set_epoch := getattr(sampler, "set_epoch", None)) is not None:
-            set_epoch(epoch)
-        return list(sampler)
-
-    def load(drawn: Iterator[list[Any]]) -> Iterable[Any]:
-        kept = {name: getattr(loader, name) for name in _KEPT}
-        if loader.num_workers and kept["multiprocessing_context"] is None:
-            kept["multiprocessing_context"] = "spawn"  # a fork beside gRPC's threads may crash
-        if batches is None:
-            flat = itertools.chain.from_iterable(drawn)
-            return DataLoader(loader.dataset, batch_size=None, sampler=flat, **kept)
-        chosen = (batch for batch, *_ in drawn) if own_batches else drawn
-        return DataLoader(loader.dataset, batch_sampler=chosen, **kept)
-
-    size = 1 if own_batches else loader.batch_size or 1
-    drop_last = not own_batches and loader.drop_last
-    return _Indexed(len(sampler), order, load, size, drop_last)
+def _mark_of_passes(source: Any) -> str:
+    """What the items depend on that are read from the front: batches, and the order of workers."""
+    if not isinstance(source, DataLoader):
+        return ""
+    return f"{source.batch_size}/{source.drop_last}/{source.num_workers}"

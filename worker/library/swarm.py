@@ -12,6 +12,8 @@ anything.
 
 import json
 import logging
+import multiprocessing
+import os
 import socket
 import time
 import uuid
@@ -152,6 +154,11 @@ class Swarm:
         relay_mbps: float = 100.0,
         progress: bool = False,
     ) -> None:
+        if getattr(multiprocessing.current_process(), "_inheriting", False):
+            raise UsageError(
+                "a worker process that is spawned imports the script, which must not enter the "
+                'swarm a second time: put the script under if __name__ == "__main__":'
+            )
         joins = tuple(join or ())
         self._replica = UserReplica(model, optimizer)
         given = settings_by_argument(preset, inner_steps, steps, settings)
@@ -198,6 +205,7 @@ class Swarm:
         self._mailbox = Mailbox()
         self._session: Session | None = None
         self._open, self._inside = ExitStack(), False
+        self._process = os.getpid()
         self._resumed_s, self._address = 0.0, ""
         self._known: tuple[float, tuple[str, ...]] = (-inf, ())
         self._saved_model: str | None = None  # the hash of what the loaded state goes with
@@ -261,6 +269,9 @@ class Swarm:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if self._is_forked():
+            self._open.pop_all()
+            return
         with self._open:
             self._shares.tell()
             if error is None:
@@ -290,7 +301,19 @@ class Swarm:
 
     # ------------------------------------------------------------------- around optimizer.step
 
+    def _is_forked(self) -> bool:
+        """Whether this process was forked within the block: its parent is the peer."""
+        return os.getpid() != self._process
+
+    def _check_process(self) -> None:
+        if self._is_forked():
+            raise UsageError(
+                "this process was forked within the block of a Swarm, and its parent is the peer: "
+                "train and draw samples there"
+            )
+
     def _before_step(self) -> None:
+        self._check_process()
         if not self._loop.trains:
             return
         self._replica.check_unchanged()
@@ -341,7 +364,8 @@ class Swarm:
     @property
     def peers(self) -> tuple[str, ...]:
         """The live peers by name, this one among them; outside the block only this one."""
-        others = self._session.others if self._inside and self._session is not None else []
+        inside = self._inside and not self._is_forked()
+        others = self._session.others if inside and self._session is not None else []
         return tuple(sorted({self.name, *(member.peer for member in others)}))
 
     @property
@@ -386,6 +410,7 @@ class Swarm:
         Raises:
             UsageError: out of the block, or `block` or `name` cannot be used.
         """
+        self._check_process()
         if not self._inside:
             raise UsageError("swarm.shard is for the inside of the `with` block")
         return self._shares.share(loader, name, block, lambda: self.done or not self._inside)
@@ -480,6 +505,7 @@ class Swarm:
             each.start_from_anchor()
 
     def _used_samples(self) -> dict[str, Any]:
+        self._check_process()
         if self._inside and self._session is not None:
             self._shares.tell()
             self._session.settle()

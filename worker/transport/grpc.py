@@ -8,6 +8,7 @@ after many minutes.
 """
 
 import asyncio
+import gc
 import itertools
 import os
 from collections.abc import Callable
@@ -54,6 +55,10 @@ _CHANNEL_OPTIONS: list[tuple[str, int]] = [
     ("grpc.min_reconnect_backoff_ms", 5_000),  # for one attempt: a slow link takes several trips
     ("grpc.max_reconnect_backoff_ms", 2_000),
 ]
+
+if hasattr(os, "register_at_fork"):
+    # What gRPC holds must not be collected in a forked process, which has none of its threads.
+    os.register_at_fork(after_in_child=gc.freeze)
 
 
 class GrpcTransport:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 
 from algorithms.fragments import Ranges
 from protos import murmuration_pb2 as pb
-from worker.leases.types import Block, Holding, LeaseNews
+from worker.leases.types import Block, Holding, LeaseNews, OpenedStream
 from worker.wire.errors import WireError
 from worker.wire.messages import check_name
 
@@ -31,6 +31,7 @@ def lease_news_to_message(news: LeaseNews, run: int) -> pb.LeaseNews:
             sequence=each.sequence,
             held=_messages(each.held),
             asked=_messages(each.asked),
+            streams=[pb.OpenedStream(**stream._asdict()) for stream in each.streams],
         )
         for each in news.holdings
     ]
@@ -61,7 +62,10 @@ def lease_news_from_message(message: pb.LeaseNews, run: int) -> LeaseNews:
 def _holding(message: pb.BlockHolding) -> Holding:
     check_name(message.peer)
     held, asked = _blocks(message.held), _blocks(message.asked)
-    return Holding(message.peer, message.epoch, message.sequence, held, asked)
+    if len(message.streams) > _MOST_STREAMS:
+        raise WireError(f"{len(message.streams)} streams of one peer; at most {_MOST_STREAMS}")
+    streams = tuple(OpenedStream(each.id, each.name, each.length) for each in message.streams)
+    return Holding(message.peer, message.epoch, message.sequence, held, asked, streams)
 
 
 def _messages(blocks: Iterable[Block]) -> list[pb.SampleBlock]:

@@ -15,6 +15,7 @@ from worker.leases.types import (
     LeaseTick,
     MembersChanged,
     PeerSilent,
+    StreamsDiffer,
 )
 from worker.membership import Health, Member
 
@@ -24,6 +25,7 @@ class Tables:
 
     Attributes:
         received: by peer, what its train thread is told.
+        differing: by peer, the others whose samples are said to be others.
         held_back: peers that messages to and from wait for.
     """
 
@@ -32,6 +34,7 @@ class Tables:
         self.received: dict[str, deque[LeaseMessage]] = {}
         self.members: dict[str, Member] = {}
         self.silent: list[PeerSilent] = []
+        self.differing: dict[str, list[StreamsDiffer]] = {}
         self.held_back: set[str] = set()
         self.gone: set[str] = set()
         self._under_way: list[tuple[str, Announce]] = []
@@ -100,5 +103,7 @@ class Tables:
                     self._under_way.append((name, action))
                 case PeerSilent():
                     self.silent.append(action)
+                case StreamsDiffer():
+                    self.differing.setdefault(name, []).append(action)
                 case _:
                     self.received[name].append(action)

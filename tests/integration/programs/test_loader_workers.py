@@ -1,0 +1,245 @@
+"""Processes beside a loop in a swarm: the workers of loaders, and whatever else is forked there."""
+
+import multiprocessing
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+import murmuration
+from tests.support.peers import Peer, row, run
+from worker import session
+
+STEPS, H = 40, 5
+ROUNDS = STEPS // H
+ONES = torch.ones(2, 4)
+BY_FORK = multiprocessing.get_context("fork")
+SHARED = "workers are forked as without a swarm: nothing to change"
+
+
+class Numbers(Dataset[dict[str, torch.Tensor]]):
+    def __init__(self) -> None:
+        self.scaled = lambda index: torch.full((4,), index / 32)  # cannot be pickled
+
+    def __len__(self) -> int:
+        return 32
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return {"x": self.scaled(index), "labels": torch.ones(1)}
+
+
+class Line(torch.nn.Linear):
+    """Learns them, with Hugging Face's trainer too."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        super().__init__(4, 1)
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> Any:  # type: ignore[override]
+        return {"loss": (super().forward(x) - labels).square().mean()}
+
+
+@contextmanager
+def training(peer: Peer) -> Iterator[tuple[murmuration.Swarm, Callable[..., None]]]:
+    """The swarm, and a function that takes a step."""
+    model = Line()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x: torch.Tensor = ONES, labels: torch.Tensor = ONES[:, :1]) -> None:
+        model(x, labels)["loss"].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    with murmuration.Swarm(model, optimizer, inner_steps=H, steps=STEPS, **peer.arguments) as swarm:
+        torch.manual_seed(peer.index)
+        yield swarm, step
+
+
+def _loader(**more: Any) -> DataLoader[Any]:
+    return DataLoader(Numbers(), batch_size=8, shuffle=True, num_workers=2, **more)
+
+
+def _epochs(peer: Peer, of: Callable[[murmuration.Swarm], Any]) -> object:
+    with training(peer) as (swarm, step):
+        while not swarm.done:
+            for batch in of(swarm):
+                step(**batch)
+                if swarm.done:
+                    break
+    return swarm.metrics["rounds_completed"]
+
+
+def its_own_loader(peer: Peer) -> object:
+    loader = _loader()
+    return _epochs(peer, lambda _: loader)
+
+
+def persistent_workers(peer: Peer) -> object:
+    loader = _loader(persistent_workers=True)
+    return _epochs(peer, lambda _: loader)
+
+
+def shared_samples(peer: Peer) -> object:
+    loader = _loader()
+    return _epochs(peer, lambda swarm: swarm.shard(loader))
+
+
+def hugging_face(peer: Peer) -> object:
+    import transformers
+
+    arguments = transformers.TrainingArguments(
+        output_dir=str(peer.out),
+        max_steps=STEPS,
+        data_seed=peer.index,
+        per_device_train_batch_size=8,
+        dataloader_num_workers=2,
+        save_strategy="no",
+        report_to="none",
+        use_cpu=True,
+        disable_tqdm=True,
+    )
+    callback = murmuration.hf.SwarmCallback(inner_steps=H, **peer.arguments)
+    trainer = transformers.Trainer(Line(), arguments, train_dataset=Numbers(), callbacks=[callback])
+    with redirect_stdout(sys.stderr):
+        trainer.train()
+    return callback.swarm and callback.swarm.metrics["rounds_completed"]
+
+
+def lightning(peer: Peer) -> object:
+    from lightning.pytorch import LightningModule, Trainer
+
+    class Module(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.line = Line()
+
+        def training_step(self, batch: dict[str, torch.Tensor], _number: int) -> torch.Tensor:
+            found: torch.Tensor = self.line(**batch)["loss"]
+            return found
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    callback = murmuration.lightning.LightningCallback(inner_steps=H, **peer.arguments)
+    Trainer(
+        max_steps=STEPS,
+        accelerator="cpu",
+        callbacks=[callback],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    ).fit(Module(), _loader())
+    return callback.swarm and callback.swarm.metrics["rounds_completed"]
+
+
+def a_pool(peer: Peer) -> object:
+    with training(peer) as (swarm, step):
+        while not swarm.done:
+            with BY_FORK.Pool(2) as pool:
+                assert pool.map(abs, [-1, -2]) == [1, 2]
+            for _ in range(10):
+                step()
+    return swarm.metrics["rounds_completed"]
+
+
+def a_process_that_leaves_the_block(peer: Peer) -> object:
+    with training(peer) as (swarm, step):
+        while not swarm.done:
+            step()
+            if swarm.step == 10:
+                if (pid := os.fork()) == 0:
+                    break
+                assert os.waitpid(pid, 0)[1] == 0
+    if not swarm.done:
+        os._exit(0)
+    return swarm.metrics["rounds_completed"]
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        its_own_loader,
+        persistent_workers,
+        shared_samples,
+        hugging_face,
+        lightning,
+        a_pool,
+        a_process_that_leaves_the_block,
+    ],
+)
+@row("`num_workers` of a plain loop, `swarm.shard`, a trainer; pools", "shared", SHARED)
+def test_processes_are_forked_beside_a_swarm(
+    tmp_path: Path, program: Callable[[Peer], object]
+) -> None:
+    outcomes = run(tmp_path, program, program)
+    assert [each.value for each in outcomes] == [ROUNDS, ROUNDS], outcomes
+    assert [each.code for each in outcomes] == [0, 0]
+
+
+def a_step_elsewhere(peer: Peer) -> object:
+    with training(peer) as (swarm, step):
+        said, here = BY_FORK.Pipe()
+        if os.fork() == 0:
+            for act in (step, lambda: swarm.shard([1]), swarm.state_dict):
+                try:
+                    act()
+                except murmuration.UsageError as error:
+                    here.send(str(error))
+            os._exit(0)
+        refusals = {said.recv() for _ in range(3)}
+        while not swarm.done:
+            step()
+    return sorted(refusals)
+
+
+@row("steps or `swarm.shard` in a process forked within the block", "refused", "only its parent's")
+def test_a_forked_process_is_no_peer(tmp_path: Path) -> None:
+    first, second = run(tmp_path, a_step_elsewhere, a_step_elsewhere)
+    (refusal,) = first.value
+    assert "this process was forked within the block of a Swarm" in refusal
+    assert second.value == first.value
+
+
+_WITHOUT_GUARD = """
+import torch, murmuration
+model = torch.nn.Linear(1, 1)
+with murmuration.Swarm(model, torch.optim.SGD(model.parameters(), lr=0.1)) as swarm:
+    data = torch.utils.data.TensorDataset(torch.ones(8, 1))
+    loader = torch.utils.data.DataLoader(data, num_workers=1, multiprocessing_context="spawn")
+    print(len(list(swarm.shard(loader))))
+"""
+
+
+@row("workers that are spawned, in a script without a main guard", "refused", "a line says how")
+def test_a_script_without_a_guard_is_told_so(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(_WITHOUT_GUARD)
+    done = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 1
+    assert 'put the script under if __name__ == "__main__":' in done.stderr
+
+
+def grpc_that_came_first(peer: Peer) -> None:
+    session.FORKS_CRASH = True  # as `protos` finds it then
+    with training(peer):
+        pass
+
+
+@row("`import grpc` before `import murmuration`", "told", "forked processes may crash")
+def test_grpc_that_was_imported_first_is_told(tmp_path: Path) -> None:
+    environment = {k: v for k, v in os.environ.items() if k != "GRPC_ENABLE_FORK_SUPPORT"}
+    for first, crash in (("grpc", "True"), ("os", "False")):
+        found = [sys.executable, "-c", f"import {first}, protos; print(protos.FORKS_CRASH)"]
+        assert subprocess.check_output(found, text=True, env=environment).strip() == crash
+    (outcome,) = run(tmp_path, grpc_that_came_first)
+    assert "WARNING murmuration: warning text=grpc was imported before" in outcome.log

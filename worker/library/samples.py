@@ -1,0 +1,281 @@
+"""Samples that can be drawn in any order, and the order of each epoch, the same on every peer.
+
+A sampler is asked for its order with every generator that it can draw from seeded by the run and
+the epoch. Nobody can see that two peers have other data, or samplers of their own kind that differ:
+so a hash of the order and of what is cheap to read of the data names the stream.
+"""
+
+import random
+import sys
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from hashlib import sha256
+from itertools import chain, islice
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Sampler,
+    Subset,
+    TensorDataset,
+)
+
+from worker.errors import UsageError
+from worker.leases import Run, SampleStream
+
+T = TypeVar("T")
+
+_Order = Sequence[Any]
+
+_KEPT = (
+    "num_workers",
+    "collate_fn",
+    "pin_memory",
+    "timeout",
+    "worker_init_fn",
+    "multiprocessing_context",
+    "generator",
+    "prefetch_factor",
+)
+_PARTS = ("num_replicas", "num_processes", "world_size")  # of samplers that give a part of the data
+_LOOKED_AT = 16  # items of the data
+
+
+class Indexed(Generic[T]):
+    """Samples that can be drawn in any order.
+
+    Args:
+        order: of an epoch: what `load` takes, by position. As long in each epoch.
+        data: what tells them from other data that is as long; empty where nothing is known.
+        batch: positions of a batch.
+        drop_last: no batch is shorter.
+        load: from what is drawn, batch by batch, to what the loop is given.
+    """
+
+    def __init__(
+        self,
+        order: Callable[[int], _Order],
+        load: Callable[[Iterator[list[Any]]], Iterable[T]],
+        data: str,
+        batch: int = 1,
+        drop_last: bool = False,
+    ) -> None:
+        self.load, self.batch, self.drop_last = load, batch, drop_last
+        self._order = order
+        first = order(0)
+        self._orders = {0: first}
+        self._length = len(first)
+        self.mark = f"{data}/{_hash_of(first)}"
+
+    def __len__(self) -> int:
+        return self._length
+
+    def places(self, run: Run, stream: SampleStream) -> list[Any]:
+        """What stands at these positions."""
+        if run.epoch not in self._orders:
+            self._orders = {e: o for e, o in self._orders.items() if e == run.epoch - 1}
+            self._orders[run.epoch] = self._order(run.epoch)
+        first = run.block.place * stream.block
+        return list(self._orders[run.epoch][first + run.begin : first + run.end])
+
+
+def indexed(source: Iterable[T], seed: int) -> Indexed[T] | None:
+    """None for what can only be iterated.
+
+    Raises:
+        UsageError: the same order on every peer cannot be had of it, or it holds nothing.
+    """
+    found: Indexed[Any] | None = None
+    if isinstance(source, set | frozenset):
+        raise UsageError(
+            "swarm.shard: a set has another order in each process; share swarm.shard(sorted(...))"
+        )
+    if isinstance(source, DataLoader):
+        _check_loader(source)
+        if isinstance(source.dataset, IterableDataset):
+            return None
+        found = _of_loader(source, seed)
+    elif isinstance(source, Sequence | Dataset) and hasattr(source, "__len__"):
+        if isinstance(source, IterableDataset):
+            return None
+        items: Any = source
+        found = Indexed(
+            lambda _: range(len(items)),
+            lambda drawn: (items[i] for i, *_ in drawn),
+            content_of(items),
+        )
+    if found is not None and not len(found):
+        raise UsageError("swarm.shard: there are no samples to share; give the loader some")
+    return found
+
+
+def _check_loader(loader: DataLoader[Any]) -> None:
+    own = [
+        name
+        for name in ("__iter__", "_get_iterator")
+        if getattr(type(loader), name) is not getattr(DataLoader, name)
+    ]
+    if own:
+        raise UsageError(
+            f"swarm.shard: {type(loader).__name__} gives batches in a way of its own, which would "
+            "be lost; give a plain torch.utils.data.DataLoader over the same data"
+        )
+
+
+def _of_loader(loader: DataLoader[Any], seed: int) -> Indexed[Any]:
+    batches = loader.batch_sampler
+    own_batches = batches is not None and type(batches) is not BatchSampler
+    size, drop_last, sampler = 1, False, batches if own_batches else loader.sampler
+    if isinstance(batches, BatchSampler) and not own_batches:
+        size, drop_last, sampler = batches.batch_size, batches.drop_last, batches.sampler
+
+    def load(drawn: Iterator[list[Any]]) -> Iterable[Any]:
+        kept = {name: getattr(loader, name) for name in _KEPT}
+        if batches is None:
+            flat = chain.from_iterable(drawn)
+            return DataLoader(loader.dataset, batch_size=None, sampler=flat, **kept)
+        chosen = (batch for batch, *_ in drawn) if own_batches else drawn
+        return DataLoader(loader.dataset, batch_sampler=chosen, **kept)
+
+    order = _SamplerOrder(sampler, seed)
+    found = Indexed(order, load, content_of(loader.dataset), size, drop_last)
+    if drop_last and len(found) < size:
+        raise UsageError(
+            f"swarm.shard: {len(found)} samples are no batch of {size}, and drop_last leaves them "
+            "out; give the loader more samples or a smaller batch_size"
+        )
+    return found
+
+
+class _SamplerOrder:
+    """The order that a sampler gives in an epoch.
+
+    Raises:
+        UsageError: it has no length, gives a part of the data, or is no function of the epoch.
+    """
+
+    def __init__(self, sampler: Any, seed: int) -> None:
+        self._sampler, self._seed = sampler, seed
+        self._name = type(sampler).__name__
+        self._parts = list(_samplers_in(sampler))
+        try:
+            self._length = len(sampler)
+        except TypeError as error:
+            raise UsageError(
+                f"{self._name} has no __len__, so its samples cannot be shared out ({error}); give "
+                "the loader a sampler that has one"
+            ) from error
+        for each in self._parts:
+            if any(isinstance(n := getattr(each, p, 1), int) and n > 1 for p in _PARTS):
+                raise UsageError(
+                    f"{type(each).__name__} gives this process a part of the samples, and nobody "
+                    "would draw the others: leave it out, since swarm.shard shares all of them out"
+                )
+        torchs_own = all(type(each).__module__ == Sampler.__module__ for each in self._parts)
+        if not torchs_own and _hash_of(self(0)) != _hash_of(self(0)):
+            raise UsageError(
+                f"{self._name} gives another order each time it is read, so each peer would have "
+                "one of its own: let the order follow from set_epoch(epoch), or use shuffle=True"
+            )
+
+    def __call__(self, epoch: int) -> _Order:
+        with _seeded(self._seed + epoch, self._parts):
+            for each in self._parts:
+                if (set_epoch := getattr(each, "set_epoch", None)) is not None:
+                    set_epoch(epoch)
+            given = _compact(list(islice(self._sampler, self._length + 1)))
+        if len(given) != self._length:
+            than = "more" if len(given) > self._length else "fewer"
+            raise UsageError(
+                f"{self._name} gives {than} samples in epoch {epoch} than the {self._length} of "
+                "its __len__: an epoch that is shared out must be as long as it says"
+            )
+        return given
+
+
+def _samplers_in(sampler: Any) -> Iterator[Any]:
+    """A sampler, and those that it draws from."""
+    found = [sampler]
+    while found:
+        each = found.pop()
+        yield each
+        held = getattr(each, "__dict__", {}).values()
+        found += [other for other in held if isinstance(other, Sampler)]
+
+
+@contextmanager
+def _seeded(seed: int, samplers: Iterable[Any]) -> Iterator[None]:
+    """All that samplers draw random numbers from begins at the seed, and goes on afterwards as if
+    nothing had been drawn."""
+    with ExitStack() as after, torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        after.callback(random.setstate, random.getstate())
+        torch.default_generator.manual_seed(seed)
+        random.seed(seed)
+        if (numpy := sys.modules.get("numpy")) is not None:
+            after.callback(numpy.random.set_state, numpy.random.get_state())
+            numpy.random.seed(seed % 2**32)
+        for each in samplers:
+            for name, value in list(getattr(each, "__dict__", {}).items()):
+                if isinstance(value, torch.Generator) or (name == "generator" and value is None):
+                    after.callback(setattr, each, name, value)
+                    setattr(each, name, torch.Generator("cpu").manual_seed(seed))
+        yield
+
+
+def _compact(given: list[Any]) -> _Order:
+    """Numbers in eight bytes each."""
+    try:
+        return array("q", given)
+    except (TypeError, OverflowError):
+        return given
+
+
+def _hash_of(order: _Order) -> str:
+    whole = order.tobytes() if isinstance(order, array) else repr(order).encode()
+    return sha256(whole).hexdigest()
+
+
+def content_of(data: Any) -> str:
+    """A hash of the data as far as that is cheap: nothing of the user's is called. Empty where
+    nothing is known."""
+    match data:
+        case Subset():
+            indices = _compact(list(data.indices))
+            found = [_hash_of(indices), content_of(data.dataset)]
+        case ConcatDataset():
+            found = [f"{data.cumulative_sizes}", *map(content_of, data.datasets)]
+        case TensorDataset():
+            found = [_told_by(tensor) for tensor in data.tensors]
+        case list() | tuple() | str() | bytes() | range():
+            found = [_told_by(data[place]) for place in _places(len(data))]
+        case _:
+            return ""
+    return sha256("/".join(found).encode()).hexdigest()
+
+
+def _places(length: int) -> list[int]:
+    return sorted({place * length // _LOOKED_AT for place in range(_LOOKED_AT)}) if length else []
+
+
+def _told_by(item: Any) -> str:
+    """What tells an item from another. Fractions are rounded: machines compute them otherwise."""
+    match item:
+        case Tensor() if item.layout == torch.strided and not item.is_meta:
+            flat = item.detach().flatten()
+            some = flat[_places(len(flat))].tolist()
+            return f"{item.dtype} {tuple(item.shape)} {_told_by(some)}"
+        case list() | tuple():
+            return f"({','.join(_told_by(each) for each in item[:_LOOKED_AT])})"
+        case float() | complex():
+            return f"{item:.2g}"
+        case str() | bytes() | int() | None:
+            return repr(item)
+        case _:
+            return type(item).__name__
