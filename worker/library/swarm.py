@@ -237,6 +237,7 @@ class Swarm:
             AddressInUse: `listen` is taken.
             PeersUnreachable: too few came in time.
         """
+        self._process = os.getpid()
         events = EventLog(self._out, self._lines, self._complete)
         self._session = Session(
             self._config,
