@@ -242,4 +242,4 @@ def test_grpc_that_was_imported_first_is_told(tmp_path: Path) -> None:
         found = [sys.executable, "-c", f"import {first}, protos; print(protos.FORKS_CRASH)"]
         assert subprocess.check_output(found, text=True, env=environment).strip() == crash
     (outcome,) = run(tmp_path, grpc_that_came_first)
-    assert "WARNING murmuration: warning text=grpc was imported before" in outcome.log
+    assert "WARNING murmuration: warning: grpc was imported before" in outcome.log

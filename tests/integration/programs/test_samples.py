@@ -30,5 +30,5 @@ def test_a_split_that_differs_is_told(tmp_path: Path) -> None:
     outcomes = run(tmp_path, splits_at_random, splits_at_random)
     for outcome, other in zip(outcomes, ("p1", "p0"), strict=True):
         assert not outcome.error
-        told = f"WARNING murmuration: warning text={other} has other samples than this peer"
+        told = f"WARNING murmuration: warning: {other} has other samples than this peer"
         assert outcome.log.count(told) == 1
