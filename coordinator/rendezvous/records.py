@@ -40,6 +40,7 @@ class Record:
     moves: int = 0  # to another stage
     rebuilds: int = 0  # of a stage, after such a move
     started: bool = False
+    counted: bool = True  # else nobody has its counts: it could not be asked
     heard_s: float = 0.0
     exit_code: int | None = None
     result: dict[str, object] | None = None

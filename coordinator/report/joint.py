@@ -95,6 +95,7 @@ def records_of(document: Document) -> dict[str, Record]:
         record = records[peer] = Record(peer, address=text_of(each, "address") or "")
         record.state, record.step = text_of(each, "state") or "?", int_of(each, "step") or 0
         record.stage = int_of(each, "stage") if staged else None
+        record.counted = False
         if isinstance(result, Mapping):
             record.apply({**result, "event": "result"}, 0.0)
     return records
@@ -108,7 +109,7 @@ def _live(member: Document, answers: Mapping[str, Document]) -> Record:
     record = Record(peer, address=text_of(member, "address") or "", started=True)
     health, phase = text_of(member, "health") or "?", text_of(said, "phase") or "?"
     record.state = phase if own is not None or health == "alive" else health
-    record.stage = int_of(member, "stage")
+    record.stage, record.counted = int_of(member, "stage"), own is not None
     record.step, record.steps = int_of(said, "step") or 0, int_of(said, "steps") or 0
     record.loss = float_of(said, "loss")
     traffic, rounds = (said.get(key) for key in ("traffic", "rounds"))

@@ -121,8 +121,8 @@ def sparkline(curve: Curve) -> str:
 
 
 def peer_table(peers: Sequence[dict[str, Any]], width: int) -> "Table":
-    """A row per worker; a dash where a worker ended before it could say. A narrow terminal leaves
-    out what was received."""
+    """A row per worker; a dash where a worker ended before it could say, or cannot be asked. A
+    narrow terminal leaves out what was received."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -145,9 +145,9 @@ def peer_table(peers: Sequence[dict[str, Any]], width: int) -> "Table":
             Text(peer["peer"]),
             *([optional(peer.get("stage"), str)] if staged else []),
             f"{peer['steps']:,}" if peer["steps"] is not None else "-",
-            str(peer["rounds_completed"]),
-            megabytes(peer["bytes_sent"]),
-            *([] if narrow else [megabytes(peer["bytes_received"])]),
+            optional(peer["rounds_completed"], str),
+            optional(peer["bytes_sent"], megabytes),
+            *([] if narrow else [optional(peer["bytes_received"], megabytes)]),
             optional(peer["compute_utilization"], lambda value: f"{100 * value:.0f} %"),
             optional(peer["stall_s"], lambda value: f"{value:.1f} s"),
             (peer["anchor_hash"] or "-")[: 6 if narrow else 12],

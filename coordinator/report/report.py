@@ -17,6 +17,7 @@ Report = dict[str, Any]
 
 _LINK_KEYS = ("link", "link_means", "link_bytes")  # None where workers were on loopback
 _SETTING_COUNTS = ("inner_steps", "seed", "params", "fragments")
+_RECORD_COUNTS = ("bytes_sent", "bytes_received", "rounds_completed", "rounds_failed")
 _PEER_COUNTS = (
     "tokens",
     "payload_bytes_sent",
@@ -48,7 +49,8 @@ def build_report(
     is the most that one worker saw, `rounds_failed` the sum over workers. `spread` is how far
     replicas in pairs were from their group's mean when they last met, relative to its size.
     `loop_lag_ms` is the worst worker's. `bytes_ratio` says how many times more DDP would have sent.
-    A worker that ended without a result stands in `peers` with what was last heard of it. What
+    A worker that ended without a result stands in `peers` with what was last heard of it, its
+    counts null where it could not be asked. What
     differs with a model in stages: see `staged_figures`.
 
     Args:
@@ -66,7 +68,7 @@ def build_report(
     peers = [_peer(record) for record in records]
     counted = [peer for peer in peers if peer["anchor_hash"] or under_way]
     own_first = sorted(peers, key=lambda peer: peer["peer"] != known.get("reporter"))
-    sent = _mean([float(peer["bytes_sent"]) for peer in counted])
+    sent = _mean([float(p["bytes_sent"]) for p in counted if p["bytes_sent"] is not None])
     ddp = _mean([float(peer["ddp_bytes"]) for peer in peers if peer["ddp_bytes"] is not None])
     return {
         "under_way": under_way,
@@ -136,10 +138,10 @@ def _peer(record: Record) -> dict[str, Any]:
         "state": record.state,
         "step": record.step,
         "steps": int_of(result, "steps") if record.result else record.step,
-        "bytes_sent": record.bytes_sent,
-        "bytes_received": record.bytes_received,
-        "rounds_completed": record.rounds_completed,
-        "rounds_failed": record.rounds_failed,
+        **{
+            key: getattr(record, key) if record.counted or record.result is not None else None
+            for key in _RECORD_COUNTS
+        },
         **{key: int_of(result, key) for key in _PEER_COUNTS},
         **{key: float_of(result, key) for key in (*_MEAN_MEASURES, *_STEP_MEASURES)},
         **{key: text_of(result, key) for key in _PEER_TEXTS},

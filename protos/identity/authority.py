@@ -46,6 +46,10 @@ _LOCK_S = 5.0
 _KEPT = 256  # tokens that have ended and are still listed
 
 
+TRIAL = "trial:"  # before a name: of a peer that only asks whether it would be let in
+_TRIAL_VALID_S = 300.0
+
+
 @dataclass(frozen=True)
 class TokenRecord:
     """What the authority keeps of a token: nothing that lets anybody in.
@@ -197,6 +201,10 @@ class Authority:
         """Signs a certificate (PEM) for the key of a request; asked again for the same key and
         name, gives another: the first answer may have been lost.
 
+        A name behind `TRIAL` asks whether the token would let such a peer in. That uses nothing up:
+        the certificate is for a few minutes, in a name that each token has one of, and is never
+        renewed.
+
         Args:
             holder: fingerprint of the key that a member of that name has, as others know it: it
                 may have been let in by another that holds the run's key.
@@ -206,28 +214,12 @@ class Authority:
         """
         check_name(name)
         key = requested_key(request)
-        mark, now = fingerprint(key), time.time()
+        if name.startswith(TRIAL):
+            ledger = self._read()
+            _admit(ledger, token_id, name.removeprefix(TRIAL), fingerprint(key), holder)
+            return self._sign(key, Role.PEER, f"{TRIAL}{token_id}", _TRIAL_VALID_S)
         with self._ledger() as ledger:
-            _check_not_expelled(ledger, name)
-            token = ledger["tokens"].get(token_id)
-            if token is None:
-                raise IdentityError(f"token {token_id} is not known here")
-            if token["revoked"]:
-                raise IdentityError(f"token {token_id} was revoked")
-            if now >= token["expires"]:
-                raise IdentityError(f"token {token_id} has expired")
-            if token["admitted"].get(mark) != name:
-                if len(token["admitted"]) >= token["uses"]:
-                    raise IdentityError(
-                        f"token {token_id} has let in {len(token['admitted'])} of "
-                        f"{token['uses']}: it is used up"
-                    )
-                taken = holder not in (None, mark)
-                if taken or ledger["names"].setdefault(f"{Role.PEER}/{name}", mark) != mark:
-                    raise IdentityError(
-                        f"another key has the name {name!r} in this run; choose another with --name"
-                    )
-                token["admitted"][mark] = name
+            _admit(ledger, token_id, name, fingerprint(key), holder)
         return self._sign(key, Role.PEER, name, PEER_VALID_S)
 
     def renew(self, name: str, certificate: bytes, request: bytes, role: Role = Role.PEER) -> bytes:
@@ -238,6 +230,8 @@ class Authority:
         Raises:
             IdentityError: what it has is not valid, or of another key or name.
         """
+        if name.startswith(TRIAL):
+            raise IdentityError(f"the certificate of {name} is for a trial: join with the token")
         held, key = Verifier(self.certificate).certified(certificate), requested_key(request)
         if (held.role, held.name) != (role, name):
             raise IdentityError(f"the certificate to be renewed is not that of {name}")
@@ -275,6 +269,31 @@ class Authority:
                 write_secret(self._folder / _LEDGER, json.dumps(ledger, indent=1).encode())
         except (OSError, Timeout) as error:
             raise IdentityError(f"{self._folder} cannot be written: {error}") from error
+
+
+def _admit(ledger: dict[str, Any], token_id: str, name: str, mark: str, holder: str | None) -> None:
+    """Counts a peer with that key among those of a token. Raises IdentityError."""
+    _check_not_expelled(ledger, name)
+    token = ledger["tokens"].get(token_id)
+    if token is None:
+        raise IdentityError(f"token {token_id} is not known here")
+    if token["revoked"]:
+        raise IdentityError(f"token {token_id} was revoked")
+    if time.time() >= token["expires"]:
+        raise IdentityError(f"token {token_id} has expired")
+    if token["admitted"].get(mark) == name:
+        return
+    if len(token["admitted"]) >= token["uses"]:
+        raise IdentityError(
+            f"token {token_id} has let in {len(token['admitted'])} of {token['uses']}: it is used "
+            "up; ask for a new one: murmur token create"
+        )
+    taken = holder not in (None, mark)
+    if taken or ledger["names"].setdefault(f"{Role.PEER}/{name}", mark) != mark:
+        raise IdentityError(
+            f"another key has the name {name!r} in this run; choose another with --name"
+        )
+    token["admitted"][mark] = name
 
 
 def _check_not_expelled(ledger: dict[str, Any], name: str) -> None:

@@ -376,6 +376,20 @@ def test_the_doctor_says_of_a_wrong_token_that_it_is_one(
     assert "is encrypted" not in done.output
 
 
+def test_the_doctor_uses_up_no_token(run: Authority, first: str, tmp_path: Path) -> None:
+    token = run.create_token()  # for one machine
+    asked = [first, "--out", str(tmp_path / "out"), "--token", str(token), "--name", "looked at"]
+    for _ in range(2):
+        done = CliRunner().invoke(doctor, asked, standalone_mode=False)
+        assert [x for x in done.output.splitlines() if x.startswith("BAD  ")] == [], done.output
+        assert f"{first} answers, a worker, encrypted" in done.output
+        assert " dials 127.0.0.1:" in done.output
+        assert not (tmp_path / "out").exists()
+    assert enrol(token, "looked at", [first]).name == "looked at"
+    done = CliRunner().invoke(doctor, asked, standalone_mode=False)
+    assert "has let in 1 of 1: it is used up" in done.output
+
+
 def test_one_that_starts_beside_others_is_told_that_their_run_is_encrypted(first: str) -> None:
     with pytest.raises(IdentityError, match="this run is encrypted; give a token"):
         check_run([first], Config())

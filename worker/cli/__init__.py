@@ -6,6 +6,7 @@ import io
 import os
 import sys
 import tempfile
+from contextlib import suppress
 from importlib.metadata import entry_points
 
 import click
@@ -56,7 +57,8 @@ def main() -> None:
     """The `murmur` command."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # an ASCII terminal, or a path of another encoding
+            with suppress(OSError):  # an inherited stream whose place is not known
+                stream.reconfigure(errors="replace")  # for ASCII terminals
     # gRPC's core writes what our own messages say already.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:

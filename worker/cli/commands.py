@@ -199,7 +199,9 @@ class WorkerFlags:
                 "reach this peer at, or leave it out to have it found"
             )
 
-    def identity(self, contacts: Sequence[str], within_s: float | None = None) -> "Identity | None":
+    def identity(
+        self, contacts: Sequence[str], within_s: float | None = None, *, trial: bool = False
+    ) -> "Identity | None":
         """As `Admission.identity`, which says what is raised."""
         from protos.identity import token_from
         from worker.identity import ENROL_S, Admission
@@ -215,6 +217,7 @@ class WorkerFlags:
             proxy=self.proxy,
             listen=self.listen,
             within_s=within_s or ENROL_S,
+            trial=trial,
         )
         return admission.identity(contacts)
 

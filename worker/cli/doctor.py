@@ -62,8 +62,8 @@ class Finding:
 def doctor(address: str | None, config: Path | None, said: RunFlags, flags: WorkerFlags) -> int:
     """Say whether this machine can join the swarm at HOST:PORT, and if not, what to do.
 
-    It takes what `murmur join` takes: type `doctor` in place of `join`. A token gets this peer's
-    certificate, as there, and leaves it in --out: the join after it needs no token. Without
+    It takes what `murmur join` takes: type `doctor` in place of `join`. A token is tried, and not
+    used up: the join after it takes the same. Nothing is written. Without
     HOST:PORT it looks at the machine alone. Ends with 0 if nothing is wrong, with 1 otherwise.
     """
     flags.check_addresses(*filter(None, (address,)))
@@ -167,7 +167,7 @@ def _identity(address: str, flags: WorkerFlags) -> tuple[Identity | None, Findin
     from worker.errors import PeersUnreachable
 
     try:
-        return flags.identity([address], _CALL_S), None
+        return flags.identity([address], _CALL_S, trial=True), None
     except PeersUnreachable as error:
         return None, Finding.refused("the peer", error)
     except MurmurError as error:

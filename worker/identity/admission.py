@@ -11,6 +11,7 @@ from pathlib import Path
 
 from protos import murmuration_pb2 as pb
 from protos.identity import Authority, Identity, IdentityError, Role, Token
+from protos.identity.authority import TRIAL
 from protos.identity.certificates import check_name, key_to_pem, new_key, request_for
 from protos.reach import CHECK_ADDRESS, cannot_listen, listening_problem
 from protos.text import shown
@@ -36,6 +37,7 @@ class Admission:
         proxy: HOST:PORT of an HTTP CONNECT proxy to reach others by.
         listen: HOST:PORT that the peer is to serve at: a token is not spent where that is taken.
         within_s: for how long others are asked.
+        trial: the token is tried, and not used up; nothing is kept in the folder.
     """
 
     folder: Path | None
@@ -47,6 +49,7 @@ class Admission:
     proxy: str | None = None
     listen: str | None = None
     within_s: float = ENROL_S
+    trial: bool = False
 
     def identity(self, contacts: Sequence[str]) -> Identity | None:
         """The peer's key and certificate; None: nothing is encrypted, as asked, or since only this
@@ -76,12 +79,13 @@ class Admission:
             if not contacts:
                 raise UsageError("a token is for joining a run: say whom to join")
             check_free(self.listen)
-            identity = enrol(self.token, name, contacts, self.proxy, self.within_s)
+            wanted = f"{TRIAL}{name}" if self.trial else name
+            identity = enrol(self.token, wanted, contacts, self.proxy, self.within_s)
         elif (authority := self._authority(contacts)) is not None:
             identity = authority.new_identity(Role.PEER, name)
         else:
             return None
-        if self.folder is not None:
+        if self.folder is not None and not self.trial:
             try:
                 identity.save(self.folder)
             except OSError as error:
@@ -213,6 +217,8 @@ async def _enrol(
 def _own(key: bytes, certificate: bytes, token: Token, name: str, address: str) -> Identity:
     """Raises IdentityError: what a peer has signed is not what it was asked for."""
     identity = Identity.of(key, certificate, token.identity.authority)
+    if name.startswith(TRIAL):
+        name = f"{TRIAL}{token.id}"
     if (identity.role, identity.name) != (Role.PEER, name):
         raise IdentityError(f"{address} gives the certificate of {shown(identity.name)}")
     return identity

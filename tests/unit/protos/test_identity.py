@@ -23,6 +23,7 @@ from protos.identity import (
     member_identity,
     token_from,
 )
+from protos.identity.authority import TRIAL
 from protos.identity.certificates import certified_name, key_to_pem, new_key, request_for
 
 
@@ -302,3 +303,25 @@ def test_a_token_comes_from_one_of_three_ways(run: Authority, tmp_path: Path) ->
         token_from(text, file, {})
     with pytest.raises(IdentityError, match=r"--token-file .*nothing: No such file"):
         token_from(None, tmp_path / "nothing", {})
+
+
+def test_a_trial_uses_nothing_up_and_is_never_renewed(run: Authority) -> None:
+    token, key = run.create_token(), new_key()
+    request = request_for(key)
+    trial = joined(run, token, f"{TRIAL}new")
+    assert trial.name == f"{TRIAL}{token.id}"
+    assert trial.expires < datetime.now(UTC) + timedelta(hours=1)
+    held = x509.load_pem_x509_certificate(trial.certificate)
+    with pytest.raises(IdentityError, match="is for a trial: join with the token"):
+        run.renew(trial.name, held.public_bytes(serialization.Encoding.DER), request)
+    assert [each.admitted for each in run.tokens()] == [()]
+    joined(run, token, "new")
+    for name in ("new", "other"):
+        with pytest.raises(IdentityError, match="it is used up"):
+            run.admit(token.id, f"{TRIAL}{name}", request)
+    second = run.create_token()
+    with pytest.raises(IdentityError, match="another key has the name 'new'"):
+        run.admit(second.id, f"{TRIAL}new", request)
+    run.revoke(second.id)
+    with pytest.raises(IdentityError, match="was revoked"):
+        run.admit(second.id, f"{TRIAL}third", request)

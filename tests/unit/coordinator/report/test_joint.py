@@ -48,7 +48,11 @@ def test_all_peers_and_the_dead_with_what_was_last_known(tmp_path: Path) -> None
     ]
     assert (report["val_loss"], report["hashes_agree"], report["elapsed_s"]) == (2.5, True, 12.0)
     assert json.loads((tmp_path / "report.json").read_text()) == report
-    assert "w2" in (tmp_path / "report.txt").read_text()
+    dead = report["peers"][2]
+    assert [dead[key] for key in ("rounds_completed", "bytes_sent", "bytes_received")] == [None] * 3
+    assert report["bytes_sent_per_worker"] == 1000
+    (row,) = (x for x in (tmp_path / "report.txt").read_text().splitlines() if " w2 " in x)
+    assert row.split() == ["w2", "60", *("-" * 6), "dead"]
     (tmp_path / "results.json").unlink()
     assert report_of_folder(tmp_path, None) == report  # as of a swarm's folder
 
