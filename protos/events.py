@@ -43,6 +43,8 @@ EventKind = Literal[
     "awaiting",  # here, wanted: the start waits until so many peers are there; null: for the others
     "renewed",  # expires: this peer's own certificate was, until that day
     "unreachable",  # peers: that this one does not reach, though they are alive
+    # step, others: that go on; unsent_steps: that are in no round; apart: its model is its own
+    "left",
     "preempted",  # source: of the notice that this machine will go away
     "adopted",  # donor, step, reason: another peer's state was taken over
     "skipped",  # step, reason

@@ -51,6 +51,8 @@ class _PhaseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Phase.ValueType
     PHASE_TRAINING: _Phase.ValueType  # 2
     PHASE_DONE: _Phase.ValueType  # 3
     """trained to the end; still answers"""
+    PHASE_LEAVING: _Phase.ValueType  # 4
+    """its loop has ended before the run's last step; still answers"""
 
 class Phase(_Phase, metaclass=_PhaseEnumTypeWrapper): ...
 
@@ -61,6 +63,8 @@ PHASE_READY: Phase.ValueType  # 1
 PHASE_TRAINING: Phase.ValueType  # 2
 PHASE_DONE: Phase.ValueType  # 3
 """trained to the end; still answers"""
+PHASE_LEAVING: Phase.ValueType  # 4
+"""its loop has ended before the run's last step; still answers"""
 Global___Phase: _TypeAlias = Phase  # noqa: Y015
 
 class _RefusalCode:

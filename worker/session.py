@@ -15,7 +15,7 @@ from protos import FORKS_CRASH
 from protos.documents import STATUS_BYTES, BadDocument, unpack
 from protos.events import new_event
 from protos.web import PagePlace, page_event
-from worker.catchup.start import all_agree
+from worker.catchup.start import all_agree, all_leave
 from worker.component import Environment, NodeConfig
 from worker.config import Config
 from worker.identity import Credentials
@@ -106,6 +106,14 @@ class Session:
         with suppress(RuntimeError):
             return self.io.ask(lambda: all_agree(gossip.me, gossip.others, plan))
         return False
+
+    def all_leave(self) -> bool:
+        """Whether the loops of all have ended before the run's last step."""
+        gossip, config = self.io.node.gossip, self._config
+        self.settle()  # this peer's own state is known by then
+        return self.io.ask(
+            lambda: all_leave(gossip.me, gossip.others, config.plan, config.run.steps)
+        )
 
     def saved(self, seconds: float) -> None:
         """A checkpoint was written, in that time. any thread."""

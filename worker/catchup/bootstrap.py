@@ -12,6 +12,7 @@ from worker.catchup.repair import JumpLimit, choose_repair, choose_return, step_
 from worker.catchup.start import (
     TakeOver,
     any_has_begun,
+    at_end,
     choose_take_over,
     have_started,
     may_follow,
@@ -206,7 +207,7 @@ class Bootstrap:
 
     async def _repair(self) -> None:
         host, published = self._host, self._host.published
-        if published is None or published.phase not in (Phase.TRAINING, Phase.DONE):
+        if published is None or published.phase in (Phase.STARTING, Phase.READY):
             return
         others = self._possible(published)
         if self._pairs and published.phase is Phase.TRAINING:
@@ -235,6 +236,8 @@ class Bootstrap:
         self._limit.advance(published.step, published.step_s, now)
         found = []
         for member in gossip.replicas:
+            if published.phase is Phase.LEAVING and at_end(member, gossip.limits.steps):
+                continue  # this peer comes to that mean by itself
             if self._limit.possible(member, gossip.me.digests, published.step, now):
                 found.append(member)
             else:

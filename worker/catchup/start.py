@@ -99,5 +99,27 @@ def all_agree(me: Member, others: Iterable[Member], plan: Plan) -> bool:
     )
 
 
+def all_leave(me: Member, others: Iterable[Member], plan: Plan, steps: int) -> bool:
+    """Whether the loops of all have ended before the run's last step, with one state where there is
+    one.
+
+    Args:
+        steps: of the run. A peer that has come to the mean after them has seen all loops end.
+    """
+    one_anchor = plan.exchange == "mean"
+    return all(
+        at_end(member, steps)
+        or (member.phase is Phase.LEAVING and (member.digests == me.digests or not one_anchor))
+        for member in others
+        if member.live and member.phase is not Phase.STARTING
+    )
+
+
+def at_end(member: Member, steps: int) -> bool:
+    """Whether a peer has come to the mean that ends a run of so many steps before these are taken:
+    as a round it has their number."""
+    return any(digest.version >= steps for digest in member.digests)
+
+
 def _position(member: Member) -> tuple[int, ...]:
     return (member.step, *(digest.version for digest in member.digests))

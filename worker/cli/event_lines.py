@@ -138,6 +138,8 @@ def describe(event: Mapping[str, object], joins: str | None = "") -> str | None:
             return f"round {event['round']} waits for {stall_words(event)}"
         case "located":
             return located_words(event)
+        case "left":
+            return _left(event)
         case "preempted":
             return f"{event['source']} says that this machine will go away: leaving"
         case "adopted":
@@ -175,6 +177,18 @@ def describe(event: Mapping[str, object], joins: str | None = "") -> str | None:
             )
         case _:
             return None
+
+
+def _left(event: Mapping[str, object]) -> str:
+    """How a loop has ended before its run."""
+    line = f"left the run at step {event['step']}"
+    if isinstance(others := event["others"], list) and others:
+        line += f"; {', '.join(others)} go on"
+    if unsent := event["unsent_steps"]:
+        line += f"; {unsent} steps are in no round: they stay in this peer's model"
+    if event["apart"]:
+        line += "; this model is this peer's own: with steps= a mean over all ends a run"
+    return line
 
 
 def _run(event: Mapping[str, object]) -> str:

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from math import inf
 
 from algorithms.reducers import Pair, reached_by_all
 from algorithms.robust import AGGREGATIONS, NORM_LIMIT, Aggregation
@@ -26,11 +27,14 @@ class ShardKey:
 class View:
     """The swarm as membership sees it, for decisions about rounds.
 
-    Args: unmet: live peers that nobody has seen to answer since they began.
+    Args:
+        unmet: live peers that nobody has seen to answer since they began.
+        steps: of the run; the mean that ends it before these are taken is the round of this number.
     """
 
     members: Mapping[str, Member] = field(default_factory=dict)
     unmet: frozenset[str] = frozenset()
+    steps: float = inf
 
     def live(self, peer: str) -> bool:
         """Not known to be gone."""
@@ -60,9 +64,10 @@ class View:
         """Whether to wait for this peer: it trains, is reached, and has not applied the round
         already."""
         member = self.members.get(peer)
-        if member is None or not member.live or member.phase not in (Phase.READY, Phase.TRAINING):
+        if member is None or not member.live or peer in self.cut_off:
             return False
-        if peer in self.cut_off:
+        leaves = member.phase is Phase.LEAVING and round_ >= self.steps
+        if not leaves and member.phase not in (Phase.READY, Phase.TRAINING):
             return False
         return fragment >= len(member.digests) or member.digests[fragment].version <= round_
 
@@ -78,18 +83,21 @@ class View:
             and member.peer not in self.cut_off
             and (
                 member.phase in (Phase.READY, Phase.TRAINING)
-                or (member.phase is Phase.DONE and fragment < len(member.digests))
+                or (member.phase in (Phase.DONE, Phase.LEAVING) and fragment < len(member.digests))
             )
         )
 
     def has_ended_before(self, peer: str, fragment: int, round_: int) -> bool:
-        """Whether this peer ended the run with a later round than this: it holds this one with
-        nobody any more. One that ended with this very round may still be asked for its last word.
-        """
+        """Whether this peer ended the run with a later round than this, or has left before this
+        one: it holds this one with nobody any more. One that ended with this very round may still
+        be asked for its last word."""
         member = self.members.get(peer)
-        if member is None or member.phase is not Phase.DONE:
+        if member is None or fragment >= len(member.digests):
             return False
-        return fragment < len(member.digests) and member.digests[fragment].version > round_ + 1
+        version = member.digests[fragment].version
+        if member.phase is Phase.LEAVING:
+            return version <= round_
+        return member.phase is Phase.DONE and version > round_ + 1
 
     def reducer(self, order: Sequence[str]) -> str | None:
         """The peer to reduce a shard now: the first of its order that is usable and that everybody

@@ -1,9 +1,8 @@
 """A model and an optimizer of the user's, as the outer loop sees them."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +11,7 @@ from torch.optim import Optimizer
 from algorithms.fragments import TensorSpec
 from worker.errors import UsageError
 from worker.library.arguments import check_tensors, optimizers_of
+from worker.library.steps import OptimizerSteps, StepListener, is_scaled
 from worker.training.fragment import Accessor
 from worker.training.inbox import IterationOver, StageJob
 from worker.training.model import (
@@ -22,8 +22,6 @@ from worker.training.model import (
 )
 from worker.training.replica import first_learning_rate
 from worker.wire import tensor_hash
-
-_in_a_swarm: set[int] = set()  # parameters, by id: one model may have several wrappers
 
 
 class UserReplica:
@@ -47,13 +45,15 @@ class UserReplica:
         self.model, self.optimizers = model, [_innermost(each) for each in given]
         self._trained = trained_parameters(model)
         self._statistics = running_statistics(model)
+        self._buffers = _places(model)
         named = (*self._trained.items(), *self._statistics.items())
         self._parameters: dict[str, Tensor] = {name: value.detach() for name, value in named}
         self.loss = math.nan
         self.accessor: Accessor | None = None
         self.samples: int | None = None  # the loop that draws them is the user's
         self.tokens_per_sample: int | None = None
-        self._closure = False  # whether this step computes the gradients by itself
+        self._written = 0
+        self._averaged: dict[int, tuple[int, int]] = {}  # gradients: by parameter, and as of when
         self._check()
 
     @property
@@ -67,7 +67,7 @@ class UserReplica:
         where to ask would cost a wait (on a GPU) or a word of all ranks (sharded), and where it is
         still scaled."""
         gradients = [p.grad for p in self._trained.values() if p.grad is not None]
-        scaled = any(getattr(each, "grad_scale", None) is not None for each in self.optimizers)
+        scaled = is_scaled(self.optimizers)
         dear = any(g.device.type != "cpu" or g.is_sparse or is_sharded(g) for g in gradients)
         if scaled or dear or not gradients:
             return None
@@ -96,12 +96,7 @@ class UserReplica:
         """By parameter, zeros where there is none, and the running statistics as they are.
 
         Raises UsageError: one is sparse, or scaled, or they are not there yet."""
-        if self._closure:
-            raise UsageError(
-                "preset ddp averages gradients before optimizer.step, which here computes them in "
-                "a closure, as Lightning does; call step() without one, or take another preset"
-            )
-        if any(getattr(each, "grad_scale", None) is not None for each in self.optimizers):
+        if is_scaled(self.optimizers):
             raise UsageError(
                 "preset ddp averages gradients, which a GradScaler has scaled here: call "
                 "scaler.unscale_(optimizer) before scaler.step(optimizer)"
@@ -128,6 +123,16 @@ class UserReplica:
                 parameter.grad.copy_(given)
         for name, statistic in self._statistics.items():
             statistic.copy_(gradients[name])
+        self._averaged = {id(p): _as_of(p) for p in self._trained.values()}
+
+    def check_averaged(self, optimizer: Optimizer) -> None:
+        """Raises UsageError: the gradients of this optimizer are not those that were averaged."""
+        given = (p for group in optimizer.param_groups for p in group["params"])
+        if any(self._averaged.get(id(p), _as_of(p)) != _as_of(p) for p in given):
+            raise UsageError(
+                "preset ddp averages the gradients of all optimizers at once, before the first of "
+                "them steps: call backward for all before, or take another preset"
+            )
 
     def handle(self, message: StageJob | IterationOver) -> None:
         """A whole model has no jobs to do for others."""
@@ -137,48 +142,37 @@ class UserReplica:
         for optimizer in self.optimizers:
             optimizer.state.clear()
 
-    @contextmanager
-    def hooked(self, before: Callable[[], None], after: Callable[[], None]) -> Iterator[None]:
-        """Calls these around every step of the optimizer, or of all of them together.
+    def followed(self, listener: StepListener) -> AbstractContextManager[OptimizerSteps]:
+        """Tells the listener of all steps meanwhile. Raises UsageError: the model is in a swarm."""
+        parameters = (id(each) for each in self._trained.values())
+        return OptimizerSteps(self.optimizers, parameters, listener).followed()
+
+    def has_moved(self) -> bool:
+        """Whether anything has written into the parameters since the last call."""
+        before, self._written = self._written, sum(p._version for p in self._trained.values())
+        return before != self._written
+
+    def refresh(self) -> None:
+        """Reads and writes what the model holds now, whose storage or type may be another.
 
         Raises:
-            UsageError: the model is in a swarm already.
+            UsageError: what travels is not what it was.
         """
-        parameters = {id(parameter) for parameter in self._trained.values()}
-        if not _in_a_swarm.isdisjoint(parameters):
-            raise UsageError(
-                "this model is in a swarm already: leave the first Swarm before the second begins"
-            )
+        self._check_parameters()
+        self._follow_buffers()
+        named = (*self._trained.items(), *self._statistics.items())
+        for name, value in named:
+            before, now = self._parameters[name], value.detach()
+            if (before.shape, before.device.type) != (now.shape, now.device.type):
+                what = f"{now.device.type} {list(now.shape)}, it was "
+                what += f"{before.device.type} {list(before.shape)}"
+                raise UsageError(
+                    f"{name!r} has become another tensor in the swarm ({what}): give the model its "
+                    "final shape and device before `Swarm(...)`"
+                )
+            self._parameters[name] = now
 
-        def before_step(_: Optimizer, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-            self._closure = kwargs.get("closure", args[1] if len(args) > 1 else None) is not None
-            if not self._skips():
-                before()
-
-        def after_step(*_: Any) -> None:
-            if not self._skips():
-                after()
-
-        handles = [
-            self.optimizers[0].register_step_pre_hook(before_step),
-            self.optimizers[-1].register_step_post_hook(after_step),
-        ]
-        _in_a_swarm.update(parameters)
-        try:
-            yield
-        finally:
-            _in_a_swarm.difference_update(parameters)
-            for handle in handles:
-                handle.remove()
-
-    def _skips(self) -> bool:
-        """Whether a `GradScaler` has told fused optimizers that a gradient is infinite: they are
-        called all the same, and leave the parameters as they are."""
-        told = (getattr(each, "found_inf", None) for each in self.optimizers)
-        return any(bool(found) for found in told if found is not None)
-
-    def check_unchanged(self) -> None:
-        """Raises UsageError: what is trained is not what it was."""
+    def _check_parameters(self) -> None:
         known = {id(parameter) for parameter in self._trained.values()}
         now = {id(p): n for n, p in self.model.named_parameters() if p.requires_grad}
         if known != now.keys():
@@ -188,6 +182,17 @@ class UserReplica:
                 f"the parameters to train have changed in the swarm ({what}): build and freeze the "
                 "model before `with Swarm(...)`, the same way on every peer"
             )
+
+    def _follow_buffers(self) -> None:
+        """A module may assign a buffer anew at each step."""
+        held = _places(self.model)
+        statistics = running_statistics(self.model) if held != self._buffers else self._statistics
+        if other := statistics.keys() ^ self._statistics.keys():
+            raise UsageError(
+                f"the buffers of the model have changed in the swarm ({min(other)!r} is new or "
+                "gone): register those that are saved before `Swarm(...)`, or persistent=False"
+            )
+        self._buffers, self._statistics = held, statistics
 
     def _check(self) -> None:
         name = type(self.model).__name__
@@ -211,6 +216,20 @@ class UserReplica:
                 "model.parameters(), after the model has its final form and device"
             )
         check_types(self.model)
+
+
+def _places(model: nn.Module) -> dict[str, tuple[int, int]]:
+    """Tells the buffers from others of the same names, and where their values are."""
+    return {
+        name: (id(buffer), 0 if is_sharded(buffer) else buffer.data_ptr())
+        for name, buffer in model.named_buffers()
+    }
+
+
+def _as_of(parameter: Tensor) -> tuple[int, int]:
+    """Tells a gradient from a later one."""
+    gradient = parameter.grad
+    return (0, 0) if gradient is None else (id(gradient), gradient._version)
 
 
 def _innermost(optimizer: Optimizer) -> Optimizer:

@@ -187,7 +187,7 @@ class SiteRank:
     def __enter__(self) -> Self:
         """Waits until rank 0 is in the swarm."""
         with ExitStack() as opening:
-            opening.enter_context(self._replica.hooked(self._before_step, self._after_step))
+            self._steps = opening.enter_context(self._replica.followed(self))
             self._progress = self._site.follow()
             self._open = opening.pop_all()
         return self
@@ -195,15 +195,23 @@ class SiteRank:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         with self._open:
             if kind is None:
+                self._steps.finish()
                 self._progress = self._site.follow()
 
-    def _before_step(self) -> None:
+    def _step_begins(self, *, in_closure: bool) -> None:
         if not self._progress.done:
-            self._replica.check_unchanged()
+            self._replica.refresh()
 
-    def _after_step(self) -> None:
-        if not self._progress.done:
+    def _optimizer_joins(self, optimizer: Optimizer, *, late: bool) -> None:
+        pass
+
+    def _step_ends(self, *, moves: bool) -> None:
+        if moves and not self._progress.done:
+            self._replica.refresh()
             self._progress = self._site.follow()
+
+    def _others_step(self, optimizer: Optimizer, tensors: int) -> None:
+        pass  # rank 0 says so
 
     @property
     def name(self) -> str:

@@ -63,6 +63,12 @@ T = TypeVar("T")
 _WAIT_S = 120.0
 _KNOWN_S = 0.5
 
+_UNSEEN = (
+    "the parameters have moved, and no step of an optimizer was seen, so nothing was shared: let a "
+    "torch.optim.Optimizer take the steps, by its step(); the model is as the loop has left it"
+)
+_UNSEEN_MOVES = 3  # before the first step is seen: a loop may set first values
+
 log = logging.getLogger("murmuration")
 
 
@@ -204,9 +210,9 @@ class Swarm:
         self._lines = LoopLines(progress=progress)
         self._mailbox = Mailbox()
         self._session: Session | None = None
-        self._open, self._inside = ExitStack(), False
+        self._open, self._inside, self._resumes = ExitStack(), False, False
         self._process = os.getpid()
-        self._resumed_s, self._address = 0.0, ""
+        self._resumed_s, self._address, self._moves = 0.0, "", 0
         self._known: tuple[float, tuple[str, ...]] = (-inf, ())
         self._saved_model: str | None = None  # the hash of what the loaded state goes with
         self._at_anchor = False
@@ -238,7 +244,7 @@ class Swarm:
             PeersUnreachable: too few came in time.
         """
         self._process = os.getpid()
-        events = EventLog(self._out, self._lines, self._complete)
+        self._log = events = EventLog(self._out, self._lines, self._complete)
         self._session = Session(
             self._config,
             self._node,
@@ -251,10 +257,13 @@ class Swarm:
         )
         with ExitStack() as opening:
             opening.callback(events.close)
-            opening.enter_context(self._replica.hooked(self._before_step, self._after_step))
+            self._steps = opening.enter_context(self._replica.followed(self))
             opening.callback(self._session.close)
             with self._speaking():
+                self._replica.refresh()
                 self._check_model()
+                if not self._resumes:
+                    self._loop.begin_with_local()
                 events(self._described())
                 self._address = self._session.start()
                 self._loop.begin()
@@ -262,6 +271,7 @@ class Swarm:
                 self._inside = True
             self._open = opening.pop_all()
         self._resumed_s = time.monotonic()
+        self._replica.has_moved()
         return self
 
     def __exit__(
@@ -285,20 +295,34 @@ class Swarm:
 
     def _end(self) -> None:
         assert self._session is not None
-        loop, plan = self._loop, self._config.plan
-        if loop.trains:  # the loop is shorter than the schedule: the others go on
-            loop.outer.apply_in_flight()
+        loop, exchanges = self._loop, self._config.plan.exchange != "none"
+        self._steps.finish()
+        self._replica.refresh()
+        early = loop.trains
+        if early and exchanges:  # the loop is shorter than the schedule
+            self._leave(self._session)
         else:
             loop.end()
-            if plan.exchange != "none":
+            if exchanges:
                 loop.await_others(self._session.agreed, AWAIT_OTHERS_S)
         self._raise_what_ended()
         if loop.stopped is None:  # peers that wait for all results have this one too
             result = {"reason": "finished", "step": loop.step, **loop.metrics.plain()}
             self._session.share_result(result, 0.0, lambda: True)
-        if plan.exchange != "none":
-            for each in loop.fragments:
-                each.write(each.state.anchor)
+        if exchanges and loop.moved_without_steps:
+            raise UsageError(_UNSEEN)
+        if exchanges:
+            loop.hold(locally=early)
+
+    def _leave(self, session: Session) -> None:
+        """The others have what was learned here, and this peer what they have learned by then."""
+        loop, others = self._loop, [each.peer for each in session.others]
+        if others:
+            loop.take_last_rounds()
+        everybody = loop.stopped is None and loop.leave(session.all_leave, AWAIT_OTHERS_S)
+        others = [] if everybody else [each.peer for each in session.others]
+        event = new_event("left", step=loop.step, unsent_steps=loop.unsent_steps, others=others)
+        self._log(event | {"apart": bool(others) and self._config.plan.consensus})
 
     # ------------------------------------------------------------------- around optimizer.step
 
@@ -313,26 +337,50 @@ class Swarm:
                 "train and draw samples there"
             )
 
-    def _before_step(self) -> None:
+    def _step_begins(self, *, in_closure: bool) -> None:
         self._check_process()
         if not self._loop.trains:
             return
-        self._replica.check_unchanged()
+        self._replica.refresh()
         self._loop.begin_step(self._resumed_s)
         if self._config.plan.payload == "gradient":
+            if in_closure:
+                raise UsageError(
+                    "preset ddp averages gradients before optimizer.step, which here computes them "
+                    "in a closure, as Lightning does; call step() without one, or take another "
+                    "preset"
+                )
             gradients = self._replica.gradients
             self._loop.average_gradients(gradients)
             self._replica.set_gradients(gradients)
 
-    def _after_step(self) -> None:
+    def _optimizer_joins(self, optimizer: Optimizer, *, late: bool) -> None:
+        if self._config.plan.payload == "gradient":
+            self._replica.check_averaged(optimizer)
+        if late:
+            self._loop.moved_between_steps()
+
+    def _step_ends(self, *, moves: bool) -> None:
         if not self._loop.in_step:
             if self._loop.step >= self._config.run.steps:
                 log.warning("the run is over at step %d: this step is nobody's", self._loop.step)
+            return
+        self._replica.refresh()
+        if not moves:
+            self._loop.end_step(exchange=False)
             return
         with self._speaking():
             self._loop.end_step()
             self._raise_what_ended()
         self._resumed_s = time.monotonic()
+
+    def _others_step(self, optimizer: Optimizer, tensors: int) -> None:
+        text = (
+            f"{type(optimizer).__name__} steps {tensors} parameters that are in no swarm, so they "
+            "are trained on this peer alone; for one swarm put all models into a "
+            "torch.nn.ModuleList, and give Swarm that and a list of the optimizers"
+        )
+        self._log(new_event("warning", text=text))
 
     def _raise_what_ended(self) -> None:
         stopped = self._loop.stopped
@@ -359,7 +407,12 @@ class Swarm:
 
     @property
     def done(self) -> bool:
-        """Whether the run's last step is taken."""
+        """Whether the run's last step is taken. Raises UsageError: the loop trains, and no step of
+        an optimizer is seen."""
+        if self._inside and not self._loop.metrics.inner_steps and not self._loop.in_step:
+            self._moves += self._replica.has_moved()
+            if self._moves >= _UNSEEN_MOVES:
+                raise UsageError(_UNSEEN)
         return not self._loop.trains
 
     @property
@@ -479,6 +532,7 @@ class Swarm:
             raise UsageError(
                 f"this state {reason}; make Swarm with the model and the settings of then"
             )
+        self._resumes = True
         restore_state(self._loop, state, self._config.run.steps, self._node.residuals)
         self._saved_model = state.get("model")
         if "samples" in state:

@@ -170,7 +170,7 @@ class GossipService:
         """This peer and its replicas: whom its rounds are made with."""
         stage = self.me.stage
         members = {member.peer: member for member in self.members if member.stage == stage}
-        return View(members, self._membership.unmet)
+        return View(members, self._membership.unmet, self.limits.steps)
 
     @property
     def swarm(self) -> View:

@@ -27,6 +27,7 @@ class Phase(IntEnum):
     READY = 1  # waits for the swarm to be complete enough to start
     TRAINING = 2
     DONE = 3  # trained to the end; still answers
+    LEAVING = 4  # its loop has ended before the run's last step; still answers
 
 
 @dataclass(frozen=True)

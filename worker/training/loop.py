@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
+import torch
 from torch import Tensor
 
 from algorithms.fragment_state import FragmentState
@@ -24,6 +25,7 @@ from worker.training.replica import InnerReplica, Replica, RunIsOver
 T = TypeVar("T")
 
 _POLL_S = 0.1
+_USUAL_PERIODS, _LEAST_S = 2, 5.0  # that loops may end apart
 
 
 class TrainingLoop:
@@ -119,8 +121,10 @@ class TrainingLoop:
         self._reporter.event("progress", state="ready")
         self._await_start()
 
-    def end(self) -> None:
+    def end(self, *, early: bool = False) -> None:
         """After the last step: what is left to exchange, and the word that this peer is done.
+
+        Args: early: all loops have ended before the schedule.
 
         Raises:
             Exception: what ended the I/O thread, if it has ended.
@@ -132,18 +136,77 @@ class TrainingLoop:
         if self._plan.exchange == "none":
             outer.commit_parameters()
         if self._plan.consensus and outer.stopped is None:
-            outer.average_replicas()
+            outer.average_replicas(early=early)
         if outer.stopped is None:  # else nobody may take the run for ended
             self._reporter.phase = Phase.DONE
         outer.publish()
 
-    def await_others(self, done: Callable[[], bool], timeout_s: float) -> None:
+    def take_last_rounds(self) -> None:
+        """The loop ends before the schedule does: what was learned since the last rounds is in one
+        more, where that closes. The rest is counted in `unsent_steps`."""
+        self.metrics.trained()
+        self.outer.take_last_rounds()
+
+    def leave(self, everybody_leaves: Callable[[], bool], timeout_s: float) -> bool:
+        """After the last rounds: stays until all loops have ended, and takes over what the last of
+        them has; then comes the mean that ends a run, where the plan has one. Returns whether all
+        have; else the others go on without this peer.
+
+        Args: timeout_s: at most; two periods of H steps are enough, and some seconds at least.
+        """
+        self._reporter.phase = Phase.LEAVING
+        self.outer.publish()
+        usual_s = _USUAL_PERIODS * self._plan.inner_steps * self._pace.step_s
+        if not self.await_others(everybody_leaves, min(timeout_s, max(_LEAST_S, usual_s))):
+            return False
+        if self._plan.consensus:
+            self._reporter.phase = Phase.TRAINING
+            self.end(early=True)
+        return True
+
+    def begin_with_local(self) -> None:
+        """Before `begin`: the values that the model has now are the first ones."""
+        for each in self.fragments:
+            if each.state.version == 0 and not torch.equal(each.state.anchor, local := each.local):
+                each.commit(anchor=local)
+
+    def moved_between_steps(self) -> None:
+        """Parameters have moved after the end of a step: that counts as the beginning of one."""
+        for each in self.fragments:
+            each.work_steps = max(1, each.work_steps)
+
+    @property
+    def moved_without_steps(self) -> bool:
+        """Whether no step was taken here, and the model is another than what was agreed on."""
+        return not self.metrics.inner_steps and any(
+            not torch.equal(each.as_held(each.state.anchor), each.local) for each in self.fragments
+        )
+
+    @property
+    def unsent_steps(self) -> int:
+        """Inner steps of this peer's that are in no round."""
+        return self.outer.unsent_steps
+
+    def hold(self, *, locally: bool) -> None:
+        """At the end, makes the anchor the model.
+
+        Args:
+            locally: a fragment that has learned what is in no round stays as it is.
+        """
+        for each in self.fragments:
+            if not (locally and each.work_steps):
+                each.write(each.state.anchor)
+
+    def await_others(self, done: Callable[[], bool], timeout_s: float) -> bool:
         """After the last step: stays until the others are done too, and takes over what the last
-        of them has; a Stop or the time-out ends it."""
+        of them has; a Stop or the time-out ends it. Returns whether they are."""
         deadline = self._clock() + timeout_s
         self.report("settling")
-        while self.stopped is None and self._clock() < deadline and not done():
+        while self.stopped is None and self._clock() < deadline:
+            if done():
+                return True
             self.outer.handle(self._mailbox.wait(_POLL_S))
+        return False
 
     def report(self, state: str) -> None:
         """Says what this worker is at after the last step."""
@@ -210,14 +273,18 @@ class TrainingLoop:
         self.outer.average_gradients(gradients, weight)
         self._averaging_s = self._clock() - began_s
 
-    def end_step(self, waited_s: float = 0.0) -> None:
-        """The inner optimizer has taken its step, for which nothing was computed in `waited_s`."""
+    def end_step(self, waited_s: float = 0.0, *, exchange: bool = True) -> None:
+        """The inner optimizer has taken its step, for which nothing was computed in `waited_s`.
+
+        Args:
+            exchange: False where no parameter may move now: the next step makes up for what is due.
+        """
         metrics, self._in_step = self.metrics, False
         metrics.last_step_at = self._clock()
         seconds = metrics.last_step_at - self._started_s - self._averaging_s - waited_s
         metrics.stepped(seconds, in_flight=self._in_flight)
         self._pace.stepped(seconds)
-        self.outer.after_inner_step(self._replica.loss)
+        self.outer.after_inner_step(self._replica.loss, exchange=exchange)
         if self._iterations is not None:
             self.outer.publish()  # other stages wait for those that are not done with an iteration
         self._reporter.progress(self.outer.step)

@@ -219,7 +219,7 @@ class Reporter:
         """What is committed at this position in the schedule, for others to see and fetch."""
         in_flight = (each.in_flight for each in self._fragments if each.in_flight is not None)
         entry = min((sent.step - 1 for sent in in_flight if not sent.everyone), default=step)
-        done = self.phase is Phase.DONE
+        done = self.phase in (Phase.DONE, Phase.LEAVING)
         failed = frozenset(each.fragment.index for each in self._fragments if done or each.failed)
         states = tuple(each.state for each in self._fragments)
         self._mailbox.post(Published(self.phase, step, entry, states, failed, self._pace.step_s))

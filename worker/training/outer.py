@@ -41,6 +41,7 @@ from worker.training.replica import Pace, Replica
 from worker.wire import is_finite
 
 _AT_ONCE = 2  # rounds on their way where none overlaps a step: the link stays busy
+_LAST_TRIES = 2  # of a last round: what an earlier try has sent goes first
 
 
 class RoundOrder:
@@ -72,6 +73,11 @@ class RoundOrder:
         idle.sort(key=lambda turn: self._place(*turn))
         return idle[: len(due)]
 
+    def unsent(self) -> list[FragmentReplica]:
+        """Those that have learned what is in no round yet, in the order of the rounds."""
+        turns = [(each, each.state.version) for each in self._fragments if each.work_steps]
+        return [each for each, _ in sorted(turns, key=lambda turn: self._place(*turn))]
+
     def in_flight(self) -> list[FragmentReplica]:
         """Those with a round in flight, in the order of the rounds."""
         turns = [(f, f.in_flight.round) for f in self._fragments if f.in_flight is not None]
@@ -102,8 +108,7 @@ class OuterLoop:
         clock: monotonic seconds.
 
     Attributes:
-        step: position in the schedule; another peer's word may move it.
-        moved: whether that has happened since the inner step began.
+        moved: whether another peer's word has moved the step since the inner step began.
         stopped: why the run ends before the schedule does.
         moves_to: the stage to serve next, where that is why.
     """
@@ -119,7 +124,8 @@ class OuterLoop:
         mailbox: Mailbox,
         clock: Callable[[], float],
     ) -> None:
-        self.step, self.moved = step, False
+        self._step = self._dealt_with = step
+        self.moved = False
         self.stopped: Stop | None = None
         self.moves_to: StageMove | None = None
         copies = copies_for(replica.parameters.values())
@@ -135,6 +141,15 @@ class OuterLoop:
         self._order = RoundOrder(self.fragments, plan, self._schedule)
         self._before = step
         self._pairs, self._gradients = plan.exchange == "pairs", plan.payload == "gradient"
+
+    @property
+    def step(self) -> int:
+        """The position in the schedule; another peer's word may move it."""
+        return self._step
+
+    @step.setter
+    def step(self, position: int) -> None:
+        self._step = self._dealt_with = position  # what was due before it is others' affair
 
     def publish(self) -> None:
         """What is committed, for others to see and fetch."""
@@ -157,24 +172,27 @@ class OuterLoop:
 
     def begin_inner_step(self) -> None:
         """Goes on in the schedule, by as many steps as an inner step counts for here."""
-        self._before, self.step = self.step, min(self._steps, self.step + self.pace.stride())
+        self._before, self._step = self.step, min(self._steps, self.step + self.pace.stride())
         self.moved = False
 
     def undo_inner_step(self) -> None:
         """The step that had begun is not taken."""
-        self.step = self._before
+        self._step = self._before
 
-    def after_inner_step(self, loss: float) -> None:
+    def after_inner_step(self, loss: float, *, exchange: bool = True) -> None:
         """Applies and sends what is due, and handles what has come.
 
         Args:
             loss: of the step; NaN on a stage without one.
+            exchange: False where no parameter may move now: the next step makes up for what is due.
         """
         for each in self.fragments:
             each.work_steps += 1
         self.metrics.learned(loss, self._before, self.step, self._steps)
         if self._gradients:
             self.commit_parameters()
+        elif not exchange:
+            return
         elif self._plan.exchange != "none":
             if self._plan.overlap == "measured":
                 self._handle_all()  # what has come is applied now
@@ -215,19 +233,44 @@ class OuterLoop:
         for each in self._order.in_flight():
             self._apply(each)
 
-    def average_replicas(self) -> None:
+    def take_last_rounds(self) -> None:
+        """Before the schedule's end: one more round of what was learned since the last. What no
+        round takes stays in the local parameters, and in `work_steps`."""
+        self.apply_in_flight()
+        for _ in range(0 if self._gradients else _LAST_TRIES):
+            for each in self._order.unsent():
+                self._apply_all_but(_AT_ONCE - 1)
+                if self.stopped is not None or any(f.failed for f in self.fragments):
+                    break
+                if self._pairs:
+                    next_round = self._schedule.next_round(each.fragment.index, self.step)
+                    each.skip_to(max(each.state.version, next_round))
+                self._send(each)
+            self._apply_all_but(0)
+
+    @property
+    def unsent_steps(self) -> int:
+        """Inner steps that are in no round yet, of the fragment with most of them."""
+        return 0 if self._gradients else max(each.work_steps for each in self.fragments)
+
+    def average_replicas(self, *, early: bool = False) -> None:
         """After the last step: one anchor for all, the mean of everyone's. Where replicas keep what
-        they have not sent, it is the mean of everyone's local parameters."""
+        they have not sent, or a last round has failed, a peer gives its local parameters.
+
+        Args: early: all loops have ended before the schedule, so that the round has another number.
+        """
         for each in self.fragments:
             self._apply_all_but(_AT_ONCE - 1)  # what is on its way takes memory
-            index, end = each.fragment.index, self._schedule.rounds(each.fragment.index)
+            index = each.fragment.index
+            end = self._steps if early else self._schedule.rounds(index)
             if self.stopped is not None:
                 break
             if each.state.version > end:
                 continue  # taken over from peers that had agreed: it is the mean already
-            if self._pairs:
+            if self._pairs or early:
                 each.skip_to(end)
-            values = each.local if self._plan.keeps else each.state.anchor
+            unsent = self._plan.keeps or each.work_steps > 0
+            values = each.local if unsent else each.state.anchor
             sent = each.contribute_values(values, self.step)
             self.publish()
             group = () if self._pairs else each.state.group
@@ -237,11 +280,13 @@ class OuterLoop:
     # ----------------------------------------------------------------- rounds of pseudo-gradients
 
     def _exchange(self) -> None:
-        """Applies what is due, then sends what is due since the inner step began."""
+        """Applies what is due, then sends what is due since the last call."""
         for each in self._order.to_apply(self.step):
             self._apply(each)
         at_once = self._schedule.applies_at_once(self.step)
-        for each, round_ in self._order.to_send(range(self._before + 1, self.step + 1)):
+        due = range(self._dealt_with + 1, self.step + 1)
+        self._dealt_with = self.step
+        for each, round_ in self._order.to_send(due):
             if self._pairs:  # a round is the schedule's: others do not wait for it
                 self._apply(each)
                 each.skip_to(round_)
@@ -421,7 +466,7 @@ class OuterLoop:
         if len(adopt.states) == len(self.fragments):
             # All of the other's state belongs to a step of its schedule, even an earlier one than
             # this peer's: else the two would wait for each other's rounds crosswise from now on.
-            self.step = adopt.step if phase is not Phase.DONE else self.step
+            self.step = adopt.step if phase in (Phase.READY, Phase.TRAINING) else self.step
             self.moved = True
             for each in self.fragments:
                 each.reposition(self.step)

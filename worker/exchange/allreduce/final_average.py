@@ -101,7 +101,8 @@ class FinalAverage:
         live = [member for member in self._view.members.values() if member.live]
         if any(self._version(member) > self.round for member in live):
             return self._end("the others have agreed without this peer")
-        running = [member for member in live if member.phase in (Phase.READY, Phase.TRAINING)]
+        phases = (Phase.READY, Phase.TRAINING, Phase.LEAVING)
+        running = [member for member in live if member.phase in phases]
         here = {member.peer for member in running if self._version(member) == self.round}
         if len(here) < len(running) and now < self._patient_until:
             return []

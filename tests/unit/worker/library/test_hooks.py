@@ -50,44 +50,20 @@ def test_an_optimizer_over_other_parameters_is_refused() -> None:
 def test_parameters_added_or_frozen_later_are_noticed() -> None:
     model = nn.Sequential(linear())
     replica = UserReplica(model, sgd(model))
-    replica.check_unchanged()
+    replica.refresh()
     model.append(linear())
     with pytest.raises(UsageError, match=r"'1\.weight' was added"):
-        replica.check_unchanged()
+        replica.refresh()
     model.pop(1)
     model[0].weight.requires_grad_(False)
     with pytest.raises(UsageError, match="frozen or taken away"):
-        replica.check_unchanged()
+        replica.refresh()
 
 
 def test_tied_weights_are_one_parameter() -> None:
     model = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 5, bias=False))
     model[1].weight = model[0].weight
     assert [spec.name for spec in UserReplica(model, sgd(model)).schema] == ["0.weight"]
-
-
-def test_one_model_is_in_one_swarm_at_a_time() -> None:
-    model = linear()
-    replica = UserReplica(model, sgd(model))
-    with replica.hooked(int, int), pytest.raises(UsageError, match="in a swarm already"):
-        UserReplica(model, sgd(model)).hooked(int, int).__enter__()
-    with replica.hooked(int, int):
-        pass
-
-
-def test_hooks_are_around_the_innermost_step_and_gone_afterwards() -> None:
-    model, calls = linear(), []
-    inner = sgd(model)
-
-    class Wrapper(torch.optim.Optimizer):
-        def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-            self.optimizer = optimizer
-
-    replica = UserReplica(model, Wrapper(inner))
-    with replica.hooked(lambda: calls.append("before"), lambda: calls.append("after")):
-        inner.step()
-    inner.step()
-    assert calls == ["before", "after"]
 
 
 def test_sparse_gradients_cannot_be_averaged() -> None:
@@ -106,14 +82,86 @@ def test_gradients_are_put_back_where_there_were_none() -> None:
     assert all(torch.equal(p.grad, torch.ones_like(p)) for p in model.parameters())
 
 
-def test_several_optimizers_are_one_step() -> None:
-    model, calls = nn.Sequential(linear(), linear()), []
-    pair = [torch.optim.SGD(part.parameters(), lr=0.1) for part in model]
-    replica = UserReplica(model, pair)
-    with replica.hooked(lambda: calls.append("before"), lambda: calls.append("after")):
-        for each in pair:
-            each.step()
-            calls.append("stepped")
-    assert calls == ["before", "stepped", "after", "stepped"]
+def assigned(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clone()
+
+
+def from_one_vector(model: nn.Module) -> None:
+    vector = nn.utils.parameters_to_vector(model.parameters()).clone()
+    nn.utils.vector_to_parameters(vector, model.parameters())
+
+
+def buffers_anew(model: nn.Module) -> None:
+    norm = model[1]
+    assert isinstance(norm, nn.BatchNorm2d)
+    norm.running_mean = norm.running_mean + 0.0
+    norm.num_batches_tracked = norm.num_batches_tracked + 0
+
+
+def buffers_elsewhere(model: nn.Module) -> None:
+    for buffer in model.buffers():
+        buffer.data = buffer.data.clone()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        assigned,
+        from_one_vector,
+        buffers_anew,
+        buffers_elsewhere,
+        lambda model: model.to(memory_format=torch.channels_last),
+        lambda model: model.to(torch.bfloat16).to(torch.float32),
+        lambda model: model.load_state_dict(model.state_dict()),
+        lambda model: model[0].weight.data.set_(torch.zeros(2, 3, 3, 3)),
+    ],
+    ids=["data", "vector", "buffers", "buffers' data", "layout", "type", "state dict", "set_"],
+)
+def test_reads_and_writes_follow_the_tensors_of_the_model(
+    change: Callable[[nn.Module], object],
+) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 2, 3), nn.BatchNorm2d(2))
+    replica = UserReplica(model, sgd(model))
+    parameters = replica.parameters
+    change(model)
+    replica.refresh()
+    for value in parameters.values():
+        value.fill_(7)
+    state = model.state_dict()
+    assert all(torch.all(state[name] == 7) for name in ("0.weight", "0.bias", "1.running_mean"))
+    assert model[1].num_batches_tracked == int.from_bytes(b"\0\7" * 4)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda model: model.add_module("more", linear()), r"'more\.weight' was added"),
+        (lambda model: model[0].weight.requires_grad_(False), "frozen or taken away"),
+        (lambda model: setattr(model[0].weight, "data", torch.ones(1, 2)), r"'0\.weight' has"),
+        (lambda model: setattr(model[0], "weight", nn.Parameter(torch.ones(2, 3))), "was added"),
+        (lambda model: model.register_buffer("more", torch.ones(1)), "'more' is new or gone"),
+        (lambda model: delattr(model[1], "running_var"), r"'1\.running_var' is new or gone"),
+        (lambda model: setattr(model[1], "running_var", torch.ones(3)), r"'1\.running_var' has"),
+        (lambda model: model[1].running_mean.resize_(5), r"'1\.running_mean' has"),
+        (lambda model: model[1].half(), None),
+        (lambda model: model.register_buffer("more", torch.ones(1), persistent=False), None),
+    ],
+)
+def test_other_tensors_than_the_swarms_are_refused(
+    change: Callable[[nn.Module], object], says: str | None
+) -> None:
+    model = nn.Sequential(linear(), nn.BatchNorm1d(2))
+    replica = UserReplica(model, sgd(model))
+    change(model)
+    if says is None:
+        replica.refresh()
+        return
+    with pytest.raises(UsageError, match=says) as refused:
+        replica.refresh()
+    assert "\n" not in str(refused.value)
+
+
+def test_no_optimizer_is_refused() -> None:
     with pytest.raises(UsageError, match="no optimizer was given"):
-        UserReplica(model, [])
+        UserReplica(linear(), [])

@@ -168,11 +168,13 @@ def test_too_few_peers_is_one_line() -> None:
 
 def test_a_parameter_that_is_added_in_the_block_is_one_line() -> None:
     model, optimizer = model_of()
-    with Swarm(model, optimizer):
-        one_step(model, optimizer)
-        model.add_module("extra", nn.Linear(2, 2))
-        with pytest.raises(UsageError, match=r"'extra\.weight' was added") as refused:
-            optimizer.step()
+    says = r"'extra\.weight' was added"
+    swarm = Swarm(model, optimizer)
+    swarm.__enter__()
+    model.add_module("extra", nn.Linear(2, 2))
+    with pytest.raises(UsageError, match=says) as refused:
+        optimizer.step()
+    swarm.__exit__(UsageError, refused.value, None)
     assert "\n" not in str(refused.value)
 
 

@@ -1,0 +1,225 @@
+"""How a loop ends: what was learned since the last round is shared, or stays in the model."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import murmuration
+from tests.support.peers import Outcome, Peer, row, run
+
+H = 20
+
+
+def model_of() -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)), nn.Linear(4, 1))
+    return model, torch.optim.SGD(model.parameters(), lr=0.01)
+
+
+def values(model: nn.Module) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def result_of(swarm: murmuration.Swarm, model: nn.Module) -> dict[str, Any]:
+    first, _ = model_of()
+    return {
+        "model": values(model).tolist(),
+        "moved": not torch.equal(values(first), values(model)),
+        "rounds": swarm.metrics["rounds_completed"],
+        "step": swarm.step,
+    }
+
+
+def train(peer: Peer, count: int, **arguments: Any) -> dict[str, Any]:
+    """A loop of so many steps, on samples of its own, without a word of how long the run is."""
+    model, optimizer = model_of()
+    samples = torch.Generator().manual_seed(peer.index)
+    with murmuration.Swarm(model, optimizer, **{**peer.arguments, **arguments}) as swarm:
+        for _ in range(count):
+            loss = model(torch.randn(8, 4, generator=samples)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return result_of(swarm, model)
+
+
+def steps_1(peer: Peer) -> dict[str, Any]:
+    return train(peer, 1, inner_steps=H)
+
+
+def steps_15(peer: Peer) -> dict[str, Any]:
+    return train(peer, 15, inner_steps=H)
+
+
+def steps_39(peer: Peer) -> dict[str, Any]:
+    return train(peer, 39, inner_steps=H)
+
+
+def streaming(peer: Peer) -> dict[str, Any]:
+    return train(peer, 39, inner_steps=H, preset="streaming")
+
+
+def co2(peer: Peer) -> dict[str, Any]:
+    return train(peer, 39, inner_steps=H, preset="co2")
+
+
+def onebit(peer: Peer) -> dict[str, Any]:
+    return train(peer, 39, inner_steps=H, preset="onebit")
+
+
+def sparse(peer: Peer) -> dict[str, Any]:
+    return train(peer, 39, inner_steps=H, preset="sparse")
+
+
+def noloco(peer: Peer) -> dict[str, Any]:
+    return train(peer, 39, inner_steps=H, preset="noloco")
+
+
+def streaming_noloco(peer: Peer) -> dict[str, Any]:
+    return train(peer, 39, inner_steps=H, preset="streaming-noloco")
+
+
+def ddp(peer: Peer) -> dict[str, Any]:
+    return train(peer, 9, preset="ddp")
+
+
+def long_run(peer: Peer) -> dict[str, Any]:
+    return train(peer, 15, inner_steps=H, steps=1000)
+
+
+def unequal(peer: Peer) -> dict[str, Any]:
+    """The first loop is longer."""
+    return train(peer, 7 if peer.index else 15, inner_steps=H)
+
+
+def one_takes_no_step(peer: Peer) -> dict[str, Any]:
+    return train(peer, 0 if peer.index else 15, inner_steps=H)
+
+
+def until_alone(peer: Peer, preset: str) -> dict[str, Any]:
+    """The first loop goes on until the other has left, and then to the next round."""
+    if peer.index:
+        return train(peer, 15, inner_steps=H, preset=preset)
+    model, optimizer = model_of()
+    with murmuration.Swarm(
+        model, optimizer, inner_steps=H, preset=preset, **peer.arguments
+    ) as swarm:
+        while len(swarm.peers) == 2 or swarm.step % H:
+            model(torch.ones(1, 4)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return result_of(swarm, model)
+
+
+def diloco_until_alone(peer: Peer) -> dict[str, Any]:
+    return until_alone(peer, "diloco")
+
+
+def noloco_until_alone(peer: Peer) -> dict[str, Any]:
+    return until_alone(peer, "noloco")
+
+
+def alone(peer: Peer) -> dict[str, Any]:
+    """39 steps of a peer without others, and what it holds as the block ends."""
+    model, optimizer = model_of()
+    with murmuration.Swarm(model, optimizer, inner_steps=H, **peer.arguments) as swarm:
+        for _ in range(39):
+            model(torch.ones(1, 4)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        held = values(model)
+    return {**result_of(swarm, model), "as_it_was": torch.equal(held, values(model))}
+
+
+def fails(peer: Peer) -> dict[str, Any]:
+    """The second loop ends with an error that is caught: its model stays as it was."""
+    model, optimizer = model_of()
+    try:
+        with murmuration.Swarm(model, optimizer, inner_steps=H, **peer.arguments) as swarm:
+            for _ in range(15):
+                model(torch.ones(1, 4)).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            held = values(model)
+            if peer.index:
+                raise ZeroDivisionError
+    except ZeroDivisionError:
+        assert torch.equal(held, values(model))
+    return result_of(swarm, model)
+
+
+PRESETS = [long_run, streaming, co2, onebit, sparse, noloco, streaming_noloco, ddp]
+
+
+def left(folder: Path, index: int) -> dict[str, Any]:
+    """What a peer says as it leaves."""
+    lines = (folder / f"p{index}" / "events.jsonl").read_text().splitlines()
+    events = [json.loads(line) for line in lines]
+    return next(event for event in events if event["event"] == "left")
+
+
+def check_one_model(outcomes: list[Outcome]) -> None:
+    assert [each.error for each in outcomes] == [""] * len(outcomes), outcomes
+    first = outcomes[0].value
+    assert all(each.value["model"] == first["model"] for each in outcomes)
+    assert first["moved"]
+
+
+@row("a loop that is shorter than H", "shared", "a last round is held as the block ends")
+@pytest.mark.parametrize("loop", [steps_1, steps_15, steps_39], ids=["1", "15", "39"])
+def test_what_was_learned_since_the_last_round_is_in_one_more(tmp_path: Path, loop: Any) -> None:
+    outcomes = run(tmp_path, loop, loop)
+    check_one_model(outcomes)
+    assert outcomes[0].value["rounds"] == 1 + (loop is steps_39)
+    assert left(tmp_path, 0)["unsent_steps"] == 0
+
+
+@row("any preset in a loop without `steps=`", "shared", "all end with one model")
+@pytest.mark.parametrize("loop", PRESETS)
+def test_loops_without_an_end_end_with_one_model(tmp_path: Path, loop: Any) -> None:
+    outcomes = run(tmp_path, loop, loop, loop)
+    check_one_model(outcomes)
+    assert outcomes[0].value["rounds"] > 0
+    assert (left(tmp_path, 1)["unsent_steps"], left(tmp_path, 1)["others"]) == (0, [])
+
+
+@row("loops of other lengths", "shared", "the shorter one waits a while, and has what is last")
+@pytest.mark.parametrize("loop", [unequal, one_takes_no_step])
+def test_loops_that_end_at_other_steps_end_with_one_model(tmp_path: Path, loop: Any) -> None:
+    check_one_model(run(tmp_path, loop, loop))
+    assert left(tmp_path, 1)["others"] == []
+
+
+@row("a loop that ends while the others go on", "shared", "its last round counts, then it leaves")
+def test_a_peer_that_leaves_has_shared_what_it_learned(tmp_path: Path) -> None:
+    stays, leaves = run(tmp_path, diloco_until_alone, diloco_until_alone)
+    assert (stays.error, leaves.error) == ("", "")
+    said = left(tmp_path, 1)
+    assert (said["unsent_steps"], said["others"], said["apart"]) == (0, ["p0"], False)
+    assert leaves.value["rounds"] == 1
+
+
+@row("pairs that end while others go on", "told", "the model is the peer's own: give `steps=`")
+def test_a_peer_that_leaves_pairs_says_that_its_model_is_its_own(tmp_path: Path) -> None:
+    _, leaves = run(tmp_path, noloco_until_alone, noloco_until_alone)
+    assert leaves.error == ""
+    assert left(tmp_path, 1)["apart"] is True
+
+
+@row("a peer without others", "shared", "the model keeps what it has learned since the last round")
+def test_a_peer_alone_keeps_what_it_has_learned(tmp_path: Path) -> None:
+    (outcome,) = run(tmp_path, alone)
+    assert (outcome.value["as_it_was"], outcome.value["rounds"]) == (True, 1), outcome
+    assert left(tmp_path, 0)["unsent_steps"] == 19
+
+
+@row("an error in the loop", "told", "the parameters stay as they are; the others go on")
+def test_a_loop_that_fails_keeps_its_model(tmp_path: Path) -> None:
+    goes_on, failed = run(tmp_path, fails, fails)
+    assert (goes_on.error, failed.error) == ("", "")
+    assert goes_on.value["moved"]
+    assert failed.value["moved"]

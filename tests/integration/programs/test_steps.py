@@ -1,0 +1,234 @@
+"""Loops whose steps are not those of one optimizer, and models whose tensors are exchanged for
+others: all is shared, or it is said."""
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import murmuration
+from tests.support.peers import Outcome, Peer, row, run
+
+H, ROUNDS = 5, 3
+
+
+class Loop:
+    """Two parts of a model, and an optimizer of each."""
+
+    def __init__(self, peer: Peer) -> None:
+        torch.manual_seed(0)
+        self.model = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 1)])
+        self.d, self.g = (torch.optim.SGD(part.parameters(), lr=0.01) for part in self.model)
+        self.samples = torch.Generator().manual_seed(peer.index)
+
+    def backward(self) -> None:
+        self.model.zero_grad()
+        first, last = self.model
+        last(first(torch.randn(8, 4, generator=self.samples))).square().mean().backward()
+
+    def step(self, *optimizers: torch.optim.Optimizer) -> None:
+        for each in optimizers:
+            self.backward()
+            each.step()
+
+    @property
+    def values(self) -> Tensor:
+        return torch.cat([p.detach().flatten() for p in self.model.parameters()])
+
+
+def train(
+    peer: Peer,
+    a_round: Callable[[Loop], None],
+    optimizers: Callable[[Loop], Any],
+    before: Callable[[Loop], object] = lambda _: None,
+) -> dict[str, Any]:
+    """Rounds of a loop: each is to be one of the swarm's."""
+    loop = Loop(peer)
+    first = loop.values
+    with murmuration.Swarm(
+        loop.model, optimizers(loop), inner_steps=H, steps=H * ROUNDS, **peer.arguments
+    ) as swarm:
+        before(loop)
+        for _ in range(ROUNDS):
+            a_round(loop)
+        done = swarm.done
+    return {
+        "model": loop.values.tolist(),
+        "moved": not torch.equal(first, loop.values),
+        "rounds": swarm.metrics["rounds_completed"],
+        "done": done,
+    }
+
+
+def both(loop: Loop) -> list[torch.optim.Optimizer]:
+    return [loop.d, loop.g]
+
+
+def all_of(loop: Loop) -> torch.optim.Optimizer:
+    loop.d = torch.optim.SGD(loop.model.parameters(), lr=0.01)
+    return loop.d
+
+
+def critic_thrice(peer: Peer) -> dict[str, Any]:
+    def a_round(loop: Loop) -> None:
+        for number in range(H):
+            loop.step(loop.d)
+            if number == H - 1:
+                loop.step(loop.g)
+
+    return train(peer, a_round, both)
+
+
+def second_first(peer: Peer) -> dict[str, Any]:
+    def a_round(loop: Loop) -> None:
+        for _ in range(H):
+            loop.step(loop.g, loop.d)
+
+    return train(peer, a_round, both)
+
+
+def one_alone(peer: Peer) -> dict[str, Any]:
+    def a_round(loop: Loop) -> None:
+        for _ in range(H):
+            loop.step(loop.d)
+
+    return train(peer, a_round, both)
+
+
+def skipped_when_due(peer: Peer) -> dict[str, Any]:
+    """The second optimizer, as if a scaler skipped it: just when a round is due, at one peer."""
+
+    def a_round(loop: Loop) -> None:
+        for number in range(H):
+            skips = peer.index == 1 and number == H - 1
+            loop.step(*([loop.d] if skips else [loop.d, loop.g]))
+
+    return train(peer, a_round, both)
+
+
+def copied(peer: Peer) -> dict[str, Any]:
+    def a_round(loop: Loop) -> None:
+        for _ in range(H):
+            loop.step(loop.g)
+
+    def copy_it(loop: Loop) -> None:
+        loop.g = copy.copy(loop.d)
+
+    return train(peer, a_round, all_of, copy_it)
+
+
+def half_steps(peer: Peer) -> dict[str, Any]:
+    """Sharpness-aware minimization: up the gradient, and a step of the optimizer from there."""
+
+    def a_round(loop: Loop) -> None:
+        for _ in range(H):
+            loop.backward()
+            ups = [0.05 * p.grad for p in loop.model.parameters()]
+            with torch.no_grad():
+                for p, up in zip(loop.model.parameters(), ups, strict=True):
+                    p.add_(up)
+            loop.backward()
+            with torch.no_grad():
+                for p, up in zip(loop.model.parameters(), ups, strict=True):
+                    p.sub_(up)
+            loop.d.step()
+
+    return train(peer, a_round, all_of)
+
+
+def plain(loop: Loop) -> None:
+    for _ in range(H):
+        loop.step(loop.d)
+
+
+def assigned(peer: Peer) -> dict[str, Any]:
+    def a_round(loop: Loop) -> None:
+        plain(loop)
+        for p in loop.model.parameters():
+            p.data = p.data.clone()
+
+    return train(peer, a_round, all_of)
+
+
+def from_a_vector(peer: Peer) -> dict[str, Any]:
+    def move(loop: Loop) -> None:
+        vector = nn.utils.parameters_to_vector(loop.model.parameters()).detach().clone()
+        nn.utils.vector_to_parameters(vector, loop.model.parameters())
+
+    return train(peer, plain, all_of, move)
+
+
+def cast(peer: Peer) -> dict[str, Any]:
+    def a_round(loop: Loop) -> None:
+        loop.model.to(torch.float32)
+        plain(loop)
+
+    return train(peer, a_round, all_of, lambda loop: loop.model.to(torch.bfloat16))
+
+
+def by_hand(peer: Peer) -> dict[str, Any]:
+    """No optimizer takes the steps."""
+
+    def a_round(loop: Loop) -> None:
+        loop.backward()
+        with torch.no_grad():
+            for p in loop.model.parameters():
+                p.sub_(0.01 * p.grad)
+
+    return train(peer, a_round, all_of)
+
+
+def critic_outside(peer: Peer) -> dict[str, Any]:
+    critic = nn.Linear(4, 1)
+    step = torch.optim.SGD(critic.parameters(), lr=0.01).step
+
+    def a_round(loop: Loop) -> None:
+        plain(loop)
+        critic(torch.ones(1, 4)).sum().backward()
+        step()
+
+    return train(peer, a_round, all_of)
+
+
+def check(outcomes: list[Outcome]) -> None:
+    assert [each.error for each in outcomes] == ["", ""], outcomes
+    first, second = (each.value for each in outcomes)
+    assert first["model"] == second["model"]
+    assert first["moved"]
+    assert [first["rounds"], first["done"]] == [ROUNDS, True]
+
+
+@row("several optimizers, in any order, as often as they like", "shared", "the busiest one counts")
+@pytest.mark.parametrize("loop", [critic_thrice, second_first, one_alone, skipped_when_due])
+def test_several_optimizers_are_shared_whichever_steps(tmp_path: Path, loop: Any) -> None:
+    check(run(tmp_path, loop, loop))
+
+
+@row("a copy of the optimizer, or another over the same parameters", "shared", "its steps count")
+@row("two half steps (SAM)", "shared", "a step is what the optimizer's `step` is")
+@pytest.mark.parametrize("loop", [copied, half_steps])
+def test_whichever_optimizer_steps_the_parameters_counts(tmp_path: Path, loop: Any) -> None:
+    check(run(tmp_path, loop, loop))
+
+
+@row("`p.data = ...`, `vector_to_parameters`, a cast or a layout", "shared", "tensors are followed")
+@pytest.mark.parametrize("loop", [assigned, from_a_vector, cast])
+def test_tensors_that_take_the_place_of_others_are_followed(tmp_path: Path, loop: Any) -> None:
+    check(run(tmp_path, loop, loop))
+
+
+@row("parameters that no optimizer steps", "refused", "an error, and the model stays as it is")
+def test_a_loop_without_any_step_of_an_optimizer_is_an_error(tmp_path: Path) -> None:
+    for outcome in run(tmp_path, by_hand, by_hand):
+        assert outcome.error.startswith("UsageError: the parameters have moved, and no step")
+
+
+@row("a second model outside the swarm (a GAN's critic)", "told", "a warning says how to add it")
+def test_an_optimizer_of_a_model_outside_is_told(tmp_path: Path) -> None:
+    outcomes = run(tmp_path, critic_outside, critic_outside)
+    check(outcomes)
+    assert "SGD steps 2 parameters that are in no swarm" in outcomes[0].log

@@ -1,0 +1,147 @@
+"""Which steps of optimizers are one step of the swarm, whoever takes them."""
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, Optimizer
+
+from worker.errors import UsageError
+from worker.library.hooks import UserReplica
+from worker.library.steps import OptimizerSteps
+
+
+class Told:
+    """What a listener is told, a letter each."""
+
+    def __init__(self) -> None:
+        self.words, self.steps = "", 0
+
+    def _step_begins(self, *, in_closure: bool) -> None:
+        self.words += "["
+
+    def _optimizer_joins(self, optimizer: Optimizer, *, late: bool) -> None:
+        self.words += "~" if late else "+"
+
+    def _step_ends(self, *, moves: bool) -> None:
+        self.words += "]" if moves else "|"
+        self.steps += 1
+
+    def _others_step(self, optimizer: Optimizer, tensors: int) -> None:
+        self.words += str(tensors)
+
+
+def model_of() -> nn.Module:
+    return nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+
+
+def optimizers_of(model: nn.Module) -> dict[str, Optimizer]:
+    d, g = (SGD(part.parameters(), lr=0.1) for part in model.children())
+    return {"d": d, "g": g, "D": copy.copy(d), "x": SGD(nn.Linear(1, 1).parameters(), lr=0.1)}
+
+
+@pytest.mark.parametrize(
+    ("steps", "given", "told", "count"),
+    [
+        ("ddd", "d", "[][][]", 3),
+        ("dgdg", "dg", "[+][+]", 2),
+        ("gdgd", "dg", "[+][+]", 2),
+        ("dddgdddg", "dg", "[|[][]~[|[][]~", 6),
+        ("ddgddg", "dg", "[|[]~[|[]~", 4),
+        ("dddd", "dg", "[|[][][]", 4),
+        ("DDDD", "d", "[|[][][]", 4),
+        ("ddDD", "d", "[][][|[]", 4),
+        ("dgddgdg", "dg", "[+][|[]~[+]", 4),
+        ("xxdxd", "d", "2[][]", 2),
+    ],
+    ids=[
+        "one",
+        "two in turns",
+        "the second first",
+        "a critic thrice",
+        "twice",
+        "one of two alone",
+        "a copy",
+        "another from now on",
+        "one is skipped once",
+        "an optimizer of another model",
+    ],
+)
+def test_the_optimizer_that_steps_most_often_counts(
+    steps: str, given: str, told: str, count: int
+) -> None:
+    model, listener = model_of(), Told()
+    optimizers = optimizers_of(model)
+    replica = UserReplica(model, [optimizers[each] for each in given])
+    with replica.followed(listener) as followed:
+        for each in steps:
+            optimizers[each].step()
+        followed.finish()
+    optimizers["d"].step()  # nobody listens any more
+    assert (listener.words, listener.steps) == (told, count)
+
+
+def test_a_step_that_has_begun_ends_with_the_loop() -> None:
+    model, listener = model_of(), Told()
+    optimizers = optimizers_of(model)
+    replica = UserReplica(model, [optimizers["d"], optimizers["g"]])
+    with replica.followed(listener) as followed:
+        optimizers["d"].step()
+        assert (followed.seen, listener.steps) == (True, 0)
+        followed.finish()
+    assert listener.words == "[]"
+
+
+def test_an_optimizer_within_another_and_one_that_fails_count_once() -> None:
+    model, listener = model_of(), Told()
+
+    class Twice(Optimizer):
+        """As sharpness-aware minimization: a half step of its own, then the base's."""
+
+        def __init__(self, base: Optimizer) -> None:
+            super().__init__(base.param_groups, {})
+            self.base = base
+
+        def step(self, closure: Callable[[], object] | None = None) -> None:
+            if closure is not None:
+                closure()
+            self.base.step()
+
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    twice = Twice(SGD(model.parameters(), lr=0.1))
+    with UserReplica(model, twice).followed(listener):
+        twice.step()
+        twice.step()
+        with pytest.raises(ZeroDivisionError):
+            twice.step(fail)
+        twice.step()
+    assert listener.words == "[+][+][|[+]"
+
+
+def test_a_fused_step_that_a_scaler_skips_is_none() -> None:
+    model, listener = model_of(), Told()
+    optimizer = SGD(model.parameters(), lr=0.1, fused=True)
+    with UserReplica(model, optimizer).followed(listener):
+        optimizer.found_inf = torch.tensor(1.0)  # type: ignore[attr-defined]
+        optimizer.step()
+        del optimizer.found_inf  # type: ignore[attr-defined]
+        optimizer.step()
+    assert listener.words == "[]"
+
+
+def test_one_model_is_in_one_swarm_at_a_time() -> None:
+    model = model_of()
+    replica = UserReplica(model, SGD(model.parameters(), lr=0.1))
+    again = OptimizerSteps([], (id(p) for p in model.parameters()), Told())
+    with (
+        replica.followed(Told()),
+        pytest.raises(UsageError, match="in a swarm already"),
+        again.followed(),
+    ):
+        pass
+    with again.followed():
+        pass

@@ -1,0 +1,159 @@
+"""Which steps of optimizers are one step of the swarm.
+
+torch tells of every optimizer's step in the process, before and after it. A step of the swarm is a
+set of them in which no optimizer steps twice, so that the one that steps most often counts:
+
+    one optimizer       a | a | a
+    two                 a b | a b | a b
+    a critic thrice     d | d | d g | d | d | d g
+
+A copy of an optimizer, or another one over the same parameters, counts as the one that was given.
+A set ends with the last of those that were in the one before. Only there are parameters moved:
+elsewhere a gradient of before is still to be used. Where one of them does not step, as when a
+`GradScaler` skips it, the next set makes up for what was due.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+from weakref import WeakSet
+
+from torch.optim import Optimizer
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from worker.errors import UsageError
+
+_in_a_swarm: set[int] = set()  # parameters, by id: one model may have several wrappers
+
+
+class StepListener(Protocol):
+    """Is told of the steps. train thread only."""
+
+    def _step_begins(self, *, in_closure: bool) -> None:
+        """Before the first optimizer of a step. Args: in_closure: that one has a closure."""
+        ...
+
+    def _optimizer_joins(self, optimizer: Optimizer, *, late: bool) -> None:
+        """Before another optimizer of the step. Args: late: of the step that has just ended."""
+        ...
+
+    def _step_ends(self, *, moves: bool) -> None:
+        """After the last one. Args: moves: parameters may be moved; else the next step begins now,
+        and its gradients are there already."""
+        ...
+
+    def _others_step(self, optimizer: Optimizer, tensors: int) -> None:
+        """An optimizer steps that has only parameters which are in no swarm, so many. Once."""
+        ...
+
+
+class OptimizerSteps:
+    """Follows the steps of optimizers. train thread only.
+
+    Args:
+        optimizers: those that were given: the first step ends with the last of them.
+        parameters: what is trained, by id.
+        listener: is told.
+    """
+
+    def __init__(
+        self, optimizers: Sequence[Optimizer], parameters: Iterable[int], listener: StepListener
+    ) -> None:
+        self._parameters, self._listener = frozenset(parameters), listener
+        self._known: WeakSet[Optimizer] = WeakSet(optimizers)
+        self._others: WeakSet[Optimizer] = WeakSet()
+        self._expected: set[Optimizer] = set(optimizers)  # those of the step before
+        self._stepped: set[Optimizer] = set()
+        self._within: set[Optimizer] = set()  # those whose step goes on: one may call another's
+        self._any_ended = False
+
+    @property
+    def seen(self) -> bool:
+        """Whether any step has been taken."""
+        return self._any_ended or bool(self._stepped)
+
+    @contextmanager
+    def followed(self) -> Iterator["OptimizerSteps"]:
+        """Follows all steps meanwhile.
+
+        Raises:
+            UsageError: the parameters are in a swarm already.
+        """
+        if not _in_a_swarm.isdisjoint(self._parameters):
+            raise UsageError(
+                "this model is in a swarm already: leave the first Swarm before the second begins"
+            )
+        handles = [
+            register_optimizer_step_pre_hook(self._before),
+            register_optimizer_step_post_hook(self._after),
+        ]
+        _in_a_swarm.update(self._parameters)
+        try:
+            yield self
+        finally:
+            _in_a_swarm.difference_update(self._parameters)
+            for handle in handles:
+                handle.remove()
+
+    def finish(self) -> None:
+        """No step is to come: one that has begun ends as it is."""
+        if self._stepped:
+            self._end(moves=True)
+
+    def _before(self, optimizer: Optimizer, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        if not self._counts(optimizer):
+            return
+        if optimizer in self._stepped:
+            self._end(moves=False)
+        self._within.add(optimizer)
+        known = optimizer in self._known
+        self._known.add(optimizer)
+        if self._stepped:
+            self._stepped.add(optimizer)
+            self._listener._optimizer_joins(optimizer, late=False)
+        elif known and self._any_ended and optimizer not in self._expected:
+            self._expected.add(optimizer)
+            self._listener._optimizer_joins(optimizer, late=True)
+        else:
+            self._stepped.add(optimizer)
+            closure = named.get("closure", args[1] if len(args) > 1 else None)
+            self._listener._step_begins(in_closure=closure is not None)
+
+    def _after(self, optimizer: Optimizer, *_: object) -> None:
+        self._within.discard(optimizer)
+        if not self._within and self._stepped and self._expected <= self._stepped:
+            self._end(moves=True)
+
+    def _end(self, *, moves: bool) -> None:
+        self._expected, self._stepped, self._any_ended = self._stepped, set(), True
+        self._within.clear()  # a step that has failed has no end
+        self._listener._step_ends(moves=moves)
+
+    def _counts(self, optimizer: Optimizer) -> bool:
+        """Whether it moves parameters that are trained in the swarm."""
+        if is_skipped(optimizer):
+            return False
+        tensors = [p for group in optimizer.param_groups for p in group["params"]]
+        if any(id(each) in self._parameters for each in tensors):
+            return True
+        if optimizer not in self._others:
+            self._others.add(optimizer)
+            free = [p for p in tensors if p.requires_grad and id(p) not in _in_a_swarm]
+            if free:
+                self._listener._others_step(optimizer, len(free))
+        return False
+
+
+def is_skipped(optimizer: Optimizer) -> bool:
+    """Whether a `GradScaler` has told a fused optimizer that a gradient is infinite: it is called
+    all the same, and leaves the parameters as they are."""
+    found: Any = getattr(optimizer, "found_inf", None)
+    return found is not None and bool(found)
+
+
+def is_scaled(optimizers: Iterable[Optimizer]) -> bool:
+    """Whether the gradients are still scaled, for a fused optimizer."""
+    return any(getattr(each, "grad_scale", None) is not None for each in optimizers)
