@@ -221,9 +221,13 @@ class UserReplica:
 def _places(model: nn.Module) -> dict[str, tuple[int, int]]:
     """Tells the buffers from others of the same names, and where their values are."""
     return {
-        name: (id(buffer), 0 if is_sharded(buffer) else buffer.data_ptr())
+        name: (id(buffer), buffer.data_ptr() if _is_dense(buffer) else 0)
         for name, buffer in model.named_buffers()
     }
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    return tensor.layout is torch.strided and not is_sharded(tensor)
 
 
 def _as_of(parameter: Tensor) -> tuple[int, int]:

@@ -70,7 +70,7 @@ def refusal(make: Callable[[], object]) -> str:
         ({"settings": ["diloco.codec"]}, "settings=['diloco.codec']: write a dict"),
         ({"settings": {"codec": "e3m0"}}, "settings['codec']: write section.key"),
         ({"settings": {"diloco": {"codec": "e3m0"}}}, "settings['diloco']: write section.key"),
-        ({"settings": {"diloco.codec": object()}}, "settings['diloco.codec'] is object"),
+        ({"settings": {"diloco.codec": ...}}, "settings['diloco.codec'] is ellipsis"),
         ({"settings": {"diloco.codec": None}}, "settings['diloco.codec'] is None"),
         ({"settings": {5: 1}}, "settings[5]: write section.key"),
         ({"settings": {"inner.lr": 0.1}}, "the optimizer of your loop is your own"),
