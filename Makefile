@@ -5,8 +5,12 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 ARGS ?=
 RUN := PATH="$(abspath $(BIN)):$$PATH" PYTHONPATH=. python
-# Two test processes at most: more would only wait for each other on a small machine.
+# Two processes of quick tests: more would only wait for each other on a small machine. Tests of real
+# processes wait for these most of the time, so that twice as many go on at once.
 TEST_PROCESSES ?= 2
+WAITING_PROCESSES ?= 4
+# A process that cannot keep what it compiles compiles all of the product and of the tests again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help install swarm test check lint quick-test coverage fmt proto bench exchange tls codecs parity baselines losses frontier time-to-loss kseed optimizers traffic goodput plan-table sync-time unequal pair-faults keep-faults overlap pair-latency stability schedules simulate skippipe-routes skippipe-deadlock skippipe-omission schedule stage-times stage-kills stage-memory stage-losses stage-parity same-bits samples memory bench-peers detection hostile connections one-hostile admission nat fuzz kill-loop broken locate page-shots observing-cost thousand compose-test swarm-stack-test slurm-test clean
 
@@ -27,7 +31,7 @@ swarm: $(READY)  ## train on four local worker processes and report; ARGS="--ste
 check: lint quick-test  ## format, lint, types, import rules, freshness of the generated code, quick tests
 
 test: quick-test  ## all tests that gate
-	$(BIN)/pytest -n $(TEST_PROCESSES) tests/integration
+	$(BIN)/pytest -n $(WAITING_PROCESSES) tests/integration
 
 lint: $(READY)
 	$(BIN)/ruff format --check .
