@@ -1,10 +1,8 @@
-"""All integration tests of a process share one server that forks their workers."""
-
-import pytest
+"""All integration tests share one server that forks their workers, those of other processes too."""
 
 from tests.support import fork_server
 
 
-@pytest.fixture(scope="session", autouse=True)
-def forking() -> None:
+def pytest_configure() -> None:
+    """Before the processes of xdist begin, which find the server in their environment."""
     fork_server.start()

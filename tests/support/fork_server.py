@@ -56,7 +56,7 @@ class ForkedPopen(subprocess.Popen[Any]):
             os.open(os.devnull, os.O_RDWR) if fd == -1 else os.dup(fd)
             for fd in (read_in, write_out, write_err)
         ]
-        request["cwd"] = os.getcwd()
+        request |= {"cwd": os.getcwd(), "environment": dict(os.environ)}
         self._connection = _connected()
         socket.send_fds(self._connection, [json.dumps(request).encode()], fds)
         for fd in fds:
@@ -192,6 +192,7 @@ def _become(request: dict[str, Any], fds: Sequence[int]) -> None:
             assert ctypes.CDLL(None).setns(namespace, _CLONE_NEWNET) == 0
             os.close(namespace)
         os.chdir(request["cwd"])
+        os.environ.update(request["environment"])
         sys.argv = list(request["argv"])
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
         code = 0
