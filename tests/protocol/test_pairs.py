@@ -37,7 +37,7 @@ PLANS = {
 }
 
 
-@pytest.mark.parametrize("peers", [2, 3, 4, 7])
+@pytest.mark.parametrize("peers", [2, 4, 7])
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
 def test_all_peers_end_with_the_state_of_the_reference(plan: Plan, peers: int) -> None:
     problem = Problem(layers=(211, 97, 150), plan=plan, steps=16)

@@ -42,7 +42,7 @@ def brief_end(monkeypatch: pytest.MonkeyPatch) -> None:
 # ------------------------------------------------------------------------------------------ kills
 
 
-@pytest.mark.parametrize("peers", [4, 5, 8])
+@pytest.mark.parametrize("peers", [4, 5])
 @pytest.mark.parametrize("victim", ["speaker", "listener"])
 @pytest.mark.parametrize("kind", ["contribution part", "contribution frame", "staged"])
 def test_a_partner_killed_amid_an_exchange_costs_that_pair_one_round(
@@ -58,7 +58,7 @@ def test_a_partner_killed_amid_an_exchange_costs_that_pair_one_round(
                 swarm.kill(pair[0])
 
             swarm.tap = first(in_round(swarm, 2, kind), kill)
-            await swarm.start(*"abcdefgh"[:peers])
+            await swarm.start(*"abcde"[:peers])
             await swarm.finished()
             for peer in swarm.alive:
                 lost = [round_ for round_ in range(5) if round_ not in rounds_of(peer)]
@@ -218,7 +218,7 @@ def test_the_last_word_is_said_again_if_the_link_comes_back() -> None:
 # --------------------------------------------------------------------------------------- joiners
 
 
-@pytest.mark.parametrize("at_s", [5.3, 6.2, 7.4, 7.6])
+@pytest.mark.parametrize("at_s", [5.3, 7.4, 7.6])
 @EACH
 def test_a_late_joiner_starts_from_a_neighbours_anchors(plan: Plan, at_s: float) -> None:
     async def scenario() -> None:
@@ -298,7 +298,7 @@ def test_consensus_ends_with_one_anchor(dies: bool) -> None:
 # -------------------------------------------------------------------------------------- schedules
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(8))
 def test_a_random_schedule_of_faults(seed: int) -> None:
     """Whatever happens, all that live finish, and nobody applies a round twice or out of order."""
     rng = random.Random(f"pairs {seed}")

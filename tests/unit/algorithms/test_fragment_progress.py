@@ -239,7 +239,7 @@ EVENTS = st.lists(
 
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
-@settings(max_examples=1000)
+@settings(max_examples=250)
 @given(EVENTS)
 def test_what_is_learned_is_never_dropped_nor_counted_twice(
     plan: Plan, events: list[tuple[Any, ...]]
