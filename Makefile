@@ -6,7 +6,8 @@ READY := $(VENV)/.ready
 ARGS ?=
 RUN := PATH="$(abspath $(BIN)):$$PATH" PYTHONPATH=. python
 # Two processes of quick tests: more would only wait for each other on a small machine. Tests of real
-# processes wait for these most of the time, so that twice as many go on at once.
+# processes wait for these most of the time, so that twice as many go on at once; those of a file share
+# its swarms, which train for as long as they are there.
 TEST_PROCESSES ?= 2
 WAITING_PROCESSES ?= 4
 # A process that cannot keep what it compiles compiles all of the product and of the tests again.
@@ -31,7 +32,7 @@ swarm: $(READY)  ## train on four local worker processes and report; ARGS="--ste
 check: lint quick-test  ## format, lint, types, import rules, freshness of the generated code, quick tests
 
 test: quick-test  ## all tests that gate
-	$(BIN)/pytest -n $(WAITING_PROCESSES) tests/integration
+	$(BIN)/pytest -n $(WAITING_PROCESSES) --dist loadfile tests/integration
 
 lint: $(READY)
 	$(BIN)/ruff format --check .
