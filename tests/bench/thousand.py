@@ -33,9 +33,10 @@ def main() -> int:
     began, steps = time.monotonic(), round(options.round_s / PUBLISH_S)
     swarm = Simulation(options.peers, options.seed, signed=not options.plain)
     train(swarm, SETTLE_S, steps)
-    before = dict(swarm.sent_bytes)
+    sent = swarm.sent_bytes if options.plain else swarm.signed_bytes
+    before = dict(sent)
     train(swarm, options.seconds, steps)
-    rates = [(swarm.sent_bytes[name] - before[name]) / options.seconds for name in swarm.names]
+    rates = [(sent[name] - before[name]) / options.seconds for name in swarm.names]
     mean = statistics.mean(rates)
     print(
         f"{options.peers} peers, a round every {options.round_s:g} s: {mean:.0f} B/s a peer in the "

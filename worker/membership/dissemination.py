@@ -91,7 +91,8 @@ class _Peering:
 class Dissemination:
     """Composes what one peer says, and tracks what the others know.
 
-    Every call takes `members`: all that are known, this peer included, sorted by name.
+    Every call takes `members`: all that are known, this peer included, sorted by name. What changes
+    is in another sequence.
 
     Args:
         me: this peer.
@@ -104,6 +105,7 @@ class Dissemination:
         self._first_full = _FIRST_FULL
         self._cursor = ""
         self._rumours: dict[str, _Rumour] = {}
+        self._taken_up: Sequence[Member] = ()
         self._links: dict[str, _Peering] = {}
 
     def request(self, peer: str, members: Sequence[Member], now: float) -> GossipMessage:
@@ -210,6 +212,9 @@ class Dissemination:
 
     def _refresh(self, members: Sequence[Member]) -> None:
         """Takes up what has changed since: nobody is known to know it."""
+        if members is self._taken_up:
+            return
+        self._taken_up = members
         if len(self._rumours) > len(members):  # one has given way to another
             for gone in self._rumours.keys() - {member.peer for member in members}:
                 del self._rumours[gone]

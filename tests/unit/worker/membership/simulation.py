@@ -11,6 +11,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from protos import murmuration_pb2 as pb
 from worker import wire
@@ -66,7 +67,7 @@ class Change:
 @dataclass
 class Simulation:
     """Args: peers: how many, all known to each other at the start; loss: of a message one way;
-    signed: whether members are counted with a signature, though none is made."""
+    signed: whether members are also counted with a signature, though none is made."""
 
     peers: int
     seed: int
@@ -78,6 +79,7 @@ class Simulation:
         self.now = 0.0
         self.deltas: dict[str, Dissemination] = {}
         self.sent_bytes: Counter[str] = Counter()
+        self.signed_bytes: Counter[str] = Counter()
         self.messages: Counter[str] = Counter()
         self.changes: list[Change] = []
         self.processes: dict[str, Process] = {}
@@ -241,10 +243,9 @@ class Simulation:
         return said if word is None else replace(said, members=(*said.members, word))
 
     def _count(self, name: str, said: GossipMessage) -> None:
-        said = located(said)
-        signed = [travelling(member) for member in said.members] if self.signed else None
-        size = to_gossip_message(said, name, RUN, signed).ByteSize()
-        self.sent_bytes[name] += size + HTTP_BYTES
+        self.sent_bytes[name] += size_of(said, name, plain)
+        if self.signed:
+            self.signed_bytes[name] += size_of(said, name, travelling)
         self.messages[name] += 1
 
     def _ask(self, name: str, via: str, peer: str, address: str, timeout_s: float) -> None:
@@ -301,19 +302,28 @@ class Simulation:
             self._at(latency_s, to, work)
 
 
+def size_of(said: GossipMessage, sender: str, to_message: Callable[[Member], pb.Member]) -> int:
+    """Bytes of the message, with an epoch of the usual length."""
+    if (progress := said.progress) is not None:
+        said = replace(said, progress=replace(progress, epoch=progress.epoch + 2**40))
+    members = [to_message(member) for member in said.members]
+    return to_gossip_message(said, sender, RUN, members).ByteSize() + HTTP_BYTES
+
+
+# A member goes to many, as it is.
+@lru_cache(maxsize=2**14)
+def plain(member: Member) -> pb.Member:
+    """With an address and an epoch of the usual length."""
+    return wire.member_to_message(located(member))
+
+
+@lru_cache(maxsize=2**14)
 def travelling(member: Member) -> pb.Member:
     """With a signature of the usual length."""
-    words = wire.member_to_message(replace(member, health=Health.ALIVE)).SerializeToString()
-    return wire.signed_member_to_message(replace(member, signed=Signed(words, bytes(64))))
+    words = wire.member_to_message(replace(located(member), health=Health.ALIVE))
+    signed = Signed(words.SerializeToString(), bytes(64))
+    return wire.signed_member_to_message(replace(member, signed=signed))
 
 
-def located(said: GossipMessage) -> GossipMessage:
-    """With addresses and epochs of the usual length."""
-    members = (
-        replace(c, address=f"10.1.22.{c.peer[1:]}:7000", epoch=c.epoch + 2**40)
-        for c in said.members
-    )
-    progress = said.progress
-    if progress is not None:
-        progress = replace(progress, epoch=progress.epoch + 2**40)
-    return replace(said, members=tuple(members), progress=progress)
+def located(member: Member) -> Member:
+    return replace(member, address=f"10.1.22.{member.peer[1:]}:7000", epoch=member.epoch + 2**40)
