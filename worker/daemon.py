@@ -163,7 +163,6 @@ class Worker:
 
     def _run(self) -> int:
         resume, folder = self._options.resume, self._options.out / "checkpoints"
-        self._log(self._described())
         restored = self._restore() if resume or (resume is None and any_in(folder)) else None
         own = self._config.inner.optimizer != KSEED  # else the part has loaded them
         if restored is None and self._config.task.init and own:
@@ -177,6 +176,7 @@ class Worker:
                 ExitStack() as up,
             ):
                 session.start()
+                self._log(self._described())
                 up.enter_context(Systemd().watched(lambda: session.io.ask(lambda: None)))
                 stage = self._stage_life(session.io) if self._part.stage is not None else None
                 if stage is not None and self._options.rebuilds:

@@ -264,8 +264,8 @@ class Swarm:
                 self._check_model()
                 if not self._resumes:
                     self._loop.begin_with_local()
-                events(self._described())
                 self._address = self._session.start()
+                events(self._described())
                 self._loop.begin()
                 self._raise_what_ended()
                 self._inside = True

@@ -41,7 +41,7 @@ def test_joins_deaths_and_the_first_round_are_lines_at_info(tmp_path: Path) -> N
     first, _ = run(tmp_path, waits_until_alone, dies_after_two_rounds)
     assert first.code == 0, first.log
     said = [x.partition("INFO murmuration: ")[2] for x in first.log.splitlines()]
-    assert said[0] == "5 parameters, preset diloco, a round every 5 steps, on cpu"
+    assert "5 parameters, preset diloco, a round every 5 steps, on cpu" in said
     assert "p1 is alive" in said
     assert "started at step 0 with p0, p1" in said
     assert sum(line.startswith("the first round 0 of fragment 0: 2 peers") for line in said) == 1
