@@ -1,7 +1,7 @@
 """What a node is made of: the protocols of its components, its settings, the process around it."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -87,6 +87,7 @@ class Environment:
         clock: monotonic seconds.
         identity: what this peer proves itself and signs by; None: nothing is encrypted.
         keep_identity: puts a renewed one where the peer will find it. Raises OSError.
+        keep_members: the same with addresses of the others. Raises OSError.
         authority: of the run, if this peer holds its key: it lets others in.
     """
 
@@ -95,4 +96,5 @@ class Environment:
     clock: Callable[[], float] = time.monotonic
     identity: Identity | None = None
     keep_identity: Callable[[Identity], None] = lambda identity: None
+    keep_members: Callable[[Sequence[str]], None] = lambda addresses: None
     authority: Authority | None = None

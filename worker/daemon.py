@@ -130,6 +130,7 @@ class Worker:
             mailbox=self._mailbox,
             log=self._log,
             credentials=Credentials.of(options.identity, options.out),
+            out=options.out,
         )
         self._saver = concurrent.futures.ThreadPoolExecutor(1, "murmur-save")
         self._saving: concurrent.futures.Future[None] | None = None

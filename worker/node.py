@@ -9,6 +9,7 @@ import os
 import random
 import time
 from collections.abc import Awaitable, Callable, Container, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
@@ -95,6 +96,7 @@ from worker.transport import Transport
 _MEMBERSHIP_TICK_S = 0.1
 _ROUNDS_TICK_S = 0.05
 _GIVE_BACK_S = 1.0
+_KEEP_MEMBERS_S = 2.0
 _MAX_TEXT = 500  # characters
 _TOLD = frozenset({"warning", "refused", "round_failed", "member", "adopted"})
 
@@ -355,6 +357,7 @@ class Node:
             self._read_inbox(),
             self._take_turns(),
             Bootstrap(self._node, self._config.plan, self._first_contact, self).run(),
+            self._keep_members(),
             self.lag.run(),
         ]
         if self._coordinator is not None:
@@ -438,6 +441,17 @@ class Node:
         while True:
             await self._handle(await self._inbox.get())
             self._inbox.task_done()
+
+    async def _keep_members(self) -> None:
+        """So that this peer finds others when it is started again, whoever is away then."""
+        kept: list[str] = []
+        while True:
+            await asyncio.sleep(_KEEP_MEMBERS_S)
+            others = sorted(self.gossip.others, key=lambda member: not member.live)
+            if (found := [member.address for member in others]) and found != kept:
+                with suppress(OSError):  # a full disk is told by what is written besides
+                    await self.offload(partial(self._environment.keep_members, found))
+                    kept = found
 
     async def _take_turns(self) -> None:
         while True:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from algorithms.fragments import Fragment
@@ -23,6 +24,7 @@ from worker.iothread import IOThread
 from worker.manifest import Manifest
 from worker.membership import Member
 from worker.node import Node
+from worker.remembered import Remembered
 from worker.status import MetricsServer
 from worker.training.inbox import Mailbox
 from worker.transport import AddressInUse, Transport
@@ -55,6 +57,7 @@ class Session:
         mailbox: between the train thread and the I/O thread.
         log: takes events as plain values, from any thread.
         credentials: what the peer has been admitted with.
+        out: a folder that remembers the others; None: nothing does.
     """
 
     def __init__(
@@ -68,9 +71,11 @@ class Session:
         mailbox: Mailbox,
         log: Callable[[dict[str, object]], None],
         credentials: Credentials = NOTHING_ENCRYPTED,
+        out: Path | None = None,
     ) -> None:
         self._config, self._node, self._manifest = config, node, manifest
         self._fragments, self._log, self._credentials = fragments, log, credentials
+        self._out = out
         self.transport, self._mailbox = transport, mailbox
         self.io = IOThread(self._make_node, mailbox, log)
         self._metrics: MetricsServer | None = None
@@ -188,9 +193,17 @@ class Session:
                 log=self._log,
                 identity=self._credentials.identity,
                 keep_identity=self._credentials.keep,
+                keep_members=self._keep_members,
                 authority=self._credentials.authority,
             ),
         )
+
+    def _keep_members(self, addresses: Sequence[str]) -> None:
+        """Raises OSError."""
+        node = self._node
+        contacts = (*node.joins, *([node.coordinator] if node.coordinator else []))
+        if self._out is not None:
+            Remembered(self._manifest.run, contacts, tuple(addresses)).keep(self._out)
 
 
 async def _offload(work: Callable[[], T], /) -> T:

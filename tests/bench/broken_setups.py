@@ -142,6 +142,7 @@ def tried(setup: Setup, host: NamespaceHost, address: str, out: Path, authority:
             ("doctor", setup.doctor, (1,)),
         ):
             line = [*host.prefix, *setup.before, *setup.program, command, there, *where]
+            line += ["--wait-s", "3"] if command == "join" else []
             told, code, seconds = run(line, says, {"MURMUR_TOKEN": token}, goes_on=not codes)
             fine = bool(re.search(says, told)) and seconds <= _WITHIN_S
             fine &= code is None if not codes else code in codes

@@ -26,10 +26,15 @@ from tests.support.workers import MURMUR, QUICK, SMALL, WorkerProcess, free_addr
 from worker.cli.doctor import doctor
 from worker.cli.ping import ping
 from worker.config import Config
-from worker.identity import enrol
-from worker.membership.first_contact import check_run, fetch_manifest
+from worker.newcomer import Newcomer
 
 ENDLESS = [*SMALL, *QUICK, *settings_of(run__steps=1_000_000, diloco__inner_steps=5)]
+
+
+def enrolled(token: Token, name: str, contacts: list[str]) -> Identity:
+    """As the peers there let it in."""
+    with Newcomer(contacts) as newcomer:
+        return newcomer.enrol(token, name)
 
 
 def certificate_at(address: str, out: Path) -> bytes:
@@ -258,7 +263,7 @@ def test_a_token_that_is_none_any_more_lets_nobody_in(
     run: Authority, first: str, made, reason: str
 ) -> None:
     with pytest.raises(IdentityError, match=reason) as refused:
-        enrol(made(run), "third", [first])
+        enrolled(made(run), "third", [first])
     assert "\n" not in str(refused.value)
 
 
@@ -268,13 +273,13 @@ def test_an_expired_token_is_refused_by_the_worker_too(
     """By whose clock it is over, whatever the joiner's says."""
     monkeypatch.setattr(Token, "check_date", lambda token: None)
     with pytest.raises(IdentityError, match="does not take this certificate"):
-        enrol(expired(run), "third", [first])
+        enrolled(expired(run), "third", [first])
 
 
 def test_a_token_of_another_run_lets_nobody_in(folder: Path, first: str) -> None:
     token = Authority.make(folder / "another").create_token()
     with pytest.raises(IdentityError, match="not of this run's authority"):
-        enrol(token, "third", [first])
+        enrolled(token, "third", [first])
 
 
 def test_a_man_in_the_middle_with_a_certificate_of_his_own_learns_nothing(
@@ -291,7 +296,7 @@ def test_a_man_in_the_middle_with_a_certificate_of_his_own_learns_nothing(
     both = replace(his, authority=run.certificate + his.authority)  # he would take anybody's
     with serving({"Control/Enrol": listens, "Control/Status": listens}, identity=both) as there:
         with pytest.raises(IdentityError, match="not of this run's authority"):
-            enrol(run.create_token(), "third", [there])
+            enrolled(run.create_token(), "third", [there])
         with pytest.raises(Failure, match="is of another run than the folder"):
             ask(there, identity=run.new_identity(Role.PEER, "third"))
     assert heard == []
@@ -305,15 +310,15 @@ def test_a_holder_of_the_token_cannot_stand_in_for_the_run(run: Authority) -> No
         ) as there,
         pytest.raises(IdentityError, match="has another name"),
     ):
-        enrol(token, "third", [there])
+        enrolled(token, "third", [there])
     assert heard == []
 
 
 def test_a_name_that_another_key_has_is_refused(run: Authority, first: str) -> None:
     token = run.create_token(uses=3)
-    assert enrol(token, "only one", [first]).name == "only one"
+    assert enrolled(token, "only one", [first]).name == "only one"
     with pytest.raises(IdentityError, match=r"another key has the name 'only one'.*--name"):
-        enrol(token, "only one", [first])
+        enrolled(token, "only one", [first])
 
 
 def test_who_is_not_let_in_is_told_in_one_line_and_exit_code_10(
@@ -385,14 +390,17 @@ def test_the_doctor_uses_up_no_token(run: Authority, first: str, tmp_path: Path)
         assert f"{first} answers, a worker, encrypted" in done.output
         assert " dials 127.0.0.1:" in done.output
         assert not (tmp_path / "out").exists()
-    assert enrol(token, "looked at", [first]).name == "looked at"
+    assert enrolled(token, "looked at", [first]).name == "looked at"
     done = CliRunner().invoke(doctor, asked, standalone_mode=False)
     assert "has let in 1 of 1: it is used up" in done.output
 
 
 def test_one_that_starts_beside_others_is_told_that_their_run_is_encrypted(first: str) -> None:
-    with pytest.raises(IdentityError, match="this run is encrypted; give a token"):
-        check_run([first], Config())
+    with (
+        Newcomer([first]) as newcomer,
+        pytest.raises(IdentityError, match="this run is encrypted; give a token"),
+    ):
+        newcomer.check_run(Config(), None)
 
 
 def test_a_token_or_certificate_for_a_run_that_is_not_encrypted_is_said_to_be_for_nothing(
@@ -400,9 +408,12 @@ def test_a_token_or_certificate_for_a_run_that_is_not_encrypted_is_said_to_be_fo
 ) -> None:
     with serving({}) as there:
         with pytest.raises(IdentityError, match=f"{there}: this run is not encrypted: .*join with"):
-            enrol(run.create_token(), "third", [there])
-        with pytest.raises(IdentityError, match=f"{there}: this run is not encrypted: .*join with"):
-            fetch_manifest(there, 10.0, security=run.new_identity(Role.PEER, "third"))
+            enrolled(run.create_token(), "third", [there])
+        with (
+            Newcomer([there]) as newcomer,
+            pytest.raises(IdentityError, match=f"{there}: this run is not encrypted: .*join with"),
+        ):
+            newcomer.ask_run(run.new_identity(Role.PEER, "third"))
 
 
 def test_a_coordinator_lets_workers_in(folder: Path) -> None:

@@ -17,7 +17,7 @@ from worker.catchup.start import (
     have_started,
     may_follow,
 )
-from worker.errors import PeersUnreachable
+from worker.errors import ManifestRefused, NotDialled, PeersUnreachable
 from worker.membership import Digest, Health, Member, Phase
 from worker.membership.first_contact import FirstContact
 from worker.training.inbox import AllStarted, Published, SkipAhead, Started
@@ -36,11 +36,13 @@ _SKIP_S = 1.0
 class JoinConfig:
     """Args:
     joins: addresses to try, again and again until the run starts.
+    remembered: of members that a former life of this peer knew; who answers there may be anybody.
     min_peers: how many must be ready before the run starts, None to leave that to the others.
     wait_s: how long to wait for them.
     """
 
     joins: tuple[str, ...] = ()
+    remembered: tuple[str, ...] = ()
     min_peers: int | None = 1
     wait_s: float = 120.0
 
@@ -156,10 +158,20 @@ class Bootstrap:
 
     async def _try_hints(self) -> None:
         known = {member.address for member in self._gossip.members if member.live}
-        addresses = [address for address in self._config.joins if address not in known]
-        problems = await asyncio.gather(*map(self._first_contact.contact, addresses))
+        joins = dict.fromkeys((*self._config.joins, *self._config.remembered))
+        addresses = [address for address in joins if address not in known]
+        problems = await asyncio.gather(*map(self._try, addresses))
         found = zip(addresses, problems, strict=True)
         self._problems = {address: problem for address, problem in found if problem}
+
+    async def _try(self, address: str) -> str | None:
+        """As `FirstContact.contact`; a refusal counts only where the user has named the peer."""
+        try:
+            return await self._first_contact.contact(address)
+        except (ManifestRefused, NotDialled) as error:
+            if address in self._config.joins:
+                raise
+            return str(error)
 
     def _too_few(self) -> str:
         have = ", ".join(member.peer for member in self._gossip.members if member.live)

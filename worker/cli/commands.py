@@ -5,7 +5,6 @@ import math
 import os
 import socket
 import sys
-import time
 import uuid
 import zlib
 from collections.abc import Sequence
@@ -36,12 +35,10 @@ if TYPE_CHECKING:
     from worker.catchup.bootstrap import JoinConfig
     from worker.config import Config
     from worker.daemon import WorkerOptions
+    from worker.newcomer import Newcomer
     from worker.training.export import Layout
 
-_JOIN_S, _LEAST_S = 10.0, 3.0
-_END_S = 2.0  # to look a name up after that, and to end
 _PRINTED_USES = 16  # peers that the token which `up` prints lets in
-_STARTED = time.monotonic()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,12 +196,23 @@ class WorkerFlags:
                 "reach this peer at, or leave it out to have it found"
             )
 
-    def identity(
-        self, contacts: Sequence[str], within_s: float | None = None, *, trial: bool = False
-    ) -> "Identity | None":
+    def newcomer(self, contacts: Sequence[str], wait_s: float | None = None) -> "Newcomer":
+        """Asks those at these addresses, and members of the run that OUT remembers."""
+        from worker.newcomer import Newcomer
+        from worker.remembered import NOTHING, remembered
+
+        return Newcomer(
+            contacts,
+            proxy=self.proxy,
+            wait_s=wait_s,
+            remembered=NOTHING if self.fresh else remembered(self.out, contacts),
+            tell=lambda line: click.echo(line, err=True),
+        )
+
+    def identity(self, newcomer: "Newcomer", *, trial: bool = False) -> "Identity | None":
         """As `Admission.identity`, which says what is raised."""
         from protos.identity import token_from
-        from worker.identity import ENROL_S, Admission
+        from worker.identity import Admission
 
         own = (self.listen, *([self.advertise] if self.advertise else []))
         admission = Admission(
@@ -214,12 +222,10 @@ class WorkerFlags:
             token=token_from(self.token, self.token_file),
             insecure=self.insecure,
             public=not all(is_loopback(split_address(each)[0]) for each in own),
-            proxy=self.proxy,
             listen=self.listen,
-            within_s=within_s or ENROL_S,
             trial=trial,
         )
-        return admission.identity(contacts)
+        return admission.identity(newcomer)
 
     @property
     def metrics_address(self) -> str | None:
@@ -295,7 +301,6 @@ def up(
     flags.share_cores()
     from worker.catchup.bootstrap import JoinConfig
     from worker.config import load_config
-    from worker.membership.first_contact import check_run
 
     settings, typed = said.read()
     config = load_config(run, settings, None, typed)
@@ -308,61 +313,73 @@ def up(
         )
     _check_cut(config, flags.stage)
     contacts = [*joins, *([flags.coordinator] if flags.coordinator else [])]
-    identity = flags.identity(contacts)
-    found = flags.found(contacts, check_run(contacts, config, flags.proxy, identity))
-    waits = JoinConfig(joins=joins, min_peers=wanted, wait_s=wait_s)
+    with flags.newcomer(contacts, wait_s) as newcomer:
+        identity = flags.identity(newcomer)
+        found = flags.found(contacts, newcomer.check_run(config, identity))
+    waits = JoinConfig(joins=joins, remembered=newcomer.remembered, min_peers=wanted, wait_s=wait_s)
     return _run(config, flags, waits, found, identity)
 
 
 @click.command()
-@click.argument("address", metavar="HOST:PORT")
+@click.argument("addresses", metavar="HOST:PORT...", nargs=-1, required=True)
 @click.option("--config", type=click.Path(path_type=Path), help="This machine's TOML file.")
+@click.option(
+    "--wait-s",
+    type=click.FloatRange(min=0.1),
+    help="Where nobody answers, and for the start.  [default: 120 the first time, then no end; for "
+    "the start as long as the others]",
+)
 @options("said", RunFlags)
 @options("flags", WorkerFlags)
-def join(address: str, config: Path | None, said: RunFlags, flags: WorkerFlags) -> int:
-    """Join the swarm that the worker or coordinator at HOST:PORT belongs to.
+def join(
+    addresses: tuple[str, ...],
+    config: Path | None,
+    wait_s: float | None,
+    said: RunFlags,
+    flags: WorkerFlags,
+) -> int:
+    """Join the swarm that the workers or the coordinator at HOST:PORT belong to.
 
-    The run's settings come from there. What --config and options say of the run must agree with
-    them, else the first difference is named; what they say of this machine is used. Code to load
-    and files to read must be named by them: what only the swarm names is refused.
+    One that answers is enough, and members that --out remembers are asked too. The run's settings
+    come from there. What --config and options say of the run must agree with them, else the first
+    difference is named; what they say of this machine is used. Code to load and files to read must
+    be named by them: what only the swarm names is refused.
     """
     end_on_sigterm()
     check_memory()
-    flags.check_addresses(address)
+    flags.check_addresses(*addresses)
     flags.share_cores()
     from worker.adopted_config import join_config
     from worker.catchup.bootstrap import JoinConfig
-    from worker.membership.first_contact import check_version, clock_warning, fetch_manifest
+    from worker.newcomer import check_version, clock_warning
 
-    identity = flags.identity([address], _left_s())
-    first = fetch_manifest(address, _left_s(), flags.proxy, identity)
-    check_version(first.manifest, address)
-    if warning := clock_warning(first, address):
-        click.echo(f"warning: {warning}", err=True)
-    found = flags.found([address], first.seen_from)
-    if first.coordinated:
-        flags = replace(flags, coordinator=address)
-    settings, typed = said.read()
-    merged = join_config(first.manifest.sections, config, settings, address, typed)
-    _check_cut(merged, flags.stage)
+    with flags.newcomer(addresses, wait_s) as newcomer:
+        identity = flags.identity(newcomer)
+        first = newcomer.ask_run(identity)
+        check_version(first)
+        if warning := clock_warning(first):
+            click.echo(f"warning: {warning}", err=True)
+        found = flags.found([first.address], first.seen_from)
+        if first.coordinated:
+            flags = replace(flags, coordinator=first.address)
+        settings, typed = said.read()
+        merged = join_config(first.manifest.sections, config, settings, first.address, typed)
+        _check_cut(merged, flags.stage)
+        if merged.stages.count > 1 and flags.stage is None:
+            from worker.training.checkpoint import held_stage
+
+            held = None if flags.fresh else held_stage(flags.out / "checkpoints")
+            if held is None:
+                held = newcomer.stage_to_serve(first.address, merged.stages, identity)
+            flags = replace(flags, stage=held)
     # A joiner never starts a run by itself; it waits as long as the peers that are there do.
-    joins = () if first.coordinated else (address,)
-    if merged.stages.count > 1 and flags.stage is None:
-        from worker.pipeline.rebalancing import stage_to_serve
-        from worker.training.checkpoint import held_stage
-
-        held = None if flags.fresh else held_stage(flags.out / "checkpoints")
-        if held is None:
-            held = stage_to_serve(address, merged.stages, flags.proxy, identity)
-        flags = replace(flags, stage=held)
-    waits = JoinConfig(joins=joins, min_peers=None, wait_s=math.inf)
+    waits = JoinConfig(
+        joins=first.peers(addresses),
+        remembered=newcomer.remembered,
+        min_peers=None,
+        wait_s=math.inf if wait_s is None else wait_s,
+    )
     return _run(merged, flags, waits, found, identity)
-
-
-def _left_s() -> float:
-    """Of the ten seconds within which a joiner is told why it cannot join: they begin when the
-    command is typed, so what it takes to load libraries is in them."""
-    return max(_LEAST_S, _JOIN_S - _END_S - (time.monotonic() - _STARTED))
 
 
 _of_task = click.option(
@@ -522,6 +539,7 @@ def _run(
         advertise=join_address(found.host, 0) if found else flags.advertise,
         advertise_origin=found.origin if found else "",
         joins=waits.joins,
+        remembered=waits.remembered,
         coordinator=flags.coordinator,
         metrics=flags.metrics_address,
         page=flags.page_place,

@@ -22,7 +22,7 @@ from worker.supervision import check_memory
 
 if TYPE_CHECKING:
     from worker.manifest import Manifest
-    from worker.membership.first_contact import FirstAnswer
+    from worker.newcomer import FirstAnswer, Newcomer
     from worker.transport import Caller, Stream, Transport
     from worker.transport.grpc import GrpcTransport
 
@@ -145,13 +145,14 @@ def _network(
         flags = replace(flags, listen=join_address(split_address(flags.listen)[0], 0))
     first, identity = None, None
     if address is not None:
-        identity, problem = _identity(address, flags)
-        if problem is not None:
-            yield problem
-        if problem is None or problem.about != "the peer":
-            first, answer = _first_answer(address, flags, identity)
-            if problem is None or answer.about != problem.about:
-                yield answer
+        with flags.newcomer([address], _CALL_S) as newcomer:
+            identity, problem = _identity(newcomer, flags)
+            if problem is not None:
+                yield problem
+            if problem is None or problem.about != "the peer":
+                first, answer = _first_answer(newcomer, identity)
+                if problem is None or answer.about != problem.about:
+                    yield answer
     if first is not None and address is not None:
         yield from _run(first, address, config, said)
     where, finding = _own_address(address, flags, first)
@@ -162,12 +163,12 @@ def _network(
         yield from asyncio.run(_both_ways(address, dialled, flags, first.manifest, identity))
 
 
-def _identity(address: str, flags: WorkerFlags) -> tuple[Identity | None, Finding | None]:
+def _identity(newcomer: "Newcomer", flags: WorkerFlags) -> tuple[Identity | None, Finding | None]:
     """What this peer proves itself by, and what is wrong with that, or with the way there."""
     from worker.errors import PeersUnreachable
 
     try:
-        return flags.identity([address], _CALL_S, trial=True), None
+        return flags.identity(newcomer, trial=True), None
     except PeersUnreachable as error:
         return None, Finding.refused("the peer", error)
     except MurmurError as error:
@@ -175,20 +176,19 @@ def _identity(address: str, flags: WorkerFlags) -> tuple[Identity | None, Findin
 
 
 def _first_answer(
-    address: str, flags: WorkerFlags, identity: Identity | None
+    newcomer: "Newcomer", identity: Identity | None
 ) -> "tuple[FirstAnswer | None, Finding]":
     from protos.identity import IdentityError
-    from worker.membership.first_contact import fetch_manifest
 
     try:
-        first = fetch_manifest(address, _CALL_S, flags.proxy, identity)
+        first = newcomer.ask_run(identity)
     except IdentityError as error:
         return None, Finding.refused("token", error)
     except MurmurError as error:
         return None, Finding.refused("the peer", error)
     kind = "a coordinator" if first.coordinated else "a worker"
     lock = "encrypted" if identity is not None else "not encrypted"
-    return first, Finding("the peer", True, f"{address} answers, {kind}, {lock}")
+    return first, Finding("the peer", True, f"{first.address} answers, {kind}, {lock}")
 
 
 def _run(
@@ -197,10 +197,10 @@ def _run(
     from worker.adopted_config import join_config
     from worker.cli import exit_code_of
     from worker.manifest import PROTOCOL
-    from worker.membership.first_contact import check_version, clock_warning
+    from worker.newcomer import check_version, clock_warning
 
     try:
-        check_version(first.manifest, address)
+        check_version(first)
     except MurmurError as error:
         yield Finding.refused("version", error)
     else:
@@ -214,7 +214,7 @@ def _run(
         yield Finding.refused("the run", error)
     else:
         yield Finding("the run", True, f"{first.manifest.run:016x}")
-    if warning := clock_warning(first, address):
+    if warning := clock_warning(first):
         yield Finding.refused("clock", warning)
     elif first.ahead_s is not None:
         yield Finding("clock", True, f"{abs(first.ahead_s):.0f} s apart from theirs")

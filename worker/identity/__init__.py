@@ -7,14 +7,13 @@ renewal.py    whom it asks for a later certificate (`protos.identity.Renewal`)
 words.py      what a peer says of itself, signed
 """
 
-from worker.identity.admission import ENROL_S, Admission, Credentials, check_free, enrol
+from worker.identity.admission import Admission, Credentials, check_free
 from worker.identity.expulsions import Expulsions
 from worker.identity.gate import Gate
 from worker.identity.renewal import KeyHolders
 from worker.identity.words import SignedWords
 
 __all__ = [
-    "ENROL_S",
     "Admission",
     "Credentials",
     "Expulsions",
@@ -22,5 +21,4 @@ __all__ = [
     "KeyHolders",
     "SignedWords",
     "check_free",
-    "enrol",
 ]

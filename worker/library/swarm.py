@@ -51,6 +51,8 @@ from worker.library.terms import (
     settings_by_argument,
 )
 from worker.manifest import Manifest
+from worker.newcomer import Newcomer
+from worker.remembered import remembered
 from worker.session import AWAIT_OTHERS_S, Session
 from worker.training.inbox import Mailbox, Stop
 from worker.training.loop import TrainingLoop
@@ -97,14 +99,17 @@ class Swarm:
         model: on any device, in fp32, bf16 or fp16. Only what requires a gradient is exchanged.
         optimizer: any of torch's, over the model's parameters; or several, whose steps follow one
             another in this order.
-        join: `HOST:PORT` of any peer of a run, or several to try; nothing starts a run.
+        join: `HOST:PORT` of any peer of a run, or several to try; nothing starts a run. Members
+            that `out` remembers are tried too.
         preset, inner_steps, steps: of the run that this peer starts: what is exchanged and how, H,
             and the optimizer steps until its end; None takes the preset's own, and no end. A peer
             that joins gets them from there, and need not name them.
         listen, advertise: `HOST:PORT` to serve, and that others reach this peer at.
         name: of this peer, different for each; by default the host's and a random mark.
         min_peers: the run starts when this many are here; one that joins leaves that to the others.
-        wait_s: how long to wait for them (s); by default two minutes, or as long as the others do.
+        wait_s: how long to wait for them, and to try where nobody answers at `join` (s). By default
+            two minutes; a peer that joins waits for the start as long as the others do, and one
+            that was a member, by its `out`, tries without end.
         settings: more of the run's TOML, such as `{"diloco.codec": "e3m0"}`.
         out: a folder for `events.jsonl`, and for the peer's key and certificate; None writes
             nothing.
@@ -173,12 +178,13 @@ class Swarm:
         schema = self._replica.schema
         self._out = Path(out) if out is not None else None
         self._identity: Identity | None = None
+        self._lines = LoopLines(progress=progress)
         default_name = f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
 
         def terms() -> Terms:
             addresses = Addresses(listen, advertise, joins)
             addresses.check()
-            self._identity = Admission(
+            admission = Admission(
                 folder=self._out,
                 default_name=default_name,
                 name=name,
@@ -186,11 +192,14 @@ class Swarm:
                 insecure=insecure,
                 public=addresses.public,
                 listen=addresses.listen,
-            ).identity(joins)
-            return agree_on_terms(given, addresses, schema, self._identity)
+            )
+            with Newcomer(joins, wait_s=wait_s, remembered=known, tell=self._warn) as newcomer:
+                self._identity = admission.identity(newcomer)
+                return agree_on_terms(given, addresses, schema, newcomer, self._identity)
 
+        known = remembered(self._out, joins)
         decided: Terms = agreed(terms) if is_site() else terms()
-        self._config, coordinated, found = decided
+        self._config, first, found = decided
         self._manifest = Manifest.of(self._config, schema)
         self._fragments = fragments_of(schema, self._config)
         self._listen = listen
@@ -198,8 +207,9 @@ class Swarm:
             peer=self._identity.name if self._identity else name or default_name,
             advertise=join_address(found.host, 0) if found else advertise,
             advertise_origin=found.origin if found else "",
-            joins=() if coordinated else joins,
-            coordinator=joins[0] if coordinated else None,
+            joins=first.peers(joins) if first else (),
+            remembered=known.members,
+            coordinator=first.address if first and first.coordinated else None,
             metrics=served_at("serve_metrics", serve_metrics),
             page=page_place(web, self._out),
             relayed=not no_relay,
@@ -207,7 +217,6 @@ class Swarm:
             min_peers=min_peers if min_peers is not None else (None if joins else 1),
             wait_s=wait_s if wait_s is not None else (inf if joins else _WAIT_S),
         )
-        self._lines = LoopLines(progress=progress)
         self._mailbox = Mailbox()
         self._session: Session | None = None
         self._open, self._inside, self._resumes = ExitStack(), False, False
@@ -254,6 +263,7 @@ class Swarm:
             mailbox=self._mailbox,
             log=events,
             credentials=Credentials.of(self._identity, self._out),
+            out=self._out,
         )
         with ExitStack() as opening:
             opening.callback(events.close)
@@ -621,3 +631,6 @@ class Swarm:
             tokens=None,
             device=str(next(iter(trained.values())).device),
         )
+
+    def _warn(self, text: str) -> None:
+        self._lines(new_event("warning", text=text))

@@ -16,15 +16,13 @@ from worker.addresses import FoundHost, find_host
 from worker.adopted_config import join_config
 from worker.cli.event_lines import NO_END
 from worker.config import Config, load_config
-from worker.errors import ConfigError, ManifestRefused, PeersUnreachable, UsageError
+from worker.errors import ConfigError, ManifestRefused, UsageError
 from worker.library.arguments import check_once
 from worker.library.site import is_site
 from worker.manifest import Manifest
-from worker.membership.first_contact import FirstAnswer, check_version, fetch_manifest
+from worker.newcomer import FirstAnswer, Newcomer, check_version
 from worker.tasks import OWN_LOOP
 from worker.training.config import KSEED
-
-_JOIN_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -74,8 +72,8 @@ def page_place(given: str | int | None, out: Path | None) -> PagePlace | None:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Gives a script the options of `Swarm` that differ between machines: `--join`, `--listen`,
-    `--advertise`, `--name`, `--min-peers`, `--out`, `--serve-metrics`, `--web`, `--no-relay`,
-    `--relay-mbps`, `--token`, `--insecure`, `--progress`.
+    `--advertise`, `--name`, `--min-peers`, `--wait-s`, `--out`, `--serve-metrics`, `--web`,
+    `--no-relay`, `--relay-mbps`, `--token`, `--insecure`, `--progress`.
 
     Swarm(model, optimizer, **vars(parser.parse_args())) takes them as they are.
 
@@ -83,14 +81,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     >>> add_arguments(parser)
     >>> options = parser.parse_args(["--join", "one.example:7700", "--name", "second"])
     >>> options.join, options.name, options.insecure
-    ('one.example:7700', 'second', False)
+    (['one.example:7700'], 'second', False)
     """
     group = parser.add_argument_group("swarm")
-    group.add_argument("--join", default=(), metavar="HOST:PORT", help="of any peer of the run")
+    group.add_argument(
+        "--join", nargs="+", action="extend", metavar="HOST:PORT", help="of peers of the run"
+    )
     group.add_argument("--listen", default="127.0.0.1:0", metavar="HOST:PORT", help="to serve")
     group.add_argument("--advertise", metavar="HOST:PORT", help="that others reach this peer at")
     group.add_argument("--name", help="of this peer")
     group.add_argument("--min-peers", type=int, help="start when this many are here")
+    group.add_argument("--wait-s", type=float, help="where nobody answers, and for the start")
     group.add_argument("--out", help="folder for events.jsonl and the peer's certificate")
     group.add_argument("--serve-metrics", metavar="[HOST:]PORT", help="for Prometheus")
     group.add_argument("--web", metavar="[HOST:]PORT", help="serve the page of the swarm")
@@ -102,10 +103,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 class Terms(NamedTuple):
-    """The run's config, whether a coordinator gave it, and the host to advertise, if not given."""
+    """The run's config, who gave it, and the host to advertise, if not given."""
 
     config: Config
-    coordinated: bool
+    first: FirstAnswer | None
     found: FoundHost | None
 
 
@@ -135,16 +136,17 @@ def agree_on_terms(
     given: Mapping[str, str],
     addresses: Addresses,
     schema: Sequence[TensorSpec],
+    newcomer: Newcomer,
     identity: Identity | None,
 ) -> Terms:
     """What this peer and the run agree on. Raises as `Swarm`."""
-    contacts: tuple[str, ...] = ()
+    first: FirstAnswer | None = None
     if not addresses.joins:
-        config, coordinated, seen_from = _started(given), False, ""
+        config = _started(given)
     else:
-        first, where = _first_answer(addresses.joins, identity)
-        coordinated, contacts, seen_from = first.coordinated, (where,), first.seen_from
-        config = _joined(given, first.manifest, where)
+        first = newcomer.ask_run(identity)
+        where = first.address
+        config = _joined(given, first)
         own = Manifest.of(config, schema)
         if different := first_difference(own.agreed, first.manifest.agreed):
             raise ManifestRefused(
@@ -163,13 +165,14 @@ def agree_on_terms(
         )
     found = None
     if addresses.advertise is None:
-        found = find_host(addresses.listen, contacts, seen_from)
+        contacts = [first.address] if first else []
+        found = find_host(addresses.listen, contacts, first.seen_from if first else "")
     if is_site() and config.plan.payload == "gradient":
         raise UsageError(
             "preset ddp averages gradients at every step, which a site of several processes does "
             "by itself; use diloco or streaming between sites"
         )
-    return Terms(config, coordinated, found)
+    return Terms(config, first, found)
 
 
 def _started(given: Mapping[str, str]) -> Config:
@@ -183,20 +186,9 @@ def _started(given: Mapping[str, str]) -> Config:
     return config
 
 
-def _first_answer(joins: Sequence[str], identity: Identity | None) -> tuple[FirstAnswer, str]:
-    """Of the first that answers, and its address."""
-    problem = None
-    for address in joins:
-        try:
-            return fetch_manifest(address, _JOIN_S, security=identity), address
-        except PeersUnreachable as error:
-            problem = error
-    assert problem is not None
-    raise problem
-
-
-def _joined(given: Mapping[str, str], manifest: Manifest, where: str) -> Config:
-    check_version(manifest, where)
+def _joined(given: Mapping[str, str], first: FirstAnswer) -> Config:
+    check_version(first)
+    manifest, where = first.manifest, first.address
     task = manifest.sections.get("task")
     name = task.get("name") if isinstance(task, Mapping) else None
     if name != OWN_LOOP:

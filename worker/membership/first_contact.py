@@ -7,9 +7,8 @@ asks the one that has refused it to be its relay, and comes again.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
 
 from protos import murmuration_pb2 as pb
 from protos.addresses import (
@@ -19,28 +18,19 @@ from protos.addresses import (
     split_address,
     split_relayed,
 )
-from protos.identity import IdentityError
 from protos.manifest import first_difference
-from protos.reach import CHECK_ADDRESS, GIVE_TOKEN, is_encrypted_run
 from protos.text import shown
 from worker import wire
-from worker.config import Config
-from worker.errors import ManifestRefused, NotDialled, PeersUnreachable
-from worker.manifest import PROTOCOL, Manifest
+from worker.errors import ManifestRefused, NotDialled
+from worker.manifest import Manifest
 from worker.membership import Gossiped, Health, Member, Phase
 from worker.membership.io import GossipService
-from worker.transport import Caller, Security, Transport, TransportError, Untrusted
-from worker.transport.grpc import GrpcTransport
+from worker.transport import Caller, Transport, TransportError
 
 _JOIN_S = 6.0  # both peers that dial back may need their time
 _DIAL_S = 2.0
 _DIALS = 8  # at once: a peer that asks to be dialled is a stranger
 _DIALLED_WITHIN_S = 3.0  # with what it takes to begin, a joiner is told within ten
-_TRY_S = 3.0
-_GLANCE_S = 2.0
-_PAUSE_S = 0.25
-_SKEW_S = 60.0
-_TURNED_AWAY = 3  # times in a row: it is there, and wants another certificate or none
 
 
 class FirstContact:
@@ -268,154 +258,3 @@ def undialable(theirs: str, mine: str) -> str | None:
             f"{mine} with --listen 0.0.0.0:7700"
         )
     return None
-
-
-@dataclass(frozen=True)
-class FirstAnswer:
-    """What a peer or a coordinator says before this process knows anything of the run.
-
-    Args:
-        coordinated: whether it is a coordinator.
-        seen_from: the host that it has seen this process at; empty where it does not say.
-        ahead_s: by how much the clock here is ahead of its own; None where it does not say.
-    """
-
-    manifest: Manifest
-    coordinated: bool
-    seen_from: str
-    ahead_s: float | None
-
-
-def fetch_manifest(
-    address: str, timeout_s: float, proxy: str | None = None, security: Security | None = None
-) -> FirstAnswer:
-    """Asks a peer or a coordinator what its run is.
-
-    Raises:
-        PeersUnreachable: no answer within `timeout_s`; says what was tried.
-        IdentityError: the run is encrypted and there is no certificate, or the other way round, or
-            it is of another run.
-    """
-    transport = GrpcTransport("127.0.0.1:0", proxy, security)
-    looks = security is None and proxy is None
-    return asyncio.run(_fetch_manifest(transport, address, timeout_s, looks))
-
-
-def check_run(
-    addresses: Sequence[str],
-    config: Config,
-    proxy: str | None = None,
-    security: Security | None = None,
-) -> str:
-    """Asks those that answer at once whether they run what `config` says, before a model is built.
-
-    Returns:
-        The host that the first of `addresses` has seen this process at; empty where it has not.
-
-    Raises:
-        ManifestRefused: one runs something else, names the first difference; or another version.
-        IdentityError: one is of an encrypted run, and there is no certificate.
-    """
-    transport = GrpcTransport("127.0.0.1:0", proxy, security)
-    looks = security is None and proxy is None
-    answers = asyncio.run(_first_answers(transport, addresses, looks))
-    mine = Manifest.of(config, ()).agreed
-    for address, answer in answers.items():
-        check_version(answer.manifest, address)
-        theirs = {**answer.manifest.agreed, "tensors": mine["tensors"]}  # known with the model
-        if difference := first_difference(mine, theirs):
-            raise ManifestRefused(
-                f"{address} runs something else: {difference}; leave it out, or join another run"
-            )
-    first = answers.get(addresses[0]) if addresses else None
-    return first.seen_from if first else ""
-
-
-def check_version(manifest: Manifest, address: str) -> None:
-    """Raises ManifestRefused: the peer there speaks another protocol."""
-    theirs = manifest.document["protocol"]
-    if theirs != PROTOCOL:
-        raise ManifestRefused(
-            f"{address} speaks protocol {theirs}, and this version speaks {PROTOCOL}; install the "
-            "version that they run"
-        )
-
-
-def clock_warning(answer: "FirstAnswer", address: str) -> str | None:
-    """What is to be said where the clocks here and there are more than a minute apart."""
-    if answer.ahead_s is None or abs(answer.ahead_s) <= _SKEW_S:
-        return None
-    side = "ahead of" if answer.ahead_s > 0 else "behind"
-    return (
-        f"the clock here is {abs(answer.ahead_s):.0f} s {side} that of {address}; set it, by NTP: "
-        "training goes on, but certificates and tokens may not be taken, and logs do not fit"
-    )
-
-
-async def _first_answers(
-    transport: Transport, addresses: Sequence[str], looks: bool
-) -> dict[str, FirstAnswer]:
-    """By address, of those that answer one call. Closes the transport. Raises IdentityError."""
-
-    async def ask(address: str) -> FirstAnswer | None:
-        with suppress(TransportError, wire.WireError):
-            try:
-                return await _ask_run(transport, address, _GLANCE_S)
-            except Untrusted:
-                if looks:
-                    await _check_encrypted(address)
-        return None
-
-    try:
-        answers = await asyncio.gather(*map(ask, addresses))
-    finally:
-        await transport.close()
-    found = zip(addresses, answers, strict=True)
-    return {address: answer for address, answer in found if answer is not None}
-
-
-async def _ask_run(transport: Transport, address: str, timeout_s: float) -> FirstAnswer:
-    """Raises TransportError, WireError."""
-    request = pb.JoinRequest().SerializeToString()
-    raw = await transport.call(address, "Control/Join", request, timeout_s)
-    reply = wire.parse(pb.JoinReply, raw)
-    manifest = Manifest.unpack(reply.manifest)
-    ahead_s = time.time() - reply.time_ms / 1000 if reply.time_ms else None
-    return FirstAnswer(manifest, reply.coordinator, reply.seen_from, ahead_s)
-
-
-async def _check_encrypted(address: str) -> None:
-    """Raises IdentityError: a member of an encrypted run answers there."""
-    if await asyncio.to_thread(is_encrypted_run, address):
-        raise IdentityError(f"{address}: {GIVE_TOKEN}")
-
-
-async def _fetch_manifest(
-    transport: Transport, address: str, timeout_s: float, looks: bool
-) -> FirstAnswer:
-    """Args: looks: whether to find out that the run is encrypted, where it seems so."""
-    began = time.monotonic()
-    tries, turned_away, problem = 0, 0, ""
-    try:
-        while (left_s := began + timeout_s - time.monotonic()) > 0 and turned_away < _TURNED_AWAY:
-            tries += 1
-            try:
-                return await _ask_run(transport, address, min(_TRY_S, left_s))
-            except (TransportError, wire.WireError) as error:
-                problem = str(error)
-                if not isinstance(error, Untrusted):
-                    turned_away = 0
-                else:
-                    turned_away += 1
-                    if looks:
-                        await _check_encrypted(address)
-                    if turned_away == _TURNED_AWAY and not error.closed:
-                        raise IdentityError(f"not let in: {problem}") from error
-            await asyncio.sleep(_PAUSE_S)
-    finally:
-        await transport.close()
-    tried_s = time.monotonic() - began
-    raise PeersUnreachable(
-        f"no peer answers at {address}: {tries} tries in {tried_s:.1f} s, the last: {problem}; "
-        f"{CHECK_ADDRESS}"
-    )

@@ -5,7 +5,6 @@ peers know may differ for as long as gossip takes: the same peer has to be the o
 while before it does.
 """
 
-import asyncio
 import math
 import statistics
 from collections import Counter
@@ -24,14 +23,12 @@ from algorithms.skippipe.placement import PlacementScore
 from protos import murmuration_pb2 as pb
 from protos.documents import STATUS_BYTES
 from worker import wire
-from worker.errors import PeersUnreachable
 from worker.membership import Health, Member, Phase
 from worker.pipeline.config import StagesConfig
 from worker.pipeline.planner import links_of, measured_share, snapshot_of
 from worker.pipeline.profile import Profile
 from worker.training.inbox import StageMove
-from worker.transport import Security, Transport, TransportError
-from worker.transport.grpc import GrpcTransport
+from worker.transport import Transport, TransportError
 
 _ASK_S = 5.0
 _MOST_ASKED = 3
@@ -44,23 +41,6 @@ _LOOK_S = 2.0  # between two choices of movers: large swarms have news all the t
 
 _ENOUGH = 0.5  # of the links, measured, to choose by them
 _NEAR_S = 0.01  # hops that take less count alike: such figures tell of machines, not of links
-
-
-def stage_to_serve(
-    address: str,
-    stages: StagesConfig,
-    proxy: str | None = None,
-    security: Security | None = None,
-) -> int:
-    """Asks a peer, or by way of a coordinator one, who serves what. Raises PeersUnreachable."""
-    try:
-        transport = GrpcTransport("127.0.0.1:0", proxy, security)
-        members = asyncio.run(members_at(transport, address))
-    except (TransportError, wire.WireError) as error:
-        raise PeersUnreachable(
-            f"{address} does not say who serves which stage: {error}; choose one with --stage"
-        ) from error
-    return slowest_stage(members, stages)
 
 
 def slowest_stage(members: Sequence[object], stages: StagesConfig) -> int:
@@ -90,20 +70,17 @@ def slowest_stage(members: Sequence[object], stages: StagesConfig) -> int:
 async def members_at(transport: Transport, address: str) -> Sequence[object]:
     """As a peer knows them; a coordinator, which does not measure, only says which peers to ask.
 
-    Closes the transport. Raises TransportError, WireError.
+    Raises TransportError, WireError.
     """
-    try:
-        document = await _status(transport, address)
-        members = _listed(document)
-        if isinstance(document, Mapping) and document.get("kind") == "coordinator":
-            there = [m for m in members if isinstance(m, Mapping) and m.get("health") == "alive"]
-            for member in there[:_MOST_ASKED]:
-                with suppress(TransportError, wire.WireError):
-                    if known := _listed(await _status(transport, str(member.get("address")))):
-                        return known
-        return members
-    finally:
-        await transport.close()
+    document = await _status(transport, address)
+    members = _listed(document)
+    if isinstance(document, Mapping) and document.get("kind") == "coordinator":
+        there = [m for m in members if isinstance(m, Mapping) and m.get("health") == "alive"]
+        for member in there[:_MOST_ASKED]:
+            with suppress(TransportError, wire.WireError):
+                if known := _listed(await _status(transport, str(member.get("address")))):
+                    return known
+    return members
 
 
 def _listed(document: object) -> Sequence[object]:

@@ -60,7 +60,7 @@ class Unreachable(TransportError):
 
 
 class Untrusted(Unreachable):
-    """The handshake fails: one side does not take the other's certificate, or has none.
+    """One side does not take the other: its certificate at the handshake, or what it asks.
 
     Args:
         closed: the other side has closed the connection without a word of why.

@@ -303,4 +303,7 @@ def _unreachable(line: _Line, error: aio.AioRpcError) -> Unreachable:
     said = "".join(c for c in details[0][:_MAX_DETAILS] if c.isprintable()) if details else ""
     if line.tunnel is None and (why := mismatch(said, encrypts=line.server_name is not None)):
         return Untrusted(f"{line.address}: {why}", closed=why.closed)
-    return Unreachable(f"{line.address}: {plain_cause(error.code().name, said)}")
+    refused = error.code() is grpc.StatusCode.INVALID_ARGUMENT  # as `served` has it
+    return (Untrusted if refused else Unreachable)(
+        f"{line.address}: {plain_cause(error.code().name, said)}"
+    )

@@ -15,6 +15,7 @@ from worker.cli.event_lines import describe
 from worker.cli.token import token
 from worker.errors import ConfigError, UsageError
 from worker.identity import Admission
+from worker.newcomer import Newcomer
 from worker.transport import AddressInUse
 
 
@@ -58,11 +59,11 @@ def test_who_begins_a_run_on_a_network_makes_its_key_and_prints_what_to_paste(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begins = flags(tmp_path, name="w0", listen="0.0.0.0:7700")
-    identity = begins.identity([])
+    identity = begins.identity(Newcomer())
     assert identity is not None
     assert (identity.role, identity.name) == (Role.PEER, "w0")
-    assert begins.identity([]) == identity  # again from its folder
-    assert flags(tmp_path).identity(["127.0.0.1:1"]) == identity
+    assert begins.identity(Newcomer()) == identity  # again from its folder
+    assert flags(tmp_path).identity(Newcomer(["127.0.0.1:1"])) == identity
     monkeypatch.setattr(sys.stdout, "isatty", lambda: False, raising=False)
     assert (
         _joins(begins, identity)
@@ -89,32 +90,32 @@ def test_one_that_was_let_in_says_where_tokens_are_made(tmp_path: Path) -> None:
         "--token TOKEN, as `murmur token create` gives it where the run was begun"
     )
     with pytest.raises(ConfigError, match="has the certificate of peer w1, not of peer w2"):
-        flags(tmp_path / "w1", name="w2").identity([])
+        flags(tmp_path / "w1", name="w2").identity(Newcomer())
     other = Authority.make(tmp_path / "other").create_token()
     with pytest.raises(IdentityError, match="of another run than the token"):
-        flags(tmp_path / "w1", token=str(other)).identity(["127.0.0.1:1"])
+        flags(tmp_path / "w1", token=str(other)).identity(Newcomer(["127.0.0.1:1"]))
     own = Authority.load(tmp_path / "first")
     assert own is not None
     old = str(own.create_token(valid_s=-1))
-    assert flags(tmp_path / "w1", token=old).identity(["127.0.0.1:1"]) == identity
+    assert flags(tmp_path / "w1", token=old).identity(Newcomer(["127.0.0.1:1"])) == identity
 
 
 def test_what_needs_no_certificate_gets_none(tmp_path: Path) -> None:
-    assert flags(tmp_path / "a").identity([]) is None
-    assert flags(tmp_path / "a").identity(["127.0.0.1:1"]) is None
+    assert flags(tmp_path / "a").identity(Newcomer()) is None
+    assert flags(tmp_path / "a").identity(Newcomer(["127.0.0.1:1"])) is None
     insecure = flags(tmp_path / "a", listen="0.0.0.0:7700", insecure=True)
-    assert insecure.identity([]) is None
+    assert insecure.identity(Newcomer()) is None
     assert _joins(insecure, None) == "--insecure"
     assert _joins(flags(tmp_path / "a"), None) == ""
     assert not (tmp_path / "a").exists()
     token = str(Authority.make(tmp_path / "b").create_token())
     with pytest.raises(UsageError, match="one or the other"):
-        flags(tmp_path / "a", insecure=True, token=token).identity([])
+        flags(tmp_path / "a", insecure=True, token=token).identity(Newcomer())
     with pytest.raises(UsageError, match="say whom to join"):
-        flags(tmp_path / "a", token=token).identity([])
+        flags(tmp_path / "a", token=token).identity(Newcomer())
     for public in ({"listen": "0.0.0.0:7700"}, {"advertise": "192.0.2.7:7700"}):
         with pytest.raises(ConfigError, match="so it needs a token"):
-            flags(tmp_path / "a", **public).identity(["192.0.2.1:7700"])
+            flags(tmp_path / "a", **public).identity(Newcomer(["192.0.2.1:7700"]))
 
 
 def test_a_token_is_not_spent_by_a_peer_that_could_not_serve(tmp_path: Path) -> None:
@@ -122,18 +123,18 @@ def test_a_token_is_not_spent_by_a_peer_that_could_not_serve(tmp_path: Path) -> 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         listen = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(AddressInUse, match=f"cannot listen on {listen}: .*--listen HOST:PORT"):
-            flags(tmp_path / "a", listen=listen, token=token).identity(["127.0.0.1:1"])
+            flags(tmp_path / "a", listen=listen, token=token).identity(Newcomer(["127.0.0.1:1"]))
     assert not (tmp_path / "a").exists()
 
 
 def test_without_a_folder_a_run_cannot_begin_on_a_network() -> None:
     with pytest.raises(ConfigError, match="name a folder to keep it in"):
-        Admission(folder=None, default_name="x", public=True).identity([])
-    assert Admission(folder=None, default_name="x").identity([]) is None
+        Admission(folder=None, default_name="x", public=True).identity(Newcomer())
+    assert Admission(folder=None, default_name="x").identity(Newcomer()) is None
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="choose another folder"):
-        Admission(folder=tmp_path / "file", default_name="x", public=True).identity([])
+        Admission(folder=tmp_path / "file", default_name="x", public=True).identity(Newcomer())
     assert Identity.load(tmp_path / "file") is None

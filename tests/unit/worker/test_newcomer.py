@@ -1,0 +1,213 @@
+"""What is asked before there is a peer: of whom, for how long, and what the user hears of it."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from protos import murmuration_pb2 as pb
+from protos.identity import Authority, Role
+from tests.support.stranger import handing_out, serving
+from tests.support.workers import free_addresses
+from worker import newcomer, remembered
+from worker.config import Config
+from worker.errors import PeersUnreachable
+from worker.manifest import Manifest
+from worker.newcomer import Newcomer
+from worker.remembered import NOTHING, Remembered
+from worker.transport.grpc import GrpcTransport
+
+RUN = Manifest.of(Config(), ())
+
+
+def peer(address: str = "127.0.0.1:0", **manifest: Any) -> AbstractContextManager[str]:
+    """One that says what its run is."""
+    document = {**RUN.document, **manifest}
+    return serving({"Control/Join": handing_out(document)}, address)
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(newcomer, "_TELL_S", 0.0)
+    monkeypatch.setattr(newcomer, "_PAUSE_S", 0.01)
+
+
+@pytest.mark.parametrize("where", [0, 1, 2])
+def test_one_of_several_that_answers_is_enough(where: int) -> None:
+    addresses = free_addresses(3)
+    with peer(addresses[where]), Newcomer(addresses) as asks:
+        first = asks.ask_run(None)
+    assert (first.address, first.manifest.run) == (addresses[where], RUN.run)
+    assert first.peers(addresses) == tuple(addresses)
+
+
+def test_of_those_that_answer_the_first_named_is_taken() -> None:
+    addresses = free_addresses(2)
+    with peer(addresses[1], sections={}), peer(addresses[0]), Newcomer(addresses) as asks:
+        assert asks.ask_run(None).address == addresses[0]
+
+
+def test_who_comes_later_is_waited_for_and_the_user_told_whom_it_waits_for() -> None:
+    first, second = free_addresses(2)
+    told: list[str] = []
+    with ExitStack() as later:
+
+        def tell(line: str) -> None:
+            told.append(line)
+            later.enter_context(peer(second))
+
+        with Newcomer([first, second], tell=tell) as asks:
+            assert asks.ask_run(None).address == second
+    (line,) = told
+    refused = "connection refused"
+    assert line.startswith(f"nobody answers yet: {first}: {refused}; {second}: {refused}; check ")
+    assert line.endswith("; trying for 2 min 00 s more")
+
+
+@pytest.mark.parametrize("wait_s", [0.0, 0.3])
+def test_how_long_to_try_is_for_the_user_to_say(wait_s: float) -> None:
+    (address,) = free_addresses(1)
+    says = rf"^nobody answers: {address}: connection refused \(\d+ tries in \d.\d s\); check the "
+    with Newcomer([address], wait_s=wait_s) as asks, pytest.raises(PeersUnreachable, match=says):
+        asks.ask_run(None)
+
+
+def test_one_that_was_a_member_tries_without_end_and_at_the_others_too() -> None:
+    named, other = free_addresses(2)
+    told: list[str] = []
+    known = Remembered(RUN.run, (named,), (other,))
+    with ExitStack() as later:
+
+        def tell(line: str) -> None:
+            told.append(line)
+            later.enter_context(peer(other))
+
+        with Newcomer([named], remembered=known, tell=tell) as asks:
+            first = asks.ask_run(None)
+            assert asks.remembered == (other,)
+    assert first.address == other
+    assert told[0].endswith("; trying until one does")
+
+
+def test_who_is_only_remembered_is_believed_to_be_of_that_run_alone() -> None:
+    """Another run has its address by now."""
+    named, other = free_addresses(2)
+    known = Remembered(RUN.run ^ 1, (named,), (other,))
+    with (
+        peer(other),
+        Newcomer([named], remembered=known, wait_s=0.1) as asks,
+        pytest.raises(PeersUnreachable, match=f"{other}: another run by now"),
+    ):
+        asks.ask_run(None)
+
+
+def test_a_stranger_at_a_remembered_address_ends_nothing(tmp_path: Path) -> None:
+    named, other = free_addresses(2)
+    stranger = Authority.make(tmp_path).new_identity(Role.PEER, "x")
+    known = Remembered(RUN.run, (named,), (other,))
+    with (
+        serving({}, other, stranger),
+        Newcomer([named], remembered=known, wait_s=0.1) as asks,
+        pytest.raises(PeersUnreachable, match=named),
+    ):
+        asks.ask_run(None)
+
+
+def lets_in(run: Authority) -> Callable[[bytes], bytes]:
+    def answer(raw: bytes) -> bytes:
+        asked = pb.EnrolRequest.FromString(raw)
+        token = run.create_token()
+        certificate = run.admit(token.id, asked.name, asked.request, None)
+        return pb.EnrolReply(certificate=certificate).SerializeToString()
+
+    return answer
+
+
+@pytest.mark.parametrize("notebook", [False, True])
+def test_all_is_asked_over_one_client_whether_or_not_a_loop_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notebook: bool
+) -> None:
+    run, made = Authority.make(tmp_path), list[GrpcTransport]()
+
+    class Counted(GrpcTransport):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            made.append(self)
+
+    monkeypatch.setattr(newcomer, "GrpcTransport", Counted)
+    answers = {"Control/Enrol": lets_in(run), "Control/Join": handing_out(RUN.document)}
+    shown = run.new_identity(Role.PEER, "first")
+
+    def joins() -> str:
+        with serving(answers, identity=shown) as address, Newcomer([address]) as asks:
+            identity = asks.enrol(run.create_token(), "second")
+            asks.ask_run(identity)
+            asks.check_run(Config(), identity)
+            return identity.name
+
+    async def cell() -> str:
+        return joins()
+
+    assert (asyncio.run(cell()) if notebook else joins()) == "second"
+    assert len(made) == 1
+
+
+def test_nothing_is_started_where_nobody_is_asked() -> None:
+    with Newcomer() as asks:
+        assert asks.check_run(Config(), None) == ""
+        assert asks._thread is None
+
+
+# ---------------------------------------------------------------------------- what is remembered
+
+
+def test_members_are_remembered_for_the_same_command(tmp_path: Path) -> None:
+    kept = Remembered(RUN.run, ("a:1",), ("b:2", "w3@c:3", "d:4"))
+    kept.keep(tmp_path)
+    known = Remembered(RUN.run, ("a:1",), ("b:2", "d:4"))  # nobody dials a relayed one at once
+    for contacts in (["a:1"], ["x:1", "a:1"], ["b:2"]):
+        assert remembered.remembered(tmp_path, contacts) == known
+    for contacts in (["x:1"], []):  # another run's, in the same folder
+        assert remembered.remembered(tmp_path, contacts) == NOTHING
+    assert remembered.remembered(None, ["a:1"]) == NOTHING
+    assert remembered.remembered(tmp_path / "new", ["a:1"]) == NOTHING
+
+
+def test_the_first_peer_of_a_run_remembers_too(tmp_path: Path) -> None:
+    Remembered(RUN.run, (), ("b:2",)).keep(tmp_path)
+    assert remembered.remembered(tmp_path, []).members == ("b:2",)
+    assert remembered.remembered(tmp_path, ["x:1"]) == NOTHING
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\xff\xfe",
+        b"null",
+        b"[" * 30_000,
+        b"x" * 100_000,
+        json.dumps({"run": "1", "contacts": ["a:1"]}).encode(),
+        json.dumps({"run": "1", "contacts": ["a:1"], "members": "b:2"}).encode(),
+        json.dumps({"run": "1", "contacts": ["a:1"], "members": [7]}).encode(),
+        json.dumps({"run": "1", "contacts": ["a:1"], "members": ["b"]}).encode(),
+        json.dumps({"run": "1", "contacts": ["a:1"], "members": ["b:99999"]}).encode(),
+        json.dumps({"run": "1", "contacts": ["a:1"], "members": [f"{'b' * 400}:1"]}).encode(),
+        json.dumps({"run": "1", "contacts": ["a:1"], "members": ["b:2"] * 100}).encode(),
+        json.dumps({"run": "x", "contacts": ["a:1"], "members": ["b:2"]}).encode(),
+        json.dumps({"run": None, "contacts": ["a:1"], "members": ["b:2"]}).encode(),
+    ],
+)
+def test_what_cannot_be_read_is_not_believed(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "members.json").write_bytes(content)
+    assert remembered.remembered(tmp_path, ["a:1"]) == NOTHING
+
+
+def test_many_members_are_kept_as_a_few(tmp_path: Path) -> None:
+    members = tuple(f"host{number}.example:7700" for number in range(4096))
+    Remembered(RUN.run, ("a:1",), members).keep(tmp_path)
+    assert remembered.remembered(tmp_path, ["a:1"]).members == members[:32]

@@ -1,0 +1,341 @@
+"""What a process asks before it is a peer: to be let in, what the run is, which stage to serve.
+
+All of it goes over one client, on a loop of its own thread. Where nobody answers it is asked again,
+for as long as the user says, and the user is told whom it tries and why they do not answer.
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self, TypeVar
+
+from protos import murmuration_pb2 as pb
+from protos.figures import duration
+from protos.identity import Identity, IdentityError, Role, Token
+from protos.identity.authority import TRIAL
+from protos.identity.certificates import key_to_pem, new_key, request_for
+from protos.manifest import first_difference
+from protos.reach import CHECK_ADDRESS, GIVE_TOKEN, is_encrypted_run
+from protos.text import shown
+from worker import wire
+from worker.config import Config
+from worker.errors import ManifestRefused, MurmurError, PeersUnreachable
+from worker.loopthread import LoopThread
+from worker.manifest import PROTOCOL, Manifest
+from worker.remembered import NOTHING, Remembered
+from worker.transport import TransportError, Untrusted
+from worker.transport.grpc import GrpcTransport
+
+if TYPE_CHECKING:
+    from worker.pipeline.config import StagesConfig
+
+T = TypeVar("T")
+
+FIRST_S = 120.0  # that a peer tries for which has never been a member
+_TRY_S = 3.0
+_GLANCE_S = 2.0
+_PAUSE_S, _EAGER_S, _LATER_S = 0.25, 10.0, 2.0
+_TELL_S, _TELL_AGAIN_S = 2.0, 30.0
+_SKEW_S = 60.0
+_TURNED_AWAY = 3  # times in a row: it is there, and is no peer of this run
+
+
+@dataclass(frozen=True)
+class FirstAnswer:
+    """What a peer or a coordinator says before this process knows anything of the run.
+
+    Args:
+        address: of the one that says so.
+        coordinated: whether it is a coordinator.
+        seen_from: the host that it has seen this process at; empty where it does not say.
+        ahead_s: by how much the clock here is ahead of its own; None where it does not say.
+    """
+
+    address: str
+    manifest: Manifest
+    coordinated: bool
+    seen_from: str
+    ahead_s: float | None
+
+    def peers(self, contacts: Sequence[str]) -> tuple[str, ...]:
+        """Those of the contacts to meet as peers: all but a coordinator."""
+        return tuple(each for each in contacts if not (self.coordinated and each == self.address))
+
+
+class Newcomer:
+    """Used as a context manager. any thread.
+
+    Args:
+        contacts: HOST:PORT of peers or a coordinator, as the user names them.
+        proxy: HOST:PORT of an HTTP CONNECT proxy to reach them by.
+        wait_s: how long to try where nobody answers; None: two minutes, or without end for a peer
+            that was a member of the run.
+        remembered: the members that it knew then.
+        tell: takes a line for the user.
+    """
+
+    def __init__(
+        self,
+        contacts: Sequence[str] = (),
+        *,
+        proxy: str | None = None,
+        wait_s: float | None = None,
+        remembered: Remembered = NOTHING,
+        tell: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self.contacts, self._proxy, self._tell = tuple(contacts), proxy, tell
+        self._known, default_s = remembered, math.inf if remembered.members else FIRST_S
+        self._wait_s = default_s if wait_s is None else wait_s
+        self._thread: _Apart | None = None
+        self._transport: GrpcTransport | None = None
+        self._problems: dict[str, str] = {}  # by address: why it has not answered
+        self._turned_away: dict[str, int] = {}  # how often in a row
+
+    @property
+    def remembered(self) -> tuple[str, ...]:
+        """Members of the run that are to be tried too."""
+        return self._known.members
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._thread is not None:
+            if self._transport is not None:
+                self._thread.do(self._transport.close)
+            self._thread.close()
+
+    # ------------------------------------------------------------------------------ what it asks
+
+    def enrol(self, token: Token, name: str) -> Identity:
+        """Asks for a certificate, until one of them gives it.
+
+        Raises:
+            IdentityError: they refuse, or are of another run, or the token has expired.
+            PeersUnreachable: none of them answers in time.
+        """
+        token.check_date()
+        asking = _Enrolment(token, name)
+        return self._do(lambda: self._until_answered(lambda: self._enrol(asking)), token.identity)
+
+    def ask_run(self, identity: Identity | None) -> FirstAnswer:
+        """Asks what the run is, until one of them says so.
+
+        Raises:
+            PeersUnreachable: none of them answers in time; says what was tried.
+            IdentityError: the run is encrypted and there is no certificate, or the other way round,
+                or it is of another run.
+        """
+        looks = identity is None and self._proxy is None
+        return self._do(lambda: self._until_answered(lambda: self._first_answer(looks)), identity)
+
+    def check_run(self, config: Config, identity: Identity | None) -> str:
+        """Asks those that answer at once whether they run what `config` says.
+
+        Returns:
+            The host that the first of the contacts has seen this process at; empty where it has
+            not.
+
+        Raises:
+            ManifestRefused: one runs something else, names the first difference; or another
+                version.
+            IdentityError: one is of an encrypted run, and there is no certificate.
+        """
+        if not self.contacts:
+            return ""
+        looks = identity is None and self._proxy is None
+        named = self._do(lambda: self._glances(looks), identity)
+        answers = [each for each in named if each.address in self.contacts]
+        mine = Manifest.of(config, ()).agreed
+        for answer in answers:
+            check_version(answer)
+            theirs = {**answer.manifest.agreed, "tensors": mine["tensors"]}  # known with the model
+            if difference := first_difference(mine, theirs):
+                raise ManifestRefused(
+                    f"{answer.address} runs something else: {difference}; leave it out, or join "
+                    "another run"
+                )
+        seen = [a.seen_from for a in answers if a.address == self.contacts[0]]
+        return seen[0] if seen else ""
+
+    def stage_to_serve(
+        self, address: str, stages: "StagesConfig", identity: Identity | None
+    ) -> int:
+        """Asks a peer, or by way of a coordinator one, who serves what. Raises PeersUnreachable."""
+        from worker.pipeline.rebalancing import members_at, slowest_stage
+
+        async def members() -> Sequence[object]:
+            return await members_at(self._client, address)
+
+        try:
+            return slowest_stage(self._do(members, identity), stages)
+        except (TransportError, wire.WireError) as error:
+            raise PeersUnreachable(
+                f"{address} does not say who serves which stage: {error}; choose one with --stage"
+            ) from error
+
+    # ------------------------------------------------------------------------------------ inside
+
+    @property
+    def _client(self) -> GrpcTransport:
+        assert self._transport is not None, "asked on the loop, by `_do`"
+        return self._transport
+
+    def _do(self, work: Callable[[], Awaitable[T]], proves: Identity | None) -> T:
+        """Args: proves: what this process is let in by now."""
+
+        async def asked() -> T:
+            if self._transport is None:
+                self._transport = GrpcTransport("127.0.0.1:0", self._proxy, proves)
+            elif proves is not None:
+                self._transport.renew(proves)
+            return await work()
+
+        if self._thread is None:
+            self._thread = _Apart()
+            self._thread.start()
+        return self._thread.do(asked)
+
+    async def _until_answered(self, sweep: Callable[[], Awaitable[T | None]]) -> T:
+        """Asks all again and again. Raises PeersUnreachable, and as `sweep`."""
+        began = time.monotonic()
+        tell_at, tries = began + _TELL_S, 0
+        while True:
+            tries += 1
+            if (found := await sweep()) is not None:
+                return found
+            now = time.monotonic()
+            left_s, why = began + self._wait_s - now, "; ".join(self._problems.values())
+            if left_s <= 0:
+                raise PeersUnreachable(
+                    f"nobody answers: {why} ({tries} tries in {now - began:.1f} s); {CHECK_ADDRESS}"
+                )
+            if now >= tell_at:
+                tell_at = now + _TELL_AGAIN_S
+                until = "until one does" if left_s == math.inf else f"for {duration(left_s)} more"
+                self._tell(f"nobody answers yet: {why}; {CHECK_ADDRESS}; trying {until}")
+            pause_s = _PAUSE_S if now < began + _EAGER_S else _LATER_S
+            await asyncio.sleep(min(pause_s, left_s))
+
+    async def _first_answer(self, looks: bool) -> FirstAnswer | None:
+        """Of all that answer, the one that the user has named first. Raises IdentityError."""
+        answers = await self._glances(looks, _TRY_S)
+        for answer in answers:
+            if answer.address in self.contacts or answer.manifest.run == self._known.run:
+                return answer
+            self._problems[answer.address] = f"{answer.address}: another run by now"
+        return None
+
+    async def _glances(self, looks: bool, timeout_s: float = _GLANCE_S) -> list[FirstAnswer]:
+        """Of those that answer one call. Raises IdentityError: nobody does, and one that the user
+        has named is none of this run."""
+        addresses = (*dict.fromkeys((*self.contacts, *self._known.members)),)
+        asked = (self._glance(address, looks, timeout_s) for address in addresses)
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        answers = [each for each in found if isinstance(each, FirstAnswer)]
+        for address, each in zip(addresses, found, strict=True):
+            strange = isinstance(each, IdentityError) and not answers and address in self.contacts
+            if isinstance(each, BaseException) and (strange or not isinstance(each, MurmurError)):
+                raise each
+        return answers
+
+    async def _glance(self, address: str, looks: bool, timeout_s: float) -> FirstAnswer | None:
+        """Raises IdentityError."""
+        request = pb.JoinRequest().SerializeToString()
+        try:
+            raw = await self._client.call(address, "Control/Join", request, timeout_s)
+            reply = wire.parse(pb.JoinReply, raw)
+            manifest = Manifest.unpack(reply.manifest)
+        except (TransportError, wire.WireError) as error:
+            self._problems[address] = str(error)
+            if not isinstance(error, Untrusted):
+                self._turned_away.pop(address, None)
+                return None
+            if looks and await asyncio.to_thread(is_encrypted_run, address):
+                raise IdentityError(f"{address}: {GIVE_TOKEN}") from error
+            self._turned_away[address] = self._turned_away.get(address, 0) + 1
+            if self._turned_away[address] >= _TURNED_AWAY and not error.closed:
+                raise IdentityError(f"not let in: {error}") from error
+            return None
+        ahead_s = time.time() - reply.time_ms / 1000 if reply.time_ms else None
+        return FirstAnswer(address, manifest, reply.coordinator, reply.seen_from, ahead_s)
+
+    async def _enrol(self, asking: "_Enrolment") -> Identity | None:
+        """Asks one after the other: a token lets in as often as it says. Raises IdentityError."""
+        for address in [each for each in self.contacts if each not in asking.refused]:
+            try:
+                raw = await self._client.call(address, "Control/Enrol", asking.request, _TRY_S)
+                reply = wire.parse(pb.EnrolReply, raw)
+            except (TransportError, wire.WireError) as error:
+                self._problems[address] = str(error)
+                if isinstance(error, Untrusted):
+                    asking.refused.add(address)
+                continue
+            if not reply.refusal:
+                return asking.identity(reply.certificate, address)
+            self._problems[address] = f"{address} refuses: {shown(reply.refusal, 200)}"
+            asking.refused.add(address)
+        if len(asking.refused) < len(set(self.contacts)):
+            return None
+        why = "; ".join(self._problems.values())
+        raise IdentityError(f"not let in by token {asking.token.id}: {why}")
+
+
+class _Enrolment:
+    """A request for a certificate, and who has refused it."""
+
+    def __init__(self, token: Token, name: str) -> None:
+        self.token, self._name, self._key = token, name, new_key()
+        asked = pb.EnrolRequest(name=name, request=request_for(self._key))
+        self.request = asked.SerializeToString()
+        self.refused: set[str] = set()
+
+    def identity(self, certificate: bytes, address: str) -> Identity:
+        """Raises IdentityError: what a peer has signed is not what it was asked for."""
+        own = Identity.of(key_to_pem(self._key), certificate, self.token.identity.authority)
+        trial = self._name.startswith(TRIAL)
+        if (own.role, own.name) != (Role.PEER, f"{TRIAL}{self.token.id}" if trial else self._name):
+            raise IdentityError(f"{address} gives the certificate of {shown(own.name)}")
+        return own
+
+
+class _Apart(LoopThread):
+    """A loop for what is asked before there is a node."""
+
+    def __init__(self) -> None:
+        super().__init__("murmur-newcomer", lambda event: None)
+        self._closing: asyncio.Event | None = None
+
+    def close(self) -> None:
+        if self._loop is not None and self._closing is not None:
+            self._loop.call_soon_threadsafe(self._closing.set)
+        self._thread.join()
+
+    async def _main(self) -> None:
+        self._loop, self._closing = asyncio.get_running_loop(), asyncio.Event()
+        self._ready.set_result("")
+        await self._closing.wait()
+
+
+def check_version(answer: FirstAnswer) -> None:
+    """Raises ManifestRefused: the peer there speaks another protocol."""
+    theirs = answer.manifest.document["protocol"]
+    if theirs != PROTOCOL:
+        raise ManifestRefused(
+            f"{answer.address} speaks protocol {theirs}, and this version speaks {PROTOCOL}; "
+            "install the version that they run"
+        )
+
+
+def clock_warning(answer: FirstAnswer) -> str | None:
+    """What is to be said where the clocks here and there are more than a minute apart."""
+    if answer.ahead_s is None or abs(answer.ahead_s) <= _SKEW_S:
+        return None
+    side = "ahead of" if answer.ahead_s > 0 else "behind"
+    return (
+        f"the clock here is {abs(answer.ahead_s):.0f} s {side} that of {answer.address}; set it, "
+        "by NTP: training goes on, but certificates and tokens may not be taken, and logs do not "
+        "fit"
+    )
