@@ -49,7 +49,8 @@ class Loops:
 
     def wait_until_known(self, name: str, by: str) -> None:
         """Until the peer `by` has heard that the other trains."""
-        address, phases = self.events(by)[0]["address"], dict[str, str]()
+        listening = next(event for event in self.events(by) if event["event"] == "listening")
+        address, phases = listening["address"], dict[str, str]()
         deadline = time.monotonic() + PATIENCE_S
         while phases.get(name) != "training":
             assert time.monotonic() < deadline, f"{by} knows of {phases}"

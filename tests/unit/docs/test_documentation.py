@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import programs_table
 from worker.config import parse_config
 from worker.tasks import Cursor, load_task
 
@@ -40,3 +41,8 @@ def test_the_task_example_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     loss.backward()
     assert 0 < task.metrics(model, first)["accuracy"] < 1
     assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_the_table_of_programs_is_what_its_tests_say() -> None:
+    _, held, _ = programs_table.parts((ROOT / "docs/library.md").read_text())
+    assert held == programs_table.table(), "python -m tests.support.programs_table writes it anew"

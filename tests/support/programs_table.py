@@ -1,0 +1,40 @@
+"""The table of docs/library.md: what becomes of which program, as the tests say that hold it.
+
+python -m tests.support.programs_table        writes it anew
+"""
+
+import importlib
+from pathlib import Path
+
+_ROOT = Path(__file__).parents[2]
+_TESTS = _ROOT / "tests" / "integration" / "programs"
+_PAGE = _ROOT / "docs" / "library.md"
+_BEGIN, _END = "<!-- programs: begin -->\n", "<!-- programs: end -->"
+
+
+def table() -> str:
+    """Markdown: a line for each mark of a test, in the order of files and tests."""
+    lines = ["| program | | how |", "| --- | --- | --- |"]
+    for path in sorted(_TESTS.glob("test_*.py")):
+        module = importlib.import_module(f"tests.integration.programs.{path.stem}")
+        for test in vars(module).values():
+            if getattr(test, "__module__", None) == module.__name__:
+                rows = getattr(test, "rows", ())
+                lines += [f"| {row.program} | {row.happens} | {row.how} |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def parts(page: str) -> tuple[str, str, str]:
+    """What is before the table, the table, what is after it."""
+    before, _, rest = page.partition(_BEGIN)
+    held, _, after = rest.partition(_END)
+    return before + _BEGIN, held, _END + after
+
+
+def main() -> None:
+    before, _, after = parts(_PAGE.read_text())
+    _PAGE.write_text(before + table() + after)
+
+
+if __name__ == "__main__":
+    main()
