@@ -98,6 +98,7 @@ _ROUNDS_TICK_S = 0.05
 _GIVE_BACK_S = 1.0
 _KEEP_MEMBERS_S = 2.0
 _MAX_TEXT = 500  # characters
+_MOST_WARNINGS = 16
 _TOLD = frozenset({"warning", "refused", "round_failed", "member", "adopted"})
 
 
@@ -130,6 +131,7 @@ class Node:
         self.transport, self._mailbox, self._environment = transport, mailbox, environment
         self.offload, self.clock = environment.offload, environment.clock
         self._began_s = self.clock()
+        self.warnings: dict[str, None] = {}  # the latest
         self.lag = LagMonitor(self.clock)
         self.context = Context(
             me=node.peer,
@@ -396,6 +398,7 @@ class Node:
             transport=self.transport,
             progress=self._progress,
             rounds=self._rounds,
+            warnings=list(self.warnings),
             measured=NodeMeasurements(
                 up_s=self.clock() - self._began_s,
                 loop_lag_ms=self.lag.summary_ms(),
@@ -577,6 +580,10 @@ class Node:
         text, a peer may have written it: it is cut, and made fit for a terminal."""
         if event["event"] in _TOLD:
             event = {k: shown(v, _MAX_TEXT) if isinstance(v, str) else v for k, v in event.items()}
+        if event["event"] == "warning":
+            self.warnings[str(event["text"])] = None
+            for text in list(self.warnings)[:-_MOST_WARNINGS]:
+                del self.warnings[text]
         self._environment.log(event)
         if self._coordinator is not None:
             self._coordinator.add(event)

@@ -131,8 +131,8 @@ class Session:
 
         Args: patience_s: at most; 0 waits for nobody's, and a moment until this one is given.
         Returns: what all have come to, as far as it is known."""
-        results = self.io.node.results
-        self.io.ask(lambda: results.share(result))
+        results, warnings = self.io.node.results, self.io.node.warnings
+        self.io.ask(lambda: results.share({"warnings": list(warnings), **result}))
         until_s = time.monotonic() + (patience_s or _GIVE_S)
         enough = results.is_complete if patience_s else results.is_given
         while wanted() and time.monotonic() < until_s and not self.io.ask(enough):

@@ -12,6 +12,7 @@ _MAX_CURVE_POINTS = 4096
 _MAX_FRAGMENTS = 4096
 _MAX_UNCONFIRMED = 4096
 _MAX_LOCATED = 1024
+_MAX_WARNINGS = 64
 
 
 @dataclass
@@ -47,6 +48,7 @@ class Record:
     curve: Curve = field(default_factory=list)
     val_curve: Curve = field(default_factory=list)
     located: dict[tuple[str, ...], dict[str, object]] = field(default_factory=dict)  # by place
+    warnings: dict[str, None] = field(default_factory=dict)
     _first_step: tuple[float, int] | None = None  # when heard, and where the worker then was
     _last_round: dict[int, int] = field(default_factory=dict)
     _last_failed: dict[int, int] = field(default_factory=dict)
@@ -79,10 +81,18 @@ class Record:
                 self._confirm(event, confirmed=kind == "confirmed")
             case "located":
                 self._locate(event)
+            case "warning":
+                self.warn([text_of(event, "text") or "?"])
             case "result":
                 self._finish(event)
             case "exit":
                 self.exit_code = int_of(event, "exit_code")
+
+    def warn(self, texts: Iterable[str]) -> None:
+        """What the worker has warned of, each once."""
+        for text in texts:
+            if len(self.warnings) < _MAX_WARNINGS:
+                self.warnings[text] = None
 
     def moved_before(self, earlier: "Record") -> None:
         """Takes over what an earlier life of the worker has counted of its moves."""
@@ -174,6 +184,7 @@ class Record:
     def _finish(self, event: Event) -> None:
         self.result = dict(event)
         self._stage(event)
+        self.warn(names_of(event, "warnings"))
         reason = text_of(event, "reason") or "ended"
         stopped = reason.startswith("SIG")  # a worker names the signal that stopped it
         self.state = {"finished": "done"}.get(reason, "interrupted" if stopped else reason)

@@ -14,7 +14,7 @@ from coordinator.report.report import Report, build_report
 from coordinator.report.results import leave_results
 from coordinator.report.status import ask
 from coordinator.report.watch import Watch
-from protos.events import address_in, float_of, int_of, place_of, text_of
+from protos.events import address_in, float_of, int_of, names_of, place_of, text_of
 from protos.exit_codes import ExitCode
 from protos.files import RESULTS
 
@@ -123,6 +123,7 @@ def _live(member: Document, answers: Mapping[str, Document]) -> Record:
         record.curve = [(record.step, record.loss)]
     if (val_loss := float_of(said, "val_loss")) is not None:
         record.val_curve = [(record.step, val_loss)]
+    record.warn(names_of(said, "warnings"))
     verdicts = said.get("verdicts")
     for verdict in verdicts if isinstance(verdicts, list) else ():
         if isinstance(verdict, Mapping):

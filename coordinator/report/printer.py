@@ -100,6 +100,7 @@ def figure_lines(report: Report) -> list[tuple[str, str]]:
         *(stage_lines(report) if "stages" in report else []),
         *_waits(report),
         *(("slow", verdict_words(verdict)) for verdict in report["verdicts"]),
+        *(("warning", text) for text in report.get("warnings", ())),
         ("rounds", _rounds(report)),
         ("replicas", _replicas(report)),
     ]

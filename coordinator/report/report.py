@@ -98,6 +98,7 @@ def build_report(
         "stall_s_by_peer": _stalls(results),
         "longest_stalls": _longest(records),
         "verdicts": costliest(record.verdicts for record in records),
+        "warnings": list(dict.fromkeys(text for each in records for text in each.warnings)),
         "hashes_agree": _agree(peers),
         "reason": _reason(peers),
         "loop_lag_ms": _worst([p["loop_lag_ms"] for p in peers if p["loop_lag_ms"]]),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from coordinator import Failure
 from protos.addresses import is_loopback
 from protos.documents import STATUS_BYTES, BadDocument, unpack
-from protos.events import float_of, printable, verdict_words
+from protos.events import float_of, names_of, printable, verdict_words
 from protos.exit_codes import ExitCode
 from protos.figures import duration, size
 from protos.reach import (
@@ -157,8 +157,10 @@ def print_status(document: Document, console: "Console") -> None:
     if rows := traffic_rows(document):
         console.print(_table("traffic", rows))
     for key, value in document.items():
-        if _is_table(value) and key != "verdicts":
+        if _is_table(value) and key not in ("verdicts", "warnings"):
             console.print(_table(_words(key), value))
+    for text in names_of(document, "warnings"):
+        console.print(f"warning: {text}", markup=False, soft_wrap=True)
     for verdict in document.get("verdicts") or ():
         console.print(f"slow: {verdict_words(verdict)}", markup=False, soft_wrap=True)
     if not document.get("members"):
@@ -180,7 +182,12 @@ def _on_one_machine(document: Document) -> bool:
 def fact_lines(document: Document) -> list[tuple[str, str]]:
     """(label, value) of what is no table."""
     facts = {key: value for key, value in document.items() if not _is_table(value)}
-    for name in ("members", "verdicts", "measured"):  # none are known; told below; for programs
+    for name in (
+        "members",
+        "verdicts",
+        "warnings",
+        "measured",
+    ):  # unknown, told below, for programs
         facts.pop(name, None)
     if facts.get("step") is not None and facts.get("steps") is not None:
         facts["step"] = f"{shown('step', facts['step'])} of {shown('steps', facts.pop('steps'))}"

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import combinations
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from algorithms.codecs import Codec, codec_by_name
@@ -91,6 +92,7 @@ class Counts:
     takeovers: int = 0
     refused: dict[str, int] = field(default_factory=dict)
     left_out: Counter[str] = field(default_factory=Counter)  # shards, of peers in quarantine
+    alike: set[tuple[str, str]] = field(default_factory=set)  # peers that contribute the same
     _equal: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -157,6 +159,22 @@ class Context:
         self.counts.left_out[peer] += 1
         if self.counts.left_out[peer] == 1:
             text = f"{peer} is in quarantine: its contributions are far too large again and again"
+            self.log(new_event("warning", text=text))
+
+    def known_alike(self, peers: Sequence[str]) -> bool:
+        """Whether it is told of all of these that they contribute the same."""
+        told = self.counts.alike
+        return len(told) >= _MOST_KINDS or told.issuperset(combinations(peers, 2))
+
+    def contribute_alike(self, peers: Sequence[str]) -> None:
+        """Tells, once of each two, that peers contribute the same, bit for bit."""
+        if not self.known_alike(peers):
+            self.counts.alike.update(combinations(peers, 2))
+            named = f"{', '.join(peers[:-1])} and {peers[-1]}"
+            text = (
+                f"{named} contribute the same values: they train on the same samples; use "
+                "swarm.shard(loader), or give each peer a seed of its own"
+            )
             self.log(new_event("warning", text=text))
 
     @property

@@ -269,3 +269,15 @@ class ExchangeConfig:
     def __post_init__(self) -> None:
         if self.compression not in ("auto", "always", "never"):
             raise ValueError(f"compression is {self.compression!r}; use one of auto, always, never")
+
+
+def alike(marks: Mapping[str, object]) -> tuple[tuple[str, ...], ...]:
+    """The peers whose marks are equal, group by group.
+
+    >>> alike({"a": 1, "b": 2, "c": 1})
+    (('a', 'c'),)
+    """
+    groups: dict[object, list[str]] = {}
+    for peer, mark in marks.items():
+        groups.setdefault(mark, []).append(peer)
+    return tuple(tuple(group) for group in groups.values() if len(group) > 1)

@@ -88,12 +88,14 @@ def status_document(
     transport: Transport,
     progress: Mapping[str, object],
     rounds: RoundLog,
+    warnings: Sequence[str],
     measured: NodeMeasurements,
 ) -> dict[str, object]:
     """Where this peer is, whom it knows, and what crossed the network so far. io thread only.
 
     Args:
         progress: what the latest events of the training say; empty as long as there are none.
+        warnings: the latest, each once.
     """
     counts, me, traffic = context.counts, gossip.me, transport.traffic
     names = {member.address: member.peer for member in gossip.members}
@@ -131,6 +133,7 @@ def status_document(
         },
         "recent_rounds": rounds.recent(),
         "waiting_s": rounds.waiting_s(),
+        "warnings": list(warnings),
         "encrypted": transport.encrypted,
         "relayed": dict(measured.relayed),
         "refused": dict(counts.refused),

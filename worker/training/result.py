@@ -96,6 +96,7 @@ def build_result(
         "checkpoint": str(saved) if saved else None,
         "loop_lag_ms": io.ask(node.lag.summary_ms),
         "verdicts": io.ask(node.locator.history),
+        "warnings": io.ask(lambda: list(node.warnings)),
     }
     if config.plan.keeps and config.plan.consensus and config.plan.exchange == "mean":
         result["final_mean_bytes"] = node.transport.traffic.sent["Data/Average"]

@@ -1,7 +1,9 @@
 """Samples of peers that are real processes: what differs between them is told."""
 
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset, random_split
 
@@ -32,3 +34,68 @@ def test_a_split_that_differs_is_told(tmp_path: Path) -> None:
         assert not outcome.error
         told = f"WARNING murmuration: warning: {other} has other samples than this peer"
         assert outcome.log.count(told) == 1
+
+
+def _draws(peer: Peer, *, seed: int, scale: float = 1.0, **swarm: Any) -> object:
+    """With samples of its own that follow from a seed, which a script may set itself."""
+    torch.manual_seed(1)
+    model = torch.nn.Linear(64, 16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    torch.manual_seed(seed)
+    with murmuration.Swarm(model, optimizer, **swarm, **peer.arguments) as swarm_:
+        for _ in range(16):
+            (model(torch.randn(8, 64)).square().mean() * scale).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        session = swarm_._session
+        assert session is not None
+        warned = session.io.ask(session.io.node.status)["warnings"]
+    return [swarm_.metrics["rounds_completed"], warned]
+
+
+def same_seed(peer: Peer) -> object:
+    return _draws(peer, seed=5, inner_steps=4)
+
+
+def same_seed_in_few_bits(peer: Peer) -> object:
+    return _draws(peer, seed=5, preset="onebit", inner_steps=4)
+
+
+def same_seed_of_pairs(peer: Peer) -> object:
+    return _draws(peer, seed=5, preset="noloco", inner_steps=4, steps=16)
+
+
+def same_seed_of_gradients(peer: Peer) -> object:
+    return _draws(peer, seed=5, preset="ddp")
+
+
+def a_seed_of_each(peer: Peer) -> object:
+    return _draws(peer, seed=peer.index, inner_steps=4)
+
+
+def nothing_to_learn(peer: Peer) -> object:
+    return _draws(peer, seed=peer.index, scale=0.0, inner_steps=4)
+
+
+SAME = "p0 and p1 contribute the same values: they train on the same samples"
+
+
+@pytest.mark.parametrize(
+    "program",
+    [same_seed, same_seed_in_few_bits, same_seed_of_pairs, same_seed_of_gradients],
+)
+@row("a script that sets the same seed on every peer, and so draws the same samples", "told", "-")
+def test_peers_that_train_on_the_same_samples_are_told_once(tmp_path: Path, program: Any) -> None:
+    outcomes = run(tmp_path, program, program)
+    logged = [each.log.count(SAME) for each in outcomes]
+    assert sum(logged) == len([each for each in logged if each]) > 0, outcomes
+    for each, times in zip(outcomes, logged, strict=True):
+        rounds, warned = each.value
+        assert rounds
+        assert len([text for text in warned if SAME in text]) == times
+
+
+@pytest.mark.parametrize("program", [a_seed_of_each, nothing_to_learn])
+def test_peers_with_samples_of_their_own_are_not_told(tmp_path: Path, program: Any) -> None:
+    outcomes = run(tmp_path, program, program)
+    assert all(each.value[0] and SAME not in each.log for each in outcomes), outcomes

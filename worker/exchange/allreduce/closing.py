@@ -16,7 +16,7 @@ from itertools import count, takewhile
 from algorithms.robust import Quarantine, norm_factors, norm_ratios
 from worker.exchange.allreduce import events
 from worker.exchange.allreduce.dialogue import Group, RoundLayout
-from worker.exchange.types import RoundConfig, ShardKey, View
+from worker.exchange.types import RoundConfig, ShardKey, View, alike
 
 KEPT_ROUNDS = 1  # closed rounds of a fragment that are kept for late peers
 
@@ -243,6 +243,7 @@ class ReducedShards:
             contributors=contributors,
             weights=tuple(entry.contributions[peer].weight for peer in contributors),
             factors=factors,
+            alike=alike({peer: _mark(entry.contributions[peer]) for peer in contributors}),
             left_out=left_out,
             missing=tuple(sorted(self._expected(key, group) - entry.contributors.keys())),
             next_group=tuple(sorted(next_group)),
@@ -268,3 +269,8 @@ class ReducedShards:
 
     def _grace_s(self, key: ShardKey) -> float:
         return self._config.grace_s + self._layout.transfer_s(key.fragment)
+
+
+def _mark(contribution: PeerContribution) -> tuple[int, float]:
+    """Of a shard and of the whole: where no sample has touched a shard, it alone may be equal."""
+    return contribution.hash, contribution.norm

@@ -348,7 +348,7 @@ class ComputeShard:
     """Average the contributions in this order, each times its factor; report `ShardComputed`.
 
     `left_out` are peers in quarantine, whose contributions do not count. `missing` are those that
-    were waited for in vain.
+    were waited for in vain. `alike`: groups that contribute the same, bit for bit.
     """
 
     key: ShardKey
@@ -357,6 +357,7 @@ class ComputeShard:
     contributors: Group
     weights: tuple[int, ...]
     factors: tuple[float, ...]
+    alike: tuple[Group, ...]
     left_out: Group
     missing: Group
     next_group: Group

@@ -4,6 +4,7 @@ import asyncio
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from itertools import count
+from math import inf
 from typing import TYPE_CHECKING
 
 from algorithms.diloco import reduction_seed
@@ -305,6 +306,10 @@ class ReducerIO:
         for peer in action.left_out:
             context.left_out(peer)
         self._missing.update(action.missing)
+        for peers in action.alike:
+            given = inputs[action.contributors.index(peers[0])]
+            if not context.known_alike(peers) and await self._holds_something(shard, given):
+                context.contribute_alike(peers)
         before = self._residuals.before(key, shard.start, shard.stop)
         try:
             payload, residual = await context.worked(
@@ -327,6 +332,14 @@ class ReducerIO:
         self._candidates[key] = _Computed(reduction, shard, before, residual)
         self._handle(events.ShardComputed(key, action.attempt))
         self._candidates.pop(key, None)
+
+    async def _holds_something(self, shard: ShardRange, given: memoryview) -> bool:
+        """Whether a contribution is of other values than zeros: something was learned for it."""
+        codec, elements = self._context.codec, shard.stop - shard.start
+        norm = await self._context.worked(
+            elements, lambda: wire.check_values(codec, given, elements, inf, exact=shard.exact)
+        )
+        return norm > 0
 
     def _average(
         self, action: events.ComputeShard, inputs: list[memoryview], residual: "Tensor | None"

@@ -42,7 +42,7 @@ from worker.exchange.pairwise.stream import (
     StreamEvent,
     TellAnchor,
 )
-from worker.exchange.types import Failed, Succeeded, Suspect, View
+from worker.exchange.types import Failed, Succeeded, Suspect, View, alike
 from worker.training.inbox import Begin, PrefetchedAnchor, RoundDone, RoundFailed
 from worker.transport import Stream, Transport, TransportError
 
@@ -314,6 +314,11 @@ class Pairs:
         """Averages what the group has given."""
         context, own = self._context, buffer.own
         mean = await self._values.mean(buffer, CONTRIBUTION)
+        learned = mean[: len(mean) - context.limbs(buffer.fragment)]
+        hashes = [part.hash for part in buffer.parts(CONTRIBUTION, context.me)]
+        marks = dict(zip(buffer.group, hashes, strict=True))
+        for peers in alike(marks) if learned.any() else ():
+            context.contribute_alike(peers)
         mean_anchor = await self._values.mean_anchor(buffer)
         took_s = self._now() - buffer.began
         sent_bytes = sum(payload_of(part).packed_bytes for part in own.values())

@@ -101,6 +101,7 @@ def test_of_a_run_under_way_by_what_each_says(
         "traffic": {"bytes_sent": 7, "bytes_received": 8},
         "rounds": {"completed": 2, "failed": 1},
         "verdicts": [verdict],
+        "warnings": ["w0 and w1 contribute the same values"],
     }
 
     def ask(address: str, timeout_s: float, identity: object = None, only: str = "") -> Any:
@@ -120,6 +121,7 @@ def test_of_a_run_under_way_by_what_each_says(
     assert (report["steps"], report["elapsed_s"], report["verdicts"]) == (60, 9.0, [verdict])
     assert report["under_way"]
     said_lines = dict(figure_lines(report))
+    assert said_lines["warning"] == "w0 and w1 contribute the same values"
     assert said_lines["under way"] == (
         "the run goes on, at step 100 of 60; peers: 1 training, 1 done, 1 dead"
     )

@@ -123,6 +123,12 @@ def test_whatever_is_there_is_shown_and_steers_no_terminal() -> None:
     assert any(line.split() == ["w1", "-", "3.0", "ms", "-"] for line in lines)
 
 
+def test_each_warning_has_a_line() -> None:
+    lines = printed({"kind": "worker", "members": [], "warnings": ["one \x1b[2J", "two"]})
+    assert lines[-3:-1] == ["warning: one \ufffd[2J", "warning: two"]
+    assert not dict(fact_lines({"warnings": []}))
+
+
 def test_without_members_it_says_so() -> None:
     assert printed({"kind": "coordinator", "members": []})[-1] == "no members are known yet"
 
