@@ -326,17 +326,19 @@ class FragmentOptimizer:
         self.work_steps = 0
         return self.in_flight
 
+    @property
+    def last_contribution(self) -> Contribution | None:
+        """Of what was learned since the start: what is on its way, or will be sent again."""
+        if self.in_flight is None:
+            return self._to_send_again()
+        return None if self.in_flight.everyone else self.in_flight
+
     def _to_send_again(self) -> Contribution | None:
         """The contribution of an earlier try of the next round."""
         earlier = None if self._failed_try is None else self._failed_try.contribution
         if earlier is None or earlier.round != self.state.version or self._update is not None:
             return None
         return earlier if self._plan.payload == "pseudo_gradient" else None
-
-    def forget(self) -> None:
-        """What was learned since the anchor is gone, with what a failed try has sent of it."""
-        self._failed_try = None
-        self._sent.clear()
 
     def contribute_values(self, values: Tensor, step: int) -> Contribution:
         """The anchor or the local parameters, for the average over everyone that ends a run."""

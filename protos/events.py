@@ -35,6 +35,9 @@ EventKind = Literal[
     # steps, and step_s, what one of them has computed for on average
     "round",
     "round_failed",  # fragment, round, reason, waiting_for
+    # step, fragments, steps: that are lost, steps_lost: of all times so far, times; parameters,
+    # moments or a gradient were not finite, and are what they were before
+    "put_back",
     "stalled",  # fragment, round, waiting_for, seconds so far, last_s: of the round before
     "head_start",  # fragment, round, step: an anchor that was fetched early is used
     "refused",  # reason, again, sender, round: a message that was not taken
@@ -149,6 +152,16 @@ def stall_words(event: Event) -> str:
     late = ", ".join(names_of(event, "waiting_for")) or "its end"
     seconds, last_s = (float_of(event, name) or 0.0 for name in ("seconds", "last_s"))
     return f"{late}: {seconds:.0f} s so far, the last round took {last_s:.1f} s"
+
+
+def put_back_words(event: Event) -> str:
+    """What was not finite in a `put_back` event, and how many inner steps that has cost."""
+    what = "parameters" if event.get("fragments") else "moments of the optimizer"
+    steps, so_far = int_of(event, "steps"), int_of(event, "steps_lost")
+    return (
+        f"{what} not finite at step {int_of(event, 'step')}: back to what they were before; "
+        f"{steps} inner steps lost, {so_far} so far"
+    )
 
 
 def given_up_words(event: Event) -> str:

@@ -38,6 +38,7 @@ class Record:
     bytes_received: int = 0
     rounds_completed: int = 0
     rounds_failed: int = 0
+    steps_lost: int = 0  # since something was not finite
     moves: int = 0  # to another stage
     rebuilds: int = 0  # of a stage, after such a move
     started: bool = False
@@ -72,6 +73,8 @@ class Record:
                 self.rounds_completed += _is_later(self._last_round, event)
             case "round_failed":
                 self.rounds_failed += _is_later(self._last_failed, event)
+            case "put_back":
+                self.steps_lost = max(self.steps_lost, int_of(event, "steps_lost") or 0)
             case "moves":
                 self._moves(event)
             case "rebuilt" if self._rebuilt_after != self.moves:
@@ -188,7 +191,8 @@ class Record:
         reason = text_of(event, "reason") or "ended"
         stopped = reason.startswith("SIG")  # a worker names the signal that stopped it
         self.state = {"finished": "done"}.get(reason, "interrupted" if stopped else reason)
-        for name in ("step", "bytes_sent", "bytes_received", "rounds_completed", "rounds_failed"):
+        counts = ("rounds_completed", "rounds_failed", "steps_lost")
+        for name in ("step", "bytes_sent", "bytes_received", *counts):
             if (value := int_of(event, name)) is not None:
                 setattr(self, name, value)
 

@@ -119,6 +119,7 @@ def _live(member: Document, answers: Mapping[str, Document]) -> Record:
     if isinstance(rounds, Mapping):
         record.rounds_completed = int_of(rounds, "completed") or 0
         record.rounds_failed = int_of(rounds, "failed") or 0
+        record.steps_lost = int_of(rounds, "steps_lost") or 0
     if record.loss is not None:
         record.curve = [(record.step, record.loss)]
     if (val_loss := float_of(said, "val_loss")) is not None:

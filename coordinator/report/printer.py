@@ -273,6 +273,8 @@ def _computing(report: Report) -> str:
 def _rounds(report: Report) -> str:
     failed = report["rounds_failed"]
     line = f"{report['rounds_completed']} completed, {failed or 'none'} failed"
+    if lost := report.get("steps_lost"):
+        line += f"; {count(lost, 'inner step')} lost, since values were not finite"
     if tau := report["most_overlap_steps"]:  # where it is measured
         line += f", up to {count(tau, 'step')} on their way"
     if (fragments := report.get("fragments") or 1) > 1:

@@ -14,6 +14,7 @@ from protos.events import (
     names_of,
     place_of,
     printable,
+    put_back_words,
     stall_words,
     text_of,
 )
@@ -204,6 +205,7 @@ class EventFormatter:
         self._writers: dict[str, Callable[[Event], str | None]] = {
             "started": self._started,
             "round_failed": _round_failed,
+            "put_back": put_back_words,
             "stalled": self._stalled,
             "adopted": _adopted,
             "located": self._located,

@@ -17,7 +17,9 @@ Report = dict[str, Any]
 
 _LINK_KEYS = ("link", "link_means", "link_bytes")  # None where workers were on loopback
 _SETTING_COUNTS = ("inner_steps", "seed", "params", "fragments")
-_RECORD_COUNTS = ("bytes_sent", "bytes_received", "rounds_completed", "rounds_failed")
+_RECORD_COUNTS = (
+    *("bytes_sent", "bytes_received", "rounds_completed", "rounds_failed", "steps_lost"),
+)
 _PEER_COUNTS = (
     "tokens",
     "payload_bytes_sent",
@@ -87,6 +89,7 @@ def build_report(
         "elapsed_s": round(elapsed_s, 3),
         "rounds_completed": max((record.rounds_completed for record in records), default=0),
         "rounds_failed": sum(record.rounds_failed for record in records),
+        "steps_lost": sum(record.steps_lost for record in records),
         "most_overlap_steps": max(
             (int_of(r, "most_overlap_steps") or 0 for r in results), default=0
         ),

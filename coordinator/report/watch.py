@@ -455,7 +455,8 @@ def _pace(row: PeerRow) -> str:
 
 def _not_taken(own: Document, rounds: Document) -> dict[str, int]:
     """Counts above 0 by reason, the swarm's own words first."""
-    counts = {"round failed": int_of(rounds, "failed"), "late": int_of(rounds, "late")}
+    said = {"round failed": "failed", "step lost": "steps_lost", "late": "late"}
+    counts = {reason: int_of(rounds, key) for reason, key in said.items()}
     refused = _map(own, "refused")
     counts |= {printable(str(reason)): int_of(refused, reason) for reason in refused}
     return {reason: count for reason, count in counts.items() if count}

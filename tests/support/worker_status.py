@@ -28,6 +28,7 @@ STATUS: dict[str, Any] = {
     "rounds": {
         "completed": 6,
         "failed": 1,
+        "steps_lost": 9,
         "late": 2,
         "takeovers": 3,
         "exchange_s": 4.5,

@@ -6,7 +6,14 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 
 from protos.addresses import is_loopback, split_address
-from protos.events import float_of, given_up_words, int_of, located_words, stall_words
+from protos.events import (
+    float_of,
+    given_up_words,
+    int_of,
+    located_words,
+    put_back_words,
+    stall_words,
+)
 from protos.figures import count, duration, listed, megabytes, parameters, percent
 from protos.files import print_line
 from protos.web import page_words
@@ -24,6 +31,7 @@ _NEEDED = frozenset(
         "preempted",
         "result",
         "resumed",
+        "put_back",
         "round_failed",
         "stalled",
         "warning",
@@ -134,6 +142,8 @@ def describe(event: Mapping[str, object], joins: str | None = "") -> str | None:
             )
         case "round_failed":
             return f"round {event['round']} failed: {event['reason']}"
+        case "put_back":
+            return put_back_words(event)
         case "stalled":
             return f"round {event['round']} waits for {stall_words(event)}"
         case "located":

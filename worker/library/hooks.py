@@ -20,6 +20,7 @@ from worker.training.model import (
     schema_of,
     trained_parameters,
 )
+from worker.training.optimizers import moments_are_finite
 from worker.training.replica import first_learning_rate
 from worker.wire import tensor_hash
 
@@ -137,8 +138,15 @@ class UserReplica:
     def handle(self, message: StageJob | IterationOver) -> None:
         """A whole model has no jobs to do for others."""
 
+    @property
+    def moments_are_finite(self) -> bool:
+        """Whether what the optimizers know is: else their steps lead nowhere."""
+        return moments_are_finite(self.optimizers)
+
     def reset_moments(self) -> None:
-        """Forgets what the optimizer knows, after it has led astray."""
+        """Forgets what the optimizer knows, after it has led astray; on a site all ranks do."""
+        if self.accessor is not None:
+            self.accessor.reset_moments()
         for optimizer in self.optimizers:
             optimizer.state.clear()
 

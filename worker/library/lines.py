@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from worker.cli.event_lines import PlainLines, describe
 from worker.library.arguments import in_arguments
 
-_WARNINGS = frozenset({"warning", "round_failed"})
+_WARNINGS = frozenset({"warning", "put_back", "round_failed"})
 _OFTEN = frozenset({"progress", "round", "head_start"})
 _KNOWN = ("event", "peer", "time_s", "at")
 

@@ -41,6 +41,11 @@ class _Write:
 
 
 @dataclass(frozen=True)
+class _Forget:
+    """What the optimizers know."""
+
+
+@dataclass(frozen=True)
 class SwarmProgress:
     """What rank 0 knows of the swarm, and the others are told of it."""
 
@@ -65,7 +70,7 @@ class _Leased:
     message: LeaseMessage | None
 
 
-_Word = _Read | _Write | _GoOn | _Failed | _Leased
+_Word = _Read | _Write | _Forget | _GoOn | _Failed | _Leased
 
 
 class Site:
@@ -75,6 +80,7 @@ class Site:
         fragments: what is exchanged.
         parameters: the local ones by name, detached; DTensor or plain, and then alike on all ranks.
         tell: rank 0: what the others are told when they may go on.
+        forget: other ranks: forgets what their optimizers know.
     """
 
     def __init__(
@@ -82,12 +88,14 @@ class Site:
         fragments: Sequence[Fragment],
         parameters: Mapping[str, Tensor],
         tell: Callable[[], SwarmProgress] | None = None,
+        forget: Callable[[], None] = lambda: None,
     ) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self._groups: list[dist.ProcessGroup] = [dist.new_group(backend="gloo")]
         # Its threads must end before the interpreter does: they would abort the process.
         weakref.finalize(self, self._groups.clear)
         self._fragments, self._parameters, self._tell = fragments, parameters, tell
+        self._forget = forget
 
     @property
     def _group(self) -> dist.ProcessGroup:
@@ -114,6 +122,8 @@ class Site:
                 case _Write(index):
                     fragment = self._fragments[index]
                     self._take(fragment, fragment.empty())
+                case _Forget():
+                    self._forget()
                 case _GoOn(progress):
                     return progress
                 case _Failed(error):
@@ -129,6 +139,10 @@ class Site:
         """Rank 0: makes these (1-D) the local values of all ranks."""
         self._say(_Write(fragment.index))
         self._take(fragment, values.contiguous())
+
+    def reset_moments(self) -> None:
+        """Rank 0: the others forget what their optimizers know."""
+        self._say(_Forget())
 
     def share(self, message: LeaseMessage | None) -> None:
         """Rank 0: what it was told of its samples, as all ranks draw."""
@@ -177,7 +191,9 @@ class SiteRank:
         _ = self._replica.frozen_hash  # all ranks gather what it is of
         config: Config = agreed(None)[0]
         fragments = fragments_of(self._replica.schema, config)
-        self._site = site = Site(fragments, self._replica.parameters)
+        self._site = site = Site(
+            fragments, self._replica.parameters, forget=self._replica.reset_moments
+        )
         self._shares = Shares(
             config.run.seed, site.rank, site.size, lambda _: None, lambda _: site.shared()
         )

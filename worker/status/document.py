@@ -126,6 +126,7 @@ def status_document(
         "rounds": {
             "completed": rounds.done,
             "failed": rounds.failed,
+            "steps_lost": rounds.steps_lost,
             "late": counts.late,
             "takeovers": counts.takeovers,
             "exchange_s": round(rounds.exchange_s, 3),

@@ -90,6 +90,8 @@ def metrics_of(document: Document) -> Iterator[Metric]:
     rounds = document["rounds"]
     outcomes = {key: rounds[key] for key in ("completed", "failed")}
     yield counter("rounds", "This peer's outer rounds.", outcomes, "outcome")
+    lost = {"": rounds["steps_lost"]}
+    yield counter("steps_lost", "Inner steps undone, since values were not finite.", lost)
     yield counter("late", "Own rounds that closed without this peer's part.", {"": rounds["late"]})
     yield counter(
         "takeovers", "Shards of own rounds whose reducer was lost.", {"": rounds["takeovers"]}

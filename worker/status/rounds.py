@@ -31,12 +31,14 @@ class RoundLog:
 
     Attributes:
         done, failed: rounds so far.
+        steps_lost: inner steps, since something was not finite.
         exchange_s: how long those that were completed were on their way, and the last of them.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self.done, self.failed, self.exchange_s = 0, 0, 0.0
+        self.steps_lost = 0
         self.last_exchange_s: float | None = None
         self._on_the_way: dict[int, _Round] = {}  # by fragment
         self._recent: deque[_Round] = deque(maxlen=_REMEMBERED)
@@ -77,6 +79,8 @@ class RoundLog:
                         each.waited_for = text_of(event, "waited_for") or each.waited_for
             case "round_failed":
                 self._waiting_since = None
+            case "put_back":
+                self.steps_lost = int_of(event, "steps_lost") or 0
 
     def waiting_s(self) -> float | None:
         """How long the training has stood still by now; None while it does not."""

@@ -13,9 +13,10 @@ from algorithms.diloco import merge
 from algorithms.fragment_state import FragmentOptimizer, FragmentState, RoundResult
 from algorithms.fragments import Fragment, complement, integers_of
 from algorithms.plan import Plan
+from worker.errors import UsageError
 from worker.training.device import Copies, copies_for
 from worker.training.inbox import PrefetchedAnchor, RoundDone, RoundFailed
-from worker.wire import state_hash
+from worker.wire import are_finite, is_finite, state_hash
 
 _VARIANCE = "running_var"  # of torch's normalisations
 
@@ -38,6 +39,10 @@ class Accessor(Protocol):
         """Makes these (1-D) the local values."""
         ...
 
+    def reset_moments(self) -> None:
+        """Makes the other processes forget what their optimizers know."""
+        ...
+
 
 class FragmentReplica(FragmentOptimizer):
     """Its methods read and write the local parameters; those of `FragmentOptimizer` do not.
@@ -47,6 +52,9 @@ class FragmentReplica(FragmentOptimizer):
         parameters: the local ones by name, detached; at first the anchor too.
         accessor: reads and writes them; None where they are all here.
         copies: between their device and the host.
+
+    Raises:
+        UsageError: one of the parameters is not finite.
     """
 
     def __init__(
@@ -60,9 +68,20 @@ class FragmentReplica(FragmentOptimizer):
         self.fragment, self._accessor = fragment, accessor
         self._parameters, self._copies = parameters, copies or copies_for(parameters.values())
         started = initial_state(plan, self.local)
+        self._check(started.anchor)
         super().__init__(plan, started, state_hash, fragment.averaged, fragment.exact)
         self.arrived: RoundDone | RoundFailed | None = None
         self._prefetched: PrefetchedAnchor | None = None
+
+    def _check(self, anchor: Tensor) -> None:
+        for spec, values in zip(
+            self.fragment.specs, self.fragment.views(anchor).values(), strict=True
+        ):
+            if not (spec.averaged or is_finite(values.flatten())):
+                raise UsageError(
+                    f"parameter {spec.name!r} has values that are not finite, or absurdly large: "
+                    "give the model its first values before the swarm begins, or freeze it"
+                )
 
     @property
     def local(self) -> Tensor:
@@ -85,6 +104,21 @@ class FragmentReplica(FragmentOptimizer):
         held = {s.name: self._parameters[s.name].contiguous() for s in self.fragment.specs}
         kinds = {s.name: s.integers for s in self.fragment.specs if s.integers is not None}
         return held | {name: integers_of(held[name], kind) for name, kind in kinds.items()}
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether all that is trained of it is finite, and of sane size."""
+        return are_finite(self._parameters[s.name] for s in self.fragment.specs if not s.averaged)
+
+    def put_back(self) -> int:
+        """Undoes what was learned since the last contribution, if that is on its way or will be
+        sent again, or since the start; returns how many inner steps that was."""
+        start, sent = self.as_held(self.start), self.last_contribution
+        if sent is not None:
+            start = start - sent.g if sent.guess is None else sent.guess
+        self.write(start)
+        lost, self.work_steps = self.work_steps, 0
+        return lost
 
     def write(self, values: Tensor) -> None:
         """Makes these (1-D) the local parameters."""

@@ -48,6 +48,8 @@ class Metrics:
     rounds_failed: int = 0
     most_overlap_steps: int = 0  # tau at its longest, where it is measured
     adoptions: int = 0
+    put_back: int = 0  # times that parameters, moments or a gradient were not finite
+    steps_lost: int = 0  # inner steps that were undone for it
     rounds_given_up: int = 0  # for the state of the other side of a partition
     evaluate_s: float = 0.0  # between two steps
     peak_rss_bytes: int = 0  # of the process, up to the last step
@@ -150,6 +152,7 @@ class Metrics:
             "most_overlap_steps": self.most_overlap_steps,
             "adoptions": self.adoptions,
             "rounds_given_up": self.rounds_given_up,
+            "steps_lost": self.steps_lost,
             "peak_rss_bytes": self.peak_rss_bytes,
             "stall_s_by_peer": _rounded(self.stall_s_by_peer),
             "stall_s_by_fragment": _rounded(self.stall_s_by_fragment),

@@ -20,6 +20,7 @@ from algorithms.fragments import layer_of
 from worker.errors import UsageError
 from worker.tasks import OptimizesItself, Task, TaskError, import_factory
 from worker.training.config import InnerConfig
+from worker.wire import are_finite
 
 _NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # of a quintic that takes singular values to about 1
 _ITERATIONS = 5
@@ -105,6 +106,16 @@ def orthogonal(matrix: Tensor) -> Tensor:
         square = wide @ wide.T
         wide = torch.addmm(wide, torch.addmm(square, square, square, beta=b, alpha=c), wide, beta=a)
     return wide if x.shape[0] <= x.shape[1] else wide.T
+
+
+def moments_are_finite(optimizers: Iterable[Optimizer]) -> bool:
+    """Whether all is finite that they remember of each value of a parameter."""
+    remembered = ((p, each) for o in optimizers for p, s in o.state.items() for each in s.values())
+    return are_finite(
+        each
+        for parameter, each in remembered
+        if isinstance(each, Tensor) and each.is_floating_point() and each.shape == parameter.shape
+    )
 
 
 def inner_optimizers(

@@ -5,6 +5,7 @@ happens there. When a round fails, the local parameters are kept and the anchor 
 peer's state. When a round closed without this peer, what it has learned is carried over.
 """
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -38,7 +39,7 @@ from worker.training.inbox import (
 )
 from worker.training.metrics import Metrics, Reporter, Stall
 from worker.training.replica import Pace, Replica
-from worker.wire import is_finite
+from worker.wire import are_finite, is_finite
 
 _AT_ONCE = 2  # rounds on their way where none overlaps a step: the link stays busy
 _LAST_TRIES = 2  # of a last round: what an earlier try has sent goes first
@@ -139,7 +140,9 @@ class OuterLoop:
         self._mailbox, self._clock = mailbox, clock
         self._schedule = plan.schedule(fragments=len(fragments), steps=steps)
         self._order = RoundOrder(self.fragments, plan, self._schedule)
-        self._before = step
+        self._before, self._loss = step, math.nan
+        specs = [spec for each in fragments for spec in each.specs]
+        self._trained = [spec.name for spec in specs if not spec.averaged]
         self._pairs, self._gradients = plan.exchange == "pairs", plan.payload == "gradient"
 
     @property
@@ -189,6 +192,8 @@ class OuterLoop:
         for each in self.fragments:
             each.work_steps += 1
         self.metrics.learned(loss, self._before, self.step, self._steps)
+        if self._led_astray(loss) and self._plan.exchange != "none":
+            self._put_back()
         if self._gradients:
             self.commit_parameters()
         elif not exchange:
@@ -199,6 +204,11 @@ class OuterLoop:
             self._exchange()
         self._handle_all()
         self._take_head_starts()
+
+    def _led_astray(self, loss: float) -> bool:
+        """Whether a loss is the first that is not finite; the parameters may be so, too."""
+        before, self._loss = self._loss, loss
+        return math.isfinite(before) and not math.isfinite(loss)
 
     def _handle_all(self) -> None:
         while (message := self._mailbox.poll()) is not None:
@@ -214,6 +224,11 @@ class OuterLoop:
         """
         if not self._gradients or self._plan.exchange == "none":
             return
+        if not are_finite(gradients[name] for name in self._trained):
+            self._report_lost(self.fragments, 1)
+            # It counts for nothing, and this peer takes the mean of the others'.
+            gradients |= {name: torch.zeros_like(gradients[name]) for name in self._trained}
+            weight = 0
         for each in self.fragments:
             self._begin_round(each, each.fragment.flatten(gradients), weight)
         for each in self.fragments:
@@ -224,12 +239,15 @@ class OuterLoop:
 
     def commit_parameters(self) -> None:
         """Without an outer optimizer the anchor is the local model."""
+        if self._gradients:
+            self._put_back()
         for each in self.fragments:
             each.commit(anchor=each.local)
         self.publish()
 
     def apply_in_flight(self) -> None:
         """Waits for the rounds that were sent, and applies them: this peer sends no more."""
+        self._put_back()
         for each in self._order.in_flight():
             self._apply(each)
 
@@ -259,6 +277,7 @@ class OuterLoop:
 
         Args: early: all loops have ended before the schedule, so that the round has another number.
         """
+        self._put_back()
         for each in self.fragments:
             self._apply_all_but(_AT_ONCE - 1)  # what is on its way takes memory
             index = each.fragment.index
@@ -281,10 +300,13 @@ class OuterLoop:
 
     def _exchange(self) -> None:
         """Applies what is due, then sends what is due since the last call."""
-        for each in self._order.to_apply(self.step):
+        to_apply = self._order.to_apply(self.step)
+        due = range(self._dealt_with + 1, self.step + 1)
+        if to_apply or self._order.to_send(due):
+            self._put_back()
+        for each in to_apply:
             self._apply(each)
         at_once = self._schedule.applies_at_once(self.step)
-        due = range(self._dealt_with + 1, self.step + 1)
         self._dealt_with = self.step
         for each, round_ in self._order.to_send(due):
             if self._pairs:  # a round is the schedule's: others do not wait for it
@@ -306,17 +328,41 @@ class OuterLoop:
         start = each.as_held(each.start)
         local = each.local
         g = pseudo_gradient(start, local, out=local)
-        if not is_finite(g):
-            # Others wait for this peer: no movement is a better answer than none.
-            text = "parameters are not finite: going on from the anchor"
-            self.reporter.event("warning", text=text)
-            each.write(start)
-            self._replica.reset_moments()
-            each.forget()
-            g = torch.zeros_like(start)
+        if not is_finite(g):  # in a shard that another process of the site holds
+            self._put_back([each])
+            g = pseudo_gradient(start, each.local)
         sent = self._begin_round(each, g)
         if sent.guess is not None:
             each.write(sent.guess)
+
+    def _put_back(self, known: Sequence[FragmentReplica] = ()) -> None:
+        """Puts back all fragments that are not finite, to where this peer's last contribution has
+        left them, and forgets the moments, in which the same lives on. Others wait for this peer:
+        no movement is a better answer than none.
+
+        Args:
+            known: those that are not finite; else this finds them.
+        """
+        found = known or [each for each in self.fragments if not each.is_finite]
+        if found or not self._replica.moments_are_finite:
+            steps = max((each.put_back() for each in found), default=0)
+            self._replica.reset_moments()
+            self._report_lost(found, steps)
+
+    def _report_lost(self, fragments: Sequence[FragmentReplica], steps: int) -> None:
+        """Counts inner steps that are lost, and tells of the first, second, fourth such time."""
+        metrics = self.metrics
+        metrics.steps_lost += steps
+        metrics.put_back += 1
+        if metrics.put_back & (metrics.put_back - 1) == 0:
+            self.reporter.event(
+                "put_back",
+                step=self.step,
+                fragments=[each.fragment.index for each in fragments],
+                steps=steps,
+                steps_lost=metrics.steps_lost,
+                times=metrics.put_back,
+            )
 
     def _apply(self, each: FragmentReplica) -> None:
         """Waits for a round that was sent, if one was, and applies its mean."""
@@ -438,6 +484,7 @@ class OuterLoop:
 
     def _adopt(self, adopt: Adopt) -> None:
         """Takes over another peer's committed states; own progress against the anchor is kept."""
+        self._put_back()
         taken, phase = [], self.reporter.phase
         lost, apart = 0, 0.0
         for index, theirs in sorted(adopt.states.items()):

@@ -19,7 +19,7 @@ from worker.training.device import device_of, moved
 from worker.training.fragment import Accessor
 from worker.training.inbox import IterationOver, StageJob
 from worker.training.model import running_statistics, trained_parameters
-from worker.training.optimizers import inner_optimizers
+from worker.training.optimizers import inner_optimizers, moments_are_finite
 
 _REMEMBERED_STEPS = 16
 _FIRST_STEPS = 4  # slower than the rest: the machine warms up
@@ -63,6 +63,11 @@ class Replica(Protocol):
 
     def handle(self, message: StageJob | IterationOver) -> None:
         """A job for a stage."""
+        ...
+
+    @property
+    def moments_are_finite(self) -> bool:
+        """Whether what the optimizer knows is: else its steps lead nowhere."""
         ...
 
     def reset_moments(self) -> None:
@@ -138,6 +143,11 @@ class InnerReplica:
 
     def handle(self, message: StageJob | IterationOver) -> None:
         """A whole model has no jobs to do for others."""
+
+    @property
+    def moments_are_finite(self) -> bool:
+        """Whether what the optimizers know is: else their steps lead nowhere."""
+        return moments_are_finite(self.optimizers)
 
     def reset_moments(self) -> None:
         """Forgets what the optimizer knows, after it has led astray."""

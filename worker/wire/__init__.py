@@ -37,6 +37,7 @@ from worker.wire.payloads import (
 )
 from worker.wire.tensors import (
     BLOCK_ELEMENTS,
+    are_finite,
     average,
     bytes_tensor,
     check_values,
@@ -62,6 +63,7 @@ __all__ = [
     "Payload",
     "Reduction",
     "WireError",
+    "are_finite",
     "average",
     "bytes_tensor",
     "check_name",

@@ -14,6 +14,7 @@ from worker.wire.errors import WireError
 
 BLOCK_ELEMENTS = 256 * 1024  # 1 MiB of fp32: short enough not to hold the loop up
 _EXACT = codec_by_name("fp32")
+_MOST_NORM = 2.0**64
 _NOT_FINITE = "the values hold NaN, Inf or absurdly large ones"
 
 
@@ -32,6 +33,14 @@ def bytes_tensor(raw: memoryview) -> Tensor:
 def is_finite(values: Tensor) -> bool:
     """Whether all of a 1-D fp32 tensor is finite and of sane size (its square sum is finite)."""
     return bool(torch.isfinite(torch.dot(values, values)))
+
+
+def are_finite(tensors: Iterable[Tensor]) -> bool:
+    """The same of tensors of any floating type and shape, on any device; of one that is sharded, of
+    the shard that is here."""
+    here = (each.to_local() if hasattr(each, "to_local") else each for each in tensors)
+    norms = (torch.linalg.vector_norm(each, dtype=torch.float32) for each in here)
+    return all(float(found) < _MOST_NORM for found in norms)  # no comparison holds for a NaN
 
 
 # Below, `exact` of the last values are limbs of integers. They follow the encoding of the others in

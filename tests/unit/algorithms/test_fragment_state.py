@@ -203,14 +203,18 @@ def test_a_failed_round_leaves_everything_and_the_same_is_sent_again() -> None:
     assert not outer.failed
 
 
-def test_what_is_gone_is_not_sent_again() -> None:
-    """The parameters were not finite: this peer went on from the anchor."""
+def test_the_last_contribution_is_the_one_under_way_or_to_be_sent_again() -> None:
     outer = optimizer(PLAIN)
-    end(outer, Failed(), send(outer, LOCAL))
-    outer.forget()
-    send(outer, ANCHOR - 1)
-    assert outer.in_flight is not None
-    assert outer.in_flight.g.tolist() == [1] * 4
+    assert outer.last_contribution is None
+    local = send(outer, LOCAL)
+    sent = outer.in_flight
+    assert outer.last_contribution is sent
+    local = end(outer, Failed(), local)
+    assert outer.last_contribution is sent
+    end(outer, done(0), send(outer, local))
+    assert outer.last_contribution is None
+    outer.contribute_values(ANCHOR, 1)  # the final average is of nothing that was learned
+    assert outer.last_contribution is None
 
 
 def test_steps_that_come_later_than_a_failed_try_count_later() -> None:

@@ -47,6 +47,15 @@ def test_a_repeated_round_counts_once() -> None:
     assert (record.rounds_completed, record.rounds_failed) == (4, 1)
 
 
+def test_lost_steps_are_those_of_all_times_so_far(result_event) -> None:
+    record = Record("w0")
+    for lost in (3, 7, 7):
+        record.apply({"event": "put_back", "steps": 4, "steps_lost": lost}, 0.0)
+    assert record.steps_lost == 7
+    record.apply(result_event("w0", steps_lost=9), 1.0)
+    assert record.steps_lost == 9
+
+
 def test_the_result_wins_over_what_was_seen(result_event) -> None:
     record = Record("w0")
     record.apply(progress(90), 0.0)

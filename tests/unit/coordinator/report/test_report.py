@@ -141,6 +141,13 @@ def test_differing_hashes_are_not_hidden(result_event) -> None:
     assert "DIFFER" not in printed({**report, "preset": "local"})
 
 
+def test_lost_steps_are_added_up_and_named(result_event) -> None:
+    records = [finished(result_event("w0", steps_lost=5)), finished(result_event("w1"))]
+    report = build_report(records, settings={}, elapsed_s=1.0)
+    assert [report["steps_lost"], *(peer["steps_lost"] for peer in report["peers"])] == [5, 5, 0]
+    assert "none failed; 5 inner steps lost, since values were not finite" in printed(report)
+
+
 def test_the_printed_report_names_the_figures(result_event) -> None:
     records = [
         finished(result_event(f"w{i}", sample="def f():\n\treturn \x1b[2J1\n")) for i in range(4)

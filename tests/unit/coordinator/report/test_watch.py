@@ -54,7 +54,7 @@ class FakeSwarm:
             "tokens_per_s": 1000.0,
             "members": self.members,
             "traffic": {"bytes_sent": 1_000_000, "bytes_received": 2_000_000},
-            "rounds": {"completed": 5, "failed": 1, "late": 0},
+            "rounds": {"completed": 5, "failed": 1, "steps_lost": 4, "late": 0},
             "refused": {"invalid": 3},
         }
 
@@ -86,9 +86,9 @@ def test_each_peer_is_asked_itself() -> None:
     assert seen.left_s == 40.0  # the slowest: 320 steps at 8 a second
     assert seen.tokens_per_s == 3000.0
     assert [row.not_taken for row in seen.rows] == [
-        {"round failed": 1, "invalid": 3},
-        {"round failed": 1},
-        {"round failed": 1, "invalid": 3},
+        {"round failed": 1, "step lost": 4, "invalid": 3},
+        {"round failed": 1, "step lost": 4},
+        {"round failed": 1, "step lost": 4, "invalid": 3},
     ]
 
 
@@ -235,7 +235,11 @@ def test_a_terminal_gets_a_table_a_pipe_lines_and_a_script_json() -> None:
     lines = shown_on(script, as_json=True, looks=looks).splitlines()
     documents = [json.loads(each) for each in lines]
     assert [each["left_s"] for each in documents] == [30.0, 30.0]
-    assert documents[0]["peers"][1]["not_taken"] == {"round failed": 1, "invalid": 3}
+    assert documents[0]["peers"][1]["not_taken"] == {
+        "round failed": 1,
+        "step lost": 4,
+        "invalid": 3,
+    }
 
 
 def test_where_a_task_does_not_count_in_tokens_samples_or_steps_are_told() -> None:

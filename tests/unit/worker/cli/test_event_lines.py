@@ -115,6 +115,11 @@ from worker.cli.event_lines import PlainLines, describe
             "took over w2's state at step 60: ahead; its own last 12 rounds are given up for it, "
             "which were 1.2 % apart",
         ),
+        (
+            {"event": "put_back", "step": 9, "fragments": [0, 1], "steps": 3, "steps_lost": 8},
+            "parameters not finite at step 9: back to what they were before; 3 inner steps lost, "
+            "8 so far",
+        ),
         ({"event": "moves", "stage": 2, "to": 1}, "moves from stage 2 to stage 1"),
         (
             {"event": "rebuilt", "stage": 1, "from": {0: 0.25, 2: 0.75}},

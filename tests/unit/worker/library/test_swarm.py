@@ -270,21 +270,6 @@ def test_tied_weights_are_trained_as_one() -> None:
     assert torch.equal(fragment["anchor"], model[0].weight.detach().flatten())
 
 
-def test_a_loss_that_is_not_finite_loses_the_step_but_not_the_run(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    model, optimizer = model_of()
-    with Swarm(model, optimizer, inner_steps=2, steps=4) as swarm:
-        for number in range(4):
-            (model(torch.ones(2, 4)).sum() * (float("nan") if number == 1 else 1)).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        assert swarm.done
-    assert values(model).isfinite().all()
-    (line,) = (r.getMessage() for r in caplog.records if r.levelname == "WARNING")
-    assert "parameters are not finite: going on from the anchor" in line
-
-
 def test_everything_public_is_documented() -> None:
     assert all(getattr(murmuration, name).__doc__ for name in murmuration.__all__)
 

@@ -43,6 +43,7 @@ def test_every_number_of_the_status_is_a_metric() -> None:
         ("members", "dead"): 0,
         ("rounds_total", "completed"): 6,
         ("rounds_total", "failed"): 1,
+        ("steps_lost_total",): 9,
         ("late_total",): 2,
         ("takeovers_total",): 3,
         ("round_seconds_count",): 6,

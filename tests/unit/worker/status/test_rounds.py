@@ -11,6 +11,12 @@ class Clock:
         return self.now_s
 
 
+def test_steps_that_were_undone() -> None:
+    rounds = RoundLog(Clock())
+    rounds.told(new_event("put_back", step=9, steps=2, steps_lost=5))
+    assert rounds.steps_lost == 5
+
+
 def test_a_round_from_its_start_to_the_step_after_it() -> None:
     clock = Clock()
     rounds = RoundLog(clock)

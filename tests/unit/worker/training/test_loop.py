@@ -1,6 +1,9 @@
 """The trainer's way through a run, of a peer by itself."""
 
+import math
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import count
 
 import torch
 
@@ -9,10 +12,40 @@ from algorithms.presets import PRESETS
 from tests.support.statistics_task import Normalised
 from worker.tasks import Batch, Cursor
 from worker.training.config import InnerConfig
-from worker.training.inbox import Mailbox, Started, Stop
+from worker.training.inbox import Mailbox, Started, Stop, TrainingEvent
 from worker.training.loop import Trainer
 from worker.training.model import schema_of
 from worker.training.replica import InnerReplica, RunIsOver
+
+
+def test_a_batch_of_nan_is_undone_and_training_goes_on() -> None:
+    task, mailbox, told = Normalised(seed=1), Mailbox(), list[object]()
+    mailbox.connect(told.append)
+    mailbox.answer(Started(("w0",)))
+    model, cursor = task.model(), Cursor(seed=0, stream="w0")
+    replica = InnerReplica(task, model, InnerConfig(), cursor, 20)
+    drawn, spoiled = task.batches("train", cursor), count(1)
+    replica.batches = (
+        replace(batch, inputs=batch.inputs * math.nan) if next(spoiled) == 2 else batch
+        for batch in drawn
+    )
+    trainer = Trainer(
+        replica=replica,
+        fragments=partition(schema_of(model), 1),
+        plan=replace(PRESETS["diloco"], inner_steps=20),
+        steps=20,
+        step=0,
+        mailbox=mailbox,
+        between_steps=lambda trainer: trainer.step == 4 and mailbox.answer(Stop("enough")),
+    )
+    before = [parameter.clone() for parameter in model.parameters()]
+    trainer.run()
+    events = [message.event for message in told if isinstance(message, TrainingEvent)]
+    (lost,) = [event for event in events if event["event"] == "put_back"]
+    assert (lost["step"], lost["steps"]) == (2, 2)
+    assert trainer.metrics.plain()["steps_lost"] == 2
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
+    assert not all(map(torch.equal, before, model.parameters()))
 
 
 def test_a_step_whose_batch_does_not_come_before_the_end_is_not_taken() -> None:

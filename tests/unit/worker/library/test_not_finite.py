@@ -1,0 +1,186 @@
+"""A swarm of one, in this process, in which something is not finite: it is undone and told."""
+
+import logging
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from murmuration import Swarm, UsageError
+from tests.support.peers import row
+
+NAN, INF = float("nan"), float("inf")
+STEPS, INNER_STEPS = 16, 4
+PRESETS = (
+    *("diloco", "streaming", "co2", "onebit", "sparse", "noloco", "streaming-noloco"),
+    "ddp",
+)
+FEW_LAYERS = {"diloco.fragments": 2}
+Change = Callable[[int, nn.Module, torch.optim.Optimizer], None]
+
+
+class Loop:
+    """A loop of four layers; `swarm` is the one that it was in."""
+
+    def __init__(self, preset: str, **settings: object) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)))
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.01)
+        inner_steps = None if preset == "ddp" else INNER_STEPS
+        self.swarm = Swarm(
+            self.model,
+            self.optimizer,
+            preset=preset,
+            inner_steps=inner_steps,
+            steps=STEPS,
+            settings=settings,
+        )
+        self.losses: list[float] = []
+
+    def run(
+        self,
+        factor: Callable[[int], float] = lambda _: 1.0,
+        after: Change = lambda *_: None,
+        *,
+        reports: bool = False,
+    ) -> "Loop":
+        """Args: factor: of the loss of a step; after: called after each; reports: the loss."""
+        inputs = torch.randn(8, 4, generator=torch.Generator().manual_seed(1))
+        with self.swarm as swarm:
+            for step in range(1, STEPS + 1):
+                loss = (self.model(inputs) - 1).square().mean()
+                self.losses.append(loss.item())
+                if reports:
+                    swarm.report(loss * factor(step))
+                (loss * factor(step)).backward()
+                self.optimizer.step()
+                self.optimizer.zero_grad()
+                after(step, self.model, self.optimizer)
+            self.lost = swarm.metrics["steps_lost"]
+        self.losses.append((self.model(inputs) - 1).square().mean().item())
+        return self
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether parameters and moments are, at the end."""
+        moments = [each for s in self.optimizer.state.values() for each in s.values()]
+        return all(each.isfinite().all() for each in [*self.model.parameters(), *moments])
+
+
+@pytest.fixture
+def told(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    """The warnings so far of what is not finite."""
+    caplog.set_level(logging.WARNING, "murmuration")
+    return lambda: [
+        line for record in caplog.records if "not finite" in (line := record.getMessage())
+    ]
+
+
+@row("a batch whose loss is NaN or infinite", "told", "the steps since the last round are undone")
+@pytest.mark.parametrize("at", [1, 4, 6, STEPS - 1, STEPS])
+@pytest.mark.parametrize("preset", PRESETS)
+def test_one_batch_costs_some_steps_and_no_more(
+    told: Callable[[], list[str]], preset: str, at: int
+) -> None:
+    """Before the first round, at one, with one on its way, and at the end of the run."""
+    loop = Loop(preset).run(lambda step: NAN if step == at else 1.0)
+    (line,) = told()
+    assert " not finite at step " in line
+    assert 1 <= loop.lost <= (1 if preset == "ddp" else 2 * INNER_STEPS)
+    assert loop.is_finite
+    assert loop.losses[-1] < loop.losses[0]
+
+
+@pytest.mark.parametrize("value", [INF, -INF, 1e38])
+def test_infinite_losses_cost_as_much(told: Callable[[], list[str]], value: float) -> None:
+    loop = Loop("streaming").run(lambda step: value if step == 6 else 1.0)
+    assert loop.is_finite
+    assert len(told()) == 1
+
+
+def test_a_loss_that_is_told_costs_no_step_after_it(told: Callable[[], list[str]]) -> None:
+    loop = Loop("diloco").run(lambda step: NAN if step == 5 else 1.0, reports=True)
+    (line,) = told()
+    assert line.startswith("parameters not finite at step 5: ")
+    assert loop.lost == 1
+
+
+def test_many_such_batches_are_counted_and_told_ever_more_rarely(
+    told: Callable[[], list[str]],
+) -> None:
+    loop = Loop("streaming", **FEW_LAYERS).run(lambda step: NAN if step > 2 else 1.0)
+    assert 2 <= len(told()) <= 4
+    assert loop.is_finite
+
+
+def spoil(name: str) -> Change:
+    """Makes one parameter not finite after step 5."""
+
+    def after(step: int, model: nn.Module, _: torch.optim.Optimizer) -> None:
+        if step == 5:
+            model.get_parameter(name).data[0] = NAN
+
+    return after
+
+
+def test_one_fragment_alone_is_put_back_as_all_are(told: Callable[[], list[str]]) -> None:
+    loop = Loop("streaming", **FEW_LAYERS).run(after=spoil("2.weight"))
+    assert loop.is_finite
+    assert len(told()) == 1
+
+
+def spoil_moments(step: int, _: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """An infinite second moment: its values never move again, and stay finite."""
+    if step == 5:
+        for state in optimizer.state.values():
+            state["exp_avg_sq"].fill_(INF)
+
+
+def test_moments_alone_are_forgotten(told: Callable[[], list[str]]) -> None:
+    loop = Loop("diloco").run(after=spoil_moments)
+    (line,) = told()
+    assert line.startswith("moments of the optimizer not finite at step 8: ")
+    assert loop.lost == 0
+    assert loop.is_finite
+
+
+def test_a_loss_of_nan_with_finite_parameters_costs_nothing(
+    told: Callable[[], list[str]],
+) -> None:
+    """The loop leaves such a batch out by itself."""
+    loop = Loop("diloco")
+    with loop.swarm as swarm:
+        for step in range(STEPS):
+            loss = loop.model(torch.ones(2, 4)).square().mean()
+            swarm.report(NAN if step == 5 else loss)
+            loss.backward()
+            loop.optimizer.step()
+            loop.optimizer.zero_grad()
+        assert swarm.metrics["steps_lost"] == 0
+    assert told() == []
+
+
+def test_what_is_not_finite_at_first_is_refused() -> None:
+    model = nn.Linear(2, 2)
+    model.bias.data[1] = NAN
+    with pytest.raises(UsageError, match=r"^parameter 'bias' has values that are not finite, "):
+        Swarm(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+@pytest.mark.parametrize("settings", [{}, {"diloco.merge": "keep"}, {"diloco.eager": True}])
+def test_what_is_on_its_way_counts_as_without_such_a_batch(settings: dict[str, object]) -> None:
+    """The round of step 12 is applied after step 14, whatever becomes of step 13."""
+    anchors: list[Tensor] = []
+    given = {"diloco.fragments": 1, "diloco.overlap_steps": 2, "diloco.merge_alpha": 0.0} | settings
+    for value in (1.0, NAN):
+        loop = Loop("streaming", **given)
+
+        def look(step: int, *_: object, swarm: Swarm = loop.swarm) -> None:
+            if step == 14:
+                anchors.append(swarm.state_dict()["fragments"][0]["anchor"])
+
+        loop.run(lambda step, value=value: value if step == 13 else 1.0, look)
+        assert loop.lost == (0 if value == 1.0 else 2)
+        assert loop.is_finite
+    assert torch.equal(*anchors)
