@@ -1,11 +1,9 @@
 """The composition root: starts the I/O thread, trains on this one, and ends both in good order."""
 
-import concurrent.futures
 import math
 import os
 import signal
-import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -52,9 +50,12 @@ from worker.training.loop import Trainer
 from worker.training.model import trained_parameters
 from worker.training.outer_state import plain_state, refusal
 from worker.training.result import build_result
+from worker.training.saving import Saver
 from worker.transport.grpc import GrpcTransport
 
 T = TypeVar("T")
+
+_STATES = 5  # in a checkpoint, each as large as the model: anchor, momentum, local, two of AdamW
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,11 +133,13 @@ class Worker:
             credentials=Credentials.of(options.identity, options.out),
             out=options.out,
         )
-        self._saver = concurrent.futures.ThreadPoolExecutor(1, "murmur-save")
-        self._saving: concurrent.futures.Future[None] | None = None
-        self._saved_at = time.monotonic()
-        self._saved_path: Path | None = None
-        self._unsaved = False  # what was to be saved last
+        self._saver = Saver(
+            options.out / "checkpoints",
+            config.checkpoint,
+            _STATES * sum(each.nbytes for each in self._model.parameters()),
+            self._log,
+            self._session.saved,
+        )
         self._shares: Shares | None = None  # of samples that are leased
         self._batches: Generator[Batch] | None = None  # of these
         self._interrupted_by: int | None = None
@@ -157,7 +160,7 @@ class Worker:
         try:
             return self._run()
         finally:
-            self._saver.shutdown()
+            self._saver.close()
             self._log.close()
             if aside is not None and not folder.exists():
                 aside.rename(folder)  # nothing was saved in its place: the next try may resume it
@@ -186,7 +189,7 @@ class Worker:
                     trainer.run()
                 except MurmurError:
                     if trainer.metrics.inner_steps:  # the run is over for this worker, not its work
-                        self._saver.submit(self._save, trainer.step, *self._snapshot(trainer))
+                        self._saver.begin(trainer.step, partial(self._snapshot, trainer))
                     raise
                 if trainer.moves_to is not None and trainer.stopped is not None:
                     self.goes_on = self._options_for(trainer.moves_to)
@@ -265,7 +268,7 @@ class Worker:
         return self._shares.batches(self._task, cursor)
 
     def _between_steps(self, trainer: Trainer) -> None:
-        self._checkpoint_now_and_then(trainer)
+        self._saver.save_if_due(trainer.step, partial(self._snapshot, trainer))
         self._evaluation.evaluate_if_due(trainer, lambda: not self._leaves)
 
     def _device(self) -> torch.device:
@@ -338,13 +341,6 @@ class Worker:
 
     # ---------------------------------------------------------------------------- checkpoints
 
-    def _checkpoint_now_and_then(self, trainer: Trainer) -> None:
-        now = time.monotonic()
-        busy = self._saving is not None and not self._saving.done()
-        if now - self._saved_at >= self._config.checkpoint.every_s and not busy:
-            self._saved_at = now
-            self._saving = self._saver.submit(self._save, trainer.step, *self._snapshot(trainer))
-
     def _snapshot(
         self, trainer: Trainer, *, copied: bool = True
     ) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -367,23 +363,6 @@ class Worker:
         ended = trainer.stopped is not None and trainer.stopped.error is not None
         return question() if ended else self._session.io.ask(question)
 
-    def _save(self, step: int, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
-        folder, began_s = self._options.out / "checkpoints", time.monotonic()
-        try:
-            self._saved_path = checkpoint.save(folder, step, tensors, values)
-        except OSError as error:
-            if not self._unsaved:  # it is told once, and tried again each time
-                text = f"no checkpoint at step {step}: {error}; training goes on"
-                self._log(new_event("warning", text=text))
-            self._unsaved = True
-        else:
-            self._unsaved = False
-            checkpoint.prune(folder, self._config.checkpoint.keep)
-            took_s = time.monotonic() - began_s
-            self._session.saved(took_s)
-            where = {"path": str(self._saved_path), "step": step}
-            self._log(new_event("checkpoint", **where, seconds=round(took_s, 3)))
-
     # ------------------------------------------------------------------------------- the end
 
     def _finish(self, trainer: Trainer, stage: StageLifecycle | None) -> int:
@@ -398,11 +377,9 @@ class Worker:
         if trainer.stopped is not None:  # nobody is to wait for it while it saves and evaluates
             session.leave()
         whole = stage.end(trainer) if stage is not None else None
-        self._saver.submit(
-            self._save, trainer.step, *self._snapshot(trainer, copied=False)
-        ).result()
+        self._saver.begin(trainer.step, partial(self._snapshot, trainer, copied=False)).result()
         code = ExitCode.INTERRUPTED if self._interrupted_by == signal.SIGINT else ExitCode.DONE
-        if self._unsaved:
+        if self._saver.failed:
             code = ExitCode.CHECKPOINT
         result = build_result(
             task=self._task,
@@ -411,7 +388,7 @@ class Worker:
             trainer=trainer,
             io=session.io,
             whole=whole,
-            saved=self._saved_path,
+            saved=self._saver.path,
             hurried=lambda: self._noticed or self._interrupted_by == signal.SIGTERM,
         )
         result["exit_code"] = code

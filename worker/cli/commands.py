@@ -321,8 +321,8 @@ def up(
 
 
 @click.command()
-@click.argument("addresses", metavar="HOST:PORT...", nargs=-1, required=True)
-@click.option("--config", type=click.Path(path_type=Path), help="This machine's TOML file.")
+@click.argument("words", metavar="HOST:PORT... [RUN]", nargs=-1, required=True)
+@click.option("--config", type=click.Path(path_type=Path), help="RUN, in other words.")
 @click.option(
     "--wait-s",
     type=click.FloatRange(min=0.1),
@@ -332,7 +332,7 @@ def up(
 @options("said", RunFlags)
 @options("flags", WorkerFlags)
 def join(
-    addresses: tuple[str, ...],
+    words: tuple[str, ...],
     config: Path | None,
     wait_s: float | None,
     said: RunFlags,
@@ -341,10 +341,14 @@ def join(
     """Join the swarm that the workers or the coordinator at HOST:PORT belong to.
 
     One that answers is enough, and members that --out remembers are asked too. The run's settings
-    come from there. What --config and options say of the run must agree with them, else the first
-    difference is named; what they say of this machine is used. Code to load and files to read must
-    be named by them: what only the swarm names is refused.
+    come from there. RUN is a TOML file, as `murmur up` takes it. What it and options say of the run
+    must agree with the swarm, else the first difference is named; what they say of this machine is
+    used. Code to load and files to read must be named by them: what only the swarm names is
+    refused.
     """
+    addresses, config = addresses_and_run(words, config)
+    if not addresses:
+        raise UsageError(f"{config}: say whom to join too, as HOST:PORT")
     end_on_sigterm()
     check_memory()
     flags.check_addresses(*addresses)
@@ -380,6 +384,19 @@ def join(
         wait_s=math.inf if wait_s is None else wait_s,
     )
     return _run(merged, flags, waits, found, identity)
+
+
+def addresses_and_run(
+    words: Sequence[str], config: Path | None
+) -> tuple[tuple[str, ...], Path | None]:
+    """What `join` and `doctor` are given, in any order: addresses, and the run's TOML file.
+
+    Raises UsageError: two files."""
+    files = [each for each in words if each.endswith(".toml") or Path(each).is_file()]
+    if len(files) + (config is not None) > 1:
+        named = " and ".join([*files, *([f"--config {config}"] if config else [])])
+        raise UsageError(f"{named}: name one TOML file")
+    return tuple(each for each in words if each not in files), Path(files[0]) if files else config
 
 
 _of_task = click.option(

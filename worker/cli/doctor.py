@@ -15,9 +15,9 @@ import click
 from protos.addresses import is_loopback, join_address, split_address
 from protos.exit_codes import ExitCode
 from protos.identity import Identity
-from worker.cli.commands import RunFlags, WorkerFlags
+from worker.cli.commands import RunFlags, WorkerFlags, addresses_and_run
 from worker.cli.options import options
-from worker.errors import MurmurError
+from worker.errors import MurmurError, UsageError
 from worker.supervision import check_memory
 
 if TYPE_CHECKING:
@@ -55,17 +55,21 @@ class Finding:
 
 
 @click.command()
-@click.argument("address", metavar="[HOST:PORT]", required=False)
-@click.option("--config", type=click.Path(path_type=Path), help="This machine's TOML file.")
+@click.argument("words", metavar="[HOST:PORT] [RUN]", nargs=-1)
+@click.option("--config", type=click.Path(path_type=Path), help="RUN, in other words.")
 @options("said", RunFlags)
 @options("flags", WorkerFlags)
-def doctor(address: str | None, config: Path | None, said: RunFlags, flags: WorkerFlags) -> int:
+def doctor(words: tuple[str, ...], config: Path | None, said: RunFlags, flags: WorkerFlags) -> int:
     """Say whether this machine can join the swarm at HOST:PORT, and if not, what to do.
 
     It takes what `murmur join` takes: type `doctor` in place of `join`. A token is tried, and not
     used up: the join after it takes the same. Nothing is written. Without
     HOST:PORT it looks at the machine alone. Ends with 0 if nothing is wrong, with 1 otherwise.
     """
+    addresses, config = addresses_and_run(words, config)
+    if len(addresses) > 1:
+        raise UsageError(f"{' '.join(addresses)}: the doctor asks one peer; name one HOST:PORT")
+    address = addresses[0] if addresses else None
     flags.check_addresses(*filter(None, (address,)))
     check_memory()
     findings = [*_machine(flags), *_network(address, config, said, flags)]

@@ -448,8 +448,18 @@ class Swarm:
 
     def report(self, loss: float | Tensor) -> None:
         """Tells the swarm the loss of the step to come, for status and logs. Of a tensor the value
-        is read at once, which on a GPU waits for it."""
-        self._replica.loss = loss.item() if isinstance(loss, Tensor) else float(loss)
+        is read at once, which on a GPU waits for it.
+
+        Raises:
+            UsageError: it is not one number.
+        """
+        try:
+            self._replica.loss = loss.item() if isinstance(loss, Tensor) else float(loss)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise UsageError(
+                f"swarm.report takes one number, such as loss.mean(), not {type(loss).__name__}: "
+                f"{error}"
+            ) from error
 
     def shard(
         self, loader: Iterable[T], *, name: str = "", block: int | None = None

@@ -19,9 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 import xxhash
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from algorithms.fragments import copy_values
@@ -36,7 +37,27 @@ from worker.training.outer_state import joined, restore_state, split
 
 _TENSORS = "tensors.safetensors"
 MANIFEST = "manifest.json"
-_HASH_BLOCK_BYTES = 1 << 20
+_PIECE_BYTES = 1 << 20
+_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+    torch.complex64: "C64",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e4m3fnuz: "F8_E4M3FNUZ",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.float8_e5m2fnuz: "F8_E5M2FNUZ",
+}  # as the format names them
 _KEY_BYTES = 32
 _EARLIER = "-earlier-"
 _BEFORE = "-before"  # a checkpoint that one of the same step is just replacing
@@ -89,23 +110,47 @@ def save(folder: Path, step: int, tensors: Mapping[str, Tensor], values: Mapping
 def _write(folder: Path, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
     """Raises OSError."""
     folder.mkdir()
-    try:
-        save_file(dict(tensors), folder / _TENSORS)
-    except SafetensorError as error:
-        raise OSError(f"{folder / _TENSORS}: {error}") from error
-    _sync(folder / _TENSORS)
-    record = {
-        **values,
-        "mark": _mark(values.get("manifest")),
-        "tensors": {
-            "bytes": (folder / _TENSORS).stat().st_size,
-            "xxh3_128": _file_hash(folder / _TENSORS),
-        },
-    }
+    written = write_tensors(folder / _TENSORS, tensors)
+    record = {**values, "mark": _mark(values.get("manifest")), "tensors": written}
     sealed = {"record": record, "xxh3_128": _record_hash(record)}
     (folder / MANIFEST).write_text(json.dumps(sealed, indent=1))
     _sync(folder / MANIFEST)
     _sync(folder)
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, object]:
+    """Writes a safetensors file, durable when this returns; its size and hash.
+
+    The library's own function copies all tensors and holds Python's lock meanwhile, so that
+    training stands still. This writes them in pieces, without it. Raises OSError.
+    """
+    named = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
+    header: dict[str, object] = {}
+    end = 0
+    for name, tensor in named:
+        begin, end = end, end + tensor.numel() * tensor.element_size()
+        kind = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape)}
+        header[name] = {**kind, "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)  # what follows is aligned
+    whole, size = xxhash.xxh3_128(), 0
+    with path.open("wb", buffering=0) as file:
+        head = memoryview(len(text).to_bytes(8, "little") + text)
+        for left in itertools.chain((head,), _pieces(named)):
+            whole.update(left)
+            size += len(left)
+            while left:  # a disk that is about to be full takes a part
+                left = left[file.write(left) :]
+        os.fsync(file.fileno())
+    return {"bytes": size, "xxh3_128": whole.hexdigest()}
+
+
+def _pieces(named: Iterable[tuple[str, Tensor]]) -> Iterator[memoryview]:
+    for _, tensor in named:
+        flat = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
+        content = flat.numpy().data
+        for begin in range(0, len(content), _PIECE_BYTES):
+            yield content[begin : begin + _PIECE_BYTES]
 
 
 def below(run: Path) -> Iterator[Checkpoint]:
@@ -261,7 +306,7 @@ def _newest_first(folder: Path) -> list[Path]:
 def _file_hash(path: Path) -> str:
     whole = xxhash.xxh3_128()
     with path.open("rb") as file:
-        while block := file.read(_HASH_BLOCK_BYTES):
+        while block := file.read(_PIECE_BYTES):
             whole.update(block)
     return whole.hexdigest()
 

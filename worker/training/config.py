@@ -88,7 +88,10 @@ class InnerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
-    """Args: every_s: seconds between two checkpoints; keep: how many stay (at least 2)."""
+    """Args:
+    every_s: seconds between two checkpoints; more where they would take 3 % of the time.
+    keep: how many stay (at least 2).
+    """
 
     every_s: float = 30.0
     keep: int = 2

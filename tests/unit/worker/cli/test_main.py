@@ -15,6 +15,7 @@ import pytest
 
 from protos.files import print_line
 from worker import cli
+from worker.cli.commands import addresses_and_run
 from worker.tasks import Batch, Cursor
 from worker.tasks.llama_bytes import LlamaBytes
 
@@ -453,3 +454,32 @@ def test_a_terminal_that_knows_ascii_only_is_written_to(monkeypatch: pytest.Monk
         cli.main()
     print_line("1 → 2 of zürich, caf\udce9")
     assert written.getvalue().endswith(b"1 ? 2 of z?rich, caf?\n")
+
+
+@pytest.mark.parametrize(
+    ("args", "line"),
+    [
+        (["join", "a.toml", "127.0.0.1:1", "b.toml"], "a.toml and b.toml: name one TOML file"),
+        (
+            ["join", "127.0.0.1:1", "a.toml", "--config", "b.toml"],
+            "a.toml and --config b.toml: name one TOML file",
+        ),
+        (["join", "a.toml"], "a.toml: say whom to join too, as HOST:PORT"),
+        (
+            ["doctor", "127.0.0.1:1", "127.0.0.1:2"],
+            "127.0.0.1:1 127.0.0.1:2: the doctor asks one peer; name one HOST:PORT",
+        ),
+    ],
+)
+def test_who_joins_names_addresses_and_at_most_one_file(
+    murmur: Murmur, args: list[str], line: str
+) -> None:
+    assert refused(murmur, 2, *args) == f"murmur: {line}"
+
+
+def test_the_file_of_a_joiner_may_stand_anywhere_and_be_called_anything(tmp_path: Path) -> None:
+    (tmp_path / "run").touch()
+    for words in (("a:1", "run.toml", "b:2"), ("run.toml", "a:1", "b:2")):
+        assert addresses_and_run(words, None) == (("a:1", "b:2"), Path("run.toml"))
+    assert addresses_and_run(("a:1", str(tmp_path / "run")), None)[1] == tmp_path / "run"
+    assert addresses_and_run(("a:1",), Path("x")) == (("a:1",), Path("x"))

@@ -277,6 +277,12 @@ def test_a_peer_that_waited_in_vain_reads_its_own_arguments() -> None:
     assert "start the others, lower min_peers=, or wait longer with wait_s=" in refusal(enter)
 
 
+@pytest.mark.parametrize("loss", ["x", None, [1.0], torch.ones(2), {"loss": 1.0}], ids=str)
+def test_a_loss_is_one_number(loss: Any) -> None:
+    swarm = Swarm(*model_of())
+    assert "swarm.report takes one number" in refusal(lambda: swarm.report(loss))
+
+
 def test_the_examples_are_right() -> None:
     found = doctest.testmod(arguments)
     assert found.failed == 0

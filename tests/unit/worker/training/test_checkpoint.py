@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import xxhash
 
 from tests.support.full_disk import no_file_above
 from worker.config import load_config
@@ -163,10 +164,12 @@ def test_a_pickle_in_place_of_the_tensors_is_never_executed(
         def __reduce__(self) -> tuple[object, tuple[str]]:
             return os.mkdir, (str(two / "executed"),)
 
+    def write(path: Path, _tensors: object) -> dict[str, object]:
+        path.write_bytes(content := pickle.dumps(Malicious()))
+        return {"bytes": len(content), "xxh3_128": xxhash.xxh3_128_hexdigest(content)}
+
     with monkeypatch.context() as patch:
-        patch.setattr(
-            checkpoint, "save_file", lambda _, path: path.write_bytes(pickle.dumps(Malicious()))
-        )
+        patch.setattr(checkpoint, "write_tensors", write)
         save_step(two, 300)
     found, (problem,) = load(two)
     assert found.values["step"] == 200
@@ -209,7 +212,7 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, moment: int) -> Iterator[None]:
         return die_or_do
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "save_file", dying(checkpoint.save_file))
+        patch.setattr(checkpoint, "write_tensors", dying(checkpoint.write_tensors))
         patch.setattr(os, "fsync", dying(os.fsync))
         patch.setattr(Path, "write_text", dying(Path.write_text))
         patch.setattr(Path, "mkdir", dying(Path.mkdir))

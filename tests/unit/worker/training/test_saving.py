@@ -1,0 +1,142 @@
+"""Checkpoints beside training: how often, what is told, and files that the library reads."""
+
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from worker.training import checkpoint, saving
+from worker.training.checkpoint import write_tensors
+from worker.training.config import CheckpointConfig
+from worker.training.saving import SHARE, Saver, Spacing
+
+
+class Clock:
+    """Of the train thread, and of the processor's time that saving takes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s = self.busy_s = 0.0
+        monkeypatch.setattr(saving.time, "monotonic", lambda: self.now_s)
+        monkeypatch.setattr(saving.time, "thread_time", lambda: self.busy_s)
+
+
+class Case:
+    """A saver whose checkpoints cost what the test says: (copying, writing) in seconds."""
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, every_s: float, costs: tuple[float, float]
+    ) -> None:
+        self.clock, self.costs = Clock(monkeypatch), costs
+        self.told: list[dict[str, object]] = []
+        self.steps: list[int] = []
+        self.fails = False
+        monkeypatch.setattr(checkpoint, "save", self._save)
+        self.saver = Saver(
+            Path("out"), CheckpointConfig(every_s=every_s), 0, self.told.append, lambda _: None
+        )
+
+    def _snapshot(self) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
+        self.clock.now_s += self.costs[0]
+        return {}, {}
+
+    def _save(self, _folder: Path, step: int, *_: object) -> Path:
+        self.clock.busy_s += self.costs[1]
+        self.steps.append(step)
+        if self.fails:
+            raise OSError(28, "No space left on device")
+        return Path(f"step-{step}")
+
+    def train(self, seconds: int) -> None:
+        for second in range(seconds):
+            self.clock.now_s += 1.0
+            self.saver.save_if_due(second, self._snapshot)
+            if self.saver._saving is not None:
+                self.saver._saving.result()
+
+    def warnings(self) -> list[str]:
+        return [str(event["text"]) for event in self.told if event["event"] == "warning"]
+
+
+@pytest.mark.parametrize("every_s", [0.001, 1.0, 5.0, 30.0, 1000.0])
+@pytest.mark.parametrize("costs", [(0.0, 0.0), (0.3, 0.0), (0.0, 0.9), (0.3, 1.5), (4.0, 4.0)])
+def test_checkpoints_take_three_percent_whatever_is_asked(
+    monkeypatch: pytest.MonkeyPatch, every_s: float, costs: tuple[float, float]
+) -> None:
+    case = Case(monkeypatch, every_s, costs)
+    case.train(3000)
+    least_s = max(every_s, sum(costs) / SHARE)
+    assert len(case.steps) <= 3000 / least_s + 2
+    assert len(case.steps) >= 3000 / (least_s + costs[0] + 1.0) - 1
+    stretched = sum(costs) / SHARE > max(every_s, 5.0)
+    assert len(case.warnings()) == stretched
+
+
+def test_what_is_told_of_a_stretched_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(monkeypatch, 30.0, (0.6, 3.0))
+    case.train(500)
+    assert case.warnings() == [
+        "a checkpoint costs 3.6 s of training: one is written every 2 min 00 s, not every 30 s as "
+        "checkpoint.every_s says, so that they take 3 % of the time"
+    ]
+
+
+def test_one_that_fails_is_told_once_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(monkeypatch, 10.0, (0.0, 0.0))
+    case.fails = True
+    case.train(35)
+    assert len(case.steps) == 3
+    assert [line.startswith("no checkpoint at step 9: ") for line in case.warnings()] == [True]
+    assert case.saver.failed
+    case.fails = False
+    case.train(10)
+    assert not case.saver.failed
+
+
+def test_the_first_waits_as_long_as_its_size_lets_expect() -> None:
+    spacing = Spacing(30.0, 3_000_000_000, 0.0)
+    assert not spacing.is_due(99.0)
+    assert spacing.is_due(100.0)
+    assert Spacing(30.0, 1_000_000, 0.0).is_due(30.0)
+
+
+def test_only_one_is_on_its_way(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    goes_on, begun = threading.Event(), []
+
+    def slow(*_: object) -> Path:
+        begun.append(1)
+        goes_on.wait()
+        return tmp_path
+
+    monkeypatch.setattr(checkpoint, "save", slow)
+    saver = Saver(tmp_path, CheckpointConfig(every_s=1e-9), 0, lambda _: None, lambda _: None)
+    for step in range(5):
+        saver.save_if_due(step, lambda: ({}, {}))
+    goes_on.set()
+    saver.close()
+    assert len(begun) == 1
+
+
+KINDS = [
+    *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.bool, torch.complex64),
+    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.float8_e4m3fn),
+]
+
+
+def test_the_library_reads_what_is_written_in_pieces(tmp_path: Path) -> None:
+    drawn = torch.randn(700, 700, generator=torch.Generator().manual_seed(0))  # of two pieces
+    tensors = {str(kind): (drawn * 9).to(kind) for kind in KINDS}
+    tensors |= {"scalar": torch.tensor(3), "none": torch.empty(0, 4), "turned": drawn.t()}
+    written = write_tensors(tmp_path / "x.safetensors", tensors)
+    assert written["bytes"] == (tmp_path / "x.safetensors").stat().st_size
+    read = load_file(tmp_path / "x.safetensors")
+    assert read.keys() == tensors.keys()
+    for name, values in tensors.items():
+        assert (read[name].dtype, read[name].shape) == (values.dtype, values.shape)
+        assert torch.equal(
+            read[name].reshape(-1).view(torch.uint8), values.reshape(-1).view(torch.uint8)
+        )

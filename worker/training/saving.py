@@ -1,0 +1,137 @@
+"""Checkpoints beside training: written by a thread of their own, one at a time, and no more often
+than the training can bear."""
+
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from protos.events import new_event
+from protos.figures import duration
+from worker.training import checkpoint
+from worker.training.config import CheckpointConfig
+
+Snapshot = tuple[Mapping[str, Tensor], Mapping[str, Any]]  # tensors, plain values
+
+SHARE = 0.03  # of the time, that checkpoints may cost the training
+_USUAL_BYTES_PER_S = 1e9  # of the first, before one was measured
+_WORTH_TELLING_S = 5.0
+
+
+class Spacing:
+    """When the next checkpoint is due: every so often, or later where one costs too much.
+
+    Args:
+        every_s: as the user wants it.
+        expected_bytes: of a checkpoint.
+        now_s: when the training begins.
+    """
+
+    def __init__(self, every_s: float, expected_bytes: int, now_s: float) -> None:
+        self._every_s, self._began_s = every_s, now_s
+        self._cost_s = expected_bytes / _USUAL_BYTES_PER_S
+
+    @property
+    def interval_s(self) -> float:
+        """Seconds from one to the next."""
+        return max(self._every_s, self._cost_s / SHARE)
+
+    def is_due(self, now_s: float) -> bool:
+        """Whether one may begin."""
+        return now_s - self._began_s >= self.interval_s
+
+    def begun(self, now_s: float) -> None:
+        """One begins."""
+        self._began_s = now_s
+
+    def ended(self, cost_s: float) -> None:
+        """The last one has cost the training so long."""
+        self._cost_s = cost_s
+
+
+class Saver:
+    """train thread only.
+
+    A checkpoint costs the training the time to copy what is saved, during which it stands still,
+    and the processor's time to write it, which it lacks.
+
+    Args:
+        folder, config: where checkpoints go, how often, how many stay.
+        expected_bytes: of a checkpoint, about.
+        log: takes events.
+        saved: is told of each how long it took to write. On the saving thread.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        config: CheckpointConfig,
+        expected_bytes: int,
+        log: Callable[[dict[str, object]], None],
+        saved: Callable[[float], None],
+    ) -> None:
+        self._folder, self._config, self._log, self._saved = folder, config, log, saved
+        self._spacing = Spacing(config.every_s, expected_bytes, time.monotonic())
+        self._thread = ThreadPoolExecutor(1, "murmur-save")
+        self._saving: Future[None] | None = None
+        self._is_told = False
+        self.path: Path | None = None  # of the last one
+        self.failed = False  # what was to be saved last is not
+
+    def save_if_due(self, step: int, snapshot: Callable[[], Snapshot]) -> None:
+        """Begins one if it is time, and none is on its way."""
+        busy = self._saving is not None and not self._saving.done()
+        if not busy and self._spacing.is_due(time.monotonic()):
+            self.begin(step, snapshot)
+
+    def begin(self, step: int, snapshot: Callable[[], Snapshot]) -> Future[None]:
+        """Begins one: it ends beside the training."""
+        began_s = time.monotonic()
+        self._spacing.begun(began_s)
+        tensors, values = snapshot()
+        copied_s = time.monotonic() - began_s
+        self._saving = self._thread.submit(self._save, step, tensors, values, copied_s)
+        return self._saving
+
+    def close(self) -> None:
+        """Returns when what has begun has ended."""
+        self._thread.shutdown()
+
+    def _save(
+        self,
+        step: int,
+        tensors: Mapping[str, Tensor],
+        values: Mapping[str, Any],
+        copied_s: float,
+    ) -> None:
+        began_s, busy_s = time.monotonic(), time.thread_time()
+        try:
+            self.path = checkpoint.save(self._folder, step, tensors, values)
+        except OSError as error:
+            if not self.failed:  # it is told once, and tried again each time
+                text = f"no checkpoint at step {step}: {error}; training goes on"
+                self._log(new_event("warning", text=text))
+            self.failed = True
+        else:
+            self.failed = False
+            checkpoint.prune(self._folder, self._config.keep)
+            took_s = time.monotonic() - began_s
+            self._saved(took_s)
+            where = {"path": str(self.path), "step": step}
+            self._log(new_event("checkpoint", **where, seconds=round(took_s, 3)))
+        self._spacing.ended(copied_s + time.thread_time() - busy_s)
+        self._tell_if_stretched()
+
+    def _tell_if_stretched(self) -> None:
+        interval_s = self._spacing.interval_s
+        if interval_s > max(self._config.every_s, _WORTH_TELLING_S) and not self._is_told:
+            self._is_told = True
+            text = (
+                f"a checkpoint costs {interval_s * SHARE:.2g} s of training: one is written every "
+                f"{duration(interval_s)}, not every {self._config.every_s:g} s as checkpoint."
+                f"every_s says, so that they take {100 * SHARE:.0f} % of the time"
+            )
+            self._log(new_event("warning", text=text))
