@@ -18,12 +18,12 @@ from tests.support.workers import (
     running_swarm,
     settings_of,
 )
+from worker import newcomer
 from worker.addresses import find_host
 from worker.cli.doctor import doctor
 from worker.cli.ping import ping
 from worker.errors import ConfigError, PeersUnreachable, UsageError
 from worker.manifest import PROTOCOL
-from worker.membership import first_contact
 
 
 def test_peers_that_listen_on_all_addresses_advertise_one_that_others_dial(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_the_doctor_says_whether_a_peer_dials_this_machine(
         found = findings(tmp_path, address, *here, "--inner-steps", "33")
         assert not found["the run"][0]
         assert "diloco.inner_steps: 33 here, 10 there" in found["the run"][1]
-        monkeypatch.setattr(first_contact, "PROTOCOL", PROTOCOL + 1)
+        monkeypatch.setattr(newcomer, "PROTOCOL", PROTOCOL + 1)
         found = findings(tmp_path, address, *here)
         assert found["version"] == (
             False,

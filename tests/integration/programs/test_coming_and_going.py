@@ -1,5 +1,6 @@
 """Peers of a loop of one's own that come and go: nobody waits for ever, and in whatever order."""
 
+import asyncio
 import logging
 import signal
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ import torch
 import murmuration
 from tests.support.peers import Peer, peers, row
 from worker.catchup import bootstrap
+from worker.remembered import remembered
 
 H = 20
 QUICK = {"membership.probe_timeout_s": 0.5, "membership.suspicion_factor": 1.0}
@@ -35,7 +37,7 @@ def training(peer: Peer, **more: Any) -> Iterator[tuple[murmuration.Swarm, Calla
     logging.getLogger("murmuration").addHandler(Tells(peer))
     torch.manual_seed(0)
     model = torch.nn.Linear(64, 64)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
 
     def step() -> None:
         model(torch.ones(1, 64)).square().sum().backward()
@@ -80,3 +82,88 @@ def test_the_first_peer_goes_before_the_run_begins(tmp_path: Path, number: signa
         outcome = found.outcome(1)
         assert outcome.error.startswith("PeersUnreachable: there is no run to join any more: p0 ")
         assert "\n" not in outcome.error
+
+
+# ------------------------------------------------------------------------------- in whatever order
+
+
+def says(words: str) -> Callable[[dict[str, Any]], bool]:
+    return lambda event: event["event"] == "said" and words in event["text"]
+
+
+def trains(peer: Peer, **more: Any) -> float:
+    """All together, to the end of a run of three rounds; the sum of the weights that all have."""
+    given = {"inner_steps": H, "steps": 3 * H} if peer.index == 0 else {}
+    with training(peer, **given, **more) as (swarm, step):
+        while not swarm.done:
+            step()
+        (weight, _) = swarm._replica.parameters.values()
+    return float(weight.sum())
+
+
+def trains_in_a_notebook(peer: Peer) -> float:
+    """An event loop runs, as in Jupyter."""
+
+    async def cell() -> float:
+        return trains(peer)
+
+    return asyncio.run(cell())
+
+
+def tries_several(peer: Peer) -> float:
+    """Nobody is at the first address, and nothing that listens."""
+    return trains(peer, join=["127.0.0.1:9", peer.address])
+
+
+@row(
+    "The peers are started in any order",
+    "shared",
+    "a joiner tries on for `wait_s`, and a warning says whom it tries",
+)
+def test_joiners_may_start_first(tmp_path: Path) -> None:
+    with peers(tmp_path, trains, trains, tries_several) as found:
+        joiners = [found.start(1), found.start(2)]
+        for each in joiners:
+            each.wait_for(says(f"{found.address}: connection refused; check the address"), "a word")
+        found.start(0)
+        outcomes = [found.outcome(index) for index in range(3)]
+        assert [each.error for each in outcomes] == [""] * 3, outcomes
+        assert len({each.value for each in outcomes}) == 1
+
+
+@row("A notebook, or an async program: an event loop runs already", "shared", "as elsewhere")
+def test_an_event_loop_may_run_already(tmp_path: Path) -> None:
+    with peers(tmp_path, trains_in_a_notebook, trains_in_a_notebook) as found:
+        found.start(0)
+        found.start(1)
+        outcomes = [found.outcome(index) for index in range(2)]
+        assert [each.error for each in outcomes] == ["", ""], outcomes
+        assert outcomes[0].value == outcomes[1].value
+
+
+def endless(peer: Peer) -> None:
+    """Trains until it is killed, and says when it will find all others again."""
+    first = {"inner_steps": 5, "min_peers": 2} if peer.index == 0 else {}
+    with training(peer, **first) as (_, step):
+        while len(remembered(peer.out, [peer.address][: peer.index]).members) < peer.count - 1:
+            step()
+        peer.tell("remembers")
+        while True:
+            step()
+
+
+@row(
+    "A peer is started again while the one that it names is away",
+    "shared",
+    "it comes back through members that its `out` remembers",
+)
+def test_a_peer_comes_back_though_the_one_that_it_names_is_away(tmp_path: Path) -> None:
+    with peers(tmp_path, endless, endless, endless) as found:
+        first, second, third = (found.start(index) for index in range(3))
+        for each in (first, second, third):
+            each.wait_for(lambda e: e["event"] == "remembers", "memory")
+        for each in (third, first):
+            each.send(signal.SIGKILL)
+            each.wait()
+        again = found.start(2)
+        again.wait_for(says("took over p1's state"), "the state")
