@@ -300,7 +300,7 @@ class Node:
             )
             self._pairs = Pairs(means, schedule, *ways, self.post, gossip.suspect)
             self.server.streams["Data/PairRound"] = self._pairs.serve
-            means = replace(means, plan=means.plan.consensus_plan)
+            means = replace(means, plan=means.plan.consensus_plan, ends_run=True)
             mean_rounds = FinalAverageIO
         reducer = ReducerIO(means, self._node.residuals)
         self._reducers = [reducer]
@@ -308,7 +308,7 @@ class Node:
         self._own_rounds: Rounds = self._pairs or self._final
         self.server.streams["Data/Exchange"] = reducer.serve
         if means.plan.keeps and means.plan.consensus:
-            exact = replace(means, plan=means.plan.consensus_plan)
+            exact = replace(means, plan=means.plan.consensus_plan, ends_run=True)
             final_reducer = ReducerIO(exact)
             self._reducers.append(final_reducer)
             self._final = ContributorIO(exact, final_reducer, gossip, self, "Data/Average")

@@ -193,7 +193,7 @@ def _left(event: Mapping[str, object]) -> str:
     """How a loop has ended before its run."""
     line = f"left the run at step {event['step']}"
     if isinstance(others := event["others"], list) and others:
-        line += f"; {', '.join(others)} go on"
+        line += f"; going on: {', '.join(others)}"
     if unsent := event["unsent_steps"]:
         line += f"; {unsent} steps are in no round: they stay in this peer's model"
     if event["apart"]:

@@ -127,6 +127,7 @@ class Context:
     log: takes events as plain values.
     arrivals: measures how fast payloads come.
     most_visits: of a stage by one iteration's microbatches, at most.
+    ends_run: the mean is that of models that ends a run, where peers may well have the same.
     """
 
     me: str
@@ -143,6 +144,7 @@ class Context:
     counts: Counts = field(default_factory=Counts)
     most_visits: int = 1
     exact: Sequence[int] = ()
+    ends_run: bool = False
 
     def refused(self, error: wire.WireError, sender: str, round_: int | None) -> None:
         """Counts and tells of what came from a peer and does not fit; of equal refusals, the first,

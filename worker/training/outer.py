@@ -371,6 +371,7 @@ class OuterLoop:
             return
         if sent.everyone:
             each.write(each.apply_final_average(result))
+            each.work_steps = 0  # what no round had is in it
         else:
             each.finish(result)
         self.publish()

@@ -185,6 +185,7 @@ def test_loops_without_an_end_end_with_one_model(tmp_path: Path, loop: Any) -> N
     check_one_model(outcomes)
     assert outcomes[0].value["rounds"] > 0
     assert (left(tmp_path, 1)["unsent_steps"], left(tmp_path, 1)["others"]) == (0, [])
+    assert "contribute the same" not in outcomes[0].log
 
 
 @row("loops of other lengths", "shared", "the shorter one waits a while, and has what is last")

@@ -306,7 +306,7 @@ class ReducerIO:
         for peer in action.left_out:
             context.left_out(peer)
         self._missing.update(action.missing)
-        for peers in action.alike:
+        for peers in () if context.ends_run else action.alike:
             given = inputs[action.contributors.index(peers[0])]
             if not context.known_alike(peers) and await self._holds_something(shard, given):
                 context.contribute_alike(peers)
