@@ -136,6 +136,7 @@ def serve(fd: int) -> None:
     """Forks a child for each connection, and sends its pid and in the end its wait status."""
     for module in _PRELOADED:
         __import__(module)
+    _spare_workers()
     listening = socket.socket(fileno=fd)
     running: dict[int, socket.socket] = {}
     woken, wake = socket.socketpair()
@@ -168,6 +169,21 @@ def serve(fd: int) -> None:
                     connection.send(str(pid).encode())
                 for each_fd in fds:
                     os.close(each_fd)
+
+
+def _spare_workers() -> None:
+    """Workers of tests share the text of the library, and end their runs with a short sample: these
+    two took more than half of the time of a run of 40 steps."""
+    from worker.tasks import llama_bytes, text
+    from worker.training import evaluation
+
+    evaluation._SAMPLE_BYTES = 16
+    load, corpus = text.load_text, text.load_text(text.STDLIB)
+
+    def load_text(source: str, *, min_bytes: int = 1) -> text.Corpus:
+        return corpus if source == text.STDLIB else load(source, min_bytes=min_bytes)
+
+    llama_bytes.load_text = load_text
 
 
 def _reap(running: dict[int, socket.socket]) -> None:
