@@ -45,7 +45,7 @@ _KEPT = (
     "prefetch_factor",
 )
 _PARTS = ("num_replicas", "num_processes", "world_size")  # of samplers that give a part of the data
-_LOOKED_AT = 16  # items of the data
+_LOOKED_AT = 8  # items of the data, and values of an item
 
 
 class Indexed(Generic[T]):
@@ -53,7 +53,7 @@ class Indexed(Generic[T]):
 
     Args:
         order: of an epoch: what `load` takes, by position. As long in each epoch.
-        data: what tells them from other data that is as long; empty where nothing is known.
+        data: from an order, what tells the data from other data that is as long.
         batch: positions of a batch.
         drop_last: no batch is shorter.
         load: from what is drawn, batch by batch, to what the loop is given.
@@ -63,7 +63,7 @@ class Indexed(Generic[T]):
         self,
         order: Callable[[int], _Order],
         load: Callable[[Iterator[list[Any]]], Iterable[T]],
-        data: str,
+        data: Callable[[_Order], str],
         batch: int = 1,
         drop_last: bool = False,
     ) -> None:
@@ -72,7 +72,7 @@ class Indexed(Generic[T]):
         first = order(0)
         self._orders = {0: first}
         self._length = len(first)
-        self.mark = f"{data}/{_hash_of(first)}"
+        self.mark = f"{data(first)}/{_hash_of(first)}"
 
     def __len__(self) -> int:
         return self._length
@@ -109,7 +109,7 @@ def indexed(source: Iterable[T], seed: int) -> Indexed[T] | None:
         found = Indexed(
             lambda _: range(len(items)),
             lambda drawn: (items[i] for i, *_ in drawn),
-            content_of(items),
+            lambda order: _content_of(items, order, in_workers=False),
         )
     if found is not None and not len(found):
         raise UsageError("swarm.shard: there are no samples to share; give the loader some")
@@ -144,8 +144,10 @@ def _of_loader(loader: DataLoader[Any], seed: int) -> Indexed[Any]:
         chosen = (batch for batch, *_ in drawn) if own_batches else drawn
         return DataLoader(loader.dataset, batch_sampler=chosen, **kept)
 
-    order = _SamplerOrder(sampler, seed)
-    found = Indexed(order, load, content_of(loader.dataset), size, drop_last)
+    def content(order: _Order) -> str:
+        return _content_of(loader.dataset, order, in_workers=loader.num_workers > 0)
+
+    found = Indexed(_SamplerOrder(sampler, seed), load, content, size, drop_last)
     if drop_last and len(found) < size:
         raise UsageError(
             f"swarm.shard: {len(found)} samples are no batch of {size}, and drop_last leaves them "
@@ -242,22 +244,51 @@ def _hash_of(order: _Order) -> str:
     return sha256(whole).hexdigest()
 
 
-def content_of(data: Any) -> str:
-    """A hash of the data as far as that is cheap: nothing of the user's is called. Empty where
-    nothing is known."""
+def _content_of(data: Any, order: _Order, *, in_workers: bool) -> str:
+    """A hash of how the data is cut, and of some items. Empty where neither is known.
+
+    Args:
+        order: where items are.
+        in_workers: other processes read the data, which may not be read here then: what this
+            process has opened they cannot share.
+    """
+    found = _cut_of(data)
+    if not in_workers or _is_safe(data):
+        found += _items_of(data, [order[place] for place in _places(len(order))])
+    return sha256(found.encode()).hexdigest() if found else ""
+
+
+def _cut_of(data: Any) -> str:
     match data:
         case Subset():
-            indices = _compact(list(data.indices))
-            found = [_hash_of(indices), content_of(data.dataset)]
+            return _hash_of(_compact(list(data.indices))) + _cut_of(data.dataset)
         case ConcatDataset():
-            found = [f"{data.cumulative_sizes}", *map(content_of, data.datasets)]
-        case TensorDataset():
-            found = [_told_by(tensor) for tensor in data.tensors]
-        case list() | tuple() | str() | bytes() | range():
-            found = [_told_by(data[place]) for place in _places(len(data))]
-        case _:
-            return ""
-    return sha256("/".join(found).encode()).hexdigest()
+            return f"{data.cumulative_sizes}" + "".join(map(_cut_of, data.datasets))
+    return ""
+
+
+def _is_safe(data: Any) -> bool:
+    """Whether reading it opens nothing."""
+    match data:
+        case Subset():
+            return _is_safe(data.dataset)
+        case ConcatDataset():
+            return all(map(_is_safe, data.datasets))
+    known = isinstance(data, TensorDataset | list | tuple | str | bytes | range)
+    return known or type(data).__module__.startswith("datasets.")
+
+
+def _items_of(data: Any, places: list[Any]) -> str:
+    """Of items that are the same each time they are read; empty where they are random."""
+    found = []
+    for seed in range(2):
+        with _seeded(seed, ()):
+            try:
+                items = [data[place[0] if isinstance(place, list) else place] for place in places]
+            except Exception:  # the loop will meet it where it belongs
+                return ""
+        found.append(_told_by(items))
+    return found[0] if found[0] == found[1] else ""
 
 
 def _places(length: int) -> list[int]:
@@ -271,11 +302,15 @@ def _told_by(item: Any) -> str:
             flat = item.detach().flatten()
             some = flat[_places(len(flat))].tolist()
             return f"{item.dtype} {tuple(item.shape)} {_told_by(some)}"
+        case dict():
+            return _told_by([*item, *item.values()])
         case list() | tuple():
             return f"({','.join(_told_by(each) for each in item[:_LOOKED_AT])})"
         case float() | complex():
             return f"{item:.2g}"
         case str() | bytes() | int() | None:
             return repr(item)
+        case _ if isinstance(getattr(item, "__array_interface__", None), dict):
+            return _told_by(sys.modules["numpy"].ravel(item).tolist())
         case _:
             return type(item).__name__

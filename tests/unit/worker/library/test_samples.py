@@ -183,7 +183,7 @@ class Says(Sampler[int]):
             self._gives -= self._gives < 100
 
 
-class Own(DataLoader[Any]):
+class OwnLoader(DataLoader[Any]):
     def __iter__(self) -> Any:
         return iter([1])
 
@@ -208,7 +208,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "an empty list": (list, "there are no samples"),
     "no whole batch": (lambda: loader(32, drop_last=True), "no batch of 32"),
     "a set": (lambda: {"b", "a"}, "sorted"),
-    "a loader of another kind": (lambda: Own(DATA), "Own gives batches in a way of its own"),
+    "a loader of another kind": (
+        lambda: OwnLoader(DATA),
+        "OwnLoader gives batches in a way of its own",
+    ),
 }
 
 
@@ -231,12 +234,36 @@ def _split(peer: int) -> DataLoader[Any]:
     return DataLoader(random_split(DATA, [N // 2, N // 2])[0])
 
 
+class Own(Dataset[Any]):
+    """Data of a user's kind; with noise it is another each time."""
+
+    def __init__(self, first: int = 0, noise: float = 0.0) -> None:
+        self.first, self.noise, self.read = first, noise, 0
+
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, index: int) -> Any:
+        self.read += 1
+        value = torch.tensor([1.0 + self.first + index]) + self.noise * torch.randn(1)
+        return {"x": value, "y": np.array([self.first + index]), "z": [str(index)]}
+
+
+def _documents(peer: int) -> Any:
+    datasets = pytest.importorskip("datasets")
+    whole = datasets.Dataset.from_dict({"text": [str(i) for i in range(N)]})
+    return whole.train_test_split(0.25, seed=peer)["train"]
+
+
 DIFFERENT: dict[str, Callable[[int], Any]] = {
     "splits": _split,
     "parts by hand": lambda p: DataLoader(Subset(DATA, range(12 * p, 12 * p + 12))),
     "content": lambda p: DataLoader(TensorDataset(torch.arange(N) + p)),
     "a list": lambda p: [p, 2, 3],
     "a list of tensors": lambda p: DataLoader([torch.tensor([p])] * 5),  # type: ignore[arg-type]
+    "content of a user's kind": lambda p: DataLoader(Own(p)),
+    "a part of a user's kind": lambda p: DataLoader(Subset(Own(), range(p, 20 + p)), num_workers=1),
+    "a split of documents": lambda p: DataLoader(_documents(p), num_workers=1),
     "length": lambda p: DataLoader(Subset(DATA, range(12 + p))),
     "the order": lambda p: _loader(SequentialSampler(DATA) if p else list(reversed(range(N)))),
     "batches of what is read from the front": lambda p: DataLoader(Letters(), batch_size=2 + p),
@@ -260,6 +287,20 @@ def test_the_last_bits_of_fractions_do_not_count() -> None:
     peers, data = Peers("a", "b"), torch.linspace(0.11, 3, 50)
     peers.draw({"a": DataLoader(TensorDataset(data)), "b": DataLoader(TensorDataset(data + 1e-7))})
     assert not peers.tables.differing
+
+
+def test_noise_does_not_count_and_what_workers_read_is_not_read_here() -> None:
+    peers, noisy = Peers("a", "b"), [Own(noise=1.0), Own(noise=1.0)]
+    torch.manual_seed(3)
+    before = torch.random.get_rng_state()
+    for name, data in zip("ab", noisy, strict=True):
+        peers.shares[name].share(DataLoader(data), "", None, lambda: False)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    peers.draw({name: DataLoader(data) for name, data in zip("ab", noisy, strict=True)})
+    unread = Own()
+    peers.shares["a"].share(DataLoader(unread, num_workers=1), "unread", None, lambda: False)
+    assert not peers.tables.differing
+    assert unread.read == 0
 
 
 def test_peers_in_other_sets_of_data_at_a_time_are_not_told() -> None:
