@@ -27,7 +27,7 @@ from worker.errors import UsageError
 from worker.supervision import check_memory, end_on_sigterm
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from protos.identity import Identity
     from protos.web import PagePlace
@@ -196,7 +196,12 @@ class WorkerFlags:
                 "reach this peer at, or leave it out to have it found"
             )
 
-    def newcomer(self, contacts: Sequence[str], wait_s: float | None = None) -> "Newcomer":
+    def newcomer(
+        self,
+        contacts: Sequence[str],
+        wait_s: float | None = None,
+        tell: "Callable[[str], None]" = lambda line: click.echo(line, err=True),
+    ) -> "Newcomer":
         """Asks those at these addresses, and members of the run that OUT remembers."""
         from worker.newcomer import Newcomer
         from worker.remembered import NOTHING, remembered
@@ -206,7 +211,7 @@ class WorkerFlags:
             proxy=self.proxy,
             wait_s=wait_s,
             remembered=NOTHING if self.fresh else remembered(self.out, contacts),
-            tell=lambda line: click.echo(line, err=True),
+            tell=tell,
         )
 
     def identity(self, newcomer: "Newcomer", *, trial: bool = False) -> "Identity | None":

@@ -149,7 +149,7 @@ def _network(
         flags = replace(flags, listen=join_address(split_address(flags.listen)[0], 0))
     first, identity = None, None
     if address is not None:
-        with flags.newcomer([address], _CALL_S) as newcomer:
+        with flags.newcomer([address], _CALL_S, tell=lambda line: None) as newcomer:
             identity, problem = _identity(newcomer, flags)
             if problem is not None:
                 yield problem
