@@ -39,6 +39,8 @@ MeanOver = Literal["all", "senders"]
 _BLOCK = 1 << 16  # values of an outer step that stay in the cache
 _TINY = 2.0**-126  # the smallest normal fp32
 
+AT_HOME = -(2.0**-120)  # of an anchor's statistics: each peer has its own value, which is no number
+
 
 def pseudo_gradient(anchor: Tensor, local: Tensor, *, out: Tensor | None = None) -> Tensor:
     """`anchor - local`: the direction in which the outer step descends.
@@ -237,7 +239,8 @@ class Nesterov:
 def take_mean(
     stepped: tuple[Tensor, Tensor], anchor: Tensor, g: Tensor, ranges: Iterable[tuple[int, int]]
 ) -> tuple[Tensor, Tensor]:
-    """In the ranges of running statistics, the mean of the local values instead of an outer step.
+    """In the ranges of running statistics, the mean of the local values instead of an outer step;
+    what is `AT_HOME` stays so.
 
     Args:
         stepped: fresh (anchor, momentum), which are written into and returned; the momentum may be
@@ -247,7 +250,8 @@ def take_mean(
     """
     new, momentum = stepped
     for start, stop in ranges:
-        new[start:stop] = anchor[start:stop] - g[start:stop]
+        here = anchor[start:stop]
+        new[start:stop] = torch.where(here == AT_HOME, here, here - g[start:stop])
         momentum[start:stop] = 0
     return stepped
 

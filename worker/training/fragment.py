@@ -3,13 +3,14 @@
 train thread only.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from algorithms.diloco import merge
+from algorithms.diloco import AT_HOME, merge
 from algorithms.fragment_state import FragmentOptimizer, FragmentState, RoundResult
 from algorithms.fragments import Fragment, complement, integers_of
 from algorithms.plan import Plan
@@ -19,6 +20,8 @@ from worker.training.inbox import PrefetchedAnchor, RoundDone, RoundFailed
 from worker.wire import are_finite, is_finite, state_hash
 
 _VARIANCE = "running_var"  # of torch's normalisations
+_NORMALISATION = ("running_mean", _VARIANCE)
+_SANE = 2.0**50  # larger ones stand for infinity, as in masks
 
 
 def initial_state(plan: Plan, anchor: Tensor) -> FragmentState:
@@ -53,6 +56,9 @@ class FragmentReplica(FragmentOptimizer):
         accessor: reads and writes them; None where they are all here.
         copies: between their device and the host.
 
+    Attributes:
+        at_home: statistics of which some values are no numbers, or were: those are not exchanged.
+
     Raises:
         UsageError: one of the parameters is not finite.
     """
@@ -67,25 +73,20 @@ class FragmentReplica(FragmentOptimizer):
     ) -> None:
         self.fragment, self._accessor = fragment, accessor
         self._parameters, self._copies = parameters, copies or copies_for(parameters.values())
-        started = initial_state(plan, self.local)
-        self._check(started.anchor)
+        self._statistics = [s for s in fragment.specs if s.averaged and s.integers is None]
+        self._odd_at_first: dict[str, Tensor] = {}
+        self.at_home: set[str] = set()
+        started = initial_state(plan, self.first_values())
         super().__init__(plan, started, state_hash, fragment.averaged, fragment.exact)
         self.arrived: RoundDone | RoundFailed | None = None
         self._prefetched: PrefetchedAnchor | None = None
 
-    def _check(self, anchor: Tensor) -> None:
-        for spec, values in zip(
-            self.fragment.specs, self.fragment.views(anchor).values(), strict=True
-        ):
-            if not (spec.averaged or is_finite(values.flatten())):
-                raise UsageError(
-                    f"parameter {spec.name!r} has values that are not finite, or absurdly large: "
-                    "give the model its first values before the swarm begins, or freeze it"
-                )
-
     @property
     def local(self) -> Tensor:
-        """A copy of the local parameters, 1-D."""
+        """A copy of the local parameters, 1-D; for what is not exchanged, the anchor's value."""
+        return self._shared(self._flat())
+
+    def _flat(self) -> Tensor:
         if self._accessor is not None:
             return self._accessor.read(self.fragment)
         flat = self.fragment.empty()
@@ -100,7 +101,7 @@ class FragmentReplica(FragmentOptimizer):
             copied: fresh; else they may be the parameters themselves.
         """
         if copied or self._accessor is not None:
-            return self.fragment.named(self.local)
+            return self.fragment.named(self._kept_in(self.local))
         held = {s.name: self._parameters[s.name].contiguous() for s in self.fragment.specs}
         kinds = {s.name: s.integers for s in self.fragment.specs if s.integers is not None}
         return held | {name: integers_of(held[name], kind) for name, kind in kinds.items()}
@@ -123,7 +124,7 @@ class FragmentReplica(FragmentOptimizer):
     def write(self, values: Tensor) -> None:
         """Makes these (1-D) the local parameters."""
         if self._accessor is not None:
-            self._accessor.write(self.fragment, values)
+            self._accessor.write(self.fragment, self._kept_in(values))
             return
         for name, value in self.fragment.views(values).items():
             self._write_one(name, value)
@@ -133,7 +134,11 @@ class FragmentReplica(FragmentOptimizer):
         return self._copies.read(self._parameters[spec.name] for spec in self.fragment.specs)
 
     def _write_one(self, name: str, value: Tensor) -> None:
-        self._copies.write(self._parameters[name], value)
+        parameter = self._parameters[name]
+        value = _fitting(value, parameter.dtype)
+        if name in self._odd_at_first:
+            value = self._kept(name, parameter.to("cpu", torch.float32), value)
+        self._copies.write(parameter, value)
         if name.endswith(_VARIANCE):  # few bits may have put it below 0
             self._parameters[name].clamp_(min=0)
 
@@ -159,8 +164,73 @@ class FragmentReplica(FragmentOptimizer):
         held = torch.empty_like(values)
         given = self.fragment.views(values)
         for name, view in self.fragment.views(held).items():
-            view.copy_(given[name].to(self._parameters[name].dtype))
+            dtype = self._parameters[name].dtype
+            view.copy_(_fitting(given[name], dtype).to(dtype))
+        for spec in self._statistics:
+            view, exact = self.fragment.views(held)[spec.name], given[spec.name]
+            view[exact == AT_HOME] = AT_HOME
         return held
+
+    # ------------------------------------------------------------- statistics that are no numbers
+
+    def first_values(self) -> Tensor:
+        """The local parameters as an anchor to begin with, 1-D. Raises UsageError."""
+        flat = self._flat()
+        for spec, view in zip(self.fragment.specs, self.fragment.views(flat).values(), strict=True):
+            if spec in self._statistics:
+                odd = self._odd_at_first[spec.name] = ~_is_sane(view)
+                view[odd] = AT_HOME
+            elif not is_finite(view.flatten()):
+                raise UsageError(
+                    f"parameter {spec.name!r} has values that are not finite, or absurdly large: "
+                    "give the model its first values before the swarm begins, or freeze it"
+                )
+        return flat
+
+    def shared(self, values: Mapping[str, Tensor]) -> Tensor:
+        """Values by name (gradients, and statistics as they are) as they are exchanged, 1-D."""
+        return self._shared(self.fragment.flatten(values))
+
+    def take_shared(
+        self, values: Mapping[str, Tensor], mean: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """A mean by name, with this peer's own `values` where these are not exchanged."""
+        own = {s.name: values[s.name].to("cpu", torch.float32) for s in self._statistics}
+        return {**mean, **{name: self._kept(name, own[name], mean[name]) for name in own}}
+
+    def _shared(self, flat: Tensor) -> Tensor:
+        """The same, which is written to, with the anchor's value where there is none to exchange.
+        One that is no number is none, or was none in the peer whose state the run began with."""
+        views = self.fragment.views(flat) if self._statistics else {}
+        anchors = self.fragment.views(self.state.anchor) if self._statistics else {}
+        for name in (spec.name for spec in self._statistics):
+            odd = ~_is_sane(views[name]) | (anchors[name] == AT_HOME)
+            if odd.any():
+                self.at_home.add(name)
+                views[name].copy_(torch.where(odd, anchors[name], views[name]))
+        return flat
+
+    def _kept_in(self, values: Tensor) -> Tensor:
+        """Values (1-D) with this peer's own where these are not exchanged."""
+        if not self._statistics:
+            return values
+        own, kept = self.fragment.views(self._flat()), values.clone()
+        for name in (spec.name for spec in self._statistics):
+            view = self.fragment.views(kept)[name]
+            view.copy_(self._kept(name, own[name], view))
+        return kept
+
+    def _kept(self, name: str, own: Tensor, value: Tensor) -> Tensor:
+        """`value` of a statistic, but this peer's own where there is none that all share, or where
+        it has become no number since: only a normalisation's is then the others'."""
+        anchor, odd = self.fragment.views(self.state.anchor)[name], ~_is_sane(own)
+        nobodys, first = anchor == AT_HOME, self._odd_at_first[name]
+        stays = nobodys if name.endswith(_NORMALISATION) else nobodys | odd & ~first
+        first &= nobodys  # the others are written now
+        if odd.any():
+            self.at_home.add(name)
+            value = torch.where(_is_sane(value), value, anchor)  # of a merge
+        return torch.where(stays, own, value) if stays.any() else value
 
     def handle(self, message: RoundDone | RoundFailed | PrefetchedAnchor) -> None:
         """The end of a round, passed over when it is not the one in flight; or the anchor to start
@@ -222,3 +292,13 @@ class FragmentReplica(FragmentOptimizer):
             self.arrived = None
         keep = keep and not torch.equal(own, self.state.anchor)
         self.write(self.adopt(theirs, own, keep=keep, me=me))
+
+
+def _is_sane(values: Tensor) -> Tensor:
+    return values.abs() < _SANE  # which holds for no NaN
+
+
+def _fitting(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """The same within what fp16 holds, where they are to be of that type."""
+    most = torch.finfo(dtype).max if dtype is torch.float16 else math.inf
+    return values.clamp(-most, most) if most < math.inf else values

@@ -3,10 +3,12 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from algorithms.diloco import AT_HOME
 from worker.config import Config, parse_config
 from worker.errors import CheckpointError
 from worker.manifest import Manifest
@@ -52,6 +54,7 @@ def anchored_model(saved: Checkpoint, config: Config, task: Task) -> nn.Module:
     """
     model = model_of(task, config)
     anchor, integers = saved.named("anchor"), integer_buffers(model)
+    statistics = running_statistics(model).keys() - integers
     held_here = {**trained_parameters(model), **running_statistics(model), **integers}
     for name, held in held_here.items():
         if name in integers and name not in anchor:
@@ -61,7 +64,10 @@ def anchored_model(saved: Checkpoint, config: Config, task: Task) -> nn.Module:
                 f"{saved.path}: does not hold the whole model of its run ({name}); "
                 "name a checkpoint of a worker that trained all layers"
             )
-        held.detach().copy_(anchor[name])
+        value, local = anchor[name], saved.tensors.get(f"local/{name}")
+        if name in statistics and local is not None:
+            value = torch.where(value == AT_HOME, local, value)
+        held.detach().copy_(value)
     take_seed_space(model)
     return model
 

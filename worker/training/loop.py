@@ -167,8 +167,10 @@ class TrainingLoop:
     def begin_with_local(self) -> None:
         """Before `begin`: the values that the model has now are the first ones."""
         for each in self.fragments:
-            if each.state.version == 0 and not torch.equal(each.state.anchor, local := each.local):
-                each.commit(anchor=local)
+            if each.state.version == 0 and not torch.equal(
+                each.state.anchor, first := each.first_values()
+            ):
+                each.commit(anchor=first)
 
     def moved_between_steps(self) -> None:
         """Parameters have moved after the end of a step: that counts as the beginning of one."""

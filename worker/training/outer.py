@@ -141,6 +141,7 @@ class OuterLoop:
         self._schedule = plan.schedule(fragments=len(fragments), steps=steps)
         self._order = RoundOrder(self.fragments, plan, self._schedule)
         self._before, self._loss = step, math.nan
+        self._told_at_home: set[str] = set()
         specs = [spec for each in fragments for spec in each.specs]
         self._trained = [spec.name for spec in specs if not spec.averaged]
         self._pairs, self._gradients = plan.exchange == "pairs", plan.payload == "gradient"
@@ -156,6 +157,10 @@ class OuterLoop:
 
     def publish(self) -> None:
         """What is committed, for others to see and fetch."""
+        if new := {name for each in self.fragments for name in each.at_home} - self._told_at_home:
+            self._told_at_home |= new
+            text = f"values that are not finite stay here, of the buffers {', '.join(sorted(new))}"
+            self.reporter.event("warning", text=text)
         self.reporter.publish(self.step)
 
     def prolong(self) -> None:
@@ -230,12 +235,12 @@ class OuterLoop:
             gradients |= {name: torch.zeros_like(gradients[name]) for name in self._trained}
             weight = 0
         for each in self.fragments:
-            self._begin_round(each, each.fragment.flatten(gradients), weight)
+            self._begin_round(each, each.shared(gradients), weight)
         for each in self.fragments:
             result = self._await_round(each)
             if result is not None:
                 each.apply_gradients(result)
-                gradients.update(each.fragment.views(result.mean))
+                gradients.update(each.take_shared(gradients, each.fragment.views(result.mean)))
 
     def commit_parameters(self) -> None:
         """Without an outer optimizer the anchor is the local model."""

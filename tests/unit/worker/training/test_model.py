@@ -105,3 +105,95 @@ def test_a_swarm_of_one_keeps_the_statistics_that_it_has(preset: str) -> None:
     torch.testing.assert_close(model[1].running_mean, local)
     assert model[1].num_batches_tracked == 4
     assert local.abs().sum() > 0
+
+
+INF, NAN = torch.inf, torch.nan
+
+
+class Placeholders(nn.Module):
+    """Parameters beside a buffer of the given values."""
+
+    def __init__(self, values: list[float], dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+        self.register_buffer("table", torch.tensor(values, dtype=dtype))
+
+
+def rounds_of(*peers: FragmentReplica) -> None:
+    """A round of all of them, which are in one plan of means."""
+    sent = []
+    for each in peers:
+        g = each.as_held(each.state.anchor) - each.local
+        sent.append(each.contribute(g, step=1).values)
+    for each in peers:
+        mean = torch.stack(sent).mean(0)
+        each.finish(RoundResult(each.state.version, mean, len(peers), ("a", "b"), ()))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        ([1.0, -INF], [3.0, -INF], [2.0, -INF]),  # a mask
+        ([NAN, NAN], [NAN, NAN], [NAN, NAN]),  # a placeholder that is never filled
+        ([1.0, 2.0], [NAN, 4.0], [1.0, 3.0]),  # of a peer that takes over the first one's
+        ([1.0, -3e38], [3.0, -3e38], [2.0, -3e38]),  # a mask of the least that fp32 holds
+        ([0.0, 1e20], [0.0, INF], [0.0, None]),  # each keeps its own
+        ([NAN, 1.0], [5.0, 3.0], [None, 2.0]),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("preset", ["diloco", "streaming"])
+def test_what_is_no_number_stays_and_the_rest_is_averaged(
+    preset: str,
+    dtype: torch.dtype,
+    first: list[float],
+    second: list[float],
+    expected: list[float | None],
+) -> None:
+    models = [Placeholders(values, dtype) for values in (first, second)]
+    replicas = [replica_of(model, preset)[0] for model in models]
+    replicas[1].take_over(replicas[0].state, keep=False)  # all begin with the first one's
+    for model, values in zip(models, (first, second), strict=True):
+        finite = torch.tensor(values).abs() < 1e15
+        model.table[finite] = torch.tensor(values, dtype=dtype)[finite]
+    for _ in range(3):
+        rounds_of(*replicas)
+    for model, own in zip(models, (first, second), strict=True):
+        wanted = [o if e is None else e for o, e in zip(own, expected, strict=True)]
+        torch.testing.assert_close(
+            model.table, torch.tensor(wanted, dtype=dtype), equal_nan=True, rtol=0.1, atol=0.1
+        )
+    assert torch.equal(replicas[0].state.anchor, replicas[1].state.anchor)
+    assert all(each.state.anchor.isfinite().all() for each in replicas)
+    assert replicas[0].at_home | replicas[1].at_home == {"table"}
+
+
+def test_what_becomes_no_number_later_stays_so_but_of_a_normalisation() -> None:
+    model = normalised().append(Placeholders([1.0, 2.0]))
+    each, _ = replica_of(model, "diloco")
+    for values in (model[1].running_mean, model[2].table):
+        values[0] = NAN
+    rounds_of(each)
+    assert model[1].running_mean.tolist() == [0.0] * 3
+    assert str(model[2].table.tolist()) == "[nan, 2.0]"
+    assert each.at_home == {"1.running_mean", "2.table"}
+    model[2].table[0] = 7.0  # a number again
+    rounds_of(each)
+    assert model[2].table.tolist() == [7.0, 2.0]
+    assert each.state.anchor.isfinite().all()
+
+
+def test_an_average_in_fp16_stays_within_what_that_holds() -> None:
+    model = Placeholders([60_000.0, 1.0], torch.float16)
+    each, fragment = replica_of(model, "diloco")
+    values = each.state.anchor.clone()
+    fragment.views(values)["table"].copy_(torch.tensor([70_000.0, -70_000.0]))
+    each.write(values)
+    assert model.table.tolist() == [65504.0, -65504.0]
+
+
+def test_a_checkpoint_holds_a_peers_own_where_nobody_shares() -> None:
+    model = Placeholders([-INF, 1.0])
+    each, _ = replica_of(model, "diloco")
+    for copied in (True, False):
+        assert each.held(copied=copied)["table"].tolist() == [-INF, 1.0]
