@@ -93,7 +93,12 @@ class Shares:
         if not batches:
             raise TaskError("the task's loader() has no batch: give it more samples")
         while not self._is_over:
-            for inputs, targets in self.share(loader, "", None, lambda: False):
+            try:
+                drawn = self.share(loader, "", None, lambda: False)
+            except UsageError as error:
+                why = str(error).removeprefix("swarm.shard: ")
+                raise TaskError(f"the task's loader(): {why}") from error
+            for inputs, targets in drawn:
                 cursor = cursor.advance(len(targets))
                 yield Batch(inputs, targets, cursor)
         raise RunIsOver

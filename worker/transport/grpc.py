@@ -11,6 +11,8 @@ import asyncio
 import gc
 import itertools
 import os
+import socket
+import stat
 from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
@@ -56,9 +58,36 @@ _CHANNEL_OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_reconnect_backoff_ms", 2_000),
 ]
 
+_served: set[int] = set()  # ports, of this process
+_INTERNET = (socket.AF_INET, socket.AF_INET6)
+_OPEN_FILES = "/proc/self/fd"
+
+
+def _leave_to_the_parent() -> None:
+    """In a forked process, such as a loader's worker. It has none of gRPC's threads, so that what
+    gRPC holds must not be collected. Nor may it keep a port when its parent has been killed."""
+    gc.freeze()
+    with suppress(OSError):
+        for fd in map(int, os.listdir(_OPEN_FILES) if _served else ()):
+            with suppress(OSError):
+                if _port_of(fd) in _served:
+                    os.close(fd)
+
+
+def _port_of(fd: int) -> int | None:
+    """The local port of a socket; None of anything else. Raises OSError."""
+    if not stat.S_ISSOCK(os.fstat(fd).st_mode):
+        return None
+    found = socket.socket(fileno=fd)
+    try:
+        name = found.getsockname()
+        return int(name[1]) if found.family in _INTERNET else None
+    finally:
+        found.detach()
+
+
 if hasattr(os, "register_at_fork"):
-    # What gRPC holds must not be collected in a forked process, which has none of its threads.
-    os.register_at_fork(after_in_child=gc.freeze)
+    os.register_at_fork(after_in_child=_leave_to_the_parent)
 
 
 class GrpcTransport:
@@ -110,6 +139,7 @@ class GrpcTransport:
             raise AddressInUse(cannot_listen("--listen", self._listen_address, problem))
         await server.start()
         self._server = server
+        _served.add(port)
         return f"{host}:{port}"
 
     async def call(

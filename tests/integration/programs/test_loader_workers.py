@@ -2,6 +2,8 @@
 
 import multiprocessing
 import os
+import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,8 +16,10 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 import murmuration
-from tests.support.peers import Peer, row, run
+from tests.support.peers import Peer, peers, row, run
+from tests.support.workers import running_swarm, settings_of
 from worker import session
+from worker.tasks import Batch, Cursor
 
 STEPS, H = 40, 5
 ROUNDS = STEPS // H
@@ -182,6 +186,75 @@ def test_processes_are_forked_beside_a_swarm(
     outcomes = run(tmp_path, program, program)
     assert [each.value for each in outcomes] == [ROUNDS, ROUNDS], outcomes
     assert [each.code for each in outcomes] == [0, 0]
+
+
+def forks_and_goes_on(peer: Peer) -> None:
+    with training(peer):
+        if os.fork() == 0:
+            signal.alarm(30)
+            peer.tell("forked")
+            for fd in (1, 2):
+                os.close(fd)
+        signal.pause()
+
+
+@row("a killed peer whose loader workers still live", "shared", "its port is free at once")
+def test_what_is_forked_keeps_no_port(tmp_path: Path) -> None:
+    with peers(tmp_path, forks_and_goes_on) as found:
+        process = found.start(0)
+        process.wait_for(lambda event: event["event"] == "forked", "fork")
+        process.send(signal.SIGKILL)
+        process.wait()
+        host, port = found.address.split(":")
+        socket.create_server((host, int(port))).close()
+
+
+class Pairs(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    def __len__(self) -> int:
+        return 32
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.full((4,), index / 32), torch.ones(1)
+
+
+class Loaded:
+    """A task whose samples are loaded by workers."""
+
+    def __init__(self, *, seed: int) -> None:
+        self._seed = seed
+
+    def model(self) -> torch.nn.Module:
+        with torch.random.fork_rng():
+            torch.manual_seed(self._seed)
+            return torch.nn.Linear(4, 1)
+
+    def loader(self) -> DataLoader[Any]:
+        return DataLoader(Pairs(), batch_size=8, shuffle=True, num_workers=2)
+
+    def batches(self, split: str, cursor: Cursor) -> Iterator[Batch]:
+        while True:
+            for inputs, targets in self.loader():
+                cursor = cursor.advance(len(targets))
+                yield Batch(inputs, targets, cursor)
+
+    def loss(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+        found: torch.Tensor = (model(batch.inputs) - batch.targets).square().mean()
+        return found
+
+
+@pytest.mark.parametrize("data", ["leased", "drawn"])
+@row("`num_workers` in a task's loader", "shared", "as in a loop")
+def test_workers_of_a_tasks_loader_are_forked(tmp_path: Path, data: str) -> None:
+    settings = settings_of(
+        task__name=f'"{Loaded.__module__}:{Loaded.__name__}"',
+        task__data=f'"{data}"',
+        run__steps=STEPS,
+        diloco__inner_steps=H,
+    )
+    with running_swarm(2, tmp_path, *settings) as swarm:
+        swarm.start_all()
+        results = swarm.wait()
+    assert [each["rounds_completed"] for each in results.values()] == [ROUNDS, ROUNDS]
 
 
 def a_step_elsewhere(peer: Peer) -> object:

@@ -8,6 +8,7 @@ import torch
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
+    DistributedSampler,
     IterableDataset,
     Sampler,
     SequentialSampler,
@@ -190,6 +191,15 @@ def test_a_tasks_loader_without_a_length_is_refused() -> None:
     task = Numbered(12, sampler=Endless())
     with pytest.raises(TaskError, match=r"loader\(\) must have a length"):
         next(Peers("a").shares["a"].batches(task, Cursor(seed=7, stream="w")))
+
+
+def test_a_tasks_loader_that_cannot_be_shared_is_the_tasks_error() -> None:
+    sampler = DistributedSampler(range(12), num_replicas=2, rank=0)  # type: ignore[arg-type]
+    batches = (
+        Peers("a").shares["a"].batches(Numbered(12, sampler=sampler), Cursor(seed=7, stream="w"))
+    )
+    with pytest.raises(TaskError, match=r"the task's loader\(\): DistributedSampler gives"):
+        next(batches)
 
 
 def test_samples_that_are_not_batched() -> None:
