@@ -33,7 +33,8 @@ schedulers = [
 
 with murmuration.Swarm(model, [sgd, muon], inner_steps=10, **vars(options)) as swarm:
     batches = (batch for _ in range(10**6) for (batch,) in swarm.shard(loader))
-    for _ in range(options.steps):
+    for _ in range(swarm.step, options.steps):
+        swarm.catch_up(*schedulers)
         for _ in range(2):  # accumulated
             batch = next(batches)
             with torch.autocast("cpu", torch.bfloat16):

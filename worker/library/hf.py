@@ -1,9 +1,13 @@
 """`murmuration.hf.SwarmCallback`: a `transformers.Trainer`, and TRL's, as a peer of a swarm."""
 
 import atexit
-from contextlib import ExitStack
+import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any
+from weakref import WeakSet
 
 from torch import nn
 from torch.optim import Optimizer
@@ -14,25 +18,35 @@ from transformers import (
     TrainingArguments,
 )
 
+from worker.library.schedules import advance, follows_position
 from worker.library.state import load_state, save_state
+from worker.library.steps import before_entering
 from worker.library.swarm import Swarm, log
+from worker.library.trainers import TrainersSwarm
 
 _SWARM = "swarm"
+_LOOP = "_inner_training_loop"  # the trainer's method
+_LOOK_S = 0.2
 
 
 class SwarmCallback(TrainerCallback):
-    """Enters a `Swarm` when training begins, and leaves it when training ends.
+    """Enters a `Swarm` when training begins, and leaves it after the last step, or when it fails.
 
         trainer = Trainer(model, arguments, train_dataset=data,
                           callbacks=[murmuration.hf.SwarmCallback(join="one.example:7700")])
 
     Accumulation, clipping, schedulers and mixed precision stay the trainer's. After `train()` the
-    model holds the anchor, so `trainer.save_model()` writes what the swarm agrees on. A run that is
-    started here has as many steps as the trainer.
+    model holds the anchor, so `trainer.save_model()` writes what the swarm agrees on. With
+    `load_best_model_at_end` it holds the best of this peer's own checkpoints, and that is told. A
+    run that is started here has as many steps as the trainer. A trainer that joins under way goes
+    on in the run: its scheduler and its count of steps begin where the others are.
 
     The folder `swarm` in each checkpoint of the trainer's has what the swarm has agreed on:
     anchors, momenta, the round. A trainer that resumes from a checkpoint in its output folder, or
     from `TrainingArguments(resume_from_checkpoint=...)`, goes on with that too.
+
+    When `train()` raises, Ctrl-C among that, the swarm is left at once. The model keeps its
+    parameters, and this or another trainer may train it again.
 
     Args:
         swarm: the arguments of `Swarm`, but `model` and `optimizer`.
@@ -42,8 +56,13 @@ class SwarmCallback(TrainerCallback):
     """
 
     def __init__(self, **swarm: Any) -> None:
-        self.swarm: Swarm | None = None
-        self._arguments, self._open = swarm, ExitStack()
+        self._arguments, self._entered = swarm, TrainersSwarm()
+        self._training: _Training | None = None
+        self._scheduler: Any = None
+
+    @property
+    def swarm(self) -> Swarm | None:
+        return self._entered.swarm
 
     def on_train_begin(
         self,
@@ -53,6 +72,7 @@ class SwarmCallback(TrainerCallback):
         *,
         model: nn.Module,
         optimizer: Optimizer,
+        lr_scheduler: Any = None,
         **_others: Any,
     ) -> None:
         """Joins or starts the run, or goes on with it.
@@ -68,8 +88,9 @@ class SwarmCallback(TrainerCallback):
         swarm = Swarm(model, optimizer, **given)
         if state.global_step > 0 and (saved := _saved_with(args, state)) is not None:
             swarm.load_state_dict(load_state(saved))
-        self.swarm = self._open.enter_context(swarm)
-        atexit.register(self._abandon)  # the trainer does not tell of what it raises
+        self._entered.enter(swarm, state.max_steps)
+        self._training, self._scheduler = _Training(self._entered), lr_scheduler
+        self._catch_up(state)
 
     def on_log(
         self,
@@ -79,16 +100,32 @@ class SwarmCallback(TrainerCallback):
         logs: dict[str, float] | None = None,
         **_others: Any,
     ) -> None:
-        """Tells the swarm the loss."""
+        """Tells the swarm the loss. The last word of a trainer comes before it loads its best
+        model: the swarm is left by then."""
         if self.swarm is not None and logs and "loss" in logs:
             self.swarm.report(logs["loss"])
+        if logs and "train_runtime" in logs:
+            self._leave()
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_others: Any
     ) -> None:
-        """Ends training with the run."""
-        if self.swarm is not None and self.swarm.done:
+        """Ends training with the run, and leaves it after the last step: what the trainer evaluates
+        and saves then is the anchor."""
+        if self.swarm is None or self._training is None:
+            return
+        self._catch_up(state)
+        if self.swarm.done:
             control.should_training_stop = True
+        if control.should_training_stop or state.global_step >= state.max_steps:
+            self._leave()
+
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_others: Any
+    ) -> None:
+        """Leaves the swarm where another callback has ended training."""
+        if control.should_training_stop:
+            self._leave()
 
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_others: Any
@@ -100,13 +137,102 @@ class SwarmCallback(TrainerCallback):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_others: Any
     ) -> None:
-        """Leaves the swarm, with the anchor in the model."""
-        self._open.close()
-        atexit.unregister(self._abandon)
+        """Tells what the model holds where that is not the anchor."""
+        self._leave()
+        best = state.best_model_checkpoint if args.load_best_model_at_end else None
+        self._entered.tell_replaced(
+            f"load_best_model_at_end ({best})" if best else "another callback"
+        )
 
-    def _abandon(self) -> None:
-        error = RuntimeError("training has failed")
-        self._open.__exit__(type(error), error, None)
+    def _leave(self) -> None:
+        if self._training is not None:
+            self._training.leave()
+            self._training = None
+
+    def _catch_up(self, state: TrainerState) -> None:
+        """Scheduler and count of steps go on where the run is."""
+        assert self.swarm is not None
+        ahead = self.swarm.step - state.global_step
+        if ahead <= 0:
+            return
+        state.global_step = self.swarm.step
+        if follows_position(self._scheduler):
+            advance(self._scheduler, ahead)
+        elif self._scheduler is not None:
+            log.warning(
+                "%s does not follow the position in the run: %d steps of it are left out here",
+                type(self._scheduler).__name__,
+                ahead,
+            )
+
+
+def _leave_failed() -> None:
+    """Has each peer leave whose trainer has raised in this thread: the trainer tells nobody."""
+    for training in list(_trainings):
+        training.leave_if_failed()
+
+
+class _Training:
+    """A run of a trainer's loop, which ends without a word when it raises. So it is looked whether
+    the loop is still on the stack of its thread."""
+
+    def __init__(self, entered: TrainersSwarm) -> None:
+        self._entered, self._lock, self._over = entered, threading.Lock(), threading.Event()
+        self._thread = threading.get_ident()
+        self._frame = _loop_of(sys._getframe())
+        _trainings.add(self)
+        atexit.register(self._fail)
+        threading.Thread(target=self._watch, name="murmur-trainer", daemon=True).start()
+
+    def leave(self) -> None:
+        """The loop has come to its end."""
+        self._end(self._entered.leave)
+
+    def leave_if_failed(self) -> None:
+        """any thread."""
+        if self._frame is not None and not self._is_on_the_stack():
+            self._fail()
+
+    def _fail(self) -> None:
+        def fail() -> None:
+            log.warning("training has failed: this peer leaves the swarm")
+            self._entered.fail(RuntimeError("training has failed"))
+
+        self._end(fail)
+
+    def _end(self, end: Callable[[], None]) -> None:
+        """Once; who comes second waits for the first."""
+        with self._lock:
+            if self._over.is_set():
+                return
+            self._over.set()
+            try:
+                end()
+            finally:
+                self._frame = None
+                _trainings.discard(self)
+                atexit.unregister(self._fail)
+
+    def _watch(self) -> None:
+        while not self._over.wait(_LOOK_S):
+            self.leave_if_failed()
+
+    def _is_on_the_stack(self) -> bool:
+        frame = sys._current_frames().get(self._thread)
+        while frame is not None and frame is not self._frame:
+            frame = frame.f_back
+        return frame is not None
+
+
+_trainings: WeakSet[_Training] = WeakSet()
+before_entering.append(_leave_failed)
+
+
+def _loop_of(frame: FrameType | None) -> FrameType | None:
+    """The trainer's loop, among those that have led here."""
+    while frame is not None and frame.f_code.co_name != _LOOP:
+        frame = frame.f_back
+    return frame
 
 
 def _folder_of(args: TrainingArguments, state: TrainerState) -> Path:

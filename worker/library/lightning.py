@@ -1,12 +1,15 @@
 """`murmuration.lightning.LightningCallback`: a Lightning `Trainer` as a peer of a swarm."""
 
-from contextlib import ExitStack
+import math
+from collections.abc import Mapping
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import StochasticWeightAveraging
 
-from worker.errors import UsageError
-from worker.library.swarm import Swarm
+from worker.library.schedules import advance, follows_position
+from worker.library.swarm import Swarm, log
+from worker.library.trainers import TrainersSwarm
 
 
 class LightningCallback(Callback):
@@ -15,7 +18,13 @@ class LightningCallback(Callback):
         trainer = Trainer(max_steps=1000,
                           callbacks=[murmuration.lightning.LightningCallback(join="one.example:7700")])
 
-    A run that is started here has as many steps as the trainer.
+    A run that is started here has as many steps as the trainer; with several optimizers, whose
+    steps only the module knows, it has no end unless `steps` says so. A trainer that joins under
+    way goes on in the run: its schedulers and `global_step` begin where the others are.
+
+    Lightning's checkpoints have what the swarm has agreed on, and `fit(..., ckpt_path=...)` goes on
+    with that. After `fit` the model holds the anchor, unless a callback that averages weights
+    (`StochasticWeightAveraging`, `EMAWeightAveraging`) puts its own there; that is told.
 
     Args:
         swarm: the arguments of `Swarm`, but `model` and `optimizer`.
@@ -25,21 +34,36 @@ class LightningCallback(Callback):
     """
 
     def __init__(self, **swarm: Any) -> None:
-        self.swarm: Swarm | None = None
-        self._arguments, self._open = swarm, ExitStack()
+        self._arguments, self._entered = swarm, TrainersSwarm()
+        self._saved: Mapping[str, Any] | None = None
+
+    @property
+    def swarm(self) -> Swarm | None:
+        return self._entered.swarm
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Goes before the other callbacks, so that it has left when they put averages into the
+        model."""
+        trainer.callbacks = [self, *(each for each in trainer.callbacks if each is not self)]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Joins or starts the run. Raises as `Swarm`; UsageError: several optimizers."""
-        if len(trainer.optimizers) != 1:
-            raise UsageError(
-                f"configure_optimizers returned {len(trainer.optimizers)} optimizers; a swarm "
-                "follows the steps of one"
-            )
-        given = dict(self._arguments)
-        steps = trainer.estimated_stepping_batches
-        if not given.get("join") and steps != float("inf"):
-            given.setdefault("steps", int(steps))
-        self.swarm = self._open.enter_context(Swarm(pl_module, trainer.optimizers[0], **given))
+        """Joins or starts the run, or goes on with it. Raises as `Swarm`; UsageError: the
+        checkpoint is of another run."""
+        given, steps = dict(self._arguments), trainer.estimated_stepping_batches
+        schedule = None if steps == float("inf") or not self._counts(trainer) else int(steps)
+        if not given.get("join") and schedule is not None:
+            given.setdefault("steps", schedule)
+        swarm = Swarm(pl_module, trainer.optimizers, **given)
+        if self._saved is not None:
+            swarm.load_state_dict(self._saved)
+            self._saved = None
+        self._entered.enter(swarm, schedule)
+        self._catch_up(trainer)
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Leaves before the epoch that Lightning's SWA adds, in which nothing is trained."""
+        if any(_is_over(each, trainer.current_epoch) for each in trainer.callbacks):
+            self._entered.leave()
 
     def on_train_batch_end(
         self,
@@ -54,15 +78,62 @@ class LightningCallback(Callback):
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         if loss is not None and trainer.global_step % trainer.log_every_n_steps == 0:
             self.swarm.report(loss)
+        self._catch_up(trainer)
         if self.swarm.done:
             trainer.should_stop = True
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Leaves the swarm, with the anchor in the model."""
-        self._open.close()
+        self._entered.leave()
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Tells what the model holds where that is not the anchor."""
+        self._entered.tell_replaced("another callback")
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
         """Leaves the swarm at once."""
-        self._open.__exit__(type(exception), exception, None)
+        self._entered.fail(exception)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the swarm has agreed on, for Lightning's checkpoint: numbers, lists and tensors."""
+        return self.swarm.state_dict() if self.swarm is not None else {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Of a checkpoint that `fit` goes on from."""
+        self._saved = state_dict
+
+    def _counts(self, trainer: Trainer) -> bool:
+        """Whether `global_step` counts the steps of the run. Of several optimizers, or one that the
+        module steps by itself, it counts each step."""
+        return trainer.lightning_module.automatic_optimization and len(trainer.optimizers) == 1
+
+    def _catch_up(self, trainer: Trainer) -> None:
+        """Schedulers and the count of steps go on where the run is."""
+        assert self.swarm is not None
+        if not self._counts(trainer):
+            return
+        ahead = self.swarm.step - trainer.global_step
+        if ahead <= 0:
+            return
+        loop = trainer.fit_loop.epoch_loop
+        before, count = trainer.global_step, loop.automatic_optimization.optim_progress.optimizer
+        count.step.total.ready += ahead
+        count.step.total.completed += ahead
+        epoch = trainer.num_training_batches
+        epoch = 0 if math.isinf(epoch) else math.ceil(epoch / trainer.accumulate_grad_batches)
+        for config in trainer.lr_scheduler_configs:
+            every = config.frequency * (epoch if config.interval == "epoch" else 1)
+            if every and follows_position(config.scheduler):
+                advance(config.scheduler, self.swarm.step // every - before // every)
+            else:
+                log.warning(
+                    "%s does not follow the position in the run: %d steps of it are left out here",
+                    type(config.scheduler).__name__,
+                    ahead,
+                )
+
+
+def _is_over(callback: Callback, epoch: int) -> bool:
+    return isinstance(callback, StochasticWeightAveraging) and 0 <= callback.swa_end < epoch

@@ -25,6 +25,7 @@ from worker.config import Config
 from worker.errors import ConfigError, MurmurError
 from worker.leases.types import LeaseMessage
 from worker.library.hooks import UserReplica, is_sharded, whole
+from worker.library.schedules import catch_up
 from worker.library.share import Shares
 
 T = TypeVar("T")
@@ -50,6 +51,7 @@ class SwarmProgress:
     """What rank 0 knows of the swarm, and the others are told of it."""
 
     step: int
+    steps: int | None
     done: bool
     name: str
     peers: tuple[str, ...]
@@ -243,6 +245,15 @@ class SiteRank:
     def done(self) -> bool:
         """Whether the run's last step is taken."""
         return self._progress.done
+
+    @property
+    def steps(self) -> int | None:
+        """As `Swarm.steps`."""
+        return self._progress.steps
+
+    def catch_up(self, *schedulers: Any, every: int = 1) -> None:
+        """As `Swarm.catch_up`."""
+        catch_up(schedulers, self.step, every)
 
     @property
     def peers(self) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ elsewhere a gradient of before is still to be used. Where one of them does not s
 `GradScaler` skips it, the next set makes up for what was due.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 from weakref import WeakSet
@@ -27,6 +27,7 @@ from torch.optim.optimizer import (
 from worker.errors import UsageError
 
 _in_a_swarm: set[int] = set()  # parameters, by id: one model may have several wrappers
+before_entering: list[Callable[[], None]] = []  # what looks for swarms that were never left
 
 
 class StepListener(Protocol):
@@ -82,6 +83,8 @@ class OptimizerSteps:
         Raises:
             UsageError: the parameters are in a swarm already.
         """
+        for look in before_entering:
+            look()
         if not _in_a_swarm.isdisjoint(self._parameters):
             raise UsageError(
                 "this model is in a swarm already: leave the first Swarm before the second begins"

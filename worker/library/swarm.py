@@ -40,6 +40,7 @@ from worker.leases.types import LeaseMessage
 from worker.library.arguments import checked, errors_in_arguments
 from worker.library.hooks import UserReplica
 from worker.library.lines import LoopLines
+from worker.library.schedules import catch_up
 from worker.library.share import Shares
 from worker.library.site import Site, SiteRank, SwarmProgress, agreed, fragments_of, is_site
 from worker.library.terms import (
@@ -49,6 +50,7 @@ from worker.library.terms import (
     page_place,
     served_at,
     settings_by_argument,
+    steps_of,
 )
 from worker.manifest import Manifest
 from worker.newcomer import Newcomer
@@ -223,7 +225,7 @@ class Swarm:
         self._process = os.getpid()
         self._resumed_s, self._address, self._moves = 0.0, "", 0
         self._known: tuple[float, tuple[str, ...]] = (-inf, ())
-        self._saved_model: str | None = None  # the hash of what the loaded state goes with
+        self._saved_model = ""  # the hash of what the loaded state goes with
         self._at_anchor = False
         self._site: Site | None = None
         if is_site():
@@ -416,6 +418,11 @@ class Swarm:
         return self._loop.step
 
     @property
+    def steps(self) -> int | None:
+        """Optimizer steps of the run; None without an end."""
+        return steps_of(self._config)
+
+    @property
     def done(self) -> bool:
         """Whether the run's last step is taken. Raises UsageError: the loop trains, and no step of
         an optimizer is seen."""
@@ -424,6 +431,19 @@ class Swarm:
             if self._moves >= _UNSEEN_MOVES:
                 raise UsageError(_UNSEEN)
         return not self._loop.trains
+
+    def catch_up(self, *schedulers: Any, every: int = 1) -> None:
+        """Steps schedulers of the learning rate to where the run is: for a peer that joins under
+        way, or skips steps. One that is there stays, so that this may stand at the begin of each
+        turn of a loop, with the schedulers' own steps or instead of them.
+
+        Args:
+            schedulers: of torch's, each with a step for every `every` steps of the optimizer.
+
+        Raises:
+            UsageError: one follows something else than its steps, as ReduceLROnPlateau does.
+        """
+        catch_up(schedulers, self.step, every)
 
     @property
     def peers(self) -> tuple[str, ...]:
@@ -535,7 +555,7 @@ class Swarm:
                 "model holds others: call it, and the model's own, outside of that block"
             )
         outer = plain_state(self._loop, self._manifest, self._ask, self._node.residuals)
-        return outer | {"model": self._model_hash(), "samples": self._used_samples()}
+        return outer | {"model": self.model_hash(), "samples": self._used_samples()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on from a `state_dict`, before the `with` block; the model's and the optimizer's
@@ -554,23 +574,23 @@ class Swarm:
             )
         self._resumes = True
         restore_state(self._loop, state, self._config.run.steps, self._node.residuals)
-        self._saved_model = state.get("model")
+        self._saved_model = state.get("model", "")
         if "samples" in state:
             self._node.ledger.load(state["samples"])
 
     # ------------------------------------------------------------------------------- inside
 
-    def _model_hash(self) -> str | None:
-        """Of the local parameters; None where other ranks hold some of them."""
+    def model_hash(self) -> str:
+        """The hash of the local parameters that travel; empty where other ranks hold some."""
         if self._site is not None:
-            return None
+            return ""
         return tensor_hash(each.local for each in self._loop.fragments)
 
     def _check_model(self) -> None:
         """The state that was loaded is of parameters: where these are others, what they are from
         the anchor counts as learned since, and what was on its way is in none of them."""
-        saved, self._saved_model = self._saved_model, None
-        if saved is None or self._site is not None or saved == self._model_hash():
+        saved, self._saved_model = self._saved_model, ""
+        if not saved or self._site is not None or saved == self.model_hash():
             return
         log.warning(
             "the model does not hold what it held when the swarm's state was saved: all that it "
@@ -616,7 +636,7 @@ class Swarm:
         if not self._inside or time.monotonic() > at_s + _KNOWN_S:
             peers = self.peers
             self._known = (time.monotonic(), peers)
-        return SwarmProgress(self.step, self.done, self.name, peers)
+        return SwarmProgress(self.step, self.steps, self.done, self.name, peers)
 
     def _speaking(self) -> AbstractContextManager[None]:
         """Around all that reads or writes parameters: on a site the other ranks take part."""

@@ -175,6 +175,11 @@ def agree_on_terms(
     return Terms(config, first, found)
 
 
+def steps_of(config: Config) -> int | None:
+    """Of a run; None without an end."""
+    return None if config.run.steps >= NO_END else config.run.steps
+
+
 def _started(given: Mapping[str, str]) -> Config:
     task = f'task.name="{OWN_LOOP}"'
     ends = () if any(each.startswith("run.steps=") for each in given) else (f"run.steps={NO_END}",)

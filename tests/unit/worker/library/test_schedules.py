@@ -1,0 +1,90 @@
+"""Schedulers of all kinds are brought to where the run is, and those that cannot be are refused."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import (
+    ChainedScheduler,
+    ConstantLR,
+    CosineAnnealingLR,
+    CosineAnnealingWarmRestarts,
+    ExponentialLR,
+    LambdaLR,
+    LinearLR,
+    OneCycleLR,
+    PolynomialLR,
+    ReduceLROnPlateau,
+    SequentialLR,
+    StepLR,
+)
+
+from murmuration import Swarm, UsageError
+from worker.library.schedules import catch_up
+
+STEPS = 60
+KINDS: dict[str, Callable[[Optimizer], Any]] = {
+    "lambda": lambda o: LambdaLR(o, lambda step: 1 / (1 + step)),
+    "one cycle": lambda o: OneCycleLR(o, 0.1, total_steps=STEPS),
+    "cosine": lambda o: CosineAnnealingLR(o, STEPS),
+    "restarts": lambda o: CosineAnnealingWarmRestarts(o, 7),
+    "warm-up, then cosine": lambda o: SequentialLR(
+        o, [LinearLR(o, 0.1, total_iters=5), CosineAnnealingLR(o, STEPS - 5)], [5]
+    ),
+    "chained": lambda o: ChainedScheduler([ConstantLR(o, 0.5, 10), ExponentialLR(o, 0.9)]),
+    "polynomial": lambda o: PolynomialLR(o, STEPS),
+    "steps": lambda o: StepLR(o, 10),
+}
+
+
+def rate_of(optimizer: Optimizer) -> float:
+    return float(optimizer.param_groups[0]["lr"])
+
+
+def optimizer_of() -> Optimizer:
+    return torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("every", [1, 4])
+def test_a_scheduler_is_brought_to_where_the_run_is(kind: str, every: int) -> None:
+    there, late = optimizer_of(), optimizer_of()
+    scheduler, other = KINDS[kind](there), KINDS[kind](late)
+    for step in range(STEPS):
+        if step in (31, 32, 45):  # joins, goes on, and skips some steps
+            catch_up([other], step, every)
+            assert rate_of(late) == rate_of(there)
+        catch_up([scheduler], step, every)  # it is there already
+        there.step()
+        if (step + 1) % every == 0:
+            scheduler.step()
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "every", "says"),
+    [
+        (ReduceLROnPlateau(optimizer_of()), 1, "follows a loss and not the position"),
+        (object(), 1, "object has no last_epoch"),
+        (KINDS["cosine"](optimizer_of()), 0, "every=0"),
+    ],
+)
+def test_what_cannot_catch_up_is_refused(scheduler: Any, every: int, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        catch_up([scheduler], 5, every)
+
+
+def test_a_loop_that_goes_on_from_a_state_has_the_learning_rate_of_its_step() -> None:
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with Swarm(model, optimizer, steps=9) as first:
+        for _ in range(5):
+            optimizer.step()
+        saved = first.state_dict()
+    swarm = Swarm(model, optimizer, steps=12)
+    swarm.load_state_dict(saved)
+    scheduler = LambdaLR(optimizer, lambda step: 1 - step / 12)
+    swarm.catch_up(scheduler)
+    assert (swarm.steps, rate_of(optimizer)) == (12, pytest.approx(0.1 * 7 / 12))
+    assert Swarm(model, optimizer).steps is None
