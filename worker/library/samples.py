@@ -8,7 +8,7 @@ so a hash of the order and of what is cheap to read of the data names the stream
 import random
 import sys
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager
 from hashlib import sha256
 from itertools import chain, islice
@@ -93,9 +93,16 @@ def indexed(source: Iterable[T], seed: int) -> Indexed[T] | None:
         UsageError: the same order on every peer cannot be had of it, or it holds nothing.
     """
     found: Indexed[Any] | None = None
-    if isinstance(source, set | frozenset):
+    kind = type(source).__name__
+    if isinstance(source, Set):
         raise UsageError(
-            "swarm.shard: a set has another order in each process; share swarm.shard(sorted(...))"
+            f"swarm.shard: a {kind} has another order in each process; share sorted(...) of it"
+        )
+    if isinstance(source, Mapping) or not (
+        hasattr(source, "__iter__") or hasattr(source, "__getitem__")
+    ):
+        raise UsageError(
+            f"swarm.shard takes a DataLoader, a sequence or what gives batches, and no {kind}"
         )
     if isinstance(source, DataLoader):
         _check_loader(source)
@@ -172,7 +179,7 @@ class _SamplerOrder:
         except TypeError as error:
             raise UsageError(
                 f"{self._name} has no __len__, so its samples cannot be shared out ({error}); give "
-                "the loader a sampler that has one"
+                "the loader a sampler, or data, that has one"
             ) from error
         for each in self._parts:
             if any(isinstance(n := getattr(each, p, 1), int) and n > 1 for p in _PARTS):

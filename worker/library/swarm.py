@@ -492,17 +492,19 @@ class Swarm:
         the next epoch. docs/library.md has what this rests on.
 
         Args:
-            loader: with the same samples on every peer. A `DataLoader` over a data set with indices
-                is read in an order of the swarm's own if it is random, and only the share is
-                loaded; batch sizes may differ. A sequence is shared by its items. Anything else is
-                read from the front by every peer, which leaves out what is not its own.
-            name: tells streams apart that are as long, such as those of training and validation.
+            loader: with the same samples on every peer. Of a `DataLoader` over a data set with
+                indices only the share is loaded, in the order that its sampler gives when it is
+                seeded by run and epoch; batch sizes may differ. A sequence or a `Dataset` is shared
+                by its items. Anything else is read from the front by every peer, which leaves out
+                what is not its own.
+            name: tells sets of data apart, such as those of training and validation.
             block: samples that are leased together (items where `loader` is no `DataLoader`), the
                 same on every peer; None for 1/128 of an epoch and at most 1024, or 8 items where
                 its length is not known.
 
         Raises:
-            UsageError: out of the block, or `block` or `name` cannot be used.
+            UsageError: out of the block or in a forked process, `block` or `name` cannot be used,
+                or the loader has no order that all peers can have.
         """
         self._check_process()
         if not self._inside:

@@ -183,6 +183,11 @@ class Says(Sampler[int]):
             self._gives -= self._gives < 100
 
 
+class Unsized(Dataset[int]):
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
 class OwnLoader(DataLoader[Any]):
     def __iter__(self) -> Any:
         return iter([1])
@@ -207,6 +212,9 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "nothing": (lambda: _loader(SubsetRandomSampler([])), "there are no samples"),
     "an empty list": (list, "there are no samples"),
     "no whole batch": (lambda: loader(32, drop_last=True), "no batch of 32"),
+    "data without a length": (lambda: DataLoader(Unsized()), "a sampler, or data, that has one"),
+    "a dict of loaders": (lambda: {"train": loader()}, "and no dict"),
+    "a number": (lambda: 5, "and no int"),
     "a set": (lambda: {"b", "a"}, "sorted"),
     "a loader of another kind": (
         lambda: OwnLoader(DATA),
