@@ -12,6 +12,7 @@ from worker.wire.messages import check_name
 _MOST_HOLDINGS = 4096
 _MOST_BLOCKS = 1024  # of one peer
 _MOST_STREAMS = 1024
+_MOST_OPENED = 64  # streams that one peer has drawn from
 _MOST_RANGES = 1 << 14
 _LAST_BLOCK = 1 << 63
 
@@ -62,8 +63,8 @@ def lease_news_from_message(message: pb.LeaseNews, run: int) -> LeaseNews:
 def _holding(message: pb.BlockHolding) -> Holding:
     check_name(message.peer)
     held, asked = _blocks(message.held), _blocks(message.asked)
-    if len(message.streams) > _MOST_STREAMS:
-        raise WireError(f"{len(message.streams)} streams of one peer; at most {_MOST_STREAMS}")
+    if len(message.streams) > _MOST_OPENED:
+        raise WireError(f"{len(message.streams)} streams of one peer; at most {_MOST_OPENED}")
     streams = tuple(OpenedStream(each.id, each.name, each.length) for each in message.streams)
     return Holding(message.peer, message.epoch, message.sequence, held, asked, streams)
 

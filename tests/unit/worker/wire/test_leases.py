@@ -6,11 +6,12 @@ from hypothesis import strategies as st
 
 from algorithms.fragments import union
 from protos import murmuration_pb2 as pb
-from worker.leases.types import Block, Holding, LeaseNews
+from worker.leases.types import Block, Holding, LeaseNews, OpenedStream
 from worker.wire import WireError, lease_news_from_message, lease_news_to_message, parse
 
 STREAMS = st.integers(0, 2**64 - 1)
 BLOCKS = st.builds(Block, STREAMS, st.integers(0, 2**50))
+OPENED = st.builds(OpenedStream, STREAMS, st.integers(0, 2**32 - 1), st.integers(0, 2**60))
 HOLDINGS = st.builds(
     Holding,
     st.text("abc", min_size=1),
@@ -18,6 +19,7 @@ HOLDINGS = st.builds(
     st.integers(0, 2**60),
     st.lists(BLOCKS, max_size=3).map(tuple),
     st.lists(BLOCKS, max_size=3).map(tuple),
+    st.lists(OPENED, max_size=3).map(tuple),
 )
 RANGES = st.lists(st.tuples(st.integers(0, 50), st.integers(1, 9)), min_size=1, max_size=4).map(
     lambda pairs: union([(start, start + size) for start, size in pairs], ())
@@ -50,6 +52,10 @@ def message(**changed: object) -> pb.LeaseNews:
         (message(holdings=[]), "0 holdings"),
         (message(holdings=[pb.BlockHolding(peer="")]), "name or address of 0"),
         (message(holdings=[pb.BlockHolding(peer="a", held=[pb.SampleBlock()] * 1025)]), "1025"),
+        (
+            message(holdings=[pb.BlockHolding(peer="a", streams=[pb.OpenedStream()] * 65)]),
+            "65 streams of one peer",
+        ),
         (message(ledgers=[pb.StreamLedger(stream=n) for n in range(1025)]), "1025 streams"),
         (message(ledgers=[pb.StreamLedger(done=[1])]), "no list of ranges"),
         (message(ledgers=[pb.StreamLedger(done=[4, 0])]), "no list of ranges"),

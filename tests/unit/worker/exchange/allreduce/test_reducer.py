@@ -86,12 +86,12 @@ def answer(machine: Reducer, key: ShardKey = KEY, group: Group = GROUP) -> objec
 
 
 def contribute(
-    machine: Reducer, peers: str, now: float = 0.0, group: Group = GROUP
+    machine: Reducer, peers: str, now: float = 0.0, group: Group = GROUP, **changes: Any
 ) -> list[events.ReducerAction]:
     """Whole contributions; what follows beside their being taken."""
     actions = []
     for peer in peers:
-        stream, taken = offer(machine, peer, group=group, now=now)
+        stream, taken = offer(machine, peer, group=group, now=now, **changes)
         assert events.TakeContribution(stream, KEY, peer, fresh=True) in taken
         came = machine.handle(events.ContributionBytes(stream, BYTES), now)
         assert any(isinstance(each, events.VerifyContribution) for each in came)
@@ -139,6 +139,16 @@ def test_contributors_are_sorted_whatever_the_order_of_arrival() -> None:
     for _ in range(20):
         order = "".join(rng.sample("abcd", 4))
         assert computed(contribute(reducer(), order)) == [("abcd", "abcd")]
+
+
+def test_equal_contributions_are_named_and_equal_shards_of_others_are_not() -> None:
+    """Where no sample has touched a shard it may be equal, while the norms of all of it differ."""
+    machine = reducer()
+    contribute(machine, "ca", hash=7, norm=2.0)
+    contribute(machine, "b", hash=7, norm=3.0)
+    (due,) = contribute(machine, "d", hash=8, norm=2.0)
+    assert isinstance(due, events.ComputeShard)
+    assert due.alike == (("a", "c"),)
 
 
 def test_a_repeated_contribution_counts_once() -> None:
