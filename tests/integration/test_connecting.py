@@ -3,6 +3,7 @@
 import json
 import re
 import signal
+import socket
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,40 @@ def test_peers_that_listen_on_all_addresses_advertise_one_that_others_dial(tmp_p
         assert {event["contributors"] for event in first.of("round")} == {2}
     finally:
         for worker in filter(None, (first, second)):
+            worker.end()
+
+
+def wait_until_tried(address: str) -> None:
+    """Until somebody has called there, where nobody answers."""
+    with socket.create_server(split_address(address)) as listener:
+        listener.accept()[0].close()
+
+
+def test_after_a_power_cut_the_joiner_may_start_first(tmp_path: Path) -> None:
+    """As at the beginning, with the same commands: it tries until the first is there."""
+    first, second = free_addresses(2)
+    settings = (*SMALL, *QUICK, *settings_of(run__steps=100_000, diloco__inner_steps=10))
+    shared = ("--min-peers", "2", "--json", *settings, "--set", "checkpoint.every_s=0.1")
+    commands = {
+        "second": ["join", first, "--listen", second, "--json", *QUICK],
+        "first": ["up", "--listen", first, *shared],
+    }
+    workers: dict[str, WorkerProcess] = {}
+    try:
+        for _ in range(2):
+            for name, command in commands.items():
+                out = ("--name", name, "--out", str(tmp_path / name))
+                workers[name] = WorkerProcess([*command, *out], name)
+                if name == "second":
+                    wait_until_tried(first)
+            for worker in workers.values():
+                worker.wait_for(lambda e: e["event"] == "round" and e["contributors"] == 2, "round")
+            workers["first"].wait_for(lambda e: e["event"] == "checkpoint", "a checkpoint")
+            for worker in workers.values():
+                worker.end()
+        assert workers["first"].of("resumed")
+    finally:
+        for worker in workers.values():
             worker.end()
 
 
