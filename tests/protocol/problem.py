@@ -85,6 +85,7 @@ class Synthetic:
 
     accessor = None  # its parameters are all here
     model = torch.nn.Module()  # it has no buffers
+    moments_are_finite = True
     samples = tokens_per_sample = None  # it draws none
     learning_rate = last_gradient_norm = None  # it has no optimizer
 
