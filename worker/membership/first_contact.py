@@ -79,8 +79,8 @@ class FirstContact:
                 seen_from=caller_host(caller.address),
                 time_ms=time.time_ns() // 1_000_000,
             ).SerializeToString()
-        theirs = Manifest.unpack(join.manifest)
-        if theirs.run != self.gossip.run:
+        same = join.manifest == self._packed  # as it is most of the time
+        if not same and (theirs := Manifest.unpack(join.manifest)).run != self.gossip.run:
             difference = first_difference(theirs.agreed, self._manifest.agreed)
             refusal = f"the manifests differ in {difference}"
             return pb.JoinReply(refusal=refusal, manifest=self._packed).SerializeToString()
