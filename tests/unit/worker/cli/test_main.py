@@ -271,7 +271,7 @@ def test_wrong_usage_is_exit_code_2_and_leaves_nothing_behind(
 
 def test_what_click_says_of_usage_is_in_the_form_of_other_errors(murmur: Murmur) -> None:
     line = refused(murmur, 2, "join")
-    assert line == "murmur: missing argument 'HOST:PORT...'; see `murmur join --help`"
+    assert line == "murmur: missing argument 'HOST:PORT... [RUN]'; see `murmur join --help`"
     line = refused(murmur, 2, "up", "--presett", "diloco")
     assert line.startswith("murmur: no such option '--presett'")
     assert "preset'" in line.partition("id you mean ")[2]
