@@ -10,6 +10,9 @@ import pytest
 from tests.support import programs_table
 from worker.config import parse_config
 from worker.tasks import Cursor, load_task
+from worker.training.config import InnerConfig
+from worker.training.evaluation import validate
+from worker.training.replica import InnerReplica
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -28,19 +31,26 @@ def test_the_toml_example_is_the_defaults() -> None:
     assert shown == defaults
 
 
-def test_the_task_example_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "documented_task.py").write_text(block("README.md", "python", of="class Parity"))
+def test_the_task_example_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "documented_task.py").write_text(block("README.md", "python", of="class Tones"))
     monkeypatch.syspath_prepend(str(tmp_path))
-    task = load_task("documented_task:Parity", seed=1, options={})
-    model = task.model()
+    task = load_task("documented_task:Tones", seed=1, options={})
+    model, steps = task.model(), 300
     cursor = Cursor(seed=1, stream="w0")
     first, second = islice(task.batches("train", cursor), 2)
     again = next(task.batches("train", first.cursor))
     assert (second.inputs == again.inputs).all()
-    loss = task.loss(model, first)
-    loss.backward()
-    assert 0 < task.metrics(model, first)["accuracy"] < 1
-    assert all(parameter.grad is not None for parameter in model.parameters())
+    before = validate(task, model, seed=1)
+    inner = InnerReplica(task, model, InnerConfig(), cursor, steps)
+    for step in range(1, steps + 1):
+        inner.inner_step(step, inner.backward(step))
+    after = validate(task, model, seed=1)
+    assert before is not None
+    assert after is not None
+    assert before.loss > 1.9
+    assert before.metrics["accuracy"] < 0.25
+    assert after.loss < 0.2
+    assert after.metrics["accuracy"] > 0.95
 
 
 def test_the_table_of_programs_is_what_its_tests_say() -> None:
