@@ -26,11 +26,11 @@ EventKind = Literal[
     "metrics",  # url
     "page",  # url; token_file, where readers show one
     "started",  # group, step
-    # step, steps, loss, round, state, bytes_sent, bytes_received, learning_rate, gradient_norm,
-    # steps_per_s; where they are known, of this process: samples, samples_per_s, tokens,
-    # tokens_per_s; peers: that live, this one among them
+    # step, steps, loss, rounds: completed by this process, state, bytes_sent, bytes_received,
+    # learning_rate, gradient_norm, steps_per_s; where they are known, of this process: samples,
+    # samples_per_s, tokens, tokens_per_s; peers: that live, this one among them
     "progress",
-    "validation",  # step, val_loss and val_metrics: of the anchors, seconds
+    "validation",  # step, val_loss, val_loss_error and val_metrics: of the anchors, seconds
     # fragment, round, contributors, missed, stall_s, exchange_s, waited_for; since the last one:
     # steps, and step_s, what one of them has computed for on average
     "round",

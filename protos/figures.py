@@ -11,6 +11,7 @@ from typing import TypeVar
 from protos.text import shown
 
 T = TypeVar("T")
+_MOST_DECIMALS = 6
 
 _SHORT_S = 60
 _MOST_NATS = 100.0  # whose perplexity is still written out
@@ -92,6 +93,14 @@ def parameters(number: int) -> str:
         if number >= scale:
             return f"{number / scale:.1f} {word} parameters"
     return f"{round(number / 1e3)} thousand parameters" if number >= 1e4 else f"{number} parameters"
+
+
+def measured(value: float, error: float | None) -> str:
+    """`1.258 ± 0.047`: with two digits of the standard error, and no more of the value."""
+    if not error or not math.isfinite(error):
+        return f"{value:.3f}"
+    decimals = min(_MOST_DECIMALS, max(0, 1 - math.floor(math.log10(abs(error)))))
+    return f"{value:.{decimals}f} ± {error:.{decimals}f}"
 
 
 def in_bits(loss_nats: float) -> float:

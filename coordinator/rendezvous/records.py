@@ -33,7 +33,6 @@ class Record:
     step: int = 0
     steps: int = 0
     loss: float | None = None
-    round: int = 0
     bytes_sent: int = 0
     bytes_received: int = 0
     rounds_completed: int = 0
@@ -139,7 +138,7 @@ class Record:
         self._stage(event)
         self.step = int_of(event, "step") or 0
         self.steps = int_of(event, "steps") or self.steps
-        self.round = int_of(event, "round") or self.round
+        self.rounds_completed = max(self.rounds_completed, int_of(event, "rounds") or 0)
         self.bytes_sent = int_of(event, "bytes_sent") or self.bytes_sent
         self.bytes_received = int_of(event, "bytes_received") or self.bytes_received
         self.loss = float_of(event, "loss")

@@ -126,7 +126,7 @@ class Registry:
             "kind": "coordinator",
             "run": self.run,
             "members": [_row(known, now, staged) for known in members],
-            "rounds_completed": max((r.round for r in self.records()), default=0),
+            "rounds_completed": max((r.rounds_completed for r in self.records()), default=0),
             "refused": dict(self.refused),
             "verdicts": [
                 verdict
@@ -186,7 +186,7 @@ def _row(known: KnownPeer, now: float, staged: bool) -> dict[str, object]:
         "phase": _PHASES.get(member.phase, "unknown"),
         "step": max(member.step, record.step),
         "loss": record.loss,
-        "round": record.round,
+        "rounds": record.rounds_completed,
         "bytes_sent": record.bytes_sent,
         "bytes_received": record.bytes_received,
         "heard_s_ago": round(known.silent_s(now), 1),

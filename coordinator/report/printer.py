@@ -14,6 +14,7 @@ from protos.figures import (
     duration,
     in_bits,
     listed,
+    measured,
     megabytes,
     optional,
     parameters,
@@ -182,11 +183,12 @@ def _validation(report: Report) -> str:
     if loss is None:
         stopped = report["reason"] not in (None, "finished")
         return f"not measured: {'stopped before the end' if stopped else 'no worker reported one'}"
+    told = measured(loss, report["val_loss_error"])
     unit, metrics = report["loss_unit"], listed(report["val_metrics"])
     if unit is None or not unit.startswith(_NATS):
-        return " ".join(filter(None, (f"{loss:.4f}", unit))) + metrics
+        return " ".join(filter(None, (told, unit))) + metrics
     bits = f", {in_bits(loss):.2f} bits per byte" if unit == "nats per byte" else ""
-    return f"{loss:.4f} {unit} (perplexity {perplexity(loss)}{bits}){metrics}"
+    return f"{told} {unit} (perplexity {perplexity(loss)}{bits}){metrics}"
 
 
 def _traffic(report: Report) -> str:
@@ -221,10 +223,15 @@ def _probes(report: Report) -> list[tuple[str, str]]:
 
 
 def _final_mean(report: Report) -> list[tuple[str, str]]:
-    """Of replicas that keep what they have not sent: what the bytes above have to do with it."""
+    """The one mean that ends a run where replicas differ: its share of what stands beside it."""
     if not (sent := report.get("final_mean_bytes_per_worker")):
         return []
-    return [("final mean", f"exact, in fp32, of all replicas: {megabytes(sent)} of these bytes")]
+    told = f"exact, in fp32, of all replicas: {megabytes(sent)} of these bytes"
+    if (flow := report["bits_per_value"].get("final_mean")) is not None:
+        told += f", {flow['bits_travelled']:.2f} bits per value"
+    if stall_s := report.get("final_mean_stall_s"):
+        told += f"; {stall_s:.1f} s of the stall below"
+    return [("final mean", told)]
 
 
 def _links(report: Report) -> str:
@@ -234,8 +241,8 @@ def _links(report: Report) -> str:
 def _bits(report: Report) -> list[tuple[str, str]]:
     """What a value really took in each direction; nothing where nothing was sent."""
     parts = []
-    for kind, flow in report["bits_per_value"].items():
-        if flow is not None:
+    for kind in ("contributions", "reductions"):
+        if (flow := report["bits_per_value"].get(kind)) is not None:
             travelled, encoded = flow["bits_travelled"], flow["bits_encoded"]
             packed = f" ({encoded:.2f} before zstd)" if travelled < 0.995 * encoded else ""
             parts.append(f"{travelled:.2f} in {kind}{packed}")
@@ -272,7 +279,9 @@ def _computing(report: Report) -> str:
 
 def _rounds(report: Report) -> str:
     failed = report["rounds_failed"]
-    line = f"{report['rounds_completed']} completed, {failed or 'none'} failed"
+    last = report.get("final_mean_rounds")
+    final = f" ({last} of the final mean)" if last else ""
+    line = f"{report['rounds_completed']} completed{final}, {failed or 'none'} failed"
     if lost := report.get("steps_lost"):
         line += f"; {count(lost, 'inner step')} lost, since values were not finite"
     if tau := report["most_overlap_steps"]:  # where it is measured

@@ -19,7 +19,7 @@ from protos.events import (
     text_of,
 )
 from protos.exit_codes import exit_words
-from protos.figures import duration, megabytes, optional
+from protos.figures import duration, measured, megabytes, optional
 from protos.text import shown
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def progress_for(console: "Console", began_s: float) -> ProgressScreen:
 
 
 def summary(records: Sequence[Record], now_s: float) -> str:
-    """`step 240/1200  loss 2.31  round 9  sent 8.3 MB each  [4 training]`.
+    """`step 240/1200  loss 2.31  rounds 9  sent 8.3 MB each  [4 training]`.
 
     Of the workers still at work, or at the end of those that reported: the smallest step, and means
     of loss and bytes.
@@ -131,7 +131,7 @@ def summary(records: Sequence[Record], now_s: float) -> str:
     losses = [record.loss for record in active if record.loss is not None]
     if losses:
         parts.append(f"loss {sum(losses) / len(losses):.2f}")
-    parts.append(f"round {max(record.round for record in records)}")
+    parts.append(f"rounds {max(record.rounds_completed for record in records)}")
     parts.append(f"sent {megabytes(sum(r.bytes_sent for r in active) / len(active))} each")
     return "  ".join([*parts, standing])
 
@@ -154,7 +154,7 @@ def progress_table(records: Sequence[Record], now_s: float, began_s: float) -> "
     if staged:
         table.add_column("stage", justify="right")
     table.add_column("step", min_width=_BAR_WIDTH)
-    for name in ("", "loss", "round", "sent", "received"):
+    for name in ("", "loss", "rounds", "sent", "received"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("state", no_wrap=True)
     for record in records:
@@ -165,7 +165,7 @@ def progress_table(records: Sequence[Record], now_s: float, began_s: float) -> "
             ProgressBar(total=max(record.steps, 1), completed=record.step, width=_BAR_WIDTH),
             f"{record.step}/{record.steps or '?'}",
             "" if record.loss is None else f"{record.loss:.3f}",
-            str(record.round),
+            str(record.rounds_completed),
             megabytes(record.bytes_sent),
             megabytes(record.bytes_received),
             Text(state, style=_style(state)),
@@ -288,7 +288,8 @@ class EventFormatter:
         if step is None or loss is None or step <= self._validated:
             return None
         self._validated = step
-        return f"measures a validation loss of {loss:.4f} at step {step}"
+        told = measured(loss, float_of(event, "val_loss_error"))
+        return f"measures a validation loss of {told} at step {step}"
 
     def _member(self, event: Event) -> str | None:
         """Doubts, deaths and returns; that a peer joins or leaves in good order is ordinary."""
@@ -340,7 +341,10 @@ def _stage(event: Event, key: str) -> str:
 def _result(event: Event) -> str:
     loss, step = float_of(event, "val_loss"), int_of(event, "step")
     words = "finished" if text_of(event, "reason") == "finished" else "ended"
-    return f"{words} at step {step}" + (f", validation loss {loss:.3f}" if loss else "")
+    if loss is None:
+        return f"{words} at step {step}"
+    told = measured(loss, float_of(event, "val_loss_error"))
+    return f"{words} at step {step}, validation loss {told}"
 
 
 def _exit(event: Event) -> str | None:

@@ -30,7 +30,14 @@ _PEER_COUNTS = (
     "probe_bytes_received",
     "steps_in_flight",
 )
-_PEER_MEASURES = ("compute_s", "stall_s", "wall_s", "compute_utilization", "val_loss")
+_PEER_MEASURES = (
+    "compute_s",
+    "stall_s",
+    "wall_s",
+    "compute_utilization",
+    "val_loss",
+    "val_loss_error",
+)
 _STEP_MEASURES = ("step_s_idle", "step_s_in_flight")
 _MEAN_MEASURES = (*_PEER_MEASURES, "blocked_s", "spread")
 _PEER_TEXTS = ("anchor_hash", "momentum_hash", "reason", "checkpoint")
@@ -45,11 +52,14 @@ def build_report(
 ) -> Report:
     """Puts the workers' results together.
 
-    `val_loss val_metrics compute_s stall_s wall_s compute_utilization` are means over the workers
-    that reported them. `step_s_idle step_s_in_flight` are the workers' median inner steps while no
-    round is on its way and while one is, weighted by the number of such steps. `rounds_completed`
-    is the most that one worker saw, `rounds_failed` the sum over workers. `spread` is how far
-    replicas in pairs were from their group's mean when they last met, relative to its size.
+    `val_loss val_loss_error val_metrics compute_s stall_s wall_s compute_utilization` are means
+    over the workers that reported them. They evaluate on the same batches, so `val_loss_error` is
+    the standard error of each. `step_s_idle step_s_in_flight` are the workers' median inner steps
+    while no round is on its way and while one is, weighted by the number of such steps.
+    `rounds_completed` is the most that one worker saw, `rounds_failed` the sum over workers. The
+    mean that ends a run is part of `rounds_completed` and `stall_s`, and stands apart in
+    `final_mean_rounds final_mean_stall_s`. `spread` is how far replicas in pairs were from their
+    group's mean when they last met, relative to its size.
     `loop_lag_ms` is the worst worker's. `bytes_ratio` says how many times more DDP would have sent.
     A worker that ended without a result stands in `peers` with what was last heard of it, its
     counts null where it could not be asked. What
@@ -95,9 +105,13 @@ def build_report(
         ),
         "bytes_sent_per_worker": sent,
         "final_mean_bytes_per_worker": _mean_of(results, "final_mean_bytes"),
+        "final_mean_stall_s": _mean_of(results, "final_mean_stall_s"),
+        "final_mean_rounds": max((int_of(r, "final_mean_rounds") or 0 for r in results), default=0),
         "ddp_bytes_per_worker": ddp,
         "bytes_ratio": ddp / sent if ddp and sent else None,
-        "bits_per_value": {kind: _bits(results, kind) for kind in ("contributions", "reductions")},
+        "bits_per_value": {
+            kind: _bits(results, kind) for kind in ("contributions", "reductions", "final_mean")
+        },
         "stall_s_by_peer": _stalls(results),
         "longest_stalls": _longest(records),
         "verdicts": costliest(record.verdicts for record in records),

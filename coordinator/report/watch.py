@@ -404,7 +404,7 @@ def table(snapshot: Snapshot) -> "Table":
         "a second",
         "loss",
         *(["validation"] if validated else []),
-        "round",
+        "rounds",
         "RTT",
         "sends",
         "receives",

@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from coordinator.report.status import ask
+from protos.figures import measured
 from protos.identity import member_identity
 from tests.support.fork_server import MURMUR
 from tests.support.gate import Gate
@@ -156,7 +157,7 @@ def test_three_stages_of_two_replicas_make_one_model(tmp_path: Path) -> None:
     assert 0 < stages["iteration_s"] <= stages["iteration_p95_s"]
     whole = Path(report["checkpoint"])
     assert whole.parent == out / "w0" / "assembled"
-    loss = f"validation loss {report['val_loss']:.4f}"
+    loss = f"validation loss {measured(report['val_loss'], report['val_loss_error'])}"
     assert loss in murmur("evaluate", str(out))
     assert murmur("generate", str(out), "def ", "--bytes", "20").startswith("def ")
     again = Path(murmur("assemble", str(out)).strip())
@@ -187,7 +188,7 @@ def test_a_killed_replica_is_gone_round(tmp_path: Path) -> None:
     assert {peer["step"] for peer in report["peers"] if peer["exit_code"] == 0} == {6}
     assert report["stages"]["counts"]["rerouted"] > 0
     assert re.search(r"microbatches +\d+ visits? re-routed to another replica", text)
-    assert f"validation loss {report['val_loss']:.4f}" in evaluated
+    assert f"validation loss {measured(report['val_loss'], report['val_loss_error'])}" in evaluated
 
 
 def test_a_replica_of_each_stage_is_killed_in_turn_amid_a_call(tmp_path: Path) -> None:
@@ -226,7 +227,9 @@ def test_a_replica_of_each_stage_is_killed_in_turn_amid_a_call(tmp_path: Path) -
     assert re.search(r"microbatches .*\d+ microbatch(es)? dropped", text)
     losses = [event["loss"] for name, event in accounts.of_kind("iteration") if name == "w0"]
     assert losses[-1] < losses[0]
-    assert f"validation loss {report['val_loss']:.4f}" in murmur("evaluate", str(out))
+    assert f"validation loss {measured(report['val_loss'], report['val_loss_error'])}" in murmur(
+        "evaluate", str(out)
+    )
 
 
 def test_a_stage_whose_replicas_are_all_killed_is_rebuilt(tmp_path: Path) -> None:
@@ -266,7 +269,9 @@ def test_a_stage_whose_replicas_are_all_killed_is_rebuilt(tmp_path: Path) -> Non
     stages = {peer["peer"]: peer["stage"] for peer in report["peers"] if peer["exit_code"] == 0}
     assert stages == {"w0": 0, "w2": 2, "w3": 0, "w5": 2} | {mover: 1}
     assert Path(report["checkpoint"]).parent == out / "w0" / "assembled"
-    assert f"validation loss {report['val_loss']:.4f}" in murmur("evaluate", str(out))
+    assert f"validation loss {measured(report['val_loss'], report['val_loss_error'])}" in murmur(
+        "evaluate", str(out)
+    )
 
 
 def test_who_is_done_waits_for_a_stage_that_is_being_rebuilt(tmp_path: Path) -> None:
@@ -297,4 +302,6 @@ def test_who_is_done_waits_for_a_stage_that_is_being_rebuilt(tmp_path: Path) -> 
     assert codes == {"w0": 0, "w1": -9, "w2": 0, "w3": 0, "w4": -9, "w5": 0}
     assert {peer["step"] for peer in report["peers"] if peer["exit_code"] == 0} == {6}
     assert "no whole model" not in text
-    assert f"validation loss {report['val_loss']:.4f}" in murmur("evaluate", str(out))
+    assert f"validation loss {measured(report['val_loss'], report['val_loss_error'])}" in murmur(
+        "evaluate", str(out)
+    )

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from algorithms.codecs import bits_per_value
 from algorithms.plan import Plan
 from algorithms.presets import PRESETS
 from tests.protocol.problem import Problem
@@ -90,6 +91,17 @@ def test_all_end_with_the_mean_of_all_anchors(plan: Plan, peers: int) -> None:
             swarm.assert_equal()
             assert {last_of(peer) for peer in swarm.alive} == {peers}
             assert swarm.loop.time() < LAST_S + 5
+            counts = [peer.node.context.counts for peer in swarm.alive]
+            sent = [each.final_mean_sent.payload_bytes for each in counts]
+            elements = sum(swarm["a"].node.context.elements)
+            assert sum(sent) == pytest.approx(2 * (peers - 1) * 4 * elements)
+            for peer, each in zip(swarm.alive, counts, strict=True):
+                flow, metrics = each.contributions_sent, peer.trainer.metrics
+                if plan.exchange == "mean":  # rounds of pairs carry anchors, too
+                    bits = 8 * flow.encoded_bytes / flow.values
+                    assert bits == pytest.approx(bits_per_value(plan.codec))
+                assert metrics.final_mean_rounds == plan.fragments
+                assert 0 < metrics.final_mean_stall_s <= metrics.stall_s
 
     run(scenario())
 

@@ -19,7 +19,7 @@ import click
 from protos.addresses import is_loopback, is_wildcard, join_address, split_address, with_host
 from protos.completion import TRACKERS, complete_preset, complete_setting
 from protos.exit_codes import ExitCode
-from protos.figures import listed, perplexity
+from protos.figures import listed, measured, perplexity
 from protos.settings import settings_of
 from worker.cli.event_lines import PlainLines, announce_as_json
 from worker.cli.options import option, options
@@ -468,7 +468,7 @@ def evaluate(
     )
     named = "stage" if len(omitted) == 1 else "stages"
     without = f", without {named} {', '.join(map(str, omitted))}" if omitted else ""
-    figures = f"loss {found.loss:.4f}, perplexity {perplexity(found.loss)}"
+    figures = f"loss {measured(found.loss, found.error)}, perplexity {perplexity(found.loss)}"
     click.echo(f"{saved.path}: {split} {figures}{listed(found.metrics)}{without}")
     return 0
 

@@ -14,7 +14,7 @@ from protos.events import (
     put_back_words,
     stall_words,
 )
-from protos.figures import count, duration, listed, megabytes, parameters, percent
+from protos.figures import count, duration, listed, measured, megabytes, parameters, percent
 from protos.files import print_line
 from protos.web import page_words
 
@@ -64,7 +64,7 @@ class PlainLines:
         self, joins: str | None = "", verbosity: int = 0, spell: Callable[[str], str] = str
     ) -> None:
         self._joins, self._verbosity, self._spell = joins, verbosity, spell
-        self._round: object = None
+        self._rounds: object = None
         self._trained_s = -_SILENCE_S
 
     def __call__(self, event: Mapping[str, object]) -> None:
@@ -77,10 +77,10 @@ class PlainLines:
         if self._verbosity < 0:
             return event["event"] in _NEEDED
         if event["event"] == "progress" and event.get("state") == "training":
-            round_, now_s = event.get("round"), float(str(event.get("time_s", 0.0)))
-            if round_ == self._round and now_s - self._trained_s < _SILENCE_S:
+            rounds, now_s = event.get("rounds"), float(str(event.get("time_s", 0.0)))
+            if rounds == self._rounds and now_s - self._trained_s < _SILENCE_S:
                 return False
-            self._round, self._trained_s = round_, now_s
+            self._rounds, self._trained_s = rounds, now_s
         return event["event"] != "round"
 
 
@@ -133,7 +133,7 @@ def describe(event: Mapping[str, object], joins: str | None = "") -> str | None:
             return f"{_step(event)}  {words}"
         case "validation":
             figures = listed(event.get("val_metrics"))
-            return f"step {event['step']}  validation loss {event['val_loss']:.4f}{figures}"
+            return f"step {event['step']}  validation loss {_loss(event)}{figures}"
         case "round":
             return (
                 f"round {event['round']} of fragment {event['fragment']}: "
@@ -178,15 +178,19 @@ def describe(event: Mapping[str, object], joins: str | None = "") -> str | None:
         case "checkpoint":
             return f"checkpoint {event['path']}"
         case "result":
-            loss = event["val_loss"]
             figures = listed(event.get("val_metrics"))
-            scored = f"validation loss {loss:.4f}{figures}, " if isinstance(loss, float) else ""
+            known = float_of(event, "val_loss") is not None
+            scored = f"validation loss {_loss(event)}{figures}, " if known else ""
             return (
                 f"{event['reason']} at step {event['step']}: {scored}"
                 f"{event['rounds_completed']} rounds, anchor {event['anchor_hash']}"
             )
         case _:
             return None
+
+
+def _loss(event: Mapping[str, object]) -> str:
+    return measured(float_of(event, "val_loss") or 0.0, float_of(event, "val_loss_error"))
 
 
 def _left(event: Mapping[str, object]) -> str:
@@ -216,12 +220,15 @@ def _run(event: Mapping[str, object]) -> str:
 
 
 def _progress(event: Mapping[str, object]) -> str:
-    """`step 30/90  loss 2.346  round 2  sent 12.3 MB  800 tokens/s  1 min 05 s to go  3 peers`."""
+    """`step 30/90  loss 2.346  rounds 2  sent 12.3 MB  800 tokens/s  1 min 05 s to go  3 peers`."""
     loss, pace = float_of(event, "loss"), float_of(event, "steps_per_s")
     parts = [_step(event)]
     if loss is not None:
         parts.append(f"loss {loss:.3f}")
-    parts += [f"round {event['round']}", f"sent {megabytes(float_of(event, 'bytes_sent') or 0.0)}"]
+    parts += [
+        f"rounds {event['rounds']}",
+        f"sent {megabytes(float_of(event, 'bytes_sent') or 0.0)}",
+    ]
     if tokens_per_s := float_of(event, "tokens_per_s"):
         parts.append(f"{tokens_per_s:,.0f} tokens/s")
     elif pace:

@@ -87,6 +87,7 @@ class Counts:
     contributions_received: Flow = field(default_factory=Flow)
     reductions_sent: Flow = field(default_factory=Flow)
     reductions_received: Flow = field(default_factory=Flow)
+    final_mean_sent: Flow = field(default_factory=Flow)  # contributions and reductions
     blocked_s: float = 0.0
     late: int = 0
     takeovers: int = 0
@@ -97,7 +98,8 @@ class Counts:
 
     @property
     def payload_sent_bytes(self) -> int:
-        return self.contributions_sent.payload_bytes + self.reductions_sent.payload_bytes
+        flows = self.contributions_sent, self.reductions_sent, self.final_mean_sent
+        return sum(flow.payload_bytes for flow in flows)
 
     @property
     def payload_received_bytes(self) -> int:
@@ -145,6 +147,16 @@ class Context:
     most_visits: int = 1
     exact: Sequence[int] = ()
     ends_run: bool = False
+
+    @property
+    def contributions_sent(self) -> Flow:
+        """Counts what is contributed here."""
+        return self.counts.final_mean_sent if self.ends_run else self.counts.contributions_sent
+
+    @property
+    def reductions_sent(self) -> Flow:
+        """Counts the means that are sent back here."""
+        return self.counts.final_mean_sent if self.ends_run else self.counts.reductions_sent
 
     def refused(self, error: wire.WireError, sender: str, round_: int | None) -> None:
         """Counts and tells of what came from a peer and does not fit; of equal refusals, the first,

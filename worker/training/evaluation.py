@@ -41,10 +41,23 @@ _SAMPLE_BYTES, _SAMPLE_PROMPT = 400, "def "
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Means over held-out batches: of the loss, and of what the task's `metrics` gives, by name."""
+    """Means over held-out batches: of the loss, and of what the task's `metrics` gives, by name.
+
+    Args:
+        error: the standard error of the loss, by how batches differ; None of one batch.
+    """
 
     loss: float
     metrics: Mapping[str, float]
+    error: float | None = None
+
+    def plain(self) -> dict[str, object]:
+        """The fields of events."""
+        return {
+            "val_loss": self.loss,
+            "val_loss_error": self.error,
+            "val_metrics": dict(self.metrics),
+        }
 
 
 @contextmanager
@@ -124,8 +137,7 @@ class PeriodicEvaluation:
         loaded = anchors_loaded(trainer, self._model) if exchanges else nullcontext()
         with random_states_kept(device_of(self._model)), loaded:
             found = validate(self._task, self._model, self._seed, wanted)
-        loss, metrics = (found.loss, found.metrics) if found is not None else (None, {})
-        trainer.evaluated(loss, metrics, time.monotonic() - began_s)
+        trainer.evaluated(found, time.monotonic() - began_s)
 
 
 def validate(
@@ -174,7 +186,10 @@ def _means(
             for name, value in metrics.items():
                 found[name].append(float(value))
     means = {name: sum(values) / len(values) for name, values in found.items()}
-    return Evaluation(sum(losses) / len(losses), means)
+    error = None
+    if len(losses) > 1:
+        error = float(torch.tensor(losses, dtype=torch.float64).std()) / len(losses) ** 0.5
+    return Evaluation(sum(losses) / len(losses), means, error)
 
 
 def build_stages(task: Staged, stages: StagesConfig) -> list[StageModule]:

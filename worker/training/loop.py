@@ -6,8 +6,8 @@ commits by copy, so that an error commits nothing.
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +21,9 @@ from worker.training.inbox import AllStarted, Mailbox, StageMove, Started, Stop
 from worker.training.model import buffers_left_out
 from worker.training.outer import OuterLoop
 from worker.training.replica import InnerReplica, Replica, RunIsOver
+
+if TYPE_CHECKING:
+    from worker.training.evaluation import Evaluation
 
 T = TypeVar("T")
 
@@ -214,14 +217,14 @@ class TrainingLoop:
         """Says what this worker is at after the last step."""
         self._reporter.progress(self.step, state)
 
-    def evaluated(self, loss: float | None, metrics: Mapping[str, float], seconds: float) -> None:
-        """The held-out loss of the anchors at this step, None where that was cut short, with the
-        task's metrics, and how long it took."""
+    def evaluated(self, found: "Evaluation | None", seconds: float) -> None:
+        """What the anchors are worth at this step, None where that was cut short, and how long it
+        took to say."""
         self.metrics.evaluate_s += seconds
-        if loss is not None:
-            self.metrics.validated(self.step, loss)
-            found = {"val_loss": loss, "val_metrics": dict(metrics)}
-            self._reporter.event("validation", step=self.step, seconds=round(seconds, 3), **found)
+        if found is not None:
+            self.metrics.validated(self.step, found.loss)
+            took_s = round(seconds, 3)
+            self._reporter.event("validation", step=self.step, seconds=took_s, **found.plain())
 
     def withdraw_done(self) -> None:
         """Stopped after the last step: nobody may take what is done last for done by this peer."""

@@ -44,8 +44,10 @@ class Metrics:
     visits_wait_s: float = 0.0  # of a stage, that has nothing to compute until a microbatch comes
     first_step_at: float | None = None
     last_step_at: float | None = None
-    rounds_completed: int = 0
+    rounds_completed: int = 0  # exchanges of a fragment, those of the final mean too
     rounds_failed: int = 0
+    final_mean_rounds: int = 0
+    final_mean_stall_s: float = 0.0  # of stall_s
     most_overlap_steps: int = 0  # tau at its longest, where it is measured
     adoptions: int = 0
     put_back: int = 0  # times that parameters, moments or a gradient were not finite
@@ -149,6 +151,8 @@ class Metrics:
             "compute_utilization": round(self.compute_utilization, 4),
             "rounds_completed": self.rounds_completed,
             "rounds_failed": self.rounds_failed,
+            "final_mean_rounds": self.final_mean_rounds,
+            "final_mean_stall_s": round(self.final_mean_stall_s, 3),
             "most_overlap_steps": self.most_overlap_steps,
             "adoptions": self.adoptions,
             "rounds_given_up": self.rounds_given_up,
@@ -210,6 +214,7 @@ class Reporter:
         self._replica, self._fragments, self._pace, self._steps = replica, fragments, pace, steps
         self._progress_at = -math.inf
         self._told_steps, self._told_compute_s = 0, 0.0  # up to the last round
+        self._rounds = 0
         self._throughput, self._samples_before = Throughput(), replica.samples or 0
 
     def event(self, kind: EventKind, **fields: object) -> None:
@@ -238,7 +243,7 @@ class Reporter:
             step=step,
             steps=self._steps,
             loss=self._loss,
-            round=self._fragments[0].state.version,
+            rounds=self._rounds,
             state=state,
             **self._pace_figures(step),
         )
@@ -254,6 +259,7 @@ class Reporter:
         steps, compute_s = metrics.inner_steps, metrics.compute_s
         since, since_s = steps - self._told_steps, compute_s - self._told_compute_s
         self._told_steps, self._told_compute_s = steps, compute_s
+        self._rounds = metrics.rounds_completed
         self.event(
             "round",
             fragment=result.fragment,

@@ -415,6 +415,8 @@ class OuterLoop:
         while each.in_flight_round == sent.round and each.arrived is None and self.stopped is None:
             self.handle(self._mailbox.wait())
         stall_s = self._clock() - started
+        if sent.everyone:
+            self.metrics.final_mean_stall_s += stall_s
         self._note_overlap(sent)
         result = each.take_result() if each.in_flight_round == sent.round else None
         if result is None:
@@ -428,6 +430,7 @@ class OuterLoop:
             return None
         self.metrics.stalled(Stall(stall_s, index, sent.round, result.waited_for))
         self.metrics.rounds_completed += 1
+        self.metrics.final_mean_rounds += sent.everyone
         self.reporter.round_done(result, stall_s, self.metrics)
         return result
 

@@ -20,6 +20,7 @@ from worker.training.loop import Trainer
 from worker.wire import tensor_hash
 
 _LAST_WORDS_S = 3.0
+_NOT_EVALUATED: Mapping[str, object] = {"val_loss": None, "val_loss_error": None, "val_metrics": {}}
 _EXCHANGES = ("Data/Exchange", "Data/Average", "Data/PairRound")
 
 
@@ -72,8 +73,7 @@ def build_result(
         "step": trainer.step,
         "steps": metrics.inner_steps,
         "reason": "finished" if trainer.stopped is None else trainer.stopped.reason,
-        "val_loss": found.loss if found is not None else None,
-        "val_metrics": dict(found.metrics) if found is not None else {},
+        **(_NOT_EVALUATED if found is None else found.plain()),
         "loss_unit": getattr(task, "loss_unit", None),
         "sample": sample,
         "train_loss_curve": metrics.curve,
@@ -84,6 +84,7 @@ def build_result(
         "traffic": {
             "contributions": asdict(counts.contributions_sent),
             "reductions": asdict(counts.reductions_sent),
+            "final_mean": asdict(counts.final_mean_sent),
         },
         "blocked_s": round(counts.blocked_s, 3),
         "payload_bytes_per_round": sum(
@@ -98,8 +99,9 @@ def build_result(
         "verdicts": io.ask(node.locator.history),
         "warnings": io.ask(lambda: list(node.warnings)),
     }
-    if config.plan.keeps and config.plan.consensus and config.plan.exchange == "mean":
-        result["final_mean_bytes"] = node.transport.traffic.sent["Data/Average"]
+    if config.plan.consensus:
+        method = "Data/Average" if config.plan.keeps else "Data/Exchange"
+        result["final_mean_bytes"] = node.transport.traffic.sent[method]
     if (stages := node.stages) is not None:
         result |= io.ask(lambda: _of_stage(config, stages))
         result |= {**metrics.iterations(), **metrics.waits()}

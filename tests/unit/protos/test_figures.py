@@ -13,6 +13,13 @@ from protos import figures
     [
         (figures.megabytes, 33_100_000, "33.1 MB"),
         (figures.megabytes, 12_345_600_000, "12,345.6 MB"),
+        (lambda error: figures.measured(1.25824, error), 0.0468, "1.258 ± 0.047"),
+        (lambda error: figures.measured(0.0149, error), 0.00161, "0.0149 ± 0.0016"),
+        (lambda error: figures.measured(34.0, error), 4.76, "34.0 ± 4.8"),
+        (lambda error: figures.measured(1.25824, error), 1e-9, "1.258240 ± 0.000000"),
+        (lambda error: figures.measured(123.4, error), 567.0, "123 ± 567"),
+        (lambda error: figures.measured(1.25824, error), 0.0, "1.258"),
+        (lambda error: figures.measured(1.25824, error), math.nan, "1.258"),
         (figures.size, 0, "0 B"),
         (figures.size, 512, "512 B"),
         (figures.size, 15_200, "15.2 kB"),

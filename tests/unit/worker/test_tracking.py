@@ -20,7 +20,7 @@ PROGRESS = {
     "gradient_norm": 0.75,
     "tokens": 2560,
     "tokens_per_s": 512.0,
-    "round": 2,
+    "rounds": 2,
     "bytes_sent": 1000,
     "bytes_received": 900,
     "samples": None,

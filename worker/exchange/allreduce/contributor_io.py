@@ -383,7 +383,7 @@ class ContributorIO:
         assert each.stream is not None, "the header went out on it"
         with suppress(TransportError):  # the receiving side of the stream reports it
             for message, size, raw in wire.payload_messages(pb.ExchangeUp, payload, offset):
-                context.counts.contributions_sent.add(size, raw, context.codec)
+                context.contributions_sent.add(size, raw, context.codec)
                 await context.sent(each.stream, message)
             self._handle(round_, events.ContributionSent(key.shard, attempt))
             await each.stream.done()

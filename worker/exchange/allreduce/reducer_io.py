@@ -252,7 +252,7 @@ class ReducerIO:
         await stream.send(wire.reduction_to_message(reduction.header))
         frames = wire.payload_messages(pb.ExchangeDown, reduction.payload, offset)
         for message, size, raw in frames:
-            context.counts.reductions_sent.add(size, raw, context.reduction_codec)
+            context.reductions_sent.add(size, raw, context.reduction_codec)
             await context.sent(stream, message)
 
     def _ended(self, number: int) -> None:

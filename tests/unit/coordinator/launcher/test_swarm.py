@@ -83,7 +83,7 @@ def test_trains_to_the_end_and_reports(swarm: Swarm, tmp_path: Path) -> None:
     written = json.loads((tmp_path / "out/report.json").read_text())
     assert written["peers"][2]["bytes_sent"] == 12_000
     assert "starts training at step 0 with w0, w1, w2" in text
-    assert "validation loss  1.5000 nats per byte" in text
+    assert "validation loss  1.500 nats per byte" in text
     wait_until_gone(tmp_path / "out", "w0", "w1", "w2")
 
 

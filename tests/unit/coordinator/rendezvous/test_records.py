@@ -12,7 +12,7 @@ def progress(step: int, **changes: object) -> dict[str, object]:
         "step": step,
         "steps": 100,
         "loss": 2.0,
-        "round": 3,
+        "rounds": 3,
         "bytes_sent": 10,
         "bytes_received": 20,
         "state": "training",
@@ -70,9 +70,9 @@ def test_values_of_a_wrong_type_are_passed_over() -> None:
     record = Record("w0")
     record.apply(progress(10), 0.0)
     record.apply({"event": ["what"]}, 0.0)
-    record.apply({"event": "progress", "step": "x", "loss": "y", "state": 3, "round": None}, 0.0)
+    record.apply({"event": "progress", "step": "x", "loss": "y", "state": 3, "rounds": None}, 0.0)
     record.apply({"event": "result", "train_loss_curve": [1, [2], ["a", "b"], [3, 1.0]]}, 0.0)
-    assert (record.step, record.round, record.loss) == (0, 3, None)
+    assert (record.step, record.rounds_completed, record.loss) == (0, 3, None)
     assert record.loss_curve() == [(3, 1.0)]
     assert curve_of({"x": "no list"}, "x") == []
 

@@ -109,7 +109,7 @@ def test_events_may_come_twice(result_event) -> None:
     registry = Registry()
     events = (
         {"event": "round", "fragment": 0, "round": 0},
-        {"event": "progress", "step": 50, "steps": 100, "round": 1, "state": "training"},
+        {"event": "progress", "step": 50, "steps": 100, "rounds": 1, "state": "training"},
         result_event("w0"),
     )
     first = registry.introduce(call("w0", events=events), 0.0)
@@ -199,7 +199,7 @@ def test_over_when_all_expected_have_reported_or_are_long_silent(result_event) -
 
 def test_the_status_document(result_event) -> None:
     registry = Registry()
-    progress = {"event": "progress", "step": 7, "steps": 9, "loss": 2.5, "round": 3}
+    progress = {"event": "progress", "step": 7, "steps": 9, "loss": 2.5, "rounds": 3}
     registry.introduce(call("w0", step=5, events=(progress,)), 0.0)
     document = registry.status(2.0)
     assert document["kind"] == "coordinator"
@@ -212,7 +212,7 @@ def test_the_status_document(result_event) -> None:
             "phase": "training",
             "step": 7,
             "loss": 2.5,
-            "round": 3,
+            "rounds": 3,
             "bytes_sent": 0,
             "bytes_received": 0,
             "heard_s_ago": pytest.approx(2.0),

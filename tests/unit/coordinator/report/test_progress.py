@@ -25,7 +25,7 @@ def records() -> list[Record]:
                 "step": 240 + index,
                 "steps": 1200,
                 "loss": 2.3 + index / 50,
-                "round": 9,
+                "rounds": 9,
                 "bytes_sent": 33_000_000,
                 "bytes_received": 32_000_000,
                 "state": "training",
@@ -37,7 +37,7 @@ def records() -> list[Record]:
 
 
 def test_a_plain_line_sums_it_up() -> None:
-    line = "step 240/1200  loss 2.31  round 9  sent 33.0 MB each  [2 training]"
+    line = "step 240/1200  loss 2.31  rounds 9  sent 33.0 MB each  [2 training]"
     assert summary(records(), 12.0) == line
 
 
@@ -208,10 +208,10 @@ def test_a_validation_loss_is_said_once_for_each_step() -> None:
         event = {"event": "validation", "peer": peer, "step": step, "val_loss": loss}
         return formatter.line(event)
 
-    assert said("w1", 200, 2.34567) == "w1 measures a validation loss of 2.3457 at step 200"
+    assert said("w1", 200, 2.34567) == "w1 measures a validation loss of 2.346 at step 200"
     assert said("w0", 200, 2.34567) is None
     assert said("w0", 400, "low") is None
-    assert said("w0", 400, 2.0) == "w0 measures a validation loss of 2.0000 at step 400"
+    assert said("w0", 400, 2.0) == "w0 measures a validation loss of 2.000 at step 400"
 
 
 def test_what_does_not_fit_is_refused() -> None:

@@ -156,7 +156,7 @@ def test_the_printed_report_names_the_figures(result_event) -> None:
     text = printed({**report, "loss_png": "out/loss.png", "out": "out/report.json"})
     for expected in (
         "diloco · 4 workers · 100 inner steps · a round every 25 steps · 1.5 million parameters",
-        "2.0000 nats per byte (perplexity 7.39, 2.89 bits per byte)",
+        "2.000 nats per byte (perplexity 7.39, 2.89 bits per byte)",
         "2.0 MB per worker; DDP in fp32 would have sent 100.0 MB, 50 times as much; in bf16 25",
         "80.0 % of the 10 s from first to last inner step; 1.0 s stalled on average",
         "4 completed, none failed",
@@ -192,12 +192,29 @@ def test_probes_stand_apart_and_small_words_are_explained(result_event) -> None:
         probe_bytes_sent=3,
         fragments=3,
         final_mean_bytes=1.5e6,
+        final_mean_stall_s=1.25,
+        final_mean_rounds=3,
+        rounds_completed=9,
+        traffic={
+            "contributions": {"values": 8e6, "encoded_bytes": 2e6, "payload_bytes": 1e6},
+            "final_mean": {"values": 4e5, "encoded_bytes": 1.6e6, "payload_bytes": 1.5e6},
+        },
+        val_loss=1.25824,
+        val_loss_error=0.0468,
     )
     lines = dict(figure_lines(build_report([finished(told)], settings={}, elapsed_s=1.0)))
     assert lines["bytes sent"] == plain["bytes sent"]
     assert lines["probes"].startswith("1.9 MB received and 0.0 MB sent, not counted above")
-    assert lines["rounds"].endswith("; each exchanges one of 3 fragments of the model")
-    assert lines["final mean"] == "exact, in fp32, of all replicas: 1.5 MB of these bytes"
+    assert lines["rounds"] == (
+        "9 completed (3 of the final mean), none failed; "
+        "each exchanges one of 3 fragments of the model"
+    )
+    assert lines["final mean"] == (
+        "exact, in fp32, of all replicas: 1.5 MB of these bytes, 30.00 bits per value; "
+        "1.2 s of the stall below"
+    )
+    assert lines["bits per value"] == "1.00 in contributions (2.00 before zstd)"
+    assert lines["validation loss"].startswith("1.258 ± 0.047 nats per byte (perplexity 3.52")
 
 
 def test_the_mean_curve_uses_who_has_the_step() -> None:
@@ -300,9 +317,9 @@ def test_the_sparkline_falls() -> None:
 @pytest.mark.parametrize(
     ("unit", "shown"),
     [
-        (None, "2.0000"),
-        ("mean squared error", "2.0000 mean squared error"),
-        ("nats per token", "2.0000 nats per token (perplexity 7.39)"),
+        (None, "2.000"),
+        ("mean squared error", "2.000 mean squared error"),
+        ("nats per token", "2.000 nats per token (perplexity 7.39)"),
     ],
 )
 def test_a_loss_is_shown_in_the_tasks_own_unit(result_event, unit, shown) -> None:

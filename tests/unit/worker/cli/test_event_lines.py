@@ -33,18 +33,18 @@ from worker.cli.event_lines import PlainLines, describe
         ({"event": "started", "step": 0, "group": ["a", "b"]}, "started at step 0 with a, b"),
         (
             {"event": "progress", "state": "training", "step": 30, "steps": 90, "loss": 2.34567,
-             "round": 2, "bytes_sent": 12_345_678},
-            "step 30/90  loss 2.346  round 2  sent 12.3 MB",
+             "rounds": 2, "bytes_sent": 12_345_678},
+            "step 30/90  loss 2.346  rounds 2  sent 12.3 MB",
         ),
         (
             {"event": "progress", "state": "training", "step": 30, "steps": 90, "loss": None,
-             "round": 2, "bytes_sent": 0, "tokens_per_s": 1234.5, "steps_per_s": 0.5, "peers": 3},
-            "step 30/90  round 2  sent 0.0 MB  1,234 tokens/s  2 min 00 s to go  3 peers",
+             "rounds": 2, "bytes_sent": 0, "tokens_per_s": 1234.5, "steps_per_s": 0.5, "peers": 3},
+            "step 30/90  rounds 2  sent 0.0 MB  1,234 tokens/s  2 min 00 s to go  3 peers",
         ),
         (
             {"event": "progress", "state": "training", "step": 30, "steps": 1 << 40, "loss": 2.0,
-             "round": 2, "bytes_sent": 0, "steps_per_s": 12.34, "peers": 1},
-            "step 30  loss 2.000  round 2  sent 0.0 MB  12.3 steps/s  1 peer",
+             "rounds": 2, "bytes_sent": 0, "steps_per_s": 12.34, "peers": 1},
+            "step 30  loss 2.000  rounds 2  sent 0.0 MB  12.3 steps/s  1 peer",
         ),
         (
             {"event": "run", "parameters": 382_000, "preset": "diloco", "inner_steps": 20,
@@ -64,15 +64,15 @@ from worker.cli.event_lines import PlainLines, describe
             "step 90/90  evaluating",
         ),
         (
-            {"event": "validation", "step": 60, "val_loss": 2.34567, "seconds": 0.8},
-            "step 60  validation loss 2.3457",
+            {"event": "validation", "step": 60, "val_loss": 2.34567, "val_loss_error": 0.0123},
+            "step 60  validation loss 2.346 ± 0.012",
         ),
         (
             {
                 "event": "validation", "step": 60, "val_loss": 2.34567,
                 "val_metrics": {"accuracy": 0.91234, "top 5": 1.0},
             },
-            "step 60  validation loss 2.3457, accuracy 0.9123, top 5 1",
+            "step 60  validation loss 2.346, accuracy 0.9123, top 5 1",
         ),
         (
             {"event": "metrics", "url": "http://127.0.0.1:9464/metrics"},
@@ -132,7 +132,7 @@ from worker.cli.event_lines import PlainLines, describe
         (
             {"event": "result", "reason": "finished", "step": 90, "val_loss": 1.23456,
              "rounds_completed": 3, "anchor_hash": "ab12"},
-            "finished at step 90: validation loss 1.2346, 3 rounds, anchor ab12",
+            "finished at step 90: validation loss 1.235, 3 rounds, anchor ab12",
         ),
         (
             {"event": "result", "reason": "Ctrl-C", "step": 9, "val_loss": None,
@@ -151,9 +151,9 @@ def test_an_event_is_one_plain_line_or_none(event: dict[str, object], line: str 
     assert describe(event) == line
 
 
-def training(time_s: float, round_: int) -> dict[str, object]:
+def training(time_s: float, rounds: int) -> dict[str, object]:
     return {"event": "progress", "state": "training", "step": int(time_s), "steps": 90,
-            "loss": 2.0, "round": round_, "bytes_sent": 0, "time_s": time_s}  # fmt: skip
+            "loss": 2.0, "rounds": rounds, "bytes_sent": 0, "time_s": time_s}  # fmt: skip
 
 
 ROUND = {"event": "round", "round": 0, "fragment": 0, "contributors": 2, "exchange_s": 0.0,

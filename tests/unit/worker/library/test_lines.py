@@ -111,4 +111,4 @@ def test_progress_prints_the_lines_of_murmur_up_and_nothing_twice(
     assert said[0].startswith("me is reached at 127.0.0.1:")
     assert "5 parameters, preset diloco, a round every 2 of 4 steps, on cpu" in said
     assert "started at step 0 with me" in said
-    assert any(line.startswith("step 4/4  loss 1.500  round 2  sent") for line in said)
+    assert any(line.startswith("step 4/4  loss 1.500  rounds 2  sent") for line in said)

@@ -1,5 +1,6 @@
 """Text from a checkpoint: which one is taken, and that its anchor is what writes."""
 
+import statistics
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -115,7 +116,12 @@ class Measured:
 def test_a_report_has_the_means_of_what_a_task_measures_and_a_sample_of_its_prompt() -> None:
     task = Measured()
     model = task.model()
-    assert validate(task, model, 0) == Evaluation(7.5, {"even": 0.5, "first": 1.0})
+    spread = statistics.stdev(range(16))
+    error = pytest.approx(spread / 4)
+    assert validate(task, model, 0) == Evaluation(7.5, {"even": 0.5, "first": 1.0}, error)
+    one = validate(task, model, 0, count=1)
+    assert one is not None
+    assert one.error is None
     assert generate_sample(task, model, 0) == "Once upon 'Once '"
 
 
@@ -154,7 +160,11 @@ def build(*, seed): return Forgetful()
 
 @pytest.mark.parametrize(
     ("scale", "told"),
-    [(1.0, "loss 34.0000, perplexity 5"), (1e30, "perplexity above 3e+43"), (float("nan"), "nan")],
+    [
+        (1.0, "loss 34.0 ± 4.8, perplexity 5"),
+        (1e30, "perplexity above 3e+43"),
+        (float("nan"), "nan"),
+    ],
 )
 def test_two_evaluations_agree_and_print_whatever_the_loss_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scale: float, told: str
