@@ -301,6 +301,12 @@ def _shards(plan: Plan, elements: int, exact: int, peers: int) -> tuple[ShardRan
 _group_hash = lru_cache(maxsize=256)(wire.group_hash)
 
 
+def reason_of(failure: Exception) -> str:
+    """Why a round has come to nothing; the kind of what is no word of a codec's or a peer's."""
+    known = isinstance(failure, ValueError)
+    return str(failure) if known else f"{type(failure).__name__}: {failure}"
+
+
 class Tasks:
     """Background tasks whose failures are never silent, and which all end together."""
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,7 +18,7 @@ from worker.exchange.allreduce.contributor import Contributor, OwnRound
 from worker.exchange.allreduce.dialogue import ReductionHeader, ShardRange
 from worker.exchange.allreduce.reducer_io import ReducerIO
 from worker.exchange.arrivals import Arrival
-from worker.exchange.context import Context, Peers, Results, Tasks
+from worker.exchange.context import Context, Peers, Results, Tasks, reason_of
 from worker.exchange.types import (
     Failed,
     GivenUp,
@@ -123,8 +123,8 @@ class ContributorIO:
             payloads, error, own_norm = await context.worked(
                 begin.values.numel(), lambda: self._encode(begin, shards)
             )
-        except ValueError as failure:  # too large for the codec; nobody is told of it
-            failed = RoundFailed(fragment, begin.round, str(failure), (context.me,))
+        except Exception as failure:  # too large for the codec, or a defect; nobody is told of it
+            failed = RoundFailed(fragment, begin.round, reason_of(failure), (context.me,))
             self._results.finished(failed)
             return
         hashes = tuple(payload.hash for payload in payloads)
@@ -232,14 +232,15 @@ class ContributorIO:
                 shard, each = header.key.shard, _Try(self._context.arrivals.payload())
                 round_.tries[shard, attempt] = each
                 if peer == self._context.me:
-                    work = self._contribute_here(round_, header.key, attempt, each)
+                    work = partial(self._contribute_here, round_, header.key, attempt, each)
                 else:
                     round_.away.add(shard)
-                    work = self._contribute_there(round_, action, each)
-                each.task = self._tasks.spawn(work)
+                    work = partial(self._contribute_there, round_, action, each)
+                each.task = self._tasks.spawn(self._guarded(round_, work))
             case events.SendContribution(key, attempt, offset):
                 each = round_.tries[key.shard, attempt]
-                each.sending = self._tasks.spawn(self._send(round_, key, attempt, offset))
+                sending = partial(self._send, round_, key, attempt, offset)
+                each.sending = self._tasks.spawn(self._guarded(round_, sending))
             case events.ReceiveReduction(key, attempt, header, fresh):
                 each = round_.tries[key.shard, attempt]
                 if fresh:
@@ -297,6 +298,15 @@ class ContributorIO:
         return wire.decode(self._context.codec, whole, elements, exact=limbs)
 
     # ----------------------------------------------------------------------------------- one try
+
+    async def _guarded(
+        self, round_: _OwnRound, work: Callable[[], Coroutine[None, None, None]]
+    ) -> None:
+        """A defect ends the round: else the train thread would wait for it in vain."""
+        try:
+            await work()
+        except Exception as error:
+            self._handle(round_, GivenUp(reason_of(error)))
 
     async def _contribute_here(
         self, round_: _OwnRound, key: ShardKey, attempt: int, each: _Try

@@ -18,7 +18,7 @@ from algorithms.schedule import Schedule
 from protos import murmuration_pb2 as pb
 from worker import wire
 from worker.exchange.arrivals import Arrival
-from worker.exchange.context import Context, Tasks
+from worker.exchange.context import Context, Tasks, reason_of
 from worker.exchange.pairwise.messages import PairValues, encoded, left_out, own_part, payload_of
 from worker.exchange.pairwise.rounds import PairRounds
 from worker.exchange.pairwise.stream import (
@@ -142,7 +142,7 @@ class Pairs:
             return
         try:
             anchor = await self._values.anchor(fragment, state.anchor)
-        except ValueError:  # the round itself says so
+        except Exception:  # the round itself says so
             self._carry(self._rounds.cannot_lay(fragment, state.version))
             return
         self._carry(self._rounds.lay(fragment, state.version, anchor, self._now()))
@@ -168,8 +168,8 @@ class Pairs:
             if not self._rounds.is_laid(*key):
                 assert begin.anchor is not None, "pairs exchange anchors"
                 anchor = await self._values.anchor(begin.fragment, begin.anchor)
-        except ValueError as failure:  # too large for the codec; nobody is told of it
-            self._finished(RoundFailed(*key, str(failure), (context.me,)))
+        except Exception as failure:  # too large for the codec, or a defect; nobody is told of it
+            self._finished(RoundFailed(*key, reason_of(failure), (context.me,)))
             return
         contribution = own_part(payload, error, context.weight(begin.weight))
         self._carry(self._rounds.begin(key, contribution, anchor, self._now()))
@@ -307,11 +307,23 @@ class Pairs:
         self._carry(self._rounds.elapse(self._now()))
 
     async def _average(self, buffer: PairBuffer) -> None:
-        mean_anchor = await self._values.mean_anchor(buffer)
+        mean_anchor: Tensor | None = None
+        with suppress(Exception):  # the round itself says what is wrong
+            mean_anchor = await self._values.mean_anchor(buffer)
         self._carry(self._rounds.anchors_averaged(buffer, mean_anchor))
 
     async def _finish(self, buffer: PairBuffer) -> None:
-        """Averages what the group has given."""
+        """Averages what the group has given. A defect ends the round: else the train thread would
+        wait for it in vain."""
+        result: RoundDone | RoundFailed
+        try:
+            result = await self._averaged(buffer)
+        except Exception as failure:
+            error, me = left_out(buffer.own[CONTRIBUTION]), self._context.me
+            result = RoundFailed(*buffer.key, reason_of(failure), (me,), (), error)
+        self._finished(result)
+
+    async def _averaged(self, buffer: PairBuffer) -> RoundDone:
         context, own = self._context, buffer.own
         mean = await self._values.mean(buffer, CONTRIBUTION)
         learned = mean[: len(mean) - context.limbs(buffer.fragment)]
@@ -323,19 +335,17 @@ class Pairs:
         took_s = self._now() - buffer.began
         sent_bytes = sum(payload_of(part).packed_bytes for part in own.values())
         context.compression.exchanged(sent_bytes * (len(buffer.group) - 1), took_s)
-        self._finished(
-            RoundDone(
-                fragment=buffer.fragment,
-                round=buffer.round,
-                mean=mean,
-                mean_anchor=mean_anchor,
-                contributors=len(buffer.group),
-                next_group=(),
-                missed=(),
-                exchange_s=took_s,
-                waited_for=buffer.last,
-                error=left_out(own[CONTRIBUTION]),
-            )
+        return RoundDone(
+            fragment=buffer.fragment,
+            round=buffer.round,
+            mean=mean,
+            mean_anchor=mean_anchor,
+            contributors=len(buffer.group),
+            next_group=(),
+            missed=(),
+            exchange_s=took_s,
+            waited_for=buffer.last,
+            error=left_out(own[CONTRIBUTION]),
         )
 
     def _now(self) -> float:
