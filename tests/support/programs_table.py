@@ -7,7 +7,7 @@ import importlib
 from pathlib import Path
 
 _ROOT = Path(__file__).parents[2]
-_TESTS = _ROOT / "tests" / "integration" / "programs"
+_TESTS = (_ROOT / "tests/integration/programs", _ROOT / "tests/unit/worker/library")
 _PAGE = _ROOT / "docs" / "library.md"
 _BEGIN, _END = "<!-- programs: begin -->\n", "<!-- programs: end -->"
 
@@ -15,13 +15,18 @@ _BEGIN, _END = "<!-- programs: begin -->\n", "<!-- programs: end -->"
 def table() -> str:
     """Markdown: a line for each mark of a test, in the order of files and tests."""
     lines = ["| program | | how |", "| --- | --- | --- |"]
-    for path in sorted(_TESTS.glob("test_*.py")):
-        module = importlib.import_module(f"tests.integration.programs.{path.stem}")
+    for path in sorted((path for folder in _TESTS for path in folder.glob("test_*.py")), key=_kind):
+        module = importlib.import_module(".".join(path.relative_to(_ROOT).with_suffix("").parts))
         for test in vars(module).values():
             if getattr(test, "__module__", None) == module.__name__:
                 rows = getattr(test, "rows", ())
                 lines += [f"| {row.program} | {row.happens} | {row.how} |" for row in rows]
     return "\n".join(lines) + "\n"
+
+
+def _kind(path: Path) -> tuple[str, str]:
+    """Tests of one kind lie together, wherever they are."""
+    return path.name, str(path)
 
 
 def parts(page: str) -> tuple[str, str, str]:

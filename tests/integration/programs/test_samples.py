@@ -84,7 +84,11 @@ SAME = "p0 and p1 contribute the same values: they train on the same samples"
     "program",
     [same_seed, same_seed_in_few_bits, same_seed_of_pairs, same_seed_of_gradients],
 )
-@row("a script that sets the same seed on every peer, and so draws the same samples", "told", "-")
+@row(
+    "a script that sets the same seed on every peer, and so draws the same samples",
+    "told",
+    "their contributions are equal: a warning names the peers and the fix",
+)
 def test_peers_that_train_on_the_same_samples_are_told_once(tmp_path: Path, program: Any) -> None:
     outcomes = run(tmp_path, program, program)
     logged = [each.log.count(SAME) for each in outcomes]

@@ -224,7 +224,11 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-@row("`DistributedSampler`, a sampler without a fixed order or length, no samples", "refused", "-")
+@row(
+    "`DistributedSampler`, a sampler without a fixed order or length, no samples",
+    "refused",
+    "a line says what to give the loader",
+)
 def test_what_cannot_be_shared_is_refused(kind: str) -> None:
     make, line = REFUSED[kind]
     with pytest.raises(UsageError, match=line) as refusal:
@@ -279,7 +283,11 @@ DIFFERENT: dict[str, Callable[[int], Any]] = {
 
 
 @pytest.mark.parametrize("kind", DIFFERENT)
-@row("`random_split` without a generator; other data or another order on each peer", "told", "-")
+@row(
+    "`random_split` without a generator; other data or another order on each peer",
+    "told",
+    "both say so once, and each draws all of its own",
+)
 def test_other_samples_than_a_peers_are_told_and_drawn_by_each(kind: str) -> None:
     peers = Peers("a", "b")
     sources = {name: DIFFERENT[kind](place) for place, name in enumerate("ab")}
