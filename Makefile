@@ -54,7 +54,7 @@ fmt: $(READY)  ## format and fix what can be fixed
 proto: $(READY)  ## regenerate the gRPC code
 	$(RUN) protos/generate.py
 
-bench: $(READY)  ## all presets, torchft and hivemind on 2 to 1000 Mbit/s: the README's tables
+bench: $(READY)  ## all presets, PyTorch's DDP, torchft and hivemind on 2 to 1000 Mbit/s: the README's tables
 	$(RUN) -m tests.bench.compare.command $(ARGS)
 
 exchange: $(READY)  ## exchange on loopback, and the I/O loop's lag while training

@@ -13,6 +13,8 @@ measured of each system, and multiplied:
     seconds a step        by a shorter run behind links of that speed, each worker in a network
                           namespace (root), by `make bench`: the mean over a run of `--pace-steps`.
 
+So no cell of the table is a run of its own, and each has a `~`.
+
 Bits do not depend on the link as long as no round fails, so the first needs no link. torchft's
 DiLoCo ends with the losses of `diloco` (docs/bench.md), so it takes as many steps. Starts and
 evaluations are not in the seconds. All workers share this machine's cores, `local` too: one worker
@@ -271,7 +273,7 @@ def table(answers: Sequence[Answer], options: Options, target: float) -> str:
     links = [str(parse_link(link)) for link in options.links]
     lines = [
         f"target {target:.3f}, which `{TARGET}` reaches in {options.steps:,} steps; "
-        f"{options.workers} workers, seed {options.seed}\n",
+        f"{options.workers} workers, seed {options.seed}; ~: steps x seconds a step, no run\n",
         f"| system | least loss | steps to the target | {' | '.join(links)} |",
         f"| --- | ---: | ---: | {' | '.join(['---:'] * len(links))} |",
     ]
@@ -289,7 +291,7 @@ def _cell(to_target_s: float | None, pace_s: float | None) -> str:
     if pace_s is None:
         return "-"
     step = f"{seconds(pace_s)} a step"
-    return step if to_target_s is None else f"{seconds(to_target_s)} ({step})"
+    return step if to_target_s is None else f"~{seconds(to_target_s)} ({step})"
 
 
 def draw(path: Path, answers: Sequence[Answer], options: Options) -> None:
@@ -325,7 +327,7 @@ def _draw_lines(axes: "Axes", answers: Sequence[Answer], options: Options) -> No
     axes.set_xticks(speeds, [f"{mbps:,g}" for mbps in speeds])
     axes.minorticks_off()
     axes.set_xlabel("each worker's link, Mbit/s")
-    axes.set_ylabel("seconds to the target")
+    axes.set_ylabel("seconds to the target: steps x pace")
     if never:
         words = f"not in {options.most_steps:,} steps: {', '.join(never)}"
         axes.set_title(words, loc="left", fontsize=9)

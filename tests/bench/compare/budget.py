@@ -32,6 +32,7 @@ class Traits:
 
 _TRAITS = {
     "ddp": Traits(least_rounds=20),
+    "torch-ddp": Traits(least_rounds=20),
     "streaming": Traits(bits=4.125, overlaps=True),
     "co2": Traits(overlaps=True),
     "onebit": Traits(bits=1.125, overlaps=True),

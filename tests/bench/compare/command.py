@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     type=click.Choice(("auto", "none", *SYSTEMS)),
     default=("auto",),
     show_default=True,
-    help="Other systems; auto: those of `make bench-peers`.",
+    help="Other systems; auto: all, and those of `make bench-peers` where they are installed.",
 )
 @click.option("--workers", type=click.IntRange(2, 64), default=4, show_default=True)
 @click.option("--steps", type=int, default=400, show_default=True, help="Inner steps of each run.")
@@ -75,7 +75,7 @@ if TYPE_CHECKING:
     help="The tables for a README.",
 )
 def bench(json_path: Path | None, markdown_path: Path | None, **asked: Any) -> None:
-    """Compare presets, torchft and hivemind on links of several speeds.
+    """Compare presets, PyTorch's DDP, torchft and hivemind on links of several speeds.
 
     Trains the same model on the same samples with each, on worker processes of this machine, and
     prints a table per link. Ctrl-C ends the run in hand and prints what was measured.

@@ -12,7 +12,8 @@ from protos.exit_codes import ExitCode
 
 LINKS = ("2mbit", "20mbit", "100mbit", "1000mbit")
 PRESETS = ("local", "ddp", "diloco", "streaming")
-SYSTEMS = ("torchft", "hivemind")
+TORCH_DDP = "torch-ddp"
+SYSTEMS = (TORCH_DDP, "torchft", "hivemind")
 LOCAL = "local"
 _DEFAULT_INNER_STEPS = {  # a preset's own
     "streaming": 50, "streaming-noloco": 50, "co2": 10, "onebit": 28, "sparse": 10,
@@ -107,7 +108,7 @@ class Bench:
 
     def period_steps(self, preset: str) -> int:
         """H as far as it is known before the run."""
-        if preset == "ddp":
+        if preset in ("ddp", TORCH_DDP):
             return 1  # whatever is set
         own = _DEFAULT_INNER_STEPS.get(preset, _OTHERS_INNER_STEPS)
         chosen = self.inner_steps or own

@@ -15,7 +15,7 @@ from coordinator import Failure
 from coordinator.launcher.launch import Launch
 from coordinator.launcher.processes import Interrupts, WorkerProcess
 from protos.exit_codes import ExitCode
-from tests.bench.compare.options import Bench
+from tests.bench.compare.options import TORCH_DDP, Bench
 from tests.support.namespaces import why_not
 
 
@@ -76,13 +76,14 @@ def in_checkout(root: Path) -> bool:
     return (root / _SCRIPT).is_file()
 
 
-def why_skipped(bench: Bench, link: Link, steps: int) -> str | None:
+def why_skipped(name: str, bench: Bench, link: Link, steps: int) -> str | None:
     """Why a system cannot be compared with on this link; None when it can.
 
     Args:
         steps: whole rounds of them.
     """
-    if not in_checkout(bench.root) or not (bench.root / _PYTHON).exists():
+    installed = name == TORCH_DDP or (bench.root / _PYTHON).exists()
+    if not in_checkout(bench.root) or not installed:
         return "not installed (make bench-peers)"
     if setting := bench.unshared_setting():
         return f"skipped: it trains the built-in defaults, not {setting}"

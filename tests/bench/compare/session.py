@@ -98,7 +98,7 @@ class Session:
         """Raises Failure."""
         bench, theirs = self._bench, name in self._bench.systems
         steps = self._steps(name, table.link, whole=theirs)
-        skipped = runs.why_skipped(bench, table.link, steps) if theirs else None
+        skipped = runs.why_skipped(name, bench, table.link, steps) if theirs else None
         if skipped:
             self._add(table, problem_row(name, bench.steps, skipped))
             self._say(f"  {name:<10} {skipped}\n")

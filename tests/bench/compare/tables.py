@@ -177,9 +177,9 @@ def _remarks(name: str, report: Report) -> tuple[str, ...]:
 
 HEADS = (
     "",
+    "speed beside local",
     "wall time",
     "compute utilization",
-    "tokens/s of local",
     "stall per round",
     "sent per worker and step",
     "bits per parameter",
@@ -229,9 +229,9 @@ def cells(row: Row) -> tuple[str, ...]:
     about = "~" if row.extrapolated else ""
     return (
         row.title or row.name,
+        optional(row.relative_speed, lambda value: about + relative(value)),
         optional(row.wall_s, lambda value: about + seconds(value)),
         optional(row.compute_utilization, lambda value: about + percent(value, 1)),
-        optional(row.relative_speed, lambda value: about + relative(value)),
         optional(row.stall_per_round_s, seconds),
         optional(row.sent_per_step_bytes, size),
         optional(row.bits_per_parameter, lambda value: f"{value:.2f}"),
@@ -319,5 +319,5 @@ def _periods(rows: Sequence[Row]) -> str:
 
 
 def relative(number: float) -> str:
-    """Of a whole: `0.53`, `0.012`, `1.00`."""
-    return f"{number:.2f}" if number >= 0.0995 else f"{number:.2g}"
+    """Of a whole: `53 %`, `1.2 %`, `100 %`."""
+    return f"{100 * number:.0f} %" if number >= 0.0995 else f"{100 * number:.2g} %"

@@ -1,12 +1,13 @@
-"""Trains the `diloco` preset's model on torchft or hivemind instead of Murmuration, and reports.
+"""Trains the `diloco` preset's model on other systems instead of Murmuration, and reports.
 
-    python tests/bench/peers/run.py torchft|hivemind [--workers 4] [--steps 200] [--inner-steps 20]
-        [--seed 0] [--fp 32|16] [--json FILE]
+    python tests/bench/peers/run.py torch-ddp|torchft|hivemind [--workers 4] [--steps 200]
+        [--inner-steps 20] [--seed 0] [--fp 32|16] [--json FILE]
         [--mbps RATE | [--prefix 'ip netns exec NS0' --address 10.0.0.1]...]
 
 Model, samples, inner optimizer and outer settings are those of `murmur swarm --preset diloco` with
 as many workers, steps and inner steps. This launcher runs in the project's own environment and
-imports neither system: the workers run in `.venv-peers`, which `make bench-peers` makes.
+imports no other system: torchft's and hivemind's workers run in `.venv-peers`, which
+`make bench-peers` makes. PyTorch's DDP is in the project's own, and averages in every step.
 
 On loopback the workers share one byte counter, and with it whatever else uses loopback: exact
 figures of bytes take a network namespace per worker. `--mbps` makes such, each behind a link of
@@ -33,7 +34,8 @@ from coordinator.links.namespaces import Namespaces, NoNamespaces
 from tests.bench.peers.processes import Children, PeersFailed, children
 from tests.bench.peers.report import Report, combine
 
-KINDS = {"torchft": "torchft_diloco", "hivemind": "hivemind_averager"}
+KINDS = {"torch-ddp": "torch_ddp", "torchft": "torchft_diloco", "hivemind": "hivemind_averager"}
+OWN = ("torch-ddp",)  # systems that the project's own environment has
 _ROOT = Path(__file__).resolve().parents[3]
 _BIN = _ROOT / ".venv-peers" / "bin"
 _START_S = 180.0
@@ -57,7 +59,7 @@ def run_peers(
     """Runs one system's workers to their end and returns their report (`report.combine`).
 
     Args:
-        kind: `torchft` or `hivemind`.
+        kind: one of `KINDS`.
         workers: processes, one torch thread each.
         steps: inner steps, a multiple of `inner_steps`.
         prefixes: a command prefix per worker, `ip netns exec NAME`, or none at all.
@@ -116,14 +118,16 @@ def _worker_command(
     numbers = ("workers", "steps", "inner_steps", "seed", "fp")
     flags = [f"--{name.replace('_', '-')}={settings[name]}" for name in numbers]
     module = f"tests.bench.peers.{KINDS[kind]}"
-    return [str(_BIN / "python"), "-m", module, f"--rank={rank}", f"--address={address}", *flags]
+    python = sys.executable if kind in OWN else str(_BIN / "python")
+    return [python, "-m", module, f"--rank={rank}", f"--address={address}", *flags]
 
 
 def _introduce(running: Children, names: Sequence[str]) -> None:
-    """Tells each hivemind peer of all before it, so that all are connected from the start.
+    """Tells each peer of all before it, so that all are connected from the start.
 
-    One entry point is not always enough: libp2p does not spread addresses that are neither private
-    nor public to it (198.18.0.0/15 is such), and then finds no way to a peer it knows by name.
+    One entry point is not always enough for hivemind: libp2p does not spread addresses that are
+    neither private nor public to it (198.18.0.0/15 is such), and then finds no way to a peer it
+    knows by name.
     """
     known: list[str] = []
     for name in names:
@@ -150,7 +154,9 @@ def _check(
         raise ValueError(f"steps ({steps}) must be a multiple of inner_steps ({inner_steps})")
     if fp != 32 and (kind, fp) != ("hivemind", 16):
         raise ValueError(f"{kind} exchanges no {fp}-bit values on a CPU; use --fp 32")
-    if not (_BIN / "python").exists():
+    if kind in OWN and inner_steps != 1:
+        raise ValueError(f"{kind} exchanges in every step; use --inner-steps 1")
+    if kind not in OWN and not (_BIN / "python").exists():
         raise ValueError(f"{_BIN.parent} is missing: `make bench-peers` makes it")
 
 

@@ -1,8 +1,8 @@
-"""What both baselines train, and how it is measured: one worker process's part.
+"""What the baselines train, and how it is measured: one worker process's part.
 
 The model, the samples, the inner optimizer, the outer settings and the held-out loss are those of
 `murmur swarm --preset diloco`, by the same code. Only the exchange differs, and is given as a
-function. Runs inside `.venv-peers`.
+function.
 """
 
 import argparse
@@ -90,7 +90,12 @@ class Training:
 
     Create it before anything of torchft's or hivemind's: its hook on the inner optimizer must run
     before theirs, since it marks where computing ends and exchanging begins.
+
+    Attributes:
+        waited_s: how long the step's gradients have just been waited for, in its backward pass.
     """
+
+    waited_s: Callable[[], float] = staticmethod(lambda: 0.0)
 
     def __init__(self, options: WorkerOptions) -> None:
         self.options, self.metrics = options, Metrics()
@@ -120,15 +125,17 @@ class Training:
         metrics.first_step_at = time.monotonic()
         for step in range(1, options.steps + 1):
             started = time.monotonic()
-            self.replica.inner_step(step, self.replica.backward(step))
+            gradients = self.replica.backward(step)
+            waited_s = self.waited_s()
+            self.replica.inner_step(step, gradients)
             metrics.last_step_at = self._inner_done_at
-            metrics.compute_s += self._inner_done_at - started
+            metrics.compute_s += self._inner_done_at - started - waited_s
             if step % options.inner_steps == 0:
                 if exchange():
                     metrics.rounds_completed += 1
                 else:
                     metrics.rounds_failed += 1
-                metrics.stalls_s.append(time.monotonic() - self._inner_done_at)
+                metrics.stalls_s.append(waited_s + time.monotonic() - self._inner_done_at)
 
     def report(self, *, anchor: Tensor, momentum: Tensor, system: str, rounds_partial: int) -> None:
         """Evaluates the anchor and says everything in one line; leaves the model with the anchor.

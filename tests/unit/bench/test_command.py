@@ -178,7 +178,9 @@ def test_the_period_of_a_preset_is_its_own_before_a_run(
 
 def test_what_is_known_of_the_period_before_a_run(tmp_path: Path) -> None:
     chosen = asked(tmp_path, settings=("diloco.inner_steps=50", "task.model=small"))
-    assert [chosen.period_steps(name) for name in ("ddp", "diloco", "torchft")] == [1, 50, 50]
+    assert [chosen.period_steps(name) for name in ("ddp", "torch-ddp", "diloco", "torchft")] == [
+        *(1, 1, 50, 50)
+    ]
     assert asked(tmp_path).period_steps("hivemind") == PRESETS["diloco"].inner_steps
     assert asked(tmp_path, inner_steps=7).period_steps("streaming") == 7
     assert chosen.unshared_setting() == "task.model=small"

@@ -41,8 +41,10 @@ def train(checkout: Path, does: str, **changes: object) -> Ended:
 
 
 def test_reasons_to_leave_one_out(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def why(link: Link = LINK, steps: int = 40, **changes: object) -> str | None:
-        return runs.why_skipped(asked(checkout, **changes), link, steps)
+    def why(
+        link: Link = LINK, steps: int = 40, name: str = "torchft", **changes: object
+    ) -> str | None:
+        return runs.why_skipped(name, asked(checkout, **changes), link, steps)
 
     assert why() is None
     assert why(settings=("diloco.codec=int8", "exchange.x=1")) is None
@@ -54,6 +56,7 @@ def test_reasons_to_leave_one_out(checkout: Path, monkeypatch: pytest.MonkeyPatc
     assert why() == "skipped: no network namespaces: this needs root"
     (checkout / ".venv-peers/bin/python").unlink()
     assert why() == "not installed (make bench-peers)"
+    assert why(name="torch-ddp") == "skipped: no network namespaces: this needs root"
 
 
 def test_its_report_is_read_and_its_interface_kept_to(checkout: Path) -> None:

@@ -59,7 +59,7 @@ def test_every_figure_of_a_whole_run() -> None:
     assert row.bits_per_parameter == pytest.approx(4.0)  # as many values of 3 bits as of 5
     assert (row.val_loss, row.extrapolated, row.notes) == (1.5, False, ())
     assert cells(row) == (
-        *("diloco", "80 s", "50.0 %", "0.50", "1.9 s", "115.0 kB", "4.00", "1.500"),
+        *("diloco", "50 %", "80 s", "50.0 %", "1.9 s", "115.0 kB", "4.00", "1.500"),
     )
 
 
@@ -78,7 +78,7 @@ def test_fewer_steps_are_extrapolated_and_have_no_loss() -> None:
     assert row.relative_speed == pytest.approx(40 / 154)
     assert row.val_loss is None
     assert row.notes == ("40 of 400 steps",)
-    assert cells(row)[1:] == ("~154 s", "~26.0 %", "~0.26", "6 s", "115.0 kB", "4.00", "-")
+    assert cells(row)[1:] == ("~26 %", "~154 s", "~26.0 %", "6 s", "115.0 kB", "4.00", "-")
 
 
 @pytest.mark.parametrize("key", sorted(report()))
@@ -105,7 +105,7 @@ def test_local_sends_nothing_worth_telling() -> None:
         ),
         local_speed=5.0,
     )
-    assert cells(row)[3:7] == ("1.00", "-", "-", "-")
+    assert (cells(row)[1], *cells(row)[4:7]) == ("100 %", "-", "-", "-")
     assert row.notes == ()
 
 
@@ -144,8 +144,8 @@ def test_frames_count_where_the_link_has_counted_them() -> None:
 def test_markdown_has_a_note_column_only_where_something_is_to_be_said() -> None:
     whole = row_of("diloco", 400, report(), 10.0)
     quiet = markdown([table(whole)], CONDITIONS).splitlines()
-    assert quiet[0].startswith("| 20 Mbit/s | wall time | ")
-    assert quiet[2] == ("| `diloco` | 80 s | 50.0 % | 0.50 | 1.9 s | 115.0 kB | 4.00 | 1.500 |")
+    assert quiet[0].startswith("| 20 Mbit/s | speed beside local | wall time | ")
+    assert quiet[2] == ("| `diloco` | 50 % | 80 s | 50.0 % | 1.9 s | 115.0 kB | 4.00 | 1.500 |")
     missing = problem_row("torchft", 400, "not installed\n(make bench-peers)")
     titled = row_of("hivemind", 400, report(system="hivemind 1 | fp32"), 10.0)
     noted = markdown([table(whole, missing, titled)], CONDITIONS).splitlines()

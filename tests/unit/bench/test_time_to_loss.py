@@ -49,7 +49,8 @@ def test_the_table_and_the_picture_say_what_was_not_reached(tmp_path: Path) -> N
     answers = [Answer.of(name, OPTIONS, found) for name in OPTIONS.systems]
     lines = table(answers, OPTIONS, 1.5).splitlines()
     assert lines[0].startswith("target 1.500, which `ddp` reaches in 100 steps")
-    assert "| `torchft` | 1.400 | 200 | 40 s (200 ms a step) | - |" in lines
+    assert lines[0].endswith("~: steps x seconds a step, no run")
+    assert "| `torchft` | 1.400 | 200 | ~40 s (200 ms a step) | - |" in lines
     assert "| `local` | 1.800 | not in 300 | 50 ms a step | - |" in lines
     path = tmp_path / "runs" / "picture.png"
     draw(path, answers, OPTIONS)
@@ -105,7 +106,7 @@ def test_a_system_that_fails_costs_the_others_nothing(
     time_link(OPTIONS, "2mbit", found)
     answers = [Answer.of(name, OPTIONS, found) for name in OPTIONS.systems]
     lines = table(answers, OPTIONS, 2.25).splitlines()
-    assert "| `diloco` | 2.250 | 300 | 150 s (500 ms a step) | - |" in lines
+    assert "| `diloco` | 2.250 | 300 | ~150 s (500 ms a step) | - |" in lines
     assert "| `local` | failed | - | - | - |" in lines
     assert lines[-2:] == [
         "- `torchft`, 2mbit: no namespaces",
