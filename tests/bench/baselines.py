@@ -24,7 +24,7 @@ def main() -> None:
             workers = "1" if preset == "local" else "4"
             report = run_swarm("--preset", preset, "--workers", workers, "--seed", seed, *more)
             runs[preset].append(report)
-            print(f"seed {seed} {preset}: validation loss {report['val_loss']:.4f}", flush=True)
+            print(f"seed {seed} {preset}: validation loss {report['val_loss']:.3f}", flush=True)
     print(table(runs))
 
 

@@ -90,7 +90,7 @@ def told(asked: Asked, faults: Sequence[str]) -> bool:
         )
         alike = len({Hashes.of(result) for result in results.values()}) == 1
         good &= alike and abs(beside) <= NEAR
-        row = [fault, f"{loss:.4f}", f"{100 * beside:+.2f} %", failed, adoptions]
+        row = [fault, f"{loss:.3f}", f"{100 * beside:+.2f} %", failed, adoptions]
         print(f"| {' | '.join(map(str, row))} |" + ("" if alike else " models differ"), flush=True)
     return good
 

@@ -125,7 +125,7 @@ def compared(options: argparse.Namespace) -> int:
         print(
             f"{kills} kills: the first worker ends with step {result['step']} and "
             f"{len(gaps_s) + 1} rounds, the longest {max(gaps_s):.1f} s after the one before, "
-            f"and a validation loss of {losses[-1]:.4f}",
+            f"and a validation loss of {losses[-1]:.3f}",
             flush=True,
         )
     apart = losses[1] / losses[0] - 1

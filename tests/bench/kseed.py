@@ -212,7 +212,7 @@ def table(
 ) -> str:
     """Markdown."""
     lines = [
-        "| plan | inner lr | sent per worker and round | loss | accuracy |",
+        "| plan | inner lr | sent per worker and round: 2 (n-1)/n vectors | loss | accuracy |",
         "| --- | ---: | ---: | ---: | ---: |",
         f"| before | - | - | {start.loss:.3f} | {100 * start.metrics['accuracy']:.1f} % |",
     ]

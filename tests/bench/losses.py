@@ -150,14 +150,14 @@ def measure(asked: Asked) -> Result:
     held = {peer: trained.anchors(peer) for peer in trained.outer}
     if trained.plan.exchange != "pairs":
         loss = loss_of(held["w0"])
-        return Result(loss, loss, f"{loss:.4f} | {row} | - | -")
+        return Result(loss, loss, f"{loss:.3f} | {row} | - | -")
     middle = [mean_in_order(anchors) for anchors in zip(*held.values(), strict=True)]
     spread = statistics.mean(
         relative_distance(torch.cat(anchors), torch.cat(middle)) for anchors in held.values()
     )
     loss = statistics.mean(loss_of(anchors) for anchors in held.values())
     at_middle = loss_of(middle)
-    row = f"{loss:.4f} | {row} | {100 * spread:.2f} % | {at_middle:.4f}"
+    row = f"{loss:.3f} | {row} | {100 * spread:.2f} % | {at_middle:.3f}"
     return Result(loss, at_middle, row)
 
 

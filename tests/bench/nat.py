@@ -220,7 +220,7 @@ def main() -> int:
         relayed_mb = sum(each.relayed_bytes.values()) / 1e6
         print(
             f"| {name} | {each.round_s:.2f} s | {each.longest_gap:.1f} rounds "
-            f"| {each.whole_rounds} | {each.loss:.4f} | {relayed_mb:.1f} MB |"
+            f"| {each.whole_rounds} | {each.loss:.3f} | {relayed_mb:.1f} MB |"
         )
     for name, relays in nat.relays.items():
         print(f"{name} was reached through {' and '.join(relays)}")

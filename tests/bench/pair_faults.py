@@ -156,7 +156,7 @@ def told(preset: str, outcomes: Mapping[str, Outcome]) -> bool:
             "-" if fault == KILL else each.lost(due, VICTIM),
             len(each.accounts.by_one_only()),
             wrong,
-            f"{each.val_loss:.4f}",
+            f"{each.val_loss:.3f}",
             f"{100 * (above - 1):+.1f} %",
         ]
         print(f"| {' | '.join(map(str, cells))} |", flush=True)

@@ -42,7 +42,7 @@ def main() -> int:
             sent = max(result["exchange_bytes_sent"] for result in worker_results(out))
         good &= staged <= (1 + ABOVE) * whole
         print(
-            f"| {preset} | {whole:.4f} | {staged:.4f} | {100 * (staged / whole - 1):+.1f} % | "
+            f"| {preset} | {whole:.3f} | {staged:.3f} | {100 * (staged / whole - 1):+.1f} % | "
             f"{sent / 1e6:.2f} MB |",
             flush=True,
         )

@@ -60,7 +60,7 @@ def main() -> int:
         good &= routing != "skip" or share is None or share <= 1 - SAVED
         print(
             f"| {routing} | {iteration_s:.2f} s | {predicted_s:.2f} s | {100 * off:+.0f} % | "
-            f"{'-' if share is None else format(share, '.2f')} | {report['val_loss']:.4f} |",
+            f"{'-' if share is None else format(share, '.2f')} | {report['val_loss']:.3f} |",
             flush=True,
         )
     if options.plot:

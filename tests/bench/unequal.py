@@ -127,7 +127,7 @@ def row(name: str, runs: dict[str, Run]) -> str:
         str(run.tokens),
         f"{run.rate:.1f}",
         f"{share(run, runs):.3f}" if case.slow else "-",
-        f"{run.val_loss:.4f}" if compared else "-",
+        f"{run.val_loss:.3f}" if compared else "-",
         f"{100 * (beside[0].val_loss / run.val_loss - 1):+.1f} %" if beside else "-",
     ]
     return f"| {' | '.join(cells)} |"

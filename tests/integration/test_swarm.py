@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from protos.figures import measured
 from tests.support.fork_server import MURMUR
 from tests.support.workers import PATIENCE_S, SMALL, settings_of
 
@@ -70,7 +71,7 @@ def test_a_swarm_trains_and_reports(tmp_path: Path, preset: str) -> None:
     for peer in report["peers"]:
         assert peer["payload_bytes_sent"] == rounds * payload_bytes
         assert peer["bytes_sent"] >= peer["payload_bytes_sent"]
-    assert f"{report['val_loss']:.4f}" in done.stdout
+    assert measured(report["val_loss"], report["val_loss_error"]) in done.stdout
     assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")
     assert processes_of(tmp_path) == []
     written = murmur("generate", str(out), "def ", "--bytes", "20")
@@ -87,7 +88,7 @@ def test_ctrl_c_saves_and_still_reports(tmp_path: Path) -> None:
     assert swarm.stdout is not None
     with swarm.stdout:
         for line in swarm.stdout:
-            if " round " in line and "round 0 " not in line:
+            if " rounds " in line and "rounds 0 " not in line:
                 break
         os.killpg(swarm.pid, signal.SIGINT)
         rest = swarm.stdout.read()

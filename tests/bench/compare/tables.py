@@ -83,6 +83,9 @@ def row_of(name: str, asked_steps: int, report: Report, local_speed: float | Non
     steps, rounds = int_of(report, "steps"), int_of(report, "rounds_completed") or 0
     wall_s, compute_s = float_of(report, "wall_s"), float_of(report, "compute_s")
     stall_s, inner_steps = float_of(report, "stall_s"), int_of(report, "inner_steps")
+    rounds -= int_of(report, "final_mean_rounds") or 0  # it comes after the last step
+    if stall_s is not None:
+        stall_s -= float_of(report, "final_mean_stall_s") or 0.0
     if steps and wall_s is not None:
         wall_s = wall_of(
             Measured(
@@ -142,12 +145,12 @@ def _sent_bytes(report: Report) -> float | None:
 
 
 def _bits(bits_per_value: object) -> float | None:
-    """Of contributions and reductions together, weighted by how many values each carried."""
+    """Of what the rounds send both ways, weighted by how many values each way carried."""
     if not isinstance(bits_per_value, Mapping):
         return None
     bits = values = 0.0
-    for part in bits_per_value.values():
-        if not isinstance(part, Mapping):
+    for kind, part in bits_per_value.items():
+        if kind == "final_mean" or not isinstance(part, Mapping):
             continue
         travelled = float_of(part, "bits_travelled")
         payload_bytes = float_of(part, "payload_bytes")

@@ -29,5 +29,5 @@ def test_a_staged_loss_may_be_3_percent_above_the_whole_ones(
     monkeypatch.setattr("sys.argv", ["stage_losses.py", "--preset", "diloco", "noloco"])
     assert stage_losses.main() == code
     printed = capsys.readouterr().out
-    assert f"| diloco | 2.0000 | {staged:.4f} | {50 * staged - 100:+.1f} % | 3.00 MB |" in printed
+    assert f"| diloco | 2.000 | {staged:.3f} | {50 * staged - 100:+.1f} % | 3.00 MB |" in printed
     assert printed.endswith(f"wanted: in stages at most 3 % above whole: {said}\n")

@@ -63,6 +63,14 @@ def test_every_figure_of_a_whole_run() -> None:
     )
 
 
+def test_the_mean_that_ends_a_run_is_not_mixed_into_its_rounds() -> None:
+    told = report(rounds_completed=22, final_mean_rounds=2, stall_s=43.0, final_mean_stall_s=5.0)
+    final = {"bits_encoded": 32.0, "bits_travelled": 30.0, "payload_bytes": 90_000}
+    told["bits_per_value"] = {**told["bits_per_value"], "final_mean": final}
+    plain = row_of("diloco", 400, report(), local_speed=10.0)
+    assert row_of("diloco", 400, told, local_speed=10.0) == plain
+
+
 def test_fewer_steps_are_extrapolated_and_have_no_loss() -> None:
     short = report(
         steps=40,
