@@ -8,6 +8,8 @@ from hypothesis import HealthCheck, settings
 
 _state = tempfile.TemporaryDirectory(prefix="murmur-tests-")
 os.environ["XDG_STATE_HOME"] = _state.name
+# As the product has it before it loads gRPC, which some tests load first.
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
 # The same examples every time, and a slow machine fails nothing.
 settings.register_profile(
