@@ -99,8 +99,8 @@ class Swarm:
 
     Args:
         model: on any device, in fp32, bf16 or fp16. Only what requires a gradient is exchanged.
-        optimizer: any of torch's, over the model's parameters; or several, whose steps follow one
-            another in this order.
+        optimizer: any of torch's, over the model's parameters; or several, which may step in any
+            order. The one that steps most often counts.
         join: `HOST:PORT` of any peer of a run, or several to try; nothing starts a run. Members
             that `out` remembers are tried too.
         preset, inner_steps, steps: of the run that this peer starts: what is exchanged and how, H,

@@ -1,14 +1,28 @@
 """What the documentation shows works as it stands there."""
 
+import inspect
 import re
 import tomllib
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
+import click
 import pytest
 
+from murmuration import Swarm
+from protos.exit_codes import ExitCode
+from protos.files import LOG_BYTES
+from protos.identity import TOKEN_USES, TOKEN_VALID_S
+from protos.identity.revocation import MOST
 from tests.support import programs_table
+from worker.cli import cli
 from worker.config import parse_config
+from worker.library.site import SiteRank
+from worker.manifest import PROTOCOL
+from worker.relay.table import RelayLimits
+from worker.server import MOST_TUNNELS, TUNNELS_EACH
+from worker.session import AWAIT_OTHERS_S
 from worker.tasks import Cursor, load_task
 from worker.training.config import InnerConfig
 from worker.training.evaluation import validate
@@ -56,3 +70,69 @@ def test_the_task_example_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_the_table_of_programs_is_what_its_tests_say() -> None:
     _, held, _ = programs_table.parts((ROOT / "docs/library.md").read_text())
     assert held == programs_table.table(), "python -m tests.support.programs_table writes it anew"
+
+
+def options(command: click.Command) -> Iterator[str]:
+    """Those of a command and of what is below it."""
+    for each in command.params:
+        yield from each.opts
+    if isinstance(command, click.Group):
+        for name in command.list_commands(click.Context(command)):
+            below = command.get_command(click.Context(command), name)
+            assert below is not None
+            yield from options(below)
+
+
+def test_every_option_that_a_page_names_is_one() -> None:
+    code = re.findall(r"`([^`\n]+)`", (ROOT / "docs/commands.md").read_text())
+    named = set(re.findall(r"(?<!\S)--[a-z][a-z-]+", " ".join(code))) - {"--help"}
+    assert len(named) > 20
+    assert named - set(options(cli)) == set()
+
+
+def test_every_test_that_a_page_names_is_there() -> None:
+    for page in ("docs/library.md", "docs/commands.md"):
+        for path in re.findall(r"`(tests/[^`]*)`", (ROOT / page).read_text()):
+            assert (ROOT / path).exists(), path
+
+
+def test_the_exit_codes_of_the_page_are_all() -> None:
+    page = (ROOT / "docs/commands.md").read_text()
+    _, _, table = page.partition("| code | meaning |")
+    rows = re.findall(r"^\| (\d+) \|", table.partition("\n\n")[0], re.MULTILINE)
+    assert [int(code) for code in rows] == [*ExitCode]
+    assert cli.help is not None
+    told = re.findall(r"\b(\d+) (?=[a-z])", cli.help.partition("Exit codes:")[2])
+    assert [int(code) for code in told] == [*ExitCode]
+
+
+def test_what_a_swarm_offers_and_takes_is_there() -> None:
+    page = (ROOT / "docs/library.md").read_text()
+    named = set(re.findall(r"swarm\.([a-z_]+)", page))
+    assert {"shard", "done", "catch_up", "anchor", "report", "metrics", "state_dict"} <= named
+    for kind in (Swarm, SiteRank):
+        assert [name for name in named if not hasattr(kind, name)] == []
+    taken = set(inspect.signature(Swarm.__init__).parameters)
+    arguments = re.findall(r"`(web|no_relay|relay_mbps|progress|out|settings|steps)=", page)
+    assert len(set(arguments)) == 7
+    assert set(arguments) <= taken
+
+
+@pytest.mark.parametrize(
+    ("page", "says"),
+    [
+        ("library", f"at most {AWAIT_OTHERS_S:g} s"),
+        ("commands", f"speaks protocol {PROTOCOL - 1}, and this version speaks {PROTOCOL}"),
+        ("commands", f"At {LOG_BYTES >> 20} MiB a log"),
+        ("commands", f"at most {RelayLimits().rate_mbps:g} Mbit/s for all together"),
+        ("commands", f"for at most {RelayLimits().places} peers"),
+        ("commands", f"{TUNNELS_EACH} streams of tunnels there, and all peers {MOST_TUNNELS}"),
+        ("commands", f"up to\n{MOST}"),
+    ],
+)
+def test_a_figure_of_a_page_is_that_of_the_code(page: str, says: str) -> None:
+    assert " ".join(says.split()) in " ".join((ROOT / f"docs/{page}.md").read_text().split())
+
+
+def test_a_token_is_for_one_machine_within_a_day() -> None:
+    assert (TOKEN_USES, TOKEN_VALID_S) == (1, 24 * 3600)

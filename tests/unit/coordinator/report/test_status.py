@@ -148,3 +148,11 @@ def test_without_members_it_says_so() -> None:
 )
 def test_values_are_shown_in_the_unit_of_their_key(key: str, value: object, text: str) -> None:
     assert shown(key, value) == text
+
+
+def test_that_nothing_is_encrypted_is_told_where_peers_are_on_other_machines() -> None:
+    here = WORKER | {"encrypted": False}
+    there = here | {"members": [{"peer": "w0", "address": "192.0.2.7:7700", "step": 1}]}
+    assert not any("nothing is encrypted" in line for line in printed(here))
+    assert any("nothing is encrypted (--insecure)" in line for line in printed(there))
+    assert not any("nothing is encrypted" in line for line in printed(there | {"encrypted": True}))

@@ -349,7 +349,7 @@ def test_help_lists_every_command_and_the_exit_codes(murmur: Murmur) -> None:
     assert code == 0
     for command in ("coordinator", "generate", "join", "status", "swarm", "up"):
         assert f"\n  {command} " in out
-    assert "Exit codes: 0 done; 1 out of memory; 2 usage; 3 configuration; 4 task or text" in out
+    assert "Exit codes: 0 done; 1 failed; 2 usage; 3 configuration; 4 task or text" in out
 
 
 def test_the_version_is_told(murmur: Murmur) -> None:

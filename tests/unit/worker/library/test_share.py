@@ -318,3 +318,11 @@ def test_two_data_sets_of_one_length_need_names() -> None:
     shares.share(other, "validation", None, lambda: False)
     with pytest.raises(UsageError, match="block=0"):
         shares.share(train, "", 0, lambda: False)
+
+
+@pytest.mark.parametrize(
+    ("samples", "block"), [(12_800, 100), (64, 1), (10**6, 1024)], ids=["part", "few", "many"]
+)
+def test_a_block_is_a_part_of_the_epoch_and_never_large(samples: int, block: int) -> None:
+    peers = Peers("a")
+    assert peers.shares["a"]._stream(range(samples), "", samples, "", None).block == block

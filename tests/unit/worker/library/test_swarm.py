@@ -383,3 +383,15 @@ def test_samples_are_shared_inside_the_block_only() -> None:
         loop = swarm.shard(range(200))
         assert next(loop) == 0
     assert list(loop) == []
+
+
+def test_an_average_that_a_loop_keeps_stays_as_it_is() -> None:
+    model, optimizer = model_of()
+    with Swarm(model, optimizer, steps=4, inner_steps=2) as swarm:
+        average = torch.optim.swa_utils.AveragedModel(model)
+        while not swarm.done:
+            one_step(model, optimizer)
+            average.update_parameters(model)
+        kept = values(average)
+    assert torch.equal(values(average), kept)
+    assert not torch.equal(values(model), kept)

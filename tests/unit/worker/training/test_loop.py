@@ -5,11 +5,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count
 
+import pytest
 import torch
 
 from algorithms.fragments import partition
 from algorithms.presets import PRESETS
 from tests.support.statistics_task import Normalised
+from worker.session import AWAIT_OTHERS_S
 from worker.tasks import Batch, Cursor
 from worker.training.config import InnerConfig
 from worker.training.inbox import Mailbox, Started, Stop, TrainingEvent
@@ -78,3 +80,34 @@ def test_a_step_whose_batch_does_not_come_before_the_end_is_not_taken() -> None:
     assert (trainer.step, trainer.stopped) == (2, Stop("SIGTERM"))
     assert after
     assert all(map(torch.equal, after, model.parameters()))
+
+
+@pytest.mark.parametrize(
+    ("step_s", "waited_s"), [(0.001, 5.0), (0.5, 10.0), (60.0, 30.0)], ids=["least", "two", "most"]
+)
+def test_a_loop_that_ends_waits_for_two_periods_within_limits(
+    step_s: float, waited_s: float
+) -> None:
+    task, mailbox, now = Normalised(seed=1), Mailbox(), [0.0]
+    mailbox.connect(lambda message: None)
+    model = task.model()
+    trainer = Trainer(
+        replica=InnerReplica(task, model, InnerConfig(), Cursor(seed=0, stream="w0"), 99),
+        fragments=partition(schema_of(model), 1),
+        plan=replace(PRESETS["diloco"], inner_steps=10),
+        steps=99,
+        step=0,
+        mailbox=mailbox,
+        between_steps=lambda _: None,
+        clock=lambda: now[0],
+    )
+    for _ in range(20):  # the first ones count for nothing
+        trainer._pace.stepped(step_s)
+
+    def nobody_else_ends() -> bool:
+        now[0] += 1.0
+        mailbox.answer(Started(("w0",)))  # so that nothing is waited for
+        return False
+
+    assert not trainer.leave(nobody_else_ends, AWAIT_OTHERS_S)
+    assert now[0] == pytest.approx(waited_s, abs=1.0)
