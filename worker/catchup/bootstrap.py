@@ -100,7 +100,7 @@ class Bootstrap:
             if now > deadline:
                 raise PeersUnreachable(self._too_few())
             arrived, wanted = self._gossip.swarm.arrived(), self._config.min_peers
-            waits = wanted is None or len(arrived) < wanted
+            waits = self._gossip.me.live and (wanted is None or len(arrived) < wanted)
             if waits and now >= tell_at and (arrived != told or now >= again_at):
                 host.log(new_event("awaiting", here=sorted(arrived), wanted=wanted))
                 told, again_at = arrived, now + _TELL_AGAIN_S

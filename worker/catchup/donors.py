@@ -64,6 +64,7 @@ class Donors:
         self._plan, self._gossip, self._host = plan, gossip, host
         self._warnings = Warnings(host.log)
         self._aside: dict[str, float] = {}  # whose states were not to be had, until when
+        self._started: set[str] = set()  # donors that have begun the run as they were asked
         self._still_since = math.inf  # since when a state that nobody confirms was the only one
         self._still_at: dict[int, int] = {}
         self._begun: dict[int, wire.Incoming] = {}  # of a state whose donor has broken off
@@ -91,6 +92,9 @@ class Donors:
             self._begun = {}
             self._check_announced(donor, step, states)
         except (TransportError, wire.WireError) as error:
+            if isinstance(error, wire.Again) and donor.peer not in self._started:
+                self._started.add(donor.peer)  # between its word and its answer
+                return False
             lasting = isinstance(error, wire.WireError)
             self.set_aside(donor, str(error), _ASIDE_S if lasting else _RETRY_S)
             return False
@@ -165,9 +169,11 @@ class Donors:
             if state.version < said.version or (
                 state.version == said.version and state.hash != said.hash
             ):
-                raise wire.WireError(
+                text = (
                     f"fragment {index} is another state than the announced version {said.version}"
                 )
+                starts = donor.phase is Phase.READY and not state.version
+                raise wire.Again(text) if starts else wire.WireError(text)
             if state.version > newest.digests[index].version + _AHEAD_OF_GOSSIP:
                 raise wire.WireError(
                     f"fragment {index} is of version {state.version}, announced was {said.version}"

@@ -159,10 +159,9 @@ class SwarmCallback(TrainerCallback):
         if follows_position(self._scheduler):
             advance(self._scheduler, ahead)
         elif self._scheduler is not None:
-            log.warning(
-                "%s does not follow the position in the run: %d steps of it are left out here",
-                type(self._scheduler).__name__,
-                ahead,
+            self.swarm.warn(
+                f"{type(self._scheduler).__name__} does not follow the position in the run: "
+                f"{ahead} steps of it are left out here"
             )
 
 
@@ -195,7 +194,8 @@ class _Training:
 
     def _fail(self) -> None:
         def fail() -> None:
-            log.warning("training has failed: this peer leaves the swarm")
+            if self._entered.swarm is not None:
+                self._entered.swarm.warn("training has failed: this peer leaves the swarm")
             self._entered.fail(RuntimeError("training has failed"))
 
         self._end(fail)

@@ -221,7 +221,8 @@ class UserReplica:
         if foreign:
             raise UsageError(
                 f"the optimizer has {foreign} parameters that are not model {name}'s: make it of "
-                "model.parameters(), after the model has its final form and device"
+                "model.parameters(), after the model has its final form and device; of several "
+                "models make one, torch.nn.ModuleList([...])"
             )
         check_types(self.model)
 

@@ -8,7 +8,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import StochasticWeightAveraging
 
 from worker.library.schedules import advance, follows_position
-from worker.library.swarm import Swarm, log
+from worker.library.swarm import Swarm
 from worker.library.trainers import TrainersSwarm
 
 
@@ -128,10 +128,9 @@ class LightningCallback(Callback):
             if every and follows_position(config.scheduler):
                 advance(config.scheduler, self.swarm.step // every - before // every)
             else:
-                log.warning(
-                    "%s does not follow the position in the run: %d steps of it are left out here",
-                    type(config.scheduler).__name__,
-                    ahead,
+                self.swarm.warn(
+                    f"{type(config.scheduler).__name__} does not follow the position in the run: "
+                    f"{ahead} steps of it are left out here"
                 )
 
 

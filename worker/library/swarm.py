@@ -10,6 +10,7 @@ Between two steps the outer loop reads and writes the model's parameters; at no 
 anything.
 """
 
+import atexit
 import json
 import logging
 import multiprocessing
@@ -226,7 +227,7 @@ class Swarm:
         self._resumed_s, self._address, self._moves = 0.0, "", 0
         self._known: tuple[float, tuple[str, ...]] = (-inf, ())
         self._saved_model = ""  # the hash of what the loaded state goes with
-        self._at_anchor = False
+        self._at_anchor = self._told_over = False
         self._site: Site | None = None
         if is_site():
             self._site = Site(self._fragments, self._replica.parameters, self._progress)
@@ -253,7 +254,10 @@ class Swarm:
         Raises:
             AddressInUse: `listen` is taken.
             PeersUnreachable: too few came in time.
+            UsageError: it was entered before.
         """
+        if self._session is not None:
+            raise UsageError("this Swarm was entered before: make another one for another block")
         self._process = os.getpid()
         self._log = events = EventLog(self._out, self._lines, self._complete)
         self._session = Session(
@@ -282,6 +286,8 @@ class Swarm:
                 self._raise_what_ended()
                 self._inside = True
             self._open = opening.pop_all()
+        atexit.register(self._end_with_program)
+        self._open.callback(atexit.unregister, self._end_with_program)
         self._resumed_s = time.monotonic()
         self._replica.has_moved()
         return self
@@ -304,6 +310,15 @@ class Swarm:
             else:
                 self._inside = False
                 self._loop.outer.handle(Stop(f"{type(error).__name__} in the training loop"))
+
+    def _end_with_program(self) -> None:
+        """The program ends within the block, which was entered by hand."""
+        self.warn(
+            "the program ends within the block of a Swarm: its last "
+            f"{self._loop.unsent_steps} steps are in no round; use `with`"
+        )
+        error = RuntimeError("the program ends")
+        self.__exit__(type(error), error, None)
 
     def _end(self) -> None:
         assert self._session is not None
@@ -375,7 +390,7 @@ class Swarm:
     def _step_ends(self, *, moves: bool) -> None:
         if not self._loop.in_step:
             if self._loop.step >= self._config.run.steps:
-                log.warning("the run is over at step %d: this step is nobody's", self._loop.step)
+                self._tell_over()
             return
         self._replica.refresh()
         if not moves:
@@ -386,13 +401,18 @@ class Swarm:
             self._raise_what_ended()
         self._resumed_s = time.monotonic()
 
+    def _tell_over(self) -> None:
+        if not self._told_over:
+            self._told_over = True
+            self.warn(f"the run is over at step {self._loop.step}: further steps are nobody's")
+
     def _others_step(self, optimizer: Optimizer, tensors: int) -> None:
         text = (
             f"{type(optimizer).__name__} steps {tensors} parameters that are in no swarm, so they "
             "are trained on this peer alone; for one swarm put all models into a "
             "torch.nn.ModuleList, and give Swarm that and a list of the optimizers"
         )
-        self._log(new_event("warning", text=text))
+        self.warn(text)
 
     def _raise_what_ended(self) -> None:
         stopped = self._loop.stopped
@@ -582,6 +602,15 @@ class Swarm:
 
     # ------------------------------------------------------------------------------- inside
 
+    def warn(self, text: str) -> None:
+        """Tells of it: a warning in the log, in `events.jsonl` and, within the block, in status."""
+        if self._inside:
+            self._loop.outer.reporter.event("warning", text=text)
+            return
+        events = EventLog(self._out, self._lines, self._complete)
+        events(new_event("warning", text=text))
+        events.close()
+
     def model_hash(self) -> str:
         """The hash of the local parameters that travel; empty where other ranks hold some."""
         if self._site is not None:
@@ -594,7 +623,7 @@ class Swarm:
         saved, self._saved_model = self._saved_model, ""
         if not saved or self._site is not None or saved == self.model_hash():
             return
-        log.warning(
+        self.warn(
             "the model does not hold what it held when the swarm's state was saved: all that it "
             "differs by from the anchor counts as learned; load the model's state of that moment"
         )

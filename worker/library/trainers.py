@@ -2,7 +2,7 @@
 
 from contextlib import ExitStack
 
-from worker.library.swarm import Swarm, log
+from worker.library.swarm import Swarm
 
 
 class TrainersSwarm:
@@ -25,11 +25,9 @@ class TrainersSwarm:
         self._ended_with = ""
         self.swarm = self._open.enter_context(swarm)
         if schedule is not None and swarm.steps is not None and schedule != swarm.steps:
-            log.warning(
-                "the run has %d steps, and this trainer %d: its learning rates follow its own "
-                "number; give it that of the run",
-                swarm.steps,
-                schedule,
+            swarm.warn(
+                f"the run has {swarm.steps} steps, and this trainer {schedule}: its learning rates "
+                "follow its own number; give it that of the run"
             )
         return self.swarm
 
@@ -46,8 +44,7 @@ class TrainersSwarm:
     def tell_replaced(self, what: str) -> None:
         """Warns where the model does not hold the anchor any more. Args: what: may have done it."""
         if isinstance(self.swarm, Swarm) and self.swarm.model_hash() != self._ended_with:
-            log.warning(
-                "the model does not hold what the swarm agrees on: %s has replaced it after the "
-                "last step, and has the last word",
-                what,
+            self.swarm.warn(
+                f"the model does not hold what the swarm agrees on: {what} has replaced it after "
+                "the last step, and has the last word"
             )

@@ -1,5 +1,6 @@
 """How a loop ends: what was learned since the last round is shared, or stays in the model."""
 
+import atexit
 import json
 from pathlib import Path
 from typing import Any
@@ -224,3 +225,25 @@ def test_a_loop_that_fails_keeps_its_model(tmp_path: Path) -> None:
     assert (goes_on.error, failed.error) == ("", "")
     assert goes_on.value["moved"]
     assert failed.value["moved"]
+
+
+def never_left(peer: Peer) -> dict[str, Any]:
+    """A Swarm that is entered by hand, in a program that ends within its block."""
+    model, optimizer = model_of()
+    swarm = murmuration.Swarm(model, optimizer, inner_steps=H, **peer.arguments).__enter__()
+    for _ in range(15):
+        model(torch.ones(1, 4)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    atexit._run_exitfuncs()  # the harness ends without
+    with pytest.raises(murmuration.UsageError, match="was entered before"):
+        swarm.__enter__()
+    return {}
+
+
+@row("a program that ends within the block", "told", "a warning says how many steps no round has")
+@row("a Swarm that is entered twice", "refused", "make one for each block")
+def test_a_program_that_ends_within_the_block_says_so(tmp_path: Path) -> None:
+    (outcome,) = run(tmp_path, never_left)
+    assert outcome.error == ""
+    assert "its last 15 steps are in no round" in outcome.log
