@@ -48,7 +48,7 @@ def test_a_job_joins_under_its_own_name_and_leaves_on_the_clouds_notice(tmp_path
     command, *words = said.splitlines()
     assert command == "join"
     typed = join.make_context("join", words).params
-    assert (typed["address"], typed["name"]) == ("first.example:7700", "w3")
+    assert (typed["words"], typed["name"]) == (("first.example:7700",), "w3")
     assert (typed["listen"], typed["advertise"]) == ("0.0.0.0:7700", "203.0.113.7:7700")
     assert typed["leave_on"] == TASK["envs"]["NOTICE"]
     assert typed["out"] == tmp_path / "out" / "w3"

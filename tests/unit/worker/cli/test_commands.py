@@ -75,7 +75,7 @@ def printed(*args: str | Path) -> str:
 
 
 def loss_in(line: str) -> float:
-    found = re.search(r" loss (\d+\.\d{4}), perplexity (\d+\.\d\d)", line)
+    found = re.search(r" loss (\d+\.\d{3})(?: ± 0\.\d+)?, perplexity (\d+\.\d\d)", line)
     assert found is not None, line
     assert math.exp(float(found[1])) == pytest.approx(float(found[2]), rel=1e-3, abs=0.005)
     return float(found[1])
@@ -106,7 +106,7 @@ def test_the_anchors_loss_on_either_split(config: Config, tmp_path: Path, split:
     path = save(config, model, tmp_path / "w0" / "checkpoints")
     line = printed(tmp_path, "--split", split)
     assert line.startswith(f"{path}: {split} loss ")
-    assert loss_in(line) == pytest.approx(expected_loss(config, model, split), abs=1e-4)
+    assert loss_in(line) == pytest.approx(expected_loss(config, model, split), abs=5e-4)
 
 
 @pytest.mark.parametrize("stages", [1, 3, 4])
@@ -127,7 +127,7 @@ def test_a_stage_left_out_is_as_if_its_layers_added_nothing(
     whole = expected_loss(config, model)
     expected = expected_loss(config, without_layers(model, *layers))
     assert abs(expected - whole) > 1e-2
-    assert loss_in(line) == pytest.approx(expected, abs=1e-4)
+    assert loss_in(line) == pytest.approx(expected, abs=5e-4)
     named = "stages 1, 3" if omit == "3,1" else f"stage {omit}"
     assert line.endswith(f", without {named}")
 
@@ -148,9 +148,9 @@ def test_a_run_with_layers_of_its_own_is_cut_as_it_was(config: Config, tmp_path:
     own = printed(tmp_path, "--omit", "1")
     assert own == printed(tmp_path, "--stages", "3", "--omit", "1")
     expected = expected_loss(config, without_layers(model, 1, 2))
-    assert loss_in(own) == pytest.approx(expected, abs=1e-4)
+    assert loss_in(own) == pytest.approx(expected, abs=5e-4)
     expected = expected_loss(config, without_layers(model, 3))
-    assert loss_in(by_parameters) == pytest.approx(expected, abs=1e-4)
+    assert loss_in(by_parameters) == pytest.approx(expected, abs=5e-4)
 
 
 @pytest.mark.parametrize(
