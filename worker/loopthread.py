@@ -39,6 +39,9 @@ class LoopThread:
         machine may be busy, and a process stopped for a while. Raises RuntimeError: it has ended,
         and says why."""
 
+        if threading.current_thread() is self._thread:  # as of a handler of logging
+            return question()
+
         async def answer() -> T:
             return question()
 

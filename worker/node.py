@@ -437,7 +437,7 @@ class Node:
         self._mailbox.answer(message)
 
     async def settled(self) -> None:
-        """Returns when all that was delivered is dealt with."""
+        """Returns when all that was delivered is dealt with, but for rounds that are to begin."""
         await self._inbox.join()
 
     async def _read_inbox(self) -> None:

@@ -115,10 +115,12 @@ class Session:
     def all_leave(self) -> bool:
         """Whether the loops of all have ended before the run's last step."""
         gossip, config = self.io.node.gossip, self._config
-        self.settle()  # this peer's own state is known by then
-        return self.io.ask(
-            lambda: all_leave(gossip.me, gossip.others, config.plan, config.run.steps)
-        )
+        with suppress(RuntimeError):  # the I/O thread has ended: the train thread is told why
+            self.settle()  # this peer's own state is known by then
+            return self.io.ask(
+                lambda: all_leave(gossip.me, gossip.others, config.plan, config.run.steps)
+            )
+        return False
 
     def saved(self, seconds: float) -> None:
         """A checkpoint was written, in that time. any thread."""
@@ -140,7 +142,7 @@ class Session:
         return self.io.ask(results.document)
 
     def settle(self) -> None:
-        """Returns when all that the train thread has said is dealt with."""
+        """Returns when what the train thread has said is dealt with, but for rounds to begin."""
         self.io.do(self.io.node.settled)
 
     def leave(self) -> None:

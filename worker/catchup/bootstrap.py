@@ -95,7 +95,8 @@ class Bootstrap:
                     await self._start_with(self._joinable())
                     return
             now = host.clock()
-            if self._is_deserted(now) and self._config.min_peers is None and not self._holds_state:
+            waits_on = self._config.min_peers is None or self._config.wait_s == math.inf
+            if waits_on and self._is_deserted(now) and not self._holds_state:
                 raise PeersUnreachable(self._left_behind())
             if now > deadline:
                 raise PeersUnreachable(self._too_few())

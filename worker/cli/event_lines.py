@@ -146,6 +146,11 @@ def describe(event: Mapping[str, object], joins: str | None = "") -> str | None:
             return put_back_words(event)
         case "stalled":
             return f"round {event['round']} waits for {stall_words(event)}"
+        case "skipped":
+            return f"goes on at step {event['step']}: {event['reason']}"
+        case "refused":
+            again = "; it is sent again" if event.get("again") else ""
+            return f"a message of {event['sender']} is not taken: {event['reason']}{again}"
         case "located":
             return located_words(event)
         case "left":

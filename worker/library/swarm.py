@@ -344,8 +344,7 @@ class Swarm:
     def _leave(self, session: Session) -> None:
         """The others have what was learned here, and this peer what they have learned by then."""
         loop, others = self._loop, [each.peer for each in session.others]
-        if others:
-            loop.take_last_rounds()
+        loop.take_last_rounds(alone=not others)
         everybody = loop.stopped is None and loop.leave(session.all_leave, AWAIT_OTHERS_S)
         others = [] if everybody else [each.peer for each in session.others]
         event = new_event("left", step=loop.step, unsent_steps=loop.unsent_steps, others=others)
@@ -366,6 +365,11 @@ class Swarm:
 
     def _step_begins(self, *, in_closure: bool) -> None:
         self._check_process()
+        if self._at_anchor:
+            raise UsageError(
+                "within swarm.anchor() the model holds the anchor, and what it learns there is "
+                "undone: let the optimizer step outside of it"
+            )
         if not self._loop.trains:
             return
         self._replica.refresh()
@@ -404,7 +408,10 @@ class Swarm:
     def _tell_over(self) -> None:
         if not self._told_over:
             self._told_over = True
-            self.warn(f"the run is over at step {self._loop.step}: further steps are nobody's")
+            self.warn(
+                f"the run is over at step {self._loop.step}: further steps are nobody's; stop at "
+                "swarm.done"
+            )
 
     def _others_step(self, optimizer: Optimizer, tensors: int) -> None:
         text = (
@@ -552,11 +559,11 @@ class Swarm:
             locals_ = [each.local for each in self._loop.fragments]
             for each in self._loop.fragments:
                 each.write(each.state.anchor)
-        self._at_anchor = True
+        before, self._at_anchor = self._at_anchor, True
         try:
             yield self._replica.model
         finally:
-            self._at_anchor = False
+            self._at_anchor = before
             with self._speaking():
                 for each, local in zip(self._loop.fragments, locals_, strict=True):
                     each.write(local)

@@ -144,11 +144,14 @@ class TrainingLoop:
             self._reporter.phase = Phase.DONE
         outer.publish()
 
-    def take_last_rounds(self) -> None:
+    def take_last_rounds(self, *, alone: bool) -> None:
         """The loop ends before the schedule does: what was learned since the last rounds is in one
         more, where that closes. The rest is counted in `unsent_steps`."""
         self.metrics.trained()
-        self.outer.take_last_rounds()
+        if alone:  # nothing is exchanged, and all stays in the model
+            self.outer.apply_in_flight()
+        else:
+            self.outer.take_last_rounds()
 
     def leave(self, everybody_leaves: Callable[[], bool], timeout_s: float) -> bool:
         """After the last rounds: stays until all loops have ended, and takes over what the last of

@@ -395,3 +395,46 @@ def test_an_average_that_a_loop_keeps_stays_as_it_is() -> None:
         kept = values(average)
     assert torch.equal(values(average), kept)
     assert not torch.equal(values(model), kept)
+
+
+def test_no_optimizer_steps_at_the_anchor_and_an_inner_look_ends_no_outer_one() -> None:
+    model, optimizer = model_of()
+    with Swarm(model, optimizer, inner_steps=4) as swarm:
+        one_step(model, optimizer)
+        local = values(model)
+        with swarm.anchor():
+            with swarm.anchor():
+                pass
+            with pytest.raises(UsageError, match="state_dict goes with"):
+                swarm.state_dict()
+            with pytest.raises(UsageError, match=r"within swarm\.anchor\(\)"):
+                one_step(model, optimizer)
+        assert torch.equal(values(model), local)
+
+
+def test_a_swarm_is_entered_once() -> None:
+    model, optimizer = model_of()
+    swarm = Swarm(model, optimizer, inner_steps=4)
+    with swarm:
+        one_step(model, optimizer)
+    with pytest.raises(UsageError, match="entered before"), swarm:
+        pass
+
+
+def test_steps_after_the_run_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    model, optimizer = model_of()
+    with Swarm(model, optimizer, inner_steps=2, steps=2):
+        for _ in range(5):
+            one_step(model, optimizer)
+    assert sum("further steps are nobody's" in line for line in caplog.messages) == 1
+
+
+def test_values_that_are_not_finite_at_the_end_are_put_back_alone_too() -> None:
+    model, optimizer = model_of()
+    with Swarm(model, optimizer, inner_steps=5) as swarm:
+        for _ in range(7):
+            one_step(model, optimizer)
+        model(torch.full((2, 4), torch.nan)).sum().backward()
+        optimizer.step()
+    assert torch.isfinite(values(model)).all()
+    assert swarm.metrics["steps_lost"] == 3
