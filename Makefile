@@ -13,7 +13,7 @@ WAITING_PROCESSES ?= 4
 # A process that cannot keep what it compiles compiles all of the product and of the tests again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install swarm test check lint quick-test coverage fmt proto bench exchange tls codecs parity baselines losses frontier time-to-loss kseed optimizers traffic goodput plan-table sync-time unequal pair-faults keep-faults overlap pair-latency stability schedules simulate skippipe-routes skippipe-deadlock skippipe-omission schedule stage-times stage-kills stage-memory stage-losses stage-parity same-bits samples memory bench-peers detection hostile connections one-hostile admission nat fuzz kill-loop broken locate page-shots observing-cost thousand compose-test swarm-stack-test slurm-test clean
+.PHONY: help install swarm test check lint size quick-test coverage fmt proto bench exchange tls codecs parity baselines losses frontier time-to-loss kseed optimizers traffic goodput plan-table sync-time unequal pair-faults keep-faults overlap pair-latency stability schedules simulate skippipe-routes skippipe-deadlock skippipe-omission schedule stage-times stage-kills stage-memory stage-losses stage-parity same-bits samples memory bench-peers detection hostile connections one-hostile admission nat fuzz kill-loop broken locate page-shots observing-cost thousand compose-test swarm-stack-test slurm-test clean
 
 install: $(READY)  ## the virtual environment with everything in it, and nothing else
 
@@ -40,9 +40,13 @@ lint: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(RUN) protos/generate.py --check
+	$(RUN) -m tests.size
 
 quick-test: $(READY)
 	$(BIN)/pytest -n $(TEST_PROCESSES) tests/unit tests/protocol
+
+size: $(READY)  ## files and lines by package, beside their budget
+	$(RUN) -m tests.size
 
 coverage: $(READY)  ## branch coverage of the product by the quick tests
 	$(BIN)/pytest -n $(TEST_PROCESSES) tests/unit tests/protocol --cov=algorithms --cov=worker --cov=coordinator --cov=protos --cov-branch --cov-report=term

@@ -20,8 +20,14 @@ def table() -> str:
         for test in vars(module).values():
             if getattr(test, "__module__", None) == module.__name__:
                 rows = getattr(test, "rows", ())
-                lines += [f"| {row.program} | {row.happens} | {row.how} |" for row in rows]
+                lines += [
+                    f"| {_capital(row.program)} | {row.happens} | {row.how} |" for row in rows
+                ]
     return "\n".join(lines) + "\n"
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _kind(path: Path) -> tuple[str, str]:
