@@ -30,7 +30,7 @@ def difference(run: Path, exported: Path) -> float:
 
 
 def loss_of(run: Path) -> str:
-    (found,) = re.findall(r"loss (\d+\.\d+), perplexity", murmur("evaluate", str(run)))
+    (found,) = re.findall(r"loss (\d+\.\d+)[^,]*, perplexity", murmur("evaluate", str(run)))
     return str(found)
 
 
