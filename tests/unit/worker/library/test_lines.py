@@ -19,7 +19,7 @@ EVENTS = [
     ROUND,
     ROUND | {"round": 1},
     {"event": "warning", "text": "say --advertise HOST:PORT", "at": "..."},
-    {"event": "skipped", "step": 3, "reason": "x"},
+    {"event": "confirmed", "iteration": 3, "replica": "x"},
 ]
 LINES = [
     "a is reached at 127.0.0.1:7700, from this machine only; others join with "
@@ -52,7 +52,7 @@ def test_events_are_lines_of_logging_at_their_levels(caplog: pytest.LogCaptureFi
         tell(LoopLines())
     assert [r.getMessage() for r in caplog.records if r.levelname == "DEBUG"] == [
         "round round=1 fragment=0 contributors=2 exchange_s=0.1 stall_s=0.0",
-        "skipped step=3 reason=x",
+        "confirmed iteration=3 replica=x",
     ]
 
 
