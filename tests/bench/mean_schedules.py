@@ -1,9 +1,10 @@
 """Many random schedules of leaderless means: nothing may be applied that must not.
 
-    python tests/bench/mean_schedules.py [--schedules 100000] [--processes 2] [--seed 0] [--keep]
+    python tests/bench/mean_schedules.py [--schedules 100000] [--processes 2] [--seed 0] [--keep] [--shuffled]
 
-2 to 5 peers hold rounds in the product's simulator, with the state machines of the daemon; streams
-break, links are cut, peers die, freeze, come late, and take each other for dead. Prints how the
+2 to 5 peers hold rounds in the product's simulator, with the live code; streams break, links are
+cut, peers die, freeze, come late, and take each other for dead. With `--shuffled` what is ready at
+one time runs in an order that the seed draws. Prints how the
 rounds ended, how often two reductions of one shard were applied (which anti-entropy repairs), and
 what was violated, such as a contribution that counts twice. Fails on any violation.
 
@@ -36,12 +37,13 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--keep", action="store_true", help='merge = "keep", in one bit')
+    parser.add_argument("--shuffled", action="store_true", help="the ready queue, by the seed")
     options = parser.parse_args()
     began, stop = time.monotonic(), options.seed + options.schedules
     parts = [range(at, min(at + AT_ONCE, stop)) for at in range(options.seed, stop, AT_ONCE)]
     total: Counts = {}
     with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
-        for counts in pool.imap_unordered(partial(play, keep=options.keep), parts):
+        for counts in pool.imap_unordered(partial(play, keep=options.keep, shuffled=options.shuffled), parts):
             for title, each in counts.items():
                 total.setdefault(title, Counter()).update(each)
     print(f"schedules: {options.schedules} from seed {options.seed}")
@@ -55,13 +57,13 @@ def main() -> int:
     return 1 if wrong or total["violations"] else 0
 
 
-def play(seeds: range, keep: bool) -> Counts:
+def play(seeds: range, keep: bool, shuffled: bool) -> Counts:
     """Some of the schedules."""
     torch.set_num_threads(1)
     titles = ("faults", "rounds", "shards", "elements", "violations")
     counts: Counts = {title: Counter() for title in titles}
     for seed in seeds:
-        run = random_run(seed, *(("sign", "keep") if keep else ()))
+        run = random_run(seed, *(("sign", "keep") if keep else ()), shuffled=shuffled)
         counts["faults"].update(type(fault).__name__ for fault in run.swarm.faults)
         for outcome in run.record.outcomes:
             counts["rounds"]["failed" if outcome.reason else "applied"] += 1

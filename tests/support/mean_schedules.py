@@ -4,8 +4,11 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import product
 from random import Random
+from unittest.mock import patch
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,10 +17,9 @@ from algorithms.fragment_state import FragmentState
 from algorithms.link import Link
 from algorithms.plan import Merge
 from algorithms.robust import NORM_LIMIT, aggregate, norm, norm_factors, norm_ratios
-from worker.exchange.allreduce import events
-from worker.exchange.allreduce.contributor import Contributor
+from protos import murmuration_pb2 as pb
+from worker import wire
 from worker.exchange.types import RoundConfig, ShardKey
-from worker.simulation.allreduce import SimulatedReduction
 from worker.simulation.faults import (
     Crash,
     Cut,
@@ -28,15 +30,20 @@ from worker.simulation.faults import (
     Partition,
     random_faults,
 )
+from worker.simulation.loop import running
 from worker.simulation.means import MeanPeer
 from worker.simulation.peer import Account
 from worker.simulation.scenario import Scenario
 from worker.simulation.swarm import Group, SimulatedSwarm
 from worker.simulation.task import VALUES, Quadratic
+from worker.training.inbox import RoundDone, RoundFailed
+from worker.transport import Stream
 
 CONFIG = RoundConfig(quorum=0.5, grace_s=2.0, retry_s=0.25, slack_s=4.0)
 STEPS_S = 0.4  # of the inner steps of a round
 LONGEST_S = 600.0
+FRAME_BYTES = 8  # four frames a shard: a stream that breaks among them is resumed
+TICK_S = 0.05
 LOST = "lost or counted twice"
 _SAME = 1e-4
 # Faults for which a round may fail, as it may when a peer comes later than a round lasts.
@@ -44,13 +51,30 @@ _EXCUSES = (Crash, Cut, Doubt, Freeze, Partition)
 
 
 @dataclass(frozen=True)
-class Close:
-    """A mean that a peer has computed."""
+class Reduction:
+    """A mean that a peer was given for a shard."""
 
-    closer: str
     key: ShardKey
     group: Group
-    reduction: SimulatedReduction
+    contributors: Group
+    last: str
+    raw: bytes
+
+    @property
+    def answer(self) -> "Answer":
+        """The same, as its reducer gives it."""
+        return Answer(self.key, wire.group_hash(self.group), self.contributors, self.last, self.raw)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a reducer gives for a shard of a group's round."""
+
+    key: ShardKey
+    group: int
+    contributors: Group
+    last: str
+    raw: bytes
 
 
 @dataclass(frozen=True)
@@ -61,14 +85,14 @@ class Outcome:
     round: int
     began_at: float
     ended_at: float
-    got: dict[int, SimulatedReduction]
+    got: dict[int, Reduction]
     counted: tuple[tuple[int, int], ...]
     ranges: tuple[tuple[int, int], ...]
     tries: int
     reason: str = ""
 
 
-Lineage = dict[int, dict[int, SimulatedReduction]]
+Lineage = dict[int, dict[int, Reduction]]
 """The reductions that are in a state, by round and shard."""
 
 StateKey = tuple[int, History]
@@ -83,23 +107,87 @@ def key_of(state: FragmentState) -> StateKey:
 
 @dataclass
 class Record:
-    """What happened. `kept` are the means that became their shards'; `values` by peer and begin."""
+    """What happened; `answers` by the reducer that gave them, `values` by peer and begin."""
 
-    closes: list[Close] = field(default_factory=list)
-    kept: list[Close] = field(default_factory=list)
+    answers: dict[tuple[str, ShardKey, int], set[Answer]] = field(
+        default_factory=lambda: defaultdict(set)
+    )
     outcomes: list[Outcome] = field(default_factory=list)
     values: dict[tuple[str, int], tuple[int, Tensor]] = field(default_factory=dict)
     versions: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
     learned: dict[str, Tensor] = field(default_factory=dict)  # by inner steps, downhill
     lineages: dict[StateKey, Lineage] = field(default_factory=lambda: {FIRST: {}})
 
+    def answered(self, reducer: str, answer: Answer) -> None:
+        self.answers[reducer, answer.key, answer.group].add(answer)
+
+
+class WatchedStream:
+    """A contributor's stream, of whose answer the record is told."""
+
+    def __init__(self, stream: Stream, record: Record, reducer: str) -> None:
+        self._stream, self._record, self._reducer = stream, record, reducer
+        self._asked: pb.ContributionHeader | None = None
+        self._given: pb.ReductionHeader | None = None
+        self._raw = b""
+
+    async def receive(self) -> bytes | None:
+        message = await self._stream.receive()
+        if message is not None and self._asked is None:
+            self._asked = pb.ExchangeUp.FromString(message).header
+        return message
+
+    async def send(self, message: bytes) -> None:
+        down, asked = pb.ExchangeDown.FromString(message), self._asked
+        if down.HasField("header"):
+            self._given = down.header
+        self._raw += down.frame.payload
+        given = self._given
+        if given is not None and asked is not None and len(self._raw) == given.total_bytes:
+            key = ShardKey(asked.fragment, asked.round, asked.shard)
+            answer = Answer(key, asked.group, tuple(given.contributors), given.last, self._raw)
+            self._record.answered(self._reducer, answer)
+        await self._stream.send(message)
+
+    async def done(self) -> None:
+        await self._stream.done()
+
+    def cancel(self) -> None:
+        self._stream.cancel()
+
 
 class WatchedMeanPeer(MeanPeer):
     """A peer of the simulator that notes what it does."""
 
     record: Record
+    tries = 0
     _lineage = FIRST
     _before: Tensor | None = None
+
+    def watch(self, record: Record) -> None:
+        """Notes all of it there."""
+        self.record, reducer = record, self.reducer
+        learned, contribute, serve = reducer.learned, reducer.contribute, reducer.serve
+
+        def note_learned(key: ShardKey, reduction: wire.Reduction) -> None:
+            self._got[key.shard] = _reduction(key, self._group, reduction)
+            learned(key, reduction)
+
+        async def note_contributed(
+            key: ShardKey, group: Group, *values: object, **named: object
+        ) -> object:
+            self._opened += 1
+            answer = await contribute(key, group, *values, **named)  # type: ignore[arg-type]
+            if isinstance(answer, wire.Reduction):
+                self.record.answered(self.me, _reduction(key, group, answer).answer)
+            return answer
+
+        async def note_served(stream: Stream) -> None:
+            await serve(WatchedStream(stream, self.record, self.me))
+
+        reducer.learned = note_learned  # type: ignore[method-assign]
+        reducer.contribute = note_contributed  # type: ignore[method-assign,assignment]
+        reducer.serve = note_served  # type: ignore[method-assign]
 
     @property
     def unsent(self) -> Tensor:
@@ -118,51 +206,50 @@ class WatchedMeanPeer(MeanPeer):
         super().begin()
 
     def begin_round(self, round_: int, group: Group, values: Tensor) -> None:
-        self.record.values[self.me, self.tries + 1] = (round_, values.clone())
+        self.tries += 1
+        self.record.values[self.me, self.tries] = (round_, values.clone())
         self._began, self._opened = self.now, 0
+        self._got: dict[int, Reduction] = {}
         super().begin_round(round_, group, values)
 
-    def ended(self, reason: str) -> None:
-        machine = self.contributor
-        assert isinstance(machine, Contributor), "a round ends once"
-        ranges = tuple(each.bounds for each in self.layout.shards(0, self._group))
+    def open(self, peer: str, method: str) -> Stream:
+        self._opened += 1
+        return super().open(peer, method)
+
+    def ended(self, result: RoundDone | RoundFailed) -> None:
+        ranges = tuple(each.bounds for each in self.context.shards(0, self._group))
+        if isinstance(result, RoundDone):
+            counted = tuple(each for each in ranges if each not in result.missed)
+        else:
+            counted = result.counted
         outcome = Outcome(
             self.me,
-            machine.round,
+            result.round,
             self._began,
             self.now,
-            dict(self.got),
-            machine.counted,
+            dict(self._got),
+            counted,
             ranges,
             self._opened,
-            reason,
+            result.reason if isinstance(result, RoundFailed) else "",
         )
         self.record.outcomes.append(outcome)
-        super().ended(reason)
+        super().ended(result)
 
     def commit(self, version: int, contributors: int, group: Group) -> None:
         self.record.versions[self.me].append(version)
         key = key_of(self.optimizer.state)
-        if self.contributor is None and key not in self.record.lineages:  # not fetched
+        if key not in self.record.lineages:  # not fetched
             before = self.record.lineages[self._lineage]
-            self.record.lineages[key] = {**before, version - 1: dict(self.got)}
+            self.record.lineages[key] = {**before, version - 1: dict(self._got)}
         self._lineage = key
         super().commit(version, contributors, group)
 
-    def do_as_contributor(self, action: events.ContributorAction) -> None:
-        self._opened += isinstance(action, events.OpenTry)
-        super().do_as_contributor(action)
 
-    def do_as_reducer(self, action: events.ReducerAction) -> None:
-        super().do_as_reducer(action)
-        closes = self.record.closes
-        if isinstance(action, events.ComputeShard):
-            group = self.reducer.group(action.key)
-            assert group is not None, "a shard closes when its group is known"
-            closes.append(Close(self.me, action.key, group, self._candidates[action.key]))
-        elif isinstance(action, events.KeepReduction):
-            kept = self._reductions[action.key]
-            self.record.kept += (c for c in closes if c.closer == self.me and c.reduction is kept)
+def _reduction(key: ShardKey, group: Group, reduction: wire.Reduction) -> Reduction:
+    header = reduction.header
+    raw = bytes(reduction.payload.raw)
+    return Reduction(key, group, tuple(header.contributors), header.last, raw)
 
 
 @dataclass
@@ -173,6 +260,7 @@ class Run:
     peers: list[WatchedMeanPeer]
     record: Record
     unfinished: int
+    problems: list[str]
 
     @property
     def live(self) -> list[WatchedMeanPeer]:
@@ -183,14 +271,37 @@ class Run:
         """Whether two reductions of one shard were applied."""
         return any(len(found) > 1 for found in self.applied().values())
 
-    def applied(self) -> dict[tuple[ShardKey, int], set[int]]:
+    def applied(self) -> dict[tuple[ShardKey, int], set[Reduction]]:
         """The reductions of each shard that somebody applied, by shard and number of shards."""
-        found: dict[tuple[ShardKey, int], set[int]] = defaultdict(set)
+        found: dict[tuple[ShardKey, int], set[Reduction]] = defaultdict(set)
         for outcome in self.record.outcomes:
             for shard, reduction in outcome.got.items() if not outcome.reason else ():
                 key = ShardKey(0, outcome.round, shard)
-                found[key, len(outcome.ranges)].add(id(reduction))
+                found[key, len(outcome.ranges)].add(reduction)
         return found
+
+    def inputs(self, reduction: Reduction) -> tuple[int, ...] | None:
+        """Which try of each contributor went into it: those of that round whose mean it is, bit for
+        bit; None if there are none."""
+        if reduction not in self._inputs:
+            self._inputs[reduction] = self._found(reduction)
+        return self._inputs[reduction]
+
+    def __post_init__(self) -> None:
+        self._inputs: dict[Reduction, tuple[int, ...] | None] = {}
+
+    def _found(self, reduction: Reduction) -> tuple[int, ...] | None:
+        values, shards = self.record.values, len(reduction.group)
+        mean = torch.from_numpy(np.frombuffer(reduction.raw, "<f4").copy())
+        tries = (
+            [n for (name, n), (round_, _) in values.items() if (name, round_) == (peer, of)]
+            for of, peer in ((reduction.key.round, peer) for peer in reduction.contributors)
+        )
+        for chosen in product(*tries):
+            given = [values[each][1] for each in zip(reduction.contributors, chosen, strict=True)]
+            if torch.equal(mean, _expected_mean(given, shards)):
+                return chosen
+        return None
 
 
 def play(
@@ -200,8 +311,11 @@ def play(
     rounds: int = 2,
     codec: str = "fp32",
     merge: Merge = "reset",
+    *,
+    shuffled: bool = False,
 ) -> Run:
-    """Plays one schedule. One seed gives one run."""
+    """Plays one schedule. One seed gives one run. Where it is `shuffled`, what is ready at one time
+    runs in an order that the seed draws."""
     scenario = Scenario(
         preset="diloco",
         peers=peers,
@@ -221,19 +335,26 @@ def play(
     all_ += (WatchedMeanPeer(swarm, number, task, account, all_) for number in range(peers))
     swarm.endpoints = all_
     for peer in all_:
-        peer.record = record
-    for peer in all_:
-        peer.start()
-    swarm.clock.run(lambda: account.unfinished == 0, LONGEST_S)
-    return Run(swarm, all_, record, account.unfinished)
+        peer.watch(record)
+    shuffle = Random(f"ready {seed}") if shuffled else None
+    with (
+        patch("worker.wire.payloads.MAX_FRAME_BYTES", FRAME_BYTES),
+        running(swarm.clock, swarm.act, shuffle) as loop,
+    ):
+        for peer in all_:
+            peer.start()
+        swarm.clock.run(lambda: account.unfinished == 0, LONGEST_S)
+    return Run(swarm, all_, record, account.unfinished, loop.problems)
 
 
-def random_run(seed: int, codec: str = "fp32", merge: Merge = "reset") -> Run:
+def random_run(
+    seed: int, codec: str = "fp32", merge: Merge = "reset", *, shuffled: bool = False
+) -> Run:
     """2 to 5 peers in two or three rounds with faults of random kinds."""
     rng = Random(f"mean schedule {seed}")
     peers, rounds = rng.randint(2, 5), rng.choice((2, 2, 3))
-    until_s = rounds * 2.0
-    return play(peers, random_faults(seed, peers, until_s, 1.0), seed, rounds, codec, merge)
+    faults = random_faults(seed, peers, rounds * 2.0, 1.0)
+    return play(peers, faults, seed, rounds, codec, merge, shuffled=shuffled)
 
 
 # ------------------------------------------------------------------------------------- invariants
@@ -243,38 +364,40 @@ def violations(run: Run) -> Iterator[str]:
     """What must not have happened; each begins with its kind."""
     if run.unfinished:
         yield f"never ends: {run.unfinished} peers"
-    for close in run.record.closes:
-        yield from _of_close(run, close)
+    for problem in run.problems:
+        yield f"a task failed: {problem}"
+    yield from _of_answers(run)
     for outcome in run.record.outcomes:
         yield from _of_outcome(run, outcome)
     yield from _of_peers(run)
-    yield from _of_closers(run)
+    if any(run.inputs(each) is None for o in run.record.outcomes for each in o.got.values()):
+        return  # of which it is not known what is in them
     if wrong := accounts(run)[LOST]:
         yield f"{LOST}: {wrong} elements"
 
 
-def _of_close(run: Run, close: Close) -> Iterator[str]:
-    names, inputs = close.reduction.header.contributors, close.reduction.inputs
-    if list(names) != sorted(set(names)):
-        yield f"double count: {close.key} of {names}"
-    given = [run.record.values[each] for each in zip(names, inputs, strict=True)]
-    if {round_ for round_, _ in given} != {close.key.round}:
-        yield f"mixed rounds: {close.key} has {[round_ for round_, _ in given]}"
-    elif not torch.equal(close.reduction.mean, _expected_mean([values for _, values in given])):
-        yield f"wrong mean: {close.key} of {names}"
-    if close.reduction.header.last not in names:
-        yield f"wrong last: {close.key} of {names}, {close.reduction.header.last}"
+def _of_answers(run: Run) -> Iterator[str]:
+    """A reducer closes a shard once: it gives everybody the same."""
+    for (reducer, key, _), answers in run.record.answers.items():
+        if len(answers) > 1:
+            yield f"closed twice: {key} by {reducer}"
+        for answer in answers:
+            names = answer.contributors
+            if list(names) != sorted(set(names)):
+                yield f"double count: {key} of {names}"
+            if answer.last not in names:
+                yield f"wrong last: {key} of {names}, {answer.last}"
 
 
-def _expected_mean(contributions: list[Tensor]) -> Tensor:
-    ratios = norm_ratios([norm(each) for each in contributions])
+def _expected_mean(contributions: list[Tensor], shards: int) -> Tensor:
+    ratios = norm_ratios([norm(each.repeat(shards)) for each in contributions])
     return aggregate(contributions, norm_factors(ratios, NORM_LIMIT))
 
 
 def _of_outcome(run: Run, outcome: Outcome) -> Iterator[str]:
     frozen_s = sum(f.for_s for f in run.swarm.faults if isinstance(f, Freeze))
-    round_s = run.peers[0].layout.round_s(0)
-    if outcome.ended_at - outcome.began_at > round_s + frozen_s + 1e-9:
+    round_s = run.peers[0].context.round_s(0)
+    if outcome.ended_at - outcome.began_at > round_s + frozen_s + TICK_S + 1e-9:
         yield f"late end: round {outcome.round} of {outcome.peer}"
     late_s = max(run.swarm.late_s(number, 0.0, math.inf) for number in range(len(run.peers)))
     # A late peer has the round before first; each is there and back.
@@ -290,14 +413,18 @@ def _of_outcome(run: Run, outcome: Outcome) -> Iterator[str]:
     expected = tuple(
         outcome.ranges[shard]
         for shard, reduction in sorted(outcome.got.items())
-        if outcome.peer in reduction.header.contributors
+        if outcome.peer in reduction.contributors
     )
     if outcome.counted != expected:
         yield f"wrong count: {outcome.counted} instead of {expected} at {outcome.peer}"
-    of_round = {close.reduction: close.key.round for close in run.record.kept}
-    made_for = {of_round.get(reduction) for reduction in outcome.got.values()}
-    if outcome.got and made_for != {outcome.round}:
-        yield f"mixed round applied: {made_for} in round {outcome.round} of {outcome.peer}"
+    known = {answer for answers in run.record.answers.values() for answer in answers}
+    for shard, reduction in outcome.got.items():
+        if reduction.key != ShardKey(0, outcome.round, shard):
+            yield f"mixed round applied: {reduction.key} in round {outcome.round}"
+        if run.inputs(reduction) is None:
+            yield f"wrong mean: {reduction.key} of {reduction.contributors}"
+        if reduction.answer not in known:
+            yield f"unknown reduction: {reduction.key} at {outcome.peer}"
 
 
 def _of_peers(run: Run) -> Iterator[str]:
@@ -324,18 +451,6 @@ def _of_peers(run: Run) -> Iterator[str]:
                 yield f"anchors differ: version {version} of {first.me} and {peer.me}"
 
 
-def _of_closers(run: Run) -> Iterator[str]:
-    """A peer closes a shard once, and whatever was applied somebody has closed."""
-    kept = run.record.kept
-    once = {(close.closer, close.key, close.group) for close in kept}
-    if len(once) < len(kept):
-        yield f"closed twice: {[(c.closer, c.key) for c in kept]}"
-    known = {id(close.reduction) for close in kept}
-    for key, found in run.applied().items():
-        if not found <= known:
-            yield f"unknown reduction: {key}"
-
-
 # --------------------------------------------------------------------- what became of each element
 
 
@@ -353,7 +468,7 @@ def accounts(run: Run) -> Counter[str]:
         if learned is None:
             continue
         lineage = run.record.lineages[key_of(peer.optimizer.state)]
-        told: dict[int, dict[int, SimulatedReduction]] = defaultdict(dict)
+        told: dict[int, dict[int, Reduction]] = defaultdict(dict)
         for outcome in run.record.outcomes:
             if outcome.peer == peer.me and not outcome.reason:
                 told[outcome.round] |= _of_values(outcome.got, len(outcome.ranges))
@@ -380,14 +495,16 @@ def accounts(run: Run) -> Counter[str]:
     return found
 
 
-def _of_values(got: dict[int, SimulatedReduction], shards: int) -> dict[int, SimulatedReduction]:
+def _of_values(got: dict[int, Reduction], shards: int) -> dict[int, Reduction]:
     """By value, the reduction that it is in."""
     return {k: got[k * shards // VALUES] for k in range(VALUES) if k * shards // VALUES in got}
 
 
-def _part(run: Run, peer: str, reduction: SimulatedReduction | None, k: int) -> float | None:
+def _part(run: Run, peer: str, reduction: Reduction | None, k: int) -> float | None:
     """What a reduction has of a peer's element; None if it is not among the contributors."""
-    if reduction is None or peer not in reduction.header.contributors:
+    if reduction is None or peer not in reduction.contributors:
         return None
-    number = reduction.inputs[reduction.header.contributors.index(peer)]
+    inputs = run.inputs(reduction)
+    assert inputs is not None, "it was looked for before"
+    number = inputs[reduction.contributors.index(peer)]
     return float(run.record.values[peer, number][1][k])

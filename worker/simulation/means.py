@@ -15,12 +15,13 @@ from algorithms.fragments import Ranges
 from algorithms.presets import PRESETS
 from worker.catchup.repair import choose_repair
 from worker.membership import Digest, Phase
-from worker.simulation.allreduce import MeanRounds, SimulatedReduction
+from worker.simulation.allreduce import MeanRounds
 from worker.simulation.clock import Act
 from worker.simulation.network import SimulatedStream
 from worker.simulation.peer import Account
 from worker.simulation.swarm import Group, SimulatedSwarm
 from worker.simulation.task import VALUES, Quadratic
+from worker.training.inbox import RoundDone, RoundFailed
 
 _REPAIR_S = 1.0  # between two tries to find somebody to take the state from
 
@@ -66,48 +67,39 @@ class MeanPeer(MeanRounds):
         g = pseudo_gradient(self.anchor, self.local)
         values = self.optimizer.contribute(g, self.version).values
         if self.swarm.scenario.merge == "keep":
-            codec = self.layout.codec
-            decoded = codec.decode(codec.encode(values), VALUES)
+            decoded = self.codec.decode(self.codec.encode(values), VALUES)
             values, self._error = decoded, values - decoded
             self._sent_values = partial(torch.clone, decoded)
         self.begin_round(self.version, self._group, values)
 
-    def ended(self, reason: str) -> None:
+    def ended(self, result: RoundDone | RoundFailed) -> None:
         """The round has succeeded, or has failed for this reason."""
         waited_s = self.waited()
         self.account.rounds += 1
-        self.contributor = None
-        self._failed = bool(reason)
-        counted = [
-            self.me in shard.header.contributors if (shard := self._shard_of(k)) else False
-            for k in range(VALUES)
-        ]
-        if reason:
-            self.account.failed(reason)
-            self.optimizer.abandon(_ranges(counted), self._error, self.local)
+        self._failed = isinstance(result, RoundFailed)
+        shards = [k * len(self._group) // VALUES for k in range(VALUES)]  # that each value is of
+        if isinstance(result, RoundFailed):
+            self.account.failed(result.reason)
+            here = {start // VALUES for start, _ in result.counted}
+            counted = _ranges(shard in here for shard in shards)
+            self.optimizer.abandon(counted, self._error, self.local)
             self.later(_REPAIR_S, self._after_failure)
             return
         self.account.syncs_s.append(waited_s)
-        shards = [self.got[shard] for shard in sorted(self.got)]
-        of_value = [shards[k * len(shards) // VALUES] for k in range(VALUES)]
-        result = RoundResult(
-            round=self.version,
-            mean=torch.stack([shard.mean[k] for k, shard in enumerate(of_value)]),
-            contributors=min(len(shard.header.contributors) for shard in shards),
-            next_group=shards[0].header.next_group,
-            missed=_ranges(not each for each in counted),
+        contributors = [result.parts[shard][2] for shard in shards]
+        own = RoundResult(
+            round=result.round,
+            mean=torch.stack([result.mean[s * VALUES + k] for k, s in enumerate(shards)]),
+            contributors=result.contributors,
+            next_group=result.next_group,
+            missed=_ranges(self.me not in peers for peers in contributors),
             error=self._error,
-            parts=tuple((k, k + 1, shard.header.contributors) for k, shard in enumerate(of_value)),
+            parts=tuple((k, k + 1, peers) for k, peers in enumerate(contributors)),
             sent=self._sent_values,
         )
-        self.local = self.optimizer.apply(result, self.local)
+        self.local = self.optimizer.apply(own, self.local)
         self._committed()
         self._go_on()
-
-    def _shard_of(self, value: int) -> SimulatedReduction | None:
-        """That a value is in, if its reduction has come."""
-        shards = len(self.layout.shards(0, self._group))
-        return self.got.get(value * shards // VALUES)
 
     def _committed(self) -> None:
         """The optimizer's state is another now."""

@@ -72,10 +72,12 @@ class Transfer:
 
 
 class _Message:
-    __slots__ = ("deliver", "here", "partly", "size", "transfer")
+    __slots__ = ("deliver", "here", "left", "partly", "size", "transfer")
 
-    def __init__(self, deliver: Act, size: int, partly: Callable[[float], None] | None) -> None:
-        self.deliver, self.size, self.partly = deliver, size, partly
+    def __init__(
+        self, deliver: Act, size: int, partly: Callable[[float], None] | None, left: Act | None
+    ) -> None:
+        self.deliver, self.size, self.partly, self.left = deliver, size, partly, left
         self.here = False
         self.transfer: Transfer | None = None
 
@@ -83,18 +85,19 @@ class _Message:
 class SimulatedStream:
     """Messages both ways between two peers, in order, until an end closes it or it breaks.
 
-    `attempt` is the caller's count of its tries.
+    `attempt` is the caller's count of its tries; `users` are what uses it, by the peer at that end.
     """
 
     __slots__ = (
         *("_breaks_after", "_network", "_queues", "_unsent"),
-        *("attempt", "callee", "caller", "ended", "number", "said"),
+        *("attempt", "callee", "caller", "ended", "number", "said", "users"),
     )
 
     def __init__(self, network: "Network", number: int, ends: tuple[int, int], attempt: int):
         self._network, self.number, self.attempt = network, number, attempt
         self.caller, self.callee = ends
         self.ended = False
+        self.users: dict[int, object] = {}
         self._breaks_after = math.inf
         self.said: dict[int, set[str]] = {self.caller: set(), self.callee: set()}
         self._queues: dict[int, deque[_Message]] = {self.caller: deque(), self.callee: deque()}
@@ -109,12 +112,14 @@ class SimulatedStream:
         deliver: Act,
         size: int = 0,
         partly: Callable[[float], None] | None = None,
+        left: Act | None = None,
     ) -> None:
         """Sends to the other end, which does `deliver` when it has come.
 
         Args:
             size: payload in bytes.
             partly: takes the bytes that have come when the stream ends before all have.
+            left: is done when all bytes have left the sender; for messages with a payload.
         """
         if self.ended:
             return
@@ -122,7 +127,7 @@ class SimulatedStream:
         if self._breaks_after < 0:
             self._network.stall(self, 0.0)
             return
-        message = _Message(deliver, size, partly)
+        message = _Message(deliver, size, partly, left)
         self._queues[sender].append(message)
         self._unsent[sender].append(message)
         if len(self._unsent[sender]) == 1:
@@ -147,6 +152,8 @@ class SimulatedStream:
     def _sent(self, sender: int, message: _Message) -> None:
         if message in self._unsent[sender]:
             self._unsent[sender].popleft()
+            if message.left is not None:
+                message.left()
             self._send_next(sender)
 
     def break_after(self, messages: int) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 from algorithms.codecs import codec_by_name
 from algorithms.link import MessageTime, pair_s, tree_s
 from worker.simulation.faults import FaultPlan, last_s
+from worker.simulation.loop import running
 from worker.simulation.means import MeanPeer
 from worker.simulation.pairs import PairPeer
 from worker.simulation.peer import Account
@@ -25,9 +26,9 @@ def simulate(scenario: Scenario, faults: FaultPlan | None = None) -> Figures:
     swarm, account = SimulatedSwarm(scenario, faults), Account()
     peers = _peers(swarm, account)
     swarm.endpoints = peers
-    for peer in peers:
-        peer.start()
-    with _uncollected():
+    with _uncollected(), running(swarm.clock, swarm.act):
+        for peer in peers:
+            peer.start()
         swarm.clock.run(lambda: account.unfinished == 0, _limit_s(swarm))
     live = [peer for peer in peers if peer.number not in swarm.dead]
     anchors = [peer.anchor for peer in live or peers]

@@ -1,0 +1,130 @@
+"""Streams of the live code over the simulated network, message by message.
+
+A stream is opened by its first message, which the callee's `serve` takes. A frame counts as many
+bytes on the links as the payload that it stands for; any other message takes only the delay.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+
+from protos import murmuration_pb2 as pb
+from worker.simulation.network import Network, SimulatedStream
+from worker.transport import Unreachable
+
+
+class StreamEnd:
+    """One end, as the live code uses it (`worker.transport.Stream`).
+
+    Args:
+        stream: on the network.
+        me: the peer at this end.
+        scale: modelled bytes for each byte of a frame's payload.
+    """
+
+    def __init__(self, network: Network, stream: SimulatedStream, me: int, scale: float) -> None:
+        self.other: StreamEnd
+        self.task: asyncio.Task[None] | None = None  # that serves it
+        self._network, self._stream, self._me, self._scale = network, stream, me, scale
+        self._kind = pb.ExchangeUp if me == stream.caller else pb.ExchangeDown
+        self._come: deque[bytes | None] = deque()
+        self._ended = self._broken = False
+        self._waits: asyncio.Future[None] | None = None  # for a message
+        self._sends: asyncio.Future[None] | None = None  # until it has left
+        self._open: Callable[[], None] | None = None
+
+    def opens(self, begin: Callable[[], None]) -> None:
+        """Does this when the first message has come."""
+        self._open = begin
+
+    async def send(self, message: bytes) -> None:
+        """Returns when the message has left, which those without a payload do at once. Raises
+        Unreachable."""
+        self._check()
+        size = self._size(message)
+        if not size:
+            self._pass(message)
+            return
+        sends = self._sends = asyncio.get_running_loop().create_future()
+        self._pass(message, size, partial(_wake, sends))
+        await sends
+        self._check()
+
+    async def done(self) -> None:
+        """The caller sends nothing more."""
+        if self._me == self._stream.caller:
+            self._check()
+            self._pass(None)
+
+    def returned(self) -> None:
+        """The handler has returned: nothing more comes from there."""
+        if not self._broken:
+            self._pass(None)
+
+    async def receive(self) -> bytes | None:
+        """The next message, None when the other side is done. Raises Unreachable."""
+        if self._ended:
+            return None
+        while not self._come:
+            self._check()
+            self._waits = asyncio.get_running_loop().create_future()
+            await self._waits
+        message = self._come.popleft()
+        self._ended = message is None
+        return message
+
+    def cancel(self) -> None:
+        """Ends the stream for both sides; the other one finds out a delay later."""
+        if self._broken:
+            return
+        if self._ended or None in self._come:
+            self._stream.close()
+        else:
+            self._network.abort(self._stream, self._me)
+
+    def broke(self) -> None:
+        """The stream has broken, and this end finds out."""
+        self._broken = True
+        _wake(self._waits)
+        _wake(self._sends)
+        if self.task is not None:
+            self.task.cancel()
+
+    def _pass(
+        self, message: bytes | None, size: int = 0, left: Callable[[], None] | None = None
+    ) -> None:
+        came = partial(self.other._came, message)
+        self._stream.send(self._me, came, size, left=left)
+
+    def _came(self, message: bytes | None) -> None:
+        self._come.append(message)
+        _wake(self._waits)
+        if self._open is not None:
+            begin, self._open = self._open, None
+            begin()
+
+    def _check(self) -> None:
+        if self._broken:
+            raise Unreachable("a stream broke")
+
+    def _size(self, message: bytes) -> int:
+        """On the links."""
+        parsed = self._kind.FromString(message)
+        return round(len(parsed.frame.payload) * self._scale) if parsed.HasField("frame") else 0
+
+
+def _wake(waits: asyncio.Future[None] | None) -> None:
+    if waits is not None and not waits.done():
+        waits.set_result(None)
+
+
+def open_stream(
+    network: Network, caller: int, callee: int, scale: float
+) -> tuple[StreamEnd, StreamEnd]:
+    """The ends of a stream at the caller and at the callee."""
+    stream = network.open(caller, callee, 1)
+    near, far = (StreamEnd(network, stream, peer, scale) for peer in (caller, callee))
+    near.other, far.other = far, near
+    stream.users |= {caller: near, callee: far}
+    return near, far
