@@ -25,9 +25,9 @@ from worker.catchup.bootstrap import Bootstrap
 from worker.catchup.state_transfer import HeldStates, serve_states
 from worker.component import Component, Environment, NodeConfig, Rounds
 from worker.config import Config
-from worker.exchange.allreduce.contributor_io import ContributorIO
-from worker.exchange.allreduce.final_average_io import FinalAverageIO
-from worker.exchange.allreduce.reducer_io import ReducerIO
+from worker.exchange.allreduce.contributor import Contributor
+from worker.exchange.allreduce.final_average import FinalAverage
+from worker.exchange.allreduce.reducer import Reducer
 from worker.exchange.arrivals import Arrivals
 from worker.exchange.compression import Compression
 from worker.exchange.context import Context
@@ -293,7 +293,7 @@ class Node:
         what they have not sent end with an exact one, by a method of its own."""
         means, gossip = self.context, self.gossip
         ways = (self.transport, gossip.address_of, self.finished)
-        mean_rounds: type[ContributorIO] | type[FinalAverageIO] = ContributorIO
+        mean_rounds: type[Contributor] | type[FinalAverage] = Contributor
         if means.plan.exchange == "pairs":
             schedule = means.plan.schedule(
                 fragments=len(means.elements), steps=self._config.run.steps
@@ -301,17 +301,17 @@ class Node:
             self._pairs = Pairs(means, schedule, *ways, self.post, gossip.suspect)
             self.server.streams["Data/PairRound"] = self._pairs.serve
             means = replace(means, plan=means.plan.consensus_plan, ends_run=True)
-            mean_rounds = FinalAverageIO
-        reducer = ReducerIO(means, self._node.residuals)
+            mean_rounds = FinalAverage
+        reducer = Reducer(means, self._node.residuals)
         self._reducers = [reducer]
         self._final: Rounds = mean_rounds(means, reducer, gossip, self)
         self._own_rounds: Rounds = self._pairs or self._final
         self.server.streams["Data/Exchange"] = reducer.serve
         if means.plan.keeps and means.plan.consensus:
             exact = replace(means, plan=means.plan.consensus_plan, ends_run=True)
-            final_reducer = ReducerIO(exact)
+            final_reducer = Reducer(exact)
             self._reducers.append(final_reducer)
-            self._final = ContributorIO(exact, final_reducer, gossip, self, "Data/Average")
+            self._final = Contributor(exact, final_reducer, gossip, self, "Data/Average")
             self.server.streams["Data/Average"] = final_reducer.serve
         rounds = dict.fromkeys((self._final, self._own_rounds))
         self._components += [*self._reducers, *rounds]

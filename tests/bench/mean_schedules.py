@@ -1,6 +1,7 @@
 """Many random schedules of leaderless means: nothing may be applied that must not.
 
-    python tests/bench/mean_schedules.py [--schedules 100000] [--processes 2] [--seed 0] [--keep] [--shuffled]
+    python tests/bench/mean_schedules.py [--schedules 100000] [--processes 2] [--seed 0] [--keep]
+                                         [--shuffled]
 
 2 to 5 peers hold rounds in the product's simulator, with the live code; streams break, links are
 cut, peers die, freeze, come late, and take each other for dead. With `--shuffled` what is ready at
@@ -43,7 +44,8 @@ def main() -> int:
     parts = [range(at, min(at + AT_ONCE, stop)) for at in range(options.seed, stop, AT_ONCE)]
     total: Counts = {}
     with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
-        for counts in pool.imap_unordered(partial(play, keep=options.keep, shuffled=options.shuffled), parts):
+        work = partial(play, keep=options.keep, shuffled=options.shuffled)
+        for counts in pool.imap_unordered(work, parts):
             for title, each in counts.items():
                 total.setdefault(title, Counter()).update(each)
     print(f"schedules: {options.schedules} from seed {options.seed}")

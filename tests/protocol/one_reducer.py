@@ -15,7 +15,7 @@ from tests.protocol.views import view
 from tests.support.frames import frames
 from tests.support.memory_transport import MemoryNetwork, MemoryTransport
 from worker import wire
-from worker.exchange.allreduce.reducer_io import ReducerIO
+from worker.exchange.allreduce.reducer import Reducer
 from worker.exchange.arrivals import Arrivals
 from worker.exchange.compression import Compression
 from worker.exchange.context import Context
@@ -35,7 +35,7 @@ NORM = 6.0 * ELEMENTS**0.5  # that each announces
 class Bench:
     """A reducer `r` at version 0 of one fragment, in a swarm of a, b and r."""
 
-    reducer: ReducerIO
+    reducer: Reducer
     events: list[dict[str, object]]
     network: MemoryNetwork = field(default_factory=MemoryNetwork)
 
@@ -67,7 +67,9 @@ class Bench:
         """Valid contributions of all three give their mean, untouched by what was before."""
         payload = encoded("r")
         own = asyncio.create_task(
-            self.reducer.contribute(KEY, GROUP, wire.Payload.of(payload), weight=1, norm=NORM)
+            self.reducer.contribute(
+                wire.contribution_from_message(header("r")), wire.Payload.of(payload)
+            )
         )
         answers = await asyncio.gather(
             self.send(contribution("a"), "a"), self.send(contribution("b"), "b")
@@ -101,7 +103,7 @@ async def bench() -> Bench:
         offload=inline,
         log=events.append,
     )
-    made = Bench(ReducerIO(context), events)
+    made = Bench(Reducer(context), events)
     made.reducer.on_view(view("abr"))
     made.reducer.advanced(0, 0, GROUP)
     await MemoryTransport(made.network, "r").listen(made)

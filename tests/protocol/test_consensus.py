@@ -16,8 +16,8 @@ from algorithms.presets import PRESETS
 from tests.protocol.problem import Problem
 from tests.protocol.swarm import Peer, Swarm
 from tests.protocol.virtual_time import run
-from worker.exchange.allreduce.contributor_io import ContributorIO
-from worker.exchange.allreduce.final_average_io import FinalAverageIO
+from worker.exchange.allreduce.contributor import Contributor
+from worker.exchange.allreduce.final_average import FinalAverage
 from worker.exchange.types import RoundConfig
 from worker.training.inbox import Begin, RoundFailed
 
@@ -47,22 +47,22 @@ def steady(plan: Plan = NOLOCO, seed: int = 0, **step_s: float) -> Problem:
 
 
 def watch(
-    monkeypatch: pytest.MonkeyPatch, note: Callable[[ContributorIO | FinalAverageIO, Begin], None]
+    monkeypatch: pytest.MonkeyPatch, note: Callable[[Contributor | FinalAverage, Begin], None]
 ) -> None:
     """Notes whenever a peer comes to the pass over a fragment."""
-    begin, begin_of_pairs = ContributorIO.begin, FinalAverageIO.begin
+    begin, begin_of_pairs = Contributor.begin, FinalAverage.begin
 
-    async def noted(self: ContributorIO, message: Begin) -> None:
+    async def noted(self: Contributor, message: Begin) -> None:
         if message.everyone:
             note(self, message)
         await begin(self, message)
 
-    async def of_pairs(self: FinalAverageIO, message: Begin) -> None:
+    async def of_pairs(self: FinalAverage, message: Begin) -> None:
         note(self, message)
         await begin_of_pairs(self, message)
 
-    monkeypatch.setattr(FinalAverageIO, "begin", of_pairs)
-    monkeypatch.setattr(ContributorIO, "begin", noted)
+    monkeypatch.setattr(FinalAverage, "begin", of_pairs)
+    monkeypatch.setattr(Contributor, "begin", noted)
 
 
 def begun(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -281,7 +281,7 @@ def test_two_fragments_at_a_time_in_the_same_order_everywhere(
             orders: dict[str, dict[int, None]] = {name: {} for name in "abc"}
             most = 0
 
-            def note(rounds: ContributorIO | FinalAverageIO, begin: Begin) -> None:
+            def note(rounds: Contributor | FinalAverage, begin: Begin) -> None:
                 nonlocal most
                 me = rounds._context.me
                 orders[me].setdefault(begin.fragment)
@@ -301,9 +301,9 @@ def test_two_fragments_at_a_time_in_the_same_order_everywhere(
 def test_a_fragment_whose_round_fails_at_a_peer_does_not_keep_it_from_the_rest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    begin = ContributorIO.begin
+    begin = Contributor.begin
 
-    async def failing(self: ContributorIO, message: Begin) -> None:
+    async def failing(self: Contributor, message: Begin) -> None:
         if message.everyone and (self._context.me, message.fragment) == ("a", 1):
             self._results.finished(RoundFailed(1, message.round, "a test", ()))
         else:
@@ -312,7 +312,7 @@ def test_a_fragment_whose_round_fails_at_a_peer_does_not_keep_it_from_the_rest(
     async def scenario() -> None:
         problem = replace(steady(SIX["keep"]), layers=(300, 200, 100, 100, 50, 50))
         async with Swarm(problem) as swarm:
-            monkeypatch.setattr(ContributorIO, "begin", failing)
+            monkeypatch.setattr(Contributor, "begin", failing)
             await swarm.start(*"abc")
             await swarm.finished()
             swarm.assert_equal()

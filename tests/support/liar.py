@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from worker.cli import main
-from worker.exchange.allreduce.contributor_io import ContributorIO
+from worker.exchange.allreduce.contributor import Contributor
 from worker.training.inbox import Begin
 
 Lie = Callable[[Tensor], Tensor]
@@ -43,12 +43,12 @@ LIES: dict[str, Lie] = {
 
 def contribute_instead(lie: Lie) -> None:
     """From now on this process contributes lies."""
-    honest = ContributorIO.begin
+    honest = Contributor.begin
 
-    async def begin(self: ContributorIO, begin: Begin) -> None:
+    async def begin(self: Contributor, begin: Begin) -> None:
         await honest(self, replace(begin, values=lie(begin.values)))
 
-    ContributorIO.begin = begin  # type: ignore[method-assign]
+    Contributor.begin = begin  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

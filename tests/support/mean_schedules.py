@@ -19,6 +19,7 @@ from algorithms.plan import Merge
 from algorithms.robust import NORM_LIMIT, aggregate, norm, norm_factors, norm_ratios
 from protos import murmuration_pb2 as pb
 from worker import wire
+from worker.exchange.allreduce.dialogue import ContributionHeader
 from worker.exchange.types import RoundConfig, ShardKey
 from worker.simulation.faults import (
     Crash,
@@ -173,13 +174,11 @@ class WatchedMeanPeer(MeanPeer):
             self._got[key.shard] = _reduction(key, self._group, reduction)
             learned(key, reduction)
 
-        async def note_contributed(
-            key: ShardKey, group: Group, *values: object, **named: object
-        ) -> object:
+        async def note_contributed(header: ContributionHeader, payload: wire.Payload) -> object:
             self._opened += 1
-            answer = await contribute(key, group, *values, **named)  # type: ignore[arg-type]
+            answer = await contribute(header, payload)
             if isinstance(answer, wire.Reduction):
-                self.record.answered(self.me, _reduction(key, group, answer).answer)
+                self.record.answered(self.me, _reduction(header.key, self._group, answer).answer)
             return answer
 
         async def note_served(stream: Stream) -> None:

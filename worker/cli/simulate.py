@@ -82,7 +82,7 @@ def simulate(
 ) -> int:
     """Simulate the rounds of many peers: time of a sync, idle time, spread of the replicas.
 
-    The state machines are those that run live; the network, the clock and the task are not. One
+    Rounds run the code of a live worker; the network, the clock and the task are simulated. One
     seed gives one result.
     """
     counts = _counts(peers)

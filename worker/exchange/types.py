@@ -1,4 +1,4 @@
-"""What the machines of all rounds share: shards, views, and common events and actions."""
+"""What all rounds share: shards, views and settings; and events of a round of a pair."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -164,7 +164,7 @@ def _reached(group: frozenset[str], unreachable: frozenset[Pair]) -> frozenset[s
     return reached_by_all(group, unreachable)
 
 
-# ------------------------------------------------- events and actions of every round's machine
+# ------------------------------------------------------ events and actions of a round of a pair
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,9 @@
-"""Rounds of thousands of peers on a virtual clock: the state machines that run live, all in one
-process.
+"""Rounds of thousands of peers on a virtual clock: the code that runs live, all in one process.
 
 Read in this order: `scenario` (what is asked for), `faults` (what goes wrong), `clock`, `pipe` and
 `network`, `task`, `beliefs` and `swarm` (membership, and faults carried out), `peer` (inner steps
-and the account of time), `pairs`, `means` and `allreduce` (which carry out what the machines of
-`worker.exchange` say), `run` (what comes out).
+and the account of time), `loop`, `streams`, `allreduce` and `means` (the live coroutines of mean
+rounds), `pairs` (which carries out what the machines of pairs say), `run` (what comes out).
 """
 
 from worker.simulation.run import simulate

@@ -1,13 +1,12 @@
 """A peer's rounds of the leaderless mean: the live code, on the simulated network.
 
-Each peer has a `ContributorIO` and a `ReducerIO`, whose coroutines run on a `SimulatedLoop`. A
+Each peer has a `Contributor` and a `Reducer`, whose coroutines run on a `SimulatedLoop`. A
 contribution holds the task's 8 values once for each shard, so that all of them are in every shard;
 only on the links do they count as many bytes as the scenario's parameters.
 """
 
-import asyncio
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import lru_cache
 from typing import TypeVar
 
@@ -16,9 +15,9 @@ from torch import Tensor
 from algorithms.codecs import codec_by_name
 from algorithms.presets import PRESETS
 from algorithms.reducers import reducer_orders
-from worker.exchange.allreduce.contributor_io import ContributorIO
+from worker.exchange.allreduce.contributor import Contributor
 from worker.exchange.allreduce.dialogue import ShardRange
-from worker.exchange.allreduce.reducer_io import ReducerIO
+from worker.exchange.allreduce.reducer import Reducer
 from worker.exchange.arrivals import Arrivals
 from worker.exchange.compression import Compression
 from worker.exchange.context import Context, Tasks
@@ -84,8 +83,8 @@ class MeanRounds(Peer):
         self._rounds, self.codec = rounds, codec_by_name(swarm.scenario.codec)
         self._payload_bytes = self.codec.encoded_bytes(swarm.scenario.params)
         self.context = self._new_context()
-        self.reducer = ReducerIO(self.context)
-        self.contributor = ContributorIO(self.context, self.reducer, self, self)
+        self.reducer = Reducer(self.context)
+        self.contributor = Contributor(self.context, self.reducer, self, self)
         self._own = context_of(number)
         self._group = swarm.names
         self._tasks, self._serving = Tasks(), 0
@@ -116,7 +115,7 @@ class MeanRounds(Peer):
         """Contributes these values."""
         self._group, self._in_round = group, True
         begin = Begin(0, round_, group, values.repeat(len(group)))
-        self._as_own(lambda: self._tasks.spawn(self.contributor.begin(begin)))
+        self._as_own(lambda: self._spawn(self.contributor.begin(begin)))
 
     def finished(self, result: RoundDone | RoundFailed) -> None:
         """The train side hears of it."""
@@ -185,6 +184,9 @@ class MeanRounds(Peer):
             self.contributor.tick()
 
         self._as_own(pass_on)
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        self._tasks.spawn(work)
 
     def _as_own(self, act: Act) -> None:
         """Does something of this peer's, and sees to it that time passes here while it has to."""

@@ -41,14 +41,14 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     def time(self) -> float:
         return self._clock.now
 
-    def call_soon(
+    def call_soon(  # type: ignore[override]  # typeshed's is generic in the arguments
         self, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
         handle = asyncio.Handle(callback, args, self, context)
         self._due.append((_peer_of(context), handle))
         return handle
 
-    def call_at(
+    def call_at(  # type: ignore[override]
         self,
         when: float,
         callback: Callable[..., Any],

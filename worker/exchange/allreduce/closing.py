@@ -12,27 +12,57 @@ reducer which died while answering gives the answer that others may already have
 import math
 from dataclasses import dataclass, field
 from itertools import count, takewhile
+from typing import TYPE_CHECKING
 
 from algorithms.robust import Quarantine, norm_factors, norm_ratios
-from worker.exchange.allreduce import events
-from worker.exchange.allreduce.dialogue import Group, RoundLayout
-from worker.exchange.types import RoundConfig, ShardKey, View, alike
+from worker.exchange.allreduce.dialogue import Group, ShardRange
+from worker.exchange.types import ShardKey, View, alike
+
+if TYPE_CHECKING:
+    from worker.exchange.context import Context
+    from worker.wire import Incoming
 
 KEPT_ROUNDS = 1  # closed rounds of a fragment that are kept for late peers
 
 
 @dataclass(eq=False)
 class PeerContribution:
-    """What one peer gives to one shard; `stream` is the one that it comes on, `whole` when its
-    values are verified."""
+    """What one peer gives to one shard.
 
-    stream: int
-    hash: int
-    total_bytes: int
+    Args: incoming: its bytes; stream: the one that they come on; whole: its values are verified.
+    """
+
+    incoming: "Incoming"
     weight: int
     norm: float
-    received_bytes: int = 0
+    stream: object = None
     whole: bool = False
+
+
+@dataclass(frozen=True)
+class DueMean:
+    """A mean to compute: the contributions in this order, each times its factor.
+
+    Args:
+        attempt: tells it from others of the same shard.
+        alike: groups that contribute the same, bit for bit.
+        left_out: peers in quarantine, whose contributions do not count.
+        missing: the peers that were waited for in vain.
+        last: the peer whose contribution came last.
+    """
+
+    key: ShardKey
+    attempt: int
+    shard: ShardRange
+    contributors: Group
+    inputs: tuple["Incoming", ...]
+    weights: tuple[int, ...]
+    factors: tuple[float, ...]
+    alike: tuple[Group, ...]
+    left_out: Group
+    missing: Group
+    next_group: Group
+    last: str
 
 
 @dataclass(eq=False)
@@ -52,6 +82,11 @@ class OpenShard:
         self.contributors.pop(peer, None)
         self.contributors[peer] = None
 
+    def gave_damaged(self, peer: str, contribution: PeerContribution) -> None:
+        """All of it is here, and cannot be averaged."""
+        if self.contributions.get(peer) is contribution:
+            del self.contributions[peer]
+
     def withdrawn(self, peer: str) -> None:
         """The peer sends something else in place of what was here."""
         if self.computing is None:
@@ -59,16 +94,10 @@ class OpenShard:
 
 
 class ReducedShards:
-    """The open and the closed shards of a peer, and the state of its own that decides on them.
+    """The open and the closed shards of a peer, and the state of its own that decides on them."""
 
-    Args:
-        me: this peer.
-        layout: of rounds.
-        config: closing rules.
-    """
-
-    def __init__(self, me: str, layout: RoundLayout, config: RoundConfig) -> None:
-        self._me, self._layout, self._config = me, layout, config
+    def __init__(self, context: "Context") -> None:
+        self._me, self._layout, self._config = context.me, context, context.config
         self.view = View()
         self.closed: set[ShardKey] = set()
         self._versions: dict[int, int] = {}
@@ -91,10 +120,6 @@ class ReducedShards:
     def open(self, key: ShardKey) -> OpenShard:
         """The shard, open from now on if it was not."""
         return self._open.setdefault(key, OpenShard())
-
-    @property
-    def has_open(self) -> bool:
-        return bool(self._open)
 
     def begun(self, key: ShardKey) -> bool:
         """Whether something that counts is here."""
@@ -132,7 +157,7 @@ class ReducedShards:
 
     # ------------------------------------------------------------------------------------ changes
 
-    def on_view(self, view: View) -> list[events.ForgetContributions]:
+    def on_view(self, view: View) -> None:
         """Hands back what another peer is to reduce."""
         self.view = view
         handed_back = [
@@ -145,11 +170,11 @@ class ReducedShards:
         ]
         for key in handed_back:
             del self._open[key]
-        return [events.ForgetContributions(key) for key in handed_back]
 
-    def advanced(self, fragment: int, version: int, group: Group) -> list[events.ForgetShard]:
+    def advanced(self, fragment: int, version: int, group: Group) -> list[ShardKey]:
         """This peer's state is at `version`, and `group` lays out that round. Where it was further,
-        it has gone back to the state of the others, and those rounds are to come."""
+        it has gone back to the state of the others, and those rounds are to come. Returns the
+        shards to forget."""
         afresh = self._groups.get((fragment, version), group) != group
         back = version < self._versions.get(fragment, version)
         oldest = version - KEPT_ROUNDS
@@ -171,41 +196,32 @@ class ReducedShards:
         self._groups = {
             at: group for at, group in self._groups.items() if at[0] != fragment or at[1] >= oldest
         }
-        return [events.ForgetShard(key) for key in forgotten]
+        return forgotten
 
-    def reduced(
-        self, event: events.ReductionLearned | events.ShardComputed
-    ) -> list[events.KeepReduction | events.ForgetContributions]:
-        """The first reduction that is known here is the shard's: others may have it by now."""
-        key = event.key
+    def learned(self, key: ShardKey) -> bool:
+        """A reduction of the shard is known. Returns whether to keep it: the first that is known
+        here is the shard's, as others may have it by now."""
         if key in self.closed:
-            return []
-        if isinstance(event, events.ShardComputed):
-            entry = self._open.get(key)
-            if entry is None or entry.computing != event.attempt:
-                return []  # laid out afresh, or handed back
-            if event.failed:  # the shard must not stay closed to peers that try again
-                del self._open[key]
-                return [events.ForgetContributions(key)]
-        self._open.pop(key, None)
+            return False
         self.closed.add(key)
-        return [events.KeepReduction(key), events.ForgetContributions(key)]
+        if entry := self._open.pop(key, None):  # what counted needs no memory any more
+            late = {peer: each for peer, each in entry.contributions.items() if not each.whole}
+            entry.contributions = late
+        return True
+
+    def computed(self, key: ShardKey, attempt: int, *, failed: bool = False) -> bool:
+        """A mean that was due is done, or has failed. Returns whether to keep it."""
+        entry = self._open.get(key)
+        if key in self.closed or entry is None or entry.computing != attempt:
+            return False  # learned meanwhile, laid out afresh, or handed back
+        if failed:  # the shard must not stay closed to peers that try again
+            del self._open[key]
+            return False
+        return self.learned(key)
 
     # ------------------------------------------------------------------------------------ closing
 
-    @property
-    def closes_at(self) -> float:
-        """When the first grace is over; inf while none runs."""
-        return min(
-            (
-                entry.quorum_at + self._grace_s(key)
-                for key, entry in self._open.items()
-                if entry.quorum_at is not None and entry.computing is None
-            ),
-            default=math.inf,
-        )
-
-    def close(self, now: float) -> list[events.ComputeShard]:
+    def close(self, now: float) -> list[DueMean]:
         """The means that are due at monotonic time `now` (s)."""
         return [
             self._compute(key, entry, group)
@@ -227,7 +243,7 @@ class ReducedShards:
             entry.quorum_at = now
         return now >= entry.quorum_at + self._grace_s(key)
 
-    def _compute(self, key: ShardKey, entry: OpenShard, group: Group) -> events.ComputeShard:
+    def _compute(self, key: ShardKey, entry: OpenShard, group: Group) -> DueMean:
         entry.computing = next(self._attempts)
         contributors, factors, left_out = self._held_to_norms(key, entry)
         # Who says that it trains and answers nobody is not waited for: it has to contribute first.
@@ -236,11 +252,12 @@ class ReducedShards:
             for peer in (self.view.joinable() - self.view.unmet) | entry.contributors.keys()
             if (self.view.live(peer) and peer not in self.view.cut_off) or peer == self._me
         }
-        return events.ComputeShard(
+        return DueMean(
             key=key,
             attempt=entry.computing,
             shard=self._layout.shards(key.fragment, group)[key.shard],
             contributors=contributors,
+            inputs=tuple(entry.contributions[peer].incoming for peer in contributors),
             weights=tuple(entry.contributions[peer].weight for peer in contributors),
             factors=factors,
             alike=alike({peer: _mark(entry.contributions[peer]) for peer in contributors}),
@@ -273,4 +290,4 @@ class ReducedShards:
 
 def _mark(contribution: PeerContribution) -> tuple[int, float]:
     """Of a shard and of the whole: where no sample has touched a shard, it alone may be equal."""
-    return contribution.hash, contribution.norm
+    return contribution.incoming.hash, contribution.norm

@@ -1,382 +1,472 @@
-"""One of this peer's own rounds: every shard to its reducer, and every reduction back.
+"""The contributing side of a mean round: every shard to its reducer, and every reduction back.
 
 A shard goes to the first usable peer in its rendezvous order that everybody reaches. A broken
 stream is tried again at the same peer, resuming where it was. If membership suspects that peer, or
 knows that the link to it is cut, the next takes over. The shards for one peer go one after another:
 the first come back while others go. The round succeeds when all shards are reduced. It fails as a
-whole at its deadline, or when a reducer says that it cannot succeed. The machine ends by emitting
-`Succeeded` or `Failed` once.
+whole at its deadline, or when a reducer says that it cannot succeed.
 """
 
-import math
+import asyncio
+import itertools
 from collections import defaultdict
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
 
-from algorithms.counted import Part
-from worker.exchange.allreduce import events
+from algorithms.diloco import contribution_seed
+from algorithms.robust import norm
+from protos import murmuration_pb2 as pb
+from protos.events import new_event
+from worker import wire
 from worker.exchange.allreduce.dialogue import (
     ContributionHeader,
-    Group,
+    Redirect,
     ReductionHeader,
-    RoundLayout,
+    Refusal,
+    ShardRange,
 )
-from worker.exchange.types import (
-    Failed,
-    GivenUp,
-    RoundConfig,
-    RoundTick,
-    ShardKey,
-    Succeeded,
-    Suspect,
-    View,
-    ViewUpdated,
-)
+from worker.exchange.allreduce.reducer import Answer, Reducer
+from worker.exchange.context import Context, Peers, Results, Tasks, reason_of
+from worker.exchange.types import ShardKey, View
+from worker.training.inbox import Begin, RoundDone, RoundFailed
+from worker.transport import Stream, TransportError, Unreachable
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_STALL_S = 2.0  # a shorter round is none to speak of
 
 
-@dataclass(frozen=True)
-class OwnRound:
-    """What this peer contributes; `hashes` are those of its encoded shards."""
-
-    fragment: int
-    round: int
-    group: Group
-    hashes: tuple[int, ...]
-    weight: int = 1
-    norm: float = 0.0
-
-
-@dataclass
+@dataclass(eq=False)
 class _Part:
-    """One shard on its way; `came_bytes` are of the reduction whose hash is `came_of`."""
-
-    target: str = ""
-    attempt: int = 0
-    open: bool = False
-    asked: bool = False  # for frames: they go out, or wait for their turn
-    offset: int = 0
-    receiving: ReductionHeader | None = None
-    reduction: ReductionHeader | None = None
-    came_of: int | None = None
-    came_bytes: int = 0
-    retry_at: float = 0.0
-    last_reason: str = ""
-    tried: str = ""
-
-
-class Contributor:
-    """One round of one fragment at this peer.
+    """One shard on its way.
 
     Args:
-        me, own: this peer, and what it contributes.
-        layout: of rounds.
-        deadline: monotonic time (s) at which the round is given up.
+        order: the peers that may reduce it, best first.
+        target: the peer that it is tried at, or was last; `task` is the try that is under way.
+        incoming: what has come of the reduction, on this try and those before it at this peer.
+        reduction: that the shard ended with.
+        away: it went to another peer.
     """
 
-    def __init__(
-        self,
-        me: str,
-        own: OwnRound,
-        layout: RoundLayout,
-        view: View,
-        config: RoundConfig,
-        deadline: float,
-    ) -> None:
-        self._me, self._own, self._layout = me, own, layout
-        self._view, self._config, self._deadline = view, config, deadline
-        self.fragment, self.round = own.fragment, own.round
-        self._orders = layout.orders(own.fragment, own.group)
-        self._ranges = layout.shards(own.fragment, own.group)
-        self._parts = [_Part() for _ in self._orders]
-        self._lanes: defaultdict[str, list[int]] = defaultdict(list)
-        self._slowest = ""
-        self._ended = False
+    key: ShardKey
+    shard: ShardRange
+    order: Sequence[str]
+    payload: wire.Payload
+    target: str = ""
+    task: asyncio.Task[None] | None = None
+    incoming: wire.Incoming | None = None
+    reduction: ReductionHeader | None = None
+    retry_at: float = 0.0
+    last_reason: str = ""
+    away: bool = False
 
-    # -------------------------------------------------------------------- what the round came to
+    def told(self, me: str, reason: str) -> str:
+        return reason if self.target == me else f"{self.target}: {reason}"
+
+
+@dataclass(eq=False)
+class _Round:
+    """One of this peer's rounds on its way; `told_s` is how long it had taken when that was last
+    told, and `slowest` the reducer that answered last."""
+
+    begin: Begin
+    parts: list[_Part]
+    error: "Tensor | None"
+    mean: "Tensor"
+    norm: float
+    began: float
+    deadline: float
+    told_s: float = 0.0
+    slowest: str = ""
+    lanes: defaultdict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
+
+    @property
+    def open(self) -> list[_Part]:
+        """Those without a reduction."""
+        return [part for part in self.parts if part.reduction is None]
+
+    @property
+    def reductions(self) -> "list[tuple[tuple[int, int], ReductionHeader]]":
+        """Those that are here, by their ranges."""
+        return [(part.shard.bounds, part.reduction) for part in self.parts if part.reduction]
 
     @property
     def waiting_for(self) -> tuple[str, ...]:
         """The reducers whose answer is missing."""
-        return tuple(sorted({p.target for p in self._parts if p.reduction is None and p.target}))
-
-    @property
-    def waits_here(self) -> tuple[ShardKey, ...]:
-        """The shards that this peer reduces itself, and that it has not closed."""
-        return tuple(
-            self._key(shard)
-            for shard, part in enumerate(self._parts)
-            if part.reduction is None and part.target == self._me
-        )
-
-    @property
-    def contributors(self) -> int:
-        """The fewest in any shard's mean."""
-        return min(len(each.contributors) for each in self._reductions())
-
-    @property
-    def next_group(self) -> Group:
-        return self._reductions()[0].next_group
-
-    @property
-    def missed(self) -> tuple[tuple[int, int], ...]:
-        """The ranges whose reduction does not have this peer in it."""
-        return self._where(counted=False)
-
-    @property
-    def counted(self) -> tuple[tuple[int, int], ...]:
-        """The ranges whose reduction is here and has this peer in it."""
-        return self._where(counted=True)
-
-    @property
-    def parts(self) -> tuple[Part, ...]:
-        """The contributors of each shard's mean, by its range."""
-        pairs = zip(self._ranges, self._reductions(), strict=True)
-        return tuple((*range_.bounds, each.contributors) for range_, each in pairs)
+        return tuple(sorted({part.target for part in self.open if part.target}))
 
     @property
     def waited_for(self) -> str:
         """The late peer: the last to contribute to every shard, or else the last to answer."""
-        late = {each.last for each in self._reductions()}
-        return late.pop() if len(late) == 1 else self._slowest
+        late = {reduction.last for _, reduction in self.reductions}
+        return late.pop() if len(late) == 1 else self.slowest
 
-    def wakes_at(self, now: float) -> float:
-        """When a tick may change something; inf once the round has ended."""
-        if self._ended:
-            return math.inf
-        retries = (p.retry_at for p in self._parts if p.reduction is None and not p.open)
-        return min((self._deadline, *(at for at in retries if at > now)))
 
-    def receives(self, shard: int, attempt: int) -> bool:
-        """Whether frames of a reduction are expected on this try."""
-        part = self._current(shard, attempt)
-        return part is not None and part.receiving is not None
+class Contributor:
+    """This peer's own rounds, at most one per fragment. io thread only.
 
-    # ------------------------------------------------------------------------------------ events
+    Args:
+        context: what both sides share.
+        reducer: this peer's own, for the shard that falls to itself.
+        peers: how to reach the others.
+        results: takes each RoundDone and RoundFailed.
+        method: that reducers serve.
+    """
 
-    def handle(self, event: events.ContributorEvent, now: float) -> list[events.ContributorAction]:
-        """Takes one event at monotonic time `now` (s) and says what to do."""
-        if self._ended:
-            return []
-        actions: list[events.ContributorAction] = []
-        match event:
-            case RoundTick():
-                pass
-            case ViewUpdated(view):
-                self._view = view
-            case GivenUp(reason):
-                return self._fail(reason)
-            case events.ContributionRefused(shard, attempt, kind, reason) if kind != "again":
-                if part := self._current(shard, attempt):
-                    return self._fail(self._said(part, reason))
-            case _:
-                part = self._current(event.shard, event.attempt)
-                if part is None:
-                    return []
-                actions += self._answered(event.shard, part, event, now)
-        actions += self._advance(now)
-        if all(part.reduction is not None for part in self._parts):
-            self._ended = True
-            actions.append(Succeeded())
-        elif now >= self._deadline:
-            reasons = {p.last_reason for p in self._parts if p.reduction is None and p.last_reason}
-            actions += self._fail("; ".join(["the round's deadline has passed", *sorted(reasons)]))
-        return actions
+    def __init__(
+        self,
+        context: Context,
+        reducer: Reducer,
+        peers: Peers,
+        results: Results,
+        method: str = "Data/Exchange",
+    ) -> None:
+        self._context, self._reducer = context, reducer
+        self._peers, self._results, self._method = peers, results, method
+        self._view = View()
+        self._rounds: dict[int, _Round] = {}
+        self._lasted_s: dict[int, float] = {}  # the last round of each fragment
+        self._tasks = Tasks()
 
-    def _answered(
-        self, shard: int, part: _Part, event: events.ContributorEvent, now: float
-    ) -> list[events.ContributorAction]:
-        """Something has happened to a try that is on its way."""
-        match event:
-            case events.ContributionResumed(offset=offset):
-                if part.asked or part.target == self._me:
-                    return self._damaged(
-                        shard, part, f"{self._key(shard)}: an unexpected resume", now
-                    )
-                return self._queue(shard, min(offset, self._ranges[shard].contribution_bytes))
-            case events.ContributionSent():
-                return self._leave_lane(shard, part)
-            case events.ContributionRedirected(peer=peer):
-                part.last_reason = f"{part.target} leaves it to {peer}"
-                # Our own view decides; where it agrees, go there at once.
-                best = self._best(shard)
-                part.retry_at = now if best == peer else now + self._config.retry_s
-                return self._end(shard, part)
-            case events.ContributionRefused(reason=reason):
-                return self._break(shard, part, reason, now)
-            case events.ReductionBegun(header=header, whole=whole):
-                return self._begun(shard, part, header, whole, now)
-            case events.ReductionBytes(size=size) if part.receiving is not None:
-                part.came_bytes += size
-                return self._decode_if_whole(shard, part)
-            case events.ReductionDecoded() if part.receiving is not None:
-                part.reduction, self._slowest = part.receiving, part.target
-                use = events.UseReduction(self._key(shard), part.attempt)
-                return [use, *self._end(shard, part)]
-            case events.AnswerDamaged(reason=reason):
-                return self._damaged(shard, part, reason, now)
-            case events.TryBroken(reason=reason):
-                broke_off = "ended without an answer"
-                if part.receiving is not None:
-                    broke_off = f"{self._key(shard)}: the reduction broke off"
-                suspect = Suspect(part.target)
-                return [*self._break(shard, part, reason or broke_off, now), suspect]
-        return []
+    def tick(self) -> None:
+        """Time passes."""
+        for round_ in list(self._rounds.values()):
+            self._advance(round_)
+        for fragment, round_ in self._rounds.items():
+            self._tell_stall(round_, self._lasted_s.get(fragment))
 
-    # ------------------------------------------------------------------------------- the answer
+    def on_view(self, view: View) -> None:
+        """Membership has changed."""
+        self._view = view
+        for round_ in list(self._rounds.values()):
+            self._advance(round_)
 
-    def _begun(
-        self, shard: int, part: _Part, header: ReductionHeader, whole: bool, now: float
-    ) -> list[events.ContributorAction]:
-        key, codec = self._key(shard), self._layout.reduction_codec
-        expected = self._ranges[shard].reduction_bytes
-        if header.codec != codec.wire_id or header.total_bytes != expected:
-            wrong = (
-                f"{key}: a reduction of {header.total_bytes} bytes in codec {header.codec}, "
-                f"expected {expected} in {codec.name}"
+    async def begin(self, begin: Begin) -> None:
+        """Starts a round; its end is a result. A round of the fragment still on its way is given
+        up: its result could not be applied any more."""
+        fragment, group, context = begin.fragment, begin.group, self._context
+        shards, orders = context.shards(fragment, group), context.orders(fragment, group)
+        began = context.clock()
+        try:
+            payloads, error, own_norm = await context.worked(
+                begin.values.numel(), lambda: self._encode(begin, shards)
             )
-            return self._damaged(shard, part, wrong, now)
-        if header.last and header.last not in header.contributors:
-            wrong = f"{key}: {header.last!r} came last, but is no contributor"
-            return self._damaged(shard, part, wrong, now)
-        fresh = part.came_of is None
-        if part.came_of not in (None, header.hash):
-            return self._damaged(
-                shard, part, f"{key}: the reduction is another one than before", now
-            )
-        part.receiving, part.came_of = header, header.hash
-        if whole:
-            part.came_bytes = expected
-        receive = events.ReceiveReduction(key, part.attempt, header, fresh)
-        return [receive, *self._decode_if_whole(shard, part)]
-
-    def _decode_if_whole(self, shard: int, part: _Part) -> list[events.ContributorAction]:
-        if part.came_bytes < self._ranges[shard].reduction_bytes:
-            return []
-        return [events.DecodeReduction(self._key(shard), part.attempt)]
-
-    # ------------------------------------------------------------------------- the end of a try
-
-    def _damaged(
-        self, shard: int, part: _Part, reason: str, now: float
-    ) -> list[events.ContributorAction]:
-        """Nothing that came is to be used."""
-        part.came_of, part.came_bytes = None, 0
-        return self._break(shard, part, reason, now)
-
-    def _break(
-        self, shard: int, part: _Part, reason: str, now: float
-    ) -> list[events.ContributorAction]:
-        """Another try may succeed."""
-        part.last_reason = self._said(part, reason)
-        part.retry_at = now + self._config.retry_s
-        return self._end(shard, part)
-
-    def _end(
-        self, shard: int, part: _Part, *, taken_over: bool = False
-    ) -> list[events.ContributorAction]:
-        part.open, part.receiving = False, None
-        ended = events.EndTry(self._key(shard), part.attempt, taken_over)
-        return [ended, *self._leave_lane(shard, part)]
-
-    def _fail(self, reason: str) -> list[events.ContributorAction]:
-        self._ended = True
-        failed = Failed(reason, self.waiting_for)
-        actions: list[events.ContributorAction] = [
-            events.EndTry(self._key(shard), part.attempt)
-            for shard, part in enumerate(self._parts)
-            if part.open
+        except Exception as failure:  # too large for the codec, or a defect; nobody is told of it
+            failed = RoundFailed(fragment, begin.round, reason_of(failure), (context.me,))
+            self._results.finished(failed)
+            return
+        parts = [
+            _Part(ShardKey(fragment, begin.round, index), *each)
+            for index, each in enumerate(zip(shards, orders, payloads, strict=True))
         ]
-        return [*actions, failed]
+        mean = begin.values.new_empty(begin.values.shape)
+        deadline = context.clock() + context.round_s(fragment)
+        if earlier := self._rounds.get(fragment):
+            self._drop(earlier)
+        round_ = _Round(begin, parts, error, mean, own_norm, began, deadline)
+        self._rounds[fragment] = round_
+        self._advance(round_)
 
-    # ------------------------------------------------------------------------------- the way out
+    def give_up(self, fragment: int, reason: str) -> None:
+        """Ends the fragment's round on its way, if there is one, as failed."""
+        if round_ := self._rounds.get(fragment):
+            self._fail(round_, reason)
 
-    def _queue(self, shard: int, offset: int) -> list[events.ContributorAction]:
-        """The frames go out when those before them to the same peer have."""
-        part = self._parts[shard]
-        part.asked, part.offset = True, offset
-        lane = self._lanes[part.target]
-        lane.append(shard)
-        return [self._send(shard)] if lane[0] == shard else []
+    async def close(self) -> None:
+        await self._tasks.close()
 
-    def _leave_lane(self, shard: int, part: _Part) -> list[events.ContributorAction]:
-        lane = self._lanes[part.target]
-        if shard not in lane:
-            return []
-        first = lane[0] == shard
-        lane.remove(shard)
-        return [self._send(lane[0])] if first and lane else []
+    # ----------------------------------------------------------------------- which peer is tried
 
-    def _send(self, shard: int) -> events.SendContribution:
-        part = self._parts[shard]
-        return events.SendContribution(self._key(shard), part.attempt, part.offset)
-
-    def _advance(self, now: float) -> list[events.ContributorAction]:
-        """Moves what its reducer will not answer, and begins what is due."""
-        actions: list[events.ContributorAction] = []
-        for shard, part in enumerate(self._parts):
-            if part.reduction is not None or (part.open and not self._lost(part.target)):
+    def _advance(self, round_: _Round) -> None:
+        """Moves what its reducer will not answer, begins what is due, and ends what is over."""
+        if self._rounds.get(round_.begin.fragment) is not round_:
+            return
+        now = self._context.clock()
+        for part in round_.open:
+            if part.task is not None and not self._lost(part.target):
                 continue
-            best = self._best(shard)
-            if part.open and best != part.target:
-                actions += self._end(shard, part, taken_over=True)
+            best = self._view.reducer(part.order)
+            if part.task is not None and best != part.target:
+                self._context.counts.takeovers += 1
+                self._end(part)
                 part.retry_at = now
-            if part.open or best is None or now < part.retry_at:
-                continue
-            actions += self._open(shard, part, best)
-        return actions
-
-    def _open(self, shard: int, part: _Part, peer: str) -> list[events.ContributorAction]:
-        resumed, part.tried = part.tried == peer, peer
-        if not resumed:
-            part.came_of, part.came_bytes = None, 0
-        part.target, part.open, part.asked = peer, True, False
-        part.attempt += 1
-        own, range_ = self._own, self._ranges[shard]
-        header = ContributionHeader(
-            run=self._layout.run,
-            fragment=self.fragment,
-            round=self.round,
-            shard=shard,
-            sender=self._me,
-            group=self._layout.group_hash(own.group),
-            codec=self._layout.codec.wire_id,
-            elements=range_.stop - range_.start,
-            total_bytes=range_.contribution_bytes,
-            hash=own.hashes[shard],
-            weight=own.weight,
-            norm=own.norm,
-            reduction_offset=part.came_bytes,
-            resumed=resumed,
-        )
-        opened: list[events.ContributorAction] = [events.OpenTry(peer, part.attempt, header)]
-        sends = not resumed and peer != self._me
-        return opened + (self._queue(shard, 0) if sends else [])
-
-    # --------------------------------------------------------------------------------- inside
-
-    def _current(self, shard: int, attempt: int) -> _Part | None:
-        part = self._parts[shard]
-        return part if part.open and part.attempt == attempt else None
-
-    def _best(self, shard: int) -> str | None:
-        return self._view.reducer(self._orders[shard])
+            if part.task is None and best is not None and now >= part.retry_at:
+                resumed = part.target == best
+                if not resumed:
+                    part.incoming = None
+                part.target, part.away = best, part.away or best != self._context.me
+                part.task = self._spawn(round_, partial(self._try, round_, part, resumed))
+        if not round_.open:
+            self._succeed(round_)
+        elif now >= round_.deadline:
+            reasons = {part.last_reason for part in round_.open if part.last_reason}
+            self._fail(round_, "; ".join(["the round's deadline has passed", *sorted(reasons)]))
 
     def _lost(self, peer: str) -> bool:
         """Whether a stream to the peer is not worth waiting for. That somebody else does not reach
         it is no reason: what has been sent there counts."""
-        return not (self._view.usable(peer) and self._view.reach(self._me, peer))
+        return not (self._view.usable(peer) and self._view.reach(self._context.me, peer))
 
-    def _key(self, shard: int) -> ShardKey:
-        return ShardKey(self.fragment, self.round, shard)
+    # ------------------------------------------------------------------------------------- one try
 
-    def _said(self, part: _Part, reason: str) -> str:
-        return reason if part.target == self._me else f"{part.target}: {reason}"
+    def _spawn(
+        self, round_: _Round, work: Callable[[], Coroutine[None, None, None]]
+    ) -> asyncio.Task[None]:
+        async def guarded() -> None:
+            """A defect ends the round: else the train thread would wait for it in vain."""
+            try:
+                await work()
+            except Exception as error:
+                if self._rounds.get(round_.begin.fragment) is round_:
+                    self._fail(round_, reason_of(error))
 
-    def _reductions(self) -> list[ReductionHeader]:
-        return [part.reduction for part in self._parts if part.reduction is not None]
+        return self._tasks.spawn(guarded())
 
-    def _where(self, *, counted: bool) -> tuple[tuple[int, int], ...]:
-        return tuple(
-            range_.bounds
-            for range_, part in zip(self._ranges, self._parts, strict=True)
-            if part.reduction is not None and (self._me in part.reduction.contributors) is counted
+    async def _try(self, round_: _Round, part: _Part, resumed: bool) -> None:
+        """One try of a shard at one reducer: to its reduction, or to the reason why not yet."""
+        me, peer, opening = self._context.me, part.target, self._header(round_, part, resumed)
+        retry_s = self._context.config.retry_s
+        broken = False
+        answer: Answer
+        try:
+            if peer == me:
+                answer = await self._reducer.contribute(opening, part.payload)
+            else:
+                answer = await self._ask(round_, part, opening)
+            if isinstance(answer, wire.Reduction):
+                mean = await self._decoded(part.shard, answer)
+        except TransportError as error:
+            answer, broken = Refusal("again", str(error)), True
+        except wire.WireError as error:
+            answer, part.incoming = Refusal("again", str(error)), None  # nothing is to be used
+        match answer:
+            case wire.Reduction(header=header):
+                round_.mean[part.shard.start : part.shard.stop] = mean
+                part.reduction, round_.slowest = header, peer
+                self._reducer.learned(part.key, answer)
+            case Redirect(best):  # our own view decides; where it agrees, go there at once
+                part.last_reason = f"{peer} leaves it to {best}"
+                agreed = self._view.reducer(part.order) == best
+                part.retry_at = self._context.clock() + (0 if agreed else retry_s)
+            case Refusal("again", reason):
+                part.last_reason = part.told(me, reason)
+                part.retry_at = self._context.clock() + retry_s
+            case Refusal(reason=reason):
+                self._fail(round_, part.told(me, reason))
+        part.task = None
+        if broken:
+            self._peers.suspect(peer)
+        self._advance(round_)
+
+    async def _ask(self, round_: _Round, part: _Part, opening: ContributionHeader) -> Answer:
+        """Contributes at another peer. Raises TransportError, WireError."""
+        context, key, peer = self._context, part.key, part.target
+        header: ReductionHeader | None = None
+        sending: asyncio.Task[None] | None = None
+        stream = self._peers.open(peer, self._method)
+        try:
+            with context.arrivals.payload() as arrival:
+                await stream.send(wire.contribution_to_message(opening))
+                if not opening.resumed:
+                    sending = self._spawn(round_, partial(self._send, round_, part, stream, 0))
+                while (raw := await stream.receive()) is not None:
+                    answer = wire.parse(pb.ExchangeDown, raw)
+                    match answer.WhichOneof("body"):
+                        case "frame" if header is not None and part.incoming is not None:
+                            size, stands_for = part.incoming.add(answer.frame)
+                            codec = context.reduction_codec
+                            context.counts.reductions_received.add(size, stands_for, codec)
+                            arrival.came(size)
+                        case "header" if header is None:
+                            header = wire.reduction_from_message(answer.header)
+                            arrival.begins(peer)
+                            self._expect(part, header)
+                        case "resume" if header is None and sending is None:
+                            offset = min(answer.resume.offset, part.shard.contribution_bytes)
+                            send = partial(self._send, round_, part, stream, offset)
+                            sending = self._spawn(round_, send)
+                        case "redirect" if header is None:
+                            return Redirect(answer.redirect.peer)
+                        case "refusal" if header is None:
+                            refusal = answer.refusal
+                            return Refusal(wire.refusal_kind(refusal), refusal.reason)
+                        case other:
+                            raise wire.WireError(f"{key}: an unexpected {other}")
+                    come = part.incoming
+                    if header is not None and come is not None and come.complete:
+                        come.verify()
+                        return wire.Reduction(header, wire.Payload(come.buffer, header.hash))
+        finally:
+            if sending is not None:
+                sending.cancel()
+            stream.cancel()
+        raise Unreachable(
+            "ended without an answer" if header is None else f"{key}: the reduction broke off"
         )
+
+    def _header(self, round_: _Round, part: _Part, resumed: bool) -> ContributionHeader:
+        context, begin, shard = self._context, round_.begin, part.shard
+        return ContributionHeader(
+            run=context.run,
+            fragment=begin.fragment,
+            round=begin.round,
+            shard=part.key.shard,
+            sender=context.me,
+            group=context.group_hash(begin.group),
+            codec=context.codec.wire_id,
+            elements=shard.stop - shard.start,
+            total_bytes=shard.contribution_bytes,
+            hash=part.payload.hash,
+            weight=begin.weight,
+            norm=round_.norm,
+            reduction_offset=part.incoming.received_bytes if part.incoming else 0,
+            resumed=resumed,
+        )
+
+    async def _send(self, round_: _Round, part: _Part, stream: Stream, offset: int) -> None:
+        """The frames go out when those before them to the same peer have."""
+        context = self._context
+        with suppress(TransportError):  # the receiving side of the stream reports it
+            async with round_.lanes[part.target]:
+                frames = wire.payload_messages(pb.ExchangeUp, part.payload, offset)
+                for message, size, raw in frames:
+                    context.contributions_sent.add(size, raw, context.codec)
+                    await context.sent(stream, message)
+            await stream.done()
+
+    def _expect(self, part: _Part, header: ReductionHeader) -> None:
+        """Makes room for a reduction, or goes on with what has come of it. Raises WireError."""
+        key, codec = part.key, self._context.reduction_codec
+        expected = part.shard.reduction_bytes
+        if header.codec != codec.wire_id or header.total_bytes != expected:
+            raise wire.WireError(
+                f"{key}: a reduction of {header.total_bytes} bytes in codec {header.codec}, "
+                f"expected {expected} in {codec.name}"
+            )
+        if header.last and header.last not in header.contributors:
+            raise wire.WireError(f"{key}: {header.last!r} came last, but is no contributor")
+        if part.incoming is None:
+            part.incoming = wire.Incoming(expected, header.hash)
+        elif part.incoming.hash != header.hash:
+            raise wire.WireError(f"{key}: the reduction is another one than before")
+
+    async def _decoded(self, shard: ShardRange, reduction: wire.Reduction) -> "Tensor":
+        """Into a tensor of its own: a try that is cancelled meanwhile must not write elsewhere."""
+        codec, elements = self._context.reduction_codec, shard.stop - shard.start
+        return await self._context.worked(
+            elements,
+            lambda: wire.decode(codec, reduction.payload.raw, elements, exact=shard.exact),
+        )
+
+    # --------------------------------------------------------------------------- the round's ends
+
+    def _end(self, part: _Part) -> None:
+        """The try that is under way is over."""
+        task, part.task = part.task, None
+        if task is not None and task is not asyncio.current_task():
+            task.cancel()
+
+    def _drop(self, round_: _Round) -> None:
+        """Nothing of the round is wanted any more."""
+        del self._rounds[round_.begin.fragment]
+        for part in round_.parts:
+            self._end(part)
+
+    def _fail(self, round_: _Round, reason: str) -> None:
+        begin, waiting_for = round_.begin, round_.waiting_for
+        self._drop(round_)
+        counted = self._where(round_, counted=True)
+        self._results.finished(
+            RoundFailed(begin.fragment, begin.round, reason, waiting_for, counted, round_.error)
+        )
+
+    def _succeed(self, round_: _Round) -> None:
+        context, begin, reductions = self._context, round_.begin, round_.reductions
+        self._drop(round_)
+        missed = self._where(round_, counted=False)
+        context.counts.late += bool(missed)
+        sent_bytes = sum(part.payload.packed_bytes for part in round_.parts if part.away)
+        exchange_s = self._lasted_s[begin.fragment] = context.clock() - round_.began
+        # Reductions for the others, of about as many bytes, went out in the same time.
+        context.compression.exchanged(2 * sent_bytes, exchange_s)
+        result = RoundDone(
+            fragment=begin.fragment,
+            round=begin.round,
+            mean=round_.mean,
+            contributors=min(len(each.contributors) for _, each in reductions),
+            next_group=reductions[0][1].next_group,
+            missed=missed,
+            exchange_s=exchange_s,
+            waited_for=round_.waited_for,
+            error=round_.error,
+            parts=tuple((*bounds, each.contributors) for bounds, each in reductions),
+            sent=partial(self._sent, round_) if context.plan.keeps else None,
+        )
+        self._results.finished(result)
+
+    def _where(self, round_: _Round, *, counted: bool) -> tuple[tuple[int, int], ...]:
+        """The ranges whose reduction is here, and has this peer in it or has not."""
+        me = self._context.me
+        return tuple(b for b, each in round_.reductions if (me in each.contributors) is counted)
+
+    def _sent(self, round_: _Round) -> "Tensor":
+        """A contribution as others have decoded it. Any thread."""
+        whole = memoryview(b"".join(part.payload.raw for part in round_.parts))
+        elements, limbs = round_.mean.numel(), self._context.limbs(round_.begin.fragment)
+        return wire.decode(self._context.codec, whole, elements, exact=limbs)
+
+    def _tell_stall(self, round_: _Round, last_s: float | None) -> None:
+        """Says for whom a round waits that takes more than twice as long as the last one; again
+        each time that this has doubled."""
+        begin, me = round_.begin, self._context.me
+        seconds = self._context.clock() - round_.began
+        if last_s is None or seconds < 2 * max(round_.told_s, last_s, _STALL_S):
+            return
+        round_.told_s = seconds
+        here = (part.key for part in round_.open if part.target == me)
+        late = {peer for key in here for peer in self._reducer.awaited(key)} - {me}
+        self._context.log(
+            new_event(
+                "stalled",
+                fragment=begin.fragment,
+                round=begin.round,
+                waiting_for=sorted(late or {*round_.waiting_for} - {me}),
+                seconds=round(seconds, 1),
+                last_s=round(last_s, 1),
+            )
+        )
+
+    def _encode(
+        self, begin: Begin, shards: tuple[ShardRange, ...]
+    ) -> tuple[list[wire.Payload], "Tensor | None", float]:
+        """The payload of each shard, what their encoding has left out, and the norm of all. Runs
+        off the loop."""
+        context, values = self._context, begin.values
+        codec, plan, limbs = context.codec, context.plan, context.limbs(begin.fragment)
+        if plan.rounding == "stochastic":
+            raws = [
+                wire.encode(
+                    codec,
+                    values[shard.start : shard.stop],
+                    contribution_seed(context.me, begin.fragment, begin.round, shard.start),
+                    exact=shard.exact,
+                )
+                for shard in shards
+            ]
+        else:  # shards lie on whole blocks, so the encoding of all is theirs, one after another
+            whole = wire.encode(codec, values, exact=limbs)
+            ends = [wire.encoded_bytes(codec, shard.stop, shard.exact) for shard in shards]
+            raws = [whole[start:stop] for start, stop in itertools.pairwise([0, *ends])]
+        error = values.new_empty(values.shape) if plan.needs_encoding_error else None
+        if error is not None:
+            for raw, shard in zip(raws, shards, strict=True):
+                part = values[shard.start : shard.stop]
+                error[shard.start : shard.stop] = wire.encoding_error(
+                    codec, raw, part, exact=shard.exact
+                )
+        own_norm = norm(values[: len(values) - limbs]) if plan.compares_norms else 0.0
+        return [context.compression.payload(codec, raw) for raw in raws], error, own_norm

@@ -1,4 +1,4 @@
-"""What a contributor and a reducer say to each other, and the layout of a round that both know.
+"""The messages of a mean round, and the ranges of its shards.
 
 contributor                                  reducer
     | ContributionHeader ----------------------> |  redirects, refuses, or takes it
@@ -8,14 +8,10 @@ contributor                                  reducer
     | <-------------------- frames of the reduction |
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Literal
 
 from worker.exchange.types import ShardKey
-
-if TYPE_CHECKING:
-    from algorithms.codecs import Codec
 
 Group = tuple[str, ...]
 
@@ -73,6 +69,22 @@ class ReductionHeader:
 
 
 @dataclass(frozen=True)
+class Redirect:
+    """Another peer is to reduce the shard."""
+
+    peer: str
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a contribution is not taken; `faulty`: what was sent does not fit."""
+
+    kind: RefusalKind
+    reason: str
+    faulty: bool = False
+
+
+@dataclass(frozen=True)
 class ShardRange:
     """One shard of a fragment: its values from `start` to `stop`, and their encoded sizes; `exact`
     of the last are limbs of integers."""
@@ -86,43 +98,3 @@ class ShardRange:
     @property
     def bounds(self) -> tuple[int, int]:
         return self.start, self.stop
-
-
-class RoundLayout(Protocol):
-    """What all peers of a run compute alike from its settings and a group."""
-
-    @property
-    def run(self) -> int: ...
-
-    @property
-    def codec(self) -> "Codec":
-        """Of contributions."""
-        ...
-
-    @property
-    def reduction_codec(self) -> "Codec": ...
-
-    @property
-    def fragments(self) -> int:
-        """How many there are."""
-        ...
-
-    def orders(self, fragment: int, group: Group) -> Sequence[Sequence[str]]:
-        """By shard, the peers that may reduce it, best first."""
-        ...
-
-    def shards(self, fragment: int, group: Group) -> Sequence[ShardRange]: ...
-
-    def group_hash(self, group: Group) -> int: ...
-
-    def weight(self, announced: int) -> int:
-        """What a contribution counts. Raises ValueError: more than any can."""
-        ...
-
-    def transfer_s(self, fragment: int) -> float:
-        """How long a whole fragment takes on the slowest link that is planned for."""
-        ...
-
-    def round_s(self, fragment: int) -> float:
-        """How long a round may take."""
-        ...

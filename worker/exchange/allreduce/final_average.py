@@ -8,112 +8,112 @@ peer does whose round has failed (`worker.catchup.bootstrap`).
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from worker.exchange.allreduce.dialogue import Group
-from worker.exchange.types import GivenUp, RoundConfig, RoundTick, View, ViewUpdated
+from worker.exchange.allreduce.contributor import Contributor
+from worker.exchange.allreduce.reducer import Reducer
+from worker.exchange.context import Context, Peers, Results, Tasks
+from worker.exchange.types import View
 from worker.membership import Member, Phase
+from worker.training.inbox import Begin, RoundDone, RoundFailed
 
 _RETRY_S = 0.5
 
 
-@dataclass(frozen=True)
-class MeanEnded:
-    """The mean that was laid out has ended."""
+@dataclass(eq=False)
+class _Pass:
+    """The last pass over one fragment; `running`: a mean of it is on its way."""
 
-    failed: bool
-
-
-@dataclass(frozen=True)
-class LayOut:
-    """Hold the mean over this group, then report `MeanEnded`."""
-
-    group: Group
-
-
-@dataclass(frozen=True)
-class GiveUpMean:
-    """The mean on its way is no longer wanted: end it as failed."""
-
-    reason: str
-
-
-@dataclass(frozen=True)
-class PassEnded:
-    """The pass is over: as the mean was, or without any for this reason."""
-
-    reason: str = ""
-
-
-FinalAction = LayOut | GiveUpMean | PassEnded
+    begin: Begin
+    patient_until: float
+    deadline: float
+    running: bool = False
+    retry_at: float = -math.inf
 
 
 class FinalAverage:
-    """The last pass over one fragment. It ends by emitting `PassEnded` once.
+    """This peer's part in the pass that ends a run in pairs. io thread only.
 
     Args:
-        me, fragment, round_: this peer, and what is averaged.
-        view: what membership says when this peer comes to the end.
-        config: of rounds; its grace is how long the others are waited for.
-        now: monotonic time (s) at which this peer has come.
-        round_s: how long one mean may take.
+        context: with the plan of means; the grace of its rounds is how long others are waited for.
+        reducer: this peer's own.
+        peers: how to reach the others.
+        results: takes each RoundDone and RoundFailed, one for each `begin`.
     """
 
-    def __init__(
-        self,
-        me: str,
-        fragment: int,
-        round_: int,
-        view: View,
-        config: RoundConfig,
-        now: float,
-        round_s: float,
-    ) -> None:
-        self._me, self.fragment, self.round = me, fragment, round_
+    def __init__(self, context: Context, reducer: Reducer, peers: Peers, results: Results) -> None:
+        self._context, self._reducer, self._results = context, reducer, results
+        self._contributor = Contributor(context, reducer, peers, self)
+        self._view = View()
+        self._passes: dict[int, _Pass] = {}
+        self._tasks = Tasks()
+
+    async def begin(self, begin: Begin) -> None:
+        """This peer has come to the end; its outcome is a result."""
+        patient_until = self._context.clock() + self._context.config.grace_s
+        deadline = patient_until + self._context.round_s(begin.fragment)
+        self._passes[begin.fragment] = pass_ = _Pass(begin, patient_until, deadline)
+        self._advance(pass_)
+
+    def tick(self) -> None:
+        """Time passes."""
+        self._contributor.tick()
+        for pass_ in list(self._passes.values()):
+            self._advance(pass_)
+
+    def on_view(self, view: View) -> None:
+        """Membership has changed."""
         self._view = view
-        self._patient_until = now + config.grace_s
-        self._deadline = self._patient_until + round_s
-        self._running, self._ended = False, False
-        self._retry_at = -math.inf
+        self._contributor.on_view(view)
+        for pass_ in list(self._passes.values()):
+            self._advance(pass_)
 
-    def handle(
-        self, event: RoundTick | ViewUpdated | GivenUp | MeanEnded, now: float
-    ) -> list[FinalAction]:
-        """Takes one event at monotonic time `now` (s) and says what to do."""
-        if self._ended:
-            return []
-        match event:
-            case ViewUpdated(view):
-                self._view = view
-            case GivenUp(reason):
-                self._deadline = -math.inf
-                return [GiveUpMean(reason)] if self._running else self._end(reason)
-            case MeanEnded(failed):
-                if not failed or now >= self._deadline:
-                    return self._end()
-                self._running, self._retry_at = False, now + _RETRY_S
-                return []
-        if self._running or now < self._retry_at:
-            return []
-        return self._lay_out_if_due(now)
+    def give_up(self, fragment: int, reason: str) -> None:
+        """Ends the fragment's pass, if there is one, as failed."""
+        if pass_ := self._passes.get(fragment):
+            pass_.deadline = -math.inf
+            if pass_.running:
+                self._contributor.give_up(fragment, reason)
+            else:
+                self._fail(pass_, reason)
 
-    def _lay_out_if_due(self, now: float) -> list[FinalAction]:
+    def finished(self, result: RoundDone | RoundFailed) -> None:
+        """A mean of the pass has ended."""
+        now, pass_ = self._context.clock(), self._passes[result.fragment]
+        if isinstance(result, RoundDone) or now >= pass_.deadline:
+            del self._passes[result.fragment]
+            self._results.finished(result)
+        else:
+            pass_.running, pass_.retry_at = False, now + _RETRY_S
+
+    async def close(self) -> None:
+        await self._tasks.close()
+        await self._contributor.close()
+
+    def _advance(self, pass_: _Pass) -> None:
+        """Begins the mean when it is due."""
+        now, begin = self._context.clock(), pass_.begin
+        if pass_.running or now < pass_.retry_at:
+            return
         live = [member for member in self._view.members.values() if member.live]
-        if any(self._version(member) > self.round for member in live):
-            return self._end("the others have agreed without this peer")
+        if any(_version(member, begin.fragment) > begin.round for member in live):
+            self._fail(pass_, "the others have agreed without this peer")
+            return
         phases = (Phase.READY, Phase.TRAINING, Phase.LEAVING)
         running = [member for member in live if member.phase in phases]
-        here = {member.peer for member in running if self._version(member) == self.round}
-        if len(here) < len(running) and now < self._patient_until:
-            return []
-        self._running = True
-        return [LayOut(tuple(sorted({*here, self._me})))]
+        here = {m.peer for m in running if _version(m, begin.fragment) == begin.round}
+        if len(here) < len(running) and now < pass_.patient_until:
+            return
+        pass_.running = True
+        group = tuple(sorted({*here, self._context.me}))
+        self._reducer.advanced(begin.fragment, begin.round, group)
+        self._tasks.spawn(self._contributor.begin(replace(begin, group=group)))
 
-    def _end(self, reason: str = "") -> list[FinalAction]:
-        self._ended = True
-        return [PassEnded(reason)]
+    def _fail(self, pass_: _Pass, reason: str) -> None:
+        del self._passes[pass_.begin.fragment]
+        self._results.finished(RoundFailed(pass_.begin.fragment, pass_.begin.round, reason, ()))
 
-    def _version(self, member: Member) -> int:
-        """Of the peer's state; -1 as long as it has none."""
-        digests = member.digests
-        return digests[self.fragment].version if self.fragment < len(digests) else -1
+
+def _version(member: Member, fragment: int) -> int:
+    """Of the peer's state; -1 as long as it has none."""
+    return member.digests[fragment].version if fragment < len(member.digests) else -1

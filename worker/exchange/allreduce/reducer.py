@@ -1,4 +1,4 @@
-"""What a reducer says to each contributor: it holds, takes, redirects, refuses, and answers.
+"""The reducing side of a mean round: one coroutine for each contributor's stream.
 
 A stream begins with a header. It is held until this peer has come to that round, and then taken,
 redirected to the peer that is to reduce the shard, or refused. What has been taken counts once,
@@ -7,12 +7,19 @@ held until the shard has closed: it adds nothing. The answer goes out once the s
 (`closing`), to the late ones too, and to those outside.
 """
 
+import asyncio
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
 
-from worker.exchange.allreduce import events
+from algorithms.robust import NORM_SLACK
+from protos import murmuration_pb2 as pb
+from protos.events import new_event
+from worker import wire
 from worker.exchange.allreduce.closing import (
     KEPT_ROUNDS,
+    DueMean,
     OpenShard,
     PeerContribution,
     ReducedShards,
@@ -20,253 +27,366 @@ from worker.exchange.allreduce.closing import (
 from worker.exchange.allreduce.dialogue import (
     ContributionHeader,
     Group,
+    Redirect,
+    Refusal,
     RefusalKind,
-    RoundLayout,
 )
-from worker.exchange.types import RoundConfig, RoundTick, ShardKey, ViewUpdated
+from worker.exchange.allreduce.mean import reduce
+from worker.exchange.allreduce.residuals import Residuals
+from worker.exchange.context import Context, Tasks
+from worker.exchange.types import ShardKey, View
+from worker.transport import Stream
+
+_AT_ONCE_S = 0.005  # what is held for longer may have come meanwhile
+
+Answer = Redirect | Refusal | wire.Reduction
+
+
+def _future() -> "asyncio.Future[Any]":
+    return asyncio.get_running_loop().create_future()
 
 
 @dataclass(eq=False)
 class _Offer:
-    """A stream of a contributor: held, until `held_until`, or else part of `shard`."""
+    """A contributor on its stream, or this peer itself with its `own` payload.
 
-    stream: int
+    It is held, until `held_until`, or else part of `shard`. `decided` is when that has changed, and
+    `answer` what the contributor is told in the end.
+    """
+
     header: ContributionHeader
-    own: bool
-    held_until: float
+    came_s: float
+    own: wire.Payload | None = None
+    held_until: float = math.inf
     shard: OpenShard | None = None
     contribution: PeerContribution | None = None
+    decided: "asyncio.Future[None]" = field(default_factory=_future)
+    answer: "asyncio.Future[Answer]" = field(default_factory=_future)
+
+    def release(self) -> None:
+        """It is held no longer."""
+        if not self.decided.done():
+            self.decided.set_result(None)
 
     @property
-    def waits(self) -> bool:
-        """For the shard to close: all bytes are here."""
+    def is_whole(self) -> bool:
+        """Whether it waits for the shard to close: all bytes are here, and verified."""
         return self.contribution is not None and self.contribution.whole
+
+    @property
+    def is_current(self) -> bool:
+        """Whether its frames are to be kept: not where a later stream took over."""
+        if self.shard is None or self.contribution is None:
+            return False
+        mine = self.shard.contributions.get(self.header.sender) is self.contribution
+        return mine and self.contribution.stream is self
 
 
 class Reducer:
-    """All shards that this peer reduces.
+    """All shards that this peer reduces, and the reductions that it knows. io thread only.
 
     Args:
-        me: this peer.
-        layout: of rounds.
-        config: closing rules.
+        residuals: what earlier reductions have left out; None for nothing.
     """
 
-    def __init__(self, me: str, layout: RoundLayout, config: RoundConfig) -> None:
-        self._me, self._layout = me, layout
-        self._shards = ReducedShards(me, layout, config)
-        self._offers: dict[int, _Offer] = {}
+    def __init__(self, context: Context, residuals: Residuals | None = None) -> None:
+        self._context = context
+        self._shards = ReducedShards(context)
+        self._offers: dict[_Offer, None] = {}  # without an answer yet, in their order
+        self._reductions: dict[ShardKey, wire.Reduction] = {}
+        self._residuals = Residuals() if residuals is None else residuals
+        self._tasks = Tasks()
+        self._missing: set[str] = set()
 
-    def takes(self, stream: int) -> bool:
-        """Whether a frame on this stream is to be kept: not where a later stream took over."""
-        offer = self._offers.get(stream)
-        return offer is not None and self._is_current(offer)
+    # ----------------------------------------------------------------------- what happens elsewhere
 
-    def group(self, key: ShardKey) -> Group | None:
-        """The group that lays out the round, as far as this peer knows it."""
-        return self._shards.group(key)
+    def tick(self) -> None:
+        """Time passes."""
+        now = self._context.clock()
+        for offer in list(self._offers):
+            if offer.shard is None and now >= offer.held_until:
+                late = Refusal("pruned", "this peer has not closed that round in time")
+                self._answer(offer, late)
+        self._close_due()
+
+    def on_view(self, view: View) -> None:
+        """Membership has changed."""
+        self._shards.on_view(view)
+        self._look_again()
+
+    def advanced(self, fragment: int, version: int, group: Group) -> None:
+        """This peer has committed a version of a fragment."""
+        self._residuals.advanced(fragment, version)
+        for key, kept in self._reductions.items():
+            if key.fragment == fragment and key.round < version:
+                self._reductions[key] = replace(kept, payload=kept.payload.unpacked())
+        for key in self._shards.advanced(fragment, version, group):
+            self._reductions.pop(key, None)
+        self._look_again()
+
+    def learned(self, key: ShardKey, reduction: wire.Reduction) -> None:
+        """A reduction came from its reducer: keep it for others that may ask."""
+        if self._shards.learned(key):
+            self._reductions[key] = reduction
+        self._look_again()
 
     def awaited(self, key: ShardKey) -> tuple[str, ...]:
         """The peers that have not contributed yet to an open shard."""
         return tuple(sorted(self._shards.awaited(key)))
 
-    @property
-    def has_open(self) -> bool:
-        """Whether something that this peer reduces has begun, and is not closed."""
-        return self._shards.has_open
+    def take_missing(self) -> set[str]:
+        """The peers that shards were closed without since this was asked last, after a wait."""
+        missing, self._missing = self._missing, set()
+        return missing
 
-    def wakes_at(self, now: float) -> float:
-        """When a tick may change something; inf while nothing is under way."""
-        held = (offer.held_until for offer in self._offers.values() if offer.shard is None)
-        return min((at for at in (*held, self._shards.closes_at) if at > now), default=math.inf)
+    async def close(self) -> None:
+        await self._tasks.close()
 
-    # ------------------------------------------------------------------------------------ events
+    # ----------------------------------------------------------------------------- one contribution
 
-    def handle(self, event: events.ReducerEvent, now: float) -> list[events.ReducerAction]:
-        """Takes one event at monotonic time `now` (s) and says what to do."""
-        actions: list[events.ReducerAction] = []
-        match event:
-            case RoundTick():
-                late = [o for o in self._offers.values() if o.shard is None and now >= o.held_until]
-                reason = "this peer has not closed that round in time"
-                actions += (self._refuse(offer, "pruned", reason) for offer in late)
-            case ViewUpdated(view):
-                actions += self._shards.on_view(view)
-            case events.Advanced(fragment, version, group):
-                actions += self._shards.advanced(fragment, version, group)
-            case events.ContributionOffered(stream, header):
-                actions += self._offered(_Offer(stream, header, own=False, held_until=now))
-            case events.OwnOffered(stream, key, group, hash_, weight, own_norm):
-                hash_of_group = self._layout.group_hash(group)
-                header = ContributionHeader(
-                    run=self._layout.run,
-                    fragment=key.fragment,
-                    round=key.round,
-                    shard=key.shard,
-                    sender=self._me,
-                    group=hash_of_group,
-                    codec=self._layout.codec.wire_id,
-                    elements=0,
-                    total_bytes=0,
-                    hash=hash_,
-                    weight=weight,
-                    norm=own_norm,
-                )
-                actions += self._offered(_Offer(stream, header, own=True, held_until=now))
-            case events.ReductionLearned() | events.ShardComputed():
-                actions += self._shards.reduced(event)
-            case events.ContributorGone(stream):
-                self._offers.pop(stream, None)
-            case _:
-                if offer := self._offers.get(event.stream):
-                    actions += self._came(offer, event)
-        if not isinstance(event, events.ContributionBytes | events.ContributorGone):
-            actions += self._shards.close(now)
-        if isinstance(
-            event, ViewUpdated | events.Advanced | events.ReductionLearned | events.ShardComputed
-        ):
-            for offer in list(self._offers.values()):
-                if offer.shard is None:
-                    actions += self._decide(offer)
-                elif offer.waits:
-                    actions += self._answer(offer)
-        return actions
+    async def contribute(self, header: ContributionHeader, payload: wire.Payload) -> Answer:
+        """This peer's own contribution to a shard that it reduces itself."""
+        offer = _Offer(header, self._context.clock(), own=payload)
+        try:
+            self._begin(offer)
+            return await offer.answer
+        finally:
+            self._offers.pop(offer, None)
 
-    def _came(self, offer: _Offer, event: events.ReducerEvent) -> list[events.ReducerAction]:
-        """Something has happened on the stream of an offer that was accepted."""
-        key, sender, contribution = offer.header.key, offer.header.sender, offer.contribution
-        if contribution is None or offer.shard is None:
-            return []
-        match event:
-            case events.ContributionDamaged(_, reason, again):
-                damaged = self._refuse(offer, "again" if again else "invalid", reason, faulty=True)
-                if contribution.received_bytes < contribution.total_bytes:
-                    return [damaged]  # what came before this frame is good
-                if offer.shard.contributions.get(sender) is contribution:
-                    del offer.shard.contributions[sender]
-                return [damaged]
-            case events.ContributorDone():
-                broke_off = f"{key} from {sender} broke off"
-                return [self._refuse(offer, "again", broke_off, faulty=True)]
-            case _ if not self._is_current(offer):
-                taken_over = f"{key} from {sender}: a later stream took over"
-                return [self._refuse(offer, "again", taken_over, faulty=True)]
-            case events.ContributionBytes(_, size):
-                contribution.received_bytes += size
-                return self._verify_if_all_is_here(offer, contribution)
-            case events.ContributionVerified():
-                contribution.whole = True
-                if self._shards.get(key) is offer.shard:
-                    offer.shard.contributed(sender)
-                return self._answer(offer)
-        return []
+    async def serve(self, stream: Stream) -> None:
+        """Serves one contributor's stream."""
+        raw = await stream.receive()
+        if raw is None:
+            return
+        try:
+            up = wire.parse(pb.ExchangeUp, raw)
+            if up.WhichOneof("body") != "header":
+                raise wire.WireError("a contribution must begin with its header")
+        except wire.WireError as error:
+            self._context.refused(error, "", 0)
+            await stream.send(wire.refusal_to_message(_kind(error), str(error)))
+            return
+        offer = _Offer(wire.contribution_from_message(up.header), self._context.clock())
+        try:
+            self._begin(offer)
+            await offer.decided
+            refused = None if offer.answer.done() else await self._take(offer, stream)
+            if refused is not None and not offer.answer.done():
+                self._answer(offer, refused)
+            answer = await offer.answer
+        finally:
+            self._offers.pop(offer, None)
+        match answer:
+            case Redirect(peer):
+                redirect = pb.ExchangeDown(redirect=pb.Redirect(peer=peer))
+                await stream.send(redirect.SerializeToString())
+            case Refusal():
+                await self._refuse(offer.header, answer, stream)
+            case wire.Reduction():
+                await self._give(answer, offer.header.reduction_offset, stream)
 
-    # ------------------------------------------------------------------------------ an admission
+    async def _take(self, offer: _Offer, stream: Stream) -> Answer | None:
+        """Receives and verifies what the offer gives. Returns None where it counts, or has counted:
+        then the answer is the shard's reduction."""
+        contribution, header = offer.contribution, offer.header
+        assert contribution is not None, "it was accepted"
+        if contribution.whole:
+            return None
+        if header.resumed:
+            resume = pb.Resume(offset=contribution.incoming.received_bytes)
+            await stream.send(pb.ExchangeDown(resume=resume).SerializeToString())
+        try:
+            if refused := await self._receive(offer, contribution.incoming, stream):
+                return refused
+            return await self._verify(offer, contribution)
+        except wire.WireError as error:
+            if contribution.incoming.complete and offer.shard is not None:
+                offer.shard.gave_damaged(header.sender, contribution)
+            return Refusal(_kind(error), str(error), faulty=True)
 
-    def _offered(self, offer: _Offer) -> list[events.ReducerAction]:
-        header = offer.header
-        self._offers[offer.stream] = offer
-        if header.run != self._layout.run:
-            return [self._refuse(offer, "run", "this is another run")]
-        if header.key.fragment >= self._layout.fragments:
-            reason = f"fragment {header.key.fragment} of {self._layout.fragments}"
-            return [self._refuse(offer, "invalid", reason, faulty=True)]
-        offer.held_until += self._layout.round_s(header.key.fragment)
-        return self._decide(offer)
+    async def _receive(
+        self, offer: _Offer, incoming: wire.Incoming, stream: Stream
+    ) -> Refusal | None:
+        """Takes frames until all are here. An honest contributor gives its round up before it lets
+        this peer wait for longer than a round. Raises WireError."""
+        context, header = self._context, offer.header
+        came_from = f"{header.key} from {header.sender}"
+        patience_s = context.round_s(header.key.fragment)
+        with context.arrivals.payload() as arrival:
+            if context.clock() - offer.came_s < _AT_ONCE_S:
+                arrival.begins(header.sender)  # else a part of it may have lain here
+            while not incoming.complete:
+                try:
+                    async with asyncio.timeout(patience_s):
+                        raw = await stream.receive()
+                except TimeoutError:
+                    raise wire.Again(f"{came_from}: no frame in {patience_s:.0f} s") from None
+                if raw is None:
+                    return Refusal("again", f"{came_from} broke off", faulty=True)
+                frame = wire.parse(pb.ExchangeUp, raw).frame
+                if not offer.is_current:
+                    return _taken_over(header)
+                size, stands_for = incoming.add(frame)
+                context.counts.contributions_received.add(size, stands_for, context.codec)
+                arrival.came(size)
+        return None
 
-    def _decide(self, offer: _Offer) -> list[events.ReducerAction]:
+    async def _verify(self, offer: _Offer, contribution: PeerContribution) -> Answer | None:
+        """Sees to it that what has come can be averaged. Raises WireError."""
+        context, header, incoming = self._context, offer.header, contribution.incoming
+        key, codec, limit = header.key, context.codec, context.reduction_codec.limit
+        group = self._shards.group(key)
+        shards = context.shards(key.fragment, group) if group is not None else ()
+        if key.shard >= len(shards):  # the group has changed meanwhile, and with it the cut
+            return self._moved(offer)
+        shard = shards[key.shard]
+        elements = shard.stop - shard.start
+        incoming.verify()
+        norm = await context.worked(
+            elements,
+            lambda: wire.check_values(codec, incoming.buffer, elements, limit, exact=shard.exact),
+        )
+        if context.plan.compares_norms and norm > NORM_SLACK * header.norm:
+            raise wire.WireError(f"values of norm {norm:.3g}, announced were {header.norm:.3g}")
+        if not offer.is_current:
+            return _taken_over(header)
+        contribution.whole = True
+        if offer.shard is not None and self._shards.get(key) is offer.shard:
+            offer.shard.contributed(header.sender)
+        answer = self._closed_or_moved(offer)
+        self._close_due()
+        return answer
+
+    async def _refuse(self, header: ContributionHeader, refused: Refusal, stream: Stream) -> None:
+        kind, reason = refused.kind, refused.reason
+        if refused.faulty:
+            error = wire.Again(reason) if kind == "again" else wire.WireError(reason)
+            self._context.refused(error, header.sender, header.key.round)
+        elif kind != "run":
+            self._context.counts.refuse(kind)
+        await stream.send(wire.refusal_to_message(kind, reason))
+
+    async def _give(self, reduction: wire.Reduction, offset: int, stream: Stream) -> None:
+        context = self._context
+        await stream.send(wire.reduction_to_message(reduction.header))
+        frames = wire.payload_messages(pb.ExchangeDown, reduction.payload, offset)
+        for message, size, raw in frames:
+            context.reductions_sent.add(size, raw, context.reduction_codec)
+            await context.sent(stream, message)
+
+    # ------------------------------------------------------------------- what is decided, at once
+
+    def _begin(self, offer: _Offer) -> None:
+        header, context = offer.header, self._context
+        self._offers[offer] = None
+        if header.run != context.run:
+            self._answer(offer, Refusal("run", "this is another run"))
+        elif header.fragment >= context.fragments:
+            reason = f"fragment {header.fragment} of {context.fragments}"
+            self._answer(offer, Refusal("invalid", reason, faulty=True))
+        else:
+            offer.held_until = offer.came_s + context.round_s(header.fragment)
+            self._decide(offer)
+        self._close_due()
+
+    def _look_again(self) -> None:
+        """At all that waits here: something has changed."""
+        self._close_due()
+        for offer in list(self._offers):
+            if offer.shard is None:
+                self._decide(offer)
+            elif offer.is_whole and (answer := self._closed_or_moved(offer)) is not None:
+                self._answer(offer, answer)
+
+    def _answer(self, offer: _Offer, answer: Answer) -> None:
+        self._offers.pop(offer, None)
+        if not offer.answer.done():
+            offer.answer.set_result(answer)
+        offer.release()
+
+    def _decide(self, offer: _Offer) -> None:
         """Holds, takes or ends a stream that has not been accepted."""
         header = offer.header
         mine = self._shards.group(header.key)
-        agreed = mine is not None and self._layout.group_hash(mine) == header.group
-        decision = self._decision(offer, mine if agreed else None)
-        if decision is None:
-            return []
-        if isinstance(decision, events.Reply):
-            return [decision]
-        return self._accept(offer, decision)
+        agreed = mine is not None and self._context.group_hash(mine) == header.group
+        decision = self._decision(header, mine if agreed else None)
+        answer = self._accept(offer, decision) if isinstance(decision, tuple) else decision
+        if answer is not None:
+            self._answer(offer, answer)
 
-    def _decision(self, offer: _Offer, group: Group | None) -> events.Reply | Group | None:
-        """The group to take the contribution with, what to reply, or None to hold.
+    def _decision(self, header: ContributionHeader, group: Group | None) -> Answer | Group | None:
+        """The group to take the contribution with, what to answer, or None to hold.
 
         Args:
-            offer: what somebody wants to contribute.
+            header: what somebody wants to contribute.
             group: the sender's if it is ours too, else None.
         """
-        key = offer.header.key
-        if key in self._shards.closed and group is not None:
-            self._offers.pop(offer.stream, None)
-            return events.AnswerStream(offer.stream, key, offer.header.reduction_offset)
-        version = self._shards.version(key.fragment)
-        if key not in self._shards.closed:
+        key, shards = header.key, self._shards
+        if key in shards.closed and group is not None:
+            return self._reductions[key]
+        version = shards.version(key.fragment)
+        if key not in shards.closed:
             if version is None or key.round > version:
                 return None
             if key.round < version - KEPT_ROUNDS:
                 reason = f"round {key.round} closed long ago, this peer is at {version}"
-                return self._refuse(offer, "pruned", reason)
+                return Refusal("pruned", reason)
         if group is None:
-            return self._refuse(offer, "group", "the groups of this round differ")
-        shards = len(self._layout.orders(key.fragment, group))
-        if key.shard >= shards:
-            return self._refuse(offer, "invalid", f"shard {key.shard} of {shards}")
-        above = self._shards.above(key, group)
-        if above is not None:
-            self._offers.pop(offer.stream, None)
-            return events.RedirectStream(offer.stream, above)
-        if version is not None and key.round < version and not self._shards.begun(key):
+            return Refusal("group", "the groups of this round differ")
+        count = len(self._context.orders(key.fragment, group))
+        if key.shard >= count:
+            return Refusal("invalid", f"shard {key.shard} of {count}")
+        if (above := shards.above(key, group)) is not None:
+            return Redirect(above)
+        if version is not None and key.round < version and not shards.begun(key):
             # Applied here through others, and no peer that knows the answer is left.
-            return self._refuse(
-                offer, "pruned", f"round {key.round} is over, this peer is at {version}"
-            )
+            return Refusal("pruned", f"round {key.round} is over, this peer is at {version}")
         return group
 
-    def _accept(self, offer: _Offer, group: Group) -> list[events.ReducerAction]:
+    def _accept(self, offer: _Offer, group: Group) -> Refusal | None:
         """Takes one contribution, or holds it where the round is not its sender's; counts it once
         however often it is sent.
 
         Other values than before come from a peer that gave the round up and tries it again later:
         the newer ones count.
         """
-        header, key, sender = offer.header, offer.header.key, offer.header.sender
+        header, own = offer.header, offer.own
         try:
-            if not offer.own and (early := self._misfit(header, group)):
-                return [self._refuse(offer, "again", early, faulty=True)]
-            weight = self._layout.weight(header.weight)
+            if own is None and (early := self._misfit(header, group)):
+                return Refusal("again", early, faulty=True)
+            weight = self._context.weight(header.weight)
             if not 0 <= header.norm < math.inf:
-                raise ValueError(f"{key} from {sender}: a norm of {header.norm}")
+                raise ValueError(f"{header.key} from {header.sender}: a norm of {header.norm}")
         except ValueError as error:
-            return [self._refuse(offer, "invalid", str(error), faulty=True)]
-        if not self._shards.admits(sender, group):
-            return []
-        entry = offer.shard = self._shards.open(key)
-        earlier = entry.contributions.get(sender)
-        if not offer.own and earlier is not None and earlier.hash != header.hash:
-            entry.withdrawn(sender)
+            return Refusal("invalid", str(error), faulty=True)
+        if not self._shards.admits(header.sender, group):
+            return None
+        entry = offer.shard = self._shards.open(header.key)
+        earlier = entry.contributions.get(header.sender)
+        if own is not None:
             earlier = None
-        if earlier is not None and earlier.whole and not offer.own:
-            offer.contribution = earlier
-            return []
-        fresh = offer.own or earlier is None or not header.resumed
-        if fresh or earlier is None:
-            earlier = PeerContribution(
-                offer.stream, header.hash, header.total_bytes, weight, header.norm
-            )
-            entry.contributions[sender] = earlier
-        earlier.stream, offer.contribution = offer.stream, earlier
-        actions: list[events.ReducerAction] = []
-        if header.resumed:
-            actions.append(events.AskToResume(offer.stream, earlier.received_bytes))
-        actions.append(events.TakeContribution(offer.stream, key, sender, fresh))
-        if offer.own:
-            earlier.whole = True
-            entry.contributed(sender)
-            return actions
-        return actions + self._verify_if_all_is_here(offer, earlier)
+        elif earlier is not None and earlier.incoming.hash != header.hash:
+            entry.withdrawn(header.sender)
+            earlier = None
+        elif earlier is not None and not earlier.whole and not header.resumed:
+            earlier = None
+        if earlier is None:
+            held = wire.Incoming.held(own.raw, own.hash) if own is not None else None
+            incoming = held or wire.Incoming(header.total_bytes, header.hash)
+            earlier = PeerContribution(incoming, weight, header.norm, whole=own is not None)
+            entry.contributions[header.sender] = earlier
+        offer.contribution = earlier
+        if not earlier.whole or own is not None:
+            earlier.stream = offer
+        if own is not None:
+            entry.contributed(header.sender)
+        offer.release()
+        return None
 
     def _misfit(self, header: ContributionHeader, group: Group) -> str:
         """Why the header comes too early, if it does. Raises ValueError: it never fits."""
-        key, codec = header.key, self._layout.codec
-        shard = self._layout.shards(key.fragment, group)[key.shard]
+        key, codec = header.key, self._context.codec
+        shard = self._context.shards(key.fragment, group)[key.shard]
         elements = shard.stop - shard.start
         announced = (header.codec, header.elements, header.total_bytes)
         if announced != (codec.wire_id, elements, shard.contribution_bytes):
@@ -278,47 +398,65 @@ class Reducer:
         known = self._shards.view.live(header.sender)  # gossip may not have told of it yet
         return "" if known else f"{key}: {header.sender} is not a member"
 
-    def _verify_if_all_is_here(
-        self, offer: _Offer, contribution: PeerContribution
-    ) -> list[events.ReducerAction]:
-        if contribution.received_bytes < contribution.total_bytes:
-            return []
-        key = offer.header.key
-        group = self._shards.group(key)
-        if group is None:
-            return self._moved(offer)
-        shards = self._layout.shards(key.fragment, group)
-        if key.shard >= len(shards):  # the group has changed meanwhile, and with it the cut
-            return self._moved(offer)
-        shard = shards[key.shard]
-        return [events.VerifyContribution(offer.stream, shard)]
-
-    def _is_current(self, offer: _Offer) -> bool:
-        if offer.shard is None or offer.contribution is None:
-            return False
-        mine = offer.shard.contributions.get(offer.header.sender) is offer.contribution
-        return mine and offer.contribution.stream == offer.stream
-
-    # -------------------------------------------------------------------------------- the answer
-
-    def _answer(self, offer: _Offer) -> list[events.ReducerAction]:
+    def _closed_or_moved(self, offer: _Offer) -> Answer | None:
         """What a contributor whose bytes are all here is told, if the time has come."""
         key = offer.header.key
         if key in self._shards.closed:
-            self._offers.pop(offer.stream, None)
-            return [events.AnswerStream(offer.stream, key, offer.header.reduction_offset)]
-        return [] if self._shards.get(key) is offer.shard else self._moved(offer)
+            return self._reductions[key]
+        return None if self._shards.get(key) is offer.shard else self._moved(offer)
 
-    def _moved(self, offer: _Offer) -> list[events.ReducerAction]:
+    def _moved(self, offer: _Offer) -> Answer:
         """What it has contributed counts for nothing here."""
-        key = offer.header.key
-        decision = self._decision(offer, self._shards.group(key))
-        if isinstance(decision, events.Reply):
-            return [decision]
-        return [self._refuse(offer, "again", "the shard has moved to another reducer")]
+        decision = self._decision(offer.header, self._shards.group(offer.header.key))
+        if isinstance(decision, Redirect | Refusal | wire.Reduction):
+            return decision
+        return Refusal("again", "the shard has moved to another reducer")
 
-    def _refuse(
-        self, offer: _Offer, kind: RefusalKind, reason: str, *, faulty: bool = False
-    ) -> events.RefuseStream:
-        self._offers.pop(offer.stream, None)
-        return events.RefuseStream(offer.stream, kind, reason, faulty)
+    # ------------------------------------------------------------------------------------ the mean
+
+    def _close_due(self) -> None:
+        for due in self._shards.close(self._context.clock()):
+            self._tasks.spawn(self._compute(due))
+
+    async def _compute(self, due: DueMean) -> None:
+        context, key, shard = self._context, due.key, due.shard
+        for peer in due.left_out:
+            context.left_out(peer)
+        self._missing.update(due.missing)
+        before = self._residuals.before(key, shard.start, shard.stop)
+        try:
+            await self._tell_alike(due)
+            reduction, left_out = await reduce(context, due, before)
+        except Exception as failure:  # the shard must not stay closed to peers that try again
+            context.log(new_event("warning", text=f"{key} was not reduced: {failure}"))
+            self._shards.computed(key, due.attempt, failed=True)
+        else:
+            if self._shards.computed(key, due.attempt):
+                self._reductions[key] = reduction
+                if left_out is not None:
+                    self._residuals.keep(key, shard.start, shard.stop, before, left_out)
+        self._look_again()
+
+    async def _tell_alike(self, due: DueMean) -> None:
+        """Says who contributes the same, where it is something: other values than zeros."""
+        context, shard = self._context, due.shard
+        codec, elements = context.codec, shard.stop - shard.start
+        for peers in () if context.ends_run else due.alike:
+            if context.known_alike(peers):
+                continue
+            given = due.inputs[due.contributors.index(peers[0])].buffer
+            norm = await context.worked(
+                elements,
+                partial(wire.check_values, codec, given, elements, math.inf, exact=shard.exact),
+            )
+            if norm > 0:
+                context.contribute_alike(peers)
+
+
+def _taken_over(header: ContributionHeader) -> Refusal:
+    reason = f"{header.key} from {header.sender}: a later stream took over"
+    return Refusal("again", reason, faulty=True)
+
+
+def _kind(error: wire.WireError) -> RefusalKind:
+    return "again" if isinstance(error, wire.Again) else "invalid"

@@ -1,43 +1,58 @@
-"""A layout of rounds that is easy to read: shard k goes to the k-th peer, then to the others."""
+"""A context whose rounds are easy to read: shard k goes to the k-th peer, then to the others.
 
-from collections.abc import Sequence
+What is ready runs in `settle`, and time stands still between: `Bench.now` is what a test says.
+"""
 
-from algorithms.codecs import codec_by_name
-from worker.exchange.allreduce.dialogue import Group, ShardRange
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import numpy as np
+
+from algorithms.plan import Plan
+from protos import murmuration_pb2 as pb
+from worker import wire
+from worker.exchange.allreduce.dialogue import ShardRange
+from worker.exchange.arrivals import Arrivals
+from worker.exchange.compression import Compression
+from worker.exchange.context import Context
+from worker.exchange.types import ExchangeConfig, RoundConfig
+from worker.simulation.clock import Clock
+from worker.simulation.loop import running
+from worker.transport import Unreachable
+
+T = TypeVar("T")
 
 ELEMENTS = 10
+BYTES = 4 * ELEMENTS
 TRANSFER_S = 3.0
 ROUND_S = 60.0
+CONFIG = RoundConfig(quorum=0.5, grace_s=20.0)
 
 
-class ByName:
-    """Args: orders: of the shards, or else by name; elements: of every shard."""
+@dataclass(frozen=True, kw_only=True)
+class ByName(Context):
+    """Args: order: of the peers for every shard, instead of by name; gate: heavy work waits for."""
 
-    run, fragments = 7, 3
-    codec = codec_by_name("fp32")
-    reduction_codec = codec_by_name("bf16")
+    order: Sequence[str] = ()
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def __init__(self, orders: Sequence[str] = (), elements: int = ELEMENTS) -> None:
-        self._orders, self._elements = orders, elements
+    def orders(self, fragment: int, group: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+        if self.order:
+            return tuple(tuple(each) for each in self.order)
+        return tuple((first, *(peer for peer in group if peer != first)) for first in group)
 
-    def orders(self, fragment: int, group: Group) -> Sequence[Sequence[str]]:
-        return self._orders or [
-            (first, *(peer for peer in group if peer != first)) for first in group
-        ]
-
-    def shards(self, fragment: int, group: Group) -> Sequence[ShardRange]:
-        size = self._elements
-        return [
-            ShardRange(k * size, (k + 1) * size, 4 * size, 2 * size)
-            for k in range(len(self.orders(fragment, group)))
-        ]
-
-    def group_hash(self, group: Group) -> int:
-        return hash(group)
+    def shards(self, fragment: int, group: Sequence[str]) -> tuple[ShardRange, ...]:
+        size = ELEMENTS
+        count = len(self.orders(fragment, group))
+        return tuple(ShardRange(k * size, (k + 1) * size, BYTES, BYTES // 2) for k in range(count))
 
     def weight(self, announced: int) -> int:
         if announced > 20:
-            raise ValueError(f"a contribution of {announced} steps")
+            raise wire.WireError(f"a contribution of {announced} steps")
         return announced
 
     def transfer_s(self, fragment: int) -> float:
@@ -45,3 +60,90 @@ class ByName:
 
     def round_s(self, fragment: int) -> float:
         return ROUND_S
+
+    async def worked(self, elements: int, work: Callable[[], T]) -> T:
+        await self.gate.wait()
+        return work()
+
+
+class Bench:
+    """The loop and the context of one peer."""
+
+    def __init__(self, me: str, clock: Clock, order: Sequence[str] = ()) -> None:
+        self.now, self._clock = 0.0, clock
+        self.context = ByName(
+            me=me,
+            run=7,
+            elements=[100] * 3,
+            plan=Plan(reduction_codec="bf16"),
+            compression=Compression(ExchangeConfig(compression="never")),
+            arrivals=Arrivals(lambda: self.now),
+            config=CONFIG,
+            detection_s=6.0,
+            clock=lambda: self.now,
+            offload=None,  # type: ignore[arg-type]  # `worked` takes its place
+            log=lambda event: None,
+            order=order,
+        )
+        self.context.gate.set()
+
+    def settle(self) -> None:
+        """Runs what is ready."""
+        self._clock.settle()
+
+
+@contextmanager
+def on_a_loop() -> Iterator[Clock]:
+    clock = Clock()
+    with running(clock, lambda peer, act: act()) as loop:
+        yield clock
+    assert not loop.problems, loop.problems
+
+
+class FakeStream:
+    """A stream whose other end is the test."""
+
+    def __init__(self) -> None:
+        self.sent: list[bytes] = []
+        self.cancelled = self.done_sending = False
+        self._come: deque[bytes | Unreachable | None] = deque()
+        self._waits: asyncio.Future[None] | None = None
+
+    @property
+    def is_read(self) -> bool:
+        """Whether somebody waits for the next message."""
+        return self._waits is not None and not self._waits.done()
+
+    def gives(self, message: bytes | Unreachable | None) -> None:
+        """To who reads."""
+        self._come.append(message)
+        if self._waits is not None and not self._waits.done():
+            self._waits.set_result(None)
+
+    async def send(self, message: bytes) -> None:
+        self.sent.append(message)
+
+    async def done(self) -> None:
+        self.done_sending = True
+
+    async def receive(self) -> bytes | None:
+        while not self._come:
+            self._waits = asyncio.get_running_loop().create_future()
+            await self._waits
+        message = self._come.popleft()
+        if isinstance(message, Unreachable):
+            raise message
+        return message
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+def encoded(value: float) -> memoryview:
+    """A shard of one value."""
+    return memoryview(bytearray(np.full(ELEMENTS, value, "<f4").tobytes()))
+
+
+def frame(kind: type[pb.ExchangeUp] | type[pb.ExchangeDown], raw: memoryview, offset: int) -> bytes:
+    piece = pb.Frame(offset=offset, payload=bytes(raw), hash=wire.hash64(raw))
+    return kind(frame=piece).SerializeToString()

@@ -1,82 +1,138 @@
 """The pass that ends a run in pairs: who is waited for, how long, and when it is tried again."""
 
+from collections.abc import Iterator
 from typing import Any
 
+import pytest
+import torch
+
 from tests.protocol.views import member
-from worker.exchange.allreduce.final_average import (
-    FinalAverage,
-    GiveUpMean,
-    LayOut,
-    MeanEnded,
-    PassEnded,
-)
-from worker.exchange.types import GivenUp, RoundConfig, RoundTick, View, ViewUpdated
+from tests.unit.worker.exchange.allreduce.layouts import CONFIG, ROUND_S, Bench, on_a_loop
+from worker.exchange.allreduce.final_average import FinalAverage
+from worker.exchange.types import View
 from worker.membership import Health, Member, Phase
+from worker.simulation.clock import Clock
+from worker.training.inbox import Begin, RoundDone, RoundFailed
 
 ROUND = 4
-CONFIG = RoundConfig(grace_s=20.0)
-ROUND_S = 30.0
-TICK = RoundTick()
+BEGIN = Begin(0, ROUND, (), torch.ones(1))
+DONE = RoundDone(ROUND, torch.ones(1), 1, ("a",), (), fragment=0)
+FAILED = RoundFailed(0, ROUND, "no", ())
 
 
-def seen(*members: Member) -> View:
-    return View({each.peer: each for each in members})
+@pytest.fixture
+def clock() -> Iterator[Clock]:
+    with on_a_loop() as clock:
+        yield clock
 
 
 def here(peer: str, version: int = ROUND, **changes: Any) -> Member:
     return member(peer, versions=(version,), **changes)
 
 
-def come(view: View) -> FinalAverage:
-    return FinalAverage("a", 0, ROUND, view, CONFIG, 0.0, ROUND_S)
+class Means:
+    """Takes the place of the rounds that the pass holds."""
+
+    def __init__(self) -> None:
+        self.groups: list[str] = []
+        self.given_up: list[str] = []
+
+    async def begin(self, begin: Begin) -> None:
+        self.groups.append("".join(begin.group))
+
+    def give_up(self, fragment: int, reason: str) -> None:
+        self.given_up.append(reason)
+
+    def tick(self) -> None:
+        pass
+
+    def on_view(self, view: View) -> None:
+        pass
+
+    def advanced(self, fragment: int, version: int, group: tuple[str, ...]) -> None:
+        assert version == ROUND
 
 
-def test_it_is_laid_out_over_all_once_all_have_come() -> None:
-    machine = come(seen(here("a"), here("b", ROUND - 1)))
-    assert machine.handle(TICK, 1.0) == []
-    assert machine.handle(ViewUpdated(seen(here("a"), here("b"))), 2.0) == [LayOut(("a", "b"))]
-    assert machine.handle(TICK, 3.0) == []
-    assert machine.handle(MeanEnded(failed=False), 4.0) == [PassEnded()]
-    assert machine.handle(TICK, 5.0) == []
+class Last(Bench):
+    """A peer that has come to the end."""
+
+    def __init__(self, clock: Clock, *members: Member) -> None:
+        super().__init__("a", clock)
+        self.means, self.results = Means(), list[RoundDone | RoundFailed]()
+        self.last = FinalAverage(self.context, self.means, self, self)  # type: ignore[arg-type]
+        self.last._contributor = self.means  # type: ignore[assignment]
+        self.sees(*members)
+        with pytest.raises(StopIteration):
+            self.last.begin(BEGIN).send(None)
+        self.settle()
+
+    def finished(self, result: RoundDone | RoundFailed) -> None:
+        self.results.append(result)
+
+    def sees(self, *members: Member) -> None:
+        self.last.on_view(View({each.peer: each for each in members}))
+        self.settle()
+
+    def at(self, now: float) -> list[str]:
+        """The groups of the means that were held by then."""
+        self.now = now
+        self.last.tick()
+        self.settle()
+        return self.means.groups
 
 
-def test_a_peer_that_has_not_come_is_waited_for_until_the_grace_is_over() -> None:
-    machine = come(seen(here("a"), here("b"), here("c", ROUND - 1)))
-    assert machine.handle(TICK, CONFIG.grace_s - 0.01) == []
-    assert machine.handle(TICK, CONFIG.grace_s) == [LayOut(("a", "b"))]
+def test_it_is_laid_out_over_all_once_all_have_come(clock: Clock) -> None:
+    made = Last(clock, here("a"), here("b", ROUND - 1))
+    assert made.at(1.0) == []
+    made.sees(here("a"), here("b"))
+    assert made.at(3.0) == ["ab"]
+    made.last.finished(DONE)
+    assert (made.results, made.at(5.0)) == ([DONE], ["ab"])
 
 
-def test_peers_that_are_gone_or_do_not_train_are_not_waited_for() -> None:
+def test_a_peer_that_has_not_come_is_waited_for_until_the_grace_is_over(clock: Clock) -> None:
+    made = Last(clock, here("a"), here("b"), here("c", ROUND - 1))
+    assert made.at(CONFIG.grace_s - 0.01) == []
+    assert made.at(CONFIG.grace_s) == ["ab"]
+
+
+def test_peers_that_are_gone_or_do_not_train_are_not_waited_for(clock: Clock) -> None:
     starting = member("d", phase=Phase.STARTING, versions=())
     dead, done = here("b", 0, health=Health.DEAD), here("c", phase=Phase.DONE)
-    machine = come(seen(here("a"), dead, done, starting))
-    assert machine.handle(TICK, 1.0) == [LayOut(("a",))]
+    assert Last(clock, here("a"), dead, done, starting).means.groups == ["a"]
 
 
-def test_a_peer_that_is_too_late_says_so() -> None:
-    machine = come(seen(here("a"), here("b", ROUND + 1, phase=Phase.DONE)))
-    (ended,) = machine.handle(TICK, 1.0)
-    assert ended == PassEnded("the others have agreed without this peer")
+def test_a_peer_that_is_too_late_says_so(clock: Clock) -> None:
+    made = Last(clock, here("a"), here("b", ROUND + 1, phase=Phase.DONE))
+    (ended,) = made.results
+    assert isinstance(ended, RoundFailed)
+    assert ended.reason == "the others have agreed without this peer"
 
 
-def test_a_mean_that_failed_is_tried_again_over_those_that_are_here_then() -> None:
-    machine = come(seen(here("a"), here("b")))
-    assert machine.handle(TICK, 1.0) == [LayOut(("a", "b"))]
-    assert machine.handle(MeanEnded(failed=True), 5.0) == []
-    assert machine.handle(ViewUpdated(seen(here("a"))), 5.4) == []
-    assert machine.handle(TICK, 5.5) == [LayOut(("a",))]
+def test_a_mean_that_failed_is_tried_again_over_those_that_are_here_then(clock: Clock) -> None:
+    made = Last(clock, here("a"), here("b"))
+    made.now = 5.0
+    made.last.finished(FAILED)
+    made.sees(here("a"))
+    assert made.at(5.4) == ["ab"]
+    assert made.at(5.5) == ["ab", "a"]
 
 
-def test_a_mean_that_fails_after_the_deadline_ends_the_pass() -> None:
-    machine = come(seen(here("a")))
-    machine.handle(TICK, 1.0)
-    assert machine.handle(MeanEnded(failed=True), CONFIG.grace_s + ROUND_S) == [PassEnded()]
+def test_a_mean_that_fails_after_the_deadline_ends_the_pass(clock: Clock) -> None:
+    made = Last(clock, here("a"))
+    made.now = CONFIG.grace_s + ROUND_S
+    made.last.finished(FAILED)
+    assert made.results == [FAILED]
 
 
-def test_a_pass_that_is_given_up_ends_at_once_or_with_its_mean() -> None:
-    waiting = come(seen(here("a"), here("b", 0)))
-    assert waiting.handle(GivenUp("another state"), 1.0) == [PassEnded("another state")]
-    running = come(seen(here("a")))
-    running.handle(TICK, 1.0)
-    assert running.handle(GivenUp("another state"), 2.0) == [GiveUpMean("another state")]
-    assert running.handle(MeanEnded(failed=True), 2.0) == [PassEnded()]
+def test_a_pass_that_is_given_up_ends_at_once_or_with_its_mean(clock: Clock) -> None:
+    waiting = Last(clock, here("a"), here("b", 0))
+    waiting.last.give_up(0, "another state")
+    (ended,) = waiting.results
+    assert isinstance(ended, RoundFailed)
+    assert ended.reason == "another state"
+    running = Last(clock, here("a"))
+    running.last.give_up(0, "another state")
+    assert (running.means.given_up, running.results) == (["another state"], [])
+    running.last.finished(FAILED)
+    assert running.results == [FAILED]

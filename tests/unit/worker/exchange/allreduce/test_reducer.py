@@ -1,387 +1,428 @@
 """Reducing: who may contribute, what is taken, when a shard closes, and what the late are told."""
 
+import asyncio
 import random
-from dataclasses import replace
-from itertools import count
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
+from protos import murmuration_pb2 as pb
 from tests.protocol.views import view
-from tests.unit.worker.exchange.allreduce.layouts import ROUND_S, TRANSFER_S, ByName
-from worker.exchange.allreduce import events
-from worker.exchange.allreduce.dialogue import ContributionHeader, Group
+from tests.unit.worker.exchange.allreduce.layouts import (
+    BYTES,
+    CONFIG,
+    ROUND_S,
+    TRANSFER_S,
+    Bench,
+    FakeStream,
+    encoded,
+    frame,
+    on_a_loop,
+)
+from worker import wire
+from worker.exchange.allreduce.dialogue import ContributionHeader, Group, ReductionHeader
 from worker.exchange.allreduce.reducer import Reducer
-from worker.exchange.types import RoundConfig, RoundTick, ShardKey, View, ViewUpdated
+from worker.exchange.types import ShardKey, View
+from worker.simulation.clock import Clock
 
 GROUP = ("a", "b", "c", "d")
 OTHER_GROUP = ("a", "b", "c", "d", "e")
 KEY = ShardKey(0, 0, 0)
-CONFIG = RoundConfig(quorum=0.5, grace_s=20.0)
 GRACE_S = CONFIG.grace_s + TRANSFER_S
-TICK = RoundTick()
-BYTES = 40
-numbers = count(1)
+LEARNED = wire.Reduction(
+    ReductionHeader(("a", "d"), GROUP, 1, BYTES // 2, 9, "d"),
+    wire.Payload(memoryview(bytes(BYTES // 2)), 9),
+)
 
 
-def reducer(me: str = "a", seen: View | None = None, version: int | None = 0) -> Reducer:
-    machine = Reducer(me, ByName(), CONFIG)
-    machine.handle(ViewUpdated(view("abcd") if seen is None else seen), 0.0)
-    if version is not None:
-        machine.handle(events.Advanced(0, version, GROUP), 0.0)
-    return machine
+@pytest.fixture
+def clock() -> Iterator[Clock]:
+    with on_a_loop() as clock:
+        yield clock
 
 
-def header(
-    peer: str, key: ShardKey = KEY, group: Group = GROUP, **changes: Any
-) -> ContributionHeader:
-    plain = ContributionHeader(
-        run=ByName.run,
-        fragment=key.fragment,
-        round=key.round,
-        shard=key.shard,
-        sender=peer,
-        group=hash(group),
-        codec=ByName.codec.wire_id,
-        elements=10,
-        total_bytes=BYTES,
-        hash=ord(peer),
-    )
-    return replace(plain, **changes)
+class Contribution(FakeStream):
+    """One peer's stream to the reducer."""
+
+    def __init__(self, bench: "Reducing", header: ContributionHeader, raw: memoryview) -> None:
+        super().__init__()
+        self._bench, self._raw, self._sent = bench, raw, 0
+        self.gives(wire.contribution_to_message(header))
+        self.task = asyncio.ensure_future(self._served(bench.reducer))
+        bench.settle()
+
+    async def _served(self, reducer: Reducer) -> None:
+        with suppress(asyncio.CancelledError):
+            await reducer.serve(self)
+
+    def send_up_to(self, end: int) -> "Contribution":
+        """The bytes up to there."""
+        self.gives(frame(pb.ExchangeUp, self._raw[self._sent : end], self._sent))
+        self._sent = end
+        self._bench.settle()
+        return self
+
+    def ends(self) -> None:
+        self.gives(None)
+        self._bench.settle()
+
+    def breaks(self) -> None:
+        self.task.cancel()
+        self._bench.settle()
+
+    @property
+    def told(self) -> list[str]:
+        """What came back, in a word each; of an answer, its offset."""
+        said, answer = list[str](), None
+        for raw in self.sent:
+            down = pb.ExchangeDown.FromString(raw)
+            match down.WhichOneof("body"):
+                case "resume":
+                    said.append(f"resume {down.resume.offset}")
+                case "redirect":
+                    said.append(f"to {down.redirect.peer}")
+                case "refusal":
+                    assert down.refusal.reason
+                    said.append(wire.refusal_kind(down.refusal))
+                case "header":
+                    answer = "".join(down.header.contributors)
+                    said.append(f"mean of {answer}")
+                case "frame":
+                    said.append(f"from {down.frame.offset}") if down.frame.offset else None
+        return said
+
+    @property
+    def answer(self) -> pb.ReductionHeader:
+        return next(
+            down.header
+            for down in map(pb.ExchangeDown.FromString, self.sent)
+            if down.HasField("header")
+        )
 
 
-def offer(
-    machine: Reducer,
-    peer: str = "d",
-    key: ShardKey = KEY,
-    group: Group = GROUP,
-    now: float = 0.0,
-    **changes: Any,
-) -> tuple[int, list[events.ReducerAction]]:
-    """A peer wants to contribute: the number of its stream, and what it is told."""
-    stream = next(numbers)
-    return stream, machine.handle(
-        events.ContributionOffered(stream, header(peer, key, group, **changes)), now
-    )
+class Reducing(Bench):
+    """One reducer, and its contributors."""
+
+    def __init__(
+        self, clock: Clock, me: str = "a", seen: View | None = None, version: int | None = 0
+    ) -> None:
+        super().__init__(me, clock)
+        self.reducer = Reducer(self.context)
+        self.on_view(view("abcd") if seen is None else seen)
+        if version is not None:
+            self.advanced(version)
+
+    def on_view(self, seen: View) -> None:
+        self.reducer.on_view(seen)
+        self.settle()
+
+    def advanced(self, version: int, group: Group = GROUP, fragment: int = 0) -> None:
+        self.reducer.advanced(fragment, version, group)
+        self.settle()
+
+    def tick(self, now: float) -> None:
+        self.now = now
+        self.reducer.tick()
+        self.settle()
+
+    def learned(self, key: ShardKey = KEY) -> None:
+        self.reducer.learned(key, LEARNED)
+        self.settle()
+
+    def offer(
+        self,
+        peer: str = "d",
+        key: ShardKey = KEY,
+        group: Group = GROUP,
+        value: float | None = None,
+        **changes: Any,
+    ) -> Contribution:
+        """A peer wants to contribute."""
+        raw = encoded(ord(peer) if value is None else value)
+        return Contribution(self, self.header(peer, key, group, raw, **changes), raw)
+
+    def header(
+        self, peer: str, key: ShardKey, group: Group, raw: memoryview, **changes: Any
+    ) -> ContributionHeader:
+        plain: dict[str, Any] = {
+            "run": self.context.run,
+            "fragment": key.fragment,
+            "round": key.round,
+            "shard": key.shard,
+            "sender": peer,
+            "group": wire.group_hash(group),
+            "codec": self.context.codec.wire_id,
+            "elements": 10,
+            "total_bytes": BYTES,
+            "hash": wire.hash64(raw),
+            "norm": 1000.0,
+        }
+        return ContributionHeader(**(plain | changes))
+
+    def contribute(self, peers: str, group: Group = GROUP) -> list[Contribution]:
+        """Whole contributions."""
+        return [self.offer(peer, group=group).send_up_to(BYTES) for peer in peers]
+
+    def answer(self, key: ShardKey = KEY, group: Group = GROUP) -> str:
+        """What a peer that offers a contribution is told at once."""
+        stream = self.offer("d", key, group)
+        reads, told = stream.is_read, " ".join(stream.told)
+        stream.breaks()
+        return told or ("take" if reads else "hold")
+
+    @property
+    def awaited(self) -> str:
+        return "".join(self.reducer.awaited(KEY))
 
 
-def answer(machine: Reducer, key: ShardKey = KEY, group: Group = GROUP) -> object:
-    """What a peer that offers a contribution is told at once, without its stream; None: hold."""
-    stream, actions = offer(machine, "d", key, group)
-    machine.handle(events.ContributorGone(stream), 0.0)
-    if not actions:
-        return None
-    (action,) = actions
-    match action:
-        case events.TakeContribution():
-            return "take"
-        case events.AnswerStream():
-            return "answer"
-        case events.RedirectStream(_, peer):
-            return f"to {peer}"
-        case events.RefuseStream(_, kind, reason):
-            assert reason
-            return kind
-    raise AssertionError(action)
+def told(streams: list[Contribution]) -> set[str]:
+    return {" ".join(stream.told) for stream in streams}
 
 
-def contribute(
-    machine: Reducer, peers: str, now: float = 0.0, group: Group = GROUP, **changes: Any
-) -> list[events.ReducerAction]:
-    """Whole contributions; what follows beside their being taken."""
-    actions = []
-    for peer in peers:
-        stream, taken = offer(machine, peer, group=group, now=now, **changes)
-        assert events.TakeContribution(stream, KEY, peer, fresh=True) in taken
-        came = machine.handle(events.ContributionBytes(stream, BYTES), now)
-        assert any(isinstance(each, events.VerifyContribution) for each in came)
-        actions += machine.handle(events.ContributionVerified(stream), now)
-    return actions
-
-
-def computed(actions: list[events.ReducerAction]) -> list[tuple[str, str]]:
-    """(contributors, next group) of the means that are due."""
-    return [
-        ("".join(action.contributors), "".join(action.next_group))
-        for action in actions
-        if isinstance(action, events.ComputeShard)
-    ]
-
-
-def close(machine: Reducer, actions: list[events.ReducerAction]) -> list[events.ReducerAction]:
-    """The mean that is due is computed."""
-    (due,) = [action for action in actions if isinstance(action, events.ComputeShard)]
-    return machine.handle(events.ShardComputed(due.key, due.attempt), 1.0)
-
-
-def closed() -> Reducer:
-    machine = reducer()
-    close(machine, contribute(machine, "abcd"))
-    return machine
+def closed(clock: Clock) -> Reducing:
+    made = Reducing(clock)
+    assert told(made.contribute("abcd")) == {"mean of abcd"}
+    return made
 
 
 # ---------------------------------------------------------------------------------- closing
 
 
-def test_a_shard_closes_when_everyone_has_contributed() -> None:
-    machine = reducer()
-    assert contribute(machine, "dba") == []
-    assert machine.awaited(KEY) == ("c",)
-    actions = contribute(machine, "c")
-    assert computed(actions) == [("abcd", "abcd")]
-    (due,) = actions
-    assert isinstance(due, events.ComputeShard)
-    assert (due.last, due.weights, due.shard.bounds) == ("c", (1, 1, 1, 1), (0, 10))
+def test_a_shard_closes_when_everyone_has_contributed(clock: Clock) -> None:
+    made = Reducing(clock)
+    streams = made.contribute("dba")
+    assert (told(streams), made.awaited) == ({""}, "c")
+    streams += made.contribute("c")
+    assert told(streams) == {"mean of abcd"}
+    answer = streams[0].answer
+    assert (answer.last, list(answer.next_group)) == ("c", list("abcd"))
 
 
-def test_contributors_are_sorted_whatever_the_order_of_arrival() -> None:
+def test_contributors_are_sorted_whatever_the_order_of_arrival(clock: Clock) -> None:
     rng = random.Random(4)
     for _ in range(20):
-        order = "".join(rng.sample("abcd", 4))
-        assert computed(contribute(reducer(), order)) == [("abcd", "abcd")]
+        assert told(Reducing(clock).contribute("".join(rng.sample("abcd", 4)))) == {"mean of abcd"}
 
 
-def test_equal_contributions_are_named_and_equal_shards_of_others_are_not() -> None:
+def test_equal_contributions_are_named_and_equal_shards_of_others_are_not(clock: Clock) -> None:
     """Where no sample has touched a shard it may be equal, while the norms of all of it differ."""
-    machine = reducer()
-    contribute(machine, "ca", hash=7, norm=2.0)
-    contribute(machine, "b", hash=7, norm=3.0)
-    (due,) = contribute(machine, "d", hash=8, norm=2.0)
-    assert isinstance(due, events.ComputeShard)
-    assert due.alike == (("a", "c"),)
+    made = Reducing(clock)
+    for peer, value, norm in (("c", 7, 100), ("a", 7, 100), ("b", 7, 150), ("d", 8, 100)):
+        made.offer(peer, value=value, norm=norm).send_up_to(BYTES)
+    assert made.context.counts.alike == {("a", "c")}
 
 
-def test_a_repeated_contribution_counts_once() -> None:
-    machine = reducer()
-    contribute(machine, "b")
-    for resumed in (False, True):
-        assert offer(machine, "b", resumed=resumed)[1] == []  # it is whole here: it waits
-    assert machine.awaited(KEY) == ("a", "c", "d")
+def test_a_repeated_contribution_counts_once(clock: Clock) -> None:
+    made = Reducing(clock)
+    made.contribute("b")
+    again = [made.offer("b", resumed=resumed) for resumed in (False, True)]
+    assert (told(again), made.awaited) == ({""}, "acd")  # it is whole here: it waits
+    made.contribute("acd")
+    assert told(again) == {"mean of abcd"}
 
 
-def test_it_is_computed_exactly_once() -> None:
-    machine = reducer()
-    actions = contribute(machine, "abcd")
-    for event in (TICK, ViewUpdated(view("abcd"))):
-        assert machine.handle(event, 1.0) == []
-    answered = close(machine, actions)
-    assert answered[:2] == [events.KeepReduction(KEY), events.ForgetContributions(KEY)]
-    assert len([each for each in answered if isinstance(each, events.AnswerStream)]) == 4
-    assert close(machine, actions) == []
-    assert machine.handle(TICK, 1000.0) == []
+def test_a_quorum_closes_after_the_grace(clock: Clock) -> None:
+    made = Reducing(clock)
+    streams = made.contribute("a")
+    made.tick(100.0)
+    assert told(streams) == {""}  # one of four is no quorum
+    streams += made.contribute("c")
+    made.tick(100.0 + GRACE_S - 0.01)
+    assert told(streams) == {""}
+    made.tick(100.0 + GRACE_S)
+    assert told(streams) == {"mean of ac"}
+    assert made.reducer.take_missing() == {"b", "d"}
 
 
-def test_a_quorum_closes_after_the_grace() -> None:
-    machine = reducer()
-    contribute(machine, "a", now=1.0)
-    assert machine.handle(TICK, 100.0) == []  # one of four is no quorum
-    contribute(machine, "c", now=100.0)
-    assert machine.wakes_at(100.0) == 100.0 + GRACE_S
-    assert machine.handle(TICK, 100.0 + GRACE_S - 0.01) == []
-    assert computed(machine.handle(TICK, 100.0 + GRACE_S)) == [("ac", "abcd")]
+def test_the_grace_is_not_begun_again_by_a_further_contribution(clock: Clock) -> None:
+    made = Reducing(clock)
+    made.now = 10.0
+    streams = made.contribute("ab")
+    made.now = 20.0
+    streams += made.contribute("c")
+    made.tick(10.0 + GRACE_S)
+    assert told(streams) == {"mean of abc"}
 
 
-def test_the_grace_is_not_begun_again_by_a_further_contribution() -> None:
-    machine = reducer()
-    contribute(machine, "ab", now=10.0)
-    contribute(machine, "c", now=20.0)
-    assert computed(machine.handle(TICK, 10.0 + GRACE_S)) == [("abc", "abcd")]
-
-
-def test_it_does_not_wait_for_the_dead() -> None:
-    machine = reducer()
-    contribute(machine, "abc", now=1.0)
-    assert machine.handle(ViewUpdated(view("abc", suspect="d")), 4.0) == []
-    dead = machine.handle(ViewUpdated(view("abc", dead="d")), 8.0)
-    assert computed(dead) == [("abc", "abc")]
+def test_it_does_not_wait_for_the_dead(clock: Clock) -> None:
+    made = Reducing(clock)
+    streams = made.contribute("abc")
+    made.on_view(view("abc", suspect="d"))
+    assert told(streams) == {""}
+    made.on_view(view("abc", dead="d"))
+    assert told(streams) == {"mean of abc"}
+    assert list(streams[0].answer.next_group) == list("abc")
 
 
 @pytest.mark.parametrize("gone", [{"left": "d"}, {"done": "d"}, {"ahead": "d"}])
-def test_it_does_not_wait_for_a_peer_that_has_nothing_to_contribute(gone: dict[str, str]) -> None:
-    machine = reducer(seen=view("abc", **gone))
-    assert len(computed(contribute(machine, "abc", now=1.0))) == 1
+def test_it_does_not_wait_for_a_peer_that_has_nothing_to_contribute(
+    clock: Clock, gone: dict[str, str]
+) -> None:
+    made = Reducing(clock, seen=view("abc", **gone))
+    assert told(made.contribute("abc")) == {"mean of abc"}
 
 
-def test_the_quorum_is_of_those_that_are_expected() -> None:
-    machine = reducer(seen=view("ab", dead="cd"))
-    contribute(machine, "a", now=1.0)
-    assert computed(machine.handle(TICK, 1.0 + GRACE_S)) == [("a", "ab")]
+def test_the_quorum_is_of_those_that_are_expected_and_may_be_lost_again(clock: Clock) -> None:
+    made = Reducing(clock, seen=view("ab", dead="cd"))
+    streams = made.contribute("a")
+    made.on_view(view("abcd"))
+    made.tick(GRACE_S)
+    assert told(streams) == {""}
+    made.on_view(view("ab", dead="cd"))
+    made.tick(2 * GRACE_S)
+    assert told(streams) == {"mean of a"}
 
 
-def test_a_lost_quorum_is_waited_for_again() -> None:
-    machine = reducer(seen=view("ab", dead="cd"))
-    contribute(machine, "a", now=1.0)
-    machine.handle(ViewUpdated(view("abcd")), 2.0)
-    assert machine.handle(TICK, 1.0 + GRACE_S) == []
+def test_a_contribution_from_outside_the_group_adds_nothing_and_is_answered(clock: Clock) -> None:
+    made = Reducing(clock, seen=view("abcde"))
+    outside = made.offer("e")
+    assert not outside.is_read
+    made.contribute("abcd")
+    assert told([outside, made.offer("e")]) == {"mean of abcd"}
+    assert list(outside.answer.next_group) == list("abcde")
 
 
-def test_a_contribution_from_outside_the_group_adds_nothing_and_is_answered() -> None:
-    machine = reducer(seen=view("abcde"))
-    outside, actions = offer(machine, "e")
-    assert actions == []
-    assert computed(contribute(machine, "abcd")) == [("abcd", "abcde")]
-    closed = machine.handle(events.ShardComputed(KEY, 1), 1.0)
-    assert events.AnswerStream(outside, KEY, 0) in closed
-    late, answer = offer(machine, "e")
-    assert answer == [events.AnswerStream(late, KEY, 0)]
+def test_a_contribution_from_outside_is_let_go_when_the_round_does_not_close(clock: Clock) -> None:
+    made = Reducing(clock, seen=view("abcde"))
+    outside = made.offer("e")
+    made.tick(ROUND_S)
+    assert outside.told == ["pruned"]
 
 
-def test_a_contribution_from_outside_is_let_go_when_the_round_does_not_close() -> None:
-    machine = reducer(seen=view("abcde"))
-    outside, _ = offer(machine, "e")
-    (refused,) = machine.handle(TICK, machine.wakes_at(0.0))
-    assert isinstance(refused, events.RefuseStream)
-    assert (refused.stream, refused.kind, refused.faulty) == (outside, "pruned", False)
+def test_who_is_outside_contributes_where_nobody_of_the_group_is_left(clock: Clock) -> None:
+    made = Reducing(clock, me="e", seen=view("be", dead="acd"))
+    assert made.offer("f").told == ["to b"]
+    made.on_view(view("ef", dead="abcd"))
+    assert told(made.contribute("e")) == {"mean of e"}
 
 
-def test_who_is_outside_contributes_where_nobody_of_the_group_is_left() -> None:
-    machine = reducer(me="e", seen=view("be", dead="acd"))
-    elsewhere, led = offer(machine, "f")
-    assert led == [events.RedirectStream(elsewhere, "b")]
-    machine.handle(ViewUpdated(view("ef", dead="abcd")), 1.0)
-    assert computed(contribute(machine, "e")) == [("e", "ef")]
+def test_the_next_group_is_of_those_that_can_join_it(clock: Clock) -> None:
+    made = Reducing(clock, seen=view("abcx", suspect="d", starting="e", done="f", dead="g"))
+    assert list(made.contribute("abcd")[0].answer.next_group) == list("abcdx")
 
 
-def test_the_next_group_is_of_those_that_can_join_it() -> None:
-    machine = reducer(seen=view("abcx", suspect="d", starting="e", done="f", dead="g"))
-    assert computed(contribute(machine, "abcd")) == [("abcd", "abcdx")]
-
-
-def test_a_shard_that_could_not_be_reduced_is_open_to_those_that_try_again() -> None:
-    machine = reducer()
-    (due,) = contribute(machine, "abcd")
-    assert isinstance(due, events.ComputeShard)
-    failed = machine.handle(events.ShardComputed(KEY, due.attempt, failed=True), 1.0)
-    kinds = [each.kind for each in failed if isinstance(each, events.RefuseStream)]
-    assert kinds == ["again"] * 4
-    assert computed(contribute(machine, "abcd")) == [("abcd", "abcd")]
+def test_a_shard_that_could_not_be_reduced_is_open_to_those_that_try_again(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Reducing(clock)
+    with monkeypatch.context() as broken:
+        broken.setattr(wire, "average", lambda *_, **__: 1 / 0)
+        assert told(made.contribute("abcd")) == {"again"}
+    assert told(made.contribute("abcd")) == {"mean of abcd"}
 
 
 # ------------------------------------------------------------------------------- what is taken
 
 
-def test_a_resumed_contribution_goes_on_where_it_broke_off() -> None:
-    machine = reducer()
-    first, _ = offer(machine, "b")
-    machine.handle(events.ContributionBytes(first, 15), 0.0)
-    machine.handle(events.ContributorGone(first), 0.0)
-    again, actions = offer(machine, "b", resumed=True)
-    taken = events.TakeContribution(again, KEY, "b", fresh=False)
-    assert actions == [events.AskToResume(again, 15), taken]
-    (verify,) = machine.handle(events.ContributionBytes(again, BYTES - 15), 0.0)
-    assert isinstance(verify, events.VerifyContribution)
+def test_a_resumed_contribution_goes_on_where_it_broke_off(clock: Clock) -> None:
+    made = Reducing(clock)
+    made.offer("b").send_up_to(15).breaks()
+    again = made.offer("b", resumed=True)
+    assert again.told == ["resume 15"]
+    again._sent = 15
+    again.send_up_to(BYTES)
+    assert made.awaited == "acd"
 
 
-def test_a_resumed_one_of_which_nothing_is_here_begins_at_the_first_byte() -> None:
-    stream, actions = offer(reducer(), "b", resumed=True)
-    taken = events.TakeContribution(stream, KEY, "b", fresh=True)
-    assert actions == [events.AskToResume(stream, 0), taken]
+def test_a_resumed_one_of_which_nothing_is_here_begins_at_the_first_byte(clock: Clock) -> None:
+    assert Reducing(clock).offer("b", resumed=True).told == ["resume 0"]
 
 
-def test_a_later_stream_takes_over_from_an_earlier() -> None:
-    machine = reducer()
-    first, _ = offer(machine, "b")
-    machine.handle(events.ContributionBytes(first, 15), 0.0)
-    later, _ = offer(machine, "b", resumed=True)
-    assert (machine.takes(first), machine.takes(later)) == (False, True)
-    (refused,) = machine.handle(events.ContributionBytes(first, 0), 0.0)
-    assert isinstance(refused, events.RefuseStream)
-    assert (refused.stream, refused.kind, refused.faulty) == (first, "again", True)
-    (verify,) = machine.handle(events.ContributionBytes(later, BYTES - 15), 0.0)
-    assert isinstance(verify, events.VerifyContribution)
+def test_a_later_stream_takes_over_from_an_earlier(clock: Clock) -> None:
+    made = Reducing(clock)
+    first = made.offer("b").send_up_to(15)
+    later = made.offer("b", resumed=True)
+    assert later.told == ["resume 15"]
+    assert first.send_up_to(30).told == ["again"]
+    later._sent = 15
+    later.send_up_to(BYTES)
+    assert made.awaited == "acd"
 
 
-def test_other_values_withdraw_what_was_here() -> None:
-    machine = reducer()
-    contribute(machine, "abc")
-    stream, _ = offer(machine, "b", hash=1)
-    assert machine.awaited(KEY) == ("b", "d")
-    assert contribute(machine, "d") == []
-    machine.handle(events.ContributionBytes(stream, BYTES), 1.0)
-    actions = machine.handle(events.ContributionVerified(stream), 1.0)
-    assert computed(actions) == [("abcd", "abcd")]
+def test_other_values_withdraw_what_was_here(clock: Clock) -> None:
+    made = Reducing(clock)
+    streams = made.contribute("abc")
+    other = made.offer("b", value=1.0)
+    assert made.awaited == "bd"
+    streams += made.contribute("d")
+    assert told(streams) == {""}
+    other.send_up_to(BYTES)
+    assert told([*streams, other]) == {"mean of abcd"}
 
 
-def test_values_that_were_replaced_while_they_were_verified_do_not_count() -> None:
+def test_values_that_were_replaced_while_they_were_verified_do_not_count(clock: Clock) -> None:
     """Else the mean would be of bytes that are only half here."""
-    machine = reducer()
-    contribute(machine, "acd")
-    first, _ = offer(machine, "b")
-    machine.handle(events.ContributionBytes(first, BYTES), 0.0)
-    offer(machine, "b", hash=1)
-    (refused,) = machine.handle(events.ContributionVerified(first), 0.0)
-    assert isinstance(refused, events.RefuseStream)
-    assert machine.awaited(KEY) == ("b",)
+    made = Reducing(clock)
+    made.contribute("acd")
+    made.context.gate.clear()
+    first = made.offer("b").send_up_to(BYTES)
+    made.offer("b", value=1.0)
+    made.context.gate.set()
+    made.settle()
+    assert (first.told, made.awaited) == (["again"], "b")
 
 
-def test_nothing_can_be_withdrawn_while_the_mean_is_computed() -> None:
-    machine = reducer()
-    actions = contribute(machine, "abcd")
-    stream, _ = offer(machine, "b", hash=1)
-    machine.handle(events.ContributionBytes(stream, BYTES), 1.0)
-    assert machine.handle(events.ContributionVerified(stream), 1.0) == []
-    assert events.AnswerStream(stream, KEY, 0) in close(machine, actions)
+def test_nothing_can_be_withdrawn_while_the_mean_is_computed(clock: Clock) -> None:
+    made = Reducing(clock)
+    streams = made.contribute("abc")
+    made.context.gate.clear()
+    streams += made.contribute("d")  # verified, it waits for the gate once more
+    made.context.gate.set()
+    made.settle()
+    other = made.offer("b", value=1.0).send_up_to(BYTES)
+    assert told([*streams, other]) == {"mean of abcd"}
 
 
-def test_a_shard_without_contributions_never_closes() -> None:
-    machine = reducer()
-    contribute(machine, "b")
-    offer(machine, "b", hash=1)
-    assert machine.handle(ViewUpdated(view("a", dead="bcd")), 2.0) == []
-    assert machine.handle(TICK, 1000.0) == []
+def test_a_shard_without_contributions_never_closes(clock: Clock) -> None:
+    made = Reducing(clock)
+    streams = [*made.contribute("b"), made.offer("b", value=1.0)]
+    made.on_view(view("a", dead="bcd"))
+    made.tick(ROUND_S - 1)
+    assert told(streams) == {""}
 
 
-def test_the_own_contribution_is_here_at_once_and_the_newest_counts() -> None:
-    machine = reducer()
-    contribute(machine, "bcd")
-    stream = next(numbers)
-    actions = machine.handle(events.OwnOffered(stream, KEY, GROUP, hash=5, weight=3), 1.0)
-    assert events.TakeContribution(stream, KEY, "a", fresh=True) in actions
-    assert computed(actions) == [("abcd", "abcd")]
-    (due,) = [each for each in actions if isinstance(each, events.ComputeShard)]
-    assert due.weights == (3, 1, 1, 1)
+def test_the_own_contribution_is_here_at_once_and_the_newest_counts(clock: Clock) -> None:
+    made = Reducing(clock)
+    made.contribute("bcd")
+    raw = encoded(5.0)
+    header = made.header("a", KEY, GROUP, raw, weight=3)
+    own = asyncio.ensure_future(made.reducer.contribute(header, wire.Payload.of(raw)))
+    made.settle()
+    answer = own.result()
+    assert isinstance(answer, wire.Reduction)
+    assert answer.header.contributors == GROUP
 
 
-def test_a_damaged_frame_loses_nothing_of_what_came_before_it() -> None:
-    machine = reducer()
-    stream, _ = offer(machine, "b")
-    machine.handle(events.ContributionBytes(stream, 15), 0.0)
-    (refused,) = machine.handle(events.ContributionDamaged(stream, "damaged", again=True), 0.0)
-    assert isinstance(refused, events.RefuseStream)
-    assert (refused.kind, refused.faulty) == ("again", True)
-    again, actions = offer(machine, "b", resumed=True)
-    assert events.AskToResume(again, 15) in actions
+def test_a_damaged_frame_loses_nothing_of_what_came_before_it(clock: Clock) -> None:
+    made = Reducing(clock)
+    stream = made.offer("b").send_up_to(15)
+    stream.gives(frame(pb.ExchangeUp, encoded(0), 3))
+    made.settle()
+    assert stream.told == ["again"]
+    assert made.offer("b", resumed=True).told == ["resume 15"]
 
 
-def test_nothing_is_left_of_values_that_cannot_be_averaged() -> None:
-    machine = reducer()
-    stream, _ = offer(machine, "b")
-    machine.handle(events.ContributionBytes(stream, BYTES), 0.0)
-    (refused,) = machine.handle(events.ContributionDamaged(stream, "NaN", again=False), 0.0)
-    assert isinstance(refused, events.RefuseStream)
-    assert refused.kind == "invalid"
-    again, actions = offer(machine, "b", resumed=True)
-    assert events.AskToResume(again, 0) in actions
+def test_nothing_is_left_of_values_that_cannot_be_averaged(clock: Clock) -> None:
+    made = Reducing(clock)
+    assert made.offer("b", value=float("nan")).send_up_to(BYTES).told == ["invalid"]
+    assert made.offer("b", value=float("nan"), resumed=True).told == ["resume 0"]
 
 
-def test_who_ends_before_all_is_here_may_come_again() -> None:
-    machine = reducer()
-    stream, _ = offer(machine, "b")
-    (refused,) = machine.handle(events.ContributorDone(stream), 0.0)
-    assert isinstance(refused, events.RefuseStream)
-    assert (refused.kind, refused.faulty) == ("again", True)
-    assert "broke off" in refused.reason
+def test_who_ends_before_all_is_here_may_come_again(clock: Clock) -> None:
+    stream = Reducing(clock).offer("b")
+    stream.ends()
+    assert stream.told == ["again"]
 
 
-def test_who_comes_while_the_mean_is_computed_gets_the_answer_and_is_not_in_it() -> None:
-    machine = reducer(seen=view("abcd"))
-    actions = machine.handle(ViewUpdated(view("abd", done="c")), 0.0)
-    actions = contribute(machine, "abd")
-    assert contribute(machine, "c") == []
-    (due,) = [each for each in actions if isinstance(each, events.ComputeShard)]
-    assert (due.contributors, due.last) == (("a", "b", "d"), "d")
-    answers = [each for each in close(machine, actions) if isinstance(each, events.AnswerStream)]
-    assert len(answers) == 4
+def test_who_comes_after_the_others_closed_gets_the_answer_and_is_not_in_it(clock: Clock) -> None:
+    made = Reducing(clock, seen=view("abd", done="c"))
+    late = made.offer("c").send_up_to(15)
+    streams = made.contribute("abd")
+    assert told(streams) == {"mean of abd"}
+    assert late.told == []
+    assert late.send_up_to(BYTES).told == ["mean of abd"]
 
 
 @pytest.mark.parametrize(
@@ -394,219 +435,201 @@ def test_who_comes_while_the_mean_is_computed_gets_the_answer_and_is_not_in_it()
         ({"elements": 11}, "invalid", True),
         ({"total_bytes": 44}, "invalid", True),
         ({"weight": 21}, "invalid", True),
+        ({"norm": -1.0}, "invalid", True),
         ({"peer": "x"}, "again", True),  # gossip may not have told of it yet
         ({"group": OTHER_GROUP}, "group", False),
     ],
 )
 def test_a_header_that_does_not_fit_is_refused(
-    wrong: dict[str, Any], kind: str, faulty: bool
+    clock: Clock, wrong: dict[str, Any], kind: str, faulty: bool
 ) -> None:
-    machine = reducer()
-    stream, actions = offer(machine, **wrong)
-    (refused,) = actions
-    assert isinstance(refused, events.RefuseStream)
-    assert (refused.stream, refused.kind, refused.faulty) == (stream, kind, faulty)
-    assert computed(contribute(machine, "abcd")) == [("abcd", "abcd")]
+    made = Reducing(clock)
+    assert made.offer(**wrong).told == [kind]
+    assert bool(made.context.counts._equal) is faulty
+    assert told(made.contribute("abcd")) == {"mean of abcd"}
 
 
 # ------------------------------------------------------------------------------ who may contribute
 
 
-def test_it_holds_back_until_it_knows_its_own_state() -> None:
-    machine = reducer(version=None)
-    stream, held = offer(machine)
-    assert held == []
-    taken = machine.handle(events.Advanced(0, 0, GROUP), 1.0)
-    assert taken == [events.TakeContribution(stream, KEY, "d", fresh=True)]
+@pytest.mark.parametrize(("version", "key"), [(None, KEY), (3, ShardKey(0, 4, 0))])
+def test_it_holds_a_round_that_it_has_not_come_to(
+    clock: Clock, version: int | None, key: ShardKey
+) -> None:
+    made = Reducing(clock, version=version)
+    stream = made.offer(key=key)
+    assert not stream.is_read
+    made.advanced(key.round)
+    assert stream.is_read
 
 
-def test_it_holds_a_round_that_it_has_not_come_to() -> None:
-    machine, next_key = reducer(version=3), ShardKey(0, 4, 0)
-    stream, held = offer(machine, key=next_key)
-    assert held == []
-    taken = machine.handle(events.Advanced(0, 4, GROUP), 1.0)
-    assert events.TakeContribution(stream, next_key, "d", fresh=True) in taken
-
-
-def test_it_holds_nobody_for_longer_than_a_round_may_take() -> None:
-    machine = reducer(version=None)
-    stream, _ = offer(machine, now=1.0)
-    assert machine.wakes_at(1.0) == 1.0 + ROUND_S
-    assert machine.handle(TICK, 1.0 + ROUND_S - 0.01) == []
-    (refused,) = machine.handle(TICK, 1.0 + ROUND_S)
-    assert isinstance(refused, events.RefuseStream)
-    assert (refused.stream, refused.kind) == (stream, "pruned")
+def test_it_holds_nobody_for_longer_than_a_round_may_take(clock: Clock) -> None:
+    made = Reducing(clock, version=None)
+    made.now = 1.0
+    stream = made.offer()
+    made.tick(1.0 + ROUND_S - 0.01)
+    assert stream.told == []
+    made.tick(1.0 + ROUND_S)
+    assert stream.told == ["pruned"]
 
 
 @pytest.mark.parametrize("is_closed", [False, True])
-def test_another_group_is_refused(is_closed: bool) -> None:
+def test_another_group_is_refused(clock: Clock, is_closed: bool) -> None:
     """Its shards are others: neither its contribution nor our answer would fit."""
-    assert answer(closed() if is_closed else reducer(), group=OTHER_GROUP) == "group"
+    made = closed(clock) if is_closed else Reducing(clock)
+    assert made.answer(group=OTHER_GROUP) == "group"
 
 
-def test_the_late_get_the_answer_from_where_they_have_it() -> None:
-    stream, actions = offer(closed(), "d", reduction_offset=12)
-    assert actions == [events.AnswerStream(stream, KEY, 12)]
+def test_the_late_get_the_answer_from_where_they_have_it(clock: Clock) -> None:
+    assert closed(clock).offer("d", reduction_offset=12).told == ["mean of abcd", "from 12"]
 
 
-def test_a_learned_reduction_is_answered_and_ends_the_own_attempt() -> None:
-    machine = reducer("b", view("bcd", suspect="a"))
-    contribute(machine, "b")
-    learned = machine.handle(events.ReductionLearned(KEY), 1.0)
-    assert learned[0] == events.KeepReduction(KEY)
-    assert any(isinstance(each, events.AnswerStream) for each in learned)
-    assert answer(machine) == "answer"
-    machine.handle(ViewUpdated(view("bcd", dead="a")), 2.0)
-    assert answer(machine) == "answer"
-    assert machine.awaited(KEY) == ()
-    assert machine.handle(TICK, 1000.0) == []
+def test_a_learned_reduction_is_answered_and_ends_the_own_attempt(clock: Clock) -> None:
+    made = Reducing(clock, "b", view("bcd", suspect="a"))
+    streams = made.contribute("b")
+    made.learned()
+    assert told(streams) == {"mean of ad"}
+    made.on_view(view("bcd", dead="a"))
+    assert (made.answer(), made.awaited) == ("mean of ad", "")
 
 
-def test_a_mean_that_is_ready_after_another_was_learned_is_dropped() -> None:
+def test_a_mean_that_is_ready_after_another_was_learned_is_dropped(clock: Clock) -> None:
     """Others have got the learned one from here: all later ones must get the same."""
-    machine = reducer("b", view("bcd", dead="a"))
-    actions = contribute(machine, "bcd")
-    machine.handle(events.ReductionLearned(KEY), 1.0)
-    assert close(machine, actions) == []
+    made = Reducing(clock, "b", view("bcd", dead="a"))
+    streams = made.contribute("bc")
+    made.context.gate.clear()
+    streams += made.contribute("d")
+    made.learned()
+    made.context.gate.set()
+    made.settle()
+    assert told(streams) == {"mean of ad"}
 
 
-def test_answers_are_kept_for_a_round_and_then_pruned() -> None:
-    machine = closed()
-    assert machine.handle(events.Advanced(0, 1, GROUP), 1.0) == []
-    assert answer(machine) == "answer"
-    assert machine.handle(events.Advanced(0, 2, GROUP), 1.0) == [events.ForgetShard(KEY)]
-    assert answer(machine) == "pruned"
+def test_answers_are_kept_for_a_round_and_then_pruned(clock: Clock) -> None:
+    made = closed(clock)
+    made.advanced(1)
+    assert made.answer() == "mean of abcd"
+    made.advanced(2)
+    assert made.answer() == "pruned"
 
 
-def test_a_peer_that_goes_back_forgets_what_it_has_closed_since() -> None:
-    machine, later = closed(), ShardKey(0, 1, 0)
-    machine.handle(events.Advanced(0, 1, GROUP), 1.0)
-    machine.handle(events.ReductionLearned(later), 1.0)
-    machine.handle(events.Advanced(0, 2, GROUP), 1.0)
-    assert machine.handle(events.Advanced(0, 1, GROUP), 1.0) == [events.ForgetShard(later)]
-    assert answer(machine, later) == "take"
+def test_a_peer_that_goes_back_forgets_what_it_has_closed_since(clock: Clock) -> None:
+    made, later = closed(clock), ShardKey(0, 1, 0)
+    made.advanced(1)
+    made.learned(later)
+    made.advanced(2)
+    made.advanced(1)
+    assert made.answer(later) == "take"
 
 
-def test_pruning_leaves_other_fragments_alone() -> None:
-    machine, other = reducer(), ShardKey(1, 0, 0)
-    machine.handle(events.Advanced(1, 0, GROUP), 0.0)
-    machine.handle(events.ReductionLearned(other), 1.0)
-    machine.handle(events.Advanced(0, 9, GROUP), 1.0)
-    assert answer(machine, other) == "answer"
+def test_pruning_leaves_other_fragments_alone(clock: Clock) -> None:
+    made, other = Reducing(clock), ShardKey(1, 0, 0)
+    made.advanced(0, fragment=1)
+    made.learned(other)
+    made.advanced(9)
+    assert made.answer(other) == "mean of ad"
 
 
-def test_a_round_that_was_applied_through_others_is_over() -> None:
-    machine = reducer()
-    machine.handle(events.Advanced(0, 1, GROUP), 1.0)
-    assert answer(machine) == "pruned"
+def test_a_round_that_was_applied_through_others_is_over(clock: Clock) -> None:
+    made = Reducing(clock)
+    made.advanced(1)
+    assert made.answer() == "pruned"
 
 
-def test_a_shard_that_others_still_fill_stays_open_after_it_advanced() -> None:
-    machine = reducer()
-    contribute(machine, "abc")
-    machine.handle(events.Advanced(0, 1, GROUP), 1.0)
-    assert answer(machine) == "take"
+def test_a_shard_that_others_still_fill_stays_open_after_it_advanced(clock: Clock) -> None:
+    made = Reducing(clock)
+    made.contribute("abc")
+    made.advanced(1)
+    assert made.answer() == "take"
 
 
 # --------------------------------------------------------------------------------- successors
 
 
-def test_a_successor_redirects_while_any_peer_above_is_usable() -> None:
-    machine = reducer("c")
-    assert answer(machine) == "to a"
-    machine.handle(ViewUpdated(view("bcd", suspect="a")), 1.0)
-    assert answer(machine) == "to b"
-    machine.handle(ViewUpdated(view("cd", suspect="a", dead="b")), 2.0)
-    assert answer(machine) == "take"
+def test_a_successor_redirects_while_any_peer_above_is_usable(clock: Clock) -> None:
+    made = Reducing(clock, "c")
+    assert made.answer() == "to a"
+    made.on_view(view("bcd", suspect="a"))
+    assert made.answer() == "to b"
+    made.on_view(view("cd", suspect="a", dead="b"))
+    assert made.answer() == "take"
 
 
-def test_a_successor_waits_for_the_suspected_until_they_are_dead() -> None:
-    machine = reducer("b", view("bcd", suspect="a"))
-    contribute(machine, "bcd", now=1.0)
-    assert machine.awaited(KEY) == ("a",)
-    dead = machine.handle(ViewUpdated(view("bcd", dead="a")), 5.0)
-    assert computed(dead) == [("bcd", "bcd")]
+def test_a_successor_waits_for_the_suspected_until_they_are_dead(clock: Clock) -> None:
+    made = Reducing(clock, "b", view("bcd", suspect="a"))
+    streams = made.contribute("bcd")
+    assert made.awaited == "a"
+    made.on_view(view("bcd", dead="a"))
+    assert told(streams) == {"mean of bcd"}
 
 
-def test_a_successor_gives_the_shard_back_when_the_reducer_returns() -> None:
-    machine = reducer("b", view("bcd", suspect="a"))
-    contribute(machine, "bc")
-    forgotten, *told = machine.handle(ViewUpdated(view("abcd")), 2.0)
-    assert forgotten == events.ForgetContributions(KEY)
-    assert [each.peer for each in told if isinstance(each, events.RedirectStream)] == ["a", "a"]
-    assert answer(machine) == "to a"
-    assert machine.handle(TICK, 1000.0) == []
+def test_a_successor_gives_the_shard_back_when_the_reducer_returns(clock: Clock) -> None:
+    made = Reducing(clock, "b", view("bcd", suspect="a"))
+    streams, open_ = made.contribute("bc"), made.offer("d")
+    made.on_view(view("abcd"))
+    assert told(streams) == {"to a"}
+    assert made.answer() == "to a"
+    assert open_.send_up_to(BYTES).told == ["to a"]  # what came meanwhile goes on elsewhere
 
 
-def test_a_successor_that_computes_already_goes_on() -> None:
-    machine = reducer("b", view("bcd", dead="a"))
-    actions = contribute(machine, "bcd")
-    assert machine.handle(ViewUpdated(view("abcd")), 2.0) == []
-    close(machine, actions)
-    assert answer(machine) == "answer"
+def test_a_successor_that_computes_already_goes_on(clock: Clock) -> None:
+    made = Reducing(clock, "b", view("bcd", dead="a"))
+    streams = made.contribute("bc")
+    made.context.gate.clear()
+    streams += made.contribute("d")
+    made.on_view(view("bcd", dead="a"))
+    made.context.gate.set()
+    made.settle()
+    made.on_view(view("abcd"))
+    assert told(streams) == {"mean of bcd"}
+    assert made.answer() == "mean of bcd"
 
 
-def test_a_successor_begins_again_after_it_has_given_back() -> None:
-    machine = reducer("b", view("bcd", suspect="a"))
-    contribute(machine, "bc", now=1.0)
-    machine.handle(ViewUpdated(view("abcd")), 2.0)
-    machine.handle(ViewUpdated(view("bcd", dead="a")), 3.0)
-    assert contribute(machine, "d", now=3.0) == []
-    assert machine.awaited(KEY) == ("b", "c")
-
-
-def test_what_comes_for_a_shard_that_was_handed_back_meanwhile_goes_on_elsewhere() -> None:
-    machine = reducer("b", view("bcd", suspect="a"))
-    stream, _ = offer(machine, "d")
-    contribute(machine, "c")
-    machine.handle(ViewUpdated(view("abcd")), 2.0)
-    machine.handle(events.ContributionBytes(stream, BYTES), 2.0)
-    assert machine.handle(events.ContributionVerified(stream), 2.0) == [
-        events.RedirectStream(stream, "a")
-    ]
+def test_a_successor_begins_again_after_it_has_given_back(clock: Clock) -> None:
+    made = Reducing(clock, "b", view("bcd", suspect="a"))
+    made.contribute("bc")
+    made.on_view(view("abcd"))
+    made.on_view(view("bcd", dead="a"))
+    made.contribute("d")
+    assert made.awaited == "bc"
 
 
 # ------------------------------------------------------------------------------- other groups
 
 
-def test_another_group_for_the_same_round_never_closes_what_the_first_laid_out() -> None:
+def test_another_group_for_the_same_round_never_closes_what_the_first_laid_out(
+    clock: Clock,
+) -> None:
     """A state adopted while a shard is open may bring another group, and with it other shards."""
-    machine = reducer(seen=view("abcde"))
-    contribute(machine, "abc")
-    actions = machine.handle(events.Advanced(0, 0, OTHER_GROUP), 1.0)
-    assert events.ForgetShard(KEY) in actions
-    assert computed(actions + machine.handle(TICK, 1000.0)) == []
-    assert machine.awaited(KEY) == ()
+    made = Reducing(clock, seen=view("abcde"))
+    streams = made.contribute("abc")
+    made.advanced(0, OTHER_GROUP)
+    made.tick(1000.0)
+    assert (told(streams), made.awaited) == ({"again"}, "")
 
 
-def test_another_group_begins_again() -> None:
-    machine = reducer(seen=view("abcde"))
-    contribute(machine, "abcd")
-    machine.handle(events.ReductionLearned(KEY), 1.0)
-    machine.handle(events.Advanced(0, 0, OTHER_GROUP), 2.0)
-    assert contribute(machine, "abcd", 3.0, OTHER_GROUP) == []
-    assert computed(contribute(machine, "e", 3.0, OTHER_GROUP)) == [("abcde", "abcde")]
+def test_another_group_begins_again(clock: Clock) -> None:
+    made = Reducing(clock, seen=view("abcde"))
+    made.contribute("abc")
+    made.learned()
+    made.advanced(0, OTHER_GROUP)
+    streams = made.contribute("abcd", OTHER_GROUP)
+    assert told(streams) == {""}
+    streams += made.contribute("e", OTHER_GROUP)
+    assert told(streams) == {"mean of abcde"}
 
 
-def test_a_mean_of_the_former_layout_is_dropped() -> None:
-    machine = reducer()
-    actions = contribute(machine, "abcd")
-    machine.handle(events.Advanced(0, 0, OTHER_GROUP), 1.0)
-    assert close(machine, actions) == []
+def test_the_same_group_again_forgets_nothing(clock: Clock) -> None:
+    made = Reducing(clock)
+    streams = made.contribute("abc")
+    made.advanced(0)
+    assert told([*streams, *made.contribute("d")]) == {"mean of abcd"}
 
 
-def test_the_same_group_again_forgets_nothing() -> None:
-    machine = reducer()
-    contribute(machine, "abc")
-    assert machine.handle(events.Advanced(0, 0, GROUP), 1.0) == []
-    assert computed(contribute(machine, "d")) == [("abcd", "abcd")]
-
-
-def test_another_group_leaves_other_rounds_and_fragments_alone() -> None:
-    machine, other = closed(), ShardKey(1, 0, 0)
-    machine.handle(events.Advanced(1, 0, GROUP), 0.0)
-    machine.handle(events.ReductionLearned(other), 1.0)
-    machine.handle(events.Advanced(0, 1, GROUP), 1.0)
-    machine.handle(events.Advanced(0, 1, OTHER_GROUP), 1.0)
-    assert answer(machine) == "answer"
-    assert answer(machine, other) == "answer"
+def test_another_group_leaves_other_rounds_and_fragments_alone(clock: Clock) -> None:
+    made, other = closed(clock), ShardKey(1, 0, 0)
+    made.advanced(0, fragment=1)
+    made.learned(other)
+    made.advanced(1)
+    made.advanced(1, OTHER_GROUP)
+    assert (made.answer(), made.answer(other)) == ("mean of abcd", "mean of ad")

@@ -1,0 +1,64 @@
+"""What a reducer makes of the contributions to a shard."""
+
+from typing import TYPE_CHECKING
+
+from algorithms.diloco import reduction_seed
+from algorithms.robust import aggregate
+from worker import wire
+from worker.exchange.allreduce.closing import DueMean
+from worker.exchange.allreduce.dialogue import ReductionHeader
+from worker.exchange.context import Context
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+async def reduce(
+    context: Context, due: DueMean, before: "Tensor | None"
+) -> tuple[wire.Reduction, "Tensor | None"]:
+    """The mean as the bytes that everyone applies, and what their encoding leaves out if that is
+    kept. Averages in the order given, block by block.
+
+    Args: before: what earlier means have left out, to be added.
+    """
+    work = len(due.inputs) * (due.shard.stop - due.shard.start)
+    payload, left_out = await context.worked(work, lambda: _average(context, due, before))
+    header = ReductionHeader(
+        contributors=due.contributors,
+        next_group=due.next_group,
+        codec=context.reduction_codec.wire_id,
+        total_bytes=len(payload.raw),
+        hash=payload.hash,
+        last=due.last,
+    )
+    return wire.Reduction(header, payload), left_out
+
+
+def _average(
+    context: Context, due: DueMean, before: "Tensor | None"
+) -> tuple[wire.Payload, "Tensor | None"]:
+    """Off the loop."""
+    codec, key, shard = context.reduction_codec, due.key, due.shard
+    mean = wire.average(
+        context.codec,
+        [each.buffer for each in due.inputs],
+        shard.stop - shard.start,
+        lambda each: aggregate(
+            each,
+            due.factors,
+            due.weights,
+            over=context.plan.mean_over,
+            aggregation=context.config.aggregation,
+        ),
+        exact=shard.exact,
+    )
+    if before is not None:
+        mean.add_(before)
+    seed = None
+    if context.plan.rounding == "stochastic":
+        seed = reduction_seed(key.fragment, key.round, shard.start)
+    raw = wire.encode(codec, mean, seed, exact=shard.exact)
+    left_out = None
+    if context.plan.keeps_reduction_residual:
+        left_out = wire.encoding_error(codec, raw, mean, exact=shard.exact)
+    return context.compression.payload(codec, raw), left_out
