@@ -129,6 +129,7 @@ simulate: $(READY)  ## noloco to 4,096 peers on a virtual clock: docs/simulate.p
 schedules: $(READY)  ## 100,000 random schedules of faults for rounds in pairs, and as many for means
 	$(RUN) tests/bench/pair_schedules.py --processes 2 $(ARGS)
 	$(RUN) tests/bench/mean_schedules.py $(ARGS)
+	$(RUN) tests/bench/mean_schedules.py --shuffled $(ARGS)
 	$(RUN) tests/bench/mean_schedules.py --keep $(ARGS)
 
 skippipe-routes: $(READY)  ## SkipPipe's routes in the event simulator, and the search's speed

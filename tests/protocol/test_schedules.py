@@ -1,6 +1,6 @@
 """Random schedules of mean rounds in the simulator: what must hold in every one.
 
-With a crash, 1 to 4 % of the schedules end with two reductions of one shard applied by different
+With a crash, 1 to 5 % of the schedules end with two reductions of one shard applied by different
 survivors; with four wrong suspicions in four seconds 17 %, with wrongly declared deaths 26 %.
 Anti-entropy repairs those (see `test_crashes`); anything else would be a defect. `make schedules`
 plays 100,000 of them.
@@ -16,7 +16,7 @@ from tests.support.mean_schedules import Run, accounts, play, random_run, violat
 from worker.membership import Health
 from worker.simulation.faults import BrittleStreams, Crash, Doubt, Fault, Late
 
-SCHEDULES = 250
+SCHEDULES = 120
 PEERS = (2, 3, 4, 5)
 ROUNDS = 2
 DURING_S = 4.0
@@ -114,7 +114,7 @@ def test_everything_at_once() -> None:
 
 @pytest.mark.parametrize(("codec", "merge"), [("fp32", "reset"), ("sign", "keep")])
 @pytest.mark.parametrize("shuffled", [False, True], ids=["plain", "shuffled"])
-@pytest.mark.parametrize("seeds", [range(start, start + 30) for start in (0, 30, 60)])
+@pytest.mark.parametrize("seeds", [range(start, start + 15) for start in (0, 15, 30)])
 def test_random_plans_of_faults(seeds: range, codec: str, merge: Merge, shuffled: bool) -> None:
     """Every element of every pseudo-gradient counts once, or is kept: see `accounts`."""
     for seed in seeds:
