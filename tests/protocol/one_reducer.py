@@ -63,14 +63,17 @@ class Bench:
         assert answer.WhichOneof("body") == "refusal", answer
         return answer.refusal
 
+    def contributes_itself(self) -> asyncio.Task[object]:
+        """The reducer's own peer does."""
+        opening, payload = (
+            wire.contribution_from_message(header("r")),
+            wire.Payload.of(encoded("r")),
+        )
+        return asyncio.create_task(self.reducer.contribute(opening, payload))
+
     async def close_round(self) -> None:
         """Valid contributions of all three give their mean, untouched by what was before."""
-        payload = encoded("r")
-        own = asyncio.create_task(
-            self.reducer.contribute(
-                wire.contribution_from_message(header("r")), wire.Payload.of(payload)
-            )
-        )
+        own = self.contributes_itself()
         answers = await asyncio.gather(
             self.send(contribution("a"), "a"), self.send(contribution("b"), "b")
         )

@@ -8,9 +8,6 @@ import pytest
 
 from protos import murmuration_pb2 as pb
 from tests.protocol.one_reducer import (
-    GROUP,
-    KEY,
-    NORM,
     bench,
     contribution,
     encoded,
@@ -137,8 +134,7 @@ def test_who_comes_while_the_mean_is_computed_is_not_said_to_have_come_last(
     async def scenario() -> None:
         made = await bench()
         monkeypatch.setattr(Context, "worked", slow)
-        payload = wire.Payload.of(encoded("r"))
-        own = asyncio.create_task(made.reducer.contribute(KEY, GROUP, payload, weight=1, norm=NORM))
+        own = made.contributes_itself()
         pending = asyncio.create_task(made.send(contribution("a"), "a"))
         await asyncio.sleep(0.1)
         made.reducer.on_view(view("ar", done="b"))  # nobody else is awaited any more
