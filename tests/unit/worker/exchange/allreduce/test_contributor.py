@@ -193,7 +193,8 @@ def test_every_shard_goes_to_the_first_of_its_order(clock: Clock) -> None:
 
 
 def test_the_header_says_what_comes(clock: Clock) -> None:
-    found = Contributing(clock).tries[0].header
+    made = Contributing(clock)
+    found = made.tries[0].header
     assert (found.run, found.key, found.sender, found.weight) == (7, ShardKey(2, 7, 1), "a", 5)
     assert (found.elements, found.total_bytes, found.codec) == (ELEMENTS, BYTES, 1)
     assert found.group == wire.group_hash(GROUP)
