@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from murmuration import Swarm
-from worker.exchange.allreduce.contributor_io import ContributorIO
+from worker.exchange.allreduce.contributor import Contributor
 from worker.exchange.context import Context
 from worker.exchange.pairwise.messages import PairValues
 
@@ -15,10 +15,10 @@ from worker.exchange.pairwise.messages import PairValues
 @pytest.mark.parametrize(
     ("preset", "part", "method"),
     [
-        ("diloco", ContributorIO, "_encode"),
-        ("diloco", ContributorIO, "_decode"),
-        ("ddp", ContributorIO, "_encode"),
-        ("streaming", ContributorIO, "_decode"),
+        ("diloco", Contributor, "_encode"),
+        ("diloco", Contributor, "_decoded"),
+        ("ddp", Contributor, "_encode"),
+        ("streaming", Contributor, "_decoded"),
         ("noloco", Context, "encoded"),
         ("noloco", PairValues, "mean"),
     ],
