@@ -5,7 +5,7 @@ that is far above it again and again is in quarantine, and its contributions are
 two cannot tell which of them is wrong, and is taken as it is.
 
 Ref: arXiv:2508.15706 (SparseLoCo) scales every contribution to the median norm; arXiv:1803.01498
-for the trimmed mean; arXiv:2012.10333 for centered clipping.
+for the trimmed mean.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,14 +16,12 @@ from torch import Tensor
 
 from algorithms.diloco import MeanOver, mean_in_order
 
-Aggregation = Literal["mean", "trimmed", "centered"]
-AGGREGATIONS: tuple[Aggregation, ...] = ("mean", "trimmed", "centered")
+Aggregation = Literal["mean", "trimmed"]
+AGGREGATIONS: tuple[Aggregation, ...] = ("mean", "trimmed")
 
 NORM_LIMIT = 3.0  # medians
 _FEWEST = 3  # contributions that have a median
-_FEWEST_ROBUST = 5
-_CLIPPINGS = 3
-_TINY = torch.finfo(torch.float32).tiny
+_FEWEST_TRIMMED = 5
 NORM_SLACK = 2.0  # an encoding may enlarge a contribution's norm
 _FAR = 10.0  # times the median: no honest contribution of equal work has that
 _STRIKES = 3
@@ -97,21 +95,19 @@ def aggregate(
         contributions: at least one fp32 tensor, of one shape, in the order of sorted peer ids.
         factors: of `norm_factors`, one for each.
         weights, over: as `mean_in_order` takes them.
-        aggregation: `mean`; or of five or more contributions the `trimmed` mean or the mean that is
-            `centered`, which take no account of weights and senders.
+        aggregation: `mean`; or of five or more contributions the `trimmed` mean, which takes no
+            account of weights and senders.
 
     Returns:
-        A fresh tensor. But for `centered` the operation is elementwise, so that of blocks is the
-        blocks of the whole.
+        A fresh tensor. The operation is elementwise, so the mean of blocks is the mean's blocks.
 
     Raises:
         ValueError: there is nothing to average.
     """
     pairs = zip(contributions, factors, strict=True)
     scaled = (each if factor == 1 else each * factor for each, factor in pairs)
-    if aggregation != "mean" and len(factors) >= _FEWEST_ROBUST:
-        robust_mean = trimmed_mean if aggregation == "trimmed" else centered_mean
-        return robust_mean(tuple(scaled))
+    if aggregation == "trimmed" and len(factors) >= _FEWEST_TRIMMED:
+        return trimmed_mean(tuple(scaled))
     return mean_in_order(scaled, weights, over)
 
 
@@ -125,25 +121,3 @@ def trimmed_mean(contributions: Sequence[Tensor]) -> Tensor:
     cut = -(-count // 5)
     ordered = torch.stack(tuple(contributions)).sort(dim=0).values
     return ordered[cut : count - cut].sum(dim=0).div_(count - 2 * cut)
-
-
-def centered_mean(contributions: Sequence[Tensor]) -> Tensor:
-    """The mean of all, each moved towards a center until it is no further from it than most are.
-
-    The center is the median of each value at first, and then the mean so far, three times. The
-    paper begins with the last round's mean, which a peer that takes a shard over has not got.
-
-    Args:
-        contributions: at least three fp32 tensors of one shape.
-
-    Ref: arXiv:2012.10333 eq. 5: v <- v + mean((x_i - v) min(1, tau / |x_i - v|)), with the median
-    of the distances for tau.
-    """
-    each = torch.stack(tuple(contributions)).flatten(1)
-    center = each.median(dim=0).values
-    for _ in range(_CLIPPINGS):
-        apart = each - center
-        distances = torch.linalg.vector_norm(apart, dim=1)
-        share = (distances.median() / distances.clamp(min=_TINY)).clamp(max=1)
-        center = center + share @ apart / len(each)
-    return center.view(contributions[0].shape)

@@ -223,8 +223,7 @@ class RoundConfig:
             counts as far as that; 0 takes each as it is. For means of three peers or more.
         aggregation: what this peer makes of the contributions to the shards that it reduces:
             their `mean`; or of five or more the `trimmed` mean, which leaves out the largest and
-            the smallest fifth of each value, or the `centered` one, in which none is further from
-            the middle than most are.
+            the smallest fifth of each value.
     """
 
     quorum: float = 0.5

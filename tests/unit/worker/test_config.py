@@ -353,13 +353,12 @@ def test_samples_are_leased_of_a_task_that_has_a_loader() -> None:
 
 
 def test_a_trimmed_mean_is_of_contributions_that_count_alike() -> None:
-    for name in ("trimmed", "centered"):
-        assert load_config(None, [f"rounds.aggregation={name}"]).rounds.aggregation == name
+    assert load_config(None, ["rounds.aggregation=trimmed"]).rounds.aggregation == "trimmed"
     for other in ("diloco.exchange=pairs", "diloco.mean_over=senders"):
         said = config_error("rounds.aggregation=trimmed", other)
         assert "--set rounds.aggregation=trimmed: [rounds] aggregation" in said
         assert "leave out exchange, weighting and mean_over" in said
-    assert "use one of mean, trimmed, centered" in config_error("rounds.aggregation=median")
+    assert "use one of mean, trimmed" in config_error("rounds.aggregation=centered")
     assert "norm_limit is 0.5; it must be at least 1" in config_error("rounds.norm_limit=0.5")
 
 
