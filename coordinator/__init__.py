@@ -2,8 +2,9 @@
 
 Nothing here is on the data path or imports torch; training goes on without any of it.
 
-Workers say what they do in events (`protos.events`). `rendezvous.records` keeps what is known of
-each worker; `report.progress` shows it while training goes on. At the end `report.results` leaves
+Workers say what they do in events (`protos.events`), which `worker.views` puts into words.
+`rendezvous.records` keeps what is known of each worker; `report.progress` shows it while training
+goes on. At the end `report.results` leaves
 what `report.report` puts together and `report.printer` prints.
 
 Two sources feed them. `launcher` plans worker processes and runs them to their end, on links of

@@ -19,7 +19,7 @@ from protos.addresses import is_loopback, split_address, with_host
 from protos.completion import TRACKERS, complete_preset, complete_setting
 from protos.events import int_of, new_event
 from protos.exit_codes import ExitCode
-from protos.web import PagePlace
+from worker.views import PagePlace
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -147,32 +147,6 @@ def printable(text: str) -> str:
     )
 
 
-def stall_words(event: Event) -> str:
-    """For whom the round of a `stalled` event waits, and for how long: `w2: 14 s, the last 3 s`."""
-    late = ", ".join(names_of(event, "waiting_for")) or "its end"
-    seconds, last_s = (float_of(event, name) or 0.0 for name in ("seconds", "last_s"))
-    return f"{late}: {seconds:.0f} s so far, the last round took {last_s:.1f} s"
-
-
-def put_back_words(event: Event) -> str:
-    """What was not finite in a `put_back` event, and how many inner steps that has cost."""
-    what = "parameters" if event.get("fragments") else "moments of the optimizer"
-    steps, so_far = int_of(event, "steps"), int_of(event, "steps_lost")
-    return (
-        f"{what} not finite at step {int_of(event, 'step')}: back to what they were before; "
-        f"{steps} inner steps lost, {so_far} so far"
-    )
-
-
-def given_up_words(event: Event) -> str:
-    """Of a state that was taken over: what this peer had trained and the state has not got."""
-    rounds = int_of(event, "rounds_given_up")
-    if not rounds:
-        return ""
-    percent = 100 * (float_of(event, "apart") or 0.0)
-    return f"; its own last {rounds} rounds are given up for it, which were {percent:.2g} % apart"
-
-
 def verdict_words(verdict: Mapping[str, object]) -> str:
     """A fault of a status document: `w2's uplink, 3.1 of 20 Mbit/s since 14:02, cost 4 % of
     rounds`."""
@@ -193,14 +167,6 @@ def verdict_words(verdict: Mapping[str, object]) -> str:
 def place_of(verdict: Mapping[str, object]) -> tuple[str, ...]:
     """What tells one fault from another: kind, peer, and of a link the receiver."""
     return tuple(text_of(verdict, key) or "" for key in ("kind", "peer", "to"))
-
-
-def located_words(event: Event) -> str | None:
-    """Of a `located` event; None of one that holds no verdict."""
-    verdict = event.get("verdict")
-    if not isinstance(verdict, Mapping):
-        return None
-    return f"{'slow' if event.get('found') is True else 'no longer slow'}: {verdict_words(verdict)}"
 
 
 def address_in(folder: Path) -> str | None:

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from protos.identity import Authority, Identity
-from protos.web import PagePlace
 from worker.catchup.bootstrap import JoinConfig
 from worker.exchange.allreduce.residuals import Residuals
 from worker.exchange.context import Offload
@@ -14,6 +13,7 @@ from worker.exchange.types import View
 from worker.leases import Ledger
 from worker.pipeline.context import StageCounts
 from worker.training.inbox import Begin
+from worker.views import PagePlace
 
 
 class Component(Protocol):

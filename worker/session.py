@@ -15,7 +15,6 @@ from algorithms.fragments import Fragment
 from protos import FORKS_CRASH
 from protos.documents import STATUS_BYTES, BadDocument, unpack
 from protos.events import new_event
-from protos.web import PagePlace, page_event
 from worker.catchup.start import all_agree, all_leave
 from worker.component import Environment, NodeConfig
 from worker.config import Config
@@ -28,10 +27,11 @@ from worker.remembered import Remembered
 from worker.status import MetricsServer
 from worker.training.inbox import Mailbox
 from worker.transport import AddressInUse, Transport
+from worker.views import PagePlace, page_event
 
 if TYPE_CHECKING:
-    from protos.web.history import Look
-    from protos.web.server import PageServer
+    from worker.views.history import Look
+    from worker.views.page import PageServer
 
 T = TypeVar("T")
 
@@ -159,7 +159,7 @@ class Session:
 
     def _serve_page(self, place: PagePlace) -> "PageServer":
         """Raises AddressInUse."""
-        from protos.web.server import PageServer
+        from worker.views.page import PageServer
 
         try:
             return PageServer(place, self._look, encrypted=self.transport.encrypted)
@@ -168,7 +168,7 @@ class Session:
 
     def _look(self) -> "Look":
         """What all peers say of themselves. On the page's thread."""
-        from protos.web.history import Look
+        from worker.views.history import Look
 
         node = self.io.node
         packed = self.io.do(node.ask_peers, _LOOK_S)

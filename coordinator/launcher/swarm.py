@@ -18,7 +18,7 @@ from coordinator.launcher.processes import Interrupts, WorkerProcess
 from coordinator.links.namespaces import NoNamespaces
 from coordinator.links.network import LinkNetwork, Place
 from coordinator.rendezvous.records import Record
-from coordinator.report.progress import EventFormatter, ProgressScreen, progress_for
+from coordinator.report.progress import ProgressScreen, progress_for
 from coordinator.report.report import Report
 from coordinator.report.results import leave_results
 from coordinator.report.status import ask
@@ -27,7 +27,8 @@ from protos.addresses import ReservedPorts, with_host
 from protos.events import Event, new_event
 from protos.exit_codes import ExitCode, exit_words
 from protos.identity import FOLDER, Authority, Identity, IdentityError, Role, member_identity
-from protos.web import PagePlace, page_event, page_words
+from worker.views import PagePlace, page_event, page_words
+from worker.views.lines import SwarmLines
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -71,7 +72,7 @@ class Supervisor:
         self._running = list(workers)
         self._records, self._progress = records, progress
         self._interrupts, self._helper = interrupts, helper
-        self._formatter = EventFormatter()
+        self._lines = SwarmLines()
         self._stopping_s: float | None = None
         self._failure: Outcome | None = None
 
@@ -117,7 +118,7 @@ class Supervisor:
 
     def _handle(self, event: Event, now: float) -> None:
         self._records[str(event["peer"])].apply(event, now)
-        if self._failure is None and (line := self._formatter.line(event)):
+        if self._failure is None and (line := self._lines.line(event)):
             self._progress.note(line, now)
 
     def _ended(self, process: WorkerProcess, code: int, now: float) -> None:

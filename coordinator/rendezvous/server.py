@@ -16,7 +16,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from coordinator import Failure
 from coordinator.rendezvous.registry import Registry
-from coordinator.report.progress import EventFormatter, ProgressScreen
+from coordinator.report.progress import ProgressScreen
 from coordinator.report.status import TIMEOUT_S, ask
 from coordinator.report.watch import Watch
 from protos import murmuration_pb2 as pb
@@ -43,12 +43,13 @@ from protos.identity import (
 )
 from protos.identity.serving import ServerCertificate
 from protos.reach import cannot_listen, listening_problem
-from protos.web import PagePlace, page_event, page_words
+from worker.views import PagePlace, page_event, page_words
+from worker.views.lines import SwarmLines
 
 if TYPE_CHECKING:
     from grpc import ServicerContext
 
-    from protos.web.server import PageServer
+    from worker.views.page import PageServer
 
 PATIENCE_S = 30.0  # for a silent worker, before the run counts as over without it
 _TICK_S = 0.25
@@ -240,7 +241,7 @@ class CoordinatorRun:
         self._page, self._keep = page, keep
         self._identity, self._authority = identity, authority
         self._progress, self._expect = progress, expect
-        self._formatter = EventFormatter()
+        self._lines = SwarmLines()
         self._told: dict[str, str] = {}
         self._stop = asyncio.Event()
 
@@ -324,7 +325,7 @@ class CoordinatorRun:
         )
 
     def _handle(self, event: Event) -> None:
-        self._say(event, self._formatter.line(event))
+        self._say(event, self._lines.line(event))
 
     def _poll_health(self) -> None:
         """Says which worker came, was lost or came back, and shows progress."""

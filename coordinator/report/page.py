@@ -5,9 +5,9 @@ import time
 from coordinator import Failure
 from coordinator.report.watch import Watch
 from protos.exit_codes import ExitCode
-from protos.web import PagePlace
-from protos.web.history import Look
-from protos.web.server import PageServer
+from worker.views import PagePlace
+from worker.views.history import Look
+from worker.views.page import PageServer
 
 
 def serve_page(place: PagePlace, watch: Watch, *, encrypted: bool) -> PageServer:

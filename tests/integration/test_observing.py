@@ -135,7 +135,7 @@ def test_the_validation_loss_on_the_way_is_reported_and_changes_no_bit(tmp_path:
             capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
-        assert done.stdout.count("measures a validation loss of") == (2 if every_steps else 0)
+        assert done.stdout.count(": step ") == (2 if every_steps else 0)
         reports.append(json.loads((out / "report.json").read_text()))
     never, often = reports
     assert never["val_loss_curve"] == []

@@ -123,7 +123,7 @@ def wait_for_members(count: int, out: Path, name: str) -> None:
 def kill_stage_1(printed: IO[str], out: Path) -> None:
     """Both of its replicas, once training has started."""
     for line in printed:
-        if "starts training" in line:
+        if "started at step" in line:
             break
     for name in KILLED:
         os.kill(listening(out, name)["pid"], signal.SIGKILL)
@@ -246,7 +246,7 @@ def test_a_stage_whose_replicas_are_all_killed_is_rebuilt(tmp_path: Path) -> Non
         kill_stage_1(process.stdout, out)
         for line in process.stdout:
             printed.append(line)
-            if "has rebuilt stage 1" in line:
+            if "rebuilt stage 1" in line:
                 break
         for name in ("w0", "w3"):
             wait_for_stage(1, out, name, "ready", "training")
@@ -254,10 +254,10 @@ def test_a_stage_whose_replicas_are_all_killed_is_rebuilt(tmp_path: Path) -> Non
             report, _ = ended(process, out)
     codes = {peer["peer"]: peer["exit_code"] for peer in report["peers"]}
     assert codes == {"w0": 0, "w1": -9, "w2": 0, "w3": 0, "w4": -9, "w5": 0}
-    moving = [line for line in printed if "moves from stage 2 to 1" in line]
+    moving = [line for line in printed if "moves from stage 2 to stage 1" in line]
     assert len(moving) == 1, printed
     # By links that were measured, or the last by name: either leaves stage 2 a replica.
-    (mover,) = [name for name in ("w2", "w5") if f"{name} moves" in moving[0]]
+    (mover,) = [name for name in ("w2", "w5") if f"{name}: moves" in moving[0]]
     assert sum("stage 1 has no replica left" in line for line in printed) == 1, printed
     events = [json.loads(line) for line in (out / mover / "events.jsonl").read_text().splitlines()]
     (moves,) = [event for event in events if event["event"] == "moves"]

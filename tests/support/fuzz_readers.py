@@ -16,7 +16,6 @@ from cryptography.utils import CryptographyDeprecationWarning
 
 from algorithms.codecs import CODECS
 from coordinator.rendezvous.registry import Registry
-from coordinator.report.progress import EventFormatter
 from coordinator.report.status import fact_lines
 from protos import murmuration_pb2 as pb
 from protos.documents import EVENT_BYTES, STATUS_BYTES, BadDocument, pack, unpack
@@ -36,6 +35,7 @@ from worker.identity import SignedWords
 from worker.manifest import Manifest
 from worker.membership import Digest, Member
 from worker.pipeline.profile import Profile
+from worker.views.lines import SwarmLines
 from worker.wire.payloads import Payload, payload_messages
 
 ELEMENTS = 512
@@ -78,10 +78,10 @@ def _frames() -> list[bytes]:
 
 def _introduce(raw: bytes) -> None:
     request = wire.parse(pb.IntroduceRequest, raw)
-    formatter = EventFormatter()
+    lines = SwarmLines()
     introduction = Registry().introduce(request, 1.0, time.time_ns() // 1_000_000)
     for event in introduction.events:
-        formatter.line(event)
+        lines.line(event)
 
 
 def _introductions() -> list[bytes]:
@@ -137,7 +137,7 @@ def _readers() -> dict[str, Reader]:
         "manifest": Reader([Problem().manifest.pack()], Manifest.unpack, (wire.WireError,)),
         "event": Reader(
             [pack({"event": "warning", "text": "x"})],
-            lambda raw: EventFormatter().line(unpack(raw, EVENT_BYTES)),
+            lambda raw: SwarmLines().line(unpack(raw, EVENT_BYTES)),
             (BadDocument,),
         ),
         "status": Reader(

@@ -21,22 +21,22 @@ from protos.completion import TRACKERS, complete_preset, complete_setting
 from protos.exit_codes import ExitCode
 from protos.figures import listed, measured, perplexity
 from protos.settings import settings_of
-from worker.cli.event_lines import PlainLines, announce_as_json
 from worker.cli.options import option, options
 from worker.errors import UsageError
 from worker.supervision import check_memory, end_on_sigterm
+from worker.views.lines import PlainLines, announce_as_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from protos.identity import Identity
-    from protos.web import PagePlace
     from worker.addresses import FoundHost
     from worker.catchup.bootstrap import JoinConfig
     from worker.config import Config
     from worker.daemon import WorkerOptions
     from worker.newcomer import Newcomer
     from worker.training.export import Layout
+    from worker.views import PagePlace
 
 _PRINTED_USES = 16  # peers that the token which `up` prints lets in
 
@@ -240,7 +240,7 @@ class WorkerFlags:
     @property
     def page_place(self) -> "PagePlace | None":
         """Where to serve the page. Raises UsageError."""
-        from protos.web import PagePlace
+        from worker.views import PagePlace
 
         return None if self.web is None else PagePlace(_served_at("--web", self.web), self.out)
 

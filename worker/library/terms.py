@@ -11,10 +11,8 @@ from algorithms.fragments import TensorSpec
 from protos.addresses import is_loopback, is_wildcard, split_address, with_host
 from protos.identity import Identity
 from protos.manifest import first_difference
-from protos.web import PagePlace
 from worker.addresses import FoundHost, find_host
 from worker.adopted_config import join_config
-from worker.cli.event_lines import NO_END
 from worker.config import Config, load_config
 from worker.errors import ConfigError, ManifestRefused, UsageError
 from worker.library.arguments import check_once
@@ -23,6 +21,8 @@ from worker.manifest import Manifest
 from worker.newcomer import FirstAnswer, Newcomer, check_version
 from worker.tasks import OWN_LOOP
 from worker.training.config import KSEED
+from worker.views import PagePlace
+from worker.views.lines import NO_END
 
 
 @dataclass(frozen=True)

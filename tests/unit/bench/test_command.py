@@ -72,7 +72,7 @@ def test_a_table_per_link_and_all_files(tmp_path: Path, capsys: pytest.CaptureFi
     assert (out / "2mbit/diloco/swarm.log").stat().st_size > 0
     assert "local      40 steps ... done" in shown.err
     assert shown.out.count("validation") == 2
-    assert "starts training" not in shown.out + shown.err  # the live display
+    assert "started at step" not in shown.out + shown.err  # the live display
 
 
 def test_a_run_that_is_too_long_does_fewer_steps(

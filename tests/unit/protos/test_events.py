@@ -2,7 +2,7 @@
 
 import pytest
 
-from protos.events import located_words, new_event, printable, verdict_words
+from protos.events import new_event, printable, verdict_words
 from protos.exit_codes import exit_words
 
 
@@ -60,8 +60,4 @@ VERDICT = {
 def test_a_fault_in_words(changes: dict[str, object], words: str) -> None:
     verdict = VERDICT | changes
     assert verdict_words(verdict) == words
-    event = new_event("located", found=True, verdict=verdict)
-    assert located_words(event) == f"slow: {words}"
-    assert located_words({**event, "found": False}) == f"no longer slow: {words}"
-    assert located_words(new_event("located", found=True)) is None
     assert "?" in verdict_words({"cost": "much", "peer": 3})

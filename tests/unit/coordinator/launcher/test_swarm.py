@@ -82,7 +82,7 @@ def test_trains_to_the_end_and_reports(swarm: Swarm, tmp_path: Path) -> None:
     assert report["hashes_agree"] is True
     written = json.loads((tmp_path / "out/report.json").read_text())
     assert written["peers"][2]["bytes_sent"] == 12_000
-    assert "starts training at step 0 with w0, w1, w2" in text
+    assert "started at step 0 with w0, w1, w2" in text
     assert "validation loss  1.500 nats per byte" in text
     wait_until_gone(tmp_path / "out", "w0", "w1", "w2")
 
@@ -95,7 +95,7 @@ def test_a_worker_killed_while_training_is_reported_and_survived(
     alive, dead = report["peers"]
     assert (alive["exit_code"], dead["exit_code"]) == (0, -signal.SIGKILL)
     assert (dead["steps"], dead["bytes_sent"], dead["rounds_completed"]) == (20, 20_000, 20)
-    assert "w1 has ended: killed (SIGKILL)" in text
+    assert "w1: killed (SIGKILL)" in text
 
 
 def test_an_early_error_stops_all_and_is_the_only_line(swarm: Swarm, tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_ctrl_c_saves_reports_and_exits_130(tmp_path: Path) -> None:
 def test_a_second_ctrl_c_kills_at_once(tmp_path: Path) -> None:
     with driven(tmp_path / "out", "fake.wait=1", "fake.deaf=w1") as process:
         process.send_signal(signal.SIGINT)
-        read_until(process, "w0 ended at step")
+        read_until(process, "w0: interrupted at step")
         while process.poll() is None:  # an impatient user; the report must survive that too
             process.send_signal(signal.SIGINT)
             with suppress(subprocess.TimeoutExpired):

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from coordinator.rendezvous.records import Record
+from coordinator.rendezvous.records import Record, costliest
 from protos.events import curve_of
 
 
@@ -111,3 +111,15 @@ def test_remaining_time_follows_the_pace() -> None:
     assert record.remaining_s() is None
     record.apply(progress(25), 110.0)
     assert record.remaining_s() == pytest.approx(30.0)
+
+
+def test_a_record_knows_the_faults_that_its_worker_found_and_the_report_has_each_once() -> None:
+    verdict = {"kind": "machine", "peer": "w2", "measured": 0.2, "usual": 0.1, "cost": 0.3}
+    w0, w1 = Record("w0"), Record("w1")
+    w0.apply({"event": "located", "found": True, "verdict": verdict}, 0.0)
+    assert w0.verdicts == [verdict]
+    gone = {**verdict, "cost": 0.5, "until": "2026-01-05T14:12:31+01:00"}
+    w0.apply({"event": "located", "found": False, "verdict": gone}, 1.0)
+    w1.apply({"event": "result", "verdicts": [verdict, "damaged"]}, 2.0)
+    assert (w0.verdicts, w1.verdicts) == ([gone], [verdict])
+    assert costliest([w0.verdicts, w1.verdicts]) == [gone]

@@ -216,8 +216,8 @@ def test_a_session_ends_when_the_expected_workers_have_reported(result_event) ->
     asyncio.run(session.run("127.0.0.1:0"))
     threads[0].join()
     assert [record.state for record in session.registry.records()] == ["done", "done"]
-    assert "w0 starts training at step 0 with w0, w1" in lines.getvalue()
-    assert "w1 finished at step 100, validation loss 3.000" in lines.getvalue()
+    assert "w0: started at step 0 with w0, w1" in lines.getvalue()
+    assert "w1: finished at step 100: validation loss 3.000" in lines.getvalue()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

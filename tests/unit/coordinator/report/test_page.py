@@ -13,7 +13,7 @@ from coordinator import Failure
 from coordinator.report.page import serve_page
 from coordinator.report.watch import Watch
 from protos.exit_codes import ExitCode
-from protos.web import PagePlace
+from worker.views import PagePlace
 
 MEMBERS = [
     {"peer": name, "address": f"{name}:7700", "health": "alive", "phase": "training", "step": 5}

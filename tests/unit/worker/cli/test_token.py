@@ -11,12 +11,12 @@ from click.testing import CliRunner
 
 from protos.identity import Authority, Identity, IdentityError, Role, Token
 from worker.cli.commands import WorkerFlags, _joins
-from worker.cli.event_lines import describe
 from worker.cli.token import token
 from worker.errors import ConfigError, UsageError
 from worker.identity import Admission
 from worker.newcomer import Newcomer
 from worker.transport import AddressInUse
+from worker.views.lines import describe
 
 
 def murmur_token(*arguments: str) -> str:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from protos.web.history import (
+from worker.views.history import (
     MOST_NEWS,
     MOST_PEERS,
     MOST_POINTS,

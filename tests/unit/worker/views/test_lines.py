@@ -1,6 +1,8 @@
+"""Events in words: of one worker, and of all workers of a swarm."""
+
 import pytest
 
-from worker.cli.event_lines import PlainLines, describe
+from worker.views.lines import PlainLines, SwarmLines, describe
 
 
 @pytest.mark.parametrize(
@@ -92,8 +94,8 @@ from worker.cli.event_lines import PlainLines, describe
             "round 3 waits for w1, w2: 14 s so far, the last round took 3.0 s",
         ),
         (
-            {"event": "round_failed", "round": 3, "reason": "w1 is gone"},
-            "round 3 failed: w1 is gone",
+            {"event": "round_failed", "round": 3, "fragment": 0, "reason": "w1 is gone"},
+            "round 3 of fragment 0 failed: w1 is gone",
         ),
         (
             {
@@ -112,7 +114,7 @@ from worker.cli.event_lines import PlainLines, describe
         (
             {"event": "adopted", "donor": "w2", "step": 60, "reason": "ahead",
              "rounds_given_up": 12, "apart": 0.0123},
-            "took over w2's state at step 60: ahead; its own last 12 rounds are given up for it, "
+            "took over w2's state at step 60: ahead; its own last 12 rounds are given up, "
             "which were 1.2 % apart",
         ),
         (
@@ -186,3 +188,147 @@ def test_a_line_begins_with_the_time_of_day_and_since_the_start(
     at = "2026-01-02T14:02:31.123+01:00"
     PlainLines()({"event": "warning", "text": "x", "at": at, "time_s": 12.345})
     assert capsys.readouterr().out == "14:02:31+0100    12.3 s  warning: x\n"
+
+
+def test_ordinary_events_make_no_line() -> None:
+    lines = SwarmLines()
+    for event in (
+        {"event": "progress", "peer": "w0", "step": 3},
+        {"event": "listening", "peer": "w0"},
+        {"event": "round", "peer": "w0"},
+        {"event": "member", "peer": "w0", "peer_changed": "w1", "health": "alive"},
+        {"event": "member", "peer": "w0", "peer_changed": "w1", "health": "left"},
+        {"event": "exit", "peer": "w0", "exit_code": 0},
+        {"event": "something new", "peer": "w0"},
+    ):
+        assert lines.line(event) is None
+
+
+def test_what_several_report_is_said_once() -> None:
+    lines = SwarmLines()
+
+    def seen(peer: str, health: str) -> str | None:
+        return lines.line({"event": "member", "peer": peer, "peer_changed": "w2", "health": health})
+
+    assert seen("w0", "suspect") == "w0: w2 is suspect"
+    assert seen("w1", "suspect") is None
+    assert seen("w1", "dead") == "w1: w2 is dead"
+    assert seen("w3", "suspect") is None
+    assert seen("w0", "alive") == "w0: w2 is alive"
+    assert seen("w1", "suspect") == "w1: w2 is suspect"
+
+    start = {"event": "started", "group": ["w0", "w1"], "step": 0}
+    assert lines.line({**start, "peer": "w0"}) == "w0: started at step 0 with w0, w1"
+    assert lines.line({**start, "peer": "w1"}) is None
+
+
+def test_failures_say_why_in_one_line() -> None:
+    lines = SwarmLines()
+    line = lines.line(
+        {
+            "event": "round_failed",
+            "peer": "w0",
+            "fragment": 0,
+            "round": 7,
+            "reason": "the round's\ndeadline has passed",
+            "waiting_for": ["w2"],
+        }
+    )
+    assert line == (
+        "w0: round 7 of fragment 0 failed: the round's deadline has passed; it waited for w2"
+    )
+    assert lines.line({"event": "exit", "peer": "w1", "exit_code": -9}) == ("w1: killed (SIGKILL)")
+    assert lines.line({"event": "warning", "peer": "w1", "text": "\x1b[2Jhm"}) == (
+        "w1: warning: \N{REPLACEMENT CHARACTER}[2Jhm"
+    )
+    long = {"event": "warning", "peer": "w1", "text": "x" * 100_000}
+    assert len(lines.line(long) or "") == 500
+
+
+BROKE = "shard 3 of round 5 of fragment 0 from w1 broke off"
+
+
+def test_a_stall_is_said_once_by_all_and_again_when_it_has_doubled() -> None:
+    lines = SwarmLines()
+    stall = {"event": "stalled", "round": 7, "waiting_for": ["w2"], "seconds": 6.0, "last_s": 2.5}
+    line = lines.line({**stall, "peer": "w0"})
+    assert line == "w0: round 7 waits for w2: 6 s so far, the last round took 2.5 s"
+    assert lines.line({**stall, "peer": "w1"}) is None
+    assert "12 s so far" in str(lines.line({**stall, "peer": "w1", "seconds": 12.0}))
+    assert lines.line({**stall, "peer": "w1", "round": 8}) is not None
+
+
+def test_a_link_that_breaks_often_has_one_line_for_each_sender_and_round() -> None:
+    lines = SwarmLines()
+    event = {"event": "refused", "peer": "w0", "reason": BROKE, "again": True}
+    event |= {"sender": "w1", "round": 5}
+    assert lines.line(event) == f"w0: a message of w1 is not taken: {BROKE}; it is sent again"
+    assert lines.line(event | {"reason": "another shard"}) is None
+    for other in ({"round": 6}, {"sender": "w2"}, {"peer": "w3"}):
+        assert lines.line(event | other) is not None
+
+
+def test_a_validation_loss_is_said_once_for_each_step() -> None:
+    lines = SwarmLines()
+
+    def said(peer: str, step: int, loss: object) -> str | None:
+        event = {"event": "validation", "peer": peer, "step": step, "val_loss": loss}
+        return lines.line(event)
+
+    assert said("w1", 200, 2.34567) == "w1: step 200 validation loss 2.346"
+    assert said("w0", 200, 2.34567) is None
+    assert said("w0", 400, "low") is None
+    assert said("w0", 400, 2.0) == "w0: step 400 validation loss 2.000"
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    event = {"event": "refused", "peer": "w0", "reason": "part 7", "sender": "w1"}
+    assert SwarmLines().line(event) == "w0: a message of w1 is not taken: part 7"
+
+
+def test_a_move_and_a_rebuilt_stage_have_lines() -> None:
+    lines = SwarmLines()
+    assert lines.line({"event": "moves", "peer": "w5", "stage": 2, "to": 1}) == (
+        "w5: moves from stage 2 to stage 1"
+    )
+    rebuilt = {"event": "rebuilt", "peer": "w5", "stage": 1, "from": {"0": 0.25, "2": 0.75}}
+    assert lines.line(rebuilt) == ("w5: rebuilt stage 1 from 25 % of stage 0 and 75 % of stage 2")
+
+
+def test_what_is_missing_or_strange_is_left_open() -> None:
+    lines = SwarmLines()
+    assert lines.line({"event": "moves", "peer": "w5", "to": "\x1b"}) == (
+        "w5: moves from stage ? to stage \N{REPLACEMENT CHARACTER}"
+    )
+    odd = {"event": "rebuilt", "peer": "w5", "stage": 1, "from": {"\x1b": 1.0, "2": "x"}}
+    assert lines.line(odd) == ("w5: rebuilt stage 1 from 100 % of stage \N{REPLACEMENT CHARACTER}")
+    assert lines.line({"event": "rebuilt", "peer": "w5", "from": 3}) == (
+        "w5: rebuilt stage ? from nothing"
+    )
+
+
+def test_a_stage_without_replicas_is_said_once_until_somebody_says_it_again() -> None:
+    lines = SwarmLines()
+
+    def warned(peer: str, **fields: object) -> str | None:
+        return lines.line({"event": "warning", "peer": peer, "text": "gone", **fields})
+
+    assert warned("w0", stage=2) == "w0: warning: gone"
+    assert warned("w1", stage=2) is None
+    assert warned("w1", stage=2) == "w1: warning: gone"
+    assert warned("w0", stage=2) is None
+    assert [warned("w0"), warned("w1")] == ["w0: warning: gone", "w1: warning: gone"]
+
+
+def test_a_fault_is_said_once_by_all_that_find_it_and_once_when_it_is_gone() -> None:
+    lines = SwarmLines()
+    verdict = {"kind": "uplink", "peer": "w2", "measured": 3.1, "usual": 20.0, "cost": 0.04}
+    verdict["since"] = "2026-01-05T14:02:31+01:00"
+    found = {"event": "located", "found": True, "verdict": verdict}
+    gone = {**found, "found": False}
+    words = "w2's uplink, 3.1 of 20 Mbit/s since 14:02, cost 4 % of rounds"
+    assert lines.line({**found, "peer": "w0"}) == f"slow: {words}"
+    assert lines.line({**found, "peer": "w1"}) is None
+    assert lines.line({**gone, "peer": "w1"}) == f"no longer slow: {words}"
+    assert lines.line({**gone, "peer": "w0"}) is None
+    assert lines.line({**found, "peer": "w0"}) is not None

@@ -1,0 +1,416 @@
+"""Events as lines for people, in one table: of this worker, or of all workers of a swarm."""
+
+import json
+import math
+import sys
+from collections.abc import Callable, Mapping
+from datetime import datetime
+
+from protos.addresses import is_loopback, split_address
+from protos.events import (
+    Event,
+    float_of,
+    int_of,
+    names_of,
+    place_of,
+    printable,
+    text_of,
+    verdict_words,
+)
+from protos.exit_codes import exit_words
+from protos.figures import count, duration, listed, measured, megabytes, parameters, percent
+from protos.files import print_line
+from protos.text import shown
+from worker.views.place import page_words
+
+NO_END = 1 << 40  # steps of a run that ends when its loops do
+_SILENCE_S = 30.0
+_MAX_SEEN = 10_000
+_MAX_LINE = 500  # characters
+_WORSE = ("alive", "suspect", "dead")
+
+
+class _Field:
+    """A value in a template: `?` where it does not fit, for another process has written it."""
+
+    def __init__(self, value: object) -> None:
+        self._value = value
+
+    def __format__(self, form: str) -> str:
+        value = self._value
+        if isinstance(value, list | tuple):
+            return ", ".join(printable(str(name)) for name in value) or "nobody"
+        if isinstance(value, str) and not form:
+            return printable(value)
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            return "?"
+        return format(value, form)
+
+
+class _Fields(dict[str, object]):
+    """The fields of an event, for `str.format_map`."""
+
+    def __getitem__(self, key: str) -> _Field:
+        return _Field(self.get(key))
+
+
+def describe(event: Event, joins: str | None = "") -> str | None:
+    """One line, None for an event that needs none.
+
+    Args: joins: what to type behind `murmur join HOST:PORT` to be let in; None where the others
+        are programs with loops of their own.
+    """
+    kind = event.get("event")
+    if kind == "listening":
+        return _listening(event, joins)
+    words = _WORDS.get(str(kind))
+    return words(event) if callable(words) else words and words.format_map(_Fields(event))
+
+
+# ------------------------------------------------------------------------------- lines of one kind
+
+
+def _listening(event: Event, joins: str | None) -> str:
+    """Where a peer is reached, and what to type to join it: that must work as it stands."""
+    address = str(event["address"])
+    host, port = split_address(address)
+    origin = f" ({event['origin']}; --advertise says otherwise)" if event.get("origin") else ""
+    said = f"{event['peer']} is reached at {address}{origin}"
+    if joins is None:
+        only = ", from this machine only" if is_loopback(host) else ""
+        return f"{said}{only}; others join with --join {address}"
+    by = f" {joins}" if joins else ""
+    if is_loopback(host):
+        return (
+            f"{said}, from this machine only\n"
+            f"another worker here joins with: murmur join {address} --out runs/another{by}"
+        )
+    return f"{said}\nanother machine joins with: murmur join {address} --listen 0.0.0.0:{port}{by}"
+
+
+def _run(event: Event) -> str:
+    """`382 thousand parameters, preset diloco, a round every 20 of 1,600 steps, ... on cpu`."""
+    number, period, steps, tokens = (
+        int_of(event, key) for key in ("parameters", "inner_steps", "steps", "tokens")
+    )
+    of = f" of {steps:,}" if steps is not None and steps < NO_END else ""
+    rounds = (
+        f"a round every {period:,}{of} steps" if period else f"without rounds{of and of + ' steps'}"
+    )
+    counted = f", {tokens:,} tokens a step" if tokens else ""
+    named = f"{parameters(number or 0)}, preset {event['preset']}, {rounds}"
+    return f"{named}{counted}, on {event['device']}"
+
+
+def _awaiting(event: Event) -> str:
+    here, wanted = names_of(event, "here"), int_of(event, "wanted")
+    missing = "the others" if wanted is None else count(wanted - len(here), "more peer")
+    return f"waits for {missing} to start (here: {', '.join(here) or 'nobody'})"
+
+
+_AT_THE_END = {
+    "settling": "settling: until the others are done too",
+    "assembling": "assembling the model from its stages",
+    "evaluating": "evaluating",
+}
+
+
+def _progress(event: Event) -> str | None:
+    """`step 30/90  loss 2.346  rounds 2  sent 12.3 MB  800 tokens/s  1 min 05 s to go  3 peers`."""
+    step, steps = int_of(event, "step") or 0, int_of(event, "steps") or NO_END
+    parts = [f"step {step}" + (f"/{steps}" if steps < NO_END else "")]
+    if (state := event.get("state")) != "training":
+        words = _AT_THE_END.get(str(state))
+        return words and f"{parts[0]}  {words}"
+    loss, pace = float_of(event, "loss"), float_of(event, "steps_per_s")
+    if loss is not None:
+        parts.append(f"loss {loss:.3f}")
+    parts.append(f"rounds {int_of(event, 'rounds') or 0}")
+    parts.append(f"sent {megabytes(float_of(event, 'bytes_sent') or 0.0)}")
+    if tokens_per_s := float_of(event, "tokens_per_s"):
+        parts.append(f"{tokens_per_s:,.0f} tokens/s")
+    elif pace:
+        parts.append(f"{pace:,.3g} steps/s")
+    if pace and step < steps < NO_END:
+        parts.append(f"{duration((steps - step) / pace)} to go")
+    if peers := int_of(event, "peers"):
+        parts.append(count(peers, "peer"))
+    return "  ".join(parts)
+
+
+def _validation_loss(event: Event) -> str:
+    """`validation loss 1.258 ± 0.047, accuracy 0.91`; empty where it was not measured."""
+    if (loss := float_of(event, "val_loss")) is None:
+        return ""
+    told = measured(loss, float_of(event, "val_loss_error"))
+    return f"validation loss {told}{listed(event.get('val_metrics'))}"
+
+
+def _validation(event: Event) -> str | None:
+    words = _validation_loss(event)
+    return f"step {_Field(event.get('step'))}  {words}" if words else None
+
+
+def _round_failed(event: Event) -> str:
+    missing = names_of(event, "waiting_for")
+    told = "round {round} of fragment {fragment} failed: {reason}".format_map(_Fields(event))
+    return told + (f"; it waited for {', '.join(missing)}" if missing else "")
+
+
+def _stalled(event: Event) -> str:
+    late = ", ".join(names_of(event, "waiting_for")) or "its end"
+    words = (
+        "round {round} waits for {late}: {seconds:.0f} s so far, the last round took {last_s:.1f} s"
+    )
+    return words.format_map(_Fields(event, late=late))
+
+
+def _put_back(event: Event) -> str:
+    """What was not finite, and how many inner steps that has cost."""
+    what = "parameters" if event.get("fragments") else "moments of the optimizer"
+    words = (
+        "{what} not finite at step {step}: back to what they were before; {steps} inner steps "
+        "lost, {steps_lost} so far"
+    )
+    return words.format_map(_Fields(event, what=what))
+
+
+def _adopted(event: Event) -> str:
+    nobody = event.get("confirmed_by") == []
+    alone = " (on its word alone: nobody else has it)" if nobody else ""
+    words = "took over {donor}'s state at step {step}: {reason}{alone}"
+    if int_of(event, "rounds_given_up"):  # what this peer had trained, and the state has not got
+        words += (
+            "; its own last {rounds_given_up} rounds are given up, which were {far:.2g} % apart"
+        )
+    far = 100 * (float_of(event, "apart") or 0.0)
+    return words.format_map(_Fields(event, alone=alone, far=far))
+
+
+def _left(event: Event) -> str:
+    """How a loop has ended before its run."""
+    line = f"left the run at step {_Field(event.get('step'))}"
+    if others := names_of(event, "others"):
+        line += f"; going on: {', '.join(others)}"
+    if unsent := int_of(event, "unsent_steps"):
+        line += f"; {unsent} steps are in no round: they stay in this peer's model"
+    if event.get("apart"):
+        line += "; this model is this peer's own: with steps= a mean over all ends a run"
+    return line
+
+
+def _rebuilt(event: Event) -> str:
+    """`rebuilt stage 1 from 25 % of stage 0 and 75 % of stage 2`."""
+    said = event.get("from")
+    weights = {str(stage): said[stage] for stage in said} if isinstance(said, Mapping) else {}
+    parts = [
+        f"{percent(weight, 0)} of stage {printable(stage)}"
+        for stage in weights
+        if (weight := float_of(weights, stage)) is not None
+    ]
+    return f"rebuilt stage {_Field(event.get('stage'))} from {' and '.join(parts) or 'nothing'}"
+
+
+def _located(event: Event) -> str | None:
+    verdict = event.get("verdict")
+    if not isinstance(verdict, Mapping):
+        return None
+    return f"{'slow' if event.get('found') is True else 'no longer slow'}: {verdict_words(verdict)}"
+
+
+def _unreachable(event: Event) -> str:
+    if not (peers := names_of(event, "peers")):
+        return "reaches every peer again"
+    return f"does not reach {', '.join(peers)}, alive all the same: check that port and the link"
+
+
+def _result(event: Event) -> str:
+    loss = _validation_loss(event)
+    words = "{reason} at step {step}: {loss}{rounds_completed} rounds, anchor {anchor_hash}"
+    return words.format_map(_Fields(event, loss=f"{loss}, " if loss else ""))
+
+
+def _exit(event: Event) -> str | None:
+    code, reason = int_of(event, "exit_code"), text_of(event, "text")
+    if code is None or exit_words(code) in ("done", "interrupted"):
+        return None
+    return exit_words(code) + (f": {reason}" if reason else "")
+
+
+# A template, or a function where the words depend on the fields.
+_WORDS: Mapping[str, str | Callable[[Event], str | None]] = {
+    "run": _run,
+    "relayed": "others cannot dial this peer: it is reached through {by}",
+    "enrolled": "let in {name} by token {token}",
+    "renewed": "the certificate is renewed until {expires}",
+    "metrics": "metrics for Prometheus at {url}",
+    "page": lambda event: page_words(event, terminal=sys.stdout.isatty()),
+    "awaiting": _awaiting,
+    "started": "started at step {step} with {group}",
+    "progress": _progress,
+    "validation": _validation,
+    "round": "round {round} of fragment {fragment}: {contributors} peers, {exchange_s:.2f} s under "
+    "way, {stall_s:.2f} s waited for",
+    "round_failed": _round_failed,
+    "put_back": _put_back,
+    "stalled": _stalled,
+    "skipped": "goes on at step {step}: {reason}",
+    "refused": lambda event: (
+        "a message of {sender} is not taken: {reason}"
+        + ("; it is sent again" if event.get("again") is True else "")
+    ).format_map(_Fields(event)),
+    "located": _located,
+    "left": _left,
+    "preempted": "{source} says that this machine will go away: leaving",
+    "adopted": _adopted,
+    "resumed": "goes on from {path} (--fresh starts from step 0)",
+    "moves": "moves from stage {stage} to stage {to}",
+    "rebuilt": _rebuilt,
+    "member": lambda event: (
+        "{peer_changed} has left" if event.get("health") == "left" else "{peer_changed} is {health}"
+    ).format_map(_Fields(event)),
+    "unreachable": _unreachable,
+    "warning": "warning: {text}",
+    "checkpoint": "checkpoint {path}",
+    "result": _result,
+    "exit": _exit,
+}
+
+
+# --------------------------------------------------------------------------------- of this worker
+
+# What a person must know or act on.
+_NEEDED = (
+    "listening", "located", "relayed", "metrics", "page", "preempted", "result", "resumed",
+    "put_back", "round_failed", "stalled", "warning",
+)  # fmt: skip
+
+
+def announce_as_json(event: Event) -> None:
+    """Prints an event for a program: one line of JSON."""
+    print_line(json.dumps(event))
+
+
+class PlainLines:
+    """Prints a worker's events for a person: behind the time of day with its zone, and the seconds
+    since the start. Training is a line for each round, and for 30 s without one.
+
+    Args:
+        joins: as `describe` takes it.
+        verbosity: 1 for each report of the training and each round's times; -1 without what goes
+            its usual way.
+        spell: puts options into the words of the caller.
+    """
+
+    def __init__(
+        self, joins: str | None = "", verbosity: int = 0, spell: Callable[[str], str] = str
+    ) -> None:
+        self._joins, self._verbosity, self._spell = joins, verbosity, spell
+        self._rounds: object = None
+        self._trained_s = -_SILENCE_S
+
+    def __call__(self, event: Event) -> None:
+        if self._is_wanted(event) and (line := describe(event, self._joins)) is not None:
+            print_line(f"{_stamp(event)}{self._spell(line)}")
+
+    def _is_wanted(self, event: Event) -> bool:
+        if self._verbosity > 0:
+            return True
+        if self._verbosity < 0:
+            return event["event"] in _NEEDED
+        if event["event"] == "progress" and event.get("state") == "training":
+            rounds, now_s = event.get("rounds"), float(str(event.get("time_s", 0.0)))
+            if rounds == self._rounds and now_s - self._trained_s < _SILENCE_S:
+                return False
+            self._rounds, self._trained_s = rounds, now_s
+        return event["event"] != "round"
+
+
+def _stamp(event: Event) -> str:
+    """`14:02:31+0100   12.3 s  `; empty for an event without a time."""
+    if "at" not in event:
+        return ""
+    at = datetime.fromisoformat(str(event["at"]))
+    return f"{at:%H:%M:%S%z} {float(str(event['time_s'])):7.1f} s  "
+
+
+# ------------------------------------------------------------------------------- of all of a swarm
+
+_TOLD_OF_ALL = (
+    "started", "round_failed", "put_back", "stalled", "adopted", "located", "preempted", "refused",
+    "warning", "validation", "moves", "rebuilt", "member", "result", "exit",
+)  # fmt: skip
+
+
+class SwarmLines:
+    """Notable events of all workers of a swarm as lines: what several report alike is one line."""
+
+    def __init__(self) -> None:
+        self._seen: set[tuple[object, ...]] = set()
+        self._health: dict[str, int] = {}
+        self._stalled_s: dict[tuple[object, ...], float] = {}
+        self._warned: dict[str, set[str]] = {}  # peers by text, since it was last a line
+
+    def line(self, event: Event) -> str | None:
+        """The line for this event, or None where it is ordinary, or known."""
+        kind, peer = text_of(event, "event") or "", text_of(event, "peer") or "?"
+        words = describe(event) if kind in _TOLD_OF_ALL else None
+        if not words or not self._is_news(kind, peer, event):
+            return None
+        who = "" if kind == "located" else f"{peer}: "  # several find the same
+        return shown(" ".join(f"{who}{words}".split()), _MAX_LINE)
+
+    def _is_news(self, kind: str, peer: str, event: Event) -> bool:
+        match kind:
+            case "started":
+                return self._is_first(*names_of(event, "group"), int_of(event, "step"))
+            case "refused":  # a link that breaks often loses many shards
+                return self._is_first(peer, text_of(event, "sender"), int_of(event, "round"))
+            case "validation":  # where all agree on the anchor, all measure the same
+                return self._is_first(kind, int_of(event, "step"))
+            case "located":  # until it is gone
+                verdict = event["verdict"]
+                assert isinstance(verdict, Mapping)
+                place = (kind, *place_of(verdict))
+                if event.get("found") is True:
+                    return self._is_first(*place)
+                known = place in self._seen
+                self._seen.discard(place)
+                return known
+            case "stalled":  # once for all workers of a round, and again when it has doubled
+                key = (*names_of(event, "waiting_for"), int_of(event, "round"))
+                seconds, before_s = float_of(event, "seconds") or 0.0, self._stalled_s.get(key)
+                if before_s is not None and seconds < 1.5 * before_s:
+                    return False
+                self._stalled_s = {key: seconds}
+                return True
+            case "warning" if int_of(event, "stage") is not None:
+                return self._is_warning(text_of(event, "text") or "?", peer)
+            case "member":
+                return self._is_change(text_of(event, "peer_changed") or "?", event)
+        return True
+
+    def _is_first(self, *key: object) -> bool:
+        if key in self._seen or len(self._seen) >= _MAX_SEEN:
+            return False
+        self._seen.add(key)
+        return True
+
+    def _is_warning(self, text: str, peer: str) -> bool:
+        """Not if it is of a stage and another worker has said it; again where one repeats it."""
+        said = self._warned.setdefault(text, set()) if len(self._warned) < _MAX_SEEN else set()
+        if said and peer not in said:
+            said.add(peer)
+            return False
+        said.clear()
+        said.add(peer)
+        return True
+
+    def _is_change(self, changed: str, event: Event) -> bool:
+        """Doubts, deaths and returns; that a peer joins or leaves in good order is ordinary."""
+        health, known = (text_of(event, "health") or "").lower(), self._health.get(changed, 0)
+        rank = _WORSE.index(health) if health in _WORSE else 0
+        if rank == known or 0 < rank < known or len(self._health) >= _MAX_SEEN:
+            return False  # known, or a slower witness of what is a line already
+        self._health[changed] = rank
+        return True

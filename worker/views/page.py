@@ -1,0 +1,232 @@
+"""The page: who may read what of it, and a server that asks the swarm every two seconds.
+
+The files of the page hold nothing of the run. The figures are below /api/, as JSON, for GET alone.
+On loopback they are there for this machine, and only under names of this machine: a name that
+somebody else points here would let any page that is open in a browser read along. Elsewhere a
+reader shows a token.
+"""
+
+import asyncio
+import hmac
+import socket
+import ssl
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from pathlib import Path
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from protos.addresses import is_loopback, join_address, split_address
+from protos.identity import FOLDER
+from protos.reach import cannot_listen
+from worker.views.history import History, Look
+from worker.views.place import PagePlace, page_token
+
+EVERY_S = 2.0
+PEERS_PER_S = 32  # a large swarm is asked less often
+_AT_ONCE = 64  # connections
+_END_S = 5.0
+_STATIC = Path(__file__).with_name("static")
+_FILES = {
+    "/": ("page.html", "text/html; charset=utf-8"),
+    "/page.js": ("page.js", "text/javascript; charset=utf-8"),
+    "/page.css": ("page.css", "text/css; charset=utf-8"),
+    "/uplot.js": ("uPlot.iife.min.js", "text/javascript; charset=utf-8"),
+    "/uplot.css": ("uPlot.min.css", "text/css; charset=utf-8"),
+}
+_THIS_MACHINE = ["127.0.0.1", "localhost", "[::1]"]
+_SCHEME = "Bearer "
+HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+        "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cache-control": "no-store",
+}
+
+
+def page_app(
+    history: History,
+    token: str | None,
+    beside: Callable[[], AbstractAsyncContextManager[None]] | None = None,
+) -> Starlette:
+    """The application.
+
+    Args:
+        token: that a reader of the figures shows; None: whoever is on this machine may read them.
+        beside: what runs while it serves.
+    """
+
+    async def swarm(request: Request) -> Response:
+        if token is not None and not _is_shown(request, token):
+            return JSONResponse({"error": "it wants the page's token"}, 401)
+        try:
+            since_s = float(request.query_params.get("since", "0"))
+        except ValueError:
+            return JSONResponse({"error": "since: seconds since 1970"}, 400)
+        return JSONResponse(history.since(since_s))
+
+    @asynccontextmanager
+    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
+        if beside is None:
+            yield
+            return
+        async with beside():
+            yield
+
+    hosts = _THIS_MACHINE if token is None else ["*"]
+    return Starlette(
+        routes=[
+            *(Route(path, _served(*file), methods=["GET"]) for path, file in _FILES.items()),
+            Route("/api/swarm", swarm, methods=["GET"]),
+        ],
+        middleware=[
+            Middleware(_Headers),
+            Middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False),
+            Middleware(GZipMiddleware, minimum_size=1000, compresslevel=3),
+        ],
+        lifespan=lifespan,
+    )
+
+
+def _served(name: str, media_type: str) -> Callable[[Request], Awaitable[Response]]:
+    async def serve(_request: Request) -> Response:
+        return FileResponse(_STATIC / name, media_type=media_type)
+
+    return serve
+
+
+def _is_shown(request: Request, token: str) -> bool:
+    """Compared in the same time wherever it differs."""
+    shown = request.headers.get("authorization", "")
+    given = shown.removeprefix(_SCHEME) if shown.startswith(_SCHEME) else ""
+    return hmac.compare_digest(given.encode(), token.encode())
+
+
+class _Headers:
+    """What every answer says, refusals too."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def sent(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                pairs = [(k.encode(), v.encode()) for k, v in HEADERS.items()]
+                message["headers"] = [*message["headers"], *pairs]
+            await send(message)
+
+        await self._app(scope, receive, sent)
+
+
+class PageServer:
+    """Serves the page from a thread of its own, until closed.
+
+    Args:
+        look: asks the swarm; called on a thread of this server's. May raise OSError, RuntimeError
+            or TimeoutError when nobody answers: the page then shows what was last seen.
+        encrypted: whether to speak HTTPS off loopback, with the certificate in the folder.
+
+    Attributes:
+        url: of the page, without its token.
+        token_path: the file with what readers have to show; None on loopback.
+
+    Raises:
+        OSError: it cannot listen there, or the token cannot be kept; says how to go on.
+    """
+
+    def __init__(self, place: PagePlace, look: Callable[[], Look], *, encrypted: bool) -> None:
+        host, port = split_address(place.address)
+        public = not is_loopback(host)
+        token: str | None = None
+        self.token_path: Path | None = None
+        if public:
+            token, self.token_path = page_token(place.folder)
+        self._look, self.history = look, History(EVERY_S)
+        try:
+            self._socket = _bound(host, port)
+        except OSError as error:
+            raise OSError(cannot_listen("--web", place.address, error)) from error
+        secure = encrypted and public
+        config = uvicorn.Config(
+            page_app(self.history, token, self._looking),
+            log_config=None,  # requests are logged nowhere
+            access_log=False,
+            server_header=False,
+            limit_concurrency=_AT_ONCE,
+            timeout_keep_alive=10,
+            timeout_graceful_shutdown=1,
+            lifespan="on",
+            http="h11",
+            ws="none",
+            loop="asyncio",
+        )
+        config.load()
+        if secure:
+            config.ssl = _tls(place.folder)
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._run, name="murmur-page", daemon=True)
+        self._thread.start()
+        bound = self._socket.getsockname()[1]
+        self.url = f"http{'s' if secure else ''}://{join_address(host, bound)}/"
+
+    def close(self) -> None:
+        """Serves no more, and frees the port."""
+        self._server.should_exit = True
+        self._thread.join(_END_S)
+        self._socket.close()
+
+    def _run(self) -> None:
+        asyncio.run(self._server.serve([self._socket]))
+
+    @asynccontextmanager
+    async def _looking(self) -> AsyncIterator[None]:
+        task = asyncio.create_task(self._look_on())
+        yield
+        task.cancel()
+
+    async def _look_on(self) -> None:
+        while True:
+            began_s = time.monotonic()
+            peers = 0
+            with suppress(OSError, RuntimeError, TimeoutError):
+                look = await asyncio.to_thread(self._look)
+                self.history.add(look)
+                peers = len(look.answers)
+            pause_s = max(EVERY_S, peers / PEERS_PER_S)
+            await asyncio.sleep(max(0.1, began_s + pause_s - time.monotonic()))
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    """Raises OSError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((host, port))
+        bound.listen()
+    except OSError:
+        bound.close()
+        raise
+    return bound
+
+
+def _tls(folder: Path) -> ssl.SSLContext:
+    """Raises OSError: there is no certificate."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / FOLDER / "certificate.pem", folder / FOLDER / "key.pem")
+    return context
