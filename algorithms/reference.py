@@ -32,7 +32,7 @@ from algorithms.diloco import (
 from algorithms.fragments import Fragment
 from algorithms.pairing import groups, membership_epoch
 from algorithms.plan import Plan
-from algorithms.robust import NORM_LIMIT, aggregate, norm, norm_factors, norm_ratios
+from algorithms.robust import NORM_LIMIT, aggregate, norm, norm_factors, norm_ratios, taken_out
 
 
 class TrainedReplica(Protocol):
@@ -309,6 +309,7 @@ class _Run:
         if plan.compares_norms:
             ratios = norm_ratios([self.norms[peer, index] for peer in own])
             factors = norm_factors(ratios, NORM_LIMIT)
+            self.keep_uncounted(index, own, factors)
         mean = aggregate(arrived, factors, over=plan.mean_over)
         exact = self.fragments[index].exact
         take_integers(mean, arrived[0], exact)
@@ -323,6 +324,16 @@ class _Run:
         if plan.keeps_reduction_residual:
             self.reduction_residuals[index] = mean - decoded
         return decoded
+
+    def keep_uncounted(
+        self, index: int, own: Mapping[str, Tensor], factors: Sequence[float]
+    ) -> None:
+        """What the norm limit leaves out of a mean stays with the replicas that keep the rest."""
+        values = self.fragments[index].elements - self.fragments[index].exact
+        for (peer, g), factor in zip(own.items(), factors, strict=True):
+            if self.plan.keeps and factor < 1:
+                error = self.errors[peer, index][:values]
+                error += (1 - taken_out(factor)) * (g[:values] - error)
 
     def contribution(self, peer: str, index: int, round_: int, g: Tensor) -> Tensor:
         """A peer's pseudo-gradient as others decode it."""

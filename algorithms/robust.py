@@ -54,14 +54,28 @@ def norm_factors(ratios: Iterable[float], limit: float) -> tuple[float, ...]:
     return tuple(limit / ratio if 0 < limit < ratio else 1.0 for ratio in ratios)
 
 
+def taken_out(factor: float) -> float:
+    """The share of a contribution that a replica takes out of its parameters, where it keeps what
+    no anchor has; `factor` is its factor in the mean.
+
+    What was not counted is kept, as far as it is no more than what was. So it adds at most the
+    limit to the next contribution, and a peer that is always above the limit stays in bounds.
+    """
+    return max(factor, 1 - factor)
+
+
 class Quarantine:
     """The peers whose contributions have been far too large again and again.
 
     Three such rounds put a peer in; each ordinary one takes a strike back, so that a peer that was
     in for long is out after twelve.
+
+    Args:
+        kept: the medians by which a contribution may be larger, of what its replica has kept.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, kept: float = 0.0) -> None:
+        self._far = _FAR + kept
         self._strikes: dict[str, int] = {}
         self._seen: dict[int, int] = {}
         self.peers: frozenset[str] = frozenset()
@@ -72,7 +86,7 @@ class Quarantine:
             return
         self._seen[fragment] = round_
         for peer, ratio in ratios.items():
-            strikes = self._strikes.get(peer, 0) + (1 if ratio > _FAR else -1)
+            strikes = self._strikes.get(peer, 0) + (1 if ratio > self._far else -1)
             self._strikes[peer] = min(_MOST_STRIKES, max(0, strikes))
             if self._strikes[peer] >= _STRIKES:
                 self.peers |= {peer}

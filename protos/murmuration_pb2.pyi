@@ -1328,6 +1328,7 @@ class ReductionHeader(_message.Message):
     TOTAL_BYTES_FIELD_NUMBER: _builtins.int
     HASH_FIELD_NUMBER: _builtins.int
     LAST_FIELD_NUMBER: _builtins.int
+    FACTORS_FIELD_NUMBER: _builtins.int
     codec: _builtins.int
     total_bytes: _builtins.int
     hash: _builtins.int
@@ -1339,6 +1340,10 @@ class ReductionHeader(_message.Message):
     def next_group(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """the group of the next round, as the reducer of shard 0 sees it"""
 
+    @_builtins.property
+    def factors(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """of the contributors, as they count in the mean; none: each is 1"""
+
     def __init__(
         self,
         *,
@@ -1348,10 +1353,11 @@ class ReductionHeader(_message.Message):
         total_bytes: _builtins.int = ...,
         hash: _builtins.int = ...,
         last: _builtins.str = ...,
+        factors: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec", b"codec", "contributors", b"contributors", "hash", b"hash", "last", b"last", "next_group", b"next_group", "total_bytes", b"total_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec", b"codec", "contributors", b"contributors", "factors", b"factors", "hash", b"hash", "last", b"last", "next_group", b"next_group", "total_bytes", b"total_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -2,8 +2,10 @@
 
 from dataclasses import replace
 
+import pytest
 import torch
 
+from algorithms.plan import Plan
 from protos import murmuration_pb2 as pb
 from tests.protocol.problem import Problem, Synthetic
 from tests.protocol.swarm import Swarm
@@ -14,12 +16,41 @@ from worker.exchange.types import RoundConfig
 FAR = Problem(steps=6, far={"d": 40.0})
 
 
-def test_a_norm_above_the_limit_counts_as_the_reference_says() -> None:
+KEEP = Plan(inner_steps=3, codec="sign", reduction_codec="sign", merge="keep")
+
+
+@pytest.mark.parametrize("plan", [FAR.plan, KEEP], ids=["reset", "keep"])
+def test_a_norm_above_the_limit_counts_as_the_reference_says(plan: Plan) -> None:
     async def scenario() -> None:
-        async with Swarm(FAR) as swarm:
+        async with Swarm(replace(FAR, plan=plan)) as swarm:
             await swarm.start(*"abcd")
             await swarm.finished()
             swarm.assert_reference()
+            told = [e["text"] for e in swarm["d"].of_kind("warning")]
+            rest = "is kept for later rounds" if plan.keeps else "is lost"
+            assert any("of what this peer contributed" in str(t) and rest in str(t) for t in told)
+
+    run(scenario())
+
+
+def test_a_replica_keeps_what_the_norm_limit_has_not_counted() -> None:
+    """With exact codecs and one round, the anchor and the local parameters hold all of it."""
+
+    async def scenario() -> None:
+        problem = replace(FAR, far={"d": 6.0}, steps=3, plan=Plan(inner_steps=3, merge="keep"))
+        learned = Synthetic(problem, "d")
+        start = learned.parameters["layers.0.w"].clone()
+        for step in range(3):
+            learned.inner_step(step, learned.backward(step))
+        g = start - learned.parameters["layers.0.w"]
+        async with Swarm(problem) as swarm:
+            await swarm.start(*"abcd")
+            await swarm.finished()
+            anchor = swarm["d"].trainer.states[0].anchor
+            kept = anchor - swarm["d"].trainer.replica.parameters["layers.0.w"]
+            share = torch.linalg.vector_norm(kept) / torch.linalg.vector_norm(g)
+            assert torch.allclose(kept, share * g, atol=1e-5)
+            assert 0.1 < share < 0.5
 
     run(scenario())
 
@@ -52,8 +83,10 @@ def test_a_peer_that_is_too_large_again_and_again_is_left_out_and_the_others_say
             await swarm.start(*"abcd")
             await swarm.finished()
             swarm.assert_equal()
-            told = [e["text"] for peer in swarm.alive for e in peer.of_kind("warning")]
+            told = [e["text"] for name in "abc" for e in swarm[name].of_kind("warning")]
             assert told
+            own = [str(e["text"]) for e in swarm["d"].of_kind("warning")]
+            assert sum("of what this peer contributed" in text for text in own) == 1
             assert all(str(text).startswith("d is in quarantine") for text in told)
             quarantine = swarm["a"].node.status()["quarantine"]
             assert isinstance(quarantine, dict)

@@ -69,7 +69,7 @@ def reduction_to_message(header: ReductionHeader) -> bytes:
 def reduction_from_message(header: pb.ReductionHeader) -> ReductionHeader:
     named = (each.name for each in fields(ReductionHeader))
     plain = {name: getattr(header, name) for name in named}
-    groups = {name: tuple(plain[name]) for name in ("contributors", "next_group")}
+    groups = {name: tuple(plain[name]) for name in ("contributors", "next_group", "factors")}
     return ReductionHeader(**(plain | groups))
 
 

@@ -12,6 +12,7 @@ from algorithms.robust import (
     norm,
     norm_factors,
     norm_ratios,
+    taken_out,
     trimmed_mean,
 )
 
@@ -79,6 +80,22 @@ def test_fewer_than_five_are_averaged_as_they_are() -> None:
     each = contributions(4, 1)
     plain = aggregate(each, [1.0] * 4)
     assert torch.equal(aggregate(each, [1.0] * 4, aggregation="trimmed"), plain)
+
+
+@given(size=st.floats(0.1, 9.9), limit=st.floats(1, 6), rounds=st.integers(1, 60))
+def test_what_a_replica_keeps_of_itself_never_puts_it_in_quarantine(
+    size: float, limit: float, rounds: int
+) -> None:
+    """A peer that is always `size` medians large, and contributes what it has kept as well."""
+    quarantine, kept = Quarantine(limit), 0.0
+    for round_ in range(rounds):
+        contributed = size + kept
+        quarantine.saw(0, round_, {"a": contributed})
+        (factor,) = norm_factors([contributed], limit)
+        kept = (1 - taken_out(factor)) * contributed
+        assert factor * contributed + kept <= contributed * (1 + 1e-9)
+        assert kept <= limit * (1 + 1e-9)
+    assert not quarantine.peers
 
 
 @pytest.mark.parametrize("ratio", [11.0, 1e9, float("inf")])

@@ -104,7 +104,7 @@ class ReducedShards:
         self._groups: dict[tuple[int, int], Group] = {}
         self._open: dict[ShardKey, OpenShard] = {}
         self._attempts = count(1)
-        self._quarantine = Quarantine()
+        self._quarantine = Quarantine(self._config.norm_limit if context.plan.keeps else 0.0)
 
     def version(self, fragment: int) -> int | None:
         """Of this peer's own state; None as long as it has none."""

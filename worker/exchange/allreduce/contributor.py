@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from algorithms.diloco import contribution_seed
-from algorithms.robust import norm
+from algorithms.robust import norm, taken_out
 from protos import murmuration_pb2 as pb
 from protos.events import new_event
 from worker import wire
@@ -130,6 +130,7 @@ class Contributor:
         self._view = View()
         self._rounds: dict[int, _Round] = {}
         self._lasted_s: dict[int, float] = {}  # the last round of each fragment
+        self._told_scaled = False
         self._tasks = Tasks()
 
     def tick(self) -> None:
@@ -238,14 +239,17 @@ class Contributor:
             else:
                 answer = await self._ask(round_, part, opening)
             if isinstance(answer, wire.Reduction):
-                mean = await self._decoded(part.shard, answer)
+                mean, left_out = await self._decoded(round_, part.shard, answer)
         except TransportError as error:
             answer, broken = Refusal("again", str(error)), True
         except wire.WireError as error:
             answer, part.incoming = Refusal("again", str(error)), None  # nothing is to be used
         match answer:
             case wire.Reduction(header=header):
-                round_.mean[part.shard.start : part.shard.stop] = mean
+                here = slice(*part.shard.bounds)
+                round_.mean[here] = mean
+                if round_.error is not None and left_out is not None:
+                    round_.error[here] = left_out
                 part.reduction, round_.slowest = header, peer
                 self._reducer.learned(part.key, answer)
             case Redirect(best):  # our own view decides; where it agrees, go there at once
@@ -349,18 +353,33 @@ class Contributor:
             )
         if header.last and header.last not in header.contributors:
             raise wire.WireError(f"{key}: {header.last!r} came last, but is no contributor")
+        if header.factors and len(header.factors) != len(header.contributors):
+            raise wire.WireError(f"{key}: {len(header.factors)} factors of other contributors")
+        if not all(0 < each <= 1 for each in header.factors):
+            raise wire.WireError(f"{key}: factors {header.factors}")
         if part.incoming is None:
             part.incoming = wire.Incoming(expected, header.hash)
         elif part.incoming.hash != header.hash:
             raise wire.WireError(f"{key}: the reduction is another one than before")
 
-    async def _decoded(self, shard: ShardRange, reduction: wire.Reduction) -> "Tensor":
-        """Into a tensor of its own: a try that is cancelled meanwhile must not write elsewhere."""
+    async def _decoded(
+        self, round_: _Round, shard: ShardRange, reduction: wire.Reduction
+    ) -> "tuple[Tensor, Tensor | None]":
+        """(the mean, what the contribution has left out if the norm limit has scaled it). Into
+        tensors of their own: a try that is cancelled meanwhile must not write elsewhere."""
         codec, elements = self._context.reduction_codec, shard.stop - shard.start
-        return await self._context.worked(
-            elements,
-            lambda: wire.decode(codec, reduction.payload.raw, elements, exact=shard.exact),
-        )
+        share = taken_out(reduction.header.factor(self._context.me))
+
+        def decode() -> "tuple[Tensor, Tensor | None]":
+            mean = wire.decode(codec, reduction.payload.raw, elements, exact=shard.exact)
+            if round_.error is None or share == 1:
+                return mean, None
+            here = slice(*shard.bounds)
+            error, values = round_.error[here].clone(), elements - shard.exact
+            error[:values] += (1 - share) * (round_.begin.values[here] - error)[:values]
+            return mean, error
+
+        return await self._context.worked(elements, decode)
 
     # --------------------------------------------------------------------------- the round's ends
 
@@ -387,6 +406,7 @@ class Contributor:
     def _succeed(self, round_: _Round) -> None:
         context, begin, reductions = self._context, round_.begin, round_.reductions
         self._drop(round_)
+        self._tell_scaled(round_)
         missed = self._where(round_, counted=False)
         context.counts.late += bool(missed)
         sent_bytes = sum(part.payload.packed_bytes for part in round_.parts if part.away)
@@ -414,10 +434,31 @@ class Contributor:
         return tuple(b for b, each in round_.reductions if (me in each.contributors) is counted)
 
     def _sent(self, round_: _Round) -> "Tensor":
-        """A contribution as others have decoded it. Any thread."""
+        """A contribution as others have decoded it, as far as it is taken out of the local
+        parameters. Any thread."""
         whole = memoryview(b"".join(part.payload.raw for part in round_.parts))
         elements, limbs = round_.mean.numel(), self._context.limbs(round_.begin.fragment)
-        return wire.decode(self._context.codec, whole, elements, exact=limbs)
+        me = self._context.me
+        sent = wire.decode(self._context.codec, whole, elements, exact=limbs)
+        for (start, stop), reduction in round_.reductions:
+            sent[start : min(stop, elements - limbs)] *= taken_out(reduction.factor(me))
+        return sent
+
+    def _tell_scaled(self, round_: _Round) -> None:
+        """Says, once, that the norm limit has scaled what this peer contributes."""
+        factors = [each.factor(self._context.me) for _, each in round_.reductions]
+        factor = min(filter(None, factors), default=1.0)
+        if factor == 1 or self._told_scaled:
+            return
+        self._told_scaled = True
+        keeps = self._context.plan.keeps
+        rest = "is kept for later rounds, up to as much" if keeps else "is lost"
+        text = (
+            f"round {round_.begin.round} counts {factor:.0%} of what this peer contributed, and "
+            f"the rest {rest}: it is {self._context.config.norm_limit / factor:.1f} times as large "
+            "as the median of all; has it another learning rate, or far more steps?"
+        )
+        self._context.log(new_event("warning", text=text))
 
     def _tell_stall(self, round_: _Round, last_s: float | None) -> None:
         """Says for whom a round waits that takes more than twice as long as the last one; again

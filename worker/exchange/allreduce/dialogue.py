@@ -58,7 +58,12 @@ class ContributionHeader:
 
 @dataclass(frozen=True)
 class ReductionHeader:
-    """What begins a reduction; `last` is the peer whose contribution came last."""
+    """What begins a reduction.
+
+    Args:
+        last: the peer whose contribution came last.
+        factors: how far each contributor counts, where the norm limit has scaled one.
+    """
 
     contributors: Group
     next_group: Group
@@ -66,6 +71,12 @@ class ReductionHeader:
     total_bytes: int
     hash: int
     last: str
+    factors: tuple[float, ...] = ()
+
+    def factor(self, peer: str) -> float:
+        """How far the peer's contribution counts; 0 where it does not."""
+        factors = self.factors or (1.0,) * len(self.contributors)
+        return dict(zip(self.contributors, factors, strict=True)).get(peer, 0.0)
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ async def reduce(
         total_bytes=len(payload.raw),
         hash=payload.hash,
         last=due.last,
+        factors=due.factors if min(due.factors) < 1 else (),
     )
     return wire.Reduction(header, payload), left_out
 

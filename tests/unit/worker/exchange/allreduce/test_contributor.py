@@ -328,7 +328,12 @@ def test_a_reduction_goes_on_where_it_broke_off(clock: Clock) -> None:
     assert made.own.learnt == [ShardKey(2, 7, 0)]
 
 
-@pytest.mark.parametrize("wrong", [{"total_bytes": 24}, {"codec": 99}, {"last": "d"}, {"hash": 10}])
+BAD_FACTORS = [{"factors": (0.5,)}, {"factors": (0.0, 1.0, 1.0)}, {"factors": (1.0, 1.5, 1.0)}]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"total_bytes": 24}, {"codec": 99}, {"last": "d"}, {"hash": 10}, *BAD_FACTORS]
+)
 def test_what_was_kept_of_a_reduction_is_dropped_when_the_next_does_not_fit(
     clock: Clock, wrong: dict[str, Any]
 ) -> None:
