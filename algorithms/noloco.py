@@ -26,7 +26,7 @@ Without drive, a swarm of N replicas follows the same recursion with q*N/(N - 1)
 more.
 
 Ref: arXiv:2506.10911 eq. 2. Its bound on gamma (our c) differs, and is not safe: see
-tests/bench/stability.py.
+tests/lab/stability.py.
 """
 
 import math

@@ -7,7 +7,7 @@ after step s + tau training waits for it, and then sends what is due there.
 The system is periodic with H; it is simulated from rest, and the first periods are not counted.
 Only steps in which something is sent or awaited cost anything, whatever H is.
 
-Ref: arXiv:2501.18512. Its own simulator goes layer by layer: tests/bench/plan_table.py has that,
+Ref: arXiv:2501.18512. Its own simulator goes layer by layer: tests/lab/plan_table.py has that,
 beside the paper's table of link speeds. Ours beyond it: latency, any tau up to H, and bits from n
 peers and two codecs.
 """

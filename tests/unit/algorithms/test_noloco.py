@@ -21,7 +21,7 @@ from algorithms.noloco import (
     second_moments,
     spectral_radius,
 )
-from tests.bench.stability import (
+from tests.lab.stability import (
     BAND,
     Point,
     growth,

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from coordinator import cli
 from protos.identity import IdentityError, Role
-from tests.bench.compare.command import bench
+from tests.lab.compare.command import bench
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from algorithms.skippipe.routing import random
 from algorithms.skippipe.scores import Journal, slots_of
 from algorithms.skippipe.search import Draft, Found, Limit, keep_limits, search_routes
 from algorithms.skippipe.simulator import finish_times, simulate
-from tests.bench.skippipe_routes import placed, scattered_links
+from tests.lab.skippipe_routes import placed, scattered_links
 from tests.unit.algorithms.skippipe.pipelines import (
     assert_fit_together,
     cases,

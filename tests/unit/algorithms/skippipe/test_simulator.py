@@ -13,7 +13,7 @@ from algorithms.skippipe.pipeline import Costs, Pipeline
 from algorithms.skippipe.route import Route, Rules
 from algorithms.skippipe.routing import random
 from algorithms.skippipe.simulator import Kind, Timeline, finish_times, simulate
-from tests.bench.skippipe_deadlock import schedule_deadlock
+from tests.lab.skippipe_deadlock import schedule_deadlock
 from tests.unit.algorithms.skippipe.pipelines import cases, even_pipeline
 
 Case = tuple[Pipeline, Rules, list[int], int]

@@ -1,0 +1,115 @@
+"""How long a round takes as the swarm grows: `noloco` beside `diloco`, on links of one speed.
+
+    python tests/lab/sync_time.py [--peers 2 4 8] [--mbps 20] [--mbytes 1.5] [--rounds 8]
+    python tests/lab/sync_time.py --tls 20 100      # plain and mutual TLS in turns, by Mbit/s
+
+Every peer is a process with the real node, transport and rounds, in a network namespace behind a
+link of its own (root); nothing trains, but before each round there is a pause as long as 20 inner
+steps of the default model. Printed: seconds from handing the values over to having the mean, the
+median of all peers' rounds after the first; and of pairs, which wait for the anchors of their next
+group before they compute, how long that takes: no time where there is only one pair, whose anchors
+are the same. Exits with 1 when a round of `noloco` takes the largest swarm more than 1.15 times as
+long as the smallest.
+"""
+
+import argparse
+import statistics
+import tempfile
+from pathlib import Path
+
+from algorithms.link import Link
+from coordinator.links.namespaces import Namespaces, NoNamespaces
+from tests.lab.goodput import in_rounds
+
+TARGET = 1.15
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--peers", type=int, nargs="+", default=[2, 4, 8])
+    parser.add_argument("--mbps", type=float, default=20.0)
+    parser.add_argument("--mbytes", type=float, default=1.5, help="of fp32; the default model's")
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--pause-s", type=float, default=1.2)
+    parser.add_argument("--tls", type=float, nargs="+", metavar="MBPS", help="compare with TLS")
+    parser.add_argument("--turns", type=int, default=3, help="of plain and TLS")
+    options = parser.parse_args()
+    if options.tls:
+        return _compare(options)
+    medians: dict[tuple[str, int], float] = {}
+    print(
+        f"| peers on {options.mbps:g} Mbit/s | diloco | noloco | then its next group's anchors |\n"
+        "| ---: | ---: | ---: | ---: |"
+    )
+    for peers in options.peers:
+        for preset in ("diloco", "noloco"):
+            try:
+                with Namespaces(peers, Link(rate_mbps=options.mbps)) as network:
+                    reports = in_rounds(
+                        network.members,
+                        options.rounds,
+                        mbytes=options.mbytes,
+                        preset=preset,
+                        pause_s=options.pause_s,
+                    )
+            except NoNamespaces as reason:
+                raise SystemExit(f"sync_time: {reason}") from reason
+            rounds = [round_ for report in reports for round_ in report[1:]]
+            medians[preset, peers] = statistics.median(took_s for _, took_s, _ in rounds)
+            medians["ahead", peers] = statistics.median(ahead_s for _, _, ahead_s in rounds)
+        times = [f"{medians[each, peers]:.2f} s" for each in ("diloco", "noloco", "ahead")]
+        print(f"| {peers} | {' | '.join(times)} |", flush=True)
+    least, most = min(options.peers), max(options.peers)
+    growth = {p: medians[p, most] / medians[p, least] for p in ("diloco", "noloco")}
+    print(
+        f"{most} to {least} peers: diloco {growth['diloco']:.2f}, noloco {growth['noloco']:.2f}; "
+        f"wanted: at most {TARGET}"
+    )
+    return 0 if growth["noloco"] <= TARGET else 1
+
+
+def _compare(options: argparse.Namespace) -> int:
+    """diloco among the most peers, plain and encrypted in turns, on links of each speed."""
+    peers = max(options.peers)
+    print(f"| {peers} peers, diloco | plain | mutual TLS | ratio | bytes on the wire |")
+    print("| ---: | ---: | ---: | ---: | ---: |")
+    for mbps in options.tls:
+        times: dict[bool, list[float]] = {False: [], True: []}
+        frames = {False: 0, True: 0}
+        for _ in range(options.turns):
+            for tls in times:
+                took_s, sent = _rounds(options, peers, mbps, tls)
+                times[tls] += took_s
+                frames[tls] += sent
+        plain, secure = (statistics.median(times[tls]) for tls in (False, True))
+        more = frames[True] / frames[False] - 1
+        print(
+            f"| {mbps:g} Mbit/s | {plain:.3f} s | {secure:.3f} s | {secure / plain:.3f} "
+            f"| {more:+.2%} |",
+            flush=True,
+        )
+    return 0
+
+
+def _rounds(
+    options: argparse.Namespace, peers: int, mbps: float, tls: bool
+) -> tuple[list[float], int]:
+    """(seconds of every peer's rounds after the first, bytes that all links carried)."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Namespaces(peers, Link(rate_mbps=mbps)) as network,
+    ):
+        reports = in_rounds(
+            network.members,
+            options.rounds,
+            mbytes=options.mbytes,
+            preset="diloco",
+            pause_s=options.pause_s,
+            certificates=Path(folder) if tls else None,
+        )
+        sent = sum(counted.sent_bytes for counted in network.counters())
+    return [took_s for report in reports for _, took_s, _ in report[1:]], sent
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
