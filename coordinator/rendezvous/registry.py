@@ -56,6 +56,7 @@ class Registry:
 
     def __init__(self) -> None:
         self.members: dict[str, KnownPeer] = {}
+        self.keys: dict[str, str] = {}  # fingerprints, by name, where calls are encrypted
         self.manifest = b""
         self.run = ""
         self.refused: dict[str, int] = {}

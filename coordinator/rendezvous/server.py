@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import grpc
 from grpc import aio
@@ -38,7 +38,9 @@ from protos.identity import (
     IdentityError,
     Renewal,
     Role,
+    certified_key,
     certified_name,
+    enrol,
     subject,
 )
 from protos.identity.serving import ServerCertificate
@@ -85,13 +87,15 @@ class CoordinatorService(rpc.CoordinatorServicer):
     async def Introduce(  # noqa: N802 (as in the .proto)
         self, request: pb.IntroduceRequest, context: "ServicerContext"
     ) -> pb.IntroduceReply:
-        name = await _check(context, {Role.PEER}, request.member.peer)
+        caller = await _check(context, {Role.PEER}, request.member.peer)
         revoked = await self._revoked()
-        if name and subject(Role.PEER, name) in {entry.subject for entry in revoked}:
+        if caller.name and subject(Role.PEER, caller.name) in {each.subject for each in revoked}:
             await context.abort(
-                grpc.StatusCode.PERMISSION_DENIED, f"peer {printable(name)} was expelled"
+                grpc.StatusCode.PERMISSION_DENIED, f"peer {printable(caller.name)} was expelled"
             )
         introduction = self.registry.introduce(request, self._clock(), time.time_ns() // 1_000_000)
+        if caller.name and not introduction.reply.refusal:
+            self.registry.keys[caller.name] = caller.key
         for event in introduction.events:
             self._on_event(event)
         introduction.reply.revocations.extend(revoked)
@@ -125,20 +129,10 @@ class EntryService(rpc.ControlServicer):
         self, request: pb.EnrolRequest, context: "ServicerContext"
     ) -> pb.EnrolReply:
         caller = await _check(context, {Role.TOKEN, Role.PEER})
-        try:
-            if self._authority is None:
-                raise IdentityError("it does not hold the run's key: join at the one that does")
-            if request.certificate:  # a member's, which wants a later one
-                certificate = await asyncio.to_thread(
-                    self._authority.renew, caller, request.certificate, request.request
-                )
-            else:
-                certificate = await asyncio.to_thread(
-                    self._authority.admit, caller, request.name, request.request
-                )
-        except IdentityError as error:
-            return pb.EnrolReply(refusal=str(error))
-        return pb.EnrolReply(certificate=certificate)
+        holder = self._registry.keys.get(request.name)
+        return await asyncio.to_thread(
+            lambda: enrol(self._authority, request, caller.role, caller.name, holder=holder)
+        )
 
     async def Join(  # noqa: N802 (as in the .proto)
         self, request: pb.JoinRequest, context: "ServicerContext"
@@ -154,23 +148,33 @@ class EntryService(rpc.ControlServicer):
         )
 
 
+class _Caller(NamedTuple):
+    """A caller by its certificate, and the fingerprint of its key; empty where nothing is
+    encrypted."""
+
+    role: str = ""
+    name: str = ""
+    key: str = ""
+
+
 async def _check(
     context: "ServicerContext", roles: Collection[Role], claimed: str | None = None
-) -> str:
-    """The name in the caller's certificate, which must be of one of these roles; empty where
-    nothing is encrypted. Ends the call otherwise, and that of a caller that claims another name."""
+) -> _Caller:
+    """Ends the call of a caller that has none of these roles, or claims another name than its
+    certificate has."""
     # grpcio declares no type that says so.
     tls: Mapping[str, Iterable[bytes]] = context.auth_context()  # type: ignore[assignment]
     if "x509_pem_cert" not in tls:  # with TLS everybody has one
-        return ""
+        return _Caller()
     names = [name.decode() for name in tls.get("x509_subject_alternative_name", ())]
-    role, name = certified_name(names) or (None, "")
+    role, name = certified_name(names) or ("", "")
     if role not in roles or claimed not in (None, name):
         await context.abort(
             grpc.StatusCode.PERMISSION_DENIED,
             f"the certificate of {role} {printable(name)} is not for this call",
         )
-    return name
+    (certificate,) = tls["x509_pem_cert"]
+    return _Caller(role, name, certified_key(certificate))
 
 
 async def start_server(

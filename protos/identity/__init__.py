@@ -12,6 +12,7 @@ from protos.identity.authority import (
     TOKEN_VALID_S,
     Authority,
     TokenRecord,
+    enrol,
 )
 from protos.identity.certificates import (
     FOLDER,
@@ -20,6 +21,7 @@ from protos.identity.certificates import (
     IdentityError,
     Role,
     Verifier,
+    certified_key,
     certified_name,
     is_of_a_run,
     member_identity,
@@ -44,7 +46,9 @@ __all__ = [
     "Token",
     "TokenRecord",
     "Verifier",
+    "certified_key",
     "certified_name",
+    "enrol",
     "is_of_a_run",
     "member_identity",
     "revoked_peer",

@@ -271,6 +271,40 @@ class Authority:
             raise IdentityError(f"{self._folder} cannot be written: {error}") from error
 
 
+def enrol(
+    authority: Authority | None,
+    asked: pb.EnrolRequest,
+    role: str,
+    name: str,
+    *,
+    holder: str | None = None,
+    revoked: bool = False,
+) -> pb.EnrolReply:
+    """Answers a caller that wants a certificate: a newcomer with a token, or a member that wants a
+    later one. Reads and writes the authority's files.
+
+    Args:
+        authority: of the run, if its key is here.
+        role, name: of the caller, by its certificate.
+        holder: as `Authority.admit` takes it.
+        revoked: whether what the caller proves itself by is known to count no more.
+    """
+    try:
+        if authority is None:
+            raise IdentityError("it does not hold the run's key: join at the peer that does")
+        if revoked:
+            raise IdentityError(f"{role} {name} was revoked")
+        if role == Role.TOKEN:
+            certificate = authority.admit(name, asked.name, asked.request, holder)
+        elif role == Role.PEER:
+            certificate = authority.renew(name, asked.certificate, asked.request)
+        else:
+            raise IdentityError(f"the certificate of a {role or 'stranger'} lets nobody in")
+    except IdentityError as error:
+        return pb.EnrolReply(refusal=str(error))
+    return pb.EnrolReply(certificate=certificate)
+
+
 def _admit(ledger: dict[str, Any], token_id: str, name: str, mark: str, holder: str | None) -> None:
     """Counts a peer with that key among those of a token. Raises IdentityError."""
     _check_not_expelled(ledger, name)

@@ -251,6 +251,11 @@ def certified_name(names: Iterable[str]) -> tuple[Role, str] | None:
     return None
 
 
+def certified_key(certificate: bytes) -> str:
+    """The fingerprint of the key that a valid certificate (PEM) is for."""
+    return fingerprint(_certificate(certificate).public_key())
+
+
 def is_of_a_run(certificate: bytes) -> bool:
     """Whether a certificate (DER) says that it is a member's of some run. Nothing is verified."""
     with suppress(x509.ExtensionNotFound, *_UNREADABLE):

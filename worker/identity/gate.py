@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from protos import murmuration_pb2 as pb
 from protos.events import Warnings, new_event
-from protos.identity import Authority, IdentityError, Role
+from protos.identity import Authority, Role, enrol
 from protos.text import shown
 from worker import wire
 from worker.exchange.context import Offload
@@ -64,34 +64,19 @@ class Gate:
     async def enrol(self, request: bytes, caller: Caller) -> bytes:
         """Signs a newcomer's certificate, or a member's later one, where this peer holds the run's
         key. Raises WireError."""
-        asked, authority = wire.parse(pb.EnrolRequest, request), self._authority
-        if authority is None:
-            refusal = "it does not hold the run's key: join at the peer that does"
-            return pb.EnrolReply(refusal=refusal).SerializeToString()
-        if self._revoked(caller):
-            refusal = f"{caller.role} {caller.name} was revoked"
-            return pb.EnrolReply(refusal=refusal).SerializeToString()
-        if caller.role == Role.PEER:
-            return await self._renew(authority, asked, caller.name)
+        asked, revoked = wire.parse(pb.EnrolRequest, request), self._revoked(caller)
         holder = self._key_of(asked.name)
-        try:
-            certificate = await self._offload(
-                lambda: authority.admit(caller.name, asked.name, asked.request, holder)
+        reply = await self._offload(
+            lambda: enrol(
+                self._authority, asked, caller.role, caller.name, holder=holder, revoked=revoked
             )
-        except IdentityError as error:
-            self._warnings.add(f"not let in: {error}")
-            return pb.EnrolReply(refusal=str(error)).SerializeToString()
-        self._log(new_event("enrolled", name=asked.name, token=caller.name))
-        return pb.EnrolReply(certificate=certificate).SerializeToString()
-
-    async def _renew(self, authority: Authority, asked: pb.EnrolRequest, name: str) -> bytes:
-        try:
-            certificate = await self._offload(
-                lambda: authority.renew(name, asked.certificate, asked.request)
-            )
-        except IdentityError as error:
-            return pb.EnrolReply(refusal=str(error)).SerializeToString()
-        return pb.EnrolReply(certificate=certificate).SerializeToString()
+        )
+        if caller.role == Role.TOKEN and self._authority is not None:
+            if reply.refusal:
+                self._warnings.add(f"not let in: {reply.refusal}")
+            else:
+                self._log(new_event("enrolled", name=asked.name, token=caller.name))
+        return reply.SerializeToString()
 
 
 class _CheckedStream:

@@ -5,8 +5,9 @@ import io
 import json
 import signal
 import threading
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -24,6 +25,8 @@ from protos import murmuration_pb2 as pb
 from protos import murmuration_pb2_grpc as rpc
 from protos.addresses import ReservedPorts
 from protos.documents import pack
+from protos.identity import Authority, Identity, Role
+from protos.identity.certificates import new_key, request_for
 
 MANIFEST = pack({"diloco": {"inner_steps": 50}})
 
@@ -34,9 +37,12 @@ def request(peer: str, *events: dict[str, Any], manifest: bytes = MANIFEST) -> p
 
 
 @asynccontextmanager
-async def serving(listen: str = "127.0.0.1:0") -> AsyncIterator[tuple[str, Registry]]:
+async def serving(
+    listen: str = "127.0.0.1:0", run: Authority | None = None
+) -> AsyncIterator[tuple[str, Registry]]:
     registry = Registry()
-    server, address = await start_server(listen, CoordinatorService(registry))
+    identity = run.new_identity(Role.COORDINATOR, "c") if run else None
+    server, address = await start_server(listen, CoordinatorService(registry), identity, run)
     try:
         yield address, registry
     finally:
@@ -61,6 +67,58 @@ def test_introduces_and_refuses() -> None:
             assert "diloco.inner_steps: 50 in this run, 25 in yours" in replies[2].refusal
 
     asyncio.run(scenario())
+
+
+class Stubs:
+    """Of a coordinator, for a caller that proves itself by an identity."""
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        self.members, self.entry = rpc.CoordinatorStub(channel), rpc.ControlStub(channel)
+
+    def enrol(self, name: str, certificate: bytes = b"") -> pb.EnrolReply:
+        asked = pb.EnrolRequest(name=name, request=request_for(new_key()), certificate=certificate)
+        return self.entry.Enrol(asked, timeout=10)
+
+
+@contextmanager
+def calling(address: str, identity: Identity) -> Iterator[Stubs]:
+    credentials = grpc.ssl_channel_credentials(
+        identity.authority, identity.key, identity.certificate
+    )
+    server = ("grpc.ssl_target_name_override", identity.server_name(None))
+    with grpc.secure_channel(address, credentials, [server]) as channel:
+        yield Stubs(channel)
+
+
+def test_a_member_spends_nobodys_token_and_takes_nobodys_name(tmp_path: Path) -> None:
+    """It is let in by one that holds the run's key too; the coordinator's ledger does not know."""
+    run = Authority.make(tmp_path / "run")
+    token = run.create_token(uses=5)
+    run.share(tmp_path / "other")
+    other = Authority.load(tmp_path / "other")
+    assert other is not None
+    w1 = other.new_identity(Role.PEER, "w1")
+    named_as_the_token = other.new_identity(Role.PEER, token.id)
+
+    def refusals(address: str) -> list[str]:
+        with calling(address, named_as_the_token) as stubs:
+            refused = [stubs.enrol("sybil"), stubs.enrol("sybil", named_as_the_token.der)]
+        with calling(address, w1) as stubs:
+            stubs.members.Introduce(request("w1"), timeout=10)
+        with calling(address, token.identity) as stubs:
+            refused.append(stubs.enrol("w1"))
+            assert not stubs.enrol("w2").refusal
+        return [reply.refusal for reply in refused]
+
+    async def scenario() -> None:
+        async with serving(run=run) as (address, _):
+            no_certificate, other_key, name = await asyncio.to_thread(refusals, address)
+            assert "cannot be read" in no_certificate
+            assert "renewed for the key that it has" in other_key
+            assert "another key has the name 'w1'" in name
+
+    asyncio.run(scenario())
+    assert run.tokens()[0].admitted == ("w2",)
 
 
 def test_started_again_it_learns_the_swarm_back() -> None:
